@@ -1,0 +1,52 @@
+"""The messages between the planner and the device: what one step computes, and what came of it.
+
+Both are plain data about slots (a slot is a sequence's row of device state), so that they could cross a process.
+"""
+
+from dataclasses import dataclass, field
+
+from backend.sampling import SamplingParams
+
+FEED = -1  # in token_ids: the token this slot sampled last, which the host may not know yet
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A sequence takes a slot; the device keeps this until the slot is taken again."""
+
+    slot: int
+    sampling: SamplingParams
+    seed: int
+    token_ids: list[int]  # prompt, then whatever it had generated before a preemption
+    num_prompt_tokens: int
+
+
+@dataclass(slots=True)
+class Batch:
+    """One step as a structure of arrays: a row for each sequence, rows in queue order, decodes first.
+
+    Row i computes tokens [starts[i], starts[i] + lengths[i]) of its sequence; `token_ids` holds them row after row.
+    `sampled` lists the rows whose last token is followed by a sampled one.
+    """
+
+    step: int
+    slots: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    sampled: list[int] = field(default_factory=list)
+    new_blocks: list[tuple[int, int, list[int]]] = field(default_factory=list)  # slot, index in its table, blocks
+    admitted: list[Admitted] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What a step sampled, one token for each row in `Batch.sampled`, and how long it took.
+
+    `elapsed` is in seconds, from the completion of the step before it (or its own launch, if later) to its own
+    completion, so that the times of consecutive steps add up to the time the device was busy.
+    """
+
+    step: int
+    token_ids: list[int]
+    elapsed: float

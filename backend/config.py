@@ -1,0 +1,78 @@
+"""What an engine is told to do, checked against the model and the memory when made."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from backend.errors import ConfigError
+
+
+class Batching(StrEnum):
+    """When waiting sequences may join. Static is the baseline: a batch drains before the next one is formed."""
+
+    CONTINUOUS = "continuous"
+    STATIC = "static"
+
+
+class KVAllocation(StrEnum):
+    """How KV memory is handed out. Contiguous is the baseline: prompt + max_tokens in one run, up front."""
+
+    PAGED = "paged"
+    CONTIGUOUS = "contiguous"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Limits of one engine. Tokens and sequences are counts; a block is `block_size` tokens of KV over all layers.
+
+    Raises `ConfigError` when the limits contradict each other.
+    """
+
+    num_blocks: int
+    max_model_len: int  # prompt + output of one sequence
+    block_size: int = 16
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    prefill_chunk: int | None = 256  # tokens of one prompt a step computes at most; None: whole prompts only
+    batching: Batching = Batching.CONTINUOUS
+    kv_allocation: KVAllocation = KVAllocation.PAGED
+    steps_in_flight: int = 2
+
+    def __post_init__(self) -> None:
+        for field in ("num_blocks", "max_model_len", "block_size", "max_num_seqs", "max_num_batched_tokens"):
+            _require(getattr(self, field) >= 1, f"{field} must be at least 1, got {getattr(self, field)}")
+        _require(self.steps_in_flight in (1, 2), f"steps_in_flight must be 1 or 2, got {self.steps_in_flight}")
+        _require(
+            self.max_num_seqs <= self.max_num_batched_tokens,
+            f"max_num_seqs {self.max_num_seqs} exceeds max_num_batched_tokens {self.max_num_batched_tokens}: "
+            "every running sequence takes one token of each step; raise the budget or lower max_num_seqs",
+        )
+        self._check_chunk()
+        capacity = self.num_blocks * self.block_size
+        _require(
+            self.max_model_len <= capacity,
+            f"max_model_len {self.max_model_len} does not fit the KV memory: {self.num_blocks} blocks x "
+            f"{self.block_size} tokens = {capacity} tokens; give more KV memory or lower max_model_len",
+        )
+
+    def _check_chunk(self) -> None:
+        if self.prefill_chunk is None:
+            _require(
+                self.max_num_batched_tokens >= self.max_model_len,
+                f"prefill_chunk off computes a prompt in one step, so max_num_batched_tokens "
+                f"{self.max_num_batched_tokens} must be at least max_model_len {self.max_model_len}",
+            )
+            return
+        _require(
+            1 <= self.prefill_chunk <= self.max_num_batched_tokens,
+            f"prefill_chunk {self.prefill_chunk} must be between 1 and max_num_batched_tokens "
+            f"{self.max_num_batched_tokens}, or off",
+        )
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold `num_tokens` tokens."""
+        return -(-num_tokens // self.block_size)
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)

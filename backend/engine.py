@@ -1,0 +1,128 @@
+"""The engine on the event loop: hands planned steps to the device thread and its tokens to the streams."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from backend.batch import Batch, StepOutput
+from backend.device_thread import DeviceThread
+from backend.errors import DeviceError
+from backend.executor import Executor
+from backend.scheduler import Delta
+from backend.sequence import FinishReason, Sequence
+from backend.stream import Delivery, TokenStream
+
+log = logging.getLogger(__name__)
+
+
+class Core(Protocol):
+    """Who decides. Synchronous and pure: time comes in with each call, in seconds of the engine's clock."""
+
+    def arrive(self, sequence: Sequence, now: float) -> None:
+        """Queue a sequence, or raise a typed refusal and keep nothing of it."""
+        ...
+
+    def finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None: ...
+
+    def plan(self, now: float) -> Batch | None: ...
+
+    def complete(self, output: StepOutput, now: float) -> list[Delta]: ...
+
+
+class Engine:
+    """Runs a core's plans on an executor, up to two steps ahead.
+
+    Owned by one event loop: every method is called there. On a completed step it accounts, plans and submits before any
+    token is delivered. After a device failure every stream raises `DeviceError`, and so does `submit`; `failed` is set.
+    """
+
+    def __init__(
+        self, core: Core, executor: Executor, steps_in_flight: int = 2, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.core = core
+        self.clock = clock
+        self._loop = asyncio.get_running_loop()
+        self.failed: asyncio.Future[DeviceError] = self._loop.create_future()
+        self._streams: dict[Sequence, TokenStream] = {}
+        self._delivery = Delivery(self._loop.call_soon)
+        self._device = DeviceThread(executor, self._post, steps_in_flight)
+        self._planning = False
+
+    def start(self) -> None:
+        self._device.start()
+
+    async def stop(self) -> None:
+        """Finish the steps in flight and end the device thread. Streams still open end with `DeviceError`."""
+        self._fail(DeviceError("the engine was stopped"))
+        await asyncio.to_thread(self._device.stop)
+
+    @property
+    def num_streams(self) -> int:
+        return len(self._streams)
+
+    def submit(self, sequence: Sequence) -> TokenStream:
+        """Queue a sequence and return its stream; the core may refuse it with an error of its own."""
+        if self.failed.done():
+            raise self.failed.result()
+        self.core.arrive(sequence, self.clock())
+        stream = self._streams[sequence] = TokenStream(sequence)
+        self._plan_soon()
+        return stream
+
+    def finish(self, sequence: Sequence, reason: FinishReason = FinishReason.CANCELLED) -> None:
+        """End a sequence in any state, once; its stream gets no token after this."""
+        if self._streams.pop(sequence, None) is not None:
+            self.core.finish(sequence, reason, self.clock())
+            self._plan_soon()
+
+    def _plan_soon(self) -> None:
+        """Plan after the callbacks that are due now, so that requests which arrive together start together."""
+        if not self._planning:
+            self._planning = True
+            self._loop.call_soon(self._plan_now)
+
+    def _plan_now(self) -> None:
+        self._planning = False
+        self._submit_plans()
+
+    def _submit_plans(self) -> None:
+        if self.failed.done():
+            return
+        now = self.clock()
+        while (batch := self.core.plan(now)) is not None:
+            self._device.submit(batch)
+
+    def _post(self, result: StepOutput | BaseException) -> None:
+        """On the device thread: the step's one crossing to the loop."""
+        try:
+            self._loop.call_soon_threadsafe(self._on_step, result)
+        except RuntimeError:
+            log.debug("a step completed after the event loop had closed")
+
+    def _on_step(self, result: StepOutput | BaseException) -> None:
+        if isinstance(result, BaseException):
+            log.error("device failure", exc_info=result)
+            self._fail(DeviceError(f"the device failed: {result}"))
+            return
+        if self.failed.done():
+            return
+        deltas = self.core.complete(result, self.clock())
+        self._submit_plans()
+        for sequence, token_id, reason in deltas:
+            stream = self._streams.get(sequence)
+            if stream is None:
+                continue
+            stream.put(token_id, reason)
+            self._delivery.add(stream)
+            if reason is not None:
+                del self._streams[sequence]
+        self._delivery.flush()
+
+    def _fail(self, error: DeviceError) -> None:
+        if not self.failed.done():
+            self.failed.set_result(error)
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.fail(error)

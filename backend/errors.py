@@ -1,0 +1,37 @@
+"""What the backend raises, drawn once.
+
+BackendError
+├── ConfigError          settings that contradict each other or the model; the message carries the arithmetic
+├── ModelLoadError       a checkpoint that cannot be served: names the file, the tensor or key, and the remedy
+├── InvalidRequest       one request that can never run: names the field, the limit and what was asked
+└── DeviceError          the device failed and cannot be trusted again; every stream ends, the process exits
+
+Errors of torch, safetensors, tokenizers and jinja2 are translated into these where they are caught, never passed on.
+"""
+
+
+class BackendError(Exception):
+    """Base of everything the backend raises on purpose."""
+
+
+class ConfigError(BackendError):
+    """Settings that contradict each other, the model, or the machine."""
+
+
+class ModelLoadError(BackendError):
+    """A model directory that cannot be served."""
+
+
+class InvalidRequest(BackendError):
+    """A request that can never run on this engine.
+
+    `param` is the name of the offending field as the client wrote it.
+    """
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class DeviceError(BackendError):
+    """The device failed; its state cannot be trusted."""

@@ -1,0 +1,21 @@
+"""How a planned step becomes tokens: the seam between the planner and a device."""
+
+from typing import Protocol
+
+from backend.batch import Batch, StepOutput
+
+
+class PendingStep(Protocol):
+    """A step the device has been told to compute."""
+
+    def wait(self) -> StepOutput:
+        """Block until it is done. Raises `DeviceError` when the device failed."""
+        ...
+
+
+class Executor(Protocol):
+    """One device. Steps run in the order of their launch; one thread calls it."""
+
+    def launch(self, batch: Batch) -> PendingStep:
+        """Queue a step behind those launched before, without waiting for it."""
+        ...

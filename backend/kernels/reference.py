@@ -1,0 +1,113 @@
+"""The oracle: every kernel as plain torch, for any dtype and device, written to be read rather than to be fast.
+
+Shapes shared by all functions of this package:
+
+    T   tokens in the step (all sequences concatenated)        S   sequences in the step
+    Hq  query heads     Hk  key/value heads (Hq % Hk == 0)     D   head dimension
+    k_cache, v_cache    [num_blocks, Hk, block_size, D], strided views of one layer of the KV pool
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from backend.kernels.ops import Linear
+from backend.kernels.step import StepInputs
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root-mean-square normalisation over the last dimension, in fp32 (Zhang and Sennrich, 2019)."""
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return wide.to(x.dtype) * weight
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`residual += x` in place, then the normalised residual."""
+    residual += x
+    return rms_norm(residual, weight, eps)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """`silu(gate) * up` for `gate_up` [T, 2 * intermediate], gate first."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of x [T, H, D] in the half-split layout; cos and sin [T, D / 2], fp32 (Su et al., 2021)."""
+    first, second = x.float().chunk(2, dim=-1)
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+def rope_and_store(
+    qkv: Tensor,  # [T, (Hq + 2 Hk) * D]
+    num_heads: int,
+    num_kv_heads: int,
+    cos_sin: Tensor,  # [max_position, D] fp32, cos in the first half
+    q_norm: Tensor | None,  # [D], RMS norm of each query head before rotation (Qwen3)
+    k_norm: Tensor | None,
+    eps: float,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    step: StepInputs,
+) -> Tensor:
+    """Rotate queries and keys, write keys and values to their slots, and return the queries [T, Hq, D]."""
+    head_dim = k_cache.shape[-1]
+    block_size = k_cache.shape[2]
+    q, k, v = qkv.view(qkv.shape[0], -1, head_dim).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    if q_norm is not None and k_norm is not None:
+        q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
+    cos, sin = cos_sin[step.positions].chunk(2, dim=-1)
+    block, offset = step.slot_mapping // block_size, step.slot_mapping % block_size
+    k_cache[block, :, offset] = rotate(k, cos, sin)
+    v_cache[block, :, offset] = v
+    return rotate(q, cos, sin)
+
+
+def paged_attention(
+    q: Tensor,  # [T, Hq, D]
+    k_cache: Tensor,
+    v_cache: Tensor,
+    step: StepInputs,
+    scale: float,
+    window: int | None,  # a query sees keys at distance < window (Mistral); None: all before it
+) -> Tensor:
+    """Causal attention of each sequence's new tokens over its paged context; returns [T, Hq, D].
+
+    The query at row i of sequence s stands at position `step.positions[i]`; keys of the step itself are already in
+    the cache. Prefill, chunked prefill and decode are the same call: they differ only in rows per sequence.
+    """
+    out = torch.empty_like(q)
+    group = q.shape[1] // k_cache.shape[1]
+    for s in range(step.num_seqs):
+        start, stop = int(step.query_start[s]), int(step.query_start[s + 1])
+        context = int(step.context_lens[s])
+        blocks = step.block_tables[s, : -(-context // k_cache.shape[2])].long()
+        k = k_cache[blocks].transpose(0, 1).flatten(1, 2)[:, :context].float()  # [Hk, context, D]
+        v = v_cache[blocks].transpose(0, 1).flatten(1, 2)[:, :context].float()
+        query = q[start:stop].transpose(0, 1).unflatten(0, (-1, group)).float()  # [Hk, group, rows, D]
+        scores = query @ k.unsqueeze(1).transpose(-1, -2) * scale
+        distance = step.positions[start:stop].unsqueeze(1) - torch.arange(context, device=q.device)
+        hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        out[start:stop] = (weights @ v.unsqueeze(1)).flatten(0, 1).transpose(0, 1).to(q.dtype)
+    return out
+
+
+def linear(weight: Tensor, bias: Tensor | None) -> Linear:
+    """The product with `weight` [out_features, in_features], kept as it is."""
+    return partial(torch.nn.functional.linear, weight=weight, bias=bias)
+
+
+class ReferenceOps:
+    """This module as the `Ops` a decoder takes."""
+
+    linear = staticmethod(linear)
+    rms_norm = staticmethod(rms_norm)
+    add_rms_norm = staticmethod(add_rms_norm)
+    silu_mul = staticmethod(silu_mul)
+    rope_and_store = staticmethod(rope_and_store)
+    paged_attention = staticmethod(paged_attention)

@@ -1,0 +1,99 @@
+"""Who owns which block of KV memory. Numbers only: the tensors are `kv_cache.py`'s."""
+
+from bisect import insort
+from typing import Protocol
+
+
+class BlockPool(Protocol):
+    """Hands out block numbers in [0, num_blocks). All or nothing; the event loop is the only caller."""
+
+    num_blocks: int
+
+    @property
+    def num_free(self) -> int: ...
+
+    def allocate(self, count: int) -> list[int] | None:
+        """`count` blocks, or None when they are not to be had."""
+        ...
+
+    def release(self, blocks: list[int]) -> None:
+        """Give back blocks that `allocate` returned, each once."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Free and owned blocks are disjoint and make up the pool."""
+        ...
+
+
+class PagedPool:
+    """Any free block will do (PagedAttention, Kwon et al., 2023). The last one freed is the next one used."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._owned = bytearray(num_blocks)
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def allocate(self, count: int) -> list[int] | None:
+        if count > len(self._free):
+            return None
+        blocks = [self._free.pop() for _ in range(count)]
+        for block in blocks:
+            self._owned[block] = 1
+        return blocks
+
+    def release(self, blocks: list[int]) -> None:
+        for block in reversed(blocks):
+            assert self._owned[block], f"block {block} released twice"
+            self._owned[block] = 0
+            self._free.append(block)
+
+    def check_integrity(self) -> None:
+        assert len(set(self._free)) == len(self._free), "a block is free twice"
+        assert len(self._free) + sum(self._owned) == self.num_blocks, "blocks were lost"
+        assert not any(self._owned[block] for block in self._free), "a block is both free and owned"
+
+
+class ContiguousPool:
+    """One run of neighbouring blocks per sequence, first fit: what engines did before paging, fragmentation included."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._runs = [(0, num_blocks)]  # free (start, length), sorted, never adjacent
+
+    @property
+    def num_free(self) -> int:
+        return sum(length for _, length in self._runs)
+
+    def allocate(self, count: int) -> list[int] | None:
+        if count == 0:
+            return []
+        for index, (start, length) in enumerate(self._runs):
+            if length >= count:
+                rest = [(start + count, length - count)] if length > count else []
+                self._runs[index : index + 1] = rest
+                return list(range(start, start + count))
+        return None
+
+    def release(self, blocks: list[int]) -> None:
+        if not blocks:
+            return
+        insort(self._runs, (blocks[0], len(blocks)))
+        merged: list[tuple[int, int]] = []
+        for start, length in self._runs:
+            if merged and sum(merged[-1]) == start:
+                merged[-1] = (merged[-1][0], merged[-1][1] + length)
+            else:
+                merged.append((start, length))
+        self._runs = merged
+
+    def check_integrity(self) -> None:
+        ends = [0]
+        for start, length in self._runs:
+            assert length > 0, "an empty run"
+            assert start >= ends[-1], "free runs overlap"
+            ends.append(start + length)
+        assert ends[-1] <= self.num_blocks, "a run leaves the pool"

@@ -1,0 +1,29 @@
+"""The KV pool as tensors, and what a block costs in bytes."""
+
+import torch
+from torch import Tensor
+
+from backend.model_config import ModelConfig
+
+
+def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block over all layers: keys and values of `block_size` tokens."""
+    per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * dtype.itemsize
+    return per_token * block_size
+
+
+class KVCache:
+    """Keys and values of every block, laid out [block, layer, K/V, kv_head, offset, head_dim].
+
+    A block is contiguous over all layers, so that moving one between device and host is a single copy.
+    """
+
+    def __init__(
+        self, model: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        shape = (num_blocks, model.num_layers, 2, model.num_kv_heads, block_size, model.head_dim)
+        self.blocks = torch.zeros(shape, dtype=dtype, device=device)
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer, each a view [num_blocks, num_kv_heads, block_size, head_dim]."""
+        return self.blocks[:, index, 0], self.blocks[:, index, 1]

@@ -1,0 +1,68 @@
+"""A request as the engine sees it: tokens that are computed and tokens that are not yet."""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from backend.sampling import SamplingParams
+
+
+class Status(Enum):
+    WAITING = auto()
+    RUNNING = auto()
+    PREEMPTED = auto()  # gives up its blocks when its last in-flight step completes, then waits again
+    FINISHED = auto()
+
+
+class FinishReason(Enum):
+    STOP = "stop"  # an end token, a stop token or a stop string
+    LENGTH = "length"  # max_tokens, or the context is full
+    CANCELLED = "cancelled"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """The engine's own, mutable. Prefill, chunked prefill, decode and recompute after a preemption are one thing:
+    `num_computed_tokens` catches up with `num_tokens`.
+
+    Owned by the scheduler from `add` until it is finished; others read it and call the scheduler to change it.
+    """
+
+    id: str
+    tenant: str  # opaque below admission
+    prompt: list[int]
+    sampling: SamplingParams
+    max_tokens: int  # already bounded by the context length
+    seed: int
+    end_tokens: frozenset[int]  # end it with STOP
+    arrival: float = 0.0  # seconds on the engine's clock
+
+    status: Status = Status.WAITING
+    finish_reason: FinishReason | None = None
+    output: list[int] = field(default_factory=list)
+    num_billed_tokens: int = 0  # prompt tokens computed at least once
+    num_preemptions: int = 0
+
+    # while it holds a slot
+    slot: int = -1
+    block_table: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0  # counted when planned: true once the steps in flight are done
+    num_pending: int = 0  # sampled by steps in flight, not yet known here
+    in_flight: int = 0  # steps in flight that name it
+    last_step: int = -1  # the newest step that names it
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output, those sampled by steps in flight included."""
+        return len(self.prompt) + len(self.output) + self.num_pending
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return self.num_tokens - self.num_computed_tokens
+
+    def tokens_at(self, start: int, length: int) -> list[int]:
+        """Known tokens of positions [start, start + length); pending ones are left out at the end."""
+        stop = start + length
+        offset = len(self.prompt)
+        if stop <= offset:
+            return self.prompt[start:stop]
+        return self.prompt[start:] + self.output[max(0, start - offset) : stop - offset]

@@ -1,0 +1,80 @@
+"""Tokens on their way from the engine to whoever asked for them."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from backend.errors import DeviceError
+from backend.sequence import FinishReason, Sequence
+
+STREAMS_PER_CALLBACK = 32
+
+
+class TokenStream:
+    """The tokens of one sequence. The engine appends, one consumer takes all that is pending at once.
+
+    Bounded by the sequence's max_tokens, so a consumer that falls behind costs 8 bytes a token and nothing else.
+    """
+
+    __slots__ = ("_error", "_pending", "_waiter", "finish_reason", "sequence")
+
+    def __init__(self, sequence: Sequence) -> None:
+        self.sequence = sequence
+        self.finish_reason: FinishReason | None = None
+        self._pending: list[int] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: DeviceError | None = None
+
+    async def take(self) -> list[int]:
+        """All tokens since the last call, at least one unless the stream has ended.
+
+        The stream has ended when `finish_reason` is set. Raises `DeviceError` when the engine failed.
+        """
+        while not self._pending and self.finish_reason is None:
+            if self._error is not None:
+                raise self._error
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        tokens, self._pending = self._pending, []
+        return tokens
+
+    def put(self, token_id: int, reason: FinishReason | None) -> None:
+        self._pending.append(token_id)
+        self.finish_reason = reason
+
+    def fail(self, error: DeviceError) -> None:
+        self._error = error
+        self.wake()
+
+    def wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Delivery:
+    """Wakes consumers a few at a time, so that planning the next step never waits behind hundreds of writes."""
+
+    def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
+        self._call_soon = call_soon
+        self._ready: dict[TokenStream, None] = {}  # each once, oldest first
+        self._scheduled = False
+
+    def add(self, stream: TokenStream) -> None:
+        self._ready[stream] = None
+
+    def flush(self) -> None:
+        """Have the streams added so far woken, soon."""
+        if self._ready and not self._scheduled:
+            self._scheduled = True
+            self._call_soon(self._drain)
+
+    def _drain(self) -> None:
+        self._scheduled = False
+        woken = deque(stream for stream, _ in zip(self._ready, range(STREAMS_PER_CALLBACK), strict=False))
+        for stream in woken:
+            del self._ready[stream]
+            stream.wake()
+        self.flush()

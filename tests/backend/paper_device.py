@@ -1,0 +1,66 @@
+"""A device on paper: executes batches on a dictionary of KV slots, and checks that every context reads back intact."""
+
+from backend.batch import FEED, Batch, StepOutput
+
+
+def next_token(tokens: list[int]) -> int:
+    """A deterministic 'model': the next token depends on the whole context, so a corrupted one shows."""
+    value = 17
+    for token in tokens:
+        value = (value * 31 + token + 7) % 1_000_003
+    return value % 50
+
+
+class PaperDevice:
+    """Runs each batch when told to, in order. Keeps what a real device keeps: block tables, last tokens, KV slots."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.tables: dict[int, list[int]] = {}
+        self.known: dict[int, list[int]] = {}  # per slot: every token so far, sampled ones too
+        self.memory: dict[int, tuple[int, int]] = {}  # KV slot: (position, token)
+
+    def execute(self, batch: Batch) -> StepOutput:
+        for admitted in batch.admitted:
+            self.tables[admitted.slot] = []
+            self.known[admitted.slot] = list(admitted.token_ids)
+        for slot, index, blocks in batch.new_blocks:
+            assert len(self.tables[slot]) == index, "blocks arrive out of order"
+            self.tables[slot] += blocks
+        assert len(set(batch.slots)) == len(batch.slots), "a slot appears twice in one step"
+        cursor = 0
+        for slot, start, length in zip(batch.slots, batch.starts, batch.lengths, strict=True):
+            self._compute(slot, start, batch.token_ids[cursor : cursor + length])
+            cursor += length
+        assert cursor == len(batch.token_ids)
+        sampled = [self._sample(batch, row) for row in batch.sampled]
+        return StepOutput(batch.step, sampled, 0.0)
+
+    def _compute(self, slot: int, start: int, token_ids: list[int]) -> None:
+        for position, token in enumerate(token_ids, start):
+            true = self.known[slot][position]
+            assert token in (true, FEED), f"slot {slot} was given {token} at {position}, expected {true}"
+            self.memory[self._address(slot, position)] = (position, true)
+
+    def _sample(self, batch: Batch, row: int) -> int:
+        slot = batch.slots[row]
+        end = batch.starts[row] + batch.lengths[row]
+        assert end == len(self.known[slot]), "sampled before its context was complete"
+        context = [self.memory[self._address(slot, position)] for position in range(end)]
+        assert context == list(enumerate(self.known[slot])), f"the KV memory of slot {slot} was overwritten"
+        token = next_token(self.known[slot])
+        self.known[slot].append(token)
+        return token
+
+    def _address(self, slot: int, position: int) -> int:
+        return self.tables[slot][position // self.block_size] * self.block_size + position % self.block_size
+
+
+def continuation(prompt: list[int], length: int, end_token: int) -> list[int]:
+    """What the device must generate for a prompt, alone or in any batch."""
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + length:
+        tokens.append(next_token(tokens))
+        if tokens[-1] == end_token:
+            break
+    return tokens[len(prompt) :]
