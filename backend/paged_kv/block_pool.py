@@ -58,7 +58,7 @@ class PagedPool:
 
 
 class ContiguousPool:
-    """One run of neighbouring blocks per sequence, first fit: what engines did before paging, fragmentation included."""
+    """One run of neighbouring blocks per sequence, first fit: engines before paging, fragmentation included."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks

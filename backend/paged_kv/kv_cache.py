@@ -1,5 +1,8 @@
 """The KV pool as tensors, and what a block costs in bytes."""
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,8 +25,15 @@ class KVCache:
         self, model: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         shape = (num_blocks, model.num_layers, 2, model.num_kv_heads, block_size, model.head_dim)
-        self.blocks = torch.zeros(shape, dtype=dtype, device=device)
+        self.blocks = _zeros(shape, dtype, device)
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Keys and values of one layer, each a view [num_blocks, num_kv_heads, block_size, head_dim]."""
         return self.blocks[:, index, 0], self.blocks[:, index, 1]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On a CPU the pages are taken when first written (numpy's calloc), so an unused pool costs no memory."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)

@@ -1,0 +1,71 @@
+"""The JSON files of a model directory, read so that every complaint names the file, the key and the value."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from backend.errors import ModelLoadError
+
+
+class JsonFile:
+    """One JSON object. A key that holds null counts as absent, as it does in transformers.
+
+    Getters raise ModelLoadError for a missing key without a default and for a value of the wrong type or range.
+    """
+
+    def __init__(self, path: Path, values: dict[str, Any], prefix: str = "") -> None:
+        self.path = path
+        self._values = values
+        self._prefix = prefix  # where this object stands inside the file, for messages: "rope_scaling."
+
+    @classmethod
+    def read(cls, path: Path) -> "JsonFile":
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ModelLoadError(f"{path} does not exist; a model directory needs it") from None
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+            raise ModelLoadError(f"{path} is not readable JSON ({error}); download it again") from error
+        if not isinstance(values, dict):
+            raise ModelLoadError(f"{path} must hold a JSON object, not {type(values).__name__}")
+        return cls(path, values)
+
+    def get(self, key: str) -> Any:
+        """The value as it stands, None where it is absent."""
+        return self._values.get(key)
+
+    def wrong(self, key: str, expected: str) -> ModelLoadError:
+        """The error for a value that is not what it must be; for the caller to raise."""
+        found = repr(self._values[key]) if key in self._values else "missing"
+        return ModelLoadError(f"{self.path}: {self._prefix}{key} is {found}; {expected}")
+
+    def integer(self, key: str, default: int | None = None, minimum: int = 1) -> int:
+        value = self._or_default(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise self.wrong(key, f"an integer of at least {minimum} is expected")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number above zero."""
+        value = self._or_default(key, default)
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
+            raise self.wrong(key, "a finite number above 0 is expected")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._or_default(key, default)
+        if not isinstance(value, bool):
+            raise self.wrong(key, "true or false is expected")
+        return value
+
+    def nested(self, key: str) -> "JsonFile | None":
+        """The nested object under `key`, or None where it is absent or empty."""
+        value = self._values.get(key) or {}
+        if not isinstance(value, dict):
+            raise self.wrong(key, "an object is expected")
+        return JsonFile(self.path, value, f"{self._prefix}{key}.") if value else None
+
+    def _or_default(self, key: str, default: object) -> object:
+        value = self._values.get(key)
+        return default if value is None else value

@@ -1,0 +1,120 @@
+"""From what an operator asks for, the model and the memory at hand to the limits of one engine."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from backend.config import Batching, EngineConfig, KVAllocation
+from backend.errors import ConfigError
+from backend.model_config import ModelConfig
+from backend.paged_kv.kv_cache import block_bytes
+
+MIB = 2**20
+CPU_KV_BYTES = 1024 * MIB  # unless a quarter of the free memory, or all that max_num_seqs can use, is less
+GPU_KV_FRACTION = 0.9
+TOKEN_BUDGET = {"cpu": 512, "cuda": 8192}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """An operator's wishes, under the names of the settings; None leaves the choice to `size_engine`."""
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    prefill_chunk: int | Literal["off"] | None = None
+    block_size: int = 16
+    kv_memory_bytes: int | None = None
+    kv_memory_fraction: float | None = None
+    batching: Batching = Batching.CONTINUOUS
+    kv_allocation: KVAllocation = KVAllocation.PAGED
+    steps_in_flight: int = 2
+
+
+def size_engine(
+    options: EngineOptions, model: ModelConfig, dtype: torch.dtype, device: torch.device, free_bytes: int
+) -> EngineConfig:
+    """The engine's limits. Raises `ConfigError`, with the arithmetic, where the wishes contradict model or memory."""
+    if options.max_model_len is not None and options.max_model_len > model.max_position:
+        raise ConfigError(
+            f"max_model_len {options.max_model_len} exceeds the model's {model.max_position} positions: "
+            f"lower it to {model.max_position}"
+        )
+    per_block = block_bytes(model, options.block_size, dtype)
+    wanted_len = options.max_model_len or model.max_position
+    num_blocks = _kv_bytes(options, per_block, wanted_len, device, free_bytes) // per_block
+    capacity = num_blocks * options.block_size
+    if options.max_model_len is None:
+        wanted_len = min(wanted_len, capacity)
+    _check_one_sequence_fits(options, wanted_len, num_blocks, per_block)
+    budget = options.max_num_batched_tokens or _token_budget(options, wanted_len, device)
+    chunk = min(budget, wanted_len) if options.prefill_chunk is None else options.prefill_chunk
+    return EngineConfig(
+        num_blocks=num_blocks,
+        max_model_len=wanted_len,
+        block_size=options.block_size,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=budget,
+        prefill_chunk=None if chunk == "off" else chunk,
+        batching=options.batching,
+        kv_allocation=options.kv_allocation,
+        steps_in_flight=options.steps_in_flight,
+    )
+
+
+def _kv_bytes(options: EngineOptions, per_block: int, max_model_len: int, device: torch.device, free_bytes: int) -> int:
+    """Bytes for the KV pool. More than `max_num_seqs` sequences of full length can use is never taken unasked."""
+    if options.kv_memory_bytes is not None:
+        if options.kv_memory_bytes > free_bytes:
+            raise ConfigError(
+                f"kv_memory_bytes asks for {_mib(options.kv_memory_bytes)}, and {_mib(free_bytes)} are free"
+            )
+        return options.kv_memory_bytes
+    usable = options.max_num_seqs * -(-max_model_len // options.block_size) * per_block
+    if options.kv_memory_fraction is not None:
+        return min(usable, int(free_bytes * options.kv_memory_fraction))
+    if device.type == "cpu":
+        return min(usable, CPU_KV_BYTES, free_bytes // 4)
+    return min(usable, int(free_bytes * GPU_KV_FRACTION))
+
+
+def _check_one_sequence_fits(options: EngineOptions, max_model_len: int, num_blocks: int, per_block: int) -> None:
+    needed = -(-max_model_len // options.block_size)
+    if num_blocks >= needed and num_blocks > 0:
+        return
+    raise ConfigError(
+        f"KV memory holds {num_blocks} blocks of {per_block:,} B ({options.block_size} tokens each), and one sequence "
+        f"of max_model_len {max_model_len} needs {max(needed, 1)} blocks = {_mib(max(needed, 1) * per_block)}: raise "
+        f"kv_memory_bytes to at least that, or lower max_model_len to {num_blocks * options.block_size}"
+    )
+
+
+def _token_budget(options: EngineOptions, max_model_len: int, device: torch.device) -> int:
+    whole_prompt = max_model_len if options.prefill_chunk == "off" else 1
+    chunk = options.prefill_chunk if isinstance(options.prefill_chunk, int) else 1
+    return max(TOKEN_BUDGET[device.type], options.max_num_seqs, whole_prompt, chunk)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that may be allocated on the device now; on a CPU within the control group's limit as well."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = _meminfo("MemAvailable")
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.is_file() and used.is_file() and (text := limit.read_text().strip()).isdigit():
+        free = min(free, int(text) - int(used.read_text()))
+    return max(free, 0)
+
+
+def _meminfo(key: str) -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == key:
+            return int(value.split()[0]) * 1024
+    raise ConfigError(f"/proc/meminfo has no {key}: give kv_memory_bytes")
+
+
+def _mib(count: int) -> str:
+    return f"{count / MIB:,.1f} MiB"

@@ -1,0 +1,74 @@
+"""Tiny random checkpoints of every family we load, made by transformers: the oracle of the decoder's tests."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": 131,
+    "hidden_size": 96,
+    "intermediate_size": 88,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "eos_token_id": None,
+    "bos_token_id": None,
+}
+_LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 128}
+_YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
+
+
+def _llama(**keys: Any) -> LlamaConfig:
+    return LlamaConfig(**(_SHAPE | keys))
+
+
+def _scaled(kind: str, **keys: Any) -> LlamaConfig:
+    return _llama(rope_parameters={"rope_type": kind, "rope_theta": 10_000.0, **keys})
+
+
+FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
+    "llama2": lambda: _llama(num_key_value_heads=6),
+    "llama-gqa-tied": lambda: _llama(tie_word_embeddings=True),
+    "llama-one-kv-head-wide": lambda: _llama(num_key_value_heads=1, head_dim=32),
+    "llama-biases": lambda: _llama(attention_bias=True, mlp_bias=True),
+    "llama3-scaling": lambda: _scaled("llama3", **_LLAMA3),
+    "linear-scaling": lambda: _scaled("linear", factor=2.5),
+    "dynamic-scaling": lambda: _scaled("dynamic", factor=2.0),
+    "yarn-scaling": lambda: _scaled("yarn", **_YARN),
+    "yarn-mscale": lambda: _scaled("yarn", **_YARN, mscale=0.7, mscale_all_dim=1.3, truncate=False, beta_fast=8.0),
+    "mistral-window": lambda: MistralConfig(**_SHAPE, sliding_window=7),
+    "mistral-no-window": lambda: MistralConfig(**_SHAPE, sliding_window=None, head_dim=10),
+    "qwen2": lambda: Qwen2Config(**_SHAPE),
+    "qwen2-window-tied": lambda: Qwen2Config(
+        **_SHAPE, use_sliding_window=True, sliding_window=9, max_window_layers=1, tie_word_embeddings=True
+    ),
+    "qwen3": lambda: Qwen3Config(**_SHAPE, head_dim=32),
+    "qwen3-biases-tied": lambda: Qwen3Config(**_SHAPE, head_dim=16, attention_bias=True, tie_word_embeddings=True),
+}
+
+
+def random_model(family: str) -> PreTrainedModel:
+    """A model none of whose parameters is neutral: norms differ from 1, biases from 0, activations are of order 1."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(FAMILIES[family]())
+    model.eval()
+    generator = torch.Generator().manual_seed(len(family))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(std=1.5 * parameter.shape[1] ** -0.5, generator=generator)
+            elif name.endswith(".bias"):
+                parameter.normal_(std=0.5, generator=generator)
+            else:
+                parameter.uniform_(0.5, 1.5, generator=generator)
+    return model
