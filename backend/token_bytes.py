@@ -1,0 +1,94 @@
+"""The bytes each token stands for, where a tokenizer's decoder lets every token stand for itself."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tokenizers
+
+PieceBytes = Callable[[str], bytes]
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class TokenBytes(dict[int, bytes]):
+    """Token id to bytes, filled as ids are seen. Unknown ids and skipped special tokens stand for no bytes."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, piece_bytes: PieceBytes, skip_special: bool) -> None:
+        super().__init__()
+        self._id_to_token = tokenizer.id_to_token
+        self._piece_bytes = piece_bytes
+        added = tokenizer.get_added_tokens_decoder().values() if skip_special else ()
+        self._skipped = frozenset(token.content for token in added if token.special)
+
+    def __missing__(self, token_id: int) -> bytes:
+        piece = self._id_to_token(token_id)
+        data = b"" if piece is None or piece in self._skipped else self._piece_bytes(piece)
+        self[token_id] = data
+        return data
+
+
+@dataclass(frozen=True, slots=True)
+class ByteDecoding:
+    """How a decoder turns tokens into bytes: each by itself, then `strip_left` spaces off the start of the text."""
+
+    piece_bytes: PieceBytes
+    strip_left: int = 0
+
+
+def byte_decoding(tokenizer: tokenizers.Tokenizer) -> ByteDecoding | None:
+    """The rule of byte-level BPE (Llama 3, Qwen, Mistral's Tekken) and of SentencePiece BPE with byte fallback
+    (Llama 2, Mistral), read from the tokenizer's decoder; None for decoders that look at neighbouring tokens.
+    """
+    if tokenizer.decoder is None:
+        return None
+    match _steps(json.loads(tokenizer.decoder.__getstate__())):
+        case [{"type": "ByteLevel"}]:
+            return ByteDecoding(_byte_level_bytes)
+        case [{"type": "Replace", "pattern": {"String": old}, "content": new}, {"type": "ByteFallback"}, *rest]:
+            strip_left = _strip_left(rest)
+            return None if strip_left is None else ByteDecoding(_fallback_bytes(old, new), strip_left)
+    return None
+
+
+def _steps(decoder: dict[str, Any]) -> list[dict[str, Any]]:
+    return decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+
+
+def _strip_left(rest: list[dict[str, Any]]) -> int | None:
+    """Spaces that the steps after ByteFallback take off the text; None if they do anything else."""
+    match rest:
+        case [{"type": "Fuse"}] | []:
+            return 0
+        case [{"type": "Fuse"}, {"type": "Strip", "content": " ", "start": int(start), "stop": 0}]:
+            return start
+    return None
+
+
+def _fallback_bytes(old: str, new: str) -> PieceBytes:
+    def piece_bytes(piece: str) -> bytes:
+        piece = piece.replace(old, new)
+        byte = _BYTE_TOKEN.fullmatch(piece)
+        return bytes([int(byte[1], 16)]) if byte else piece.encode()
+
+    return piece_bytes
+
+
+def _byte_level_bytes(piece: str) -> bytes:
+    """A piece with any character outside the alphabet (an added token) stands for its own UTF-8."""
+    try:
+        return bytes([_BYTE_OF_CHAR[char] for char in piece])
+    except KeyError:
+        return piece.encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's alphabet: printable Latin-1 bytes are themselves, the others follow from U+0100 in order."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF_CHAR = _byte_alphabet()
