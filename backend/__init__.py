@@ -1,0 +1,17 @@
+"""The engine. `LLM` is for offline use; the gateway builds on `backend.engine.Engine`.
+
+The names below are imported when first used: they bring torch, which the command line's help does not need.
+"""
+
+from importlib import import_module
+from typing import Any
+
+_HOMES = {"LLM": "backend.llm", "Completion": "backend.llm", "SamplingParams": "backend.sampling"}
+
+__all__ = ["LLM", "Completion", "SamplingParams"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'backend' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -40,7 +40,7 @@ class DeviceThread:
     def _run(self) -> None:
         try:
             self._serve()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the loop must hear of it
             self._post(error)
 
     def _serve(self) -> None:

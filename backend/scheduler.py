@@ -126,10 +126,7 @@ class Scheduler:
 
     def _may_continue(self, sequence: Sequence) -> bool:
         """Not preempted while this step was planned, and not waiting for its last pending token."""
-        return (
-            sequence.status is Status.RUNNING
-            and len(sequence.output) + sequence.num_pending < sequence.max_tokens
-        )
+        return sequence.status is Status.RUNNING and len(sequence.output) + sequence.num_pending < sequence.max_tokens
 
     def _chunk(self, sequence: Sequence, budget: int) -> int:
         """Tokens of its prefill that this step computes; 0 when it does not fit."""

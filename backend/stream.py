@@ -38,6 +38,10 @@ class TokenStream:
                 await self._waiter
             finally:
                 self._waiter = None
+        return self.rest()
+
+    def rest(self) -> list[int]:
+        """What has come since the last call, without waiting."""
         tokens, self._pending = self._pending, []
         return tokens
 

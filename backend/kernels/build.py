@@ -1,0 +1,168 @@
+"""Compiles the C++ kernels of `csrc` for this machine and keeps the library in a cache directory.
+
+`SLUICE_CACHE_DIR` names the directory (default ~/.cache/sluice). A library's name carries what it was made from:
+sources and flags, the processor's features, and the compiler. Its last 32 bytes are the SHA-256 of all before them, so
+that a damaged file is never mapped. No failure here is an error: without a library the torch kernels serve.
+"""
+
+import argparse
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+SOURCES = Path(__file__).parent / "csrc"
+COMPILE_SECONDS = 300
+DIGEST_BYTES = 32
+COMMON_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
+MACHINE_FLAGS = {"x86_64": ("-march=native", "-mprefer-vector-width=512"), "aarch64": ("-mcpu=native",)}
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a library is made from, and where it is kept."""
+
+    sources: tuple[Path, ...]
+    flags: tuple[str, ...]
+    directory: Path
+    compiler: str | None
+
+    @property
+    def stem(self) -> str:
+        """Name without the compiler: any library that begins so runs here and does what the sources say."""
+        digest = hashlib.sha256("\0".join((*self.flags, _cpu_features())).encode())
+        for path in sorted(SOURCES.iterdir()):
+            digest.update(path.name.encode() + path.read_bytes())
+        return f"kernels-{digest.hexdigest()[:16]}"
+
+    def command(self, output: Path) -> list[str]:
+        assert self.compiler is not None
+        return [self.compiler, *self.flags, *map(str, self.sources), "-o", str(output)]
+
+    def target(self) -> Path:
+        assert self.compiler is not None
+        version = hashlib.sha256(_compiler_version(self.compiler).encode()).hexdigest()[:8]
+        return self.directory / f"{self.stem}-{version}.so"
+
+
+def recipe() -> Recipe:
+    return Recipe(
+        sources=tuple(sorted(SOURCES.glob("*.cpp"))),
+        flags=(*COMMON_FLAGS, *MACHINE_FLAGS.get(platform.machine(), ())),
+        directory=cache_directory(),
+        compiler=find_compiler(),
+    )
+
+
+def cache_directory() -> Path:
+    return Path(os.environ.get("SLUICE_CACHE_DIR") or "~/.cache/sluice").expanduser()
+
+
+def find_compiler() -> str | None:
+    names = (os.environ.get("CXX"), "g++", "clang++", "c++")
+    return next((path for name in names if name and (path := shutil.which(name))), None)
+
+
+def cached() -> Path | None:
+    """The library for this machine and these sources, if one is there and whole."""
+    made = recipe()
+    candidates = sorted(made.directory.glob(f"{made.stem}-*.so"))
+    if made.compiler is not None and (exact := made.target()) in candidates:
+        candidates = [exact]
+    return next((path for path in candidates if _is_whole(path)), None)
+
+
+def build() -> Path | None:
+    """Compile now. Returns the library, or None with the reason logged. Safe beside other builders: last one wins."""
+    made = recipe()
+    if made.compiler is None:
+        logger.warning("no C++ compiler found (tried $CXX, g++, clang++, c++): torch kernels serve instead")
+        return None
+    try:
+        made.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=made.directory, prefix="build-") as scratch:
+            output = Path(scratch) / "kernels.so"
+            _run(made.command(output))
+            output.write_bytes(_sealed(output.read_bytes()))
+            return output.replace(made.target())
+    except subprocess.CalledProcessError as error:
+        logger.warning("compiling the kernels failed, torch kernels serve instead:\n%s", error.stderr[-2000:])
+    except (OSError, subprocess.TimeoutExpired) as error:
+        logger.warning("compiling the kernels failed, torch kernels serve instead: %s", error)
+    return None
+
+
+def load(wait: bool) -> ctypes.CDLL | None:
+    """The cached library. If there is none, compile it now (`wait`) or in the background for the next start."""
+    path = cached()
+    if path is None and wait:
+        path = build()
+    elif path is None and find_compiler() is not None:
+        logger.info("building the C++ kernels in the background for the next start; torch kernels serve this one")
+        _build_in_background()
+    try:
+        return None if path is None else ctypes.CDLL(str(path))
+    except OSError as error:
+        logger.warning("cannot load %s, torch kernels serve instead: %s", path, error)
+        return None
+
+
+def _build_in_background() -> None:
+    command = [sys.executable, "-m", "backend.kernels.build", "--background"]
+    run = functools.partial(subprocess.run, command, cwd=Path(__file__).parents[2], capture_output=True, check=False)
+    threading.Thread(target=run, name="kernel-build", daemon=True).start()
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_SECONDS)  # noqa: S603
+
+
+def _compiler_version(compiler: str) -> str:
+    answer = subprocess.run([compiler, "--version"], check=False, capture_output=True, text=True, timeout=30)  # noqa: S603
+    return answer.stdout
+
+
+def _cpu_features() -> str:
+    """The processor's feature list, as the kernel tells it; the same text on every core and at every start."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    return next((line for line in lines if line.lower().startswith(("flags", "features"))), platform.machine())
+
+
+def _sealed(library: bytes) -> bytes:
+    return library + hashlib.sha256(library).digest()
+
+
+def _is_whole(path: Path) -> bool:
+    content = path.read_bytes()
+    return _sealed(content[:-DIGEST_BYTES]) == content
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m backend.kernels.build", description="Compile the C++ kernels.")
+    parser.add_argument("--background", action="store_true", help="give way to every other process")
+    if parser.parse_args().background:
+        os.nice(19)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    if (path := cached()) is not None:
+        sys.stdout.write(f"up to date: {path}\n")
+    elif (path := build()) is not None:
+        sys.stdout.write(f"built {path} ({path.stat().st_size // 1024} KiB)\n")
+    return 0 if path is not None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""The operations on a CPU: oneDNN's packed linears, and C++ for what stands between them."""
+
+import ctypes
+import logging
+import os
+
+import torch
+from torch import Tensor
+
+from backend.errors import ConfigError
+from backend.kernels import build
+from backend.kernels.linear import best_linear
+from backend.kernels.native import DTYPES, NO_WINDOW, declare
+from backend.kernels.ops import Linear, Ops
+from backend.kernels.reference import ReferenceOps
+from backend.kernels.self_check import disagreements
+from backend.kernels.step import StepInputs
+from backend.kernels.torch_ops import TorchOps
+
+logger = logging.getLogger(__name__)
+
+KINDS = ("auto", "native", "torch", "reference")
+
+PARALLEL_FROM = 1 << 15
+"""Elements from which a row-wise operation is spread over threads."""
+
+
+class CpuOps:
+    """`Ops` by the library of `csrc`, for contiguous CPU tensors of the types in `native.DTYPES`.
+
+    Raises AttributeError when the library lacks a function. Heads that its attention does not take (see `supports`)
+    go to `TorchOps`.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        declare(library)
+        self._rms_norm = library.sluice_rms_norm
+        self._add_rms_norm = library.sluice_add_rms_norm
+        self._silu_mul = library.sluice_silu_mul
+        self._rope_and_store = library.sluice_rope_and_store
+        self._paged_attention = library.sluice_paged_attention
+        self._head_dim_multiple: int = library.sluice_head_dim_multiple()
+        self._max_head_dim: int = library.sluice_max_head_dim()
+        self._max_group: int = library.sluice_max_group()
+        self._torch = TorchOps()
+
+    def supports(self, dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int) -> bool:
+        """Whether attention of this shape is C++: dimensions are whole SIMD registers, a group fits a tile."""
+        fits = head_dim % self._head_dim_multiple == 0 and head_dim <= self._max_head_dim
+        return dtype in DTYPES and fits and num_heads <= self._max_group * num_kv_heads
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        return best_linear(weight, bias)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        assert x.is_contiguous()
+        assert weight.dtype == x.dtype
+        out = torch.empty_like(x)
+        size = x.shape[-1]
+        self._rms_norm(
+            *(DTYPES[x.dtype], out.data_ptr(), x.data_ptr(), weight.data_ptr()),
+            *(x.numel() // size, size, eps, _threads(x)),
+        )
+        return out
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        assert x.is_contiguous()
+        assert residual.is_contiguous()
+        assert weight.dtype == x.dtype == residual.dtype
+        out = torch.empty_like(x)
+        size = x.shape[-1]
+        self._add_rms_norm(
+            *(DTYPES[x.dtype], out.data_ptr(), x.data_ptr(), residual.data_ptr(), weight.data_ptr()),
+            *(x.numel() // size, size, eps, _threads(x)),
+        )
+        return out
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        assert gate_up.is_contiguous()
+        rows, width = gate_up.shape
+        out = gate_up.new_empty((rows, width // 2))
+        self._silu_mul(DTYPES[gate_up.dtype], out.data_ptr(), gate_up.data_ptr(), rows, width // 2, _threads(gate_up))
+        return out
+
+    def rope_and_store(
+        self,
+        qkv: Tensor,
+        num_heads: int,
+        num_kv_heads: int,
+        cos_sin: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        step: StepInputs,
+    ) -> Tensor:
+        tokens, head_dim = qkv.shape[0], k_cache.shape[3]
+        if head_dim > self._max_head_dim:
+            return self._torch.rope_and_store(
+                qkv, num_heads, num_kv_heads, cos_sin, q_norm, k_norm, eps, k_cache, v_cache, step
+            )
+        assert qkv.is_contiguous()
+        assert qkv.dtype == k_cache.dtype
+        assert cos_sin.dtype == torch.float32
+        out = qkv.new_empty((tokens, num_heads, head_dim))
+        self._rope_and_store(
+            *(DTYPES[qkv.dtype], out.data_ptr(), qkv.data_ptr(), cos_sin.data_ptr()),
+            *(_pointer(q_norm), _pointer(k_norm), eps, k_cache.data_ptr(), v_cache.data_ptr()),
+            *(k_cache.stride(0), k_cache.stride(1), k_cache.shape[2]),
+            *(step.positions.data_ptr(), step.slot_mapping.data_ptr()),
+            *(tokens, num_heads, num_kv_heads, head_dim, _threads(qkv)),
+        )
+        return out
+
+    def paged_attention(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, step: StepInputs, scale: float, window: int | None
+    ) -> Tensor:
+        _, num_heads, head_dim = q.shape
+        num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
+        if not self.supports(q.dtype, num_heads, num_kv_heads, head_dim):
+            return self._torch.paged_attention(q, k_cache, v_cache, step, scale, window)
+        assert q.is_contiguous()
+        assert q.dtype == k_cache.dtype
+        out = torch.empty_like(q)
+        self._paged_attention(
+            *(DTYPES[q.dtype], out.data_ptr(), q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr()),
+            *(k_cache.stride(0), k_cache.stride(1), block_size),
+            *(step.positions.data_ptr(), step.query_start.data_ptr(), step.context_lens.data_ptr()),
+            *(step.block_tables.data_ptr(), step.block_tables.stride(0), step.num_seqs),
+            *(num_heads, num_kv_heads, head_dim, scale),
+            *(NO_WINDOW if window is None else window, torch.get_num_threads()),
+        )
+        return out
+
+
+def select_ops(device: torch.device, dtype: torch.dtype, kind: str = "auto") -> Ops:
+    """The operations for `device` and `dtype`, chosen before the first step and never swapped. `kind` is one of
+
+    auto       compiled kernels if they are in the cache (else they are built for the next start), or plain torch
+    native     compiled kernels, compiling them now if need be; raises ConfigError when that fails
+    torch      plain torch
+    reference  the oracle, slow
+
+    "auto" gives way to the environment's `SLUICE_KERNELS`.
+    """
+    if kind == "auto":
+        kind = os.environ.get("SLUICE_KERNELS") or kind
+    if kind not in KINDS:
+        raise ConfigError(f"kernels (SLUICE_KERNELS) must be one of {', '.join(KINDS)}, got {kind!r}")
+    if kind == "reference":
+        return ReferenceOps()
+    native = None
+    if kind != "torch" and device.type == "cpu" and dtype in DTYPES:
+        native = _native(dtype, wait=kind == "native")
+    if native is None and kind == "native":
+        raise ConfigError(f"no compiled kernels for {device.type} and {dtype}: the log above says why")
+    return native or TorchOps()
+
+
+def _native(dtype: torch.dtype, wait: bool) -> CpuOps | None:
+    library = build.load(wait)
+    if library is None:
+        return None
+    try:
+        ops = CpuOps(library)
+    except AttributeError as error:
+        logger.error("the kernel library lacks a function, torch kernels serve instead: %s", error)
+        return None
+    wrong = disagreements(ops, dtype)
+    if wrong:
+        logger.error("compiled kernels disagree with the reference (%s), torch kernels serve instead", ", ".join(wrong))
+        return None
+    return ops
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _threads(x: Tensor) -> int:
+    return torch.get_num_threads() if x.numel() >= PARALLEL_FROM else 1

@@ -1,0 +1,79 @@
+// One SIMD register of fp32, by the compiler's vector extension: AVX-512, AVX2, NEON or SSE from the same source.
+#pragma once
+
+#include <cstring>
+#include <utility>
+
+#include "storage.h"
+
+namespace sluice {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16, REGISTERS = 32;
+#elif defined(__AVX__)
+constexpr int LANES = 8, REGISTERS = 16;
+#elif defined(__aarch64__)
+constexpr int LANES = 4, REGISTERS = 32;
+#else
+constexpr int LANES = 4, REGISTERS = 16;
+#endif
+
+typedef float Vec __attribute__((vector_size(LANES * 4)));
+typedef uint32_t Bits __attribute__((vector_size(LANES * 4)));
+typedef uint16_t HalfBits __attribute__((vector_size(LANES * 2)));
+
+inline Vec load(const float* p) {
+    Vec v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+
+inline Vec load(const BFloat16* p) {
+    HalfBits half;
+    std::memcpy(&half, p, sizeof half);
+    return (Vec)(__builtin_convertvector(half, Bits) << 16);
+}
+
+inline Vec load(const Float16* p) {
+    float wide[LANES];
+    for (int i = 0; i < LANES; ++i) wide[i] = widen(p[i]);
+    return load(wide);
+}
+
+inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
+
+// Lanes of (a, b) chosen by index: 0 to LANES - 1 from a, the rest from b.
+template <uint32_t... lane>
+inline Vec pick(Vec a, Vec b, std::integer_sequence<uint32_t, lane...>) {
+#if defined(__clang__)
+    return __builtin_shufflevector(a, b, int(lane)...);
+#else
+    return __builtin_shuffle(a, b, Bits{lane...});
+#endif
+}
+
+// The lanes of a and b in turns of `width`, each turn's first half (`part` 0) or second half (`part` 1).
+template <uint32_t width, uint32_t part, uint32_t... i>
+constexpr auto turns(std::integer_sequence<uint32_t, i...>) {
+    return std::integer_sequence<uint32_t, (i & ~(2 * width - 1)) + part * width + (i & (width - 1)) +
+                                               (i & width ? LANES : 0)...>{};
+}
+
+template <uint32_t width>
+inline Vec fold(Vec a, Vec b) {
+    constexpr auto lanes = std::make_integer_sequence<uint32_t, LANES>{};
+    return pick(a, b, turns<width, 0>(lanes)) + pick(a, b, turns<width, 1>(lanes));
+}
+
+// Lane i of the result is the sum of the lanes of v[i]; v is used up.
+template <uint32_t width = 1>
+inline Vec sums(Vec* v) {
+    if constexpr (width == LANES) {
+        return v[0];
+    } else {
+        for (uint32_t i = 0; i < LANES / width; i += 2) v[i / 2] = fold<width>(v[i], v[i + 1]);
+        return sums<2 * width>(v);
+    }
+}
+
+}  // namespace sluice

@@ -1,0 +1,69 @@
+"""A quick comparison of an implementation with the reference, for a library that was compiled who knows when."""
+
+import torch
+from torch import Tensor
+
+from backend.kernels import reference
+from backend.kernels.ops import Ops
+from backend.kernels.step import StepInputs
+
+HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 6, 2, 32, 4
+EPS = 1e-5
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
+
+
+def disagreements(ops: Ops, dtype: torch.dtype) -> list[str]:
+    """Names of the functions of `ops` whose results on a small ragged step differ from the reference's."""
+    draw = _Draw(dtype)
+    step = small_step()
+    qkv = draw(step.positions.numel(), (HEADS + 2 * KV_HEADS) * HEAD_DIM)
+    norms, cos_sin = (draw(HEAD_DIM), draw(HEAD_DIM)), draw(32, HEAD_DIM).float()
+    found_kv = draw(8, 2, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
+    kv = found_kv.clone()
+    rope = (qkv, HEADS, KV_HEADS, cos_sin, *norms, EPS)
+    q = reference.rope_and_store(*rope, kv[:, 0], kv[:, 1], step)
+    found_q = ops.rope_and_store(*rope, found_kv[:, 0], found_kv[:, 1], step)
+    attend = (q, kv[:, 0], kv[:, 1], step, HEAD_DIM**-0.5, 5)
+    x, residual, weight = draw(3, 80), draw(3, 80), draw(80)
+    pairs = {
+        "rms_norm": (reference.rms_norm(x, weight, EPS), ops.rms_norm(x, weight, EPS)),
+        "add_rms_norm": (
+            reference.add_rms_norm(x, residual.clone(), weight, EPS),
+            ops.add_rms_norm(x, residual.clone(), weight, EPS),
+        ),
+        "silu_mul": (reference.silu_mul(x), ops.silu_mul(x)),
+        "rope_and_store": (torch.cat((q.flatten(), kv.flatten())), torch.cat((found_q.flatten(), found_kv.flatten()))),
+        "paged_attention": (reference.paged_attention(*attend), ops.paged_attention(*attend)),
+    }
+    tolerance = TOLERANCE[dtype]
+    return [name for name, (a, b) in pairs.items() if not torch.allclose(a.float(), b.float(), tolerance, tolerance)]
+
+
+def small_step() -> StepInputs:
+    """A decode row at position 9, a chunk of 3 from position 4, and a fresh prompt of 5 tokens."""
+    tables = torch.tensor([[7, 2, 5], [1, 4, 0], [3, 6, 0]], dtype=torch.int32)
+    contexts, counts = (10, 7, 5), (1, 3, 5)
+    spans = [torch.arange(context - count, context) for context, count in zip(contexts, counts, strict=True)]
+    slots = [tables[s][span // BLOCK_SIZE].long() * BLOCK_SIZE + span % BLOCK_SIZE for s, span in enumerate(spans)]
+    return StepInputs(
+        token_ids=torch.zeros(9, dtype=torch.int64),
+        positions=torch.cat(spans),
+        slot_mapping=torch.cat(slots),
+        query_start=torch.tensor([0, 1, 4, 9], dtype=torch.int32),
+        context_lens=torch.tensor(contexts, dtype=torch.int32),
+        block_tables=tables,
+        num_seqs=3,
+        max_query_len=5,
+        max_context_len=10,
+    )
+
+
+class _Draw:
+    """Normal numbers of one type, the same at every call of the program."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.generator = torch.Generator().manual_seed(1)
+        self.dtype = dtype
+
+    def __call__(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self.generator).to(self.dtype)

@@ -1,0 +1,170 @@
+"""Offline use: a list of prompts in, texts out, on the same scheduler, kernels and sampler as the server."""
+
+import random
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from tqdm import tqdm
+
+from backend.detokenizer import IncrementalDetokenizer
+from backend.errors import InvalidRequest
+from backend.executor import Executor, PendingStep
+from backend.loader import LoadedModel, load_model
+from backend.sampling import SamplingParams
+from backend.scheduler import Delta, Scheduler
+from backend.sequence import FinishReason
+from backend.sequence import Sequence as EngineSequence
+from backend.sizing import EngineOptions
+from backend.waiting import FirstComeFirstServed
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+"""A text, token ids, or chat messages ({"role": ..., "content": ...})."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What a prompt was continued with."""
+
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    text: str
+    finish_reason: Literal["stop", "length"]
+
+
+class LLM:
+    """A model that continues prompts, many at a time.
+
+    >>> llm = LLM("embedded")
+    >>> llm.generate([[{"role": "user", "content": "Count from 3 to 6."}]])[0].text
+    '3, 4, 5, 6'
+    """
+
+    def __init__(
+        self,
+        model: str = "embedded",
+        options: EngineOptions | None = None,
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        kernels: str = "auto",
+        seed: int = 0,
+    ) -> None:
+        """Load `model`, a name or directory as `sluice serve` takes it. Raises `ModelLoadError` or `ConfigError`."""
+        loaded = load_model(model, options or EngineOptions(), dtype=dtype, device=device, kernels=kernels)
+        self._set_up(loaded, loaded.runner, seed)
+
+    @classmethod
+    def of(cls, model: LoadedModel, executor: Executor, seed: int = 0) -> Self:
+        """Over a model that is loaded already, on an executor of the caller's choice."""
+        llm = cls.__new__(cls)
+        llm._set_up(model, executor, seed)
+        return llm
+
+    def _set_up(self, model: LoadedModel, executor: Executor, seed: int) -> None:
+        self.model = model
+        self.scheduler = Scheduler(model.engine_config, FirstComeFirstServed())
+        self._executor = executor
+        self._launched: deque[PendingStep] = deque()
+        self._seeds = random.Random(seed)
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        progress: bool = True,
+    ) -> list[Completion]:
+        """Continue every prompt; completions come in the order of the prompts.
+
+        `sampling` is shared, or one for each prompt; None is greedy until the model ends its text. Raises
+        `InvalidRequest` before anything runs when a prompt does not fit.
+        """
+        each = self._sampling(sampling, len(prompts))
+        texts = [self._text(index, *pair) for index, pair in enumerate(zip(prompts, each, strict=True))]
+        for text in texts:
+            self.scheduler.add(text.sequence)
+        by_sequence = {text.sequence: text for text in texts}
+        with tqdm(total=len(texts), desc="generating", unit="prompt", disable=not progress) as bar:
+            self._run(lambda delta: bar.update(by_sequence[delta.sequence].take(delta, self.scheduler)))
+        return [text.completion() for text in texts]
+
+    def step(self) -> list[Delta]:
+        """Plan what fits in flight, let the device finish its oldest step, and account for it."""
+        while (batch := self.scheduler.plan()) is not None:
+            self._launched.append(self._executor.launch(batch))
+        return self.scheduler.complete(self._launched.popleft().wait())
+
+    def _run(self, on_delta: Callable[[Delta], object]) -> None:
+        while self.scheduler.has_work:
+            for delta in self.step():
+                on_delta(delta)
+
+    @staticmethod
+    def _sampling(sampling: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+        if sampling is None:
+            sampling = SamplingParams(temperature=0)
+        if isinstance(sampling, SamplingParams):
+            return [sampling] * count
+        if len(sampling) != count:
+            raise InvalidRequest(f"{len(sampling)} sampling parameters were given for {count} prompts", "sampling")
+        return list(sampling)
+
+    def _text(self, index: int, prompt: Prompt, sampling: SamplingParams) -> "_Text":
+        token_ids = self._encode(prompt)
+        room = self.model.engine_config.max_model_len - len(token_ids)
+        if not token_ids or room < (sampling.max_tokens or 1):
+            raise InvalidRequest(
+                f"prompt {index} has {len(token_ids)} tokens and max_tokens is {sampling.max_tokens}; a prompt needs "
+                f"at least 1, and the two at most {self.model.engine_config.max_model_len}",
+                "prompts",
+            )
+        ends = frozenset(sampling.stop_token_ids)
+        sequence = EngineSequence(
+            id=str(index),
+            tenant="",
+            prompt=token_ids,
+            sampling=sampling,
+            max_tokens=sampling.max_tokens or room,
+            seed=self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed,
+            end_tokens=ends if sampling.ignore_eos else ends | self.model.end_tokens,
+            arrival=float(index),
+        )
+        tail = () if prompt and isinstance(prompt[0], Mapping) else token_ids
+        detokenizer = IncrementalDetokenizer(
+            self.model.tokenizer, sampling.stop, prompt_tail=tail, min_tokens=sampling.min_tokens
+        )
+        return _Text(sequence, detokenizer)
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        tokenizer = self.model.tokenizer
+        if isinstance(prompt, str):
+            return tokenizer.encode(prompt, add_special_tokens=True)
+        if prompt and isinstance(prompt[0], Mapping):
+            return tokenizer.encode(tokenizer.render_chat(prompt), add_special_tokens=False)  # type: ignore[arg-type]
+        return list(prompt)  # type: ignore[arg-type]
+
+
+class _Text:
+    """One prompt's completion while it grows."""
+
+    def __init__(self, sequence: EngineSequence, detokenizer: IncrementalDetokenizer) -> None:
+        self.sequence = sequence
+        self._detokenizer = detokenizer
+        self._pieces: list[str] = []
+        self._token_ids: list[int] = []
+
+    def take(self, delta: Delta, scheduler: Scheduler) -> bool:
+        """Take one token; whether the text is complete."""
+        self._token_ids.append(delta.token_id)
+        self._pieces.append(self._detokenizer.push((delta.token_id,)))
+        if self._detokenizer.stopped is not None:
+            scheduler.finish(self.sequence, FinishReason.STOP)
+            return True
+        if delta.finish_reason is not None:
+            self._pieces.append(self._detokenizer.finish())
+        return delta.finish_reason is not None
+
+    def completion(self) -> Completion:
+        stopped = self._detokenizer.stopped is not None or self.sequence.finish_reason is FinishReason.STOP
+        return Completion(self.sequence.prompt, self._token_ids, "".join(self._pieces), "stop" if stopped else "length")

@@ -1,0 +1,114 @@
+"""A model, from its name to a device that can execute batches."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from backend.checkpoint import Checkpoint
+from backend.config import EngineConfig
+from backend.errors import ConfigError
+from backend.hub import resolve_model
+from backend.kernels.cpu import select_ops
+from backend.model import Decoder
+from backend.model_config import ModelConfig, read_model_config
+from backend.model_runner import ModelRunner
+from backend.paged_kv.kv_cache import KVCache, block_bytes
+from backend.sizing import EngineOptions, free_memory, size_engine
+from backend.tokenizer import Tokenizer
+from backend.weights import Weights, load_weights
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes read by now, bytes in all) while weights load."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """Everything of a model that outlives a request."""
+
+    directory: Path
+    config: ModelConfig
+    engine_config: EngineConfig
+    tokenizer: Tokenizer
+    runner: ModelRunner
+    dtype: torch.dtype
+    num_parameters: int
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        return frozenset(self.config.eos_token_ids)
+
+    @property
+    def kv_bytes(self) -> int:
+        config = self.engine_config
+        return config.num_blocks * block_bytes(self.config, config.block_size, self.dtype)
+
+
+def load_model(
+    name: str,
+    options: EngineOptions,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    kernels: str = "auto",
+    progress: Progress = lambda done, total: None,
+) -> LoadedModel:
+    """Read, check and place a model. Raises `ModelLoadError` or `ConfigError` before anything is served."""
+    directory = resolve_model(name)
+    config = read_model_config(directory)
+    tokenizer = Tokenizer.from_dir(directory, config.vocab_size)
+    target = resolve_device(device)
+    precision = resolve_dtype(dtype, config, target)
+    size_engine(options, config, precision, target, free_memory(target))  # contradictions show before the long load
+    weights = _load(directory, config, precision, target, progress)
+    num_parameters = weights.num_parameters
+    engine_config = size_engine(options, config, precision, target, free_memory(target))
+    runner = make_runner(config, engine_config, weights, precision, target, kernels)
+    return LoadedModel(directory, config, engine_config, tokenizer, runner, precision, num_parameters)
+
+
+def make_runner(
+    config: ModelConfig,
+    engine_config: EngineConfig,
+    weights: Weights,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: str = "auto",
+) -> ModelRunner:
+    """A runner over weights, which it takes over."""
+    ops = select_ops(device, dtype, kernels)
+    decoder = Decoder(config, weights, ops, engine_config.max_model_len)
+    kv = KVCache(config, engine_config.num_blocks, engine_config.block_size, dtype, device)
+    return ModelRunner(decoder, kv, engine_config)
+
+
+def resolve_device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device cuda: this machine has no usable NVIDIA GPU; choose cpu or auto")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def resolve_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
+    """`auto` is as stored on a GPU; on a CPU it is float32, in which a text never depends on its batch."""
+    if name == "auto":
+        name = config.torch_dtype if device.type == "cuda" else "float32"
+    return DTYPES[name]
+
+
+def _load(
+    directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, progress: Progress
+) -> Weights:
+    total = Checkpoint(directory).num_bytes
+    done = 0
+
+    def advance(num_bytes: int) -> None:
+        nonlocal done
+        done += num_bytes
+        progress(done, total)
+
+    return load_weights(directory, config, dtype, device, advance)

@@ -1,0 +1,104 @@
+"""What a request asks of the sampler and of the end of its text, checked when made."""
+
+from dataclasses import dataclass
+
+from backend.errors import InvalidRequest
+
+MAX_STOPS = 64
+MAX_STOP_CHARS = 1024
+GREEDY_BELOW = 1e-5
+_INT64 = 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn and when they end. Every value is checked here, so later code need not.
+
+    Raises `InvalidRequest` naming the field, its value and the allowed range.
+    """
+
+    max_tokens: int | None = None  # None: what the context leaves
+    min_tokens: int = 0  # end and stop tokens are suppressed before this many
+    temperature: float = 1.0  # below GREEDY_BELOW: greedy
+    top_p: float = 1.0  # 1: off
+    top_k: int = 0  # 0 or -1: off
+    min_p: float = 0.0  # 0: off
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None  # None: the engine draws one
+    stop: tuple[str, ...] = ()  # ends the text before the first of these
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None:
+            _check_int("max_tokens", self.max_tokens, 1, _INT64 - 1)
+        _check_int("min_tokens", self.min_tokens, 0, _INT64 - 1)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(f"min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}", "min_tokens")
+        _check_number("temperature", self.temperature, 0, 2)
+        _check_number("top_p", self.top_p, 0, 1, low_excluded=True)
+        _check_int("top_k", self.top_k, -1, _INT64 - 1)
+        _check_number("min_p", self.min_p, 0, 1)
+        _check_number("presence_penalty", self.presence_penalty, -2, 2)
+        _check_number("frequency_penalty", self.frequency_penalty, -2, 2)
+        _check_number("repetition_penalty", self.repetition_penalty, 0.01, 100)
+        if self.seed is not None:
+            _check_int("seed", self.seed, -_INT64, _INT64 - 1)
+        _check_stop(self.stop)
+        _check_stop_token_ids(self.stop_token_ids)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def penalised(self) -> bool:
+        return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
+
+
+def _check_number(param: str, value: object, low: float, high: float, low_excluded: bool = False) -> None:
+    """NaN and the infinities fail the comparison like any value out of range."""
+    in_range = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+    if in_range and not (low_excluded and value == low):
+        return
+    bounds = f"above {low} and at most {high}" if low_excluded else f"between {low} and {high}"
+    raise InvalidRequest(f"{param} must be {bounds}, got {_shown(value)}", param)
+
+
+def _check_int(param: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
+        return
+    bounds = f"at least {low}" if high == _INT64 - 1 and low > -_INT64 else f"between {low} and {high}"
+    raise InvalidRequest(f"{param} must be an integer {bounds}, got {_shown(value)}", param)
+
+
+def _check_stop(stop: tuple[str, ...]) -> None:
+    if not isinstance(stop, tuple):
+        raise InvalidRequest(f"stop must be a tuple of strings, got {_shown(stop)}", "stop")
+    if len(stop) > MAX_STOPS:
+        raise InvalidRequest(f"stop may hold at most {MAX_STOPS} strings, got {len(stop)}", "stop")
+    for text in stop:
+        if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_CHARS:
+            raise InvalidRequest(f"each stop must be 1 to {MAX_STOP_CHARS} characters, got {_shown(text)}", "stop")
+
+
+def _check_stop_token_ids(token_ids: tuple[int, ...]) -> None:
+    if not isinstance(token_ids, tuple):
+        raise InvalidRequest(f"stop_token_ids must be a tuple of integers, got {_shown(token_ids)}", "stop_token_ids")
+    if len(token_ids) > MAX_STOPS:
+        raise InvalidRequest(f"stop_token_ids may hold at most {MAX_STOPS} ids, got {len(token_ids)}", "stop_token_ids")
+    for token_id in token_ids:
+        _check_int("stop_token_ids", token_id, 0, 2**31 - 1)
+
+
+def _shown(value: object) -> str:
+    """A short form of anything a client may send, huge integers and long strings included."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"an integer of {value.bit_length()} bits"
+    if isinstance(value, str) and len(value) > 40:
+        return f"a string of {len(value)} characters"
+    if isinstance(value, int | float | str | None):
+        return repr(value)
+    return f"a {type(value).__name__}"

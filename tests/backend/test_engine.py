@@ -1,0 +1,180 @@
+"""The engine over a device whose steps complete when the test says so."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from queue import SimpleQueue
+
+import pytest
+
+from admission.admission import Admission
+from admission.controller import Controller
+from admission.outcome import QueueFull
+from admission.request import Request
+from backend.batch import Batch, StepOutput
+from backend.engine import Engine
+from backend.errors import DeviceError
+from backend.sampling import SamplingParams
+from backend.scheduler import Scheduler
+from backend.sequence import FinishReason, Status
+from backend.stream import STREAMS_PER_CALLBACK, TokenStream
+from backend.waiting import FirstComeFirstServed
+from tests.backend.paper_device import PaperDevice, continuation
+from tests.backend.test_scheduler import END, make_config
+
+Scenario = Callable[["Bench"], Awaitable[None]]
+
+
+class _Step:
+    def __init__(self, run: Callable[[], StepOutput]) -> None:
+        self.wait = run
+
+
+class SteppedExecutor:
+    """Completes a step for each `allow`, or all of them once `free` is called."""
+
+    def __init__(self, block_size: int) -> None:
+        self._device = PaperDevice(block_size)
+        self._permits: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._free = threading.Event()
+        self.most_launched = 0
+        self._launched = 0
+
+    def allow(self, error: BaseException | None = None) -> None:
+        self._permits.put(error)
+
+    def free(self) -> None:
+        self._free.set()
+        self._permits.put(None)
+
+    def launch(self, batch: Batch) -> _Step:
+        self._launched += 1
+        self.most_launched = max(self.most_launched, self._launched)
+        return _Step(lambda: self._wait(batch))
+
+    def _wait(self, batch: Batch) -> StepOutput:
+        if not self._free.is_set():
+            error = self._permits.get()
+            if error is not None:
+                raise error
+        self._launched -= 1
+        return self._device.execute(batch)
+
+
+class Bench:
+    def __init__(self, max_waiting: int = 100) -> None:
+        config = make_config()
+        self.executor = SteppedExecutor(config.block_size)
+        self.scheduler = Scheduler(config, FirstComeFirstServed())
+        self.engine = Engine(Controller(self.scheduler, max_waiting), self.executor)
+        self.admission = Admission(self.engine)
+
+    def request(self, name: str = "r", prompt: tuple[int, ...] = (5, 6, 7), max_tokens: int = 8) -> Request:
+        return Request(name, "tenant", list(prompt), SamplingParams(temperature=0), max_tokens, frozenset([END]), 0)
+
+    async def settle(self) -> None:
+        """Until the device has nothing more to do without a permit."""
+        for _ in range(200):
+            await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def running(bench: Bench) -> AsyncIterator[Bench]:
+    bench.engine.start()
+    try:
+        yield bench
+    finally:
+        bench.executor.free()
+        await bench.engine.stop()
+
+
+async def drain(stream: TokenStream) -> list[int]:
+    tokens: list[int] = []
+    while stream.finish_reason is None:
+        tokens += await stream.take()
+    return tokens + stream.rest()
+
+
+def play(scenario: Scenario, max_waiting: int = 100) -> None:
+    async def main() -> None:
+        async with running(Bench(max_waiting)) as bench:
+            await scenario(bench)
+
+    asyncio.run(main())
+
+
+def test_streams_carry_every_token_in_order_and_end_with_a_reason() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.executor.free()
+        with bench.admission.admit(bench.request()) as stream:
+            tokens = await drain(stream)
+        assert tokens == continuation([5, 6, 7], 8, END)
+        assert stream.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+
+    play(scenario)
+
+
+def test_many_streams_share_batches_without_mixing_their_tokens() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.executor.free()
+
+        async def one(n: int) -> None:
+            with bench.admission.admit(bench.request(f"r{n}", (n, n + 1, 9))) as stream:
+                assert await drain(stream) == continuation([n, n + 1, 9], 8, END)
+
+        await asyncio.gather(*(one(n) for n in range(2 * STREAMS_PER_CALLBACK)))
+        assert bench.engine.num_streams == 0
+        assert bench.scheduler.pool.num_free == bench.scheduler.config.num_blocks
+
+    play(scenario)
+
+
+def test_the_device_has_its_next_step_before_this_one_completes() -> None:
+    async def scenario(bench: Bench) -> None:
+        with bench.admission.admit(bench.request()) as stream:
+            await bench.settle()
+            bench.executor.allow()
+            await stream.take()
+            await bench.settle()
+            assert bench.scheduler.num_in_flight == 2
+
+    play(scenario)
+
+
+def test_leaving_the_scope_frees_the_blocks_when_the_last_step_in_flight_completes() -> None:
+    async def scenario(bench: Bench) -> None:
+        with bench.admission.admit(bench.request()) as stream:
+            await bench.settle()
+        assert stream.sequence.status is Status.FINISHED
+        assert bench.scheduler.pool.num_free < bench.scheduler.config.num_blocks
+        bench.executor.free()
+        while bench.scheduler.num_in_flight:
+            await asyncio.sleep(0.001)
+        assert bench.scheduler.pool.num_free == bench.scheduler.config.num_blocks
+        assert stream.sequence.output == []
+
+    play(scenario)
+
+
+def test_a_full_queue_refuses_and_keeps_nothing() -> None:
+    async def scenario(bench: Bench) -> None:
+        with bench.admission.admit(bench.request("first")):
+            with pytest.raises(QueueFull), bench.admission.admit(bench.request("second")):
+                pass
+            assert len(bench.scheduler.waiting) == 1
+
+    play(scenario, max_waiting=1)
+
+
+def test_a_device_failure_ends_every_stream_and_refuses_new_ones() -> None:
+    async def scenario(bench: Bench) -> None:
+        with bench.admission.admit(bench.request()) as stream:
+            bench.executor.allow(RuntimeError("CUDA error: an illegal memory access was encountered"))
+            with pytest.raises(DeviceError, match="illegal memory access"):
+                await drain(stream)
+        assert bench.engine.failed.done()
+        with pytest.raises(DeviceError), bench.admission.admit(bench.request("later")):
+            pass
+
+    play(scenario)

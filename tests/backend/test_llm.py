@@ -1,0 +1,106 @@
+"""The whole engine, offline: against transformers' generate on checkpoints it made, and against itself."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import tokenizers
+import torch
+
+from backend import LLM, SamplingParams
+from backend.config import Batching, KVAllocation
+from backend.errors import ConfigError, InvalidRequest
+from backend.sizing import EngineOptions
+from tests.backend.families import random_model
+
+NUM_TOKENS = 64
+GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+DRAWN = SamplingParams(temperature=1, top_p=0.95, seed=3, max_tokens=NUM_TOKENS, ignore_eos=True)
+FAMILIES = ("llama3-scaling", "mistral-window", "qwen2", "qwen3")
+
+# every way to batch, small enough that each one queues, chunks and, where it can, preempts
+SHAPES: dict[str, EngineOptions] = {
+    "alone": EngineOptions(max_num_seqs=1, max_num_batched_tokens=256),
+    "chunked": EngineOptions(max_num_seqs=4, max_num_batched_tokens=24, prefill_chunk=7),
+    "unchunked": EngineOptions(max_num_seqs=4, prefill_chunk="off"),
+    "one step in flight": EngineOptions(max_num_seqs=4, max_num_batched_tokens=24, steps_in_flight=1),
+    "static": EngineOptions(max_num_seqs=4, max_num_batched_tokens=24, batching=Batching.STATIC),
+    "contiguous": EngineOptions(max_num_seqs=4, max_num_batched_tokens=24, kv_allocation=KVAllocation.CONTIGUOUS),
+    "blocks of one token": EngineOptions(max_num_seqs=4, max_num_batched_tokens=24, block_size=1),
+}
+
+
+@cache
+def prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(7)
+    lengths = torch.randint(1, 90, (9,), generator=generator).tolist()
+    return [torch.randint(131, (length,), generator=generator).tolist() for length in lengths]
+
+
+@cache
+def oracle(family: str) -> list[list[int]]:
+    model = random_model(family)
+    return [
+        model.generate(torch.tensor([prompt]), max_new_tokens=NUM_TOKENS, do_sample=False)[0, len(prompt) :].tolist()
+        for prompt in prompts()
+    ]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("checkpoints")
+    for family in FAMILIES:
+        random_model(family).save_pretrained(root / family)
+        words = tokenizers.models.WordLevel({f"w{n}": n for n in range(131)}, unk_token="w0")
+        tokenizers.Tokenizer(words).save(str(root / family / "tokenizer.json"))
+    return {family: root / family for family in FAMILIES}
+
+
+def outputs(llm: LLM, sampling: SamplingParams) -> list[list[int]]:
+    completions = llm.generate(prompts(), sampling, progress=False)
+    assert llm.scheduler.pool.num_free == llm.model.engine_config.num_blocks
+    return [completion.token_ids for completion in completions]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_greedy_tokens_are_those_of_transformers(checkpoints: dict[str, Path], family: str, shape: str) -> None:
+    llm = LLM(str(checkpoints[family]), SHAPES[shape])
+    assert outputs(llm, GREEDY) == oracle(family)
+
+
+def test_preemption_does_not_change_a_token(checkpoints: dict[str, Path]) -> None:
+    kv_bytes = 14 * 16 * 3 * 2 * 2 * 16 * 4  # blocks x tokens x layers x K/V x heads x dim x fp32
+    options = EngineOptions(max_num_seqs=4, max_num_batched_tokens=32, max_model_len=200, kv_memory_bytes=kv_bytes)
+    llm = LLM(str(checkpoints["qwen2"]), options)
+    assert outputs(llm, GREEDY) == oracle("qwen2")
+    assert llm.scheduler.counters.preemptions > 0
+
+
+def test_the_same_seed_draws_the_same_text_in_any_batch(checkpoints: dict[str, Path]) -> None:
+    texts = [outputs(LLM(str(checkpoints["llama3-scaling"]), shape), DRAWN) for shape in SHAPES.values()]
+    assert all(text == texts[0] for text in texts)
+
+
+def test_penalties_and_minimum_lengths_survive_preemption(checkpoints: dict[str, Path]) -> None:
+    sampling = SamplingParams(
+        temperature=0.8, seed=1, repetition_penalty=1.3, presence_penalty=0.5, max_tokens=40, stop_token_ids=(7, 9), min_tokens=20
+    )  # fmt: skip
+    kv_bytes = 14 * 16 * 3 * 2 * 2 * 16 * 4
+    tight = EngineOptions(max_num_seqs=4, max_num_batched_tokens=32, max_model_len=200, kv_memory_bytes=kv_bytes)
+    roomy = LLM(str(checkpoints["qwen2"]), SHAPES["alone"])
+    squeezed = LLM(str(checkpoints["qwen2"]), tight)
+    assert outputs(squeezed, sampling) == outputs(roomy, sampling)
+    assert squeezed.scheduler.counters.preemptions > 0
+
+
+def test_a_prompt_that_does_not_fit_is_refused_before_anything_runs(checkpoints: dict[str, Path]) -> None:
+    llm = LLM(str(checkpoints["qwen2"]), EngineOptions(max_model_len=50))
+    with pytest.raises(InvalidRequest, match="prompt 1 has 45 tokens"):
+        llm.generate([[1], [1] * 45], SamplingParams(max_tokens=10), progress=False)
+    assert not llm.scheduler.has_work
+
+
+def test_memory_that_cannot_hold_one_sequence_is_refused_with_the_arithmetic(checkpoints: dict[str, Path]) -> None:
+    with pytest.raises(ConfigError, match=r"needs 4 blocks = .* lower max_model_len to 48"):
+        LLM(str(checkpoints["qwen2"]), EngineOptions(max_model_len=50, kv_memory_bytes=3 * 12_288))
