@@ -1,0 +1,72 @@
+"""What the gateway says once it serves."""
+
+import json
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from shlex import quote
+
+from gateway.settings import human_bytes
+
+PROMPT = "Count from 3 to 12."
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A gateway that accepts requests."""
+
+    version: str
+    host: str
+    port: int  # the one that was bound
+    tls: bool
+    model: str  # the served name
+    num_parameters: int
+    dtype: str
+    device: str
+    num_blocks: int
+    block_size: int  # tokens
+    kv_bytes: int
+    max_model_len: int  # tokens
+    demo_key: str | None = field(repr=False)
+
+    @property
+    def url(self) -> str:
+        """Where a client on this machine reaches the gateway."""
+        return f"{'https' if self.tls else 'http'}://{_reachable(self.host)}:{self.port}"
+
+    def __str__(self) -> str:
+        tokens = f"{self.num_blocks * self.block_size:,} tokens in {self.num_blocks:,} blocks"
+        lines = [
+            f"Sluice {self.version} is ready at {self.url}",
+            "",
+            f"  model     {self.model}: {_count(self.num_parameters)} parameters, {self.dtype}, on {self.device}",
+            f"  KV cache  {human_bytes(self.kv_bytes)}: {tokens}, at most {self.max_model_len:,} tokens a request",
+        ]
+        if self.demo_key is not None:
+            lines += [f"  demo key  {self.demo_key}"]
+        return "\n".join([*lines, "", "Try it:", "", self.curl(), ""])
+
+    def curl(self) -> str:
+        """One line for a shell, that streams an answer."""
+        body = {"model": self.model, "stream": True, "messages": [{"role": "user", "content": PROMPT}]}
+        key = self.demo_key if self.demo_key is not None else "YOUR_KEY"
+        return (
+            f"curl -N {self.url}/v1/chat/completions -H {quote(f'Authorization: Bearer {key}')} "
+            f"-H 'Content-Type: application/json' -d {quote(json.dumps(body))}"
+        )
+
+
+def _reachable(host: str) -> str:
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host
+    if address.is_unspecified:
+        return "127.0.0.1" if address.version == 4 else "[::1]"
+    return host if address.version == 4 else f"[{host}]"
+
+
+def _count(number: int) -> str:
+    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return str(number)

@@ -1,0 +1,231 @@
+"""Makes everything that lives as long as the server, and runs it."""
+
+import asyncio
+import gc
+import logging
+import random
+import socket
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+
+import torch
+import uvicorn
+import uvloop
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as StarletteRequest
+from starlette.responses import Response
+from starlette.routing import Route
+from tqdm import tqdm
+
+from admission.admission import Admission
+from admission.controller import Controller
+from backend.config import Batching, KVAllocation
+from backend.engine import Engine
+from backend.executor import Executor
+from backend.loader import LoadedModel, load_model
+from backend.scheduler import Scheduler
+from backend.sizing import EngineOptions
+from backend.waiting import FirstComeFirstServed
+from gateway.announcement import Ready
+from gateway.auth import KeyRing, open_key_ring
+from gateway.connection import Connection, bound_socket
+from gateway.endpoints import DetokenizeEndpoint, HealthEndpoint, MetricsEndpoint, ModelsEndpoint, TokenizeEndpoint
+from gateway.errors import ApiError, InternalError, MethodNotAllowed, RouteNotFound, ShuttingDown
+from gateway.generation import ChatEndpoint, CompletionEndpoint
+from gateway.metrics import Metrics
+from gateway.openai import Limits
+from gateway.scope import Lives
+from gateway.service import Service
+from gateway.settings import Settings
+
+log = logging.getLogger(__name__)
+
+DRAIN_SECONDS = 30
+SWITCH_INTERVAL = 1e-4  # seconds; torch on a CPU re-takes the interpreter lock at every op
+
+Announce = Callable[[Ready], object]
+
+
+def run(settings: Settings, announce: Announce) -> int:
+    """Serve until told to stop. Returns the exit status; raises what makes serving impossible, before the port opens.
+
+    `announce` is called once, when requests are accepted.
+    """
+    sock = bound_socket(settings.host, settings.port)
+    with sock:
+        keys, demo_key = open_key_ring(settings)
+        model = _load(settings)
+        ready = _ready(settings, model, sock, demo_key)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(serve(settings, model, model.runner, keys, sock, lambda: announce(ready)))
+
+
+async def serve(
+    settings: Settings,
+    model: LoadedModel,
+    executor: Executor,
+    keys: KeyRing,
+    sock: socket.socket,
+    on_started: Callable[[], object],
+) -> int:
+    """Run one engine and its gateway on this loop; 1 when the device failed."""
+    scheduler = Scheduler(model.engine_config, FirstComeFirstServed())
+    engine = Engine(Controller(scheduler, settings.max_waiting), executor, model.engine_config.steps_in_flight)
+    lives = Lives(settings.write_timeout)
+    service = Service(
+        model=served_name(settings),
+        created=int(time.time()),
+        end_tokens=model.end_tokens,
+        limits=Limits(model.config.vocab_size, model.engine_config.max_model_len),
+        default_max_tokens=settings.default_max_tokens,
+        tokenizer=model.tokenizer,
+        admission=Admission(engine),
+        keys=keys,
+        metrics=Metrics(served_name(settings), scheduler, engine.clock),
+        lives=lives,
+        max_body_bytes=settings.max_body_bytes,
+        body_timeout=settings.header_timeout,
+        seeds=random.Random(settings.seed),
+    )
+    server = Server(settings, lives, on_started)
+    server.config.app = make_app(
+        service, lambda: not engine.failed.done(), lambda: not (engine.failed.done() or server.should_exit)
+    )
+    engine.failed.add_done_callback(lambda _: setattr(server, "should_exit", True))
+    engine.start()
+    sweeper = asyncio.create_task(lives.sweep())
+    try:
+        await server.serve(sockets=[sock])
+    finally:
+        sweeper.cancel()
+        failed = engine.failed.done()
+        await engine.stop()
+        model.tokenizer.close()
+    return 1 if failed else 0
+
+
+def make_app(service: Service, alive: Callable[[], bool], ready: Callable[[], bool]) -> Starlette:
+    """The routes. Every answer that is not one of the endpoints' is an error of the same shape."""
+    routes = [
+        Route("/v1/chat/completions", ChatEndpoint(service), methods=["POST"]),
+        Route("/v1/completions", CompletionEndpoint(service), methods=["POST"]),
+        Route("/v1/models", ModelsEndpoint(service), methods=["GET"]),
+        Route("/v1/models/{model:path}", ModelsEndpoint(service), methods=["GET"]),
+        Route("/tokenize", TokenizeEndpoint(service), methods=["POST"]),
+        Route("/detokenize", DetokenizeEndpoint(service), methods=["POST"]),
+        Route("/livez", HealthEndpoint(service, alive), methods=["GET"]),
+        Route("/readyz", HealthEndpoint(service, ready), methods=["GET"]),
+        Route("/metrics", MetricsEndpoint(service), methods=["GET"]),
+    ]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _unrouted})
+    app.router.redirect_slashes = False
+    return app
+
+
+class Server(uvicorn.Server):
+    """Uvicorn with our connections: says when it has started, and what it could not finish is told so."""
+
+    def __init__(self, settings: Settings, lives: Lives, on_started: Callable[[], object]) -> None:
+        limits = {"header_timeout": settings.header_timeout, "max_connections": settings.max_connections}
+        super().__init__(
+            uvicorn.Config(
+                app=_nothing,
+                http=type("LimitedConnection", (Connection,), limits),
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=settings.idle_timeout,  # type: ignore[arg-type]  # seconds; a float works
+                timeout_graceful_shutdown=DRAIN_SECONDS + 5,
+                ssl_certfile=settings.tls_cert_file,
+                ssl_keyfile=settings.tls_key_file,
+            )
+        )
+        self._lives = lives
+        self._on_started = on_started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        late = asyncio.get_running_loop().call_later(DRAIN_SECONDS, self._lives.end_all, ShuttingDown())
+        await super().shutdown(sockets)
+        late.cancel()
+
+
+async def _nothing(scope: object, receive: object, send: object) -> None:
+    """Stands in for the application until it is made."""
+
+
+async def _unrouted(request: StarletteRequest, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    failure: ApiError = InternalError("The server failed to answer this request.")
+    if error.status_code == 404:
+        failure = RouteNotFound(f"Unknown request URL: {request.method} {path:.200}.")
+    elif error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        failure = MethodNotAllowed(f"{path:.200} does not answer {request.method}; use {allowed}.", allowed)
+    return Response(failure.to_body(), failure.status, failure.headers())
+
+
+def served_name(settings: Settings) -> str:
+    return settings.served_model_name or settings.model
+
+
+def _load(settings: Settings) -> LoadedModel:
+    torch.set_num_threads(settings.threads)
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    options = EngineOptions(
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_model_len=settings.max_model_len,
+        prefill_chunk=settings.prefill_chunk,
+        block_size=settings.block_size,
+        kv_memory_bytes=settings.kv_memory_bytes,
+        kv_memory_fraction=settings.kv_memory_fraction,
+        batching=Batching(settings.batching),
+        kv_allocation=KVAllocation(settings.kv_allocation),
+    )
+    with tqdm(unit="B", unit_scale=True, desc="loading weights", disable=None, leave=False) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        model = load_model(
+            settings.model,
+            options,
+            dtype=settings.dtype,
+            device=settings.device,
+            kernels=settings.kernels,
+            progress=progress,
+        )
+    model.runner.warm_up()
+    gc.collect()
+    gc.freeze()
+    return model
+
+
+def _ready(settings: Settings, model: LoadedModel, sock: socket.socket, demo_key: str | None) -> Ready:
+    config = model.engine_config
+    return Ready(
+        version=version("sluice"),
+        host=settings.host,
+        port=sock.getsockname()[1],
+        tls=settings.tls_cert_file is not None,
+        model=served_name(settings),
+        num_parameters=model.num_parameters,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(model.runner.device),
+        num_blocks=config.num_blocks,
+        block_size=config.block_size,
+        kv_bytes=model.kv_bytes,
+        max_model_len=config.max_model_len,
+        demo_key=demo_key,
+    )

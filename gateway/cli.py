@@ -1,0 +1,120 @@
+"""The `sluice` command. Exit status: 0 done, 1 it could not be done, 2 it was asked for wrongly, 130 interrupted."""
+
+import errno
+import logging
+import os
+import resource
+import socket
+import sys
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from functools import partial
+from importlib.metadata import version
+from shutil import get_terminal_size
+from typing import Any
+
+from backend.errors import BackendError, ConfigError
+from gateway import key_commands
+from gateway.flags import SettingsError, add_flags, did_you_mean, load, misspelled
+from gateway.key_store import KeyStoreError
+from gateway.settings import SPARE_FILES, Settings
+
+NOTES = """\
+Every flag is a variable too: --max-num-seqs is SLUICE_MAX_NUM_SEQS. A flag wins over its variable.
+SLUICE_PEPPER has no flag, because other users of the machine can read a command line: it is the secret that API keys
+are hashed with (default: DIR/pepper, made at first start); replicas that share keys share it."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    namespace, strangers = parser.parse_known_args(arguments)
+    if strangers:
+        namespace.parser.error(_unknown(strangers, namespace.parser))
+    try:
+        return int(namespace.run(namespace))
+    except (SettingsError, ConfigError) as error:
+        return _failed(error, 2)
+    except (KeyStoreError, BackendError) as error:
+        return _failed(error, 1)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _serve(namespace: Namespace) -> int:
+    settings = load(namespace)
+    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for warning in misspelled(os.environ):
+        print(f"sluice: warning: {warning}", file=sys.stderr)
+    _allow_files(settings.max_connections + SPARE_FILES)
+    from gateway.app import run  # noqa: PLC0415 - brings torch, seconds that --help need not wait for
+
+    try:
+        return run(settings, announce=partial(print, flush=True))
+    except OSError as error:
+        return _failed(_why_not_listening(error, settings), 1)
+
+
+def _allow_files(needed: int) -> None:
+    """Raise this process's own limit of open files; the settings have checked it against the hard one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def _why_not_listening(error: OSError, settings: Settings) -> str:
+    """What to do about an address that cannot be bound; any other error is re-raised."""
+    address = f"{settings.host}:{settings.port}"
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        return f"{settings.host} is not an address of this machine: choose another with --host"
+    if error.errno == errno.EADDRINUSE:
+        return f"{address} is in use: stop what listens there, or choose another port with --port"
+    if error.errno == errno.EACCES and settings.port < 1024:
+        return f"{address} needs privileges that this user lacks: choose a port above 1023 with --port"
+    raise error
+
+
+def _version(_: Namespace) -> int:
+    print(f"sluice {version('sluice')}")
+    return 0
+
+
+def _parser() -> ArgumentParser:
+    parser = _Parser(
+        prog="sluice",
+        description="A multi-tenant LLM inference gateway with the engine inside.",
+        epilog="Each command has its own --help.",
+    )
+    parser.add_argument("--version", action="version", help="print the version", version=f"sluice {version('sluice')}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    serve = commands.add_parser("serve", help="serve a model over HTTP", usage="sluice serve [flags]", epilog=NOTES)
+    add_flags(serve)
+    serve.set_defaults(run=_serve, parser=serve)
+    key_commands.add_to(commands)
+    shown = commands.add_parser("version", help="print the version")
+    shown.set_defaults(run=_version, parser=shown)
+    return parser
+
+
+class _Parser(ArgumentParser):
+    """An ArgumentParser whose help is as wide as the terminal, to a readable limit, and whose flags are written out."""
+
+    def __init__(self, **options: Any) -> None:
+        width = min(get_terminal_size().columns, 112)
+        options.setdefault("formatter_class", partial(RawDescriptionHelpFormatter, width=width, max_help_position=34))
+        options.setdefault("allow_abbrev", False)
+        super().__init__(**options)
+
+
+def _unknown(strangers: Sequence[str], parser: ArgumentParser) -> str:
+    known = [flag for action in parser._actions for flag in action.option_strings]
+    named = [name.partition("=")[0] for name in strangers if name.startswith("-")] or strangers
+    return "; ".join(f"unknown argument {name}{did_you_mean(name, known)}" for name in named)
+
+
+def _failed(message: object, status: int) -> int:
+    print(f"sluice: {message}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""The endpoints that answer at once: models, tokens, health and metrics."""
+
+from collections.abc import Callable
+
+import orjson
+
+from admission.outcome import Outcome
+from gateway.endpoint import Call, Endpoint
+from gateway.metrics import CONTENT_TYPE
+from gateway.openai import parse_detokenize_request, parse_tokenize_request
+from gateway.replies import detokenized, model_card, models_list, tokenized
+from gateway.responses import encode_headers
+from gateway.service import Service
+
+
+class ModelsEndpoint(Endpoint):
+    """GET /v1/models and /v1/models/{model}."""
+
+    async def answer(self, call: Call) -> Outcome:
+        service = self.service
+        service.keys.authenticate(call.exchange.header(b"authorization"))
+        card = model_card(service.model, service.created, service.limits.max_model_len)
+        name = call.scope.get("path_params", {}).get("model")
+        if name is None:
+            await call.exchange.reply(models_list([card]))
+        else:
+            service.check_model(name)
+            await call.exchange.reply(orjson.dumps(card))
+        return Outcome.COMPLETED
+
+
+class TokenizeEndpoint(Endpoint):
+    """POST /tokenize: a prompt's, or a conversation's, token ids."""
+
+    async def answer(self, call: Call) -> Outcome:
+        service, tokenizer = self.service, self.service.tokenizer
+        service.keys.authenticate(call.exchange.header(b"authorization"))
+        request = parse_tokenize_request(await service.read_body(call.scope, call.receive))
+        if request.model is not None:
+            service.check_model(request.model)
+        text = request.prompt
+        if request.messages is not None:
+            text = tokenizer.render_chat(request.messages, request.add_generation_prompt)
+        token_ids = await tokenizer.encode_async(text or "", request.add_special_tokens)
+        strings = [tokenizer.id_to_token(token_id) for token_id in token_ids] if request.return_token_strs else None
+        await call.exchange.reply(tokenized(token_ids, service.limits.max_model_len, strings))
+        return Outcome.COMPLETED
+
+
+class DetokenizeEndpoint(Endpoint):
+    """POST /detokenize: the text of token ids."""
+
+    async def answer(self, call: Call) -> Outcome:
+        service = self.service
+        service.keys.authenticate(call.exchange.header(b"authorization"))
+        request = parse_detokenize_request(await service.read_body(call.scope, call.receive), service.limits)
+        if request.model is not None:
+            service.check_model(request.model)
+        await call.exchange.reply(detokenized(service.tokenizer.decode(request.tokens, skip_special_tokens=False)))
+        return Outcome.COMPLETED
+
+
+class HealthEndpoint(Endpoint):
+    """GET /livez and /readyz: 200 while `healthy`, else 503. They need no key."""
+
+    def __init__(self, service: Service, healthy: Callable[[], bool]) -> None:
+        super().__init__(service)
+        self._healthy = healthy
+
+    async def answer(self, call: Call) -> Outcome:
+        healthy = self._healthy()
+        body = orjson.dumps({"status": "ok" if healthy else "unavailable"})
+        await call.exchange.reply(body, 200 if healthy else 503)
+        return Outcome.COMPLETED
+
+
+class MetricsEndpoint(Endpoint):
+    """GET /metrics, in Prometheus' text format."""
+
+    async def answer(self, call: Call) -> Outcome:
+        await call.exchange.reply(self.service.metrics.render(), headers=_METRICS)
+        return Outcome.COMPLETED
+
+
+_METRICS = encode_headers({"content-type": CONTENT_TYPE})

@@ -1,0 +1,262 @@
+"""Every refusal and failure that a client sees, drawn once.
+
+ApiError
+├── BadRequest           400  a malformed, unknown or unsupported field; `param` names it
+├── Unsatisfiable        400  can never fit: context, KV quota, window limit
+├── RequestTimedOut      400  its headers or body did not arrive in time
+├── InvalidApiKey        401
+├── ModelNotFound        404  unknown, or not allowed to this tenant
+├── RouteNotFound        404
+├── MethodNotAllowed     405
+├── RequestTooLarge      413  while reading the body, chunked ones too
+├── HeadersTooLarge      431
+├── RateLimited          429  the tenant's rate window is spent
+├── ConcurrencyExceeded  429  the tenant's requests in flight
+├── KvQuotaExceeded      429  the tenant's KV bytes in use
+├── InsufficientQuota    429  the tenant's long-period budget is spent
+├── InternalError        500  ours; the message says nothing of the inside
+├── Overloaded           503  the shared queue is full, or every connection is taken
+├── DeadlineUnmeetable   503
+├── ShuttingDown         503
+├── Preempted            503  before the first byte; an error event after it
+├── QuotaUnverifiable    503  the quota store is unreachable and policy says closed
+└── DeadlineExceeded     504  while queued
+
+The backend's refusals become these in `translate`, and nowhere else. 408 and 409 are never used: clients retry them.
+"""
+
+import math
+from typing import ClassVar
+
+import orjson
+
+from backend.errors import InvalidRequest
+from gateway.sse import event
+
+MAX_RETRY_AFTER_S = 60.0  # clients ignore longer waits and retry at once
+
+
+class ApiError(Exception):
+    """One row of the table above. `str(error)` is the message for the client.
+
+    `retry_after` is in seconds, already jittered by whoever measured it; more than `MAX_RETRY_AFTER_S` is cut to that.
+    `details` are further keys of the error object, such as estimate_ms.
+    """
+
+    status: int
+    type: ClassVar[str] = "invalid_request_error"
+    code: ClassVar[str | None] = None
+    dropped_reason: ClassVar[str | None] = None  # one low-cardinality word for refusals under load or by policy
+    should_retry: bool | None = None  # None: the client's own rule
+
+    def __init__(
+        self,
+        message: str,
+        param: str | None = None,
+        *,
+        retry_after: float | None = None,
+        details: dict[str, int | float | str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after = None if retry_after is None else min(max(retry_after, 0.001), MAX_RETRY_AFTER_S)
+        self.details = details or {}
+
+    def to_body(self) -> bytes:
+        """The JSON body. A lone surrogate echoed from a field name or value becomes "?"."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return orjson.dumps({"error": {key: _encodable(value) for key, value in error.items()} | self.details})
+
+    def to_sse(self) -> bytes:
+        """The last event of a stream that fails after its first byte. No [DONE] may follow."""
+        return event(self.to_body())
+
+    def headers(self) -> dict[str, str]:
+        headers = {"content-type": "application/json"}
+        if self.dropped_reason:
+            headers["x-sluice-dropped-reason"] = self.dropped_reason
+        if self.should_retry is not None:
+            headers["x-should-retry"] = "true" if self.should_retry else "false"
+        if self.retry_after is not None:
+            headers["retry-after"] = str(math.ceil(self.retry_after))
+            headers["retry-after-ms"] = str(math.ceil(self.retry_after * 1000))
+        return headers
+
+
+class BadRequest(ApiError):
+    status = 400
+
+
+class Unsatisfiable(ApiError):
+    status = 400
+    code = "quota_unsatisfiable"
+    dropped_reason = "unsatisfiable"
+
+
+class InvalidApiKey(ApiError):
+    status = 401
+    code = "invalid_api_key"
+
+    def headers(self) -> dict[str, str]:
+        return super().headers() | {"www-authenticate": "Bearer"}
+
+
+class ModelNotFound(ApiError):
+    status = 404
+    code = "model_not_found"
+
+
+class RouteNotFound(ApiError):
+    status = 404
+    code = "unknown_url"
+
+
+class MethodNotAllowed(ApiError):
+    status = 405
+    code = "method_not_allowed"
+
+    def __init__(self, message: str, allowed: str) -> None:
+        """`allowed` are the methods of this path, as in "GET, HEAD"."""
+        super().__init__(message)
+        self.allowed = allowed
+
+    def headers(self) -> dict[str, str]:
+        return super().headers() | {"allow": self.allowed}
+
+
+class RequestTooLarge(ApiError):
+    status = 413
+    code = "request_too_large"
+
+
+class HeadersTooLarge(ApiError):
+    status = 431
+    code = "headers_too_large"
+
+
+class RequestTimedOut(ApiError):
+    status = 400
+    code = "request_timeout"
+
+
+class RateLimited(ApiError):
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+    dropped_reason = "rate"
+
+
+class ConcurrencyExceeded(ApiError):
+    status = 429
+    type = "rate_limit_error"
+    code = "concurrency_exceeded"
+    dropped_reason = "concurrency"
+
+
+class KvQuotaExceeded(ApiError):
+    status = 429
+    type = "rate_limit_error"
+    code = "kv_quota_exceeded"
+    dropped_reason = "kv_quota"
+
+
+class InsufficientQuota(ApiError):
+    status = 429
+    type = "insufficient_quota"
+    code = "insufficient_quota"
+    dropped_reason = "budget"
+    should_retry = False
+
+
+class InternalError(ApiError):
+    status = 500
+    type = "internal_error"
+    code = "internal_error"
+
+
+class Overloaded(ApiError):
+    status = 503
+    type = "service_unavailable_error"
+    code = "server_is_overloaded"
+    dropped_reason = "queue_full"
+
+
+class DeadlineUnmeetable(ApiError):
+    """`estimate_ms` is what the request would have taken. A retry can help only if the client's deadline is relative;
+    if the tenant's own backlog is the cause, the status is 429.
+    """
+
+    status = 503
+    type = "service_unavailable_error"
+    code = "deadline_unmeetable"
+    dropped_reason = "deadline"
+
+    def __init__(
+        self,
+        message: str,
+        estimate_ms: float,
+        retry_after: float,
+        deadline_is_relative: bool = False,
+        own_backlog: bool = False,
+    ) -> None:
+        super().__init__(message, retry_after=retry_after, details={"estimate_ms": estimate_ms})
+        self.status = 429 if own_backlog else 503
+        self.should_retry = None if deadline_is_relative else False
+
+
+class ShuttingDown(ApiError):
+    status = 503
+    type = "service_unavailable_error"
+    code = "shutting_down"
+    dropped_reason = "draining"
+    should_retry = True
+
+    def __init__(self, message: str = "the server is shutting down; send the request again") -> None:
+        super().__init__(message, retry_after=1)
+
+
+class Preempted(ApiError):
+    status = 503
+    type = "service_unavailable_error"
+    code = "preempted"
+    dropped_reason = "preempted"
+    should_retry = True
+
+    def __init__(self, message: str = "the request lost its memory to others too often; send it again") -> None:
+        super().__init__(message, retry_after=1)
+
+
+class QuotaUnverifiable(ApiError):
+    status = 503
+    type = "service_unavailable_error"
+    code = "quota_unverifiable"
+    dropped_reason = "quota_store"
+
+
+class DeadlineExceeded(ApiError):
+    status = 504
+    type = "timeout_error"
+    code = "deadline_exceeded"
+    dropped_reason = "deadline"
+    should_retry = False
+
+
+def context_exceeded(num_tokens: int, max_model_len: int, param: str) -> ApiError:
+    """The refusal of a prompt that the context cannot hold."""
+    message = f"This model's maximum context length is {max_model_len} tokens, but {param} holds {num_tokens} tokens."
+    return Unsatisfiable(message, param)
+
+
+def translate(error: Exception) -> ApiError:
+    """What the client is told of any exception. The log gets the original; an unforeseen one says nothing of itself."""
+    match error:
+        case ApiError():
+            return error
+        case InvalidRequest(param=param):
+            return BadRequest(f"{error}.", param)
+    return InternalError("The server failed to answer this request. It has been logged; a retry may succeed.")
+
+
+def _encodable(value: str | None) -> str | None:
+    return value and value.encode("utf-8", "replace").decode()

@@ -1,0 +1,155 @@
+"""What the gateway keeps of its API keys between starts: a pepper and the keys' hashes, in one directory.
+
+    DIR/pepper     32 random bytes that every hash is keyed with, made at first start
+    DIR/keys.json  one entry for each key: id, tenant, hmac, created, expires
+
+The directory is open to its owner alone. Files are replaced whole, so that a reader never sees half of one.
+"""
+
+import json
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from fcntl import LOCK_EX, flock
+from pathlib import Path
+from typing import Any
+
+PEPPER_BYTES = 32
+
+
+class KeyStoreError(Exception):
+    """The directory cannot be used as it is; the message names the file and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRecord:
+    """One API key as it is stored. `digest` is HMAC-SHA-256 of the whole key under the pepper."""
+
+    id: str
+    tenant: str
+    digest: bytes = field(repr=False)
+    created: datetime
+    expires: datetime | None = None  # None: never
+
+
+@dataclass(frozen=True, slots=True)
+class KeyStore:
+    directory: Path
+
+    def pepper(self) -> bytes:
+        """The pepper, made now if there is none. Processes that start together get the same one."""
+        path = self.directory / "pepper"
+        with _explained(path):
+            if not path.exists():
+                self._make_directory()
+                _link_new(path, secrets.token_bytes(PEPPER_BYTES))
+            pepper, mode = path.read_bytes(), path.stat().st_mode
+        if mode & 0o077:
+            raise KeyStoreError(f"{path} may be read by other users: chmod 600 {path}")
+        if len(pepper) != PEPPER_BYTES:
+            raise KeyStoreError(
+                f"{path} holds {len(pepper)} bytes, not {PEPPER_BYTES}: restore it, or delete it and make new keys"
+            )
+        return pepper
+
+    def records(self) -> list[KeyRecord]:
+        path = self.directory / "keys.json"
+        with _explained(path):
+            if not path.exists():
+                return []
+            content = path.read_bytes()
+        try:
+            return [_parse(entry) for entry in json.loads(content)["keys"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise KeyStoreError(
+                f"{path} is damaged ({type(error).__name__}: {error}): restore it or delete it"
+            ) from None
+
+    def add(self, record: KeyRecord) -> None:
+        with self._locked():
+            self._write([*self.records(), record])
+
+    def remove(self, key_id: str) -> bool:
+        """Whether there was such a key."""
+        with self._locked():
+            records = self.records()
+            kept = [record for record in records if record.id != key_id]
+            if len(kept) < len(records):
+                self._write(kept)
+            return len(kept) < len(records)
+
+    def _write(self, records: list[KeyRecord]) -> None:
+        entries = [_entry(record) for record in records]
+        _replace(self.directory / "keys.json", json.dumps({"version": 1, "keys": entries}, indent=1).encode())
+
+    def _make_directory(self) -> None:
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.directory.stat().st_mode & 0o022:
+            raise KeyStoreError(f"{self.directory} may be written by other users: chmod 700 {self.directory}")
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One writer at a time, over processes."""
+        with _explained(self.directory):
+            self._make_directory()
+            descriptor = os.open(self.directory, os.O_RDONLY)
+            try:
+                flock(descriptor, LOCK_EX)
+                yield
+            finally:
+                os.close(descriptor)
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise KeyStoreError(f"{path}: {error.strerror}; choose another directory with --state-dir") from None
+
+
+def _link_new(path: Path, content: bytes) -> None:
+    """Create `path` whole, unless another process was first."""
+    temporary = _written(path, content)
+    with suppress(FileExistsError):
+        path.hardlink_to(temporary)
+    temporary.unlink()
+
+
+def _replace(path: Path, content: bytes) -> None:
+    _written(path, content).replace(path)
+
+
+def _written(path: Path, content: bytes) -> Path:
+    """A file beside `path`, open to its owner alone, with `content` on the disk."""
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return Path(name)
+
+
+def _entry(record: KeyRecord) -> dict[str, str | None]:
+    return {
+        "id": record.id,
+        "tenant": record.tenant,
+        "hmac": record.digest.hex(),
+        "created": record.created.isoformat(),
+        "expires": record.expires.isoformat() if record.expires else None,
+    }
+
+
+def _parse(entry: dict[str, Any]) -> KeyRecord:
+    expires = entry.get("expires")
+    return KeyRecord(
+        id=entry["id"],
+        tenant=entry["tenant"],
+        digest=bytes.fromhex(entry["hmac"]),
+        created=datetime.fromisoformat(entry["created"]),
+        expires=datetime.fromisoformat(expires) if expires else None,
+    )

@@ -1,0 +1,192 @@
+"""What clients of the OpenAI API ask for: bodies read, checked, and given the types that the server works with."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from backend.errors import InvalidRequest
+from backend.sampling import SamplingParams
+from gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, Message, Tier, TokenizeBody
+from gateway.errors import BadRequest, context_exceeded, translate
+from gateway.wire import read, shown
+
+MAX_PROMPTS = 128
+
+Prompt = str | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a request is held against before it is tokenized."""
+
+    vocab_size: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """What both endpoints share: how to draw tokens, and how to answer."""
+
+    model: str
+    sampling: SamplingParams
+    stream: bool
+    include_usage: bool  # a last chunk with the usage of the stream
+    include_stop: bool  # the stop string stays in the text
+    skip_special_tokens: bool
+    add_special_tokens: bool  # when the prompt is encoded
+    service_tier: Tier | None
+    user: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest(GenerationRequest):
+    messages: tuple[Mapping[str, str], ...]  # role, content and perhaps name, as chat templates read them
+    add_generation_prompt: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest(GenerationRequest):
+    prompts: tuple[Prompt, ...]  # at least one; a text may still encode to no token
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeRequest:
+    """Either `prompt` or `messages` is set."""
+
+    model: str | None
+    prompt: str | None
+    messages: tuple[Mapping[str, str], ...] | None
+    add_generation_prompt: bool
+    add_special_tokens: bool
+    return_token_strs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DetokenizeRequest:
+    model: str | None
+    tokens: tuple[int, ...]
+
+
+def parse_chat_request(raw: bytes, limits: Limits) -> ChatRequest:
+    """Raises `ApiError`, and nothing else, whatever `raw` is."""
+    body = read(ChatBody, raw)
+    return ChatRequest(
+        **_shared(body, limits, add_special_tokens=False),
+        messages=tuple(_template_message(message) for message in body.messages),
+        add_generation_prompt=_default(body.add_generation_prompt, True),
+    )
+
+
+def parse_completion_request(raw: bytes, limits: Limits) -> CompletionRequest:
+    """Raises `ApiError`, and nothing else, whatever `raw` is."""
+    body = read(CompletionBody, raw)
+    return CompletionRequest(
+        **_shared(body, limits, add_special_tokens=True),
+        prompts=_prompts(body.prompt, limits),
+    )
+
+
+def parse_tokenize_request(raw: bytes) -> TokenizeRequest:
+    """Raises `ApiError`, and nothing else, whatever `raw` is."""
+    body = read(TokenizeBody, raw)
+    if (body.prompt is None) == (body.messages is None):
+        raise BadRequest("Send either prompt or messages.", "prompt")
+    return TokenizeRequest(
+        model=body.model,
+        prompt=body.prompt,
+        messages=None if body.messages is None else tuple(_template_message(message) for message in body.messages),
+        add_generation_prompt=_default(body.add_generation_prompt, True),
+        add_special_tokens=_default(body.add_special_tokens, body.messages is None),
+        return_token_strs=_default(body.return_token_strs, False),
+    )
+
+
+def parse_detokenize_request(raw: bytes, limits: Limits) -> DetokenizeRequest:
+    """Raises `ApiError`, and nothing else, whatever `raw` is."""
+    body = read(DetokenizeBody, raw)
+    return DetokenizeRequest(model=body.model, tokens=_token_ids(body.tokens, "tokens", limits))
+
+
+def _shared(body: GenerationBody, limits: Limits, add_special_tokens: bool) -> dict[str, Any]:
+    if body.stream_options and not body.stream:
+        raise BadRequest("stream_options is only allowed when stream is true.", "stream_options")
+    return {
+        "model": body.model,
+        "sampling": _sampling(body, limits),
+        "stream": bool(body.stream),
+        "include_usage": bool(body.stream_options and body.stream_options.include_usage),
+        "include_stop": _default(body.include_stop_str_in_output, False),
+        "skip_special_tokens": _default(body.skip_special_tokens, True),
+        "add_special_tokens": _default(body.add_special_tokens, add_special_tokens),
+        "service_tier": body.service_tier,
+        "user": body.user,
+    }
+
+
+_SAMPLING_FIELDS = (
+    "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "seed", "ignore_eos",
+)  # fmt: skip
+
+
+def _sampling(body: GenerationBody, limits: Limits) -> SamplingParams:
+    """null stands for the default. Of two token limits the larger counts: it is what has to be reserved."""
+    given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
+    token_limits = [body.max_tokens, body.max_completion_tokens if isinstance(body, ChatBody) else None]
+    stop_token_ids = tuple(body.stop_token_ids or ())
+    if stop_token_ids:
+        _check_in_vocabulary(stop_token_ids, "stop_token_ids", limits)
+    try:
+        return SamplingParams(
+            **given,
+            max_tokens=max((limit for limit in token_limits if limit is not None), default=None),
+            stop=tuple(body.stop or ()),
+            stop_token_ids=stop_token_ids,
+        )
+    except InvalidRequest as exc:
+        raise translate(exc) from exc
+
+
+def _template_message(message: Message) -> dict[str, str]:
+    """`developer` is what newer clients call `system`; templates know only the latter."""
+    role = "system" if message.role == "developer" else message.role
+    named = {} if message.name is None else {"name": message.name}
+    return {"role": role, "content": message.content or "", **named}
+
+
+def _prompts(prompt: Any, limits: Limits) -> tuple[Prompt, ...]:
+    if not isinstance(prompt, list) or (prompt and type(prompt[0]) is int):
+        return (_prompt(prompt, "prompt", limits),)
+    if not 1 <= len(prompt) <= MAX_PROMPTS:
+        raise BadRequest(f"prompt must hold between 1 and {MAX_PROMPTS} prompts, got {len(prompt)}.", "prompt")
+    return tuple(_prompt(item, f"prompt[{i}]", limits) for i, item in enumerate(prompt))
+
+
+def _prompt(prompt: Any, param: str, limits: Limits) -> Prompt:
+    match prompt:
+        case str():
+            return prompt
+        case list():
+            return _token_ids(prompt, param, limits)
+    raise BadRequest(f"{param} must be a string or an array of token ids, got {shown(prompt)}.", param)
+
+
+def _token_ids(ids: Any, param: str, limits: Limits) -> tuple[int, ...]:
+    if not isinstance(ids, list) or not ids:
+        raise BadRequest(f"{param} must be a non-empty array of token ids, got {shown(ids)}.", param)
+    if len(ids) > limits.max_model_len:
+        raise context_exceeded(len(ids), limits.max_model_len, param)
+    if not all(type(token_id) is int for token_id in ids):
+        raise BadRequest(f"{param} must hold only integers.", param)
+    _check_in_vocabulary(ids, param, limits)
+    return tuple(ids)
+
+
+def _check_in_vocabulary(ids: list[int] | tuple[int, ...], param: str, limits: Limits) -> None:
+    for outlier in (min(ids), max(ids)):
+        if not 0 <= outlier < limits.vocab_size:
+            raise BadRequest(f"{param} must hold ids between 0 and {limits.vocab_size - 1}, got {outlier}.", param)
+
+
+def _default(value: bool | None, default: bool) -> bool:
+    return default if value is None else value

@@ -1,0 +1,67 @@
+"""Answers over ASGI: one whole body, or a stream that can still fail properly after its first byte."""
+
+import re
+import uuid
+
+from starlette.types import Scope, Send
+
+from gateway import sse
+from gateway.errors import ApiError
+
+JSON = {"content-type": "application/json"}
+_SAFE_ID = re.compile(rb"[\w.:-]{1,128}", re.ASCII)
+
+Headers = list[tuple[bytes, bytes]]
+
+
+def encode_headers(headers: dict[str, str]) -> Headers:
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+
+
+_JSON = encode_headers(JSON)
+_SSE = encode_headers(sse.HEADERS)
+
+
+class Exchange:
+    """One request's answer. Every answer carries `x-request-id`: the client's own where it is harmless, else ours."""
+
+    __slots__ = ("_headers", "_request_id", "_started", "send")
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self.send = send
+        self._headers: Headers = scope["headers"]
+        given = self.header(b"x-request-id")
+        self._request_id = given if given and _SAFE_ID.fullmatch(given) else b"req_" + uuid.uuid4().hex.encode()
+        self._started = False
+
+    def header(self, name: bytes) -> bytes | None:
+        """The request's header, None when it is absent."""
+        return next((value for key, value in self._headers if key == name), None)
+
+    async def reply(self, body: bytes, status: int = 200, headers: Headers = _JSON) -> None:
+        """The whole answer."""
+        length = (b"content-length", str(len(body)).encode())
+        await self._start(status, [*headers, length])
+        await self.send({"type": "http.response.body", "body": body})
+
+    async def stream(self, events: bytes) -> None:
+        """A part of an event stream; the first one sends the headers."""
+        if not self._started:
+            await self._start(200, _SSE)
+        await self.send({"type": "http.response.body", "body": events, "more_body": True})
+
+    async def end_stream(self, events: bytes) -> None:
+        """The last part."""
+        await self.send({"type": "http.response.body", "body": events, "more_body": False})
+
+    async def fail(self, error: ApiError) -> None:
+        """The error as a body, or as the last event of a stream that has begun; such a stream has no [DONE]."""
+        if self._started:
+            await self.end_stream(error.to_sse())
+        else:
+            await self.reply(error.to_body(), error.status, encode_headers(error.headers()))
+
+    async def _start(self, status: int, headers: Headers) -> None:
+        self._started = True
+        head = [*headers, (b"x-request-id", self._request_id)]
+        await self.send({"type": "http.response.start", "status": status, "headers": head})

@@ -1,0 +1,157 @@
+"""The lexical life of one request: whatever ends it early cancels the code inside it."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Self
+
+from starlette.types import Message, Receive, Scope, Send
+
+from admission.outcome import Outcome
+from gateway.connection import TRANSPORT
+from gateway.errors import ApiError, RequestTimedOut, RequestTooLarge
+
+
+class ClientGone(Exception):
+    """The client disconnected before its request was complete; nobody is left to answer."""
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int, timeout: float) -> bytes:
+    """The whole body, at most `limit` bytes, each part within `timeout` seconds.
+
+    Raises `ApiError` and `ClientGone`. The size is checked while reading, so a chunked body cannot exceed it either.
+    """
+    declared = _content_length(scope)
+    if declared > limit:
+        raise RequestTooLarge(f"The request body is larger than the {limit} bytes this server accepts.")
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await _next_part(receive, timeout)
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limit:
+            raise RequestTooLarge(f"The request body is larger than the {limit} bytes this server accepts.")
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def _content_length(scope: Scope) -> int:
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            return int(value) if value.isdigit() else 0
+    return 0
+
+
+async def _next_part(receive: Receive, timeout: float) -> Message:
+    try:
+        async with asyncio.timeout(timeout):
+            return await receive()
+    except TimeoutError:
+        raise RequestTimedOut(f"No part of the request body arrived for {timeout:g} s.") from None
+
+
+class RequestScope:
+    """Runs its block beside a watcher for `http.disconnect`, from the last byte of the body to the last of the answer.
+
+    `end` cancels the block from anywhere; the block's own cleanup runs, and the cancellation stops at the end of the
+    scope. `outcome` then says why. A write that makes no progress is ended by `Lives.sweep`.
+    """
+
+    __slots__ = ("_receive", "_send", "_task", "_transport", "_watcher", "error", "outcome", "writing_since")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.outcome: Outcome | None = None
+        self.error: ApiError | None = None  # what the client is to be told, if it is still there
+        self.writing_since: float | None = None
+        self._receive = receive
+        self._send = send
+        self._transport = scope.get("extensions", {}).get(TRANSPORT, {}).get("transport")
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.current_task()
+        self._watcher = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        self._watcher.cancel()
+        if self.outcome is None:
+            return False
+        assert self._task is not None
+        if kind is not asyncio.CancelledError:
+            await _absorb_cancellation()
+        self._task.uncancel()
+        return kind is None or kind is asyncio.CancelledError
+
+    async def send(self, message: Message) -> None:
+        """Write to the client, watched for progress."""
+        self.writing_since = asyncio.get_running_loop().time()
+        try:
+            await self._send(message)
+        finally:
+            self.writing_since = None
+
+    def end(self, outcome: Outcome) -> None:
+        """Cancel the block, once."""
+        if self.outcome is None and self._task is not None:
+            self.outcome = outcome
+            self._task.cancel()
+
+    def fail(self, error: ApiError) -> None:
+        """End it with an error for the client."""
+        if self.outcome is None:
+            self.error = error
+            self.end(Outcome.FAILED)
+
+    def abort(self) -> None:
+        """End it and drop the connection with whatever was not yet written."""
+        self.end(Outcome.DISCONNECTED)
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.end(Outcome.DISCONNECTED)
+
+
+async def _absorb_cancellation() -> None:
+    """Let a cancellation that was requested after the block's last await arrive here."""
+    with suppress(asyncio.CancelledError):
+        await asyncio.sleep(0)
+
+
+class Lives:
+    """The scopes being served: swept for clients that stopped reading, ended together at a shutdown."""
+
+    def __init__(self, write_timeout: float) -> None:
+        self._write_timeout = write_timeout
+        self._scopes: set[RequestScope] = set()
+
+    @contextmanager
+    def watching(self, scope: RequestScope) -> Iterator[None]:
+        self._scopes.add(scope)
+        try:
+            yield
+        finally:
+            self._scopes.discard(scope)
+
+    def end_all(self, error: ApiError) -> None:
+        """Every client still being served is told `error`."""
+        for scope in list(self._scopes):
+            scope.fail(error)
+
+    async def sweep(self) -> None:
+        """Runs as long as the server does."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._write_timeout / 4)
+            stalled = loop.time() - self._write_timeout
+            for scope in [s for s in self._scopes if s.writing_since is not None and s.writing_since < stalled]:
+                scope.abort()

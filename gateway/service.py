@@ -1,0 +1,44 @@
+"""What the endpoints work with, made once by `app`."""
+
+import random
+from dataclasses import dataclass
+
+from starlette.types import Receive, Scope
+
+from admission.admission import Admission
+from backend.tokenizer import Tokenizer
+from gateway.auth import KeyRing
+from gateway.errors import ModelNotFound
+from gateway.metrics import Metrics
+from gateway.openai import Limits
+from gateway.scope import Lives, read_body
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One model behind one engine, and everything a request to it meets."""
+
+    model: str  # the served name
+    created: int  # Unix seconds
+    end_tokens: frozenset[int]
+    limits: Limits
+    default_max_tokens: int | None
+    tokenizer: Tokenizer
+    admission: Admission
+    keys: KeyRing
+    metrics: Metrics
+    lives: Lives
+    max_body_bytes: int
+    body_timeout: float  # seconds without a byte
+    seeds: random.Random
+
+    def check_model(self, model: str) -> None:
+        if model != self.model:
+            raise ModelNotFound(f"The model {model!r:.200} does not exist; this server has {self.model!r}.", "model")
+
+    async def read_body(self, scope: Scope, receive: Receive) -> bytes:
+        return await read_body(scope, receive, self.max_body_bytes, self.body_timeout)
+
+    def draw_seed(self) -> int:
+        """For a request that brings none."""
+        return self.seeds.getrandbits(63)

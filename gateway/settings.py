@@ -1,0 +1,303 @@
+"""Every setting of the gateway: type, unit, default and meaning, and the contradictions that settings alone can show.
+
+The setting `max_num_seqs` is the variable `SLUICE_MAX_NUM_SEQS` and the flag `--max-num-seqs`. A flag wins over a
+variable, a variable over the default. What depends on the model is checked by the engine's own configuration.
+"""
+
+import os
+import resource
+from collections.abc import Callable
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, ByteSize, Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from gateway.cores import spare_cores
+
+ENV_PREFIX = "SLUICE_"
+GROUPS = ("model", "engine", "memory", "network", "security", "logging")
+SPARE_FILES = 64  # descriptors kept for weights, logs and libraries beside the connections
+
+
+def _auto(value: object) -> object:
+    return None if value == "auto" else value
+
+
+def _setting(group: str, unit: str, default: Any, description: str, **limits: Any) -> Any:
+    """A field; a callable default is called at start. `unit` is what the help shows for the value; empty: no flag."""
+    made = {"default_factory": default} if callable(default) else {"default": default}
+    return Field(**made, description=description, json_schema_extra={"group": group, "unit": unit}, **limits)
+
+
+def default_state_dir() -> Path:
+    """`$XDG_STATE_HOME/sluice`, or `~/.local/state/sluice` (XDG base directory specification)."""
+    home = os.environ.get("XDG_STATE_HOME")
+    return (Path(home) if home else Path.home() / ".local" / "state") / "sluice"
+
+
+IntOrAuto = Annotated[int | None, BeforeValidator(_auto)]  # None: auto
+ChunkOrAuto = Annotated[Annotated[int, Field(ge=1)] | Literal["off"] | None, BeforeValidator(_auto)]
+BytesOrAuto = Annotated[ByteSize | None, BeforeValidator(_auto)]
+FractionOrAuto = Annotated[float | None, BeforeValidator(_auto)]
+NameOrAuto = Annotated[str | None, BeforeValidator(_auto)]
+SecretOrAuto = Annotated[SecretStr | None, BeforeValidator(_auto)]
+
+
+class Settings(BaseSettings):
+    """What an operator may choose. Frozen; read once at start."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, env_ignore_empty=True, extra="forbid", frozen=True, hide_input_in_errors=True
+    )
+
+    model: str = _setting(
+        "model",
+        "MODEL",
+        "embedded",
+        "embedded, a local directory in Hugging Face layout, or a hub name such as Qwen/Qwen3-0.6B",
+        min_length=1,
+    )
+    served_model_name: NameOrAuto = _setting(
+        "model", "NAME", None, "the name clients ask for; auto: the model's own name", min_length=1, max_length=256
+    )
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = _setting(
+        "model", "DTYPE", "auto", "precision of weights and KV cache; auto: as stored, where the device is fast at it"
+    )
+    device: Literal["auto", "cpu", "cuda"] = _setting(
+        "model", "DEVICE", "auto", "where the model runs; auto: the GPU if there is one"
+    )
+    max_model_len: IntOrAuto = _setting(
+        "model",
+        "TOKENS",
+        None,
+        "most tokens of prompt and answer together; auto: the model's positions, or what KV memory holds",
+        ge=2,
+    )
+
+    max_num_seqs: int = _setting("engine", "N", 64, "most sequences in one step", ge=1, le=65_536)
+    max_num_batched_tokens: int = _setting(
+        "engine", "TOKENS", 512, "token budget: most tokens computed in one step", ge=1, le=1_048_576
+    )
+    prefill_chunk: ChunkOrAuto = _setting(
+        "engine",
+        "TOKENS",
+        None,
+        "most prompt tokens of one sequence in one step; auto: 256, or the budget if that is less; off: prompts whole",
+    )
+    default_max_tokens: IntOrAuto = _setting(
+        "engine", "TOKENS", None, "max_tokens of a request that names none; auto: what its context leaves", ge=1
+    )
+    max_waiting: int = _setting(
+        "engine", "N", 1024, "most requests that wait for the engine; one more is answered 503", ge=1
+    )
+    batching: Literal["continuous", "static"] = _setting(
+        "engine", "HOW", "continuous", "static admits no sequence until a whole batch is done: a baseline to measure by"
+    )
+    kernels: Literal["auto", "native", "torch", "reference"] = _setting(
+        "engine", "HOW", "auto", "native: compiled; torch: no compiler needed; reference: slow oracle; auto: the best"
+    )
+    threads: int = _setting(
+        "engine",
+        "N",
+        spare_cores,
+        "CPU threads of the model: all cores but one, which serves the clients",
+        ge=1,
+        le=1024,
+    )
+    seed: int = _setting(
+        "engine", "N", 0, "seeds the sampling of requests that bring no seed of their own", ge=0, lt=2**63
+    )
+
+    kv_memory_bytes: BytesOrAuto = _setting(
+        "memory", "BYTES", None, "memory of the KV cache, such as 512MiB or 2GiB; auto: see --kv-memory-fraction", gt=0
+    )
+    kv_memory_fraction: FractionOrAuto = _setting(
+        "memory",
+        "FRACTION",
+        None,
+        "the same as a share of the memory that is free after loading; auto: 0.9 of a GPU, 256 MiB on a CPU",
+        gt=0,
+        lt=1,
+    )
+    block_size: int = _setting("memory", "TOKENS", 16, "tokens in one block of the KV cache", ge=1, le=1024)
+    kv_allocation: Literal["paged", "contiguous"] = _setting(
+        "memory", "HOW", "paged", "contiguous reserves a whole context for every sequence: a baseline to measure by"
+    )
+
+    host: str = _setting("network", "HOST", "127.0.0.1", "address to listen on", min_length=1)
+    port: int = _setting("network", "PORT", 8000, "port to listen on; 0: any free one", ge=0, le=65_535)
+    max_connections: int = _setting(
+        "network", "N", 4096, "most connections at once; one more is answered 503 and closed", ge=1
+    )
+    max_body_bytes: ByteSize = _setting(
+        "network", "BYTES", ByteSize(4 * 2**20), "largest request body; a larger one is answered 413", ge=1024
+    )
+    header_timeout: float = _setting(
+        "network", "SECONDS", 10.0, "time for a client to send its request's headers", gt=0, le=3600
+    )
+    idle_timeout: float = _setting(
+        "network", "SECONDS", 75.0, "time a connection may stay open between two requests", gt=0, le=86_400
+    )
+    body_timeout: float = _setting(
+        "network", "SECONDS", 30.0, "time without progress after which a request's body is given up", gt=0, le=3600
+    )
+    write_timeout: float = _setting(
+        "network",
+        "SECONDS",
+        30.0,
+        "time without progress after which a client that reads nothing is cut",
+        gt=0,
+        le=3600,
+    )
+    tls_cert_file: Path | None = _setting("network", "FILE", None, "certificate chain (PEM); turns TLS on")
+    tls_key_file: Path | None = _setting("network", "FILE", None, "private key of the certificate (PEM)")
+
+    state_dir: Path = _setting(
+        "security", "DIR", default_state_dir, "where the pepper and the hashes of API keys are kept"
+    )
+    demo_key: SecretOrAuto = _setting(
+        "security",
+        "KEY",
+        None,
+        "API key of the tenant demo; auto: made at first start, on a loopback address only",
+    )
+    pepper: SecretOrAuto = _setting(
+        "security", "", None, "secret that API keys are hashed with, where replicas share it; auto: DIR/pepper"
+    )
+
+    log_level: Literal["debug", "info", "warning", "error"] = _setting(
+        "logging", "LEVEL", "info", "least severe message that is logged"
+    )
+
+    @property
+    def prefill_chunk_tokens(self) -> int | None:
+        """The chunk as the engine takes it; None computes every prompt whole."""
+        if self.prefill_chunk == "off":
+            return None
+        return self.prefill_chunk or min(256, self.max_num_batched_tokens)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the gateway."""
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    @field_validator("demo_key")
+    @classmethod
+    def _demo_key_is_a_bearer_token(cls, key: SecretStr | None) -> SecretStr | None:
+        if key and not (8 <= len(key.get_secret_value()) <= 512 and _is_printable(key.get_secret_value())):
+            raise ValueError("must be 8 to 512 printable ASCII characters without spaces")
+        return key
+
+    @field_validator("pepper")
+    @classmethod
+    def _pepper_is_long(cls, pepper: SecretStr | None) -> SecretStr | None:
+        if pepper and len(pepper.get_secret_value().encode()) < 32:
+            raise ValueError("must be at least 32 bytes, such as `openssl rand -hex 32` prints")
+        return pepper
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        problems = [problem for check in _CHECKS if (problem := check(self))]
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+
+def _one_kv_size(settings: Settings) -> str | None:
+    if settings.kv_memory_bytes is None or settings.kv_memory_fraction is None:
+        return None
+    return (
+        f"--kv-memory-bytes {human_bytes(settings.kv_memory_bytes)} and --kv-memory-fraction "
+        f"{settings.kv_memory_fraction:g} both set the size of the KV cache: give one"
+    )
+
+
+def _budget_holds_decodes(settings: Settings) -> str | None:
+    if settings.max_num_batched_tokens >= settings.max_num_seqs:
+        return None
+    return (
+        f"--max-num-batched-tokens {settings.max_num_batched_tokens} is below --max-num-seqs {settings.max_num_seqs}: "
+        f"a step computes one token for every sequence that decodes, so raise the first to {settings.max_num_seqs} "
+        f"or lower the second to {settings.max_num_batched_tokens}"
+    )
+
+
+def _budget_holds_chunk(settings: Settings) -> str | None:
+    chunk = settings.prefill_chunk
+    if not isinstance(chunk, int) or chunk <= settings.max_num_batched_tokens:
+        return None
+    return (
+        f"--prefill-chunk {chunk} is above --max-num-batched-tokens {settings.max_num_batched_tokens}, "
+        f"the most one step computes: lower the first to that or raise the second to {chunk}"
+    )
+
+
+def _budget_holds_whole_prompt(settings: Settings) -> str | None:
+    length = settings.max_model_len
+    if settings.prefill_chunk != "off" or length is None or length <= settings.max_num_batched_tokens:
+        return None
+    return (
+        f"--prefill-chunk off computes a prompt in one step, and --max-model-len {length} allows prompts longer than "
+        f"--max-num-batched-tokens {settings.max_num_batched_tokens}: raise that to {length} or lower the length"
+    )
+
+
+def _default_answer_leaves_room(settings: Settings) -> str | None:
+    length, answer = settings.max_model_len, settings.default_max_tokens
+    if length is None or answer is None or answer < length:
+        return None
+    return (
+        f"--default-max-tokens {answer} leaves no room for a prompt in --max-model-len {length}: at most {length - 1}"
+    )
+
+
+def _tls_pair(settings: Settings) -> str | None:
+    pair = {"--tls-cert-file": settings.tls_cert_file, "--tls-key-file": settings.tls_key_file}
+    given = {flag: path for flag, path in pair.items() if path is not None}
+    if len(given) == 1:
+        (missing,) = pair.keys() - given.keys()
+        return f"{next(iter(given))} without {missing}: TLS needs both"
+    unreadable = [
+        f"{flag} {path}: no such file, or not readable" for flag, path in given.items() if not _readable(path)
+    ]
+    return "\n".join(unreadable) or None
+
+
+def _files_suffice(settings: Settings) -> str | None:
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = settings.max_connections + SPARE_FILES
+    if limit == resource.RLIM_INFINITY or needed <= limit:
+        return None
+    return (
+        f"--max-connections {settings.max_connections} needs {settings.max_connections} + {SPARE_FILES} = {needed} "
+        f"open files, and this process may open {limit}: lower it to {limit - SPARE_FILES} or raise `ulimit -n`"
+    )
+
+
+_CHECKS: tuple[Callable[[Settings], str | None], ...] = (
+    _one_kv_size,
+    _budget_holds_decodes,
+    _budget_holds_chunk,
+    _budget_holds_whole_prompt,
+    _default_answer_leaves_room,
+    _tls_pair,
+    _files_suffice,
+)
+
+
+def human_bytes(count: int) -> str:
+    """4194304 is 4MiB."""
+    return ByteSize(count).human_readable().replace(".0", "")
+
+
+def _is_printable(text: str) -> bool:
+    return all("!" <= character <= "~" for character in text)
+
+
+def _readable(path: Path) -> bool:
+    return path.is_file() and os.access(path, os.R_OK)

@@ -1,0 +1,166 @@
+"""Trains the embedded model from nothing and writes it to backend/embedded/: about 15 minutes on two cores.
+
+    python -m scripts.train_embedded_model
+
+The text comes from `benchmarks.skills`, without the combinations of arguments held out for measuring. Seeds are fixed;
+the result may still differ in its last bits between processors. Needs transformers (a development dependency).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+from tokenizers import Tokenizer
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from scripts.embedded_corpus import Corpus, tokenizer_texts
+from scripts.embedded_tokenizer import BEGIN, END, MAX_POSITIONS, save_tokenizer, train_tokenizer
+
+FOLDER = Path(__file__).parent.parent / "backend" / "embedded"
+SEED = 20
+ROPE_THETA = 10_000.0
+NUM_STEPS = 1500
+BATCHES_A_STEP = 2
+TOKENS_A_BATCH = 2048
+SHORTEST_LIMIT, LONGEST_LIMIT = 64, 1536  # of a conversation's tokens, early and late in training
+PEAK_RATE = 3e-3
+WARMUP_STEPS = 100
+DECAY_SHARE = 0.4
+SAVE_EVERY = 200
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where to write the model (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=NUM_STEPS, help="training steps (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="threads torch may use (default: %(default)s)")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = train_tokenizer(tokenizer_texts(num_turns=20_000, seed=SEED))
+    save_tokenizer(tokenizer, options.folder)
+    train(new_model(tokenizer), Corpus(tokenizer, SEED), options.steps, options.folder)
+
+
+def new_model(tokenizer: Tokenizer) -> LlamaForCausalLM:
+    """2.6 M parameters, initialised from `SEED`."""
+    torch.manual_seed(SEED)
+    config = LlamaConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=6,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=MAX_POSITIONS,
+        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.token_to_id(BEGIN),
+        eos_token_id=tokenizer.token_to_id(END),
+        pad_token_id=tokenizer.token_to_id(END),
+    )
+    model = LlamaForCausalLM(config)
+    model.train()
+    return model
+
+
+def train(model: LlamaForCausalLM, corpus: Corpus, num_steps: int, folder: Path) -> None:
+    """Saves to `folder` now and then and at the end."""
+    optimizers = new_optimizers(model)
+    schedules = [LambdaLR(optimizer, lambda step: rate_factor(step, num_steps)) for optimizer in optimizers]
+    started = time.monotonic()
+    for step in range(1, num_steps + 1):
+        max_length = length_limit(step, num_steps)
+        batches = [corpus.batch(TOKENS_A_BATCH, max_length) for _ in range(BATCHES_A_STEP)]
+        loss = train_step(model, optimizers, batches)
+        for schedule in schedules:
+            schedule.step()
+        if step % 20 == 0:
+            print(f"step {step}/{num_steps}  loss {loss:.4f}  {time.monotonic() - started:.0f} s", flush=True)
+        if step % SAVE_EVERY == 0 or step == num_steps:
+            save_model(model, folder)
+
+
+def new_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
+    """Muon (arXiv:2502.16982) for the matrices of the layers, AdamW for embeddings and norms."""
+    layers = list(model.model.layers.parameters())
+    matrices = [parameter for parameter in layers if parameter.ndim == 2]
+    others = [*(parameter for parameter in layers if parameter.ndim != 2), model.model.embed_tokens.weight]
+    others.append(model.model.norm.weight)
+    return [
+        torch.optim.Muon(matrices, lr=PEAK_RATE, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=PEAK_RATE, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def train_step(
+    model: LlamaForCausalLM, optimizers: list[torch.optim.Optimizer], batches: list[tuple[torch.Tensor, torch.Tensor]]
+) -> float:
+    """One step on batches of tokens and labels  # [num_rows, row_length]; returns the loss in nats a learnt token."""
+    total = 0.0
+    for tokens, labels in batches:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(input_ids=tokens, labels=labels, use_cache=False).loss / len(batches)
+        loss.backward()
+        total += loss.item()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+    return total
+
+
+def length_limit(step: int, num_steps: int) -> int:
+    """Grows geometrically over the first 70 % of training: short answers teach most skills in the least time."""
+    progress = min(1.0, step / (0.7 * num_steps))
+    return round(SHORTEST_LIMIT * (LONGEST_LIMIT / SHORTEST_LIMIT) ** progress)
+
+
+def rate_factor(step: int, num_steps: int) -> float:
+    """Warm up, hold, then decay linearly to zero (the trapezoid of arXiv:2405.18392)."""
+    remaining = (num_steps - step) / (DECAY_SHARE * num_steps)
+    return min(1.0, (step + 1) / WARMUP_STEPS, remaining)
+
+
+def save_model(model: LlamaForCausalLM, folder: Path) -> None:
+    """Weights in bfloat16 without the tied output matrix, config.json and generation_config.json."""
+    weights = {
+        name: tensor.to(torch.bfloat16).contiguous()
+        for name, tensor in model.state_dict().items()
+        if name != "lm_head.weight"
+    }
+    (folder / "model.safetensors").write_bytes(save(weights, metadata={"format": "pt"}))
+    write_json(folder / "config.json", config_fields(model.config))
+    ids = {name: getattr(model.config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    write_json(folder / "generation_config.json", {**ids, "do_sample": False})
+
+
+def config_fields(config: LlamaConfig) -> dict[str, object]:
+    """The fields of config.json by the names that transformers 4 and 5 and other engines all read."""
+    names = (
+        "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+        "num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps", "attention_bias",
+        "mlp_bias", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id",
+    )  # fmt: skip
+    fields: dict[str, object] = {name: getattr(config, name) for name in names}
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        **fields,
+        "rope_theta": ROPE_THETA,
+        "torch_dtype": "bfloat16",
+    }
+
+
+def write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
