@@ -1,14 +1,16 @@
 """A model, from its name to a device that can execute batches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from backend.checkpoint import Checkpoint
 from backend.config import EngineConfig
 from backend.errors import ConfigError
+from backend.generation_config import read_sampling_defaults
 from backend.hub import resolve_model
 from backend.kernels.cpu import select_ops
 from backend.model import Decoder
@@ -36,6 +38,7 @@ class LoadedModel:
     runner: ModelRunner
     dtype: torch.dtype
     num_parameters: int
+    sampling_defaults: Mapping[str, Any]  # what a request that leaves a field of SamplingParams unsaid gets
 
     @property
     def end_tokens(self) -> frozenset[int]:
@@ -60,6 +63,7 @@ def load_model(
     directory = resolve_model(name)
     config = read_model_config(directory)
     tokenizer = Tokenizer.from_dir(directory, config.vocab_size)
+    defaults = read_sampling_defaults(directory)
     target = resolve_device(device)
     precision = resolve_dtype(dtype, config, target)
     size_engine(options, config, precision, target, free_memory(target))  # contradictions show before the long load
@@ -67,7 +71,7 @@ def load_model(
     num_parameters = weights.num_parameters
     engine_config = size_engine(options, config, precision, target, free_memory(target))
     runner = make_runner(config, engine_config, weights, precision, target, kernels)
-    return LoadedModel(directory, config, engine_config, tokenizer, runner, precision, num_parameters)
+    return LoadedModel(directory, config, engine_config, tokenizer, runner, precision, num_parameters, defaults)
 
 
 def make_runner(

@@ -37,6 +37,7 @@ from gateway.errors import ApiError, InternalError, MethodNotAllowed, RouteNotFo
 from gateway.generation import ChatEndpoint, CompletionEndpoint
 from gateway.metrics import Metrics
 from gateway.openai import Limits
+from gateway.responses import request_id
 from gateway.scope import Lives
 from gateway.service import Service
 from gateway.settings import Settings
@@ -79,7 +80,7 @@ async def serve(
         model=served_name(settings),
         created=int(time.time()),
         end_tokens=model.end_tokens,
-        limits=Limits(model.config.vocab_size, model.engine_config.max_model_len),
+        limits=Limits(model.config.vocab_size, model.engine_config.max_model_len, model.sampling_defaults),
         default_max_tokens=settings.default_max_tokens,
         tokenizer=model.tokenizer,
         admission=Admission(engine),
@@ -87,7 +88,7 @@ async def serve(
         metrics=Metrics(served_name(settings), scheduler, engine.clock),
         lives=lives,
         max_body_bytes=settings.max_body_bytes,
-        body_timeout=settings.header_timeout,
+        body_timeout=settings.body_timeout,
         seeds=random.Random(settings.seed),
     )
     server = Server(settings, lives, on_started)
@@ -164,14 +165,15 @@ async def _nothing(scope: object, receive: object, send: object) -> None:
 
 async def _unrouted(request: StarletteRequest, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    path = request.url.path
+    path = request.scope["path"]
     failure: ApiError = InternalError("The server failed to answer this request.")
     if error.status_code == 404:
         failure = RouteNotFound(f"Unknown request URL: {request.method} {path:.200}.")
     elif error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
         failure = MethodNotAllowed(f"{path:.200} does not answer {request.method}; use {allowed}.", allowed)
-    return Response(failure.to_body(), failure.status, failure.headers())
+    headers = failure.headers() | {"x-request-id": request_id(request.scope["headers"]).decode()}
+    return Response(failure.to_body(), failure.status, headers)
 
 
 def served_name(settings: Settings) -> str:

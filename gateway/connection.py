@@ -5,17 +5,19 @@ import socket
 from http import HTTPStatus
 from typing import Any
 
+import httptools
 from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from gateway.errors import ApiError, HeadersTooLarge, Overloaded, RequestTimedOut
-from gateway.responses import encode_headers
+from gateway.errors import ApiError, BadRequest, HeadersTooLarge, Overloaded, RequestTimedOut
+from gateway.responses import encode_headers, request_id
 
 MAX_HEADER_BYTES = 64 * 1024
 SEND_BUFFER_BYTES = 64 * 1024  # bounds what a reader that stopped can make the kernel keep
 DEAD_PEER_SECONDS = 20  # unacknowledged data, or unanswered probes, for this long: the peer is gone
 TRANSPORT = "sluice.transport"  # key of the ASGI extension that holds the connection's transport
+_TOO_LARGE = f"The request's headers exceed {MAX_HEADER_BYTES} bytes."
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
@@ -46,10 +48,11 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 
 class Connection(HttpToolsProtocol):
-    """Adds to uvicorn's: a time and a size limit on headers, a connection limit, and a typed answer to each.
+    """Adds to uvicorn's: a time and a size limit on what is not body, a connection limit, and a typed answer to each.
 
-    A request pipelined behind one that is still being answered is not served: the connection closes after the answer
-    (a client must expect that: RFC 9112, 9.3.2), because one that stops reading cannot notice its client leave.
+    What follows a request that is still being answered is not read: the connection closes after the answer (RFC 9112,
+    9.3.2 lets a client expect that), because a connection that stops reading cannot notice its client leave. The rest
+    of a body that was answered early is discarded, for as long as headers may take. An offer to upgrade is ignored.
     """
 
     header_timeout = 10.0  # seconds
@@ -63,10 +66,12 @@ class Connection(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._header_timer: asyncio.TimerHandle | None = None
-        self._header_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None  # runs while the peer owes bytes
+        self._head_bytes = 0  # since the message began, or since the last part of its body
         self._reads_headers = True
         self._deaf = False
+
+    # asyncio's callbacks
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -74,56 +79,122 @@ class Connection(HttpToolsProtocol):
             reason = f"The server has its limit of {self.max_connections} connections. Try again shortly."
             self._refuse(Overloaded(reason, retry_after=1))
             return
-        self._expect_headers()
+        self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_header_timer()
+        self._stop_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
-        if self._reads_headers:
-            self._header_bytes += len(data)
-        super().data_received(data)
-        if self._reads_headers and self._header_bytes > MAX_HEADER_BYTES:
-            self._refuse(HeadersTooLarge(f"The request's headers exceed {MAX_HEADER_BYTES} bytes."))
+        self._unset_keepalive_if_required()
+        if self.cycle is not None and self.cycle.response_complete:
+            self._start_timer()
+        self._head_bytes += len(data)
+        self._feed(data)
+        if self._head_bytes > MAX_HEADER_BYTES and not self._deaf:
+            self._refuse(HeadersTooLarge(_TOO_LARGE))
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if not self._deaf:
+                self._feed_without_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            if not self._deaf:
+                self._misheard()
+
+    def _feed_without_upgrade(self, rest: bytes) -> None:
+        """The parser ends an upgrade request with its headers: parse them again as one that asks for nothing."""
+        head = [b"%s %s HTTP/1.1" % (self.parser.get_method(), self.url)]
+        head += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self._feed(b"\r\n".join([*head, b"", rest]))
+
+    def _misheard(self) -> None:
+        if self._answers and not self.cycle.more_body:
+            self._hear_no_more()
+        else:
+            self._refuse(BadRequest("The request is not valid HTTP/1.1."))
+
+    # the parser's callbacks
 
     def on_message_begin(self) -> None:
+        if self._answers:
+            self._hear_no_more()
+            return
         super().on_message_begin()
+        self._unset_keepalive_if_required()
         self.scope["extensions"] = {TRANSPORT: {"transport": self.transport}}
         self._reads_headers = True
-        self._header_bytes = 0
-        if self._header_timer is None:
-            self._expect_headers()
+        self._head_bytes = 0
+        self._start_timer()
 
     def on_headers_complete(self) -> None:
-        self._stop_header_timer()
+        if self._deaf or (self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"):
+            return
+        if sum(len(name) + len(value) for name, value in self.headers) > MAX_HEADER_BYTES:
+            self._refuse(HeadersTooLarge(_TOO_LARGE))
+            return
+        self._stop_timer()
         self._reads_headers = False
-        answering = self.cycle
         super().on_headers_complete()
-        if self.pipeline:
-            answering.keep_alive = False
-            self.flow.resume_reading()
-            self._deaf = True
+        self.headers = []  # what still comes are trailers, which nobody reads
 
-    def _expect_headers(self) -> None:
-        late = RequestTimedOut(f"The request's headers did not arrive within {self.header_timeout:g} s.")
-        self._header_timer = self.loop.call_later(self.header_timeout, self._refuse, late)
+    def on_body(self, body: bytes) -> None:
+        if not self._deaf:
+            self._head_bytes = 0
+            super().on_body(body)
 
-    def _stop_header_timer(self) -> None:
-        if self._header_timer is not None:
-            self._header_timer.cancel()
-            self._header_timer = None
+    def on_message_complete(self) -> None:
+        if self._deaf or self._reads_headers:
+            return
+        self._head_bytes = 0
+        super().on_message_complete()
+        if self.cycle.response_complete:
+            self._stop_timer()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    # what they share
+
+    @property
+    def _answers(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _start_timer(self) -> None:
+        if self._timer is None:
+            self._timer = self.loop.call_later(self.header_timeout, self._late)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _late(self) -> None:
+        if self._reads_headers:
+            self._refuse(RequestTimedOut(f"The request's headers did not arrive within {self.header_timeout:g} s."))
+        else:
+            self.transport.close()
+
+    def _hear_no_more(self) -> None:
+        """Answer what was asked, and close."""
+        self._deaf = True
+        self.cycle.keep_alive = False
 
     def _refuse(self, error: ApiError) -> None:
         """Answer outside ASGI and close: there is no request, or not all of one."""
         self._deaf = True
-        self._stop_header_timer()
+        self._stop_timer()
         if self.transport.is_closing():
             return
-        if self.cycle is None or self.cycle.response_complete:
+        if not self._answers or not self.cycle.response_started:
             self.transport.write(_as_http(error))
+        if self._answers:
+            self.cycle.disconnected = True
         self.transport.close()
 
 
@@ -132,5 +203,5 @@ def _as_http(error: ApiError) -> bytes:
     body = error.to_body()
     head = [b"HTTP/1.1 %d %s" % (error.status, HTTPStatus(error.status).phrase.encode())]
     head += [name + b": " + value for name, value in encode_headers(error.headers())]
-    head += [b"content-length: %d" % len(body), b"connection: close", b"", body]
+    head += [b"x-request-id: " + request_id([]), b"content-length: %d" % len(body), b"connection: close", b"", body]
     return b"\r\n".join(head)

@@ -1,7 +1,7 @@
 """What clients of the OpenAI API ask for: bodies read, checked, and given the types that the server works with."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from backend.errors import InvalidRequest
@@ -17,10 +17,11 @@ Prompt = str | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a request is held against before it is tokenized."""
+    """What a request is held against before it is tokenized, and what it gets where it says nothing."""
 
     vocab_size: int
     max_model_len: int
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams, the model's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +131,7 @@ _SAMPLING_FIELDS = (
 
 
 def _sampling(body: GenerationBody, limits: Limits) -> SamplingParams:
-    """null stands for the default. Of two token limits the larger counts: it is what has to be reserved."""
+    """null stands for the default, which the model may set. Of two token limits the larger counts: it is what has to be reserved."""
     given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
     token_limits = [body.max_tokens, body.max_completion_tokens if isinstance(body, ChatBody) else None]
     stop_token_ids = tuple(body.stop_token_ids or ())
@@ -138,7 +139,7 @@ def _sampling(body: GenerationBody, limits: Limits) -> SamplingParams:
         _check_in_vocabulary(stop_token_ids, "stop_token_ids", limits)
     try:
         return SamplingParams(
-            **given,
+            **{**limits.sampling_defaults, **given},
             max_tokens=max((limit for limit in token_limits if limit is not None), default=None),
             stop=tuple(body.stop or ()),
             stop_token_ids=stop_token_ids,

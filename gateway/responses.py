@@ -22,21 +22,30 @@ _JSON = encode_headers(JSON)
 _SSE = encode_headers(sse.HEADERS)
 
 
+def request_id(headers: Headers) -> bytes:
+    """What every answer carries as `x-request-id`: the client's own where it is harmless, else ours."""
+    given = _header(headers, b"x-request-id")
+    return given if given and _SAFE_ID.fullmatch(given) else b"req_" + uuid.uuid4().hex.encode()
+
+
+def _header(headers: Headers, name: bytes) -> bytes | None:
+    return next((value for key, value in headers if key == name), None)
+
+
 class Exchange:
-    """One request's answer. Every answer carries `x-request-id`: the client's own where it is harmless, else ours."""
+    """One request's answer."""
 
     __slots__ = ("_headers", "_request_id", "_started", "send")
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self.send = send
         self._headers: Headers = scope["headers"]
-        given = self.header(b"x-request-id")
-        self._request_id = given if given and _SAFE_ID.fullmatch(given) else b"req_" + uuid.uuid4().hex.encode()
+        self._request_id = request_id(self._headers)
         self._started = False
 
     def header(self, name: bytes) -> bytes | None:
         """The request's header, None when it is absent."""
-        return next((value for key, value in self._headers if key == name), None)
+        return _header(self._headers, name)
 
     async def reply(self, body: bytes, status: int = 200, headers: Headers = _JSON) -> None:
         """The whole answer."""

@@ -62,18 +62,24 @@ class RequestScope:
     scope. `outcome` then says why. A write that makes no progress is ended by `Lives.sweep`.
     """
 
-    __slots__ = ("_receive", "_send", "_task", "_transport", "_watcher", "error", "outcome", "writing_since")
+    __slots__ = (
+        "_cancelling", "_receive", "_send", "_task", "_transport", "_watcher", "_writes", "error", "outcome",
+        "writing_since",
+    )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.outcome: Outcome | None = None
         self.error: ApiError | None = None  # what the client is to be told, if it is still there
-        self.writing_since: float | None = None
+        self.writing_since: float | None = None  # the last progress of the writes that wait
+        self._writes = 0
         self._receive = receive
         self._send = send
         self._transport = scope.get("extensions", {}).get(TRANSPORT, {}).get("transport")
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.current_task()
+        assert self._task is not None
+        self._cancelling = self._task.cancelling()
         self._watcher = asyncio.create_task(self._watch())
         return self
 
@@ -86,16 +92,22 @@ class RequestScope:
         assert self._task is not None
         if kind is not asyncio.CancelledError:
             await _absorb_cancellation()
-        self._task.uncancel()
+        if self._task.uncancel() > self._cancelling:  # somebody else cancels the task as well
+            if kind is None:
+                raise asyncio.CancelledError
+            return False
         return kind is None or kind is asyncio.CancelledError
 
     async def send(self, message: Message) -> None:
         """Write to the client, watched for progress."""
-        self.writing_since = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        self.writing_since = self.writing_since or loop.time()
+        self._writes += 1
         try:
             await self._send(message)
         finally:
-            self.writing_since = None
+            self._writes -= 1
+            self.writing_since = loop.time() if self._writes else None
 
     def end(self, outcome: Outcome) -> None:
         """Cancel the block, once."""
