@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 
 import torch
 import uvicorn
@@ -177,7 +178,11 @@ async def _unrouted(request: StarletteRequest, error: Exception) -> Response:
 
 
 def served_name(settings: Settings) -> str:
-    return settings.served_model_name or settings.model
+    """What clients call the model: a directory goes by its own name, not by its path."""
+    if settings.served_model_name:
+        return settings.served_model_name
+    directory = Path(settings.model).expanduser()
+    return directory.resolve().name if directory.is_dir() else settings.model
 
 
 def _load(settings: Settings) -> LoadedModel:

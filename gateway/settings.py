@@ -76,15 +76,20 @@ class Settings(BaseSettings):
         ge=2,
     )
 
-    max_num_seqs: int = _setting("engine", "N", 64, "most sequences in one step", ge=1, le=65_536)
-    max_num_batched_tokens: int = _setting(
-        "engine", "TOKENS", 512, "token budget: most tokens computed in one step", ge=1, le=1_048_576
+    max_num_seqs: int = _setting("engine", "N", 256, "most sequences in one step", ge=1, le=65_536)
+    max_num_batched_tokens: IntOrAuto = _setting(
+        "engine",
+        "TOKENS",
+        None,
+        "token budget: most tokens computed in one step; auto: 512 on a CPU, 8192 on a GPU, or as others need",
+        ge=1,
+        le=1_048_576,
     )
     prefill_chunk: ChunkOrAuto = _setting(
         "engine",
         "TOKENS",
         None,
-        "most prompt tokens of one sequence in one step; auto: 256, or the budget if that is less; off: prompts whole",
+        "most prompt tokens of one sequence in one step; auto: the token budget; off: every prompt whole",
     )
     default_max_tokens: IntOrAuto = _setting(
         "engine", "TOKENS", None, "max_tokens of a request that names none; auto: what its context leaves", ge=1
@@ -117,7 +122,7 @@ class Settings(BaseSettings):
         "memory",
         "FRACTION",
         None,
-        "the same as a share of the memory that is free after loading; auto: 0.9 of a GPU, 256 MiB on a CPU",
+        "the same as a share of the free memory; auto: 0.9 on a GPU, on a CPU a quarter and at most 1 GiB",
         gt=0,
         lt=1,
     )
@@ -172,13 +177,6 @@ class Settings(BaseSettings):
     )
 
     @property
-    def prefill_chunk_tokens(self) -> int | None:
-        """The chunk as the engine takes it; None computes every prompt whole."""
-        if self.prefill_chunk == "off":
-            return None
-        return self.prefill_chunk or min(256, self.max_num_batched_tokens)
-
-    @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the gateway."""
         try:
@@ -218,32 +216,32 @@ def _one_kv_size(settings: Settings) -> str | None:
 
 
 def _budget_holds_decodes(settings: Settings) -> str | None:
-    if settings.max_num_batched_tokens >= settings.max_num_seqs:
+    budget, sequences = settings.max_num_batched_tokens, settings.max_num_seqs
+    if budget is None or budget >= sequences:
         return None
     return (
-        f"--max-num-batched-tokens {settings.max_num_batched_tokens} is below --max-num-seqs {settings.max_num_seqs}: "
-        f"a step computes one token for every sequence that decodes, so raise the first to {settings.max_num_seqs} "
-        f"or lower the second to {settings.max_num_batched_tokens}"
+        f"--max-num-batched-tokens {budget} is below --max-num-seqs {sequences}: a step computes one token for every "
+        f"sequence that decodes, so raise the first to {sequences} or lower the second to {budget}"
     )
 
 
 def _budget_holds_chunk(settings: Settings) -> str | None:
-    chunk = settings.prefill_chunk
-    if not isinstance(chunk, int) or chunk <= settings.max_num_batched_tokens:
+    budget, chunk = settings.max_num_batched_tokens, settings.prefill_chunk
+    if budget is None or not isinstance(chunk, int) or chunk <= budget:
         return None
     return (
-        f"--prefill-chunk {chunk} is above --max-num-batched-tokens {settings.max_num_batched_tokens}, "
-        f"the most one step computes: lower the first to that or raise the second to {chunk}"
+        f"--prefill-chunk {chunk} is above --max-num-batched-tokens {budget}, the most one step computes: lower the "
+        f"first to {budget} or raise the second to {chunk}"
     )
 
 
 def _budget_holds_whole_prompt(settings: Settings) -> str | None:
-    length = settings.max_model_len
-    if settings.prefill_chunk != "off" or length is None or length <= settings.max_num_batched_tokens:
+    budget, length = settings.max_num_batched_tokens, settings.max_model_len
+    if budget is None or settings.prefill_chunk != "off" or length is None or length <= budget:
         return None
     return (
         f"--prefill-chunk off computes a prompt in one step, and --max-model-len {length} allows prompts longer than "
-        f"--max-num-batched-tokens {settings.max_num_batched_tokens}: raise that to {length} or lower the length"
+        f"--max-num-batched-tokens {budget}: raise that to {length} or lower the length"
     )
 
 

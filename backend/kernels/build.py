@@ -94,7 +94,7 @@ def build() -> Path | None:
         with tempfile.TemporaryDirectory(dir=made.directory, prefix="build-") as scratch:
             output = Path(scratch) / "kernels.so"
             _run(made.command(output))
-            output.write_bytes(_sealed(output.read_bytes()))
+            output.write_bytes(sealed(output.read_bytes()))
             return output.replace(made.target())
     except subprocess.CalledProcessError as error:
         logger.warning("compiling the kernels failed, torch kernels serve instead:\n%s", error.stderr[-2000:])
@@ -110,7 +110,7 @@ def load(wait: bool) -> ctypes.CDLL | None:
         path = build()
     elif path is None and find_compiler() is not None:
         logger.info("building the C++ kernels in the background for the next start; torch kernels serve this one")
-        _build_in_background()
+        build_in_background()
     try:
         return None if path is None else ctypes.CDLL(str(path))
     except OSError as error:
@@ -118,7 +118,7 @@ def load(wait: bool) -> ctypes.CDLL | None:
         return None
 
 
-def _build_in_background() -> None:
+def build_in_background() -> None:
     command = [sys.executable, "-m", "backend.kernels.build", "--background"]
     run = functools.partial(subprocess.run, command, cwd=Path(__file__).parents[2], capture_output=True, check=False)
     threading.Thread(target=run, name="kernel-build", daemon=True).start()
@@ -142,13 +142,13 @@ def _cpu_features() -> str:
     return next((line for line in lines if line.lower().startswith(("flags", "features"))), platform.machine())
 
 
-def _sealed(library: bytes) -> bytes:
+def sealed(library: bytes) -> bytes:
     return library + hashlib.sha256(library).digest()
 
 
 def _is_whole(path: Path) -> bool:
     content = path.read_bytes()
-    return _sealed(content[:-DIGEST_BYTES]) == content
+    return sealed(content[:-DIGEST_BYTES]) == content
 
 
 def main() -> int:

@@ -45,8 +45,7 @@ def gather(
     first_block = first // block_size
     blocks = block_table[first_block : -(-context // block_size)]
     seen = slice(first - first_block * block_size, context - first_block * block_size)
-    k = k_cache.transpose(0, 1).index_select(1, blocks).flatten(1, 2)[:, seen]
-    v = v_cache.transpose(0, 1).index_select(1, blocks).flatten(1, 2)[:, seen]
+    k, v = (cache[blocks].transpose(0, 1).flatten(1, 2)[:, seen] for cache in (k_cache, v_cache))
     return k, v
 
 

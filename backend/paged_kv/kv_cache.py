@@ -1,8 +1,9 @@
 """The KV pool as tensors, and what a block costs in bytes."""
 
 import math
+import mmap
+from contextlib import suppress
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,7 +34,10 @@ class KVCache:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """On a CPU the pages are taken when first written (numpy's calloc), so an unused pool costs no memory."""
+    """On a CPU pages are taken when first written: an unused pool costs no memory. Huge ones if the kernel has them."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    with suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -1,0 +1,160 @@
+import ctypes
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from backend.kernels import build
+
+TINY = 'extern "C" int answer() { return 42; }\n'
+
+
+@pytest.fixture(autouse=True)
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A one-line library in place of the kernels, and a cache of its own."""
+    directory = tmp_path / "csrc"
+    directory.mkdir()
+    (directory / "tiny.cpp").write_text(TINY)
+    monkeypatch.setattr(build, "SOURCES", directory)
+    monkeypatch.setenv("SLUICE_CACHE_DIR", str(tmp_path / "cache"))
+    return directory
+
+
+@pytest.fixture
+def compiler() -> str:
+    found = build.find_compiler()
+    if found is None:
+        pytest.skip("no C++ compiler")
+    return found
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "find_compiler", lambda: None)
+
+
+@pytest.mark.usefixtures("compiler")
+def test_a_build_is_cached_and_loads() -> None:
+    assert build.cached() is None
+    path = build.build()
+    assert path is not None
+    assert build.cached() == path
+    assert [*path.parent.iterdir()] == [path]
+    library = build.load(wait=False)
+    assert library is not None
+    assert library.answer() == 42
+
+
+@pytest.mark.usefixtures("compiler")
+def test_a_changed_source_is_another_library(sources: Path) -> None:
+    first = build.build()
+    (sources / "tiny.cpp").write_text(TINY.replace("42", "43"))
+    assert build.cached() is None
+    second = build.build()
+    assert first != second
+    assert second == build.cached()
+
+
+@pytest.mark.usefixtures("compiler")
+def test_a_changed_header_is_another_library(sources: Path) -> None:
+    build.build()
+    (sources / "tiny.h").write_text("#pragma once\n")
+    assert build.cached() is None
+
+
+@pytest.mark.usefixtures("compiler")
+def test_a_library_outlives_its_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = build.build()
+    monkeypatch.setattr(build, "find_compiler", lambda: None)
+    assert build.cached() == path
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("damage", [lambda b: b"", lambda b: b[: len(b) // 2], lambda b: b"\0" + b[1:]])
+def test_a_damaged_library_is_rebuilt_and_never_mapped(damage: Callable[[bytes], bytes]) -> None:
+    path = build.build()
+    assert path is not None
+    path.write_bytes(damage(path.read_bytes()))
+    assert build.cached() is None
+    library = build.load(wait=True)
+    assert library is not None
+    assert library.answer() == 42
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_a_missing_compiler_is_logged_and_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    assert build.load(wait=True) is None
+    assert "no C++ compiler" in caplog.text
+    assert build.load(wait=False) is None
+
+
+@pytest.mark.usefixtures("compiler")
+def test_a_failing_compiler_is_logged_and_leaves_nothing_behind(
+    sources: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (sources / "tiny.cpp").write_text("this is not C++")
+    assert build.load(wait=True) is None
+    assert "tiny.cpp" in caplog.text
+    assert [*(tmp_path / "cache").iterdir()] == []
+
+
+@pytest.mark.usefixtures("compiler")
+def test_an_unusable_cache_directory_is_logged_and_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SLUICE_CACHE_DIR", str(tmp_path / "file"))
+    assert build.load(wait=True) is None
+    assert "compiling the kernels failed" in caplog.text
+
+
+@pytest.mark.usefixtures("compiler")
+def test_a_file_that_is_whole_but_no_library_is_logged_and_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    path = build.build()
+    assert path is not None
+    path.write_bytes(build.sealed(b"not a library"))
+    assert build.load(wait=False) is None
+    assert "cannot load" in caplog.text
+
+
+@pytest.mark.usefixtures("compiler")
+def test_without_waiting_the_library_is_built_for_the_next_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    started = []
+    monkeypatch.setattr(build, "build_in_background", lambda: started.append(True))
+    with caplog.at_level(logging.INFO):
+        assert build.load(wait=False) is None
+    assert started == [True]
+    assert "next start" in caplog.text
+
+
+@pytest.mark.usefixtures("compiler")
+def test_concurrent_builders_leave_one_whole_library(tmp_path: Path) -> None:
+    program = (
+        f"from pathlib import Path; from backend.kernels import build; build.SOURCES = Path({str(build.SOURCES)!r});"
+        "print(build.build())"
+    )
+    builders = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    answers = {builder.communicate()[0].strip() for builder in builders}
+    assert answers == {str(build.cached())}
+    assert len([*(tmp_path / "cache").iterdir()]) == 1
+    assert ctypes.CDLL(answers.pop()).answer() == 42
+
+
+@pytest.mark.usefixtures("compiler")
+def test_the_command_says_what_it_did(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["build"])
+    assert build.main() == 0
+    assert capsys.readouterr().out.startswith("built ")
+    assert build.main() == 0
+    assert capsys.readouterr().out.startswith("up to date: ")
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_the_command_fails_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["build"])
+    assert build.main() == 1

@@ -1,0 +1,233 @@
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from backend.errors import ConfigError
+from backend.kernels import build, cpu, reference
+from backend.kernels.cpu import CpuOps, select_ops
+from backend.kernels.linear import best_linear, packs
+from backend.kernels.ops import Ops
+from backend.kernels.reference import ReferenceOps
+from backend.kernels.self_check import disagreements
+from backend.kernels.torch_ops import TorchOps
+from tests.backend.kernels.ragged import Heads, ragged
+
+CPU = torch.device("cpu")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+EPS = 1e-5
+
+DECODES = [(1, 1), (1, 16), (1, 65), (1, 130)]
+PREFILLS = [(1, 1), (17, 17), (64, 64), (130, 131)]
+MIXED = [(1, 77), (3, 3), (1, 1), (40, 133), (1, 300), (2, 64), (65, 200)]
+
+
+@pytest.fixture(scope="session")
+def native() -> CpuOps:
+    library = build.load(wait=True)
+    if library is None:
+        pytest.skip("no C++ compiler")
+    return CpuOps(library)
+
+
+@pytest.fixture(params=["native", "torch"])
+def ops(request: pytest.FixtureRequest) -> Ops:
+    return TorchOps() if request.param == "torch" else request.getfixturevalue("native")
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_memory() -> Iterator[None]:
+    """Fresh tensors hold NaN, so that whatever a kernel forgets to write shows."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(params=[1, 2])
+def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    assert found.dtype == expected.dtype
+    tolerance = TOLERANCE[expected.dtype]
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 1, 7, 64, 100])
+@pytest.mark.parametrize("spans", [DECODES, PREFILLS, MIXED])
+@pytest.mark.usefixtures("_threads")
+def test_attention_is_the_references(
+    ops: Ops, spans: list[tuple[int, int]], window: int | None, dtype: torch.dtype
+) -> None:
+    case = ragged(spans, Heads(6, 2, 64), 16, dtype)
+    q = case.normal(case.step.positions.numel(), 6, 64)
+    arguments = (q, case.k_cache, case.v_cache, case.step, 0.125, window)
+    assert_close(ops.paged_attention(*arguments), reference.paged_attention(*arguments))
+
+
+@pytest.mark.parametrize(
+    "heads", [Heads(1, 1, 32), Heads(9, 3, 80), Heads(5, 5, 96), Heads(7, 1, 128), Heads(8, 2, 24)]
+)
+@pytest.mark.parametrize("block_size", [1, 8, 16, 32, 100])
+def test_attention_takes_any_heads_and_block_size(ops: Ops, heads: Heads, block_size: int) -> None:
+    case = ragged(MIXED, heads, block_size)
+    q = case.normal(case.step.positions.numel(), heads.queries, heads.dim)
+    arguments = (q, case.k_cache, case.v_cache, case.step, heads.dim**-0.5, None)
+    assert_close(ops.paged_attention(*arguments), reference.paged_attention(*arguments))
+
+
+def test_attention_with_one_overwhelming_key_returns_its_value(ops: Ops) -> None:
+    case = ragged([(1, 200), (9, 150)], Heads(4, 2, 64), 16)
+    target = case.step.block_tables[:, 1].long()
+    case.k_cache[target, :, 0] = 100.0
+    q = torch.full((10, 4, 64), 50.0)
+    found = ops.paged_attention(q, case.k_cache, case.v_cache, case.step, 1.0, None)
+    torch.testing.assert_close(found[0], case.v_cache[target[0], :, 0].repeat_interleave(2, 0))
+
+
+@pytest.mark.parametrize("rows", [1, 5, 9])
+def test_a_sequence_attends_alike_alone_and_among_others(native: CpuOps, rows: int) -> None:
+    case = ragged([(rows, 140), (1, 33), (64, 70)], Heads(4, 2, 64), 16)
+    q = case.normal(case.step.positions.numel(), 4, 64)
+    together = native.paged_attention(q, case.k_cache, case.v_cache, case.step, 0.125, None)
+    alone = ragged([(rows, 140)], Heads(4, 2, 64), 16)
+    step = alone.step
+    step.block_tables[0, :9] = case.step.block_tables[0, :9]
+    found = native.paged_attention(q[:rows].clone(), case.k_cache, case.v_cache, step, 0.125, None)
+    assert torch.equal(found, together[:rows])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(("heads", "block_size"), [(Heads(6, 2, 64), 16), (Heads(3, 3, 80), 1), (Heads(9, 3, 18), 8)])
+@pytest.mark.usefixtures("_threads")
+def test_rope_and_store_rotates_and_writes_its_slots_only(
+    ops: Ops, heads: Heads, block_size: int, normed: bool, dtype: torch.dtype
+) -> None:
+    case = ragged(MIXED, heads, block_size, dtype, stored=False)
+    expected = ragged(MIXED, heads, block_size, dtype, stored=False)
+    qkv = case.normal(case.step.positions.numel(), (heads.queries + 2 * heads.keys) * heads.dim)
+    norms = (case.normal(heads.dim), case.normal(heads.dim).square()) if normed else (None, None)
+    cos_sin = torch.randn(300, heads.dim)
+    common = (qkv, heads.queries, heads.keys, cos_sin, *norms, EPS)
+    q = ops.rope_and_store(*common, case.k_cache, case.v_cache, case.step)
+    expected_q = reference.rope_and_store(*common, expected.k_cache, expected.v_cache, case.step)
+    assert_close(q, expected_q)
+    assert_close(case.pool, expected.pool)
+
+
+Rowwise = Callable[[Ops, Tensor, Tensor], Tensor]
+ROWWISE: dict[str, Rowwise] = {
+    "rms_norm": lambda ops, x, weight: ops.rms_norm(x, weight, EPS),
+    "add_rms_norm": lambda ops, x, weight: ops.add_rms_norm(x, x.flip(0).contiguous(), weight, EPS),
+    "silu_mul": lambda ops, x, _: ops.silu_mul(x),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [2, 30, 64, 514])
+@pytest.mark.parametrize("rows", [1, 3, 200])
+@pytest.mark.parametrize("name", ROWWISE)
+@pytest.mark.usefixtures("_threads")
+def test_rowwise_operations_are_the_references(ops: Ops, name: str, rows: int, size: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(size)
+    x = (torch.randn((rows, size), generator=generator) * 4).to(dtype)
+    weight = torch.randn(size, generator=generator).to(dtype)
+    assert_close(ROWWISE[name](ops, x, weight), ROWWISE[name](ReferenceOps(), x, weight))
+
+
+def test_add_rms_norm_leaves_the_sum_in_the_residual(ops: Ops) -> None:
+    x, residual = torch.randn(3, 64), torch.randn(3, 64)
+    expected = x + residual
+    ops.add_rms_norm(x, residual, torch.ones(64), EPS)
+    torch.testing.assert_close(residual, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_extremes_pass_through_the_activation_as_in_the_reference(ops: Ops, dtype: torch.dtype) -> None:
+    gate = torch.tensor([[0.0, -0.0, 88.0, -88.0, 200.0, -200.0, 6e4, -6e4, 6e-8, -6e-8, torch.inf, torch.nan]])
+    gate_up = torch.cat((gate, torch.ones_like(gate)), dim=1).to(dtype)
+    torch.testing.assert_close(ops.silu_mul(gate_up), reference.silu_mul(gate_up), equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_half_number_survives_the_kernels_storage_types(native: CpuOps, dtype: torch.dtype) -> None:
+    numbers = torch.arange(-(2**15), 2**15).short().view(torch.float16).float()
+    x = numbers[numbers.isfinite()].to(dtype)
+    zero = torch.zeros_like(x)
+    residual = x.clone()
+    native.add_rms_norm(zero, residual, torch.ones_like(x), EPS)
+    assert torch.equal(residual, x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 7, 300])
+def test_linear_is_the_product_whatever_computes_it(dtype: torch.dtype, bias: bool, rows: int) -> None:
+    weight = torch.randn(48, 96).to(dtype)
+    offset = torch.randn(48).to(dtype) if bias else None
+    x = torch.randn(rows, 96).to(dtype)
+    expected = torch.nn.functional.linear(x.double(), weight.double(), None if offset is None else offset.double())
+    for linear in (best_linear(weight, offset), reference.linear(weight, offset)):
+        found = linear(x)
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.double(), expected, atol=0.2, rtol=2e-2)
+
+
+def test_linear_falls_back_when_the_private_operators_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    packs.cache_clear()
+    try:
+        weight, x = torch.randn(8, 16), torch.randn(3, 16)
+        torch.testing.assert_close(best_linear(weight, None)(x), x @ weight.T)
+        assert not packs(torch.float32)
+    finally:
+        packs.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_self_check_accepts_what_we_ship(ops: Ops, dtype: torch.dtype) -> None:
+    assert disagreements(ops, dtype) == []
+
+
+def test_the_self_check_names_a_function_that_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, native: CpuOps
+) -> None:
+    monkeypatch.setattr(CpuOps, "silu_mul", lambda self, x: reference.silu_mul(x) + 1)
+    assert disagreements(native, torch.float32) == ["silu_mul"]
+    assert isinstance(select_ops(CPU, torch.float32), TorchOps)
+    assert "silu_mul" in caplog.text
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("torch", TorchOps), ("reference", ReferenceOps), ("native", CpuOps)])
+def test_the_implementation_can_be_chosen(
+    kind: str, expected: type, monkeypatch: pytest.MonkeyPatch, native: CpuOps
+) -> None:
+    assert type(select_ops(CPU, torch.float32, kind)) is expected
+    monkeypatch.setenv("SLUICE_KERNELS", kind)
+    assert type(select_ops(CPU, torch.float32)) is expected
+
+
+def test_an_unknown_implementation_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'fast'"):
+        select_ops(CPU, torch.float32, "fast")
+
+
+def test_a_type_without_kernels_is_served_by_torch_and_refused_when_native_is_demanded() -> None:
+    assert isinstance(select_ops(CPU, torch.float64), TorchOps)
+    with pytest.raises(ConfigError, match="float64"):
+        select_ops(CPU, torch.float64, "native")
+
+
+def test_without_a_library_torch_serves_and_native_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu.build, "load", lambda wait: None)
+    assert isinstance(select_ops(CPU, torch.float32), TorchOps)
+    with pytest.raises(ConfigError, match="no compiled kernels"):
+        select_ops(CPU, torch.float32, "native")

@@ -1,0 +1,179 @@
+"""The scripts, on a machine with a stand-in for Python: what they install, when, and what they do when they cannot."""
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+TOOLS = ("bash", "env", "dirname", "cat", "cksum", "uname", "flock", "mkdir", "cp", "chmod")
+
+# Writes down each call. `-m venv` makes an environment of itself; `pip install --editable` puts a `sluice` there.
+STAND_IN = """\
+#!/usr/bin/env bash
+echo "$*" >>"$CALLS"
+case "$*" in
+*version_info*) [[ ! ${TOO_OLD:-} ]] ;;
+*"import ensurepip"*) [[ ! ${NO_ENSUREPIP:-} ]] ;;
+"-m venv"*) mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python" ;;
+"-m pip"*--editable*)
+    [[ ! ${PIP_FAILS:-} ]] || exit 1
+    sluice=$(dirname "$0")/sluice
+    printf '#!/usr/bin/env bash\\nprintf "<%%s>" "$@"\\n' >"$sluice"
+    chmod +x "$sluice" ;;
+"-m backend.kernels.build") [[ ! ${NO_COMPILER:-} ]] ;;
+"-m pytest"*) echo "3 passed" ;;
+*) true ;;
+esac
+"""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A checkout whose path has spaces, and a PATH that holds little besides the stand-in."""
+
+    checkout: Path
+    path: Path
+    calls_file: Path
+
+    def start(self, script: str, *arguments: str, **variables: str) -> "subprocess.Popen[str]":
+        environ = {"PATH": str(self.path), "CALLS": str(self.calls_file), **variables}
+        return subprocess.Popen(
+            [self.checkout / script, *arguments],
+            cwd="/",
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, script: str, *arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+        process = self.start(script, *arguments, **variables)
+        out, err = process.communicate(timeout=60)
+        return subprocess.CompletedProcess(script, process.returncode, out, err)
+
+    def calls(self, part: str) -> list[str]:
+        calls = self.calls_file.read_text().splitlines() if self.calls_file.exists() else []
+        return [call for call in calls if part in call]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    checkout = tmp_path / "a check out"
+    for folder in ("scripts", ".ci"):
+        shutil.copytree(ROOT / folder, checkout / folder)
+    for name in ("pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, checkout)
+    path = tmp_path / "bin"
+    path.mkdir()
+    for tool in TOOLS:
+        place = shutil.which(tool)
+        assert place, tool
+        (path / tool).symlink_to(place)
+    (path / "python3").write_text(STAND_IN)
+    (path / "python3").chmod(0o755)
+    return Machine(checkout, path, tmp_path / "calls")
+
+
+def test_serve_installs_once_and_passes_its_arguments_on(machine: Machine) -> None:
+    first = machine.run("scripts/serve", "--port", "9", "two words", "")
+    assert (first.returncode, first.stdout) == (0, "<serve><--port><9><two words><>")
+    again = machine.run("scripts/serve")
+    assert (again.returncode, again.stdout) == (0, "<serve>")
+    assert len(machine.calls("-m venv")) == 1
+    assert len(machine.calls("--editable")) == 1
+
+
+def test_the_installation_is_held_to_the_constraints(machine: Machine) -> None:
+    machine.run("scripts/serve")
+    (call,) = machine.calls("--editable")
+    assert call.endswith(f"--editable {machine.checkout} -c {machine.checkout}/constraints.txt")
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
+def test_a_change_of_dependencies_installs_again_into_the_same_environment(machine: Machine, name: str) -> None:
+    machine.run("scripts/serve")
+    with (machine.checkout / name).open("a") as file:
+        file.write("# changed\n")
+    machine.run("scripts/serve")
+    assert len(machine.calls("-m venv")) == 1
+    assert len(machine.calls("--editable")) == 2
+
+
+def test_a_checkout_that_moved_is_installed_again(machine: Machine, tmp_path: Path) -> None:
+    machine.run("scripts/serve")
+    moved = Machine(machine.checkout.rename(tmp_path / "moved"), machine.path, machine.calls_file)
+    assert moved.run("scripts/serve").stdout == "<serve>"
+    assert len(machine.calls("--editable")) == 2
+
+
+def test_the_development_installation_serves_too(machine: Machine) -> None:
+    machine.run("scripts/install", "dev")
+    machine.run("scripts/serve")
+    (call,) = machine.calls("--editable")
+    assert f"{machine.checkout}[dev]" in call
+
+
+def test_two_at_once_install_once(machine: Machine) -> None:
+    both = [machine.start("scripts/serve", name) for name in ("one", "two")]
+    assert [process.communicate(timeout=60)[0] for process in both] == ["<serve><one>", "<serve><two>"]
+    assert len(machine.calls("--editable")) == 1
+
+
+def test_a_failed_installation_stops_and_is_tried_again(machine: Machine) -> None:
+    failed = machine.run("scripts/serve", PIP_FAILS="1")
+    assert failed.returncode != 0
+    assert failed.stdout == ""
+    assert machine.run("scripts/serve").stdout == "<serve>"
+
+
+def test_no_compiler_is_no_obstacle(machine: Machine) -> None:
+    served = machine.run("scripts/serve", NO_COMPILER="1")
+    assert served.stdout == "<serve>"
+    assert "no compiled kernels" in served.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"TOO_OLD": "1"}, "needs Python 3.11 or newer and found none"),
+        ({"NO_ENSUREPIP": "1"}, "apt install python3-venv"),
+    ],
+)
+def test_a_machine_without_a_usable_python_is_told_what_to_install(
+    machine: Machine, variables: dict[str, str], said: str
+) -> None:
+    failed = machine.run("scripts/serve", **variables)
+    assert failed.returncode == 1
+    assert said in failed.stderr
+    assert not (machine.checkout / ".venv").exists()
+
+
+def test_the_interpreter_can_be_named(machine: Machine) -> None:
+    named = machine.path / "my python"
+    (machine.path / "python3").rename(named)
+    assert machine.run("scripts/serve").returncode == 1
+    assert machine.run("scripts/serve", PYTHON=str(named)).stdout == "<serve>"
+
+
+def test_ci_checks_and_tests_and_ends_with_the_summary_of_pytest(machine: Machine) -> None:
+    done = machine.run(".ci/run", "-k", "scheduler")
+    assert done.returncode == 0
+    assert done.stdout.endswith("3 passed\n")
+    calls = machine.calls("-m ") + machine.calls("lint_imports")
+    assert [call for call in calls if not call.startswith(("-m venv", "-m pip", "-m backend"))] == [
+        "-m ruff check .",
+        "-m ruff format --check .",
+        "-m mypy",
+        "-m pytest -k scheduler",
+        '-c from importlinter.cli import lint_imports_command; lint_imports_command(["--no-logo"])',
+    ]
+
+
+def test_every_script_can_be_run() -> None:
+    scripts = [ROOT / "scripts" / name for name in ("serve", "test", "check", "install", "lock")]
+    assert all(os.access(path, os.X_OK) for path in [*scripts, ROOT / ".ci" / "run"])

@@ -1,0 +1,121 @@
+"""The wheel, in an environment of its own: it must bring its own files and name all that it needs.
+
+Only torch and the libraries it brings are lent from this environment, because they are gigabytes.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import distributions, requires
+from pathlib import Path
+
+import httpx
+import pytest
+
+ROOT = Path(__file__).parent.parent
+LENT = re.compile("(torch|triton|nvidia-.*|cuda-.*)$", re.IGNORECASE)
+pytestmark = [pytest.mark.wheel, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    """A directory for an environment that pytest's own would keep."""
+    with tempfile.TemporaryDirectory(prefix="sluice-wheel-") as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def wheel(place: Path) -> Path:
+    pip(sys.executable, "wheel", "--no-deps", "--wheel-dir", place, ROOT)
+    (path,) = place.glob("sluice-*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def command(place: Path, wheel: Path) -> Path:
+    """`sluice`, installed from the wheel with the tested versions of what it depends on."""
+    environment = place / "environment"
+    venv.create(environment, with_pip=True)
+    lend(environment)
+    python = environment / "bin" / "python"
+    pip(python, "install", "--no-compile", "--constraint", ROOT / "constraints.txt", wheel)
+    return environment / "bin" / "sluice"
+
+
+def lend(environment: Path) -> None:
+    """Link torch and its libraries into `environment`; pip finds them installed."""
+    (target,) = environment.glob("lib/python*/site-packages")
+    for distribution in distributions():
+        if LENT.match(distribution.name):
+            home = Path(str(distribution.locate_file("")))
+            for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
+                if not (target / top).exists():
+                    (target / top).symlink_to(home / top)
+
+
+def pip(python: str | Path, *arguments: str | Path) -> None:
+    command = [python, "-m", "pip", "--disable-pip-version-check", *arguments]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@contextmanager
+def serving(command: Path, place: Path) -> Iterator[str]:
+    """What a gateway announced, while it runs; away from the checkout and from this environment's settings."""
+    keep = {name: value for name, value in os.environ.items() if not name.startswith(("SLUICE_", "PYTHON"))}
+    environ = keep | {"XDG_STATE_HOME": str(place / "state"), "SLUICE_CACHE_DIR": str(place / "cache")}
+    with (place / "log").open("w+") as log:
+        arguments = [str(command), "serve", "--port", "0"]
+        process = subprocess.Popen(arguments, cwd=place, env=environ, stdout=subprocess.PIPE, stderr=log, text=True)
+        assert process.stdout is not None
+        try:
+            announced = ""
+            while "curl" not in announced:
+                line = process.stdout.readline()
+                assert line, f"the gateway ended: {(place / 'log').read_text()}"
+                announced += line
+            yield announced
+        finally:
+            process.terminate()
+            process.communicate(timeout=60)
+
+
+def found(pattern: str, text: str) -> str:
+    match = re.search(pattern, text)
+    assert match, text
+    return match[1]
+
+
+def test_an_empty_environment_serves_a_streamed_answer(command: Path, place: Path) -> None:
+    with serving(command, place) as announced:
+        url = found(r"curl -N (\S+)", announced)
+        headers = {"Authorization": "Bearer " + found(r"Bearer (\S+?)'", announced)}
+        body = json.loads(found(r"-d '(.*)'", announced))
+        with httpx.stream("POST", url, headers=headers, json=body, timeout=60) as response:
+            events = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert response.status_code == 200
+    assert events[-1] == "[DONE]"
+    deltas = [choice["delta"] for event in events[:-1] for choice in json.loads(event)["choices"]]
+    text = "".join(delta.get("content") or "" for delta in deltas)
+    assert all(str(number) in text for number in range(3, 13)), text
+
+
+def test_what_is_lent_to_the_environment_is_named_by_the_wheel() -> None:
+    assert any(requirement.startswith("torch>=") for requirement in requires("sluice") or ())
+
+
+def test_the_wheel_holds_the_licence_and_no_tests(command: Path) -> None:
+    listing = subprocess.run(
+        [command.parent / "python", "-c", "import importlib.metadata as m; print(*m.files('sluice'), sep='\\n')"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    assert any(name.endswith("licenses/LICENSE") for name in listing)
+    assert not any(name.startswith(("tests/", "benchmarks/", "scripts/")) for name in listing)
