@@ -30,5 +30,8 @@ class Controller:
     def plan(self, now: float) -> Batch | None:
         return self.scheduler.plan()
 
+    def take_ended(self) -> list[Sequence]:
+        return self.scheduler.take_ended()
+
     def complete(self, output: StepOutput, now: float) -> list[Delta]:
         return self.scheduler.complete(output)

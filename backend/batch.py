@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from backend.sampling import SamplingParams
 
-FEED = -1  # in token_ids: the token this slot sampled last, which the host may not know yet
-
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
@@ -23,13 +21,15 @@ class Admitted:
 
 @dataclass(slots=True)
 class Batch:
-    """One step as a structure of arrays: a row for each sequence, rows in queue order, decodes first.
+    """One step as a structure of arrays: a row for each sequence, decodes first, each part in the order of admission.
 
-    Row i computes tokens [starts[i], starts[i] + lengths[i]) of its sequence; `token_ids` holds them row after row.
-    `sampled` lists the rows whose last token is followed by a sampled one.
+    Row i computes tokens [starts[i], starts[i] + lengths[i]) of its sequence. A decode computes the one token that its
+    slot sampled last, which the host may not know yet; `token_ids` holds those of the prefills, row after row.
+    `sampled` lists the rows whose last token is followed by a sampled one: all decodes, and prefills that are complete.
     """
 
     step: int
+    num_decodes: int = 0
     slots: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)

@@ -36,6 +36,7 @@ class EngineConfig:
     batching: Batching = Batching.CONTINUOUS
     kv_allocation: KVAllocation = KVAllocation.PAGED
     steps_in_flight: int = 2
+    max_preemptions: int = 8  # of one sequence
 
     def __post_init__(self) -> None:
         for field in ("num_blocks", "max_model_len", "block_size", "max_num_seqs", "max_num_batched_tokens"):

@@ -28,6 +28,10 @@ class Core(Protocol):
 
     def plan(self, now: float) -> Batch | None: ...
 
+    def take_ended(self) -> list[Sequence]:
+        """Sequences that planning has ended."""
+        ...
+
     def complete(self, output: StepOutput, now: float) -> list[Delta]: ...
 
 
@@ -93,6 +97,9 @@ class Engine:
         now = self.clock()
         while (batch := self.core.plan(now)) is not None:
             self._device.submit(batch)
+        for sequence in self.core.take_ended():
+            if (stream := self._streams.pop(sequence, None)) is not None:
+                stream.end(FinishReason.PREEMPTED)
 
     def _post(self, result: StepOutput | BaseException) -> None:
         """On the device thread: the step's one crossing to the loop."""

@@ -86,7 +86,7 @@ class LLM:
             self.scheduler.add(text.sequence)
         by_sequence = {text.sequence: text for text in texts}
         with tqdm(total=len(texts), desc="generating", unit="prompt", disable=not progress) as bar:
-            self._run(lambda delta: bar.update(by_sequence[delta.sequence].take(delta, self.scheduler)))
+            self._run(lambda delta: bar.update(by_sequence[delta[0]].take(delta, self.scheduler)))
         return [text.completion() for text in texts]
 
     def step(self) -> list[Delta]:
@@ -156,14 +156,15 @@ class _Text:
 
     def take(self, delta: Delta, scheduler: Scheduler) -> bool:
         """Take one token; whether the text is complete."""
-        self._token_ids.append(delta.token_id)
-        self._pieces.append(self._detokenizer.push((delta.token_id,)))
+        _, token_id, reason = delta
+        self._token_ids.append(token_id)
+        self._pieces.append(self._detokenizer.push((token_id,)))
         if self._detokenizer.stopped is not None:
             scheduler.finish(self.sequence, FinishReason.STOP)
             return True
-        if delta.finish_reason is not None:
+        if reason is not None:
             self._pieces.append(self._detokenizer.finish())
-        return delta.finish_reason is not None
+        return reason is not None
 
     def completion(self) -> Completion:
         stopped = self._detokenizer.stopped is not None or self.sequence.finish_reason is FinishReason.STOP

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from backend.batch import FEED, Admitted, Batch, StepOutput
+from backend.batch import Admitted, Batch, StepOutput
 from backend.config import EngineConfig
 from backend.kernels.step import StepInputs
 from backend.model import Decoder
@@ -80,9 +80,8 @@ class ModelRunner:
         greedy = Admitted(0, SamplingParams(temperature=0), 0, [0] * length, length)
         drawn = Admitted(0, SamplingParams(temperature=1, top_p=0.9), 0, [0] * length, length)
         for admitted in (drawn, greedy):
-            prefill = Batch(0, [0], [0], [length], [0] * length, [0], [(0, 0, [0])], [admitted])
-            self.execute(prefill)
-            self.execute(Batch(1, [0], [length - 1], [1], [FEED], [0]))
+            self.execute(Batch(0, 0, [0], [0], [length], [0] * length, [0], [(0, 0, [0])], [admitted]))
+            self.execute(Batch(1, 1, [0], [length - 1], [1], [], [0]))
 
     def _stage(self, batch: Batch, slots: np.ndarray) -> StepInputs:
         starts, lengths = np.array(batch.starts), np.array(batch.lengths)
@@ -94,9 +93,8 @@ class ModelRunner:
         block_size = self.config.block_size
         tables = self._block_tables[slots, : self.config.blocks_for(int(context_lens.max()))]
         slot_mapping = tables[row_of, positions // block_size].astype(np.int64) * block_size + positions % block_size
-        token_ids = np.array(batch.token_ids)
-        fed = token_ids == FEED
-        token_ids[fed] = self._last_tokens[slots[row_of[fed]]]
+        fed = self._last_tokens[slots[: batch.num_decodes]]
+        token_ids = np.concatenate((fed, np.array(batch.token_ids, np.int64)))
         return StepInputs(
             token_ids=torch.from_numpy(token_ids),
             positions=torch.from_numpy(positions),

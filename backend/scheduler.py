@@ -6,21 +6,19 @@ Iteration-level scheduling is Orca's (Yu et al., 2022), paged memory with preemp
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from operator import attrgetter
 
-from backend.batch import FEED, Admitted, Batch, StepOutput
+from backend.batch import Admitted, Batch, StepOutput
 from backend.config import Batching, EngineConfig, KVAllocation
 from backend.paged_kv.block_pool import BlockPool, ContiguousPool, PagedPool
+from backend.policy import PlainPolicy, Policy
 from backend.sequence import FinishReason, Sequence, Status
 from backend.waiting import WaitingQueue
 
+Delta = tuple[Sequence, int, FinishReason | None]
+"""One token of one sequence, and why the sequence ended if it did."""
 
-class Delta(NamedTuple):
-    """One token of one sequence, and why the sequence ended if it did."""
-
-    sequence: Sequence
-    token_id: int
-    finish_reason: FinishReason | None
+_BY_CLASS = attrgetter("priority_class")
 
 
 @dataclass(slots=True)
@@ -35,12 +33,13 @@ class Counters:
 
 
 @dataclass(slots=True)
-class _InFlight:
-    """What the scheduler remembers of a step between planning and completing it."""
+class Flight:
+    """A step between planning and completion: the batch, and whose its rows are."""
 
-    step: int
+    batch: Batch
     sequences: list[Sequence] = field(default_factory=list)
     sampled: list[Sequence] = field(default_factory=list)
+    decode_context: int = 0  # tokens that the decodes attend to, in all
 
 
 class Scheduler:
@@ -50,13 +49,15 @@ class Scheduler:
     released when the last step in flight that names it completes, never earlier.
     """
 
-    def __init__(self, config: EngineConfig, waiting: WaitingQueue) -> None:
+    def __init__(self, config: EngineConfig, waiting: WaitingQueue, policy: Policy | None = None) -> None:
         self.config = config
         self.pool: BlockPool = _POOLS[config.kv_allocation](config.num_blocks)
         self.waiting = waiting
+        self.policy = policy or PlainPolicy(config)
         self.running: dict[str, Sequence] = {}  # in the order of admission
+        self.in_flight: deque[Flight] = deque()  # oldest first
+        self._ended: list[Sequence] = []
         self.counters = Counters()
-        self._in_flight: deque[_InFlight] = deque()
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._preempting: dict[str, Sequence] = {}  # blocks still held for steps in flight
         self._next_step = 0
@@ -65,7 +66,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Its prompt and max_tokens must fit max_model_len."""
-        assert 0 < len(sequence.prompt) < len(sequence.prompt) + sequence.max_tokens <= self.config.max_model_len
+        assert 0 < len(sequence.prompt) < sequence.most_tokens <= self.config.max_model_len
         self.waiting.add(sequence)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
@@ -76,14 +77,15 @@ class Scheduler:
             self.waiting.remove(sequence)
         self._finish(sequence, reason)
 
+    def take_ended(self) -> list[Sequence]:
+        """Sequences that `plan` has ended since the last call, because nothing else could free the memory they need."""
+        ended, self._ended = self._ended, []
+        return ended
+
     @property
     def has_work(self) -> bool:
         """Whether anything waits, runs, or is in flight."""
-        return bool(self.waiting or self.running or self._in_flight)
-
-    @property
-    def num_in_flight(self) -> int:
-        return len(self._in_flight)
+        return bool(self.waiting or self.running or self.in_flight)
 
     @property
     def num_kv_slots_unused(self) -> int:
@@ -94,75 +96,110 @@ class Scheduler:
     # planning
 
     def plan(self) -> Batch | None:
-        """The next step, or None when there is nothing to compute or two steps are already in flight."""
-        if len(self._in_flight) >= self.config.steps_in_flight:
+        """The next step, or None when there is nothing to compute or enough steps are already in flight."""
+        if len(self.in_flight) >= self.config.steps_in_flight:
             return None
-        batch, flight = Batch(self._next_step), _InFlight(self._next_step)
-        budget = self._plan_running(batch, flight)
-        self._admit_waiting(batch, flight, budget)
+        flight = Flight(Batch(self._next_step))
+        prefilling = self._plan_decodes(flight)
+        self._plan_prefills(prefilling, flight)
         if not flight.sequences:
+            if self.running and not self.in_flight and not self._preempting:
+                self._break_deadlock()
+                return self.plan()
             return None
         self._next_step += 1
-        self._in_flight.append(flight)
-        return batch
+        self.in_flight.append(flight)
+        return flight.batch
 
-    def _plan_running(self, batch: Batch, flight: _InFlight) -> int:
-        """Every decode, then prefill chunks in order; returns what is left of the token budget."""
-        budget = self.config.max_num_batched_tokens
-        prefilling: list[Sequence] = []
+    def _plan_decodes(self, flight: Flight) -> list[Sequence]:
+        """Every decode that has memory gets its token; returns the sequences that are still prefilling."""
+        batch, step = flight.batch, flight.batch.step
+        slots, starts, sequences = batch.slots, batch.starts, flight.sequences
+        block_size = self.config.block_size
+        prefilling = []
         for sequence in list(self.running.values()):
-            uncomputed = sequence.num_uncomputed_tokens
-            if uncomputed > 1:
+            start = sequence.num_computed_tokens
+            if start < sequence.num_admitted_tokens:
                 prefilling.append(sequence)
-            elif uncomputed == 1 and self._may_continue(sequence) and self._grow(sequence, 1, batch, flight):
-                self._schedule(sequence, 1, batch, flight)
-                budget -= 1
-        for sequence in prefilling:
-            length = self._chunk(sequence, budget)
-            if length and sequence.status is Status.RUNNING and self._grow(sequence, length, batch, flight):
-                self._schedule(sequence, length, batch, flight)
-                budget -= length
-        return budget
+                continue
+            if sequence.num_tokens in (start, sequence.most_tokens):
+                continue  # nothing to compute until its last token is known
+            if sequence.status is not Status.RUNNING:
+                continue  # preempted for one before it
+            if start == len(sequence.block_table) * block_size and not self._grow(sequence, 1, flight):
+                continue
+            slots.append(sequence.slot)
+            starts.append(start)
+            sequences.append(sequence)
+            sequence.num_computed_tokens = start + 1
+            sequence.num_tokens += 1
+            sequence.in_flight += 1
+            sequence.last_step = step
+        batch.num_decodes = len(slots)
+        batch.lengths += [1] * len(slots)
+        batch.sampled += range(len(slots))
+        flight.sampled += sequences
+        flight.decode_context = sum(starts) + len(starts)
+        return prefilling
 
-    def _may_continue(self, sequence: Sequence) -> bool:
-        """Not preempted while this step was planned, and not waiting for its last pending token."""
-        return sequence.status is Status.RUNNING and len(sequence.output) + sequence.num_pending < sequence.max_tokens
+    def _plan_prefills(self, prefilling: list[Sequence], flight: Flight) -> None:
+        """Chunks by class, then by admission; those who wait come before those of a lower class who run."""
+        num_decodes = flight.batch.num_decodes
+        intervals = [s.token_interval for s in flight.sequences if s.token_interval is not None]
+        room = self.policy.prefill_room(num_decodes, flight.decode_context, min(intervals, default=None))
+        budget = min(room, self.config.max_num_batched_tokens - num_decodes)
+        prefilling.sort(key=_BY_CLASS)
+        for sequence in prefilling:
+            if sequence.priority_class:
+                budget = self._admit_waiting(flight, budget, sequence.priority_class)
+            length = self._chunk(sequence, budget)
+            if length and sequence.status is Status.RUNNING and self._grow(sequence, length, flight):
+                self._schedule_chunk(sequence, length, flight)
+                budget -= length
+        self._admit_waiting(flight, budget, None)
 
     def _chunk(self, sequence: Sequence, budget: int) -> int:
         """Tokens of its prefill that this step computes; 0 when it does not fit."""
         uncomputed = sequence.num_uncomputed_tokens
         if self.config.prefill_chunk is None:
             return uncomputed if uncomputed <= budget else 0
-        return min(uncomputed, budget, self.config.prefill_chunk)
+        return max(0, min(uncomputed, budget, self.config.prefill_chunk))
 
-    def _admit_waiting(self, batch: Batch, flight: _InFlight, budget: int) -> None:
+    def _admit_waiting(self, flight: Flight, budget: int, above: int | None) -> int:
+        """Admit heads of the queue, all or those of a class more urgent than `above`; returns the budget left."""
         static = self.config.batching is Batching.STATIC
-        if static and (self.running or self._in_flight):
-            return
-        while self._free_slots and not self._preempting:
-            sequence = self.waiting.head()
-            if sequence is None or not self._fits(sequence):
-                return
+        if static and (self.running or self.in_flight):
+            return budget
+        while not self._preempting and (sequence := self.waiting.head()) is not None:
+            if above is not None and sequence.priority_class >= above:
+                break
             length = self._chunk(sequence, budget)
             if length == 0 and not static:
-                return
+                break
+            if not self._free_slots or not self._fits(sequence):
+                self._displace(sequence, flight)
+                break
             self.waiting.remove(sequence)
-            self._start(sequence, batch)
-            if length and self._grow(sequence, length, batch, flight):
-                self._schedule(sequence, length, batch, flight)
+            self._start(sequence, flight.batch)
+            if length and self._grow(sequence, length, flight):
+                self._schedule_chunk(sequence, length, flight)
                 budget -= length
+        return budget
 
     def _fits(self, sequence: Sequence) -> bool:
-        """Memory for all its tokens now, and a block to spare for each that runs already."""
+        """Memory for all its tokens now, a block to spare for each that runs, and the policy's word on the future."""
         if self.config.kv_allocation is KVAllocation.CONTIGUOUS:
             run = self.pool.allocate(self._blocks_up_front(sequence))
             self.pool.release(run or [])
             return run is not None
-        return self.pool.num_free >= self.config.blocks_for(sequence.num_tokens) + len(self.running)
+        num_free = self.pool.num_free
+        needed = self.config.blocks_for(sequence.num_tokens) + len(self.running)
+        return num_free >= needed and self.policy.admits(sequence, self.running.values(), num_free)
 
     def _start(self, sequence: Sequence, batch: Batch) -> None:
         sequence.status = Status.RUNNING
         sequence.slot = self._free_slots.pop()
+        sequence.num_admitted_tokens = sequence.num_tokens
         self.running[sequence.id] = sequence
         tokens = sequence.prompt + sequence.output
         admitted = Admitted(sequence.slot, sequence.sampling, sequence.seed, tokens, len(sequence.prompt))
@@ -170,10 +207,10 @@ class Scheduler:
 
     def _blocks_up_front(self, sequence: Sequence) -> int:
         """Blocks of the longest it may become. The last token it samples is never computed."""
-        return self.config.blocks_for(len(sequence.prompt) + sequence.max_tokens - 1)
+        return self.config.blocks_for(sequence.most_tokens - 1)
 
-    def _grow(self, sequence: Sequence, length: int, batch: Batch, flight: _InFlight) -> bool:
-        """Give the sequence blocks for `length` more tokens, preempting younger ones for it if need be."""
+    def _grow(self, sequence: Sequence, length: int, flight: Flight) -> bool:
+        """Give the sequence blocks for `length` more tokens, preempting others for it if need be."""
         held = len(sequence.block_table)
         needed = self.config.blocks_for(sequence.num_computed_tokens + length) - held
         if needed <= 0:
@@ -182,34 +219,30 @@ class Scheduler:
             needed = self._blocks_up_front(sequence)
         blocks = self.pool.allocate(needed)
         if blocks is None:
-            self._make_room(sequence, needed, flight.step)
+            self._make_room(sequence, needed, flight.batch.step)
             blocks = self.pool.allocate(needed)
         if blocks is None:
             return False
         sequence.block_table += blocks
-        batch.new_blocks.append((sequence.slot, held, blocks))
+        flight.batch.new_blocks.append((sequence.slot, held, blocks))
         return True
 
-    def _schedule(self, sequence: Sequence, length: int, batch: Batch, flight: _InFlight) -> None:
-        start = sequence.num_computed_tokens
+    def _schedule_chunk(self, sequence: Sequence, length: int, flight: Flight) -> None:
+        batch, start = flight.batch, sequence.num_computed_tokens
         row = len(batch.slots)
         batch.slots.append(sequence.slot)
         batch.starts.append(start)
         batch.lengths.append(length)
-        known = sequence.tokens_at(start, length)
-        batch.token_ids += known
-        if len(known) < length:
-            batch.token_ids.append(FEED)
+        batch.token_ids += sequence.tokens_at(start, length)
+        flight.sequences.append(sequence)
         sequence.num_computed_tokens = start + length
-        if start < len(sequence.prompt):
-            self._bill(sequence)
+        self._bill(sequence)
         if sequence.num_computed_tokens == sequence.num_tokens:
-            sequence.num_pending += 1
+            sequence.num_tokens += 1
             batch.sampled.append(row)
             flight.sampled.append(sequence)
         sequence.in_flight += 1
-        sequence.last_step = flight.step
-        flight.sequences.append(sequence)
+        sequence.last_step = batch.step
 
     def _bill(self, sequence: Sequence) -> None:
         """Prompt tokens count once, however often they are computed."""
@@ -221,54 +254,97 @@ class Scheduler:
     # preemption
 
     def _make_room(self, sequence: Sequence, needed: int, step: int) -> None:
-        """Preempt the youngest until `needed` blocks are free or on their way back."""
+        """Preempt sequences that rank below this one until `needed` blocks are free or on their way back."""
+        own = self._victim_key(sequence)
+        self._preempt_for(needed, [s for s in self._victims(step) if self._victim_key(s) > own])
+
+    def _displace(self, sequence: Sequence, flight: Flight) -> None:
+        """A head that found no slot or no memory takes those of running sequences of a lower class."""
+        lower = [s for s in self._victims(flight.batch.step) if s.priority_class > sequence.priority_class]
+        if lower and not self._free_slots:
+            self._preempt(lower.pop(0))
+        self._preempt_for(self.config.blocks_for(sequence.num_tokens) + len(self.running), lower)
+
+    def _preempt_for(self, needed: int, candidates: list[Sequence]) -> None:
         coming = self.pool.num_free + sum(len(s.block_table) for s in self._preempting.values())
-        for victim in reversed(list(self.running.values())):
-            if coming >= needed or victim is sequence:
+        if coming + sum(len(s.block_table) for s in candidates) < needed:
+            return
+        for victim in candidates:
+            if coming >= needed:
                 return
-            if victim.last_step != step:
-                coming += len(victim.block_table)
-                self._preempt(victim)
+            coming += len(victim.block_table)
+            self._preempt(victim)
+
+    def _victims(self, step: int) -> list[Sequence]:
+        """Who may be preempted, first choice first: not in this step, not too often, not before making progress."""
+        most = self.config.max_preemptions
+        eligible = [
+            s
+            for s in self.running.values()
+            if s.last_step != step
+            and s.num_preemptions < most
+            and (s.num_preemptions == 0 or len(s.output) > s.num_kept_tokens)
+        ]
+        return sorted(eligible, key=self._victim_key, reverse=True)
+
+    def _victim_key(self, sequence: Sequence) -> tuple[float, ...]:
+        return (sequence.priority_class, *self.policy.victim_rank(sequence))
 
     def _preempt(self, sequence: Sequence) -> None:
         self.counters.preemptions += 1
         sequence.num_preemptions += 1
+        sequence.num_kept_tokens = len(sequence.output)
         sequence.status = Status.PREEMPTED
         del self.running[sequence.id]
         self._preempting[sequence.id] = sequence
         self._release_if_idle(sequence)
 
+    def _break_deadlock(self) -> None:
+        """Everyone who runs waits for memory that only another could give: the last choice gives way, for good if it
+        has been preempted as often as it may.
+        """
+        victim = max(self.running.values(), key=self._victim_key)
+        if victim.num_preemptions < self.config.max_preemptions:
+            self._preempt(victim)
+        else:
+            self._ended.append(victim)
+            self._finish(victim, FinishReason.PREEMPTED)
+
     # accounting
 
     def complete(self, output: StepOutput) -> list[Delta]:
         """Account for the oldest step in flight; returns its tokens in row order."""
-        flight = self._in_flight.popleft()
-        assert flight.step == output.step and len(flight.sampled) == len(output.token_ids)
+        flight = self.in_flight.popleft()
+        assert flight.batch.step == output.step
         for sequence in flight.sequences:
             sequence.in_flight -= 1
-        deltas = []
+        deltas: list[Delta] = []
         for sequence, token_id in zip(flight.sampled, output.token_ids, strict=True):
-            sequence.num_pending -= 1
             if sequence.status is Status.FINISHED:
                 self.counters.late_tokens += 1
-            else:
-                deltas.append(self._append(sequence, token_id))
+                continue
+            generated = sequence.output
+            generated.append(token_id)
+            reason = None
+            if token_id in sequence.end_tokens or len(generated) >= sequence.max_tokens:
+                reason = self._end_of(sequence, token_id)
+            deltas.append((sequence, token_id, reason))
+        self.counters.generation_tokens += len(deltas)
         for sequence in flight.sequences:
             if sequence.status is not Status.RUNNING:
                 self._release_if_idle(sequence)
         return deltas
 
-    def _append(self, sequence: Sequence, token_id: int) -> Delta:
-        self.counters.generation_tokens += 1
-        sequence.output.append(token_id)
-        reason = None
+    def _end_of(self, sequence: Sequence, token_id: int) -> FinishReason | None:
+        """Finish a sequence whose newest token may end it."""
         if token_id in sequence.end_tokens and len(sequence.output) > sequence.sampling.min_tokens:
             reason = FinishReason.STOP
         elif len(sequence.output) >= sequence.max_tokens:
             reason = FinishReason.LENGTH
-        if reason is not None:
-            self._finish(sequence, reason)
-        return Delta(sequence, token_id, reason)
+        else:
+            return None
+        self._finish(sequence, reason)
+        return reason
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         self.running.pop(sequence.id, None)
@@ -294,7 +370,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Every block is free or owned by exactly one sequence that holds a slot."""
         self.pool.check_integrity()
-        named = {id(s): s for flight in self._in_flight for s in flight.sequences}
+        named = {id(s): s for flight in self.in_flight for s in flight.sequences}
         holders = {id(s): s for s in (*self.running.values(), *self._preempting.values())} | named
         owned = [block for s in holders.values() for block in s.block_table]
         assert len(owned) == len(set(owned)), "two sequences own one block"

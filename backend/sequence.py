@@ -17,6 +17,7 @@ class FinishReason(Enum):
     STOP = "stop"  # an end token, a stop token or a stop string
     LENGTH = "length"  # max_tokens, or the context is full
     CANCELLED = "cancelled"
+    PREEMPTED = "preempted"  # lost its memory as often as it may, and nobody else could give any
 
 
 @dataclass(slots=True, eq=False)
@@ -35,32 +36,39 @@ class Sequence:
     seed: int
     end_tokens: frozenset[int]  # end it with STOP
     arrival: float = 0.0  # seconds on the engine's clock
+    priority_class: int = 0  # 0 is the most urgent
+    token_interval: float | None = None  # seconds between tokens that its class promises; None: no promise
 
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
     output: list[int] = field(default_factory=list)
+    num_tokens: int = field(init=False)  # prompt and output, those sampled by steps in flight included
     num_billed_tokens: int = 0  # prompt tokens computed at least once
     num_preemptions: int = 0
+    num_kept_tokens: int = 0  # output when it was last preempted
 
     # while it holds a slot
     slot: int = -1
     block_table: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0  # counted when planned: true once the steps in flight are done
-    num_pending: int = 0  # sampled by steps in flight, not yet known here
+    num_admitted_tokens: int = 0  # prompt and output when it took the slot; whatever follows, the device sampled itself
     in_flight: int = 0  # steps in flight that name it
     last_step: int = -1  # the newest step that names it
 
-    @property
-    def num_tokens(self) -> int:
-        """Prompt and output, those sampled by steps in flight included."""
-        return len(self.prompt) + len(self.output) + self.num_pending
+    def __post_init__(self) -> None:
+        self.num_tokens = len(self.prompt) + len(self.output)
 
     @property
     def num_uncomputed_tokens(self) -> int:
         return self.num_tokens - self.num_computed_tokens
 
+    @property
+    def most_tokens(self) -> int:
+        """The longest it may become."""
+        return len(self.prompt) + self.max_tokens
+
     def tokens_at(self, start: int, length: int) -> list[int]:
-        """Known tokens of positions [start, start + length); pending ones are left out at the end."""
+        """Known tokens of positions [start, start + length)."""
         stop = start + length
         offset = len(self.prompt)
         if stop <= offset:

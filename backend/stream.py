@@ -49,6 +49,11 @@ class TokenStream:
         self._pending.append(token_id)
         self.finish_reason = reason
 
+    def end(self, reason: FinishReason) -> None:
+        """It gets no more tokens."""
+        self.finish_reason = reason
+        self.wake()
+
     def fail(self, error: DeviceError) -> None:
         self._error = error
         self.wake()

@@ -4,6 +4,7 @@ from admission.admission import Admission
 from backend.detokenizer import IncrementalDetokenizer
 from backend.sequence import FinishReason
 from backend.stream import TokenStream
+from gateway.errors import Preempted
 from gateway.metrics import Metrics
 from gateway.replies import Choice
 
@@ -23,8 +24,13 @@ class Answer:
         self._metrics = metrics
 
     async def pieces(self) -> list[str]:
-        """Wait for tokens and return their text; the answer is complete when `finish_reason` is set."""
+        """Wait for tokens and return their text; the answer is complete when `finish_reason` is set.
+
+        Raises `Preempted` when the sequence lost its memory for good, `DeviceError` when the engine failed.
+        """
         tokens = await self._stream.take()
+        if self._stream.finish_reason is FinishReason.PREEMPTED:
+            raise Preempted
         self._delivered_at = self._metrics.tokens_delivered(
             self._stream.sequence, self.num_tokens, len(tokens), self._delivered_at
         )

@@ -1,6 +1,6 @@
 """A device on paper: executes batches on a dictionary of KV slots, and checks that every context reads back intact."""
 
-from backend.batch import FEED, Batch, StepOutput
+from backend.batch import Batch, StepOutput
 
 
 def next_token(tokens: list[int]) -> int:
@@ -29,9 +29,14 @@ class PaperDevice:
             self.tables[slot] += blocks
         assert len(set(batch.slots)) == len(batch.slots), "a slot appears twice in one step"
         cursor = 0
-        for slot, start, length in zip(batch.slots, batch.starts, batch.lengths, strict=True):
-            self._compute(slot, start, batch.token_ids[cursor : cursor + length])
-            cursor += length
+        for row, (slot, start, length) in enumerate(zip(batch.slots, batch.starts, batch.lengths, strict=True)):
+            if row < batch.num_decodes:
+                assert length == 1
+                assert start == len(self.known[slot]) - 1, "a decode feeds the token sampled last"
+                self._compute(slot, start, self.known[slot][start:])
+            else:
+                self._compute(slot, start, batch.token_ids[cursor : cursor + length])
+                cursor += length
         assert cursor == len(batch.token_ids)
         sampled = [self._sample(batch, row) for row in batch.sampled]
         return StepOutput(batch.step, sampled, 0.0)
@@ -39,7 +44,7 @@ class PaperDevice:
     def _compute(self, slot: int, start: int, token_ids: list[int]) -> None:
         for position, token in enumerate(token_ids, start):
             true = self.known[slot][position]
-            assert token in (true, FEED), f"slot {slot} was given {token} at {position}, expected {true}"
+            assert token == true, f"slot {slot} was given {token} at {position}, expected {true}"
             self.memory[self._address(slot, position)] = (position, true)
 
     def _sample(self, batch: Batch, row: int) -> int:

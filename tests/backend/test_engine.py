@@ -137,7 +137,7 @@ def test_the_device_has_its_next_step_before_this_one_completes() -> None:
             bench.executor.allow()
             await stream.take()
             await bench.settle()
-            assert bench.scheduler.num_in_flight == 2
+            assert len(bench.scheduler.in_flight) == 2
 
     play(scenario)
 
@@ -149,7 +149,7 @@ def test_leaving_the_scope_frees_the_blocks_when_the_last_step_in_flight_complet
         assert stream.sequence.status is Status.FINISHED
         assert bench.scheduler.pool.num_free < bench.scheduler.config.num_blocks
         bench.executor.free()
-        while bench.scheduler.num_in_flight:
+        while bench.scheduler.in_flight:
             await asyncio.sleep(0.001)
         assert bench.scheduler.pool.num_free == bench.scheduler.config.num_blocks
         assert stream.sequence.output == []

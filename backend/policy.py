@@ -1,0 +1,44 @@
+"""The choices that the scheduler leaves to whoever knows about tenants, classes and time."""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from backend.config import EngineConfig
+from backend.sequence import Sequence
+
+
+class Policy(Protocol):
+    """Asked while a step is planned; answers at once and changes nothing."""
+
+    def prefill_room(self, num_decodes: int, decode_context: int, interval: float | None) -> int:
+        """Most prefill tokens for a step with these decodes over `decode_context` tokens in all.
+
+        `interval` is the tightest time between tokens promised to any of them, in seconds.
+        """
+        ...
+
+    def admits(self, sequence: Sequence, running: Iterable[Sequence], num_free: int) -> bool:
+        """Whether `num_free` blocks suffice for it to join those running. The scheduler has made sure that its tokens
+        fit now; the question is what all of them may still need.
+        """
+        ...
+
+    def victim_rank(self, sequence: Sequence) -> tuple[float, ...]:
+        """The largest is preempted first, among those of the lowest class."""
+        ...
+
+
+class PlainPolicy:
+    """No promises, no tenants: prefill fills the step, a free block for everyone who runs, the youngest goes first."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._budget = config.max_num_batched_tokens
+
+    def prefill_room(self, num_decodes: int, decode_context: int, interval: float | None) -> int:
+        return self._budget
+
+    def admits(self, sequence: Sequence, running: Iterable[Sequence], num_free: int) -> bool:
+        return True
+
+    def victim_rank(self, sequence: Sequence) -> tuple[float, ...]:
+        return (sequence.arrival,)
