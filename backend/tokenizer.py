@@ -15,6 +15,7 @@ from backend.token_bytes import TokenBytes, byte_decoding
 
 INLINE_CHARS = 2048  # encoded on the calling thread in well under a millisecond; longer texts go to the pool
 _ENCODE_THREADS = 2
+_NORMALIZED_CHARS = 4  # most characters that a normalizer makes one of (NFC, NFKC)
 _SPECIAL_TOKENS = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
 
 
@@ -38,6 +39,7 @@ class Tokenizer:
         self._chat_template = chat_template
         self._special_tokens = dict(special_tokens or {})
         self.vocab_size = max(core.get_vocab(with_added_tokens=True).values(), default=-1) + 1  # highest id + 1
+        self._longest_token = max(map(len, core.get_vocab(with_added_tokens=True)), default=1)
         self.bos_token_id = self._special_id("bos_token")
         self.eos_token_id = self._special_id("eos_token")
         decoding = byte_decoding(core)
@@ -62,6 +64,11 @@ class Tokenizer:
                 "embeddings; use the tokenizer the model was trained with, or resize its embeddings"
             )
         return tokenizer
+
+    def fewest_tokens(self, text: str) -> int:
+        """A lower bound on the tokens of a text, without encoding it: encoding megabytes takes seconds."""
+        spread = 1 if self._core.normalizer is None else _NORMALIZED_CHARS
+        return len(text) // (self._longest_token * spread)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """`add_special_tokens` adds what the checkpoint starts a plain prompt with (BOS); rendered chats carry it."""

@@ -21,7 +21,7 @@ _TOO_LARGE = f"The request's headers exceed {MAX_HEADER_BYTES} bytes."
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """A bound socket, not yet listening. Connections accepted from it notice a dead peer: on Linux they inherit options.
+    """A bound socket, not yet listening; what it accepts notices a dead peer, since Linux passes its options on.
 
     Raises `OSError` when the address cannot be bound.
     """
@@ -67,7 +67,7 @@ class Connection(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._timer: asyncio.TimerHandle | None = None  # runs while the peer owes bytes
-        self._head_bytes = 0  # since the message began, or since the last part of its body
+        self._head_bytes = 0  # read since the last message, or since the last part of this one's body
         self._reads_headers = True
         self._deaf = False
 
@@ -129,7 +129,6 @@ class Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self.scope["extensions"] = {TRANSPORT: {"transport": self.transport}}
         self._reads_headers = True
-        self._head_bytes = 0
         self._start_timer()
 
     def on_headers_complete(self) -> None:

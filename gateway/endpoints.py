@@ -41,7 +41,8 @@ class TokenizeEndpoint(Endpoint):
         text = request.prompt
         if request.messages is not None:
             text = tokenizer.render_chat(request.messages, request.add_generation_prompt)
-        token_ids = await tokenizer.encode_async(text or "", request.add_special_tokens)
+        param = "prompt" if request.messages is None else "messages"
+        token_ids = await service.encode(text or "", request.add_special_tokens, param)
         strings = [tokenizer.id_to_token(token_id) for token_id in token_ids] if request.return_token_strs else None
         await call.exchange.reply(tokenized(token_ids, service.limits.max_model_len, strings))
         return Outcome.COMPLETED

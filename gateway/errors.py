@@ -242,9 +242,10 @@ class DeadlineExceeded(ApiError):
     should_retry = False
 
 
-def context_exceeded(num_tokens: int, max_model_len: int, param: str) -> ApiError:
+def context_exceeded(num_tokens: int, max_model_len: int, param: str, at_least: bool = False) -> ApiError:
     """The refusal of a prompt that the context cannot hold."""
-    message = f"This model's maximum context length is {max_model_len} tokens, but {param} holds {num_tokens} tokens."
+    count = f"at least {num_tokens}" if at_least else f"{num_tokens}"
+    message = f"This model's maximum context length is {max_model_len} tokens, but {param} holds {count} tokens."
     return Unsatisfiable(message, param)
 
 

@@ -147,7 +147,7 @@ class GenerationEndpoint(Endpoint):
         return asked
 
     async def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        token_ids = await self.service.tokenizer.encode_async(text, add_special_tokens)
+        token_ids = await self.service.encode(text, add_special_tokens, self.prompt_param)
         if not token_ids:
             raise BadRequest(f"{self.prompt_param} is empty: there is no token to continue from.", self.prompt_param)
         return token_ids

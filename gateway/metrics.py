@@ -60,6 +60,7 @@ class Metrics:
             self._gap.observe((now - last) / max(count, 1), count)
         elif count:
             self._ttft.observe(now - sequence.arrival)
+            self._gap.observe(0.0, count - 1)
         return now
 
     def request_ended(self, outcome: Outcome) -> None:

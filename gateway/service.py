@@ -8,7 +8,7 @@ from starlette.types import Receive, Scope
 from admission.admission import Admission
 from backend.tokenizer import Tokenizer
 from gateway.auth import KeyRing
-from gateway.errors import ModelNotFound
+from gateway.errors import ModelNotFound, context_exceeded
 from gateway.metrics import Metrics
 from gateway.openai import Limits
 from gateway.scope import Lives, read_body
@@ -38,6 +38,13 @@ class Service:
 
     async def read_body(self, scope: Scope, receive: Receive) -> bytes:
         return await read_body(scope, receive, self.max_body_bytes, self.body_timeout)
+
+    async def encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
+        """Token ids. A text that the context cannot hold is refused before any time is spent on it."""
+        fewest = self.tokenizer.fewest_tokens(text)
+        if fewest > self.limits.max_model_len:
+            raise context_exceeded(fewest, self.limits.max_model_len, param, at_least=True)
+        return await self.tokenizer.encode_async(text, add_special_tokens)
 
     def draw_seed(self) -> int:
         """For a request that brings none."""

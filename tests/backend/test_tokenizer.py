@@ -229,3 +229,10 @@ def test_a_template_that_does_not_compile_is_refused_at_load(tmp_path: Path, tem
 def test_a_hostile_template_is_refused(template: str) -> None:
     with pytest.raises(InvalidRequest, match="the chat template refuses"):
         ChatTemplate(template, {}).render(CONVERSATIONS[0])
+
+
+@pytest.mark.parametrize("text", ["", "hello", "1" * 5000, "day " * 700, "é🙂" * 300])
+def test_a_text_has_at_least_the_fewest_tokens_that_its_length_allows(text: str) -> None:
+    for core in (tiny.byte_level_bpe(), tiny.byte_fallback_bpe(), tiny.metaspace_unigram()):
+        tokenizer = Tokenizer(core)
+        assert tokenizer.fewest_tokens(text) <= len(tokenizer.encode(text, add_special_tokens=False))

@@ -38,7 +38,7 @@ def test_the_help_shows_units_and_defaults() -> None:
     parser = ArgumentParser()
     add_flags(parser)
     shown = " ".join(parser.format_help().split())
-    assert "--max-num-seqs N most sequences in one step (default: 64)" in shown
+    assert "--max-num-seqs N most sequences in one step (default: 256)" in shown
     assert "--max-body-bytes BYTES" in shown
     assert "(default: 4MiB)" in shown
     assert "--dtype auto|float32|float16|bfloat16" in shown

@@ -1,0 +1,85 @@
+"""The endpoints that answer at once, on a live server."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.gateway.server_process import ServerProcess
+
+
+def get(server: ServerProcess, path: str) -> httpx.Response:
+    return httpx.get(f"{server.url}{path}", headers=server.headers)
+
+
+def post(server: ServerProcess, path: str, **body: object) -> Any:
+    reply = httpx.post(f"{server.url}{path}", json=body, headers=server.headers)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+@pytest.mark.parametrize("text", ["Count from 3 to 12.", " two  spaces ", "naïve 日本 🧿", "a"])
+def test_tokens_lead_back_to_their_text(server: ServerProcess, text: str) -> None:
+    tokenized = post(server, "/tokenize", prompt=text, add_special_tokens=False)
+    assert tokenized["count"] == len(tokenized["tokens"]) > 0
+    assert tokenized["max_model_len"] == 2048
+    assert post(server, "/detokenize", tokens=tokenized["tokens"]) == {"prompt": text}
+
+
+def test_a_conversation_is_tokenized_as_chat_would_see_it(server: ServerProcess) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Count to 3."}]
+    tokens = post(server, "/tokenize", messages=messages)["tokens"]
+    prompt = post(server, "/detokenize", tokens=tokens)["prompt"]
+    assert prompt.index("Be brief.") < prompt.index("Count to 3.")
+    open_ended = post(server, "/tokenize", messages=messages, add_generation_prompt=False)["tokens"]
+    assert tokens[: len(open_ended)] == open_ended
+    chat = post(server, "/v1/chat/completions", model="embedded", messages=messages, max_tokens=1)
+    assert chat["usage"]["prompt_tokens"] == len(tokens)
+
+
+def test_tokens_are_shown_as_strings_when_asked(server: ServerProcess) -> None:
+    plain = post(server, "/tokenize", prompt="a b")
+    shown = post(server, "/tokenize", prompt="a b", return_token_strs=True)
+    assert plain["token_strs"] is None
+    assert len(shown["token_strs"]) == shown["count"]
+
+
+def test_an_empty_text_has_only_its_special_tokens(server: ServerProcess) -> None:
+    assert post(server, "/tokenize", prompt="", add_special_tokens=False)["tokens"] == []
+
+
+@pytest.mark.parametrize("body", [{}, {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}])
+def test_tokenize_wants_one_of_prompt_and_messages(server: ServerProcess, body: dict[str, object]) -> None:
+    reply = httpx.post(f"{server.url}/tokenize", json=body, headers=server.headers)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "prompt")
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+def test_another_model_has_no_tokens_here(server: ServerProcess, path: str) -> None:
+    body = {"model": "gpt-4", "prompt": "a"} if path == "/tokenize" else {"model": "gpt-4", "tokens": [5]}
+    reply = httpx.post(f"{server.url}{path}", json=body, headers=server.headers)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz"])
+def test_health_needs_no_key(server: ServerProcess, path: str) -> None:
+    reply = httpx.get(f"{server.url}{path}")
+    assert (reply.status_code, reply.json()) == (200, {"status": "ok"})
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/embedded"])
+def test_the_models_need_a_key(server: ServerProcess, path: str) -> None:
+    assert get(server, path).status_code == 200
+    assert httpx.get(f"{server.url}{path}").json()["error"]["code"] == "invalid_api_key"
+
+
+def test_a_models_card_says_how_long_a_request_may_be(server: ServerProcess) -> None:
+    card = get(server, "/v1/models/embedded").json()
+    assert (card["id"], card["object"], card["max_model_len"]) == ("embedded", "model", 2048)
+    assert get(server, "/v1/models").json() == {"object": "list", "data": [card]}
+
+
+@pytest.mark.parametrize("path", ["/livez", "/v1/models", "/metrics", "/nowhere"])
+def test_every_answer_has_a_request_id_of_its_own(server: ServerProcess, path: str) -> None:
+    ids = {get(server, path).headers["x-request-id"] for _ in range(2)}
+    assert len(ids) == 2

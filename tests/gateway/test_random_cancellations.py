@@ -1,0 +1,229 @@
+"""Ten thousand requests that are left at random moments, through the whole gateway: nothing of them stays behind."""
+
+import asyncio
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from starlette.types import ASGIApp, Message
+
+from admission.admission import Admission
+from admission.controller import Controller
+from admission.outcome import Outcome
+from backend.batch import Batch, StepOutput
+from backend.config import EngineConfig
+from backend.engine import Engine
+from backend.paged_kv.block_pool import PagedPool
+from backend.scheduler import Delta, Scheduler
+from backend.tokenizer import Tokenizer
+from backend.waiting import FirstComeFirstServed
+from gateway.app import make_app
+from gateway.auth import KeyRing, demo_record
+from gateway.metrics import Metrics
+from gateway.openai import Limits
+from gateway.scope import Lives
+from gateway.service import Service
+from tests.backend.paper_device import PaperDevice, continuation
+
+NUM_CANCELLATIONS = 10_000
+NUM_CLIENTS = 48
+END = 1
+KEY = "sk-sluice-demo-0123456789"
+CONFIG = EngineConfig(
+    num_blocks=40, max_model_len=96, block_size=4, max_num_seqs=8, max_num_batched_tokens=32, prefill_chunk=12
+)
+
+
+class WatchedScheduler(Scheduler):
+    """Fails when a block is released that a step in flight still names, by a record of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(CONFIG, FirstComeFirstServed())
+        self._named: dict[int, frozenset[int]] = {}  # by step
+        self.pool = self._Pool(self)
+
+    class _Pool(PagedPool):
+        def __init__(self, scheduler: "WatchedScheduler") -> None:
+            super().__init__(CONFIG.num_blocks)
+            self._scheduler = scheduler
+
+        def release(self, blocks: list[int]) -> None:
+            assert not self._scheduler.blocks_in_flight.intersection(blocks), "released while a step still names it"
+            super().release(blocks)
+
+    @property
+    def blocks_in_flight(self) -> frozenset[int]:
+        return frozenset[int]().union(*self._named.values())
+
+    def plan(self) -> Batch | None:
+        batch = super().plan()
+        if batch is not None:
+            tables = {sequence.slot: sequence.block_table for sequence in self.running.values()}
+            self._named[batch.step] = frozenset(block for slot in batch.slots for block in tables[slot])
+        return batch
+
+    def complete(self, output: StepOutput) -> list[Delta]:
+        del self._named[output.step]
+        return super().complete(output)
+
+
+class PaperExecutor:
+    """Executes each step when it is waited for: one may lie launched behind it."""
+
+    def __init__(self) -> None:
+        self._device = PaperDevice(CONFIG.block_size)
+
+    def launch(self, batch: Batch) -> "PaperStep":
+        return PaperStep(lambda: self._device.execute(batch))
+
+
+@dataclass(frozen=True)
+class PaperStep:
+    wait: Callable[[], StepOutput]
+
+
+class Gateway:
+    """Everything that `sluice serve` makes, without a socket and with a device on paper."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.scheduler = WatchedScheduler()
+        self.engine = Engine(Controller(self.scheduler, max_waiting=40), PaperExecutor())
+        self.lives = Lives(write_timeout=3600)
+        pepper = bytes(32)
+        self.metrics = Metrics("paper", self.scheduler, self.engine.clock)
+        service = Service(
+            model="paper",
+            created=0,
+            end_tokens=frozenset([END]),
+            limits=Limits(vocab_size=1024, max_model_len=CONFIG.max_model_len),
+            default_max_tokens=None,
+            tokenizer=tokenizer,
+            admission=Admission(self.engine),
+            keys=KeyRing(pepper, [demo_record(KEY, pepper)]),
+            metrics=self.metrics,
+            lives=self.lives,
+            max_body_bytes=2**20,
+            body_timeout=3600,
+            seeds=random.Random(0),
+        )
+        self.app: ASGIApp = make_app(service, lambda: True, lambda: True)
+
+
+@dataclass
+class Client:
+    """One request over ASGI. What is sent to a client that has left vanishes; one that stops reading blocks."""
+
+    path: str
+    parts: list[bytes]
+    stops_reading_after: int | None = None
+    sent: list[Message] = field(default_factory=list)
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def receive(self) -> Message:
+        await asyncio.sleep(0)
+        if self.parts and not self.left.is_set():
+            part = self.parts.pop(0)
+            return {"type": "http.request", "body": part, "more_body": bool(self.parts)}
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        if self.stops_reading_after is not None and len(self.sent) >= self.stops_reading_after:
+            await self.left.wait()
+        if self.left.is_set():
+            return
+        self.sent.append(message)
+
+    async def ask(self, app: ASGIApp) -> None:
+        headers = [(b"authorization", f"Bearer {KEY}".encode())]
+        scope = {"type": "http", "method": "POST", "path": self.path, "headers": headers, "query_string": b""}
+        await app({**scope, "root_path": "", "http_version": "1.1"}, self.receive, self.send)
+
+    async def leave_after(self, turns: int) -> None:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        self.left.set()
+
+
+def random_client(rng: random.Random) -> Client:
+    body: dict[str, object] = {"model": "paper", "stream": rng.random() < 0.5, "max_tokens": rng.randint(1, 40)}
+    if rng.random() < 0.3:
+        path = "/v1/chat/completions"
+        body["messages"] = [{"role": "user", "content": "one two"[: rng.randint(1, 7)]}]
+    else:
+        path = "/v1/completions"
+        body["prompt"] = [[rng.randrange(1024)] * rng.randint(1, 50) for _ in range(rng.choice((1, 1, 3)))]
+    if rng.random() < 0.2:
+        body["stop"] = ["e", "7"]
+    raw = json.dumps(body).encode()
+    cut = rng.randrange(len(raw))
+    stops = rng.randint(0, 6) if rng.random() < 0.3 else None
+    return Client(path, [raw[:cut], raw[cut:]], stops)
+
+
+async def leave_somewhere(gateway: Gateway, rng: random.Random) -> None:
+    client = random_client(rng)
+    turns = int(rng.expovariate(1 / 60)) if rng.random() < 0.9 else rng.randint(0, 3)
+    leaving = asyncio.create_task(client.leave_after(turns))
+    await client.ask(gateway.app)
+    await leaving
+
+
+async def stay(gateway: Gateway, rng: random.Random) -> None:
+    """One among the leavers who gets every token that the device computes for it alone."""
+    prompt = [rng.randrange(1024) for _ in range(rng.randint(1, 40))]
+    body = {"model": "paper", "prompt": prompt, "max_tokens": 30}
+    status = 503
+    while status == 503:
+        client = Client("/v1/completions", [json.dumps(body).encode()])
+        await client.ask(gateway.app)
+        status = client.sent[0]["status"]
+    usage = json.loads(client.sent[1]["body"])["usage"]
+    assert usage["completion_tokens"] == len(continuation(prompt, 30, END))
+
+
+async def play(gateway: Gateway) -> None:
+    rng = random.Random(1)
+    outcomes = gateway.metrics._outcomes
+
+    async def leaver() -> None:
+        while outcomes[Outcome.DISCONNECTED] < NUM_CANCELLATIONS:
+            await leave_somewhere(gateway, rng)
+            if outcomes.total() % 100 == 0:
+                gateway.scheduler.check_integrity()
+
+    async def stayer() -> None:
+        for _ in range(20):
+            await stay(gateway, rng)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(NUM_CLIENTS):
+            group.create_task(leaver())
+        for _ in range(2):
+            group.create_task(stayer())
+
+
+async def test_ten_thousand_random_cancellations_leave_nothing_behind(embedded_tokenizer: Tokenizer) -> None:
+    before = asyncio.all_tasks()
+    gateway = Gateway(embedded_tokenizer)
+    gateway.engine.start()
+    await play(gateway)
+    async with asyncio.timeout(20):
+        while gateway.scheduler.has_work:
+            await asyncio.sleep(0.001)
+
+    gateway.scheduler.check_integrity()
+    assert gateway.scheduler.pool.num_free == CONFIG.num_blocks
+    assert not gateway.scheduler.blocks_in_flight
+    assert gateway.engine.num_streams == 0
+    assert not gateway.lives._scopes
+    assert asyncio.all_tasks() == before
+    assert not gateway.engine.failed.done()
+
+    outcomes = gateway.metrics._outcomes
+    assert outcomes[Outcome.FAILED] == outcomes[Outcome.INVALID] == 0
+    assert outcomes[Outcome.DISCONNECTED] >= NUM_CANCELLATIONS
+    counters = gateway.scheduler.counters
+    assert min(counters.preemptions, counters.late_tokens, outcomes[Outcome.REFUSED], outcomes[Outcome.COMPLETED]) > 0
+    await gateway.engine.stop()
