@@ -1,20 +1,54 @@
-"""Who may enter: the engine's core behind a bounded queue. Pure; time comes in with each call."""
+"""The core: every decision between a request's arrival and its last token, made of timed events alone."""
 
+from collections.abc import Iterable
+
+from admission.ledger import Ledger
+from admission.memory import Gate
+from admission.ordering import Ordering
 from admission.outcome import QueueFull
+from admission.output_length import OutputLengths
+from admission.pace import Pace
 from backend.batch import Batch, StepOutput
+from backend.config import EngineConfig
 from backend.scheduler import Delta, Scheduler
 from backend.sequence import FinishReason, Sequence
 
 
-class Controller:
-    """Implements `backend.engine.Core` over a scheduler, refusing what the queue cannot hold.
+class TenantPolicy:
+    """The scheduler's `Policy` by tenants and time: pace by promises, memory by forecast, victims by debt."""
 
-    Each call is an event that carries its time, in seconds of the engine's clock.
+    def __init__(self, ordering: Ordering, pace: Pace, gate: Gate) -> None:
+        self.prefill_room = pace.prefill_room
+        self._ordering = ordering
+        self._gate = gate
+
+    def admits(self, sequence: Sequence, running: Iterable[Sequence], num_free: int) -> bool:
+        return self._gate(sequence, running, num_free)
+
+    def victim_rank(self, sequence: Sequence) -> tuple[float, ...]:
+        """Of one class, the tenant deepest in debt first; of one tenant, the least work lost; then the youngest."""
+        return (-self._ordering.standing(sequence.tenant), -sequence.num_computed_tokens, sequence.arrival)
+
+
+class Controller:
+    """Implements `backend.engine.Core`. Pure: each call is an event with its time, in seconds of an injected clock.
+
+    Owns the scheduler, and tells the ledger what is planned, measured and over.
     """
 
-    def __init__(self, scheduler: Scheduler, max_waiting: int) -> None:
-        self.scheduler = scheduler
+    def __init__(
+        self,
+        config: EngineConfig,
+        ordering: Ordering,
+        ledger: Ledger,
+        policy: TenantPolicy,
+        lengths: OutputLengths,
+        max_waiting: int,
+    ) -> None:
+        self.scheduler = Scheduler(config, ordering, policy)
         self.max_waiting = max_waiting
+        self._ledger = ledger
+        self._lengths = lengths
 
     def arrive(self, sequence: Sequence, now: float) -> None:
         """Queue it. Raises `QueueFull` when `max_waiting` sequences wait already."""
@@ -26,12 +60,36 @@ class Controller:
 
     def finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
         self.scheduler.finish(sequence, reason)
+        if reason is FinishReason.STOP:
+            self._lengths.observe(sequence.tenant, sequence.max_tokens, len(sequence.output))
+        self._ledger.ended(sequence)
 
     def plan(self, now: float) -> Batch | None:
-        return self.scheduler.plan()
+        batch = self.scheduler.plan()
+        if batch is not None:
+            flight = self.scheduler.in_flight[-1]
+            if batch.admitted:
+                self._prepay(flight.admitted)
+            self._ledger.planned(flight)
+        return batch
 
     def take_ended(self) -> list[Sequence]:
-        return self.scheduler.take_ended()
+        ended = self.scheduler.take_ended()
+        for sequence in ended:
+            self._ledger.ended(sequence)
+        return ended
 
     def complete(self, output: StepOutput, now: float) -> list[Delta]:
-        return self.scheduler.complete(output)
+        deltas = self.scheduler.complete(output)
+        self._ledger.completed(output.elapsed)
+        for sequence, _, reason in deltas:
+            if reason is not None:
+                self._lengths.observe(sequence.tenant, sequence.max_tokens, len(sequence.output))
+                self._ledger.ended(sequence)
+        return deltas
+
+    def _prepay(self, admitted: Iterable[Sequence]) -> None:
+        """Newcomers pay ahead, once: a preempted sequence is still paid for."""
+        for sequence in admitted:
+            if sequence.num_preemptions == 0:
+                self._ledger.prepay(sequence, self._lengths.mean(sequence.tenant, sequence.max_tokens))

@@ -6,6 +6,7 @@ Iteration-level scheduling is Orca's (Yu et al., 2022), paged memory with preemp
 
 from collections import deque
 from dataclasses import dataclass, field
+from enum import StrEnum
 from operator import attrgetter
 
 from backend.batch import Admitted, Batch, StepOutput
@@ -17,6 +18,17 @@ from backend.waiting import WaitingQueue
 
 Delta = tuple[Sequence, int, FinishReason | None]
 """One token of one sequence, and why the sequence ended if it did."""
+
+
+class Blocked(StrEnum):
+    """Why the head of the queue waits."""
+
+    BATCH = "batch"  # static batching: the batch has to drain
+    RELEASE = "release"  # memory of preempted sequences is on its way back
+    BUDGET = "budget"  # the step is full
+    SLOTS = "slots"  # max_num_seqs run
+    MEMORY = "memory"  # its tokens, or what those running may still need, do not fit
+
 
 _BY_CLASS = attrgetter("priority_class")
 
@@ -39,6 +51,7 @@ class Flight:
     batch: Batch
     sequences: list[Sequence] = field(default_factory=list)
     sampled: list[Sequence] = field(default_factory=list)
+    admitted: list[Sequence] = field(default_factory=list)
     decode_context: int = 0  # tokens that the decodes attend to, in all
 
 
@@ -56,6 +69,8 @@ class Scheduler:
         self.policy = policy or PlainPolicy(config)
         self.running: dict[str, Sequence] = {}  # in the order of admission
         self.in_flight: deque[Flight] = deque()  # oldest first
+        self.blocked: Blocked | None = None  # why the last plan left the head of the queue waiting
+        self.preempted: list[Sequence] = []  # by the last plan
         self._ended: list[Sequence] = []
         self.counters = Counters()
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
@@ -99,6 +114,7 @@ class Scheduler:
         """The next step, or None when there is nothing to compute or enough steps are already in flight."""
         if len(self.in_flight) >= self.config.steps_in_flight:
             return None
+        self.blocked, self.preempted = None, []
         flight = Flight(Batch(self._next_step))
         prefilling = self._plan_decodes(flight)
         self._plan_prefills(prefilling, flight)
@@ -167,24 +183,34 @@ class Scheduler:
 
     def _admit_waiting(self, flight: Flight, budget: int, above: int | None) -> int:
         """Admit heads of the queue, all or those of a class more urgent than `above`; returns the budget left."""
-        static = self.config.batching is Batching.STATIC
-        if static and (self.running or self.in_flight):
-            return budget
-        while not self._preempting and (sequence := self.waiting.head()) is not None:
+        closed = self.config.batching is Batching.STATIC and bool(self.running or self.in_flight)
+        while (sequence := self.waiting.head()) is not None:
             if above is not None and sequence.priority_class >= above:
                 break
             length = self._chunk(sequence, budget)
-            if length == 0 and not static:
-                break
-            if not self._free_slots or not self._fits(sequence):
-                self._displace(sequence, flight)
+            self.blocked = self._obstacle(sequence, length, closed)
+            if self.blocked in (Blocked.SLOTS, Blocked.MEMORY):
+                self._displace(sequence)
+            if self.blocked is not None:
                 break
             self.waiting.remove(sequence)
-            self._start(sequence, flight.batch)
+            self._start(sequence, flight)
             if length and self._grow(sequence, length, flight):
                 self._schedule_chunk(sequence, length, flight)
                 budget -= length
         return budget
+
+    def _obstacle(self, sequence: Sequence, length: int, closed: bool) -> "Blocked | None":
+        """What keeps the head of the queue, whose first chunk would be `length` tokens, from joining this step."""
+        if closed:
+            return Blocked.BATCH
+        if self._preempting:
+            return Blocked.RELEASE
+        if length == 0 and self.config.batching is Batching.CONTINUOUS:
+            return Blocked.BUDGET
+        if not self._free_slots:
+            return Blocked.SLOTS
+        return None if self._fits(sequence) else Blocked.MEMORY
 
     def _fits(self, sequence: Sequence) -> bool:
         """Memory for all its tokens now, a block to spare for each that runs, and the policy's word on the future."""
@@ -194,16 +220,19 @@ class Scheduler:
             return run is not None
         num_free = self.pool.num_free
         needed = self.config.blocks_for(sequence.num_tokens) + len(self.running)
-        return num_free >= needed and self.policy.admits(sequence, self.running.values(), num_free)
+        if num_free < needed:
+            return False
+        return not self.running or self.policy.admits(sequence, self.running.values(), num_free)
 
-    def _start(self, sequence: Sequence, batch: Batch) -> None:
+    def _start(self, sequence: Sequence, flight: Flight) -> None:
         sequence.status = Status.RUNNING
         sequence.slot = self._free_slots.pop()
         sequence.num_admitted_tokens = sequence.num_tokens
         self.running[sequence.id] = sequence
         tokens = sequence.prompt + sequence.output
         admitted = Admitted(sequence.slot, sequence.sampling, sequence.seed, tokens, len(sequence.prompt))
-        batch.admitted.append(admitted)
+        flight.batch.admitted.append(admitted)
+        flight.admitted.append(sequence)
 
     def _blocks_up_front(self, sequence: Sequence) -> int:
         """Blocks of the longest it may become. The last token it samples is never computed."""
@@ -258,9 +287,9 @@ class Scheduler:
         own = self._victim_key(sequence)
         self._preempt_for(needed, [s for s in self._victims(step) if self._victim_key(s) > own])
 
-    def _displace(self, sequence: Sequence, flight: Flight) -> None:
-        """A head that found no slot or no memory takes those of running sequences of a lower class."""
-        lower = [s for s in self._victims(flight.batch.step) if s.priority_class > sequence.priority_class]
+    def _displace(self, sequence: Sequence) -> None:
+        """A head that found no slot or no memory takes those of running sequences of a lower class, after this step."""
+        lower = [s for s in self._victims(None) if s.priority_class > sequence.priority_class]
         if lower and not self._free_slots:
             self._preempt(lower.pop(0))
         self._preempt_for(self.config.blocks_for(sequence.num_tokens) + len(self.running), lower)
@@ -275,8 +304,8 @@ class Scheduler:
             coming += len(victim.block_table)
             self._preempt(victim)
 
-    def _victims(self, step: int) -> list[Sequence]:
-        """Who may be preempted, first choice first: not in this step, not too often, not before making progress."""
+    def _victims(self, step: int | None) -> list[Sequence]:
+        """Who may be preempted, first choice first: not in `step`, not too often, not before making progress."""
         most = self.config.max_preemptions
         eligible = [
             s
@@ -292,6 +321,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self.counters.preemptions += 1
+        self.preempted.append(sequence)
         sequence.num_preemptions += 1
         sequence.num_kept_tokens = len(sequence.output)
         sequence.status = Status.PREEMPTED

@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
@@ -24,17 +24,15 @@ from starlette.routing import Route
 from tqdm import tqdm
 
 from admission.admission import Admission
-from admission.controller import Controller
 from backend.config import Batching, KVAllocation
 from backend.engine import Engine
 from backend.executor import Executor
 from backend.loader import LoadedModel, load_model
-from backend.scheduler import Scheduler
 from backend.sizing import EngineOptions
-from backend.waiting import FirstComeFirstServed
 from gateway.announcement import Ready
 from gateway.auth import KeyRing, open_key_ring
 from gateway.connection import Connection, bound_socket
+from gateway.core import open_core
 from gateway.endpoints import DetokenizeEndpoint, HealthEndpoint, MetricsEndpoint, ModelsEndpoint, TokenizeEndpoint
 from gateway.errors import ApiError, InternalError, MethodNotAllowed, RouteNotFound, ShuttingDown
 from gateway.generation import ChatEndpoint, CompletionEndpoint
@@ -76,8 +74,9 @@ async def serve(
     on_started: Callable[[], object],
 ) -> int:
     """Run one engine and its gateway on this loop; 1 when the device failed."""
-    scheduler = Scheduler(model.engine_config, FirstComeFirstServed())
-    engine = Engine(Controller(scheduler, settings.max_waiting), executor, model.engine_config.steps_in_flight)
+    exits = ExitStack()
+    core = exits.enter_context(open_core(settings, model))
+    engine = Engine(core, executor, model.engine_config.steps_in_flight)
     lives = Lives(settings.write_timeout)
     service = Service(
         model=served_name(settings),
@@ -88,7 +87,7 @@ async def serve(
         tokenizer=model.tokenizer,
         admission=Admission(engine),
         keys=keys,
-        metrics=Metrics(served_name(settings), scheduler, engine.clock),
+        metrics=Metrics(served_name(settings), core.scheduler, engine.clock),
         lives=lives,
         max_body_bytes=settings.max_body_bytes,
         body_timeout=settings.body_timeout,
@@ -108,6 +107,7 @@ async def serve(
         failed = engine.failed.done()
         await engine.stop()
         model.tokenizer.close()
+        exits.close()
     return 1 if failed else 0
 
 
@@ -154,7 +154,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """The first signal drains, the second ends now. Uvicorn would raise them again before `serve` has cleaned up."""
+        """The first signal drains, the second ends now. Uvicorn would raise it again before `serve` has cleaned up."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop)

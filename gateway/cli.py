@@ -14,9 +14,10 @@ from shutil import get_terminal_size
 from typing import Any
 
 from backend.errors import BackendError, ConfigError
-from gateway import key_commands
+from gateway import key_commands, log_commands
 from gateway.flags import SettingsError, add_flags, did_you_mean, load, misspelled
 from gateway.key_store import KeyStoreError
+from gateway.log_commands import LogError
 from gateway.settings import SPARE_FILES, Settings
 
 NOTES = """\
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(namespace.run(namespace))
     except (SettingsError, ConfigError) as error:
         return _failed(error, 2)
-    except (KeyStoreError, BackendError) as error:
+    except (KeyStoreError, LogError, BackendError) as error:
         return _failed(error, 1)
     except KeyboardInterrupt:
         return 130
@@ -90,6 +91,7 @@ def _parser() -> ArgumentParser:
     add_flags(serve)
     serve.set_defaults(run=_serve, parser=serve)
     key_commands.add_to(commands)
+    log_commands.add_to(commands)
     shown = commands.add_parser("version", help="print the version")
     shown.set_defaults(run=_version, parser=shown)
     return parser

@@ -131,7 +131,7 @@ _SAMPLING_FIELDS = (
 
 
 def _sampling(body: GenerationBody, limits: Limits) -> SamplingParams:
-    """null stands for the default, which the model may set. Of two token limits the larger counts: it is what has to be reserved."""
+    """null stands for the default, which the model may set. Of two token limits the larger counts, as for a quota."""
     given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
     token_limits = [body.max_tokens, body.max_completion_tokens if isinstance(body, ChatBody) else None]
     stop_token_ids = tuple(body.stop_token_ids or ())

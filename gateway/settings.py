@@ -97,6 +97,9 @@ class Settings(BaseSettings):
     max_waiting: int = _setting(
         "engine", "N", 1024, "most requests that wait for the engine; one more is answered 503", ge=1
     )
+    order: Literal["fair", "fcfs"] = _setting(
+        "engine", "HOW", "fair", "who is admitted next: fair among tenants in engine time, or first come, first served"
+    )
     batching: Literal["continuous", "static"] = _setting(
         "engine", "HOW", "continuous", "static admits no sequence until a whole batch is done: a baseline to measure by"
     )
@@ -172,6 +175,16 @@ class Settings(BaseSettings):
         "security", "", None, "secret that API keys are hashed with, where replicas share it; auto: DIR/pepper"
     )
 
+    event_log: Path | None = _setting(
+        "logging", "FILE", None, "record the scheduler's events and decisions here, for `sluice explain` and `replay`"
+    )
+    event_log_bytes: ByteSize = _setting(
+        "logging",
+        "BYTES",
+        ByteSize(64 * 2**20),
+        "size at which the event log is rotated; 8 old segments are kept",
+        ge=65_536,
+    )
     log_level: Literal["debug", "info", "warning", "error"] = _setting(
         "logging", "LEVEL", "info", "least severe message that is logged"
     )

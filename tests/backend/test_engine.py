@@ -9,17 +9,15 @@ from queue import SimpleQueue
 import pytest
 
 from admission.admission import Admission
-from admission.controller import Controller
+from admission.core import CoreConfig, make_core
 from admission.outcome import QueueFull
 from admission.request import Request
 from backend.batch import Batch, StepOutput
 from backend.engine import Engine
 from backend.errors import DeviceError
 from backend.sampling import SamplingParams
-from backend.scheduler import Scheduler
 from backend.sequence import FinishReason, Status
 from backend.stream import STREAMS_PER_CALLBACK, TokenStream
-from backend.waiting import FirstComeFirstServed
 from tests.backend.paper_device import PaperDevice, continuation
 from tests.backend.test_scheduler import END, make_config
 
@@ -66,8 +64,9 @@ class Bench:
     def __init__(self, max_waiting: int = 100) -> None:
         config = make_config()
         self.executor = SteppedExecutor(config.block_size)
-        self.scheduler = Scheduler(config, FirstComeFirstServed())
-        self.engine = Engine(Controller(self.scheduler, max_waiting), self.executor)
+        core = make_core(CoreConfig(max_waiting=max_waiting), config)
+        self.scheduler = core.scheduler
+        self.engine = Engine(core, self.executor)
         self.admission = Admission(self.engine)
 
     def request(self, name: str = "r", prompt: tuple[int, ...] = (5, 6, 7), max_tokens: int = 8) -> Request:

@@ -83,9 +83,8 @@ def test_the_same_seed_draws_the_same_text_in_any_batch(checkpoints: dict[str, P
 
 
 def test_penalties_and_minimum_lengths_survive_preemption(checkpoints: dict[str, Path]) -> None:
-    sampling = SamplingParams(
-        temperature=0.8, seed=1, repetition_penalty=1.3, presence_penalty=0.5, max_tokens=40, stop_token_ids=(7, 9), min_tokens=20
-    )  # fmt: skip
+    penalties = {"repetition_penalty": 1.3, "presence_penalty": 0.5}
+    sampling = SamplingParams(temperature=0.8, seed=1, max_tokens=40, stop_token_ids=(7, 9), min_tokens=20, **penalties)
     kv_bytes = 14 * 16 * 3 * 2 * 2 * 16 * 4
     tight = EngineOptions(max_num_seqs=4, max_num_batched_tokens=32, max_model_len=200, kv_memory_bytes=kv_bytes)
     roomy = LLM(str(checkpoints["qwen2"]), SHAPES["alone"])

@@ -159,6 +159,45 @@ def test_the_oldest_is_never_preempted() -> None:
     assert oldest.num_preemptions == 0
 
 
+def test_a_sequence_is_preempted_at_most_so_often_and_then_ends_for_good() -> None:
+    bench = Bench(num_blocks=10, max_preemptions=1)
+    sequences = [bench.add(6, 25) for _ in range(4)]
+    bench.drain()
+    ended = bench.scheduler.take_ended()
+    assert max(s.num_preemptions for s in sequences) == 1
+    assert all(s.finish_reason is FinishReason.PREEMPTED for s in ended)
+    assert [s.output for s in sequences if s not in ended] == [expected(s) for s in sequences if s not in ended]
+
+
+def test_a_higher_class_takes_the_slot_of_a_lower_one_at_a_full_batch() -> None:
+    bench = Bench()
+    lower = [bench.add(2, 20) for _ in range(4)]
+    for sequence in lower:
+        sequence.priority_class = 1
+    bench.plan()
+    bench.complete()
+    urgent = bench.add(2, 4)
+    bench.plan()
+    bench.complete()
+    bench.plan()
+    assert urgent.status is Status.RUNNING
+    assert [s.num_preemptions for s in lower] == [0, 0, 0, 1]
+    bench.drain()
+    assert [s.output for s in [*lower, urgent]] == [expected(s) for s in [*lower, urgent]]
+
+
+def test_an_urgent_prompt_goes_before_the_rest_of_a_long_one() -> None:
+    bench = Bench()
+    long = bench.add(30, 2)
+    long.priority_class = 1
+    bench.plan()
+    urgent = bench.add(8, 2)
+    batch = bench.plan()
+    assert batch is not None
+    assert [batch.slots, batch.lengths] == [[urgent.slot, long.slot], [6, 2]]
+    bench.drain()
+
+
 def test_prompt_tokens_are_billed_once_however_often_they_are_computed() -> None:
     bench = Bench(num_blocks=10)
     sequences = [bench.add(6, 25) for _ in range(4)]

@@ -9,15 +9,16 @@ from dataclasses import dataclass, field
 from starlette.types import ASGIApp, Message
 
 from admission.admission import Admission
-from admission.controller import Controller
+from admission.core import CoreConfig, make_core
 from admission.outcome import Outcome
 from backend.batch import Batch, StepOutput
 from backend.config import EngineConfig
 from backend.engine import Engine
 from backend.paged_kv.block_pool import PagedPool
+from backend.policy import Policy
 from backend.scheduler import Delta, Scheduler
 from backend.tokenizer import Tokenizer
-from backend.waiting import FirstComeFirstServed
+from backend.waiting import WaitingQueue
 from gateway.app import make_app
 from gateway.auth import KeyRing, demo_record
 from gateway.metrics import Metrics
@@ -38,8 +39,8 @@ CONFIG = EngineConfig(
 class WatchedScheduler(Scheduler):
     """Fails when a block is released that a step in flight still names, by a record of its own."""
 
-    def __init__(self) -> None:
-        super().__init__(CONFIG, FirstComeFirstServed())
+    def __init__(self, waiting: WaitingQueue, policy: Policy) -> None:
+        super().__init__(CONFIG, waiting, policy)
         self._named: dict[int, frozenset[int]] = {}  # by step
         self.pool = self._Pool(self)
 
@@ -87,8 +88,9 @@ class Gateway:
     """Everything that `sluice serve` makes, without a socket and with a device on paper."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.scheduler = WatchedScheduler()
-        self.engine = Engine(Controller(self.scheduler, max_waiting=40), PaperExecutor())
+        core = make_core(CoreConfig(max_waiting=40), CONFIG)
+        core.scheduler = self.scheduler = WatchedScheduler(core.scheduler.waiting, core.scheduler.policy)
+        self.engine = Engine(core, PaperExecutor())
         self.lives = Lives(write_timeout=3600)
         pepper = bytes(32)
         self.metrics = Metrics("paper", self.scheduler, self.engine.clock)

@@ -1,0 +1,157 @@
+"""Everything the core was told and what it decided, line by line, so that it can be replayed and explained.
+
+One JSON array a line, times in seconds of the engine's clock:
+
+    ["log", version, engine settings, core settings, coefficients, knee]   first
+    ["arrive", t, id, tenant, prompt tokens, max_tokens, class, interval, refusal or null]
+    ["finish", t, id, reason]
+    ["plan", t, step or null, decodes, checksum, [[id, tokens of prefill] ...], [preempted ...], [why, head] | null]
+    ["done", t, step, elapsed, [id of each that an end token ended ...]]
+
+No prompt and no token is in it. The checksum is over slots and starts of all rows, so that a replay that decides
+anything else shows at the first step that differs.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+from zlib import crc32
+
+from admission.core import CoreConfig, Memory, Order, Unit, make_core
+from admission.outcome import Refused
+from admission.step_time import StepTime, StepTimeModel
+from backend.batch import Batch, StepOutput
+from backend.config import Batching, EngineConfig, KVAllocation
+from backend.sampling import SamplingParams
+from backend.scheduler import Delta, Scheduler
+from backend.sequence import FinishReason, Sequence
+
+VERSION = 1
+END = 1  # the token that ends a sequence in a replay; all others are 0
+
+Entry = list[Any]
+Write = Callable[[str], object]
+
+
+class RecordedCore:
+    """An `engine.Core` that writes down what passes. `write` gets whole lines without their end."""
+
+    def __init__(self, config: CoreConfig, engine: EngineConfig, model: StepTimeModel, write: Write) -> None:
+        self._core = make_core(config, engine, model)
+        self.scheduler = self._core.scheduler
+        self._write = write
+        fitted = model.fitted
+        self._log(["log", VERSION, asdict(engine), asdict(config), list(fitted.coefficients), fitted.knee])
+
+    def arrive(self, sequence: Sequence, now: float) -> None:
+        refusal = None
+        try:
+            self._core.arrive(sequence, now)
+        except Refused as error:
+            refusal = type(error).__name__
+            raise
+        finally:
+            self._log(
+                [
+                    *("arrive", now, sequence.id, sequence.tenant, len(sequence.prompt), sequence.max_tokens),
+                    *(sequence.priority_class, sequence.token_interval, refusal),
+                ]
+            )
+
+    def finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
+        self._core.finish(sequence, reason, now)
+        self._log(["finish", now, sequence.id, reason.value])
+
+    def plan(self, now: float) -> Batch | None:
+        if len(self.scheduler.in_flight) >= self.scheduler.config.steps_in_flight:
+            return None
+        batch = self._core.plan(now)
+        self._log(_plan_entry(self.scheduler, batch, now))
+        return batch
+
+    def take_ended(self) -> list[Sequence]:
+        return self._core.take_ended()
+
+    def complete(self, output: StepOutput, now: float) -> list[Delta]:
+        deltas = self._core.complete(output, now)
+        ended = [sequence.id for sequence, _, reason in deltas if reason is FinishReason.STOP]
+        self._log(["done", now, output.step, output.elapsed, ended])
+        return deltas
+
+    def _log(self, entry: Entry) -> None:
+        self._write(json.dumps(entry, separators=(",", ":")))
+
+
+class ReplayMismatch(Exception):
+    """A replay decided something else than the log says; the message has the line and both decisions."""
+
+
+def replay(lines: Iterable[str]) -> Iterator[Entry]:
+    """Feed a log's events to a fresh core; yields each entry once the core has decided it again.
+
+    Raises `ReplayMismatch` at the first line that is not reproduced to the byte.
+    """
+    written: list[str] = []
+    sequences: dict[str, Sequence] = {}
+    core: RecordedCore | None = None
+    for number, line in enumerate(lines, 1):
+        entry = json.loads(line)
+        written.clear()
+        if core is None:
+            core = _core_of(entry, written.append)
+        else:
+            _apply(core, entry, sequences)
+        if written != [line.rstrip("\n")]:
+            raise ReplayMismatch(f"line {number}: recorded {line.rstrip()}, decided {' '.join(written)}")
+        yield entry
+
+
+def _plan_entry(scheduler: Scheduler, batch: Batch | None, now: float) -> Entry:
+    preempted = [sequence.id for sequence in scheduler.preempted]
+    head = scheduler.waiting.head() if scheduler.blocked else None
+    blocked = [scheduler.blocked, head.id] if head is not None else None
+    if batch is None:
+        return ["plan", now, None, 0, 0, [], preempted, blocked]
+    prefills = scheduler.in_flight[-1].sequences[batch.num_decodes :]
+    lengths = batch.lengths[batch.num_decodes :]
+    chunks = [[sequence.id, length] for sequence, length in zip(prefills, lengths, strict=True)]
+    checksum = crc32(repr((batch.slots, batch.starts)).encode())
+    return ["plan", now, batch.step, batch.num_decodes, checksum, chunks, preempted, blocked]
+
+
+def _core_of(entry: Entry, write: Write) -> RecordedCore:
+    _, version, engine, config, coefficients, knee = entry
+    if version != VERSION:
+        raise ReplayMismatch(f"line 1: a log of version {version}; this is version {VERSION}")
+    engine |= {"batching": Batching(engine["batching"]), "kv_allocation": KVAllocation(engine["kv_allocation"])}
+    choices = {"order": Order(config["order"]), "unit": Unit(config["unit"]), "memory": Memory(config["memory"])}
+    model = StepTimeModel(StepTime(tuple(coefficients), knee))
+    return RecordedCore(CoreConfig(**(config | choices)), EngineConfig(**engine), model, write)
+
+
+def _apply(core: RecordedCore, entry: Entry, sequences: dict[str, Sequence]) -> None:
+    kind, now = entry[0], entry[1]
+    if kind == "arrive":
+        with suppress(Refused):
+            core.arrive(_sequence_of(entry, sequences), now)
+    elif kind == "finish":
+        core.finish(sequences[entry[2]], FinishReason(entry[3]), now)
+    elif kind == "plan":
+        core.plan(now)
+        core.take_ended()
+    elif kind == "done":
+        _, _, step, elapsed, ended = entry
+        sampled = core.scheduler.in_flight[0].sampled
+        core.complete(StepOutput(step, [END if sequence.id in ended else 0 for sequence in sampled], elapsed), now)
+    else:
+        raise ReplayMismatch(f"an entry of unknown kind {kind!r}")
+
+
+def _sequence_of(entry: Entry, sequences: dict[str, Sequence]) -> Sequence:
+    _, _, name, tenant, prompt, max_tokens, level, interval, _ = entry
+    sequence = Sequence(name, tenant, [0] * prompt, SamplingParams(), max_tokens, 0, frozenset([END]))
+    sequence.priority_class, sequence.token_interval = level, interval
+    sequences[name] = sequence
+    return sequence

@@ -1,0 +1,121 @@
+"""Why one request waited, was refused, or was preempted, read off an event log."""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+REASONS = {
+    "batch": "the static batch had to drain",
+    "release": "memory of preempted sequences was on its way back",
+    "budget": "the step's token budget was full",
+    "slots": "max_num_seqs sequences were running",
+    "memory": "KV memory, or what those running may still need of it, had no room",
+}
+
+
+@dataclass(slots=True)
+class _Life:
+    """What the log says of one sequence."""
+
+    name: str
+    arrived: float
+    lines: list[str] = field(default_factory=list)
+    waiting_since: float | None = None
+    waits: dict[str, float] = field(default_factory=dict)  # seconds by reason
+    over: bool = False
+
+    def say(self, now: float, text: str) -> None:
+        self.lines.append(f"{now - self.arrived:9.3f} s  {text}")
+
+    def wait(self, reason: str, seconds: float) -> None:
+        self.waits[reason] = self.waits.get(reason, 0.0) + seconds
+
+    def end(self, now: float, how: str) -> None:
+        if not self.over:
+            self.over = True
+            self.say(now, how)
+
+    def admitted(self, now: float) -> None:
+        if self.waiting_since is None:
+            return
+        self.say(now, f"admitted after waiting {now - self.waiting_since:.3f} s")
+        for reason, seconds in sorted(self.waits.items(), key=lambda item: -item[1]):
+            self.lines.append(f"{'':13}{seconds:.3f} s: {reason}")
+        self.waiting_since, self.waits = None, {}
+
+
+def explain(lines: Iterable[str], request: str) -> list[str]:
+    """The story of `request`, the id of a response or of one of its sequences; empty when the log does not know it."""
+    story = _Story(request)
+    for line in lines:
+        story.read(json.loads(line))
+    return [text for life in story.lives.values() for text in (life.name, *life.lines)]
+
+
+class _Story:
+    """Reads a log entry by entry, keeping the lives that were asked for."""
+
+    def __init__(self, request: str) -> None:
+        self.lives: dict[str, _Life] = {}
+        self._request = request
+        self._previous = 0.0  # when the last entry was made
+        self._why: list[str] | None = None  # what the last plan says of the queue: the obstacle and whose it is
+
+    def read(self, entry: list[Any]) -> None:
+        reader = getattr(self, f"_{entry[0]}", None)
+        if reader is not None:
+            self._wait_until(entry[1])
+            reader(*entry[1:])
+
+    def _wait_until(self, now: float) -> None:
+        """The time since the last entry was spent for the reason that the last plan gave."""
+        for life in self._open():
+            if life.waiting_since is not None:
+                life.wait(_reason(life, self._why), now - self._previous)
+        self._previous = now
+
+    def _arrive(
+        self, now: float, name: str, tenant: str, prompt: int, most: int, level: int, _: object, refusal: str | None
+    ) -> None:
+        if name != self._request and not name.startswith(f"{self._request}-"):
+            return
+        life = self.lives[name] = _Life(name, now, waiting_since=now)
+        life.say(now, f"arrived: tenant {tenant}, class {level}, {prompt} prompt tokens, max_tokens {most}")
+        if refusal:
+            life.end(now, f"refused: {refusal}")
+
+    def _plan(
+        self, now: float, step: int | None, _: int, __: int, chunks: list[list[Any]], preempted: list[str], why: Any
+    ) -> None:
+        for life in self._open():
+            for name, length in chunks:
+                if name == life.name:
+                    life.admitted(now)
+                    life.say(now, f"prefill of {length} tokens in step {step}")
+            if life.name in preempted:
+                life.say(now, "preempted: its memory was needed; it will be computed again")
+                life.waiting_since = now
+        self._why = why
+
+    def _done(self, now: float, _: int, __: float, ended: list[str]) -> None:
+        for life in self._open():
+            if life.name in ended:
+                life.end(now, "ended by an end token")
+
+    def _finish(self, now: float, name: str, reason: str) -> None:
+        if name in self.lives:
+            self.lives[name].end(now, _ENDINGS.get(reason, reason))
+
+    def _open(self) -> Iterator[_Life]:
+        return (life for life in self.lives.values() if not life.over)
+
+
+_ENDINGS = {"cancelled": "its client left, or had it all", "stop": "ended by a stop string"}
+
+
+def _reason(life: _Life, why: list[str] | None) -> str:
+    if why is None:
+        return "until the next step was planned"
+    obstacle, head = why
+    return REASONS[obstacle] if head == life.name else f"behind others, because {REASONS[obstacle]}"

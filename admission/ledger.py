@@ -1,0 +1,127 @@
+"""Who pays for a step: its time, or its tokens, divided over the sequences it serves.
+
+In engine time, a step's predicted cost is charged when it is planned and corrected when it completes, with the time
+from completion to completion; the fixed part of a step is split pro rata to the marginal parts, so that the charges of
+all steps add up to the time the device was busy. In tokens, a prompt token costs `prompt` and a generated one `output`
+(VTC's weights are 1 and 2: Sheng et al., 2024).
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from admission.ordering import Ordering
+from admission.step_time import StepTimeModel, StepWork, prefill_work
+from backend.scheduler import Flight
+from backend.sequence import Sequence
+
+
+class Tariff(Protocol):
+    """What rows of a step cost, before the step has run."""
+
+    def costs(self, flight: Flight, work: StepWork) -> list[float]:
+        """One for each sequence of the flight."""
+        ...
+
+    def estimate(self, prompt: int, output: float) -> float:
+        """A whole request, by its numbers of tokens."""
+        ...
+
+    def correction(self, charged: float, elapsed: float) -> float:
+        """What a step charged `charged` has to be charged more, now that it took `elapsed` seconds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTariff:
+    """Tokens, which tenants can count."""
+
+    prompt: float = 1.0
+    output: float = 2.0
+
+    def costs(self, flight: Flight, work: StepWork) -> list[float]:
+        batch = flight.batch
+        decodes = batch.num_decodes
+        prefills = [self.prompt * length for length in batch.lengths[decodes:]]
+        costs = [self.output] * decodes + prefills
+        for row in batch.sampled[decodes:]:
+            costs[row] += self.output
+        return costs
+
+    def estimate(self, prompt: int, output: float) -> float:
+        return self.prompt * prompt + self.output * output
+
+    def correction(self, charged: float, elapsed: float) -> float:
+        return 0.0
+
+
+class EngineTimeTariff:
+    """Seconds of the device."""
+
+    def __init__(self, model: StepTimeModel) -> None:
+        self._model = model
+        self._overhead = 1.0  # running mean of a step's time over the sum of its marginal parts
+
+    def costs(self, flight: Flight, work: StepWork) -> list[float]:
+        batch, decodes = flight.batch, flight.batch.num_decodes
+        model = self._model.fitted
+        _, _, decode, context, _, _, _ = model.coefficients
+        marginal = [decode + context * (start + 1) for start in batch.starts[:decodes]]
+        chunks = zip(batch.starts[decodes:], batch.lengths[decodes:], strict=True)
+        marginal += [model.marginal(prefill_work(start, length)) for start, length in chunks]
+        total, parts = model.seconds(work), sum(marginal)
+        if parts <= 0:
+            return [total / len(marginal)] * len(marginal)
+        scale = total / parts
+        self._overhead += 0.02 * (scale - self._overhead)
+        return [part * scale for part in marginal]
+
+    def estimate(self, prompt: int, output: float) -> float:
+        model = self._model.fitted
+        _, _, decode, context, _, _, _ = model.coefficients
+        decoding = output * (decode + context * (prompt + output / 2))
+        return (model.marginal(prefill_work(0, prompt)) + decoding) * self._overhead
+
+    def correction(self, charged: float, elapsed: float) -> float:
+        return elapsed - charged
+
+
+def work_of(flight: Flight) -> StepWork:
+    """What a planned step has to do."""
+    batch, decodes = flight.batch, flight.batch.num_decodes
+    work = StepWork(decode_tokens=decodes, decode_context=flight.decode_context)
+    for start, length in zip(batch.starts[decodes:], batch.lengths[decodes:], strict=True):
+        work += prefill_work(start, length)
+    return work
+
+
+class Ledger:
+    """Charges steps to an ordering's tenants, in the order in which they are planned and completed."""
+
+    def __init__(self, ordering: Ordering, tariff: Tariff, model: StepTimeModel) -> None:
+        self._ordering = ordering
+        self._tariff = tariff
+        self._model = model
+        self._open: deque[tuple[StepWork, Mapping[str, float]]] = deque()
+
+    def prepay(self, sequence: Sequence, output: float) -> None:
+        """It was admitted, and `output` tokens are expected of it."""
+        self._ordering.prepay(sequence, self._tariff.estimate(len(sequence.prompt), output))
+
+    def planned(self, flight: Flight) -> None:
+        work = work_of(flight)
+        costs = self._tariff.costs(flight, work)
+        self._open.append((work, self._ordering.charge(flight.sequences, costs)))
+
+    def completed(self, elapsed: float) -> None:
+        """The oldest step that was planned took this many seconds."""
+        work, charged = self._open.popleft()
+        total = sum(charged.values())
+        correction = self._tariff.correction(total, elapsed)
+        if correction and total:
+            self._ordering.correct((tenant, correction * cost / total) for tenant, cost in charged.items())
+        self._model.observe(work, elapsed)
+
+    def ended(self, sequence: Sequence) -> None:
+        self._ordering.settle(sequence)

@@ -1,0 +1,66 @@
+"""Whether one more sequence fits the KV memory that those running will still need.
+
+Past-Future (Gong et al., 2025): memory is at its fullest just before some sequence ends. With sequences sorted by what
+they have left, longest first, the demand when the i-th ends is what the first i hold then; its largest value is the
+future peak. Lengths are random, so a quantile of the sum is held against the pool, not the sum of quantiles.
+"""
+
+from collections.abc import Callable, Iterable
+
+from admission.output_length import OutputLengths
+from backend.config import EngineConfig
+from backend.sequence import Sequence
+
+Gate = Callable[[Sequence, Iterable[Sequence], int], bool]
+"""(newcomer, those running, free blocks) -> may it join? Its own tokens of now are known to fit."""
+
+
+class FuturePeak:
+    """Admits while the future peak stays within the pool: mean demand plus `deviations` of its standard deviation.
+
+    1.28 deviations are the 90th percentile of a normal sum.
+    """
+
+    def __init__(self, config: EngineConfig, lengths: OutputLengths, deviations: float = 1.28) -> None:
+        self._capacity = config.num_blocks * config.block_size
+        self._slack = config.block_size / 2  # a sequence's last block is half empty on average
+        self._lengths = lengths
+        self._deviations = deviations
+
+    def __call__(self, sequence: Sequence, running: Iterable[Sequence], num_free: int) -> bool:
+        everyone = [sequence, *running]
+        if sum(s.most_tokens for s in everyone) + 2 * self._slack * len(everyone) <= self._capacity:
+            return True  # even if each becomes as long as it may
+        return self.peak(everyone) <= self._capacity
+
+    def peak(self, sequences: Iterable[Sequence]) -> float:
+        """Tokens of KV memory at the fullest moment to come."""
+        demands = []
+        for sequence in sequences:
+            generated = len(sequence.output)
+            mean, deviation = self._lengths.forecast(sequence.tenant, sequence.max_tokens, generated)
+            demands.append((mean - generated, sequence.num_tokens + self._slack, deviation * deviation))
+        demands.sort(reverse=True)
+        peak = held = variance = 0.0
+        for count, (left, holds, square) in enumerate(demands, 1):
+            held += holds
+            variance += square
+            peak = max(peak, held + left * count + self._deviations * variance**0.5)
+        return peak
+
+
+class MinimumFree:
+    """A fixed number of blocks stays free, as with vLLM's watermark."""
+
+    def __init__(self, min_free_blocks: int) -> None:
+        self._min_free = min_free_blocks
+
+    def __call__(self, sequence: Sequence, running: Iterable[Sequence], num_free: int) -> bool:
+        return num_free >= self._min_free
+
+
+class Optimistic:
+    """Whatever fits now; preemption deals with the rest."""
+
+    def __call__(self, sequence: Sequence, running: Iterable[Sequence], num_free: int) -> bool:
+        return True

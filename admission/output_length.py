@@ -1,0 +1,84 @@
+"""How long answers will be, from how long they were: by tenant and by what the client allowed."""
+
+from bisect import bisect_right, insort
+from collections import deque
+from itertools import accumulate
+from math import sqrt
+
+HISTORY = 200  # answers remembered of each kind
+ENOUGH = 8  # answers before a kind of its own is believed
+
+
+class OutputLengths:
+    """Empirical distributions of the number of output tokens, conditional on what is generated already.
+
+    A kind is a tenant and the power of two that max_tokens falls in. Until a kind has `ENOUGH` answers, those of all
+    tenants with that bound speak for it; until there are any, half of max_tokens. Only answers that ended by themselves
+    or by their bound count: a cancelled one says nothing of its length.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: dict[tuple[str, int], _Lengths] = {}
+
+    def observe(self, tenant: str, max_tokens: int, length: int) -> None:
+        for name in (tenant, ""):
+            self._kinds.setdefault((name, max_tokens.bit_length()), _Lengths()).add(length)
+
+    def mean(self, tenant: str, max_tokens: int, generated: int = 0) -> float:
+        """Expected length in all, at least `generated` and at most `max_tokens`."""
+        lengths = self._lengths(tenant, max_tokens)
+        expected = lengths.mean_above(generated) if lengths else None
+        if expected is None:
+            expected = (generated + max_tokens) / 2
+        return min(max(expected, float(generated)), float(max_tokens))
+
+    def quantile(self, tenant: str, max_tokens: int, share: float, generated: int = 0) -> int:
+        """The length that `share` of the answers which got past `generated` tokens did not exceed."""
+        lengths = self._lengths(tenant, max_tokens)
+        value = lengths.quantile_above(generated, share) if lengths else None
+        return max_tokens if value is None else min(value, max_tokens)
+
+    def forecast(self, tenant: str, max_tokens: int, generated: int) -> tuple[float, float]:
+        """Mean and standard deviation of the length; a uniform one's where nothing is known."""
+        mean = self.mean(tenant, max_tokens, generated)
+        lengths = self._lengths(tenant, max_tokens)
+        deviation = lengths.deviation if lengths else (max_tokens - generated) * 12**-0.5
+        return mean, min(deviation, max_tokens - mean)
+
+    def _lengths(self, tenant: str, max_tokens: int) -> "_Lengths | None":
+        bound = max_tokens.bit_length()
+        own = self._kinds.get((tenant, bound))
+        return own if own and len(own) >= ENOUGH else self._kinds.get(("", bound))
+
+
+class _Lengths:
+    """The last `HISTORY` lengths, in the order they came and sorted."""
+
+    def __init__(self) -> None:
+        self._recent: deque[int] = deque()
+        self._sorted: list[int] = []
+        self._sums = [0]  # of the first n sorted lengths
+        self.deviation = 0.0
+
+    def __len__(self) -> int:
+        return len(self._sorted)
+
+    def add(self, length: int) -> None:
+        if len(self._recent) == HISTORY:
+            oldest = self._recent.popleft()
+            del self._sorted[bisect_right(self._sorted, oldest) - 1]
+        self._recent.append(length)
+        insort(self._sorted, length)
+        self._sums = list(accumulate(self._sorted, initial=0))
+        count, mean = len(self._sorted), self._sums[-1] / len(self._sorted)
+        self.deviation = sqrt(sum((value - mean) ** 2 for value in self._sorted) / count)
+
+    def mean_above(self, generated: int) -> float | None:
+        first = bisect_right(self._sorted, generated) if generated else 0
+        count = len(self._sorted) - first
+        return (self._sums[-1] - self._sums[first]) / count if count else None
+
+    def quantile_above(self, generated: int, share: float) -> int | None:
+        first = bisect_right(self._sorted, generated) if generated else 0
+        count = len(self._sorted) - first
+        return self._sorted[first + min(int(share * count), count - 1)] if count else None

@@ -1,0 +1,186 @@
+"""How long a step takes, learned from the steps that were measured.
+
+    t = a + b·P + c·D + d·C + e·X + f·A + g·max(0, P + D - knee)            seconds
+
+P prefill tokens, D decode tokens, C the decodes' context (sum over sequences), X the contexts of the prefilling
+sequences, A prefill tokens times the context each sees. The form is that of Sarathi-Serve's profiles (Agrawal et
+al., 2024), with a hinge where a device turns from memory-bound to compute-bound. All coefficients are >= 0 and the
+hinge is continuous, so more work never predicts less time.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+NUM_COEFFICIENTS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What a step has to do, as counts of tokens."""
+
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    decode_context: int = 0  # sum over the decodes of the tokens each attends to
+    prefill_context: int = 0  # sum over the prefilling sequences of the tokens computed before this step
+    prefill_pairs: int = 0  # sum over the prefill tokens of the tokens each attends to
+
+    def __add__(self, other: "StepWork") -> "StepWork":
+        return StepWork(
+            self.prefill_tokens + other.prefill_tokens,
+            self.decode_tokens + other.decode_tokens,
+            self.decode_context + other.decode_context,
+            self.prefill_context + other.prefill_context,
+            self.prefill_pairs + other.prefill_pairs,
+        )
+
+
+def decode_work(context: int) -> StepWork:
+    """One decode over `context` tokens, its own included."""
+    return StepWork(decode_tokens=1, decode_context=context)
+
+
+def prefill_work(start: int, length: int) -> StepWork:
+    """A chunk of `length` tokens behind `start` computed ones."""
+    pairs = length * start + length * (length + 1) // 2
+    return StepWork(prefill_tokens=length, prefill_context=start, prefill_pairs=pairs)
+
+
+Coefficients = tuple[float, float, float, float, float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """One set of coefficients, in seconds a unit; all are >= 0."""
+
+    coefficients: Coefficients
+    knee: int = 512  # tokens in the step
+
+    def __post_init__(self) -> None:
+        if len(self.coefficients) != NUM_COEFFICIENTS or not all(isfinite(c) and c >= 0 for c in self.coefficients):
+            raise ValueError(f"{NUM_COEFFICIENTS} finite coefficients >= 0 are needed, got {self.coefficients}")
+
+    def seconds(self, work: StepWork) -> float:
+        """The whole step."""
+        return self.coefficients[0] + self.marginal(work)
+
+    def marginal(self, work: StepWork) -> float:
+        """The step without its fixed part."""
+        _, prefill, decode, decode_context, prefill_context, pairs, beyond = self.coefficients
+        return (
+            prefill * work.prefill_tokens
+            + decode * work.decode_tokens
+            + decode_context * work.decode_context
+            + prefill_context * work.prefill_context
+            + pairs * work.prefill_pairs
+            + beyond * max(0, work.prefill_tokens + work.decode_tokens - self.knee)
+        )
+
+
+class StepTimeModel:
+    """Fits a `StepTime` to measured steps as they come: weighted least squares with forgetting, kept non-negative.
+
+    A step weighs 1 / t², so that errors are relative, and less the further it is off (Huber, 1964), so that a stalled
+    step does not bend the fit. The prior counts as `prior_weight` steps and fades with the rest. Arithmetic is plain
+    floats in a fixed order, so that a replay on another machine fits the same numbers.
+    """
+
+    def __init__(self, prior: StepTime, prior_weight: float = 8.0, memory: int = 2000) -> None:
+        """`memory` is the number of steps after which a step's weight has fallen to 1/e."""
+        self.fitted = prior
+        self.num_steps = 0
+        self._keep = 1 - 1 / memory
+        self._scale = _typical_features(prior.knee)
+        self._gram = [[0.0] * NUM_COEFFICIENTS for _ in range(NUM_COEFFICIENTS)]
+        self._moment = [0.0] * NUM_COEFFICIENTS
+        self._relative_error = 0.2  # running mean of |measured - predicted| / measured
+        self._take_prior(prior, prior_weight)
+
+    @property
+    def relative_error(self) -> float:
+        """Mean relative error of recent predictions, each made before its step was measured."""
+        return self._relative_error
+
+    def observe(self, work: StepWork, seconds: float) -> None:
+        """Learn from one step that took `seconds` > 0."""
+        if not (isfinite(seconds) and seconds > 0):
+            return
+        error = abs(seconds - self.fitted.seconds(work)) / seconds
+        self._relative_error += 0.02 * (min(error, 1.0) - self._relative_error)
+        tolerance = 3 * max(self._relative_error, 0.01)
+        weight = min(1.0, tolerance / error) if error > 0 else 1.0
+        self._accumulate(self._features(work), seconds, weight / seconds**2)
+        self.num_steps += 1
+        if self.num_steps % (16 if self.num_steps < 512 else 64) == 0:
+            self._refit()
+
+    def to_json(self) -> dict[str, Any]:
+        """What a later start needs to begin where this one ended."""
+        return {"coefficients": list(self.fitted.coefficients), "knee": self.fitted.knee, "steps": self.num_steps}
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> "StepTimeModel":
+        """Raises `ValueError`, `KeyError` or `TypeError` for anything but what `to_json` gave."""
+        coefficients = tuple(float(value) for value in saved["coefficients"])
+        prior = StepTime(coefficients, int(saved["knee"]))  # type: ignore[arg-type]  # StepTime checks the length
+        return cls(prior, prior_weight=min(float(saved["steps"]), 200.0) + 8.0)
+
+    def _features(self, work: StepWork) -> list[float]:
+        tokens = work.prefill_tokens + work.decode_tokens
+        raw = (
+            1,
+            work.prefill_tokens,
+            work.decode_tokens,
+            work.decode_context,
+            work.prefill_context,
+            work.prefill_pairs,
+            max(0, tokens - self.fitted.knee),
+        )
+        return [value / scale for value, scale in zip(raw, self._scale, strict=True)]
+
+    def _take_prior(self, prior: StepTime, weight: float) -> None:
+        """Each coefficient on its own, as if `weight` typical steps had shown it."""
+        for index, (coefficient, scale) in enumerate(zip(prior.coefficients, self._scale, strict=True)):
+            share = max(coefficient * scale, 1e-9)
+            self._gram[index][index] += weight * 1e-2 / share**2
+            self._moment[index] += weight * 1e-2 / share
+
+    def _accumulate(self, x: Sequence[float], seconds: float, weight: float) -> None:
+        keep = self._keep
+        for i, xi in enumerate(x):
+            row = self._gram[i]
+            wxi = weight * xi
+            for j, xj in enumerate(x):
+                row[j] = keep * row[j] + wxi * xj
+            self._moment[i] = keep * self._moment[i] + wxi * seconds
+
+    def _refit(self) -> None:
+        scaled = [c * s for c, s in zip(self.fitted.coefficients, self._scale, strict=True)]
+        solution = non_negative_least_squares(self._gram, self._moment, scaled)
+        a, b, c, d, e, f, g = (value / scale for value, scale in zip(solution, self._scale, strict=True))
+        self.fitted = StepTime((a, b, c, d, e, f, g), self.fitted.knee)
+
+
+def non_negative_least_squares(
+    gram: Sequence[Sequence[float]], moment: Sequence[float], start: Sequence[float], sweeps: int = 20
+) -> list[float]:
+    """Minimise x·G·x / 2 - m·x over x >= 0 by coordinate descent from `start` (Franc, Hlaváč and Navara, 2005)."""
+    x = list(start)
+    for _ in range(sweeps):
+        moved = 0.0
+        for i, row in enumerate(gram):
+            if row[i] <= 0:
+                continue
+            slope = moment[i] - sum(g * value for g, value in zip(row, x, strict=True))
+            value = max(0.0, x[i] + slope / row[i])
+            moved = max(moved, abs(value - x[i]))
+            x[i] = value
+        if moved < 1e-12:
+            break
+    return x
+
+
+def _typical_features(knee: int) -> tuple[float, ...]:
+    """Scales that bring all features near 1, for the conditioning of the fit."""
+    return (1.0, knee / 2, knee / 16, 64.0 * knee, 4.0 * knee, 256.0 * knee, float(knee))

@@ -1,0 +1,58 @@
+"""The core of a running gateway: as the settings want it, with what earlier runs learned of this model and device."""
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from admission.controller import Controller
+from admission.core import PRIOR, CoreConfig, Order, make_core
+from admission.event_log import RecordedCore
+from admission.step_time import StepTimeModel
+from backend.loader import LoadedModel
+from gateway.event_log_file import EventLogFile
+from gateway.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def open_core(settings: Settings, model: LoadedModel) -> Iterator[Controller | RecordedCore]:
+    """The core; its step times are saved when the block is left. Raises `OSError` for an event log it cannot write."""
+    path = settings.state_dir / "step_time" / f"{_file_name(model, settings)}.json"
+    step_time = _load(path)
+    config = CoreConfig(order=Order(settings.order), max_waiting=settings.max_waiting)
+    try:
+        if settings.event_log is None:
+            yield make_core(config, model.engine_config, step_time)
+        else:
+            with EventLogFile(settings.event_log, settings.event_log_bytes) as file:
+                yield RecordedCore(config, model.engine_config, step_time, file.write)
+    finally:
+        _save(path, step_time)
+
+
+def _file_name(model: LoadedModel, settings: Settings) -> str:
+    """One for each model, precision, device and number of threads: what a step's time depends on."""
+    dtype = str(model.dtype).removeprefix("torch.")
+    return f"{model.directory.resolve().name}-{dtype}-{model.runner.device.type}-{settings.threads}"
+
+
+def _load(path: Path) -> StepTimeModel:
+    try:
+        return StepTimeModel.from_json(json.loads(path.read_text()))
+    except FileNotFoundError:
+        return StepTimeModel(PRIOR)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("%s is not usable (%s); step times are learned anew", path, error)
+        return StepTimeModel(PRIOR)
+
+
+def _save(path: Path, step_time: StepTimeModel) -> None:
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(f".{os.getpid()}")
+        draft.write_text(json.dumps(step_time.to_json()))
+        draft.replace(path)

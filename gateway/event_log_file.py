@@ -1,0 +1,71 @@
+"""The core's event log on disk, in segments of bounded size, and reading it back."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TextIO
+
+BUFFER_BYTES = 1 << 16
+
+
+class EventLogFile:
+    """Appends lines to PATH; a full segment becomes PATH.1, the one before it PATH.2, and so on up to `keep`.
+
+    A replay needs every segment since the start; `explain` makes do with what is there.
+    """
+
+    def __init__(self, path: Path, segment_bytes: int, keep: int = 8) -> None:
+        """Begins a new log: what is at PATH from an earlier run is rotated away. Raises `OSError`."""
+        self._path = path
+        self._segment_bytes = segment_bytes
+        self._keep = keep
+        self._written = 0
+        if path.exists() and path.stat().st_size:
+            self._rotate()
+        self._file = self._open()
+
+    def write(self, line: str) -> None:
+        if self._written + len(line) >= self._segment_bytes and self._written:
+            self._file.close()
+            self._rotate()
+            self._file = self._open()
+        self._file.write(line + "\n")
+        self._written += len(line) + 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def _open(self) -> TextIO:
+        self._written = 0
+        return self._path.open("w", encoding="utf-8", buffering=BUFFER_BYTES)
+
+    def _rotate(self) -> None:
+        for number in range(self._keep - 1, 0, -1):
+            older = _segment(self._path, number)
+            if older.exists():
+                older.replace(_segment(self._path, number + 1))
+        self._path.replace(_segment(self._path, 1))
+
+
+def read_event_log(path: Path) -> Iterator[str]:
+    """The lines of the newest run at PATH, from its first segment that is still there. Raises `OSError`."""
+    segments = [path]
+    while not _begins_a_log(segments[-1]) and (older := _segment(path, len(segments))).exists():
+        segments.append(older)
+    for segment in reversed(segments):
+        with segment.open(encoding="utf-8") as file:
+            yield from (line.rstrip("\n") for line in file)
+
+
+def _begins_a_log(segment: Path) -> bool:
+    with segment.open(encoding="utf-8") as file:
+        return file.readline().startswith('["log"')
+
+
+def _segment(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.name}.{number}")

@@ -1,0 +1,77 @@
+import json
+import random
+from collections import deque
+
+import pytest
+
+from admission.core import PRIOR, CoreConfig, Memory, Order, Unit
+from admission.event_log import RecordedCore, ReplayMismatch, replay
+from admission.outcome import QueueFull
+from admission.step_time import StepTimeModel
+from backend.batch import Batch, StepOutput
+from backend.config import EngineConfig
+from backend.sampling import SamplingParams
+from backend.sequence import FinishReason, Sequence
+
+ENGINE = EngineConfig(
+    num_blocks=40, max_model_len=120, block_size=4, max_num_seqs=6, max_num_batched_tokens=32, prefill_chunk=20
+)
+CONFIGS = {
+    "fair": CoreConfig(quantum=0.01),
+    "fcfs": CoreConfig(order=Order.FCFS, memory=Memory.OPTIMISTIC),
+    "tokens": CoreConfig(unit=Unit.TOKENS, quantum=100, borrow=50, weights={"t0": 2.0}),
+    "bounded": CoreConfig(max_waiting=5, prefill_share=0.5),
+}
+
+
+def record(config: CoreConfig, seed: int, events: int = 400) -> list[str]:
+    """A run of random arrivals, cancellations and steps on a clock that only moves forward."""
+    rng, now, lines = random.Random(seed), 100.0, list[str]()
+    core = RecordedCore(config, ENGINE, StepTimeModel(PRIOR), lines.append)
+    flying: deque[Batch] = deque()
+    live: list[Sequence] = []
+    for n in range(events):
+        now += rng.expovariate(50)
+        if rng.random() < 0.3:
+            prompt, output = rng.randint(1, 60), rng.randint(1, 60)
+            sequence = Sequence(
+                f"r{n}", f"t{n % 3}", [rng.randrange(50)] * prompt, SamplingParams(), output, 0, frozenset([7])
+            )
+            sequence.priority_class = rng.randrange(3)
+            sequence.token_interval = rng.choice([None, 0.05])
+            try:
+                core.arrive(sequence, now)
+                live.append(sequence)
+            except QueueFull:
+                pass
+        if live and rng.random() < 0.05:
+            core.finish(rng.choice(live), rng.choice([FinishReason.CANCELLED, FinishReason.STOP]), now)
+        while (batch := core.plan(now)) is not None:
+            flying.append(batch)
+        core.take_ended()
+        if flying and rng.random() < 0.7:
+            batch = flying.popleft()
+            tokens = [7 if rng.random() < 0.05 else 20 for _ in batch.sampled]
+            core.complete(StepOutput(batch.step, tokens, rng.uniform(0.001, 0.02)), now)
+    return lines
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("seed", range(5))
+def test_a_replay_reproduces_every_decision_to_the_byte(config: CoreConfig, seed: int) -> None:
+    lines = record(config, seed)
+    assert [json.dumps(entry, separators=(",", ":")) for entry in replay(lines)] == lines
+
+
+def test_a_log_that_was_tampered_with_is_noticed_at_the_line() -> None:
+    lines = record(CONFIGS["fair"], 0)
+    number = next(n for n, line in enumerate(lines) if line.startswith('["done"'))
+    entry = json.loads(lines[number])
+    entry[2] += 1
+    lines[number] = json.dumps(entry, separators=(",", ":"))
+    with pytest.raises((ReplayMismatch, AssertionError)):
+        list(replay(lines))
+
+
+def test_no_token_of_a_prompt_or_an_answer_is_in_the_log() -> None:
+    assert all("20,20" not in line for line in record(CONFIGS["fcfs"], 1))

@@ -1,0 +1,45 @@
+import json
+
+from admission.explain import explain
+
+LOG = [
+    ["log", 1, {}, {}, [], 512],
+    ["arrive", 1.0, "r-0", "acme", 15, 100, 1, None, None],
+    ["plan", 1.5, 0, 3, 0, [], [], ["slots", "other-0"]],
+    ["done", 2.0, 0, 0.1, ["other-9"]],
+    ["plan", 2.5, 1, 3, 0, [], [], ["memory", "r-0"]],
+    ["plan", 3.0, 2, 3, 0, [["r-0", 10]], [], None],
+    ["plan", 3.1, 3, 3, 0, [["r-0", 5]], [], None],
+    ["plan", 4.0, 4, 3, 0, [], ["r-0"], ["release", "r-0"]],
+    ["plan", 4.5, 5, 3, 0, [["r-0", 25]], [], None],
+    ["arrive", 4.6, "x-0", "acme", 5, 10, 0, None, "QueueFull"],
+    ["done", 5.0, 5, 0.1, ["r-0"]],
+    ["finish", 5.1, "r-0", "cancelled"],
+]
+LINES = [json.dumps(entry) for entry in LOG]
+
+
+def test_the_story_says_when_why_and_how_long_a_request_waited() -> None:
+    assert explain(LINES, "r") == [
+        "r-0",
+        "    0.000 s  arrived: tenant acme, class 1, 15 prompt tokens, max_tokens 100",
+        "    2.000 s  admitted after waiting 2.000 s",
+        "             1.000 s: behind others, because max_num_seqs sequences were running",
+        "             0.500 s: until the next step was planned",
+        "             0.500 s: KV memory, or what those running may still need of it, had no room",
+        "    2.000 s  prefill of 10 tokens in step 2",
+        "    2.100 s  prefill of 5 tokens in step 3",
+        "    3.000 s  preempted: its memory was needed; it will be computed again",
+        "    3.500 s  admitted after waiting 0.500 s",
+        "             0.500 s: memory of preempted sequences was on its way back",
+        "    3.500 s  prefill of 25 tokens in step 5",
+        "    4.000 s  ended by an end token",
+    ]
+
+
+def test_a_refusal_is_told() -> None:
+    assert explain(LINES, "x-0")[-1] == "    0.000 s  refused: QueueFull"
+
+
+def test_a_request_that_the_log_does_not_know_has_no_story() -> None:
+    assert explain(LINES, "nobody") == []
