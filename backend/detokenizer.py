@@ -43,6 +43,11 @@ class IncrementalDetokenizer:
         self._unchecked = min_tokens if stop else 0
 
     @property
+    def may_stop(self) -> bool:
+        """Whether there are stop strings to look for."""
+        return self._matcher is not None
+
+    @property
     def stopped(self) -> str | None:
         """The stop string that ended the text, or None."""
         return self._matcher.stopped if self._matcher else None

@@ -121,8 +121,8 @@ class Engine:
             stream = self._streams.get(sequence)
             if stream is None:
                 continue
-            stream.put(token_id, reason)
-            self._delivery.add(stream)
+            if stream.put(token_id, reason):
+                self._delivery.add(stream)
             if reason is not None:
                 del self._streams[sequence]
         self._delivery.flush()

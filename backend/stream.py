@@ -13,13 +13,15 @@ STREAMS_PER_CALLBACK = 32
 class TokenStream:
     """The tokens of one sequence. The engine appends, one consumer takes all that is pending at once.
 
-    Bounded by the sequence's max_tokens, so a consumer that falls behind costs 8 bytes a token and nothing else.
+    Bounded by the sequence's max_tokens, so a consumer that falls behind costs 8 bytes a token and nothing else. One that
+    has no use for tokens before the last clears `eager`: it is woken for the first and for the last alone.
     """
 
-    __slots__ = ("_error", "_pending", "_waiter", "finish_reason", "sequence")
+    __slots__ = ("_error", "_pending", "_waiter", "eager", "finish_reason", "sequence")
 
     def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence
+        self.eager = True
         self.finish_reason: FinishReason | None = None
         self._pending: list[int] = []
         self._waiter: asyncio.Future[None] | None = None
@@ -45,9 +47,11 @@ class TokenStream:
         tokens, self._pending = self._pending, []
         return tokens
 
-    def put(self, token_id: int, reason: FinishReason | None) -> None:
+    def put(self, token_id: int, reason: FinishReason | None) -> bool:
+        """Append a token; whether the consumer is to be woken for it."""
         self._pending.append(token_id)
         self.finish_reason = reason
+        return self.eager or reason is not None or len(self.sequence.output) == 1
 
     def end(self, reason: FinishReason) -> None:
         """It gets no more tokens."""

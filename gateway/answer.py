@@ -52,7 +52,8 @@ class Answer:
         return pieces
 
     async def choice(self) -> Choice:
-        """The whole text."""
+        """The whole text. Only a stop string could end it early, so only then is every token looked at as it comes."""
+        self._stream.eager = self._detokenizer.may_stop
         pieces: list[str] = []
         while self.finish_reason is None:
             pieces += await self.pieces()

@@ -177,3 +177,17 @@ def test_a_device_failure_ends_every_stream_and_refuses_new_ones() -> None:
             pass
 
     play(scenario)
+
+
+def test_a_consumer_that_wants_the_whole_is_woken_for_the_first_and_the_last_token() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.executor.free()
+        with bench.admission.admit(bench.request(max_tokens=20)) as stream:
+            stream.eager = False
+            parts = [await stream.take()]
+            while stream.finish_reason is None:
+                parts.append(await stream.take())
+        assert len(parts) <= 2
+        assert sum(parts, []) == continuation([5, 6, 7], 20, END)
+
+    play(scenario)
