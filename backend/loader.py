@@ -9,7 +9,6 @@ import torch
 
 from backend.checkpoint import Checkpoint
 from backend.config import EngineConfig
-from backend.errors import ConfigError
 from backend.generation_config import read_sampling_defaults
 from backend.hub import resolve_model
 from backend.kernels.cpu import select_ops
@@ -21,7 +20,7 @@ from backend.sizing import EngineOptions, free_memory, size_engine
 from backend.tokenizer import Tokenizer
 from backend.weights import Weights, load_weights
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+DTYPES = {"auto": torch.float32, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read by now, bytes in all) while weights load."""
@@ -64,12 +63,12 @@ def load_model(
     config = read_model_config(directory)
     tokenizer = Tokenizer.from_dir(directory, config.vocab_size)
     defaults = read_sampling_defaults(directory)
-    target = resolve_device(device)
-    precision = resolve_dtype(dtype, config, target)
-    size_engine(options, config, precision, target, free_memory(target))  # contradictions show before the long load
+    target = torch.device("cpu" if device == "auto" else device)
+    precision = DTYPES[dtype]
+    size_engine(options, config, precision, free_memory())  # contradictions show before the long load
     weights = _load(directory, config, precision, target, progress)
     num_parameters = weights.num_parameters
-    engine_config = size_engine(options, config, precision, target, free_memory(target))
+    engine_config = size_engine(options, config, precision, free_memory())
     runner = make_runner(config, engine_config, weights, precision, target, kernels)
     return LoadedModel(directory, config, engine_config, tokenizer, runner, precision, num_parameters, defaults)
 
@@ -87,21 +86,6 @@ def make_runner(
     decoder = Decoder(config, weights, ops, engine_config.max_model_len)
     kv = KVCache(config, engine_config.num_blocks, engine_config.block_size, dtype, device)
     return ModelRunner(decoder, kv, engine_config)
-
-
-def resolve_device(name: str) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device cuda: this machine has no usable NVIDIA GPU; choose cpu or auto")
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
-
-
-def resolve_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
-    """`auto` is as stored on a GPU; on a CPU it is float32, in which a text never depends on its batch."""
-    if name == "auto":
-        name = config.torch_dtype if device.type == "cuda" else "float32"
-    return DTYPES[name]
 
 
 def _load(

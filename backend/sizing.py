@@ -12,9 +12,8 @@ from backend.model_config import ModelConfig
 from backend.paged_kv.kv_cache import block_bytes
 
 MIB = 2**20
-CPU_KV_BYTES = 1024 * MIB  # unless a quarter of the free memory, or all that max_num_seqs can use, is less
-GPU_KV_FRACTION = 0.9
-TOKEN_BUDGET = {"cpu": 512, "cuda": 8192}
+KV_BYTES = 1024 * MIB  # unless a quarter of the free memory, or all that max_num_seqs can use, is less
+TOKEN_BUDGET = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +32,7 @@ class EngineOptions:
     steps_in_flight: int = 2
 
 
-def size_engine(
-    options: EngineOptions, model: ModelConfig, dtype: torch.dtype, device: torch.device, free_bytes: int
-) -> EngineConfig:
+def size_engine(options: EngineOptions, model: ModelConfig, dtype: torch.dtype, free_bytes: int) -> EngineConfig:
     """The engine's limits. Raises `ConfigError`, with the arithmetic, where the wishes contradict model or memory."""
     if options.max_model_len is not None and options.max_model_len > model.max_position:
         raise ConfigError(
@@ -44,12 +41,12 @@ def size_engine(
         )
     per_block = block_bytes(model, options.block_size, dtype)
     wanted_len = options.max_model_len or model.max_position
-    num_blocks = _kv_bytes(options, per_block, wanted_len, device, free_bytes) // per_block
+    num_blocks = _kv_bytes(options, per_block, wanted_len, free_bytes) // per_block
     capacity = num_blocks * options.block_size
     if options.max_model_len is None:
         wanted_len = min(wanted_len, capacity)
     _check_one_sequence_fits(options, wanted_len, num_blocks, per_block)
-    budget = options.max_num_batched_tokens or _token_budget(options, wanted_len, device)
+    budget = options.max_num_batched_tokens or _token_budget(options, wanted_len)
     chunk = min(budget, wanted_len) if options.prefill_chunk is None else options.prefill_chunk
     return EngineConfig(
         num_blocks=num_blocks,
@@ -64,7 +61,7 @@ def size_engine(
     )
 
 
-def _kv_bytes(options: EngineOptions, per_block: int, max_model_len: int, device: torch.device, free_bytes: int) -> int:
+def _kv_bytes(options: EngineOptions, per_block: int, max_model_len: int, free_bytes: int) -> int:
     """Bytes for the KV pool. More than `max_num_seqs` sequences of full length can use is never taken unasked."""
     if options.kv_memory_bytes is not None:
         if options.kv_memory_bytes > free_bytes:
@@ -75,9 +72,7 @@ def _kv_bytes(options: EngineOptions, per_block: int, max_model_len: int, device
     usable = options.max_num_seqs * -(-max_model_len // options.block_size) * per_block
     if options.kv_memory_fraction is not None:
         return min(usable, int(free_bytes * options.kv_memory_fraction))
-    if device.type == "cpu":
-        return min(usable, CPU_KV_BYTES, free_bytes // 4)
-    return min(usable, int(free_bytes * GPU_KV_FRACTION))
+    return min(usable, KV_BYTES, free_bytes // 4)
 
 
 def _check_one_sequence_fits(options: EngineOptions, max_model_len: int, num_blocks: int, per_block: int) -> None:
@@ -91,16 +86,14 @@ def _check_one_sequence_fits(options: EngineOptions, max_model_len: int, num_blo
     )
 
 
-def _token_budget(options: EngineOptions, max_model_len: int, device: torch.device) -> int:
+def _token_budget(options: EngineOptions, max_model_len: int) -> int:
     whole_prompt = max_model_len if options.prefill_chunk == "off" else 1
     chunk = options.prefill_chunk if isinstance(options.prefill_chunk, int) else 1
-    return max(TOKEN_BUDGET[device.type], options.max_num_seqs, whole_prompt, chunk)
+    return max(TOKEN_BUDGET, options.max_num_seqs, whole_prompt, chunk)
 
 
-def free_memory(device: torch.device) -> int:
-    """Bytes that may be allocated on the device now; on a CPU within the control group's limit as well."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+def free_memory() -> int:
+    """Bytes that may be allocated now, within the control group's limit as well."""
     free = _meminfo("MemAvailable")
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
     if limit.is_file() and used.is_file() and (text := limit.read_text().strip()).isdigit():

@@ -65,8 +65,8 @@ class Settings(BaseSettings):
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = _setting(
         "model", "DTYPE", "auto", "precision of weights and KV cache; auto: as stored, where the device is fast at it"
     )
-    device: Literal["auto", "cpu", "cuda"] = _setting(
-        "model", "DEVICE", "auto", "where the model runs; auto: the GPU if there is one"
+    device: Literal["auto", "cpu"] = _setting(
+        "model", "DEVICE", "auto", "where the model runs; auto: the CPU, the only one so far"
     )
     max_model_len: IntOrAuto = _setting(
         "model",
@@ -81,7 +81,7 @@ class Settings(BaseSettings):
         "engine",
         "TOKENS",
         None,
-        "token budget: most tokens computed in one step; auto: 512 on a CPU, 8192 on a GPU, or as others need",
+        "token budget: most tokens computed in one step; auto: 512, or as others need",
         ge=1,
         le=1_048_576,
     )
@@ -125,7 +125,7 @@ class Settings(BaseSettings):
         "memory",
         "FRACTION",
         None,
-        "the same as a share of the free memory; auto: 0.9 on a GPU, on a CPU a quarter and at most 1 GiB",
+        "the same as a share of the free memory; auto: a quarter and at most 1 GiB",
         gt=0,
         lt=1,
     )

@@ -1,0 +1,80 @@
+"""The floor a gateway is measured against: starlette on uvicorn with fixed answers, nothing decided, nothing computed.
+
+The answers have the size of the gateway's own, 32 tokens whole or as 35 events. A bare stream is one write an event.
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from threading import Thread
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+NUM_EVENTS = 35
+HEAD = {"id": "chatcmpl-" + "0" * 32, "created": 1_700_000_000, "model": "embedded", "system_fingerprint": None}
+
+
+def main() -> None:
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    server = _Server(
+        uvicorn.Config(app(), loop="uvloop", http="httptools", log_config=None, access_log=False, lifespan="off")
+    )
+    server.ready = json.dumps({"port": sock.getsockname()[1]})
+    Thread(target=_end_with_input, daemon=True).start()
+    with suppress(KeyboardInterrupt):
+        server.run(sockets=[sock])
+
+
+def app() -> Starlette:
+    whole, event = _whole_answer(), _event()
+
+    async def answer(_: Request) -> Response:
+        return Response(whole, media_type="application/json")
+
+    async def stream(_: Request) -> Response:
+        return StreamingResponse(_events(event), media_type="text/event-stream")
+
+    return Starlette(routes=[Route("/whole", answer, methods=["POST"]), Route("/stream", stream, methods=["POST"])])
+
+
+async def _events(event: bytes) -> AsyncIterator[bytes]:
+    for _ in range(NUM_EVENTS):
+        yield event
+
+
+def _whole_answer() -> bytes:
+    message = {"role": "assistant", "content": " word" * 32, "refusal": None}
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "length"}
+    usage = {"prompt_tokens": 32, "completion_tokens": 32, "total_tokens": 64, "prompt_tokens_details": None}
+    return json.dumps({**HEAD, "object": "chat.completion", "choices": [choice], "usage": usage}).encode()
+
+
+def _event() -> bytes:
+    choice = {"index": 0, "delta": {"content": " word"}, "logprobs": None, "finish_reason": None}
+    return b"data: " + json.dumps({**HEAD, "object": "chat.completion.chunk", "choices": [choice]}).encode() + b"\n\n"
+
+
+def _end_with_input() -> None:
+    sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+class _Server(uvicorn.Server):
+    ready = ""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        print(self.ready, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""The whole gateway over a simulated device, as a process that a benchmark starts.
+
+Prints its port and key when it serves; for each line on standard input, what the device and the event loop's thread
+have done by then.
+"""
+
+import argparse
+import asyncio
+import gc
+import json
+import signal
+import sys
+import time
+from contextlib import suppress
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import cast
+
+import torch
+import uvloop
+
+from backend.config import EngineConfig
+from backend.hub import resolve_model
+from backend.loader import LoadedModel
+from backend.model_config import read_model_config
+from backend.model_runner import ModelRunner
+from backend.simulated import SimulatedExecutor
+from backend.tokenizer import Tokenizer
+from gateway.app import SWITCH_INTERVAL, serve
+from gateway.auth import open_key_ring
+from gateway.connection import bound_socket
+from gateway.settings import Settings
+
+TEXT = " the quick brown fox jumps over the lazy dog"
+KEY = "sk-benchmark"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--step-ms", type=float, default=0.0, help="how long a step keeps the device busy")
+    parser.add_argument("--steps-in-flight", type=int, default=2)
+    arguments = parser.parse_args()
+    runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+    with suppress(KeyboardInterrupt), TemporaryDirectory() as state, runner:
+        runner.run(_serve(state, arguments.step_ms / 1000, arguments.steps_in_flight))
+
+
+async def _serve(state_dir: str, step_seconds: float, steps_in_flight: int) -> None:
+    settings = Settings(state_dir=state_dir, demo_key=KEY, port=0, max_num_seqs=256, threads=1)
+    model = _simulated_model(steps_in_flight)
+    words = model.tokenizer.encode(TEXT, add_special_tokens=False)
+    executor = SimulatedExecutor(lambda batch: step_seconds, lambda slot, position: words[position % len(words)])
+    keys, _ = open_key_ring(settings)
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    gc.collect()
+    gc.freeze()
+    with bound_socket("127.0.0.1", 0) as sock:
+        asyncio.get_running_loop().add_reader(sys.stdin, _tell, executor)
+        ready = json.dumps({"port": sock.getsockname()[1], "key": KEY})
+        await serve(settings, model, executor, keys, sock, lambda: print(ready, flush=True))
+
+
+def _simulated_model(steps_in_flight: int) -> LoadedModel:
+    """The embedded model's tokenizer and limits, and none of its weights."""
+    directory = resolve_model("embedded")
+    config = read_model_config(directory)
+    engine_config = EngineConfig(
+        num_blocks=40_000,
+        max_model_len=config.max_position,
+        max_num_seqs=256,
+        max_num_batched_tokens=2048,
+        steps_in_flight=steps_in_flight,
+    )
+    tokenizer = Tokenizer.from_dir(directory, config.vocab_size)
+    runner = SimpleNamespace(device=torch.device("cpu"))  # runs nothing: the executor is given to `serve` itself
+    return LoadedModel(
+        directory=directory,
+        config=config,
+        engine_config=engine_config,
+        tokenizer=tokenizer,
+        runner=cast("ModelRunner", runner),
+        dtype=torch.float32,
+        num_parameters=0,
+        sampling_defaults={},
+    )
+
+
+def _tell(executor: SimulatedExecutor) -> None:
+    if not sys.stdin.readline():
+        asyncio.get_running_loop().remove_reader(sys.stdin)
+        signal.raise_signal(signal.SIGINT)
+        return
+    now = {"at": time.perf_counter(), "loop_cpu": time.thread_time(), "process_cpu": time.process_time()}
+    print(json.dumps({**now, "busy": executor.busy, "idle": executor.idle}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Where a figure was measured, and on which cores its two sides ran."""
+
+import os
+import platform
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+PACKAGES = ("torch", "transformers", "uvicorn", "starlette", "uvloop", "httptools")
+
+
+def describe() -> dict[str, str]:
+    """What a reader needs to compare: processor, cores, memory, system, versions, commit, and how busy it was."""
+    return {
+        "cpu": f"{_processor()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores",
+        "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
+        "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
+        "packages": ", ".join(f"{name} {_version(name)}" for name in PACKAGES),
+        "commit": _commit(),
+        "load average": "{:.2f} {:.2f} {:.2f}".format(*os.getloadavg()),
+    }
+
+
+def two_cores() -> tuple[int, int]:
+    """The core that is measured and the core that measures; the same one where there is no second."""
+    cores = sorted(os.sched_getaffinity(0))
+    return cores[0], cores[-1]
+
+
+@contextmanager
+def on_core(core: int) -> Iterator[None]:
+    """Processes started in the block run on `core` alone."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "absent"
+
+
+def _commit() -> str:
+    git = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return git.stdout.strip() or "unknown"

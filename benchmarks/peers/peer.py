@@ -1,0 +1,60 @@
+"""What a measured engine is to the benchmark: a process that generates workloads when asked, one JSON line each way."""
+
+import contextlib
+import json
+import os
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.workload import Workload
+
+MAX_NUM_SEQS = 32
+
+
+@dataclass(slots=True)
+class Generated:
+    """One workload's run. `times` holds the arrival of each token of each request, in seconds from the start."""
+
+    seconds: float
+    times: list[list[float]]
+    extra: dict[str, float] = field(default_factory=dict)
+
+
+Generate = Callable[[Workload], Generated]
+
+
+def parser() -> ArgumentParser:
+    made = ArgumentParser()
+    made.add_argument("--model", required=True, help="directory in Hugging Face layout")
+    made.add_argument("--dtype", required=True, choices=("float32", "bfloat16"))
+    made.add_argument("--max-num-seqs", type=int, default=MAX_NUM_SEQS)
+    return made
+
+
+def answer_requests(options: Namespace, load: Callable[[Namespace], Generate]) -> None:
+    """Load the engine, say so, then generate what is asked for. Whatever else is printed goes to standard error."""
+    with _answers() as answer:
+        generate = load(options)
+        answer({"ready": True})
+        for line in sys.stdin:
+            workload = Workload(**json.loads(line))
+            done = generate(workload)
+            counts = [len(times) for times in done.times]
+            assert counts == workload.max_tokens, f"{counts} tokens came, {workload.max_tokens} were asked for"
+            answer({"seconds": done.seconds, "times": done.times, "extra": done.extra})
+
+
+@contextlib.contextmanager
+def _answers() -> Any:
+    """Standard output for answers alone: libraries that print, and their children, get standard error instead."""
+    with os.fdopen(os.dup(1), "w") as out:
+        os.dup2(2, 1)
+
+        def answer(message: dict[str, Any]) -> None:
+            out.write(json.dumps(message) + "\n")
+            out.flush()
+
+        yield answer

@@ -1,0 +1,81 @@
+"""Our engine as a library, and the baselines that it keeps: static batches, whole prompts, contiguous memory."""
+
+import time
+from argparse import Namespace
+from dataclasses import dataclass, field
+
+import torch
+
+from backend.config import Batching, KVAllocation
+from backend.llm import LLM
+from backend.sampling import SamplingParams
+from backend.scheduler import Delta
+from backend.sizing import EngineOptions
+from benchmarks.peers.peer import Generate, Generated, answer_requests, parser
+from benchmarks.workload import Workload
+
+
+@dataclass(slots=True)
+class Observed:
+    """What is seen of one run, step by step."""
+
+    started: float = field(default_factory=time.perf_counter)
+    times: dict[str, list[float]] = field(default_factory=dict)
+    steps: int = 0
+    allocated: float = 0.0  # token slots times seconds
+    unused: float = 0.0
+    largest_batch: int = 0
+
+
+class ObservedLLM(LLM):
+    """Notes when tokens come, and what of the allocated KV memory holds none."""
+
+    observed: Observed
+
+    def step(self) -> list[Delta]:
+        before = time.perf_counter()
+        deltas = super().step()
+        self._observe(deltas, time.perf_counter(), before)
+        return deltas
+
+    def _observe(self, deltas: list[Delta], now: float, before: float) -> None:
+        seen, scheduler = self.observed, self.scheduler
+        for sequence, _, _ in deltas:
+            seen.times.setdefault(sequence.id, []).append(now - seen.started)
+        slots = (scheduler.config.num_blocks - scheduler.pool.num_free) * scheduler.config.block_size
+        seen.allocated += slots * (now - before)
+        seen.unused += scheduler.num_kv_slots_unused * (now - before)
+        seen.largest_batch = max(seen.largest_batch, len(scheduler.running))
+        seen.steps += 1
+
+
+def load(options: Namespace) -> Generate:
+    torch.set_num_threads(1)
+    engine = EngineOptions(
+        max_num_seqs=options.max_num_seqs,
+        prefill_chunk="off" if options.prefill_chunk == "off" else None,
+        batching=Batching(options.batching),
+        kv_allocation=KVAllocation(options.kv_allocation),
+        steps_in_flight=options.steps_in_flight,
+    )
+    llm = ObservedLLM(options.model, engine, dtype=options.dtype, device="cpu")
+    llm.model.runner.warm_up()
+
+    def generate(workload: Workload) -> Generated:
+        sampling = [SamplingParams(max_tokens=n, temperature=0, ignore_eos=True) for n in workload.max_tokens]
+        seen = llm.observed = Observed()
+        llm.generate(workload.prompts, sampling, progress=False)
+        seconds = time.perf_counter() - seen.started
+        extra = {"KV waste": seen.unused / seen.allocated, "steps": seen.steps, "largest batch": seen.largest_batch}
+        return Generated(seconds, [seen.times[str(index)] for index in range(len(workload.prompts))], extra)
+
+    return generate
+
+
+if __name__ == "__main__":
+    own = parser()
+    own.add_argument("--prefill-chunk", choices=("auto", "off"), default="auto")
+    own.add_argument("--batching", choices=[*Batching], default="continuous")
+    own.add_argument("--kv-allocation", choices=[*KVAllocation], default="paged")
+    own.add_argument("--steps-in-flight", type=int, default=2)
+    answer_requests(own.parse_args(), load)

@@ -1,0 +1,21 @@
+"""Every scenario still runs: each as its command, quickly, without a judgement."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("scenario", ["gateway_overhead", "device_idle", "engine_peers"])
+def test_a_quick_run_ends_well_and_writes_its_figures(scenario: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", f"benchmarks.{scenario}", "--quick", "--results", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=170)
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / f"{scenario}.quick.json").read_text())
+    assert all(rows for rows in results["tables"].values())
+    assert results["targets"]
