@@ -90,10 +90,12 @@ class EngineTimeTariff:
 def work_of(flight: Flight) -> StepWork:
     """What a planned step has to do."""
     batch, decodes = flight.batch, flight.batch.num_decodes
-    work = StepWork(decode_tokens=decodes, decode_context=flight.decode_context)
+    tokens = context = pairs = 0
     for start, length in zip(batch.starts[decodes:], batch.lengths[decodes:], strict=True):
-        work += prefill_work(start, length)
-    return work
+        tokens += length
+        context += start
+        pairs += length * start + length * (length + 1) // 2
+    return StepWork(tokens, decodes, flight.decode_context, context, pairs)
 
 
 class Ledger:

@@ -42,7 +42,7 @@ class OutputLengths:
         """Mean and standard deviation of the length; a uniform one's where nothing is known."""
         mean = self.mean(tenant, max_tokens, generated)
         lengths = self._lengths(tenant, max_tokens)
-        deviation = lengths.deviation if lengths else (max_tokens - generated) * 12**-0.5
+        deviation = lengths.deviation() if lengths else (max_tokens - generated) * 12**-0.5
         return mean, min(deviation, max_tokens - mean)
 
     def _lengths(self, tenant: str, max_tokens: int) -> "_Lengths | None":
@@ -52,13 +52,14 @@ class OutputLengths:
 
 
 class _Lengths:
-    """The last `HISTORY` lengths, in the order they came and sorted."""
+    """The last `HISTORY` lengths, in the order they came and sorted. Adding one is on every request's path."""
 
     def __init__(self) -> None:
         self._recent: deque[int] = deque()
         self._sorted: list[int] = []
-        self._sums = [0]  # of the first n sorted lengths
-        self.deviation = 0.0
+        self._sums: list[int] = []  # of the first n sorted lengths; made when it is asked for
+        self._sum = 0
+        self._squares = 0
 
     def __len__(self) -> int:
         return len(self._sorted)
@@ -67,18 +68,27 @@ class _Lengths:
         if len(self._recent) == HISTORY:
             oldest = self._recent.popleft()
             del self._sorted[bisect_right(self._sorted, oldest) - 1]
+            self._sum -= oldest
+            self._squares -= oldest * oldest
         self._recent.append(length)
         insort(self._sorted, length)
-        self._sums = list(accumulate(self._sorted, initial=0))
-        count, mean = len(self._sorted), self._sums[-1] / len(self._sorted)
-        self.deviation = sqrt(sum((value - mean) ** 2 for value in self._sorted) / count)
+        self._sum += length
+        self._squares += length * length
+        self._sums = []
 
     def mean_above(self, generated: int) -> float | None:
-        first = bisect_right(self._sorted, generated) if generated else 0
+        if not generated:
+            return self._sum / len(self._sorted)
+        first = bisect_right(self._sorted, generated)
         count = len(self._sorted) - first
-        return (self._sums[-1] - self._sums[first]) / count if count else None
+        self._sums = self._sums or list(accumulate(self._sorted, initial=0))
+        return (self._sum - self._sums[first]) / count if count else None
 
     def quantile_above(self, generated: int, share: float) -> int | None:
         first = bisect_right(self._sorted, generated) if generated else 0
         count = len(self._sorted) - first
         return self._sorted[first + min(int(share * count), count - 1)] if count else None
+
+    def deviation(self) -> float:
+        count = len(self._sorted)
+        return sqrt(count * self._squares - self._sum * self._sum) / count

@@ -13,8 +13,8 @@ STREAMS_PER_CALLBACK = 32
 class TokenStream:
     """The tokens of one sequence. The engine appends, one consumer takes all that is pending at once.
 
-    Bounded by the sequence's max_tokens, so a consumer that falls behind costs 8 bytes a token and nothing else. One that
-    has no use for tokens before the last clears `eager`: it is woken for the first and for the last alone.
+    Bounded by the sequence's max_tokens, so a consumer that falls behind costs 8 bytes a token and nothing else. One
+    that has no use for tokens before the last clears `eager`: it is woken for the first and for the last alone.
     """
 
     __slots__ = ("_error", "_pending", "_waiter", "eager", "finish_reason", "sequence")

@@ -73,6 +73,8 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """`add_special_tokens` adds what the checkpoint starts a plain prompt with (BOS); rendered chats carry it."""
         try:
+            if len(text) <= INLINE_CHARS:
+                return self._core.encode(text, add_special_tokens=add_special_tokens).ids
             return self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except TypeError as exc:  # only lone surrogates make a str unacceptable
             raise InvalidRequest("the text is not valid Unicode: it holds a lone surrogate", "prompt") from exc

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import cast
@@ -19,14 +20,18 @@ from typing import cast
 import torch
 import uvloop
 
+from admission.core import CoreConfig, make_core
 from backend.config import EngineConfig
+from backend.engine import Core, Engine
 from backend.hub import resolve_model
 from backend.loader import LoadedModel
 from backend.model_config import read_model_config
 from backend.model_runner import ModelRunner
+from backend.sequence import FinishReason, Sequence
 from backend.simulated import SimulatedExecutor
+from backend.stream import TokenStream
 from backend.tokenizer import Tokenizer
-from gateway.app import SWITCH_INTERVAL, serve
+from gateway.app import GC_THRESHOLDS, SWITCH_INTERVAL, serve, serve_engine
 from gateway.auth import open_key_ring
 from gateway.connection import bound_socket
 from gateway.settings import Settings
@@ -39,13 +44,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--step-ms", type=float, default=0.0, help="how long a step keeps the device busy")
     parser.add_argument("--steps-in-flight", type=int, default=2)
+    parser.add_argument("--instant", action="store_true", help="an engine that answers whole at once, without steps")
     arguments = parser.parse_args()
     runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
     with suppress(KeyboardInterrupt), TemporaryDirectory() as state, runner:
-        runner.run(_serve(state, arguments.step_ms / 1000, arguments.steps_in_flight))
+        runner.run(_serve(state, arguments.step_ms / 1000, arguments.steps_in_flight, arguments.instant))
 
 
-async def _serve(state_dir: str, step_seconds: float, steps_in_flight: int) -> None:
+class InstantEngine(Engine):
+    """Has the whole answer when the request arrives: what is left is the gateway."""
+
+    def __init__(self, core: Core, executor: SimulatedExecutor, words: list[int]) -> None:
+        super().__init__(core, executor)
+        self._words = words
+
+    def submit(self, sequence: Sequence) -> TokenStream:
+        sequence.arrival = self.clock()
+        stream = TokenStream(sequence)
+        for index in range(sequence.max_tokens):
+            sequence.output.append(self._words[index % len(self._words)])
+            last = index == sequence.max_tokens - 1
+            stream.put(sequence.output[-1], FinishReason.LENGTH if last else None)
+        return stream
+
+
+async def _serve(state_dir: str, step_seconds: float, steps_in_flight: int, instant: bool) -> None:
     settings = Settings(state_dir=state_dir, demo_key=KEY, port=0, max_num_seqs=256, threads=1)
     model = _simulated_model(steps_in_flight)
     words = model.tokenizer.encode(TEXT, add_special_tokens=False)
@@ -54,10 +77,17 @@ async def _serve(state_dir: str, step_seconds: float, steps_in_flight: int) -> N
     sys.setswitchinterval(SWITCH_INTERVAL)
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
     with bound_socket("127.0.0.1", 0) as sock:
         asyncio.get_running_loop().add_reader(sys.stdin, _tell, executor)
         ready = json.dumps({"port": sock.getsockname()[1], "key": KEY})
-        await serve(settings, model, executor, keys, sock, lambda: print(ready, flush=True))
+        announce = partial(print, ready, flush=True)
+        if not instant:
+            await serve(settings, model, executor, keys, sock, announce)
+            return
+        core = make_core(CoreConfig(), model.engine_config)
+        engine = InstantEngine(core, executor, words)
+        await serve_engine(settings, model, engine, core.scheduler, keys, sock, announce)
 
 
 def _simulated_model(steps_in_flight: int) -> LoadedModel:

@@ -28,14 +28,8 @@ class Answer:
 
         Raises `Preempted` when the sequence lost its memory for good, `DeviceError` when the engine failed.
         """
-        tokens = await self._stream.take()
-        if self._stream.finish_reason is FinishReason.PREEMPTED:
-            raise Preempted
-        self._delivered_at = self._metrics.tokens_delivered(
-            self._stream.sequence, self.num_tokens, len(tokens), self._delivered_at
-        )
         pieces = []
-        for token_id in tokens:
+        for token_id in await self._take():
             self.num_tokens += 1
             if piece := self._detokenizer.push((token_id,)):
                 pieces.append(piece)
@@ -44,17 +38,36 @@ class Answer:
                 self._admission.stop(self._stream)
                 return pieces
         if self._stream.finish_reason is not None:
-            self.finish_reason = self._stream.finish_reason
-            if rest := self._detokenizer.finish():
-                pieces.append(rest)
-            if self._detokenizer.stopped is not None:
-                self.finish_reason = FinishReason.STOP
+            pieces.append(self._end())
         return pieces
 
     async def choice(self) -> Choice:
         """The whole text. Only a stop string could end it early, so only then is every token looked at as it comes."""
-        self._stream.eager = self._detokenizer.may_stop
         pieces: list[str] = []
+        self._stream.eager = self._detokenizer.may_stop
         while self.finish_reason is None:
-            pieces += await self.pieces()
+            pieces += await (self.pieces() if self._stream.eager else self._whole())
         return Choice("".join(pieces), "length" if self.finish_reason is FinishReason.LENGTH else "stop")
+
+    async def _whole(self) -> list[str]:
+        """All that has come, in one piece."""
+        tokens = await self._take()
+        self.num_tokens += len(tokens)
+        text = self._detokenizer.push(tokens)
+        return [text] if self._stream.finish_reason is None else [text, self._end()]
+
+    async def _take(self) -> list[int]:
+        tokens = await self._stream.take()
+        if self._stream.finish_reason is FinishReason.PREEMPTED:
+            raise Preempted
+        self._delivered_at = self._metrics.tokens_delivered(
+            self._stream.sequence, self.num_tokens, len(tokens), self._delivered_at
+        )
+        return tokens
+
+    def _end(self) -> str:
+        """The sequence has ended: the text that was held back, in which a stop string may be complete only now."""
+        rest = self._detokenizer.finish()
+        stopped = self._detokenizer.stopped is not None
+        self.finish_reason = FinishReason.STOP if stopped else self._stream.finish_reason
+        return rest

@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from backend.config import Batching, KVAllocation
 from backend.engine import Engine
 from backend.executor import Executor
 from backend.loader import LoadedModel, load_model
+from backend.scheduler import Scheduler
 from backend.sizing import EngineOptions
 from gateway.announcement import Ready
 from gateway.auth import KeyRing, open_key_ring
@@ -46,6 +47,7 @@ from gateway.settings import Settings
 log = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 30
+GC_THRESHOLDS = (50_000, 20, 100)  # a request makes thousands of objects, and hardly ever a cycle
 SWITCH_INTERVAL = 1e-4  # seconds; torch on a CPU re-takes the interpreter lock at every op
 
 Announce = Callable[[Ready], object]
@@ -74,9 +76,25 @@ async def serve(
     on_started: Callable[[], object],
 ) -> int:
     """Run one engine and its gateway on this loop; 1 when the device failed."""
-    exits = ExitStack()
-    core = exits.enter_context(open_core(settings, model))
-    engine = Engine(core, executor, model.engine_config.steps_in_flight)
+    with open_core(settings, model) as core:
+        engine = Engine(core, executor, model.engine_config.steps_in_flight)
+        try:
+            return await serve_engine(settings, model, engine, core.scheduler, keys, sock, on_started)
+        finally:
+            await engine.stop()
+            model.tokenizer.close()
+
+
+async def serve_engine(
+    settings: Settings,
+    model: LoadedModel,
+    engine: Engine,
+    scheduler: Scheduler,
+    keys: KeyRing,
+    sock: socket.socket,
+    on_started: Callable[[], object],
+) -> int:
+    """Run the gateway over an engine until a signal, or the engine's failure, ends it."""
     lives = Lives(settings.write_timeout)
     service = Service(
         model=served_name(settings),
@@ -87,7 +105,7 @@ async def serve(
         tokenizer=model.tokenizer,
         admission=Admission(engine),
         keys=keys,
-        metrics=Metrics(served_name(settings), core.scheduler, engine.clock),
+        metrics=Metrics(served_name(settings), scheduler, engine.clock),
         lives=lives,
         max_body_bytes=settings.max_body_bytes,
         body_timeout=settings.body_timeout,
@@ -104,11 +122,7 @@ async def serve(
         await server.serve(sockets=[sock])
     finally:
         sweeper.cancel()
-        failed = engine.failed.done()
-        await engine.stop()
-        model.tokenizer.close()
-        exits.close()
-    return 1 if failed else 0
+    return 1 if engine.failed.done() else 0
 
 
 def make_app(service: Service, alive: Callable[[], bool], ready: Callable[[], bool]) -> Starlette:
@@ -142,6 +156,7 @@ class Server(uvicorn.Server):
                 lifespan="off",
                 log_config=None,
                 access_log=False,
+                proxy_headers=False,
                 server_header=False,
                 timeout_keep_alive=settings.idle_timeout,  # type: ignore[arg-type]  # seconds; a float works
                 timeout_graceful_shutdown=DRAIN_SECONDS + 5,
@@ -234,6 +249,7 @@ def _load(settings: Settings) -> LoadedModel:
     model.runner.warm_up()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
     return model
 
 

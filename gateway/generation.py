@@ -225,7 +225,7 @@ async def _stream_one(exchange: Exchange, answer: Answer, chunks: Chunks) -> Non
     """Write one choice's events; the tokens that are pending when a write is due share it."""
     events = [chunks.start()]
     while answer.finish_reason is None:
-        events += map(chunks.text, await answer.pieces())
+        events += [chunks.text(piece) for piece in await answer.pieces() if piece]
         if answer.finish_reason is not None:
             events.append(chunks.finish("length" if answer.finish_reason is FinishReason.LENGTH else "stop"))
         if len(events) > 1 or events[0]:

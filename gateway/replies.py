@@ -1,9 +1,9 @@
 """What clients get: the bodies and stream chunks of the OpenAI API, as bytes."""
 
 import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from secrets import token_hex
 from typing import Any, Literal
 
 import orjson
@@ -43,11 +43,11 @@ class Identity:
 
     @classmethod
     def of_chat(cls, model: str, system_fingerprint: str | None = None) -> "Identity":
-        return cls(f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), model, system_fingerprint)
+        return cls(f"chatcmpl-{token_hex(16)}", int(time.time()), model, system_fingerprint)
 
     @classmethod
     def of_completion(cls, model: str, system_fingerprint: str | None = None) -> "Identity":
-        return cls(f"cmpl-{uuid.uuid4().hex}", int(time.time()), model, system_fingerprint)
+        return cls(f"cmpl-{token_hex(16)}", int(time.time()), model, system_fingerprint)
 
     def to_json(self, kind: str) -> dict[str, Any]:
         return {

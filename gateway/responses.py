@@ -1,7 +1,7 @@
 """Answers over ASGI: one whole body, or a stream that can still fail properly after its first byte."""
 
 import re
-import uuid
+from secrets import token_hex
 
 from starlette.types import Scope, Send
 
@@ -25,7 +25,7 @@ _SSE = encode_headers(sse.HEADERS)
 def request_id(headers: Headers) -> bytes:
     """What every answer carries as `x-request-id`: the client's own where it is harmless, else ours."""
     given = _header(headers, b"x-request-id")
-    return given if given and _SAFE_ID.fullmatch(given) else b"req_" + uuid.uuid4().hex.encode()
+    return given if given and _SAFE_ID.fullmatch(given) else b"req_" + token_hex(16).encode()
 
 
 def _header(headers: Headers, name: bytes) -> bytes | None:
