@@ -1,10 +1,11 @@
-"""The embedded model's training text: conversations over its skills, in batches of similar length."""
+"""The embedded model's training text: conversations over its skills, packed into rows of tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
+from typing import NamedTuple
 
 import torch
 from tokenizers import Tokenizer
@@ -14,14 +15,15 @@ from benchmarks.small_talk import small_talk
 from scripts.embedded_tokenizer import ASSISTANT, BEGIN, END, SYSTEM, USER
 
 IGNORED = -100  # the label that the loss leaves out
-POOL_SIZE = 512
+WINDOW = 64  # conversations that wait for room in a row
+MIN_ROW_LENGTH = 512
 SMALL_TALK_SHARE = 0.06
 SYSTEM_SHARE = 0.25
 PLAIN_SHARE = 0.08
 TURNS, TURN_WEIGHTS = (1, 2, 3, 4), (70, 16, 9, 5)
 SKILL_WEIGHTS = {
-    "count_up": 12, "count_down": 10, "count_by": 10, "days": 10, "months": 9, "alphabet": 9, "repeat": 13, "add": 22,
-    "story": 5,
+    "count_up": 9, "count_down": 7, "count_by": 14, "days": 8, "months": 7, "alphabet": 6, "repeat": 16, "echo": 12,
+    "add": 24, "story": 4,
 }  # fmt: skip
 SYSTEM_PROMPTS = (
     "You are a helpful assistant.", "You are a helpful, honest and concise assistant.", "Be brief.", "You are Sluice.",
@@ -41,6 +43,14 @@ class Conversation:
     labels: list[int]
 
 
+class Batch(NamedTuple):
+    """Rows of whole conversations  # each [num_rows, row_length]; positions start again with every conversation."""
+
+    tokens: torch.Tensor
+    labels: torch.Tensor
+    positions: torch.Tensor
+
+
 class Corpus:
     """An endless supply of conversations from one seed."""
 
@@ -48,29 +58,35 @@ class Corpus:
         self._tokenizer = tokenizer
         self._padding: int = tokenizer.encode(END, add_special_tokens=False).ids[0]
         self._rng = Random(seed)
-        self._pool: list[Conversation] = []  # by length
+        self._waiting: list[Conversation] = []
 
-    def batch(self, num_tokens: int, max_length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens and labels  # [num_rows, row_length], a conversation of up to `max_length` tokens a row, padded.
+    def batch(self, num_tokens: int, max_length: int) -> Batch:
+        """About `num_tokens` tokens of whole conversations of up to `max_length`, one after the other in rows."""
+        row_length = max(MIN_ROW_LENGTH, max_length)
+        rows = [self._row(row_length, max_length) for _ in range(num_tokens // row_length)]
+        return Batch(*(torch.tensor(column) for column in zip(*rows, strict=True)))
 
-        The rows are neighbours in length among `POOL_SIZE` waiting conversations, as many as fit into `num_tokens`.
-        """
-        self._fill_pool(max_length)
-        start = self._rng.randrange(len(self._pool))
-        row_length = len(self._pool[start].tokens)
-        taken = slice(max(0, start + 1 - max(1, num_tokens // row_length)), start + 1)
-        rows = self._pool[taken]
-        del self._pool[taken]
-        tokens = [row.tokens + [self._padding] * (row_length - len(row.tokens)) for row in rows]
-        labels = [row.labels + [IGNORED] * (row_length - len(row.labels)) for row in rows]
-        return torch.tensor(tokens), torch.tensor(labels)
+    def _row(self, row_length: int, max_length: int) -> tuple[list[int], list[int], list[int]]:
+        """Tokens, labels and positions of the conversations that come and fit; the rest is padding."""
+        tokens: list[int] = []
+        labels: list[int] = []
+        positions: list[int] = []
+        while conversation := self._take(row_length - len(tokens), max_length):
+            tokens += conversation.tokens
+            labels += conversation.labels
+            positions += range(len(conversation.tokens))
+        rest = row_length - len(tokens)
+        return tokens + [self._padding] * rest, labels + [IGNORED] * rest, positions + list(range(rest))
 
-    def _fill_pool(self, max_length: int) -> None:
-        while len(self._pool) < POOL_SIZE:
+    def _take(self, room: int, max_length: int) -> Conversation | None:
+        """The one that has waited longest of those that fit into `room` tokens."""
+        while len(self._waiting) < WINDOW:
             conversation = self._conversation()
             if len(conversation.tokens) <= max_length:
-                self._pool.append(conversation)
-        self._pool.sort(key=lambda conversation: len(conversation.tokens))
+                self._waiting.append(conversation)
+        fitting = (index for index, waiting in enumerate(self._waiting) if len(waiting.tokens) <= room)
+        index = next(fitting, None)
+        return None if index is None else self._waiting.pop(index)
 
     def _conversation(self) -> Conversation:
         if self._rng.random() < PLAIN_SHARE:
