@@ -17,13 +17,20 @@ from backend.sequence import FinishReason, Sequence
 class TenantPolicy:
     """The scheduler's `Policy` by tenants and time: pace by promises, memory by forecast, victims by debt."""
 
-    def __init__(self, ordering: Ordering, pace: Pace, gate: Gate) -> None:
+    def __init__(self, ordering: Ordering, ledger: Ledger, pace: Pace, gate: Gate, lengths: OutputLengths) -> None:
         self.prefill_room = pace.prefill_room
         self._ordering = ordering
+        self._ledger = ledger
         self._gate = gate
+        self._lengths = lengths
 
     def admits(self, sequence: Sequence, running: Iterable[Sequence], num_free: int) -> bool:
         return self._gate(sequence, running, num_free)
+
+    def admitted(self, sequence: Sequence) -> None:
+        """A newcomer pays ahead, once: what was preempted is still paid for."""
+        if sequence.num_preemptions == 0:
+            self._ledger.prepay(sequence, self._lengths.mean(sequence.tenant, sequence.max_tokens))
 
     def victim_rank(self, sequence: Sequence) -> tuple[float, ...]:
         """Of one class, the tenant deepest in debt first; of one tenant, the least work lost; then the youngest."""
@@ -46,6 +53,7 @@ class Controller:
         max_waiting: int,
     ) -> None:
         self.scheduler = Scheduler(config, ordering, policy)
+        self._ordering = ordering
         self.max_waiting = max_waiting
         self._ledger = ledger
         self._lengths = lengths
@@ -65,12 +73,10 @@ class Controller:
         self._ledger.ended(sequence)
 
     def plan(self, now: float) -> Batch | None:
+        self._ordering.at(now)
         batch = self.scheduler.plan()
         if batch is not None:
-            flight = self.scheduler.in_flight[-1]
-            if batch.admitted:
-                self._prepay(flight.admitted)
-            self._ledger.planned(flight)
+            self._ledger.planned(self.scheduler.in_flight[-1])
         return batch
 
     def take_ended(self) -> list[Sequence]:
@@ -87,9 +93,3 @@ class Controller:
                 self._lengths.observe(sequence.tenant, sequence.max_tokens, len(sequence.output))
                 self._ledger.ended(sequence)
         return deltas
-
-    def _prepay(self, admitted: Iterable[Sequence]) -> None:
-        """Newcomers pay ahead, once: a preempted sequence is still paid for."""
-        for sequence in admitted:
-            if sequence.num_preemptions == 0:
-                self._ledger.prepay(sequence, self._lengths.mean(sequence.tenant, sequence.max_tokens))

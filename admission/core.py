@@ -85,8 +85,10 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
     lengths = OutputLengths()
     tariff: Tariff = EngineTimeTariff(model) if config.unit is Unit.ENGINE_TIME else TokenTariff()
     ordering = _ORDERINGS[config.order](config, _estimate(tariff, lengths))
-    policy = TenantPolicy(ordering, Pace(engine, model, config.prefill_share), _gate(config, engine, lengths))
-    return Controller(engine, ordering, Ledger(ordering, tariff, model), policy, lengths, config.max_waiting)
+    ledger = Ledger(ordering, tariff, model)
+    pace = Pace(engine, model, config.prefill_share)
+    policy = TenantPolicy(ordering, ledger, pace, _gate(config, engine, lengths), lengths)
+    return Controller(engine, ordering, ledger, policy, lengths, config.max_waiting)
 
 
 def _gate(config: CoreConfig, engine: EngineConfig, lengths: OutputLengths) -> Gate:

@@ -88,13 +88,14 @@ class ReplayMismatch(Exception):
     """A replay decided something else than the log says; the message has the line and both decisions."""
 
 
-def replay(lines: Iterable[str]) -> Iterator[Entry]:
+def replay(lines: Iterable[str], sequences: dict[str, Sequence] | None = None) -> Iterator[Entry]:
     """Feed a log's events to a fresh core; yields each entry once the core has decided it again.
 
+    All sequences are put into `sequences` by their ids.
     Raises `ReplayMismatch` at the first line that is not reproduced to the byte.
     """
     written: list[str] = []
-    sequences: dict[str, Sequence] = {}
+    sequences = {} if sequences is None else sequences
     core: RecordedCore | None = None
     for number, line in enumerate(lines, 1):
         entry = json.loads(line)

@@ -117,11 +117,10 @@ class FairQueue:
     def remove(self, sequence: Sequence) -> None:
         self._waiting.remove(sequence)
         account = self.accounts[sequence.tenant]
-        account.num_waiting -= 1
-        if account.num_waiting == 0:
+        if account.num_waiting == 1:
             account.waiting.clear()
-            account.credit = min(self._credit(account), 0.0)
-            account.round = self.round
+            self._leave_ring(account)
+        account.num_waiting -= 1
 
     def head(self) -> Sequence | None:
         """The next to be admitted; the same until something changes."""
@@ -137,12 +136,15 @@ class FairQueue:
     def hold(self, tenant: str, reason: str | None) -> None:
         """Pass a tenant over for a limit of its own, without grants, until it is held for None."""
         account = self._account(tenant)
+        if reason is not None and account.held is None:
+            self._leave_ring(account)
         was_held, account.held = account.held, reason
-        if reason is not None and was_held is None:
-            account.credit, account.round = min(self._credit(account), 0.0), self.round
-        elif reason is None and was_held is not None and account.num_waiting:
+        if reason is None and was_held is not None and account.num_waiting:
             self._activate(account)
             self._list(account)
+
+    def at(self, now: float) -> None:
+        pass
 
     # paying
 
@@ -190,9 +192,14 @@ class FairQueue:
         return account
 
     def _activate(self, account: Account) -> None:
-        """Join the ring's end in this round, with its grant unless it had that already."""
+        """Join the ring's end in this round, with its grant unless it had that already; credit from before is lost."""
+        account.credit = min(account.credit, 0.0)
         account.round = max(account.round, self.round - 1)
         account.order = next(self._counter)
+
+    def _leave_ring(self, account: Account) -> None:
+        """Take the grants up to this round along: what leaves it may be an admission, which they are to pay for."""
+        account.credit, account.round = self._credit(account), self.round
 
     def _credit(self, account: Account) -> float:
         """As of this round, which grants only tenants in the ring."""

@@ -11,6 +11,10 @@ from backend.waiting import FirstComeFirstServed, WaitingQueue
 class Ordering(WaitingQueue, Protocol):
     """A waiting queue that is told what everyone uses. Costs are in the unit of account (see `ledger`)."""
 
+    def at(self, now: float) -> None:
+        """The time, before each plan."""
+        ...
+
     def prepay(self, sequence: Sequence, cost: float) -> None:
         """It was admitted for the first time and is predicted to cost this much in all."""
         ...
@@ -33,7 +37,10 @@ class Ordering(WaitingQueue, Protocol):
 
 
 class Indifferent:
-    """The part of an ordering that does not care who uses what."""
+    """The part of an ordering that does not care who uses what, nor when."""
+
+    def at(self, now: float) -> None:
+        pass
 
     def prepay(self, sequence: Sequence, cost: float) -> None:
         pass

@@ -8,7 +8,7 @@ from backend.sequence import Sequence
 
 
 class Policy(Protocol):
-    """Asked while a step is planned; answers at once and changes nothing."""
+    """Asked while a step is planned; answers at once."""
 
     def prefill_room(self, num_decodes: int, decode_context: int, interval: float | None) -> int:
         """Most prefill tokens for a step with these decodes over `decode_context` tokens in all.
@@ -21,6 +21,10 @@ class Policy(Protocol):
         """Whether `num_free` blocks suffice for it to join those running. The scheduler has made sure that its tokens
         fit now; the question is what all of them may still need.
         """
+        ...
+
+    def admitted(self, sequence: Sequence) -> None:
+        """It has just joined, perhaps once more after a preemption; whoever is head next may depend on it."""
         ...
 
     def victim_rank(self, sequence: Sequence) -> tuple[float, ...]:
@@ -39,6 +43,9 @@ class PlainPolicy:
 
     def admits(self, sequence: Sequence, running: Iterable[Sequence], num_free: int) -> bool:
         return True
+
+    def admitted(self, sequence: Sequence) -> None:
+        pass
 
     def victim_rank(self, sequence: Sequence) -> tuple[float, ...]:
         return (sequence.arrival,)

@@ -115,17 +115,18 @@ class Scheduler:
         if len(self.in_flight) >= self.config.steps_in_flight:
             return None
         self.blocked, self.preempted = None, []
-        flight = Flight(Batch(self._next_step))
-        prefilling = self._plan_decodes(flight)
-        self._plan_prefills(prefilling, flight)
-        if not flight.sequences:
-            if self.running and not self.in_flight and not self._preempting:
-                self._break_deadlock()
-                return self.plan()
-            return None
+        while not (flight := self._plan_step()).sequences:
+            if not self.running or self.in_flight or self._preempting:
+                return None
+            self._break_deadlock()
         self._next_step += 1
         self.in_flight.append(flight)
         return flight.batch
+
+    def _plan_step(self) -> Flight:
+        flight = Flight(Batch(self._next_step))
+        self._plan_prefills(self._plan_decodes(flight), flight)
+        return flight
 
     def _plan_decodes(self, flight: Flight) -> list[Sequence]:
         """Every decode that has memory gets its token; returns the sequences that are still prefilling."""
@@ -229,10 +230,11 @@ class Scheduler:
         sequence.slot = self._free_slots.pop()
         sequence.num_admitted_tokens = sequence.num_tokens
         self.running[sequence.id] = sequence
-        tokens = sequence.prompt + sequence.output
+        tokens = [*sequence.prompt, *sequence.output]
         admitted = Admitted(sequence.slot, sequence.sampling, sequence.seed, tokens, len(sequence.prompt))
         flight.batch.admitted.append(admitted)
         flight.admitted.append(sequence)
+        self.policy.admitted(sequence)
 
     def _blocks_up_front(self, sequence: Sequence) -> int:
         """Blocks of the longest it may become. The last token it samples is never computed."""

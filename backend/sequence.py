@@ -73,4 +73,4 @@ class Sequence:
         offset = len(self.prompt)
         if stop <= offset:
             return self.prompt[start:stop]
-        return self.prompt[start:] + self.output[max(0, start - offset) : stop - offset]
+        return [*self.prompt[start:], *self.output[max(0, start - offset) : stop - offset]]

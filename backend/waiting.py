@@ -1,6 +1,7 @@
 """Sequences that hold no memory yet, in the order they will be admitted."""
 
 from bisect import insort
+from collections import OrderedDict
 from typing import Protocol
 
 from backend.sequence import Sequence
@@ -32,7 +33,7 @@ class FirstComeFirstServed:
     """Arrival order. A preempted sequence arrived before all who wait for the first time, so it goes before them."""
 
     def __init__(self) -> None:
-        self._arrived: dict[str, Sequence] = {}
+        self._arrived: OrderedDict[str, Sequence] = OrderedDict()  # a dict finds its first in linear time
         self._restored: list[Sequence] = []  # few, by arrival
 
     def __len__(self) -> int:

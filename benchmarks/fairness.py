@@ -3,7 +3,7 @@
     python -m benchmarks.fairness [--seeds 5] [--seconds 300]
 
 Llama-3-8B on an A100 (simulated), 10,000 tokens of KV memory, tokens as the unit of account (prompt 1, output 2). The
-tenants differ in the size of their requests, 120 to 2,500 weighted tokens, and in what they offer, two to four times their
+tenants differ in the size of their requests, 80 to 1,100 weighted tokens, and in what they offer: all more than their
 share. Prints medians over seeds, with the lowest and the highest.
 """
 
@@ -19,7 +19,7 @@ from admission.simulation.policy import parse_policy
 from admission.simulation.recorder import Objective, Recorder
 
 DEVICE = DEVICES["llama3-8b-a100"]
-MEMORY = "kv_tokens=10000,max_model_len=4096,max_num_seqs=64,memory=optimistic,max_waiting=1000000"
+MEMORY = "kv_tokens=10000,max_model_len=4096,max_num_seqs=64,max_waiting=1000000"
 POLICIES = {
     "virtual token counter": "order=vtc",
     "fair, Q = 512": "order=fair,quantum=512,borrow=0",
@@ -39,10 +39,10 @@ class Tenant:
 
 
 TENANTS = (
-    Tenant("autocomplete", 60, 30, 24.0),
+    Tenant("autocomplete", 40, 20, 30.0),
     Tenant("chat", 200, 100, 9.0),
-    Tenant("summaries", 900, 150, 4.0),
-    Tenant("writing", 700, 900, 2.5),
+    Tenant("summaries", 700, 80, 4.0),
+    Tenant("writing", 300, 400, 4.0),
 )
 
 

@@ -13,8 +13,9 @@ from importlib.metadata import version
 from shutil import get_terminal_size
 from typing import Any
 
+from admission.simulation.errors import SimulationError
 from backend.errors import BackendError, ConfigError
-from gateway import key_commands, log_commands
+from gateway import key_commands, log_commands, simulate_command
 from gateway.flags import SettingsError, add_flags, did_you_mean, load, misspelled
 from gateway.key_store import KeyStoreError
 from gateway.log_commands import LogError
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         namespace.parser.error(_unknown(strangers, namespace.parser))
     try:
         return int(namespace.run(namespace))
-    except (SettingsError, ConfigError) as error:
+    except (SettingsError, ConfigError, SimulationError) as error:
         return _failed(error, 2)
     except (KeyStoreError, LogError, BackendError) as error:
         return _failed(error, 1)
@@ -91,6 +92,7 @@ def _parser() -> ArgumentParser:
     add_flags(serve)
     serve.set_defaults(run=_serve, parser=serve)
     key_commands.add_to(commands)
+    simulate_command.add_to(commands)
     log_commands.add_to(commands)
     shown = commands.add_parser("version", help="print the version")
     shown.set_defaults(run=_version, parser=shown)

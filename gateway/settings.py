@@ -63,7 +63,7 @@ class Settings(BaseSettings):
         "model", "NAME", None, "the name clients ask for; auto: the model's own name", min_length=1, max_length=256
     )
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = _setting(
-        "model", "DTYPE", "auto", "precision of weights and KV cache; auto: float32, in which no text depends on its batch"
+        "model", "DTYPE", "auto", "precision of weights and KV cache; auto: float32, where no text depends on its batch"
     )
     device: Literal["auto", "cpu"] = _setting(
         "model", "DEVICE", "auto", "where the model runs; auto: the CPU, the only one so far"

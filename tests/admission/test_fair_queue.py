@@ -94,3 +94,36 @@ def test_rounds_grant_every_waiting_tenant_once_however_often_the_head_is_asked_
     for _ in range(1000):
         assert queue.head() is first
     assert queue.round == 1
+
+
+def test_the_grants_of_a_tenant_that_is_served_one_request_at_a_time_pay_for_its_requests() -> None:
+    queue = FairQueue(10.0, Aging())
+    for n in range(200):
+        queue.add(make(f"busy{n}", "busy"))
+    served = {"busy": 0.0, "light": 0.0}
+    queue.add(make("light0", "light"))
+    for n in range(100):
+        head = queue.head()
+        assert head is not None
+        queue.remove(head)
+        queue.prepay(head, 8.0)
+        queue.charge([head], [8.0])
+        queue.settle(head)
+        served[head.tenant] += 8.0
+        if head.tenant == "light":
+            queue.add(make(f"light{n + 1}", "light"))
+    assert served["light"] >= 0.75 * served["busy"], "one request of 8 for each grant of 10, less the first"
+
+
+def test_credit_is_lost_when_a_tenant_comes_back_and_debt_is_not() -> None:
+    queue = FairQueue(10.0, Aging())
+    for name, cost in (("thrifty", 1.0), ("lavish", 50.0)):
+        sequence = make(name, name)
+        queue.add(sequence)
+        while queue.head() is not sequence:
+            pass
+        queue.remove(sequence)
+        queue.prepay(sequence, cost)
+        queue.add(make(f"{name} again", name))
+    assert queue.standing("thrifty") == 0.0
+    assert queue.standing("lavish") == -40.0

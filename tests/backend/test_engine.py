@@ -188,6 +188,6 @@ def test_a_consumer_that_wants_the_whole_is_woken_for_the_first_and_the_last_tok
             while stream.finish_reason is None:
                 parts.append(await stream.take())
         assert len(parts) <= 2
-        assert sum(parts, []) == continuation([5, 6, 7], 20, END)
+        assert [token for part in parts for token in part] == continuation([5, 6, 7], 20, END)
 
     play(scenario)

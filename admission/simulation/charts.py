@@ -1,0 +1,183 @@
+"""What a comparison draws, as data: the page and the picture render the same charts."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from admission.simulation.metrics import duration, number, percent, whole_percent
+from admission.simulation.study import Results
+from admission.simulation.summary import CURVE, Spread, Summary, TenantSummary, spread
+
+MOST_TENANTS = 10  # in one chart, those served most
+
+Point = tuple[float, float]
+Runs = Sequence[Summary]
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """`show` writes a tick; `divisor` brings values to the unit in the label before ticks are chosen."""
+
+    label: str
+    show: Callable[[float], str] = number
+    divisor: float = 1.0
+    log: bool = False
+    closed: bool = True  # ends at a tick, not at the largest value
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """A curve for each policy."""
+
+    title: str
+    note: str
+    x: Axis
+    y: Axis
+    curves: tuple[tuple[Point, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """A group of bars for each label, a bar for each policy; a mark where the ideal is."""
+
+    title: str
+    note: str
+    show: Callable[[float], str]
+    groups: tuple[str, ...]
+    bars: tuple[tuple[Spread | None, ...], ...]  # [group][policy]
+    marks: tuple[float | None, ...]
+
+
+Chart = Lines | Bars
+
+
+def charts(results: Results) -> list[Chart]:
+    runs = results.runs
+    objective = results.study.objective
+    good = f"good: first token within {duration(objective.first_token)}, then {duration(objective.per_token)} a token"
+    drawn: list[Chart] = [
+        _fates(runs, good),
+        _distribution("Time to first token", "share of offered requests", runs, lambda s: s.first_token_curve),
+        _distribution("Time between tokens", "share of tokens", runs, lambda s: s.interval_curve),
+        _over_time("Requests waiting", "requests", number, runs, lambda s: (s.depth.interval, s.depth.values)),
+        _over_time("Age of the oldest waiting", "age", duration, runs, lambda s: (s.age.interval, s.age.values)),
+    ]
+    if len(_names(runs)) > 1:
+        drawn += [*_by_tenant(runs), *_gaps(runs)]
+    return drawn
+
+
+def _fates(runs: Sequence[Runs], good: str) -> Bars:
+    reasons = sorted({reason for summaries in runs for summary in summaries for reason in summary.refusals})
+    fates: dict[str, Callable[[Summary], float]] = {
+        "good": lambda s: s.goodput,
+        "completed, too slow": lambda s: s.completed / s.offered - s.goodput,
+        **{f"refused: {reason}": _refused_for(reason) for reason in reasons},
+    }
+    if any(s.left for summaries in runs for s in summaries):
+        fates["left waiting"] = lambda s: s.left / s.offered
+    if any(s.lost for summaries in runs for s in summaries):
+        fates["ended for lack of memory"] = lambda s: s.lost / s.offered
+    return _bars("What became of the requests", good, percent, runs, fates)
+
+
+def _refused_for(reason: str) -> Callable[[Summary], float]:
+    return lambda summary: summary.refusals.get(reason, 0) / summary.offered
+
+
+def _distribution(
+    title: str, label: str, runs: Sequence[Runs], get: Callable[[Summary], Sequence[float | None]]
+) -> Lines:
+    curves = tuple(_median_curve([get(summary) for summary in summaries]) for summaries in runs)
+    note = f"{label} within a time"
+    return Lines(title, note, Axis("time", duration, log=True), Axis(label, whole_percent), curves)
+
+
+def _median_curve(curves: Sequence[Sequence[float | None]]) -> tuple[Point, ...]:
+    """Median over seeds of each quantile that all of them have."""
+    points = []
+    for share, values in zip(CURVE, zip(*curves, strict=True), strict=True):
+        known = [value for value in values if value is not None]
+        if len(known) == len(curves):
+            points.append((median(known), share))
+    return tuple(points)
+
+
+def _over_time(
+    title: str,
+    label: str,
+    show: Callable[[float], str],
+    runs: Sequence[Runs],
+    get: Callable[[Summary], tuple[float, Sequence[float]]],
+) -> Lines:
+    """Of the first seed, since the peaks of several fall at different times."""
+    curves = []
+    for summaries in runs:
+        interval, values = get(summaries[0])
+        curves.append(tuple(((n + 0.5) * interval, value) for n, value in enumerate(values)))
+    longest = max((curve[-1][0] for curve in curves if curve), default=0.0)
+    note = "largest in each interval" + (", seed 1" if len(runs[0]) > 1 else "")
+    return Lines(title, note, _time_axis(longest), Axis(label, show), tuple(curves))
+
+
+def _time_axis(longest: float) -> Axis:
+    for unit, seconds in (("hours", 3600.0), ("minutes", 60.0)):
+        if longest > 4 * seconds:
+            return Axis(unit, number, seconds, closed=False)
+    return Axis("seconds", number, closed=False)
+
+
+def _by_tenant(runs: Sequence[Runs]) -> list[Chart]:
+    names = _names(runs)[:MOST_TENANTS]
+    shares = {name: _of_tenant(name, lambda tenant: tenant.time_share) for name in names}
+    tails = {name: _of_tenant(name, lambda tenant: tenant.first_token.p99) for name in names}
+    goodput = {name: _of_tenant(name, lambda tenant: tenant.goodput) for name in names}
+    return [
+        _bars("Engine time by tenant", "share of the busy time; the mark is the share by weight", percent, runs, shares,
+              marks=_fair_shares(runs, names)),
+        _bars("First token by tenant, p99", "", duration, runs, tails),
+        _bars("Goodput by tenant", "share of its offered requests", percent, runs, goodput),
+    ]  # fmt: skip
+
+
+def _of_tenant(name: str, get: Callable[[TenantSummary], float | None]) -> Callable[[Summary], float | None]:
+    return lambda summary: next((get(tenant) for tenant in summary.tenants if tenant.name == name), None)
+
+
+def _names(runs: Sequence[Runs]) -> list[str]:
+    """Those served most come first in the choice; the order of the chart is by name."""
+    served: dict[str, float] = {}
+    for summaries in runs:
+        for tenant in summaries[0].tenants:
+            served[tenant.name] = max(served.get(tenant.name, 0.0), tenant.service_share)
+    most = sorted(served, key=lambda name: (-served[name], name))[:MOST_TENANTS]
+    return sorted(most)
+
+
+def _fair_shares(runs: Sequence[Runs], names: Sequence[str]) -> tuple[float, ...]:
+    """By the weights of the first policy."""
+    weights = {tenant.name: tenant.weight for tenant in runs[0][0].tenants}
+    total = sum(weights.values())
+    return tuple(weights.get(name, 1.0) / total for name in names)
+
+
+def _gaps(runs: Sequence[Runs]) -> list[Chart]:
+    note = "how far two tenants with work waiting drew apart, at most"
+    tokens: dict[str, Callable[[Summary], float]] = {"weighted tokens": lambda s: s.gap_tokens}
+    seconds: dict[str, Callable[[Summary], float]] = {"engine time": lambda s: s.gap_seconds}
+    return [
+        _bars("Service gap in tokens", note, number, runs, tokens),
+        _bars("Service gap in engine time", note, duration, runs, seconds),
+    ]
+
+
+def _bars(
+    title: str,
+    note: str,
+    show: Callable[[float], str],
+    runs: Sequence[Runs],
+    quantities: "dict[str, Callable[[Summary], float | None]] | dict[str, Callable[[Summary], float]]",
+    marks: tuple[float | None, ...] = (),
+) -> Bars:
+    bars = tuple(tuple(spread(summaries, get) for summaries in runs) for get in quantities.values())
+    return Bars(title, note, show, tuple(quantities), bars, marks or (None,) * len(bars))

@@ -1,0 +1,88 @@
+"""A device that computes nothing: how long it would take for a step."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from admission.simulation.errors import OptionError
+from admission.step_time import StepTime, StepWork
+
+Seconds = Callable[[StepWork], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Linear in the counts of a step; seconds a unit."""
+
+    fixed: float
+    prefill: float
+    decode: float
+    decode_context: float
+    prefill_context: float
+
+    def seconds(self, work: StepWork) -> float:
+        return self.fixed + self.marginal(work)
+
+    def marginal(self, work: StepWork) -> float:
+        return (
+            self.prefill * work.prefill_tokens
+            + self.decode * work.decode_tokens
+            + self.decode_context * work.decode_context
+            + self.prefill_context * work.prefill_context
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Coefficients as published: one piece up to `knee` tokens in a step, another above, not continuous in between."""
+
+    below: Piece
+    above: Piece
+    knee: int = 512
+
+    def seconds(self, work: StepWork) -> float:
+        small = work.prefill_tokens + work.decode_tokens <= self.knee
+        return (self.below if small else self.above).seconds(work)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """`seconds` of a step, and the rates that its time is divided by among its sequences."""
+
+    name: str
+    seconds: Seconds
+    rates: Piece  # without a fixed part; all >= 0
+    kv_tokens: int  # what its memory holds beside the model
+
+
+# Llama-3-8B on an A100 of 80 GB: microsoft/sarathi-serve, the profile of Agrawal et al. (2024); 128 KiB of KV a token.
+_LLAMA3_8B_A100 = Published(
+    below=Piece(14.936e-3, 81.3e-6, 95.2e-6, 0.111e-6, 0.755e-6),
+    above=Piece(5.004e-3, 95.8e-6, -14.2e-6, 0.166e-6, 2.73e-6),
+)
+
+DEVICES = {"llama3-8b-a100": Device("llama3-8b-a100", _LLAMA3_8B_A100.seconds, _LLAMA3_8B_A100.below, 430_000)}
+
+
+def find_device(name: str) -> Device:
+    """One of `DEVICES`, or a JSON file `{"coefficients": [7 of StepTime], "knee": 512, "kv_tokens": 430000}`.
+
+    Raises `OptionError`.
+    """
+    if name in DEVICES:
+        return DEVICES[name]
+    try:
+        return _device_of(Path(name))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        known = ", ".join(DEVICES)
+        reason = f"must be one of {known} or a JSON file with coefficients, knee and kv_tokens ({error})"
+        raise OptionError("--device", name, reason) from None
+
+
+def _device_of(path: Path) -> Device:
+    entry = json.loads(path.read_text(encoding="utf-8"))
+    _, prefill, decode, decode_context, prefill_context, _, _ = coefficients = tuple(entry["coefficients"])
+    model = StepTime(coefficients, int(entry.get("knee", 512)))
+    rates = Piece(0.0, prefill, decode, decode_context, prefill_context)
+    return Device(path.stem, model.seconds, rates, int(entry["kv_tokens"]))

@@ -1,0 +1,26 @@
+"""What can be wrong with what a simulation is asked to do.
+
+SimulationError
+├── TraceError     a trace that cannot be read: names the file and the line
+└── OptionError    an option that makes no sense: names it, what it was given and what would work
+"""
+
+from pathlib import Path
+
+
+class SimulationError(Exception):
+    """Base of everything the simulator raises on purpose."""
+
+
+class TraceError(SimulationError):
+    """`line` counts from 1."""
+
+    def __init__(self, path: Path, line: int, reason: str) -> None:
+        super().__init__(f"{path}, line {line}: {reason}")
+
+
+class OptionError(SimulationError):
+    """`option` as the user wrote it."""
+
+    def __init__(self, option: str, given: object, reason: str) -> None:
+        super().__init__(f"{option}: {reason}; got {given!r:.80}")

@@ -1,0 +1,128 @@
+"""What is printed of a run, and how: one row for each quantity."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from html import escape
+
+from admission.simulation.summary import Spread, Summary, TenantSummary
+
+NOTHING = "\N{EN DASH}"  # stands for a quantity that was not measured
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One quantity of a run, and how a person reads it."""
+
+    label: str
+    get: Callable[[Summary], float | None]
+    show: Callable[[float], str]
+
+
+def printable(text: str) -> str:
+    """Control characters, which a tenant's name may hold, are written out."""
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+def escaped(text: str) -> str:
+    """For HTML and SVG, inside elements and quoted attributes."""
+    return escape(printable(text))
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def whole_percent(value: float) -> str:
+    return f"{100 * value:.0f} %"
+
+
+def duration(seconds: float) -> str:
+    if 0 < seconds < 0.9995:
+        return f"{1000 * seconds:.3g} ms" if seconds < 0.09995 else f"{1000 * seconds:.0f} ms"
+    return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
+
+
+def ratio(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def with_spread(metric: Metric, value: Spread | None) -> str:
+    """The median, and the range over seeds where it shows."""
+    if value is None:
+        return NOTHING
+    shown = metric.show(value.median)
+    low, high = metric.show(value.low), metric.show(value.high)
+    return shown if low == high else f"{shown} ({_without_unit(low, high)} to {high})"
+
+
+def _without_unit(low: str, high: str) -> str:
+    figure, _, unit = low.partition(" ")
+    return figure if unit and high.endswith(f" {unit}") else low
+
+
+GROUPS: dict[str, tuple[Metric, ...]] = {
+    "requests": (
+        Metric("goodput", lambda s: s.goodput, percent),
+        Metric("good requests a second", lambda s: s.good_rate, number),
+        Metric("offered", lambda s: s.offered, number),
+        Metric("completed", lambda s: s.completed, number),
+        Metric("refused", lambda s: sum(s.refusals.values()), number),
+        Metric("left waiting", lambda s: s.left, number),
+        Metric("ended for lack of memory", lambda s: s.lost, number),
+    ),
+    "first token": (
+        Metric("median", lambda s: s.first_token.p50, duration),
+        Metric("p90", lambda s: s.first_token.p90, duration),
+        Metric("p99", lambda s: s.first_token.p99, duration),
+    ),
+    "between tokens": (
+        Metric("median", lambda s: s.interval.p50, duration),
+        Metric("p90", lambda s: s.interval.p90, duration),
+        Metric("p99", lambda s: s.interval.p99, duration),
+    ),
+    "whole request": (
+        Metric("median", lambda s: s.duration.p50, duration),
+        Metric("p99", lambda s: s.duration.p99, duration),
+    ),
+    "queue": (
+        Metric("longest", lambda s: max(s.depth.values, default=None), number),
+        Metric("oldest", lambda s: max(s.age.values, default=None), duration),
+    ),
+    "tenants": (
+        Metric("service gap, tokens", lambda s: s.gap_tokens, number),
+        Metric("service gap, engine time", lambda s: s.gap_seconds, duration),
+        Metric("Jain index while waiting", lambda s: s.jain, ratio),
+    ),
+    "machine": (
+        Metric("prompt tokens a second", lambda s: s.prompt_rate, number),
+        Metric("output tokens a second", lambda s: s.output_rate, number),
+        Metric("device busy", lambda s: s.busy, percent),
+        Metric("preemptions", lambda s: s.preemptions, number),
+        Metric("tokens computed again", lambda s: s.recomputed_tokens, number),
+        Metric("steps", lambda s: s.steps, number),
+        Metric("simulated time", lambda s: s.seconds, duration),
+    ),
+}
+
+
+def _or_dash(value: float | None) -> str:
+    return NOTHING if value is None else duration(value)
+
+
+TENANT_COLUMNS: dict[str, Callable[[TenantSummary], str]] = {
+    "tenant": lambda t: t.name,
+    "weight": lambda t: number(t.weight),
+    "offered": lambda t: number(t.offered),
+    "completed": lambda t: number(t.completed),
+    "refused": lambda t: number(t.refused),
+    "goodput": lambda t: percent(t.goodput),
+    "engine time": lambda t: percent(t.time_share),
+    "tokens": lambda t: percent(t.service_share),
+    "had work waiting": lambda t: percent(t.backlogged_share),
+    "first token p50": lambda t: _or_dash(t.first_token.p50),
+    "p99": lambda t: _or_dash(t.first_token.p99),
+}

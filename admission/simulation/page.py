@@ -1,0 +1,102 @@
+"""A comparison as one HTML page that needs nothing else: no script, no font, no request, light and dark."""
+
+from admission.simulation.charts import Chart, charts
+from admission.simulation.metrics import GROUPS, TENANT_COLUMNS, escaped, with_spread
+from admission.simulation.study import Results
+from admission.simulation.summary import spread
+from admission.simulation.svg import svg
+
+_STYLE = """
+:root { color-scheme: light dark; --paper: #fcfcfb; --ink: #1b1b19; --soft: #66665f; --rule: #e4e3de; --axis: #a9a8a1;
+  --p0: #2a6fdb; --p1: #d9662b; --p2: #1c8a6a; --p3: #9457b8; }
+@media (prefers-color-scheme: dark) { :root { --paper: #191918; --ink: #ececea; --soft: #a5a49d; --rule: #33332f;
+  --axis: #6f6e68; --p0: #6aa5ff; --p1: #f0945f; --p2: #4fc29d; --p3: #c292e2; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 1200px; padding: 32px 24px 64px; background: var(--paper); color: var(--ink);
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; }
+h1 { font-size: 26px; margin: 0 0 4px; letter-spacing: -0.01em; overflow-wrap: anywhere; }
+h2 { font-size: 16px; margin: 0; }
+p { margin: 0; color: var(--soft); }
+.facts { margin-bottom: 20px; }
+.key { position: sticky; top: 0; background: var(--paper); padding: 10px 0; display: flex;
+  flex-wrap: wrap; gap: 6px 24px; border-bottom: 1px solid var(--rule); margin-bottom: 24px; z-index: 1; }
+.key span { display: inline-flex; align-items: center; gap: 8px; overflow-wrap: anywhere; }
+.key i { width: 14px; height: 14px; border-radius: 3px; flex: none; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); gap: 36px 48px; }
+figure { margin: 0; min-width: 0; }
+figcaption { margin-bottom: 10px; }
+figcaption p { font-size: 13px; min-height: 1.5em; }
+svg { display: block; width: 100%; height: auto; overflow: visible; }
+svg text { fill: var(--soft); font-size: 12px; font-variant-numeric: tabular-nums; }
+svg .group, svg .value { fill: var(--ink); font-size: 13px; }
+.grid { stroke: var(--rule); } .axis { stroke: var(--axis); }
+.curve { fill: none; stroke-width: 2; stroke-linejoin: round; }
+.whisker { stroke: var(--ink); stroke-width: 1.5; opacity: 0.55; } .mark { stroke: var(--ink); stroke-width: 2; }
+table { border-collapse: collapse; width: 100%; margin: 44px 0 0; font-variant-numeric: tabular-nums; }
+caption { text-align: left; font-weight: 600; font-size: 16px; padding-bottom: 8px; }
+th, td { text-align: right; padding: 4px 12px; border-bottom: 1px solid var(--rule); }
+th { font-weight: 600; } th:first-child, td:first-child { text-align: left; padding-left: 0; overflow-wrap: anywhere; }
+tr.section th { padding-top: 16px; color: var(--soft); font-weight: 500; }
+.wide { overflow-x: auto; }
+"""
+NUM_COLOURS = 4
+
+
+def page(results: Results, title: str, facts: str) -> str:
+    """`title` and `facts` are plain text, as are all names in the results; everything is escaped."""
+    colours = "".join(f".curve.p{n}{{stroke:var(--p{n})}}.bar.p{n}{{fill:var(--p{n})}}" for n in range(NUM_COLOURS))
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escaped(title)}</title>\n<style>{_STYLE}{colours}</style>\n</head>\n<body>\n"
+        f'<h1>{escaped(title)}</h1>\n<p class="facts">{escaped(facts)}</p>\n{_key(results)}\n'
+        f'<main>\n<div class="charts">\n{"".join(_figure(chart) for chart in charts(results))}</div>\n'
+        f"{_table(results)}{_tenants(results)}</main>\n</body>\n</html>\n"
+    )
+
+
+def _key(results: Results) -> str:
+    entries = [
+        f'<span><i style="background:var(--p{n})"></i>{escaped(name)}</span>' for n, name in enumerate(results.names)
+    ]
+    return f'<div class="key">{"".join(entries)}</div>'
+
+
+def _figure(chart: Chart) -> str:
+    caption = f"<h2>{escaped(chart.title)}</h2><p>{escaped(chart.note)}</p>"
+    return f"<figure><figcaption>{caption}</figcaption>{svg(chart)}</figure>\n"
+
+
+def _table(results: Results) -> str:
+    width = len(results.names) + 1
+    rows = []
+    for group, metrics in GROUPS.items():
+        rows.append(f'<tr class="section"><th colspan="{width}">{escaped(group)}</th></tr>')
+        for metric in metrics:
+            cells = [with_spread(metric, spread(runs, metric.get)) for runs in results.runs]
+            rows.append(_row([metric.label, *cells]))
+    seeds = results.study.seeds
+    what = f"All figures, medians over {seeds} seeds (lowest to highest)" if seeds > 1 else "All figures"
+    return _wide(what, ["", *results.names], rows)
+
+
+def _tenants(results: Results) -> str:
+    tables = []
+    for name, runs in zip(results.names, results.runs, strict=True):
+        rows = [_row([show(tenant) for show in TENANT_COLUMNS.values()]) for tenant in runs[0].tenants]
+        tables.append(_wide(f"Tenants under {name}{_of_first(results)}", list(TENANT_COLUMNS), rows))
+    return "".join(tables)
+
+
+def _of_first(results: Results) -> str:
+    return ", seed 1" if results.study.seeds > 1 else ""
+
+
+def _row(cells: list[str]) -> str:
+    return "<tr>" + "".join(f"<td>{escaped(cell)}</td>" for cell in cells) + "</tr>\n"
+
+
+def _wide(caption: str, headings: list[str], rows: list[str]) -> str:
+    head = "".join(f"<th>{escaped(heading)}</th>" for heading in headings)
+    top = f"<caption>{escaped(caption)}</caption><tr>{head}</tr>\n"
+    return f'<div class="wide"><table>{top}{"".join(rows)}</table></div>\n'

@@ -1,0 +1,126 @@
+"""A policy as it is written on a command line: a name, and settings of the core and the engine as `key=value` pairs.
+
+fcfs                                   an ordering alone
+quantum=0.1,max_num_seqs=128           any field of `CoreConfig` and `EngineConfig`
+order=fair,weights=gold:4+free:1       weights by tenant, joined by +
+kv_tokens=10000                        memory in tokens instead of num_blocks
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from enum import StrEnum
+from typing import Any
+
+from admission.controller import Controller
+from admission.core import CoreConfig, Order, make_core
+from admission.simulation.device import Device
+from admission.simulation.errors import OptionError
+from backend.config import Batching, EngineConfig, KVAllocation
+from backend.errors import ConfigError
+
+BLOCK_SIZE = 16
+MAX_NUM_SEQS = 256
+MAX_MODEL_LEN = 131_072
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedPolicy:
+    """What one run's core is made of."""
+
+    name: str
+    core: CoreConfig
+    engine: EngineConfig
+
+    def make_core(self) -> Controller:
+        return make_core(self.core, self.engine)
+
+
+def parse_policy(text: str, device: Device, option: str = "--policy") -> SimulatedPolicy:
+    """Raises `OptionError` naming the key."""
+    values = _pairs(text, option)
+    engine = {key: values.pop(key) for key in _ENGINE_KEYS & values.keys()}
+    tokens = values.pop("kv_tokens", str(device.kv_tokens))
+    try:
+        settings: dict[str, Any] = {key: _value(option, CoreConfig, key, value) for key, value in values.items()}
+        return SimulatedPolicy(text, CoreConfig(**settings), _engine(option, engine, _integer(tokens)))
+    except (ConfigError, ValueError) as error:
+        raise OptionError(option, text, str(error)) from None
+
+
+def _pairs(text: str, option: str) -> dict[str, str]:
+    pairs = {}
+    for part in text.split(","):
+        key, equals, value = part.partition("=")
+        key, value = (key, value) if equals else ("order", key)
+        if key not in _KEYS:
+            near = get_close_matches(key, _KEYS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"settings are {', '.join(sorted(_KEYS))}"
+            raise OptionError(option, part, f"there is no setting {key}: {hint}")
+        if key in pairs:
+            raise OptionError(option, text, f"{key} is set twice")
+        pairs[key] = value
+    return pairs
+
+
+def _engine(option: str, given: Mapping[str, str], kv_tokens: int) -> EngineConfig:
+    values: dict[str, Any] = {"block_size": BLOCK_SIZE, "max_num_seqs": MAX_NUM_SEQS}
+    values |= {key: _value(option, EngineConfig, key, value) for key, value in given.items()}
+    values.setdefault("num_blocks", kv_tokens // values["block_size"])
+    values.setdefault("max_model_len", min(MAX_MODEL_LEN, values["num_blocks"] * values["block_size"]))
+    return EngineConfig(**values)
+
+
+def _value(option: str, config: type, key: str, text: str) -> object:
+    try:
+        return _READERS[next(field.type for field in fields(config) if field.name == key)](text)
+    except ValueError as error:
+        raise OptionError(option, f"{key}={text}", str(error)) from None
+
+
+def _integer(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError("must be a whole number")
+    return int(text)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("must be a number") from None
+
+
+def _optional_integer(text: str) -> int | None:
+    return None if text == "off" else _integer(text)
+
+
+def _choice(kind: type[StrEnum]) -> Callable[[str], StrEnum]:
+    def read(text: str) -> StrEnum:
+        if text not in list(kind):
+            raise ValueError(f"must be one of {', '.join(kind)}")
+        return kind(text)
+
+    return read
+
+
+def _weights(text: str) -> dict[str, float]:
+    weights = {}
+    for part in text.split("+"):
+        tenant, _, weight = part.rpartition(":")
+        if not tenant:
+            raise ValueError("write TENANT:WEIGHT, joined by +, such as gold:4+free:1")
+        weights[tenant] = _number(weight)
+    return weights
+
+
+_READERS: dict[object, Callable[[str], object]] = {
+    int: _integer,
+    float: _number,
+    int | None: _optional_integer,
+    Mapping[str, float]: _weights,
+    **{kind: _choice(kind) for kind in (Batching, KVAllocation)},
+    **{field.type: _choice(field.type) for field in fields(CoreConfig) if isinstance(field.type, type(Order))},
+}
+_ENGINE_KEYS = {field.name for field in fields(EngineConfig)}
+_KEYS = _ENGINE_KEYS | {field.name for field in fields(CoreConfig)} | {"kv_tokens"}

@@ -1,0 +1,272 @@
+"""What a simulated run shows: each request's times, each tenant's service, the queue over time."""
+
+from array import array
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from math import inf
+
+from admission.simulation.arrival import Arrival
+from admission.simulation.device import Device
+from admission.simulation.fairness import MOST_TENANTS, ServiceGap
+from admission.simulation.quantiles import Histogram
+from admission.simulation.timeline import Timeline
+from admission.step_time import StepWork, prefill_work
+from backend import sequence as engine
+from backend.scheduler import Delta, Flight
+
+PROMPT, OUTPUT = 1.0, 2.0  # service in tokens, by the weights of VTC (Sheng et al., 2024)
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """A request is good that has its first token, and then on average each token, within these seconds."""
+
+    first_token: float = 2.0
+    per_token: float = 0.1
+
+
+@dataclass(slots=True)
+class TenantRecord:
+    """One tenant's requests and what was done for it."""
+
+    name: str
+    weight: float
+    place: int  # among those whose gaps are followed, or -1
+    offered: int = 0
+    completed: int = 0
+    good: int = 0
+    refused: int = 0
+    prompt_tokens: int = 0  # computed for the first time
+    output_tokens: int = 0
+    seconds: float = 0.0  # of the device
+    waiting: int = 0
+    backlogged_since: float = 0.0
+    backlogged_seconds: float = 0.0
+    backlogged_service: float = 0.0  # what it got while it had work waiting
+    service_before: float = 0.0  # when the backlog began
+    interrupted: bool = False  # its backlog ended since the last step
+    first_token_times: "array[float]" = field(default_factory=lambda: array("d"))
+
+    @property
+    def service(self) -> float:
+        """In weighted tokens."""
+        return PROMPT * self.prompt_tokens + OUTPUT * self.output_tokens
+
+
+@dataclass(slots=True)
+class Live:
+    """A request that waits or runs."""
+
+    arrival: Arrival
+    tenant: TenantRecord
+    waiting: bool = False
+    first_token: float = -1.0
+    last_token: float = -1.0
+    num_prefilled: int = 0
+
+
+class Recorder:
+    """Told by the loop what happens, in order of time; changes nothing."""
+
+    def __init__(self, device: Device, objective: Objective, weights: Mapping[str, float]) -> None:
+        self.tenants: dict[str, TenantRecord] = {}
+        self.refusals: Counter[str] = Counter()
+        self.first_token_times = array("d")
+        self.token_times = array("d")  # a request's mean time per output token after the first
+        self.durations = array("d")
+        self.intervals = Histogram()  # between the tokens of a request
+        self.depth, self.age = Timeline(), Timeline()
+        self.gap_tokens, self.gap_seconds = ServiceGap(), ServiceGap()
+        self.busy = 0.0
+        self.steps = 0
+        self.preemptions = 0
+        self.left = 0  # gave up waiting
+        self.lost = 0  # ended for lack of memory
+        self._device, self._objective, self._weights = device, objective, weights
+        self._live: dict[engine.Sequence, Live] = {}
+        self._waiting: set[engine.Sequence] = set()
+        self._oldest: list[tuple[float, int, engine.Sequence]] = []  # heap; those that wait no more leave it lazily
+        self._followed: list[TenantRecord] = []
+        self._last_completion = -inf
+        self._decodes: list[engine.Sequence] = []
+        self._decode_work: dict[str, StepWork] = {}
+
+    # requests
+
+    def offered(self, arrival: Arrival) -> TenantRecord:
+        tenant = self.tenants.get(arrival.tenant) or self._new_tenant(arrival.tenant)
+        tenant.offered += 1
+        return tenant
+
+    def refused(self, tenant: TenantRecord, reason: str) -> None:
+        tenant.refused += 1
+        self.refusals[reason] += 1
+
+    def queued(self, sequence: engine.Sequence, arrival: Arrival, tenant: TenantRecord) -> None:
+        self._live[sequence] = Live(arrival, tenant)
+        self._wait(sequence, arrival.time)
+
+    def waits_for_first_token(self, sequence: engine.Sequence) -> bool:
+        live = self._live.get(sequence)
+        return live is not None and live.first_token < 0
+
+    def abandoned(self, sequence: engine.Sequence, now: float) -> None:
+        self.left += 1
+        self._forget(sequence, now)
+
+    def evicted(self, sequence: engine.Sequence, now: float) -> None:
+        """Ended by the core for lack of memory."""
+        self.lost += 1
+        self._forget(sequence, now)
+
+    # steps
+
+    def planned(self, flight: Flight, now: float) -> dict[str, StepWork]:
+        """The step's work by tenant."""
+        for sequence in flight.admitted:
+            self._leave_queue(sequence, now)
+        works = dict(self._decodes_by_tenant(flight))
+        decodes, batch = flight.batch.num_decodes, flight.batch
+        for row in range(decodes, len(flight.sequences)):
+            sequence, start, length = flight.sequences[row], batch.starts[row], batch.lengths[row]
+            work = prefill_work(start, length)
+            works[sequence.tenant] = works.get(sequence.tenant, _NOTHING) + work
+            live = self._live[sequence]
+            computed = min(start + length, live.arrival.prompt_tokens)
+            live.tenant.prompt_tokens += max(0, computed - live.num_prefilled)
+            live.num_prefilled = max(live.num_prefilled, computed)
+        return works
+
+    def preempted(self, sequence: engine.Sequence, now: float) -> None:
+        """It waits again. Telling this twice does nothing."""
+        if not self._live[sequence].waiting:
+            self.preemptions += 1
+            self._wait(sequence, now)
+
+    def completed(self, works: Mapping[str, StepWork], elapsed: float, deltas: Sequence[Delta], now: float) -> None:
+        self.steps += 1
+        self.busy += elapsed
+        self._share(works, elapsed)
+        self._take(deltas, now)
+        self._follow(now)
+
+    def end(self, now: float) -> None:
+        for tenant in self.tenants.values():
+            if tenant.waiting:
+                self._close_backlog(tenant, now)
+
+    # inside
+
+    def _new_tenant(self, name: str) -> TenantRecord:
+        place = len(self._followed) if len(self._followed) < MOST_TENANTS else -1
+        tenant = self.tenants[name] = TenantRecord(name, self._weights.get(name, 1.0), place)
+        if place >= 0:
+            self._followed.append(tenant)
+        return tenant
+
+    def _wait(self, sequence: engine.Sequence, now: float) -> None:
+        live = self._live[sequence]
+        tenant = live.tenant
+        live.waiting = True
+        self._waiting.add(sequence)
+        heappush(self._oldest, (live.arrival.time, id(sequence), sequence))
+        tenant.waiting += 1
+        if tenant.waiting == 1:
+            tenant.backlogged_since, tenant.service_before = now, tenant.service
+
+    def _leave_queue(self, sequence: engine.Sequence, now: float) -> None:
+        live = self._live[sequence]
+        if not live.waiting:
+            return
+        live.waiting = False
+        self._waiting.remove(sequence)
+        live.tenant.waiting -= 1
+        if live.tenant.waiting == 0:
+            live.tenant.interrupted = True
+            self._close_backlog(live.tenant, now)
+
+    def _close_backlog(self, tenant: TenantRecord, now: float) -> None:
+        tenant.backlogged_seconds += now - tenant.backlogged_since
+        tenant.backlogged_service += tenant.service - tenant.service_before
+
+    def _forget(self, sequence: engine.Sequence, now: float) -> None:
+        self._leave_queue(sequence, now)
+        del self._live[sequence]
+
+    def _decodes_by_tenant(self, flight: Flight) -> dict[str, StepWork]:
+        """Mostly the decodes are those of the step before, each with one token more."""
+        decodes = flight.sequences[: flight.batch.num_decodes]
+        if decodes == self._decodes:
+            for tenant, work in self._decode_work.items():
+                count = work.decode_tokens
+                self._decode_work[tenant] = StepWork(0, count, work.decode_context + count)
+            return self._decode_work
+        counts: dict[str, int] = {}
+        contexts: dict[str, int] = {}
+        for sequence, start in zip(decodes, flight.batch.starts, strict=False):
+            tenant = sequence.tenant
+            counts[tenant] = counts.get(tenant, 0) + 1
+            contexts[tenant] = contexts.get(tenant, 0) + start + 1
+        self._decodes = decodes
+        self._decode_work = {tenant: StepWork(0, counts[tenant], contexts[tenant]) for tenant in counts}
+        return self._decode_work
+
+    def _share(self, works: Mapping[str, StepWork], elapsed: float) -> None:
+        parts = {tenant: self._device.rates.marginal(work) for tenant, work in works.items()}
+        total = sum(parts.values())
+        for tenant, part in parts.items():
+            self.tenants[tenant].seconds += elapsed * part / total
+
+    def _take(self, deltas: Sequence[Delta], now: float) -> None:
+        previous, self._last_completion = self._last_completion, now
+        usual = 0
+        for sequence, _, reason in deltas:
+            live = self._live[sequence]
+            live.tenant.output_tokens += 1
+            if live.last_token == previous:
+                usual += 1
+            elif live.last_token < 0:
+                live.first_token = now
+            else:
+                self.intervals.add(now - live.last_token)
+            live.last_token = now
+            if reason is not None:
+                self._done(sequence, live, now)
+        if usual:
+            self.intervals.add(now - previous, usual)
+
+    def _done(self, sequence: engine.Sequence, live: Live, now: float) -> None:
+        del self._live[sequence]
+        first = live.first_token - live.arrival.time
+        later = len(sequence.output) - 1
+        per_token = (now - live.first_token) / later if later else 0.0
+        self.first_token_times.append(first)
+        self.durations.append(now - live.arrival.time)
+        if later:
+            self.token_times.append(per_token)
+        tenant = live.tenant
+        tenant.first_token_times.append(first)
+        tenant.completed += 1
+        if first <= self._objective.first_token and per_token <= self._objective.per_token:
+            tenant.good += 1
+
+    def _follow(self, now: float) -> None:
+        self.depth.add(now, len(self._waiting))
+        self.age.add(now, now - self._oldest_arrival(now))
+        followed = self._followed
+        backlogged = [tenant.waiting > 0 and not tenant.interrupted for tenant in followed]
+        if sum(backlogged) > 1 or self.gap_tokens.watching:
+            self.gap_tokens.observe([tenant.service / tenant.weight for tenant in followed], backlogged)
+            self.gap_seconds.observe([tenant.seconds / tenant.weight for tenant in followed], backlogged)
+        for tenant in followed:
+            tenant.interrupted = False
+
+    def _oldest_arrival(self, now: float) -> float:
+        while self._oldest and self._oldest[0][2] not in self._waiting:
+            heappop(self._oldest)
+        return self._oldest[0][0] if self._oldest else now
+
+
+_NOTHING = StepWork()

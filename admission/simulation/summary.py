@@ -1,0 +1,161 @@
+"""One simulated run in numbers, and what several runs of one policy agree on."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from admission.simulation.fairness import jain_index
+from admission.simulation.quantiles import quantile
+from admission.simulation.recorder import Recorder, TenantRecord
+
+CURVE = tuple(n / 100 for n in range(1, 101))  # shares at which distributions are drawn
+MOST_TENANTS = 100  # that are told apart in a summary, the most served first
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """Quantiles in seconds; None where nothing was measured."""
+
+    p50: float | None
+    p90: float | None
+    p99: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """The largest value in each interval of a run."""
+
+    interval: float  # seconds
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TenantSummary:
+    name: str
+    weight: float
+    offered: int
+    completed: int
+    refused: int
+    goodput: float  # share of its offered requests
+    service_share: float  # of all weighted tokens
+    time_share: float  # of the device's busy seconds
+    backlogged_share: float  # of the run, how long it had work waiting
+    first_token: Tail
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Times in seconds, rates a second of simulated time."""
+
+    seed: int
+    offered: int
+    completed: int
+    refusals: dict[str, int]
+    left: int
+    lost: int
+    goodput: float  # share of offered requests, refused ones included
+    good_rate: float
+    seconds: float
+    prompt_rate: float
+    output_rate: float
+    busy: float  # share of the time
+    steps: int
+    preemptions: int
+    recomputed_tokens: int
+    first_token: Tail
+    interval: Tail
+    per_token: Tail
+    duration: Tail
+    gap_tokens: float
+    gap_seconds: float
+    jain: float | None
+    depth: Series
+    age: Series
+    first_token_curve: tuple[float | None, ...]
+    interval_curve: tuple[float | None, ...]
+    tenants: tuple[TenantSummary, ...]
+
+
+def summarise(recorder: Recorder, seed: int, seconds: float, recomputed_tokens: int) -> Summary:
+    tenants = list(recorder.tenants.values())
+    offered = sum(tenant.offered for tenant in tenants)
+    good = sum(tenant.good for tenant in tenants)
+    first = sorted(recorder.first_token_times)
+    answered = len(first) / offered if offered else 0.0
+    return Summary(
+        seed=seed,
+        offered=offered,
+        completed=sum(tenant.completed for tenant in tenants),
+        refusals=dict(sorted(recorder.refusals.items())),
+        left=recorder.left,
+        lost=recorder.lost,
+        goodput=good / offered if offered else 0.0,
+        good_rate=good / seconds if seconds else 0.0,
+        seconds=seconds,
+        prompt_rate=sum(tenant.prompt_tokens for tenant in tenants) / seconds if seconds else 0.0,
+        output_rate=sum(tenant.output_tokens for tenant in tenants) / seconds if seconds else 0.0,
+        busy=recorder.busy / seconds if seconds else 0.0,
+        steps=recorder.steps,
+        preemptions=recorder.preemptions,
+        recomputed_tokens=recomputed_tokens,
+        first_token=_tail(first),
+        interval=Tail(*recorder.intervals.quantiles((0.5, 0.9, 0.99))),
+        per_token=_tail(sorted(recorder.token_times)),
+        duration=_tail(sorted(recorder.durations)),
+        gap_tokens=recorder.gap_tokens.largest,
+        gap_seconds=recorder.gap_seconds.largest,
+        jain=_evenness(tenants),
+        depth=Series(recorder.depth.interval, tuple(recorder.depth.values)),
+        age=Series(recorder.age.interval, tuple(recorder.age.values)),
+        first_token_curve=tuple(quantile(first, s / answered) if s <= answered else None for s in CURVE),
+        interval_curve=tuple(recorder.intervals.quantiles(CURVE)),
+        tenants=_tenants(tenants, recorder.busy, seconds),
+    )
+
+
+def _tail(ordered: Sequence[float]) -> Tail:
+    return Tail(quantile(ordered, 0.5), quantile(ordered, 0.9), quantile(ordered, 0.99))
+
+
+def _evenness(tenants: Sequence[TenantRecord]) -> float | None:
+    """Jain's index of the rate, by weight, at which each tenant was served while it had work waiting."""
+    return jain_index(
+        tenant.backlogged_service / tenant.backlogged_seconds / tenant.weight
+        for tenant in tenants
+        if tenant.backlogged_seconds > 0
+    )
+
+
+def _tenants(tenants: Sequence[TenantRecord], busy: float, seconds: float) -> tuple[TenantSummary, ...]:
+    service = sum(tenant.service for tenant in tenants)
+    largest = sorted(tenants, key=lambda tenant: tenant.service, reverse=True)[:MOST_TENANTS]
+    return tuple(
+        TenantSummary(
+            name=tenant.name,
+            weight=tenant.weight,
+            offered=tenant.offered,
+            completed=tenant.completed,
+            refused=tenant.refused,
+            goodput=tenant.good / tenant.offered,
+            service_share=tenant.service / service if service else 0.0,
+            time_share=tenant.seconds / busy if busy else 0.0,
+            backlogged_share=tenant.backlogged_seconds / seconds if seconds else 0.0,
+            first_token=_tail(sorted(tenant.first_token_times)),
+        )
+        for tenant in sorted(largest, key=lambda tenant: tenant.name)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A quantity over seeds."""
+
+    median: float
+    low: float
+    high: float
+
+
+def spread(summaries: Sequence[Summary], get: Callable[[Summary], float | None]) -> Spread | None:
+    """None when no run has a value."""
+    values = [value for summary in summaries if (value := get(summary)) is not None]
+    return Spread(median(values), min(values), max(values)) if values else None

@@ -1,0 +1,46 @@
+"""A comparison as text for a terminal."""
+
+from collections.abc import Sequence
+
+from admission.simulation.metrics import GROUPS, TENANT_COLUMNS, Metric, printable, with_spread
+from admission.simulation.study import Results
+from admission.simulation.summary import spread
+
+MOST_TENANTS = 12
+
+
+def table(results: Results) -> str:
+    """Figures by policy, then each policy's tenants; control characters in names are written out."""
+    parts = [_figures(results)]
+    for name, runs in zip(results.names, results.runs, strict=True):
+        tenants = runs[0].tenants
+        rows = [list(TENANT_COLUMNS), *([show(t) for show in TENANT_COLUMNS.values()] for t in tenants[:MOST_TENANTS])]
+        if len(tenants) > 1:
+            parts.append(f"tenants under {printable(name)}\n{_aligned(rows)}")
+        if len(tenants) > MOST_TENANTS:
+            parts[-1] += f"\n  and {len(tenants) - MOST_TENANTS} more"
+    return "\n\n".join(parts)
+
+
+def _figures(results: Results) -> str:
+    rows: list[list[str]] = [["", *results.names]]
+    for group, metrics in GROUPS.items():
+        rows.append([group])
+        rows += [[f"  {metric.label}", *_cells(metric, results)] for metric in metrics]
+    return _aligned(rows)
+
+
+def _cells(metric: Metric, results: Results) -> list[str]:
+    return [with_spread(metric, spread(runs, metric.get)) for runs in results.runs]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    """The first column to the left, the others to the right."""
+    cells = [[printable(cell) for cell in row] for row in rows]
+    columns = max(len(row) for row in cells)
+    widths = [max((len(row[n]) for row in cells if n < len(row)), default=0) for n in range(columns)]
+    lines = []
+    for first, *others in cells:
+        right = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=False))
+        lines.append("  ".join([first.ljust(widths[0]), *right]).rstrip())
+    return "\n".join(lines)

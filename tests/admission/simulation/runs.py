@@ -1,0 +1,26 @@
+"""Small simulated runs to test with."""
+
+from admission.controller import Controller
+from admission.simulation.arrival import Arrival
+from admission.simulation.device import DEVICES
+from admission.simulation.loop import Loop
+from admission.simulation.policy import parse_policy
+from admission.simulation.recorder import Objective, Recorder
+from admission.simulation.study import Results, Study
+from admission.simulation.workload import Workload
+
+DEVICE = DEVICES["llama3-8b-a100"]
+TRACE = tuple(Arrival(n * 0.2, 50 + 37 * n % 400, 1 + 13 * n % 60, session=n) for n in range(120))
+
+
+def simulated(policy: str, arrivals: list[Arrival]) -> tuple[Recorder, Controller, float]:
+    simulated = parse_policy(policy, DEVICE)
+    recorder = Recorder(DEVICE, Objective(), simulated.core.weights)
+    core = simulated.make_core()
+    return recorder, core, Loop(core, DEVICE, recorder, simulated.engine.max_model_len).run(arrivals)
+
+
+def compared(*policies: str, tenants: str = "2", seeds: int = 2, jobs: int = 1) -> Results:
+    workload = Workload(TRACE, speedup=4.0, tenants=tenants)
+    study = Study(tuple(parse_policy(p, DEVICE) for p in policies), workload, DEVICE, Objective(), seeds, jobs)
+    return study.run()

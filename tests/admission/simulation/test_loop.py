@@ -1,0 +1,92 @@
+"""The loop around the core: time, tokens and memory add up, and the same run comes out the same."""
+
+import pytest
+
+from admission.core import Order
+from admission.simulation.arrival import Arrival
+from admission.simulation.device import DEVICES
+from admission.simulation.policy import parse_policy
+from admission.simulation.recorder import Objective
+from admission.simulation.study import Study, capacity, run
+from admission.simulation.workload import Workload
+from admission.step_time import StepWork
+from tests.admission.simulation.runs import DEVICE, TRACE, compared, simulated
+
+TIGHT = "kv_tokens=1024,max_model_len=512,max_num_seqs=16"
+
+
+def test_the_device_takes_the_published_time_on_either_side_of_its_knee() -> None:
+    small = StepWork(prefill_tokens=100, decode_tokens=20, decode_context=5000, prefill_context=300)
+    large = StepWork(prefill_tokens=600, decode_tokens=20, decode_context=5000, prefill_context=300)
+    micro = 1e6 * DEVICE.seconds(small), 1e6 * DEVICE.seconds(large)
+    assert micro[0] == pytest.approx(14936 + 8130 + 1904 + 555 + 226.5)
+    assert micro[1] == pytest.approx(5004 + 57480 - 284 + 830 + 819)
+
+
+@pytest.mark.parametrize("order", list(Order))
+def test_every_request_gets_its_tokens_and_its_share_of_the_busy_time_is_someones(order: Order) -> None:
+    arrivals = Workload(TRACE, speedup=4.0, tenants="3", classes="0:1,1:1").arrivals(1)
+    recorder, core, end = simulated(f"order={order},{TIGHT}", arrivals)
+    tenants = recorder.tenants.values()
+    assert sum(t.completed for t in tenants) == len(arrivals)
+    assert sum(t.output_tokens for t in tenants) == sum(a.output_tokens for a in arrivals)
+    assert sum(t.prompt_tokens for t in tenants) == sum(a.prompt_tokens for a in arrivals)
+    assert sum(t.seconds for t in tenants) == pytest.approx(recorder.busy) and recorder.busy <= end
+    assert recorder.preemptions == core.scheduler.counters.preemptions
+    assert not core.scheduler.has_work
+    core.scheduler.check_integrity()
+
+
+def test_a_lone_request_takes_exactly_its_steps() -> None:
+    recorder, _, end = simulated("fcfs,steps_in_flight=1", [Arrival(0.0, 100, 3)])
+    prefill = DEVICE.seconds(StepWork(prefill_tokens=100))
+    first, second = (DEVICE.seconds(StepWork(0, 1, context)) for context in (101, 102))
+    assert recorder.first_token_times[0] == pytest.approx(prefill)
+    assert end == pytest.approx(prefill + first + second)
+    assert recorder.token_times[0] == pytest.approx((first + second) / 2)
+
+
+def test_an_answer_ends_at_the_traces_length_whatever_it_declared() -> None:
+    arrivals = [Arrival(0.1 * n, 80, 10 + n, max_tokens=200) for n in range(30)]
+    recorder, core, _ = simulated("fair", arrivals)
+    assert sum(t.output_tokens for t in recorder.tenants.values()) == sum(a.output_tokens for a in arrivals)
+    assert core.scheduler.counters.late_tokens > 0  # two steps in flight: the end is known one step late
+
+
+def test_clients_without_patience_leave_and_take_nothing_with_them() -> None:
+    arrivals = [Arrival(0.0, 200, 50, patience=0.5) for _ in range(60)]
+    recorder, core, _ = simulated("fair,kv_tokens=2048,max_model_len=512", arrivals)
+    assert recorder.left > 0 and recorder.left + sum(t.completed for t in recorder.tenants.values()) == 60
+    assert not core.scheduler.has_work and len(core.scheduler.waiting) == 0
+    core.scheduler.check_integrity()
+
+
+def test_refusals_are_counted_by_reason_and_stay_in_the_denominator() -> None:
+    arrivals = [Arrival(0.0, 100, 5) for _ in range(10)] + [Arrival(0.0, 5000, 5)]
+    policy = parse_policy("fcfs,max_waiting=4,kv_tokens=2048", DEVICE)
+    summary = run(policy, arrivals, DEVICE, Objective())
+    assert summary.refusals == {"QueueFull": 6, "TooLong": 1}
+    assert summary.goodput == pytest.approx(4 / 11) and summary.completed == 4
+
+
+def test_a_run_is_the_same_every_time_and_in_another_process() -> None:
+    here, there = compared("fair", "fcfs"), compared("fair", "fcfs", jobs=2)
+    assert here.runs == there.runs == compared("fair", "fcfs").runs
+
+
+def test_policies_meet_the_same_arrivals() -> None:
+    fair, fcfs = compared("fair", "fcfs").runs
+    assert [s.offered for s in fair] == [s.offered for s in fcfs]
+    assert [t.offered for t in fair[0].tenants] == [t.offered for t in fcfs[0].tenants]
+
+
+def test_capacity_is_what_a_full_machine_completes() -> None:
+    workload = Workload(TRACE)
+    policy = parse_policy("fcfs", DEVICE)
+    rate = capacity(policy, workload, DEVICE)
+    calm = Study((policy,), Workload(TRACE, requests=600, rate=0.5 * rate), DEVICE, Objective()).run().runs[0][0]
+    assert calm.busy < 1 and calm.completed == 600 and calm.seconds == pytest.approx(600 / (0.5 * rate), rel=0.15)
+
+
+def test_the_published_device_is_the_one_that_is_named() -> None:
+    assert list(DEVICES) == ["llama3-8b-a100"]

@@ -1,0 +1,85 @@
+"""Reports: complete, well formed, and unharmed by the names in them."""
+
+import json
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from admission.simulation import picture
+from admission.simulation.charts import charts
+from admission.simulation.errors import SimulationError
+from admission.simulation.json_report import to_json
+from admission.simulation.metrics import GROUPS, duration, number, percent
+from admission.simulation.page import page
+from admission.simulation.svg import svg
+from admission.simulation.table import table
+from tests.admission.simulation.runs import compared
+
+HOSTILE = "<script>alert(1)</script>&\"'$\\frac\x1b[31m"
+
+
+def test_the_table_has_every_quantity_for_every_policy() -> None:
+    text = table(compared("fair", "fcfs"))
+    assert all(metric.label in text for metrics in GROUPS.values() for metric in metrics)
+    assert "tenants under fair" in text and "tenants under fcfs" in text
+
+
+def test_a_hostile_name_is_text_wherever_it_is_shown(tmp_path: Path) -> None:
+    results = compared("fair", "fcfs", tenants=f"{HOSTILE}:1,b:1")
+    html = page(results, HOSTILE, HOSTILE)
+    assert "<script" not in html and "\x1b" not in html and "\x1b" not in table(results)
+    tags = {element.tag for chart in charts(results) for element in ET.fromstring(svg(chart)).iter()}
+    assert tags == {"svg", "text", "line", "path", "rect"}
+    picture.save(results, HOSTILE, HOSTILE, tmp_path / "p.png")
+
+
+def test_the_page_asks_for_nothing_from_elsewhere() -> None:
+    html = page(compared("fair", "fcfs"), "title", "facts")
+    for sign in ("http", "src=", "url(", "@import", "<link", "<script"):
+        assert sign not in html
+
+
+def test_the_json_has_the_runs_and_no_number_that_json_lacks() -> None:
+    results = compared("fair", "fcfs,quantum=0.1", seeds=2)
+    report = json.loads(to_json(results, {"trace": "t"}))
+    assert [policy["name"] for policy in report["policies"]] == ["fair", "fcfs,quantum=0.1"]
+    assert report["policies"][1]["core"]["quantum"] == 0.1
+    assert [run["seed"] for run in report["policies"][0]["runs"]] == [1, 2]
+
+
+def test_a_run_in_which_everything_was_refused_still_has_a_report(tmp_path: Path) -> None:
+    results = compared("fair,max_model_len=8", tenants="2", seeds=1)
+    assert results.runs[0][0].refusals == {"TooLong": 120}
+    assert "TooLong" in page(results, "t", "f") and table(results)
+    to_json(results, {})
+    picture.save(results, "t", "f", tmp_path / "p.png")
+
+
+def test_the_picture_is_a_png(tmp_path: Path) -> None:
+    picture.save(compared("fair", "fcfs"), "title", "facts", tmp_path / "p.png")
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_without_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(SimulationError, match=r"sluice\[plots\]"):
+        picture.require()
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (duration(0.0), "0 s"),
+        (duration(0.0123), "12.3 ms"),
+        (duration(0.45), "450 ms"),
+        (duration(1.234), "1.23 s"),
+        (duration(12345.6), "12,346 s"),
+        (number(1234567.8), "1,234,568"),
+        (number(2.5), "2.5"),
+        (percent(0.1234), "12.3 %"),
+    ],
+)
+def test_figures_read_as_people_write_them(shown: str, expected: str) -> None:
+    assert shown == expected

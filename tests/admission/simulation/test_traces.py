@@ -1,0 +1,90 @@
+"""Trace files are read to the letter, and what is wrong with one is named by its line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from admission.core import PRIOR
+from admission.event_log import RecordedCore
+from admission.simulation.arrival import Arrival
+from admission.simulation.errors import OptionError, TraceError
+from admission.simulation.loop import Loop
+from admission.simulation.policy import parse_policy
+from admission.simulation.recorder import Objective, Recorder
+from admission.simulation.traces import read_trace
+from admission.step_time import StepTimeModel
+from tests.admission.simulation.runs import DEVICE
+
+HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
+
+
+def write(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_azure_times_keep_seven_decimals_and_start_at_zero(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "t.csv", HEADER, "2023-11-16 18:15:46.6805900,374,44", "2023-11-16 18:15:50.9951690,396,109"
+    )
+    first, second = read_trace(path)
+    assert (first.time, first.prompt_tokens, first.output_tokens) == (0.0, 374, 44)
+    assert second.time == pytest.approx(4.3145790, abs=1e-6)
+
+
+def test_mooncake_times_are_milliseconds_and_a_session_shares_its_second_block(tmp_path: Path) -> None:
+    entries = [
+        {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 7]},
+        {"timestamp": 3000, "input_length": 900, "output_length": 6, "hash_ids": [0, 7, 8]},
+    ]
+    first, second = read_trace(write(tmp_path / "t.jsonl", *map(json.dumps, entries)))
+    assert second.time == 3.0 and first.session == second.session == 7
+
+
+def test_our_own_log_says_whose_each_request_was_and_how_long_its_answer_became(tmp_path: Path) -> None:
+    lines: list[str] = []
+    policy = parse_policy("fair,max_waiting=5,kv_tokens=1024", DEVICE)
+    core = RecordedCore(policy.core, policy.engine, StepTimeModel(PRIOR), lines.append)
+    arrivals = [Arrival(n * 0.1, 50, 5 + n, 0, "ab"[n % 2], n % 3, max_tokens=40) for n in range(12)]
+    arrivals += [Arrival(2.0, 100, 5, 0, "c", max_tokens=40) for _ in range(7)]
+    Loop(core, DEVICE, Recorder(DEVICE, Objective(), {}), 1024).run(arrivals)
+    read = read_trace(write(tmp_path / "log", *lines))
+    assert [(a.prompt_tokens, a.tenant, a.priority_class, a.max_tokens) for a in read] == [
+        (a.prompt_tokens, a.tenant, a.priority_class, a.max_tokens) for a in arrivals
+    ]
+    assert [a.output_tokens for a in read[:12]] == [a.output_tokens for a in arrivals[:12]]
+    assert sorted({a.output_tokens for a in read[12:]}) == [5, 40]  # 40: refused, so nobody knows
+    assert read[11].time == pytest.approx(1.1)
+
+
+def test_a_log_without_its_beginning_is_no_trace(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="line 1"):
+        read_trace(write(tmp_path / "log", '["finish",1.0,"a","stop"]'))
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ((HEADER, "2023-11-16 18:15:46.1,10,0"), "line 2: GeneratedTokens must be an integer of at least 1, got '0'"),
+        ((HEADER, "2023-11-16 18:15:46.1,10,5", "2023-11-16 18:15:47.1,ten,5"), "line 3: ContextTokens"),
+        ((HEADER, "yesterday,10,5"), "line 2: TIMESTAMP must be"),
+        ((HEADER, "2023-11-16 18:15:46.1,10"), "line 2: GeneratedTokens must be"),
+        (("TIMESTAMP,Tokens", "x,1"), "line 1: the header lacks ContextTokens, GeneratedTokens"),
+        ((HEADER,), "line 1: there are no requests"),
+        (('{"timestamp": 0, "input_length": 3, "output_length": 1}', "{oops"), "line 2: not JSON"),
+        (('{"timestamp": 0, "input_length": true, "output_length": 1}',), "line 1: input_length must be"),
+    ],
+)
+def test_an_error_names_the_file_the_line_and_the_field(tmp_path: Path, lines: tuple[str, ...], message: str) -> None:
+    path = write(tmp_path / "trace", *lines)
+    with pytest.raises(TraceError) as error:
+        read_trace(path)
+    assert str(error.value).startswith(f"{path}, ") and message in str(error.value)
+
+
+def test_a_file_that_cannot_be_opened_or_is_not_text_is_an_error_of_the_option(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    for name in ("missing", "binary"):
+        with pytest.raises(OptionError, match="--trace"):
+            read_trace(tmp_path / name)
