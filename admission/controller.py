@@ -13,7 +13,6 @@ from backend.config import EngineConfig
 from backend.scheduler import Delta, Scheduler
 from backend.sequence import FinishReason, Sequence
 
-
 PREPAID_SHARE = 0.5
 """Of the output expected of a newcomer. Prepaying all makes service lag behind what was paid, by what is still to come;
 prepaying none lets it run ahead by as much. The gap of `benchmarks/fairness.py` at Q = 512 is 3.1k tokens, not 5.2k.
