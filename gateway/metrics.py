@@ -84,6 +84,8 @@ class Metrics:
         yield self._one("vllm:prompt_tokens_total", "counter", counters.prompt_tokens)
         yield self._one("vllm:generation_tokens_total", "counter", counters.generation_tokens)
         yield self._one("vllm:num_preemptions_total", "counter", counters.preemptions)
+        yield self._one("vllm:prefix_cache_queries_total", "counter", 0)  # no prefix is cached yet
+        yield self._one("vllm:prefix_cache_hits_total", "counter", 0)
         yield self._one("sluice:recomputed_tokens_total", "counter", counters.recomputed_tokens)
         yield self._one("sluice:late_tokens_total", "counter", counters.late_tokens)
         yield self._one("sluice:kv_blocks", "gauge", config.num_blocks)

@@ -26,6 +26,8 @@ EXPECTED = {
     "vllm:prompt_tokens_total": "counter",
     "vllm:generation_tokens_total": "counter",
     "vllm:num_preemptions_total": "counter",
+    "vllm:prefix_cache_queries_total": "counter",
+    "vllm:prefix_cache_hits_total": "counter",
     "vllm:time_to_first_token_seconds": "histogram",
     "vllm:inter_token_latency_seconds": "histogram",
     "vllm:time_per_output_token_seconds": "histogram",
