@@ -10,7 +10,8 @@ from admission.output_length import OutputLengths
 from admission.pace import Pace
 from backend.batch import Batch, StepOutput
 from backend.config import EngineConfig
-from backend.scheduler import Delta, Scheduler
+from backend.flight import Delta
+from backend.scheduler import Scheduler
 from backend.sequence import FinishReason, Sequence
 
 PREPAID_SHARE = 0.5

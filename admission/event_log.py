@@ -24,8 +24,9 @@ from admission.outcome import Refused
 from admission.step_time import StepTime, StepTimeModel
 from backend.batch import Batch, StepOutput
 from backend.config import Batching, EngineConfig, KVAllocation
+from backend.flight import Delta
 from backend.sampling import SamplingParams
-from backend.scheduler import Delta, Scheduler
+from backend.scheduler import Scheduler
 from backend.sequence import FinishReason, Sequence
 
 VERSION = 1

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from admission.ordering import Ordering
 from admission.step_time import StepTimeModel, StepWork, prefill_work
-from backend.scheduler import Flight
+from backend.flight import Flight
 from backend.sequence import Sequence
 
 

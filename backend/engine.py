@@ -10,7 +10,7 @@ from backend.batch import Batch, StepOutput
 from backend.device_thread import DeviceThread
 from backend.errors import DeviceError
 from backend.executor import Executor
-from backend.scheduler import Delta
+from backend.flight import Delta
 from backend.sequence import FinishReason, Sequence
 from backend.stream import Delivery, TokenStream
 

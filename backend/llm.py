@@ -11,9 +11,10 @@ from tqdm import tqdm
 from backend.detokenizer import IncrementalDetokenizer
 from backend.errors import InvalidRequest
 from backend.executor import Executor, PendingStep
+from backend.flight import Delta
 from backend.loader import LoadedModel, load_model
 from backend.sampling import SamplingParams
-from backend.scheduler import Delta, Scheduler
+from backend.scheduler import Scheduler
 from backend.sequence import FinishReason
 from backend.sequence import Sequence as EngineSequence
 from backend.sizing import EngineOptions

@@ -5,30 +5,16 @@ Iteration-level scheduling is Orca's (Yu et al., 2022), paged memory with preemp
 """
 
 from collections import deque
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 from operator import attrgetter
 
 from backend.batch import Admitted, Batch, StepOutput
 from backend.config import Batching, EngineConfig, KVAllocation
+from backend.flight import Blocked, Delta, Flight
 from backend.paged_kv.block_pool import BlockPool, ContiguousPool, PagedPool
 from backend.policy import PlainPolicy, Policy
 from backend.sequence import FinishReason, Sequence, Status
 from backend.waiting import WaitingQueue
-
-Delta = tuple[Sequence, int, FinishReason | None]
-"""One token of one sequence, and why the sequence ended if it did."""
-
-
-class Blocked(StrEnum):
-    """Why the head of the queue waits."""
-
-    BATCH = "batch"  # static batching: the batch has to drain
-    RELEASE = "release"  # memory of preempted sequences is on its way back
-    BUDGET = "budget"  # the step is full
-    SLOTS = "slots"  # max_num_seqs run
-    MEMORY = "memory"  # its tokens, or what those running may still need, do not fit
-
 
 _BY_CLASS = attrgetter("priority_class")
 
@@ -42,17 +28,6 @@ class Counters:
     generation_tokens: int = 0
     late_tokens: int = 0  # sampled after their sequence had ended; discarded
     preemptions: int = 0
-
-
-@dataclass(slots=True)
-class Flight:
-    """A step between planning and completion: the batch, and whose its rows are."""
-
-    batch: Batch
-    sequences: list[Sequence] = field(default_factory=list)
-    sampled: list[Sequence] = field(default_factory=list)
-    admitted: list[Sequence] = field(default_factory=list)
-    decode_context: int = 0  # tokens that the decodes attend to, in all
 
 
 class Scheduler:
@@ -201,7 +176,7 @@ class Scheduler:
                 budget -= length
         return budget
 
-    def _obstacle(self, sequence: Sequence, length: int, closed: bool) -> "Blocked | None":
+    def _obstacle(self, sequence: Sequence, length: int, closed: bool) -> Blocked | None:
         """What keeps the head of the queue, whose first chunk would be `length` tokens, from joining this step."""
         if closed:
             return Blocked.BATCH

@@ -19,8 +19,9 @@ from admission.simulation.device import Device
 from admission.simulation.recorder import Recorder
 from admission.step_time import StepWork
 from backend.batch import Batch, StepOutput
+from backend.flight import Delta
 from backend.sampling import SamplingParams
-from backend.scheduler import Delta, Scheduler
+from backend.scheduler import Scheduler
 from backend.sequence import FinishReason, Sequence, Status
 
 TOKEN, END = 0, 1

@@ -14,7 +14,7 @@ from admission.simulation.quantiles import Histogram
 from admission.simulation.timeline import Timeline
 from admission.step_time import StepWork, prefill_work
 from backend import sequence as engine
-from backend.scheduler import Delta, Flight
+from backend.flight import Delta, Flight
 
 PROMPT, OUTPUT = 1.0, 2.0  # service in tokens, by the weights of VTC (Sheng et al., 2024)
 

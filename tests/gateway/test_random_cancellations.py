@@ -14,9 +14,10 @@ from admission.outcome import Outcome
 from backend.batch import Batch, StepOutput
 from backend.config import EngineConfig
 from backend.engine import Engine
+from backend.flight import Delta
 from backend.paged_kv.block_pool import PagedPool
 from backend.policy import Policy
-from backend.scheduler import Delta, Scheduler
+from backend.scheduler import Scheduler
 from backend.tokenizer import Tokenizer
 from backend.waiting import WaitingQueue
 from gateway.app import make_app

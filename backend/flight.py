@@ -1,0 +1,31 @@
+"""A step between its planning and its completion, and what comes of both."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from backend.batch import Batch
+from backend.sequence import FinishReason, Sequence
+
+Delta = tuple[Sequence, int, FinishReason | None]
+"""One token of one sequence, and why the sequence ended if it did."""
+
+
+class Blocked(StrEnum):
+    """Why the head of the queue waits."""
+
+    BATCH = "batch"  # static batching: the batch has to drain
+    RELEASE = "release"  # memory of preempted sequences is on its way back
+    BUDGET = "budget"  # the step is full
+    SLOTS = "slots"  # max_num_seqs run
+    MEMORY = "memory"  # its tokens, or what those running may still need, do not fit
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step between planning and completion: the batch, and whose its rows are."""
+
+    batch: Batch
+    sequences: list[Sequence] = field(default_factory=list)
+    sampled: list[Sequence] = field(default_factory=list)
+    admitted: list[Sequence] = field(default_factory=list)
+    decode_context: int = 0  # tokens that the decodes attend to, in all
