@@ -1,0 +1,30 @@
+"""What README shows runs as it stands."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.gateway.server_process import ServerProcess
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+ONLINE, OFFLINE = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+COUNTED = "3, 4, 5, 6, 7, 8, 9, 10, 11, 12"
+
+
+def test_the_client_example_streams_the_answer(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    program = ONLINE.replace("http://127.0.0.1:8000", f"http://127.0.0.1:{server.port}")
+    exec(program.replace("sk-sluice-demo-…", server.key), {})
+    assert capsys.readouterr().out == COUNTED
+
+
+def test_the_offline_example_prints_the_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(OFFLINE, {})
+    assert capsys.readouterr().out.splitlines()[0] == COUNTED
+
+
+def test_every_command_that_is_shown_exists() -> None:
+    root = Path(__file__).parents[1]
+    scripts = set(re.findall(r"^(scripts/\w+)", README, re.MULTILINE))
+    assert scripts
+    assert all((root / script).is_file() for script in scripts)
