@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from starlette.types import ASGIApp, Message
 
 from admission.admission import Admission
-from admission.core import CoreConfig, make_core
+from admission.core import CoreConfig, Memory, make_core
 from admission.outcome import Outcome
 from backend.batch import Batch, StepOutput
 from backend.config import EngineConfig
@@ -33,7 +33,7 @@ NUM_CLIENTS = 48
 END = 1
 KEY = "sk-sluice-demo-0123456789"
 CONFIG = EngineConfig(
-    num_blocks=40, max_model_len=96, block_size=4, max_num_seqs=8, max_num_batched_tokens=32, prefill_chunk=12
+    num_blocks=26, max_model_len=96, block_size=4, max_num_seqs=8, max_num_batched_tokens=32, prefill_chunk=12
 )
 
 
@@ -89,7 +89,7 @@ class Gateway:
     """Everything that `sluice serve` makes, without a socket and with a device on paper."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        core = make_core(CoreConfig(max_waiting=40), CONFIG)
+        core = make_core(CoreConfig(max_waiting=40, memory=Memory.OPTIMISTIC), CONFIG)  # preempts the most
         core.scheduler = self.scheduler = WatchedScheduler(core.scheduler.waiting, core.scheduler.policy)
         self.engine = Engine(core, PaperExecutor())
         self.lives = Lives(write_timeout=3600)
