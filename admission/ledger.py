@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from admission.ordering import Ordering
-from admission.step_time import StepTimeModel, StepWork, prefill_work
+from admission.step_time import StepTimeModel, StepWork, prefill_pairs, prefill_work
 from backend.flight import Flight
 from backend.sequence import Sequence
 
@@ -94,7 +94,7 @@ def work_of(flight: Flight) -> StepWork:
     for start, length in zip(batch.starts[decodes:], batch.lengths[decodes:], strict=True):
         tokens += length
         context += start
-        pairs += length * start + length * (length + 1) // 2
+        pairs += prefill_pairs(start, length)
     return StepWork(tokens, decodes, flight.decode_context, context, pairs)
 
 

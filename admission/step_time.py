@@ -36,15 +36,14 @@ class StepWork:
         )
 
 
-def decode_work(context: int) -> StepWork:
-    """One decode over `context` tokens, its own included."""
-    return StepWork(decode_tokens=1, decode_context=context)
-
-
 def prefill_work(start: int, length: int) -> StepWork:
     """A chunk of `length` tokens behind `start` computed ones."""
-    pairs = length * start + length * (length + 1) // 2
-    return StepWork(prefill_tokens=length, prefill_context=start, prefill_pairs=pairs)
+    return StepWork(prefill_tokens=length, prefill_context=start, prefill_pairs=prefill_pairs(start, length))
+
+
+def prefill_pairs(start: int, length: int) -> int:
+    """Pairs of a token of the chunk and one that it attends to, itself included."""
+    return length * start + length * (length + 1) // 2
 
 
 Coefficients = tuple[float, float, float, float, float, float, float]

@@ -1,0 +1,69 @@
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from admission.step_time import StepTime, StepTimeModel, StepWork, prefill_work
+
+TRUE = StepTime((0.0149, 81.3e-6, 95.2e-6, 0.111e-6, 0.755e-6, 0.0, 10e-6))
+PRIOR = StepTime((0.005, 1e-5, 1e-5, 1e-7, 1e-7, 1e-9, 1e-6))
+
+works = st.builds(StepWork, *[st.integers(0, 10_000)] * 5)
+coefficients = st.tuples(*[st.floats(0, 1e-3)] * 7)
+
+
+def some_work(rng: random.Random) -> StepWork:
+    decodes = rng.randrange(192)
+    work = StepWork(decode_tokens=decodes, decode_context=sum(rng.randrange(100, 2000) for _ in range(decodes)))
+    return work + prefill_work(rng.randrange(3000), rng.randrange(16, 512)) if rng.random() < 0.6 else work
+
+
+def trained(outliers: float = 0.0) -> StepTimeModel:
+    rng, model = random.Random(1), StepTimeModel(PRIOR)
+    for _ in range(1500):
+        work = some_work(rng)
+        stall = 20 if rng.random() < outliers else 1
+        model.observe(work, TRUE.seconds(work) * rng.gauss(1, 0.03) * stall)
+    return model
+
+
+@given(coefficients, works, works)
+def test_more_work_never_predicts_less_time(values: tuple[float, ...], work: StepWork, more: StepWork) -> None:
+    model = StepTime(values)  # type: ignore[arg-type]
+    assert model.seconds(work + more) >= model.seconds(work) * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("outliers", [0.0, 0.01])
+def test_held_out_steps_are_predicted_within_a_tenth_also_when_some_steps_stall(outliers: float) -> None:
+    model, rng = trained(outliers), random.Random(2)
+    held_out = [some_work(rng) for _ in range(300)]
+    errors = [abs(model.fitted.seconds(work) / TRUE.seconds(work) - 1) for work in held_out]
+    assert sum(errors) / len(errors) < 0.1
+
+
+@given(st.lists(st.tuples(works, st.floats(1e-6, 10)), max_size=40))
+def test_coefficients_stay_non_negative_whatever_is_measured(steps: list[tuple[StepWork, float]]) -> None:
+    model = StepTimeModel(PRIOR)
+    for work, seconds in steps:
+        model.observe(work, seconds)
+    assert all(value >= 0 for value in model.fitted.coefficients)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_time_that_cannot_be_is_not_learned_from(seconds: float) -> None:
+    model = StepTimeModel(PRIOR)
+    model.observe(StepWork(decode_tokens=1), seconds)
+    assert model.num_steps == 0
+
+
+def test_a_later_start_begins_where_this_one_ended() -> None:
+    model = trained()
+    assert StepTimeModel.from_json(json.loads(json.dumps(model.to_json()))).fitted == model.fitted
+
+
+@pytest.mark.parametrize("values", [(1.0,) * 6, (-1.0,) + (0.0,) * 6, (float("nan"),) + (0.0,) * 6])
+def test_coefficients_that_cannot_be_are_refused(values: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="7 finite coefficients"):
+        StepTime(values)  # type: ignore[arg-type]
