@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from admission.ledger import Ledger
-from admission.memory import Gate
+from admission.memory import FuturePeak, Gate
 from admission.ordering import Ordering
 from admission.outcome import QueueFull
 from admission.output_length import OutputLengths
@@ -12,7 +12,8 @@ from backend.batch import Batch, StepOutput
 from backend.config import EngineConfig
 from backend.flight import Delta
 from backend.scheduler import Scheduler
-from backend.sequence import FinishReason, Sequence
+from backend.sequence import FinishReason, Sequence, Status
+from backend.waiting import WaitingQueue
 
 PREPAID_SHARE = 0.5
 """Of the output expected of a newcomer. Prepaying all makes service lag behind what was paid, by what is still to come;
@@ -23,19 +24,31 @@ prepaying none lets it run ahead by as much. The gap of `benchmarks/fairness.py`
 class TenantPolicy:
     """The scheduler's `Policy` by tenants and time: pace by promises, memory by forecast, victims by debt."""
 
-    def __init__(self, ordering: Ordering, ledger: Ledger, pace: Pace, gate: Gate, lengths: OutputLengths) -> None:
+    def __init__(
+        self,
+        ordering: Ordering,
+        ledger: Ledger,
+        pace: Pace,
+        gate: Gate,
+        forecast: FuturePeak,
+        lengths: OutputLengths,
+    ) -> None:
         self.prefill_room = pace.prefill_room
         self._ordering = ordering
         self._ledger = ledger
         self._gate = gate
+        self._forecast = forecast
         self._lengths = lengths
 
     def admits(self, sequence: Sequence, running: Iterable[Sequence], num_free: int) -> bool:
         return self._gate(sequence, running, num_free)
 
+    def peak(self, sequences: Iterable[Sequence]) -> int:
+        return self._forecast.blocks(sequences)
+
     def admitted(self, sequence: Sequence) -> None:
         """A newcomer pays ahead, once: what was preempted is still paid for."""
-        if sequence.num_preemptions == 0:
+        if sequence.is_newcomer:
             expected = self._lengths.mean(sequence.tenant, sequence.max_tokens)
             self._ledger.prepay(sequence, PREPAID_SHARE * expected)
 
@@ -47,19 +60,21 @@ class TenantPolicy:
 class Controller:
     """Implements `backend.engine.Core`. Pure: each call is an event with its time, in seconds of an injected clock.
 
-    Owns the scheduler, and tells the ledger what is planned, measured and over.
+    Owns the scheduler, and tells the ledger what is planned, measured and over. `waiting` is the ordering as the
+    scheduler takes from it.
     """
 
     def __init__(
         self,
         config: EngineConfig,
         ordering: Ordering,
+        waiting: WaitingQueue,
         ledger: Ledger,
         policy: TenantPolicy,
         lengths: OutputLengths,
         max_waiting: int,
     ) -> None:
-        self.scheduler = Scheduler(config, ordering, policy)
+        self.scheduler = Scheduler(config, waiting, policy)
         self._ordering = ordering
         self.max_waiting = max_waiting
         self._ledger = ledger
@@ -78,6 +93,15 @@ class Controller:
         if reason is FinishReason.STOP:
             self._lengths.observe(sequence.tenant, sequence.max_tokens, len(sequence.output))
         self._ledger.ended(sequence)
+
+    def allow(self, tenant: str, blocks: int | None, now: float) -> None:
+        """The tenant's lease on KV memory is this many blocks from now on; None: it needs none."""
+        self.scheduler.allow(tenant, blocks)
+
+    def extend(self, sequence: Sequence, tokens: int, now: float) -> None:
+        """The sequence may generate `tokens` more than it was allowed so far."""
+        if sequence.status is not Status.FINISHED:
+            self.scheduler.extend(sequence, tokens)
 
     def plan(self, now: float) -> Batch | None:
         self._ordering.at(now)

@@ -20,6 +20,7 @@ from admission.pace import Pace
 from admission.step_time import StepTime, StepTimeModel
 from backend.config import EngineConfig
 from backend.sequence import Sequence
+from backend.waiting import HoldingQueue
 
 PRIOR = StepTime((2e-3, 5e-5, 5e-5, 1e-7, 1e-7, 1e-9, 1e-6))
 """Before anything was measured: a small model on a slow device, which a few dozen steps correct."""
@@ -87,13 +88,15 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
     ordering = _ORDERINGS[config.order](config, _estimate(tariff, lengths))
     ledger = Ledger(ordering, tariff, model)
     pace = Pace(engine, model, config.prefill_share)
-    policy = TenantPolicy(ordering, ledger, pace, _gate(config, engine, lengths), lengths)
-    return Controller(engine, ordering, ledger, policy, lengths, config.max_waiting)
+    forecast = FuturePeak(engine, lengths)
+    policy = TenantPolicy(ordering, ledger, pace, _gate(config, forecast), forecast, lengths)
+    waiting = ordering if isinstance(ordering, FairQueue) else HoldingQueue(ordering)
+    return Controller(engine, ordering, waiting, ledger, policy, lengths, config.max_waiting)
 
 
-def _gate(config: CoreConfig, engine: EngineConfig, lengths: OutputLengths) -> Gate:
+def _gate(config: CoreConfig, forecast: FuturePeak) -> Gate:
     if config.memory is Memory.FORECAST:
-        return FuturePeak(engine, lengths)
+        return forecast
     return MinimumFree(config.min_free_blocks) if config.memory is Memory.MINIMUM_FREE else Optimistic()
 
 

@@ -3,9 +3,12 @@
 One JSON array a line, times in seconds of the engine's clock:
 
     ["log", version, engine settings, core settings, coefficients, knee]   first
-    ["arrive", t, id, tenant, prompt tokens, max_tokens, class, interval, refusal or null]
+    ["arrive", t, id, tenant, prompt tokens, max_tokens, allowed tokens, class, interval, refusal or null]
     ["finish", t, id, reason]
-    ["plan", t, step or null, decodes, checksum, [[id, tokens of prefill] ...], [preempted ...], [why, head] | null]
+    ["allow", t, tenant, blocks or null]
+    ["extend", t, id, tokens]
+    ["plan", t, step or null, decodes, checksum, [[id, tokens of prefill] ...], [preempted ...], [why, head] | null,
+     {tenant: limit of its own that it is passed over for} or null for the same as before]
     ["done", t, step, elapsed, [id of each that an end token ended ...]]
 
 No prompt and no token is in it. The checksum is over slots and starts of all rows, so that a replay that decides
@@ -24,12 +27,12 @@ from admission.outcome import Refused
 from admission.step_time import StepTime, StepTimeModel
 from backend.batch import Batch, StepOutput
 from backend.config import Batching, EngineConfig, KVAllocation
-from backend.flight import Delta
+from backend.flight import Blocked, Delta
 from backend.sampling import SamplingParams
 from backend.scheduler import Scheduler
 from backend.sequence import FinishReason, Sequence
 
-VERSION = 1
+VERSION = 2
 END = 1  # the token that ends a sequence in a replay; all others are 0
 
 Entry = list[Any]
@@ -43,6 +46,7 @@ class RecordedCore:
         self._core = make_core(config, engine, model)
         self.scheduler = self._core.scheduler
         self._write = write
+        self._held: dict[str, Blocked] = {}
         fitted = model.fitted
         self._log(["log", VERSION, asdict(engine), asdict(config), list(fitted.coefficients), fitted.knee])
 
@@ -57,7 +61,12 @@ class RecordedCore:
             self._log(
                 [
                     *("arrive", now, sequence.id, sequence.tenant, len(sequence.prompt), sequence.max_tokens),
-                    *(sequence.priority_class, sequence.token_interval, refusal),
+                    *(
+                        sequence.token_limit - len(sequence.prompt),
+                        sequence.priority_class,
+                        sequence.token_interval,
+                        refusal,
+                    ),
                 ]
             )
 
@@ -65,11 +74,19 @@ class RecordedCore:
         self._core.finish(sequence, reason, now)
         self._log(["finish", now, sequence.id, reason.value])
 
+    def allow(self, tenant: str, blocks: int | None, now: float) -> None:
+        self._core.allow(tenant, blocks, now)
+        self._log(["allow", now, tenant, blocks])
+
+    def extend(self, sequence: Sequence, tokens: int, now: float) -> None:
+        self._core.extend(sequence, tokens, now)
+        self._log(["extend", now, sequence.id, tokens])
+
     def plan(self, now: float) -> Batch | None:
         if len(self.scheduler.in_flight) >= self.scheduler.config.steps_in_flight:
             return None
         batch = self._core.plan(now)
-        self._log(_plan_entry(self.scheduler, batch, now))
+        self._log([*_plan_entry(self.scheduler, batch, now), self._changed_holds()])
         return batch
 
     def take_ended(self) -> list[Sequence]:
@@ -80,6 +97,12 @@ class RecordedCore:
         ended = [sequence.id for sequence, _, reason in deltas if reason is FinishReason.STOP]
         self._log(["done", now, output.step, output.elapsed, ended])
         return deltas
+
+    def _changed_holds(self) -> dict[str, Blocked] | None:
+        if self.scheduler.held == self._held:
+            return None
+        self._held = dict(self.scheduler.held)
+        return self._held
 
     def _log(self, entry: Entry) -> None:
         self._write(json.dumps(entry, separators=(",", ":")))
@@ -140,6 +163,10 @@ def _apply(core: RecordedCore, entry: Entry, sequences: dict[str, Sequence]) -> 
             core.arrive(_sequence_of(entry, sequences), now)
     elif kind == "finish":
         core.finish(sequences[entry[2]], FinishReason(entry[3]), now)
+    elif kind == "allow":
+        core.allow(entry[2], entry[3], now)
+    elif kind == "extend":
+        core.extend(sequences[entry[2]], entry[3], now)
     elif kind == "plan":
         core.plan(now)
         core.take_ended()
@@ -152,8 +179,9 @@ def _apply(core: RecordedCore, entry: Entry, sequences: dict[str, Sequence]) -> 
 
 
 def _sequence_of(entry: Entry, sequences: dict[str, Sequence]) -> Sequence:
-    _, _, name, tenant, prompt, max_tokens, level, interval, _ = entry
+    _, _, name, tenant, prompt, max_tokens, allowed, level, interval, _ = entry
     sequence = Sequence(name, tenant, [0] * prompt, SamplingParams(), max_tokens, 0, frozenset([END]))
     sequence.priority_class, sequence.token_interval = level, interval
+    sequence.limit_to(allowed)
     sequences[name] = sequence
     return sequence

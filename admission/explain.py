@@ -11,6 +11,8 @@ REASONS = {
     "budget": "the step's token budget was full",
     "slots": "max_num_seqs sequences were running",
     "memory": "KV memory, or what those running may still need of it, had no room",
+    "allowance": "its tenant held as much KV memory as its limit allows",
+    "tokens": "its tenant's token limit had no more for it yet",
 }
 
 
@@ -19,6 +21,7 @@ class _Life:
     """What the log says of one sequence."""
 
     name: str
+    tenant: str
     arrived: float
     lines: list[str] = field(default_factory=list)
     waiting_since: float | None = None
@@ -60,6 +63,7 @@ class _Story:
         self.lives: dict[str, _Life] = {}
         self._request = request
         self._previous = 0.0  # when the last entry was made
+        self._held: dict[str, str] = {}  # tenants that are passed over, and the limit of their own it is for
         self._why: list[str] | None = None  # what the last plan says of the queue: the obstacle and whose it is
 
     def read(self, entry: list[Any]) -> None:
@@ -72,22 +76,40 @@ class _Story:
         """The time since the last entry was spent for the reason that the last plan gave."""
         for life in self._open():
             if life.waiting_since is not None:
-                life.wait(_reason(life, self._why), now - self._previous)
+                life.wait(_reason(life, self._why, self._held), now - self._previous)
         self._previous = now
 
     def _arrive(
-        self, now: float, name: str, tenant: str, prompt: int, most: int, level: int, _: object, refusal: str | None
+        self,
+        now: float,
+        name: str,
+        tenant: str,
+        prompt: int,
+        most: int,
+        allowed: int,
+        level: int,
+        _: object,
+        refusal: str | None,
     ) -> None:
         if name != self._request and not name.startswith(f"{self._request}-"):
             return
-        life = self.lives[name] = _Life(name, now, waiting_since=now)
+        life = self.lives[name] = _Life(name, tenant, now, waiting_since=now)
         life.say(now, f"arrived: tenant {tenant}, class {level}, {prompt} prompt tokens, max_tokens {most}")
         if refusal:
             life.end(now, f"refused: {refusal}")
 
     def _plan(
-        self, now: float, step: int | None, _: int, __: int, chunks: list[list[Any]], preempted: list[str], why: Any
+        self,
+        now: float,
+        step: int | None,
+        _: int,
+        __: int,
+        chunks: list[list[Any]],
+        preempted: list[str],
+        why: Any,
+        held: dict[str, str] | None,
     ) -> None:
+        self._held = self._held if held is None else held
         for life in self._open():
             for name, length in chunks:
                 if name == life.name:
@@ -114,7 +136,9 @@ class _Story:
 _ENDINGS = {"cancelled": "its client left, or had it all", "stop": "ended by a stop string"}
 
 
-def _reason(life: _Life, why: list[str] | None) -> str:
+def _reason(life: _Life, why: list[str] | None, held: dict[str, str]) -> str:
+    if life.tenant in held:
+        return REASONS[held[life.tenant]]
     if why is None:
         return "until the next step was planned"
     obstacle, head = why

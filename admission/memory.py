@@ -6,6 +6,7 @@ future peak. Lengths are random, so a quantile of the sum is held against the po
 """
 
 from collections.abc import Callable, Iterable
+from math import ceil
 
 from admission.output_length import OutputLengths
 from backend.config import EngineConfig
@@ -23,6 +24,7 @@ class FuturePeak:
 
     def __init__(self, config: EngineConfig, lengths: OutputLengths, deviations: float = 1.28) -> None:
         self._capacity = config.num_blocks * config.block_size
+        self._block_size = config.block_size
         self._slack = config.block_size / 2  # a sequence's last block is half empty on average
         self._lengths = lengths
         self._deviations = deviations
@@ -32,6 +34,10 @@ class FuturePeak:
         if sum(s.most_tokens for s in everyone) + 2 * self._slack * len(everyone) <= self._capacity:
             return True  # even if each becomes as long as it may
         return self.peak(everyone) <= self._capacity
+
+    def blocks(self, sequences: Iterable[Sequence]) -> int:
+        """Blocks of KV memory at the fullest moment to come."""
+        return ceil(self.peak(sequences) / self._block_size)
 
     def peak(self, sequences: Iterable[Sequence]) -> float:
         """Tokens of KV memory at the fullest moment to come."""

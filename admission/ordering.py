@@ -5,11 +5,11 @@ from collections.abc import Sequence as Many
 from typing import Protocol
 
 from backend.sequence import Sequence
-from backend.waiting import FirstComeFirstServed, WaitingQueue
+from backend.waiting import FirstComeFirstServed, SequenceQueue
 
 
-class Ordering(WaitingQueue, Protocol):
-    """A waiting queue that is told what everyone uses. Costs are in the unit of account (see `ledger`)."""
+class Ordering(SequenceQueue, Protocol):
+    """An order that is told what everyone uses. Costs are in the unit of account (see `ledger`)."""
 
     def at(self, now: float) -> None:
         """The time, before each plan."""

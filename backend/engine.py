@@ -28,6 +28,14 @@ class Core(Protocol):
 
     def plan(self, now: float) -> Batch | None: ...
 
+    def allow(self, tenant: str, blocks: int | None, now: float) -> None:
+        """The tenant may hold this many blocks from now on; None: any number."""
+        ...
+
+    def extend(self, sequence: Sequence, tokens: int, now: float) -> None:
+        """The sequence may generate this many tokens more than so far."""
+        ...
+
     def take_ended(self) -> list[Sequence]:
         """Sequences that planning has ended."""
         ...
@@ -80,6 +88,16 @@ class Engine:
         if self._streams.pop(sequence, None) is not None:
             self.core.finish(sequence, reason, self.clock())
             self._plan_soon()
+
+    def allow(self, tenant: str, blocks: int | None) -> None:
+        """Change what a tenant may hold of the KV memory; None: there is no limit."""
+        self.core.allow(tenant, blocks, self.clock())
+        self._plan_soon()
+
+    def extend(self, sequence: Sequence, tokens: int) -> None:
+        """Let a sequence generate more tokens than it was allowed so far."""
+        self.core.extend(sequence, tokens, self.clock())
+        self._plan_soon()
 
     def _plan_soon(self) -> None:
         """Plan after the callbacks that are due now, so that requests which arrive together start together."""

@@ -11,13 +11,15 @@ Delta = tuple[Sequence, int, FinishReason | None]
 
 
 class Blocked(StrEnum):
-    """Why the head of the queue waits."""
+    """Why the head of the queue waits, a tenant is passed over, or a sequence pauses."""
 
     BATCH = "batch"  # static batching: the batch has to drain
     RELEASE = "release"  # memory of preempted sequences is on its way back
     BUDGET = "budget"  # the step is full
     SLOTS = "slots"  # max_num_seqs run
     MEMORY = "memory"  # its tokens, or what those running may still need, do not fit
+    ALLOWANCE = "allowance"  # its tenant holds as many blocks as it may
+    TOKENS = "tokens"  # it has generated as many tokens as it may for now
 
 
 @dataclass(slots=True)
@@ -28,4 +30,5 @@ class Flight:
     sequences: list[Sequence] = field(default_factory=list)
     sampled: list[Sequence] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
+    paused: dict[Sequence, Blocked] = field(default_factory=dict)  # at a limit of their tenants
     decode_context: int = 0  # tokens that the decodes attend to, in all

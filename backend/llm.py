@@ -18,7 +18,7 @@ from backend.scheduler import Scheduler
 from backend.sequence import FinishReason
 from backend.sequence import Sequence as EngineSequence
 from backend.sizing import EngineOptions
-from backend.waiting import FirstComeFirstServed
+from backend.waiting import FirstComeFirstServed, HoldingQueue
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 """A text, token ids, or chat messages ({"role": ..., "content": ...})."""
@@ -65,7 +65,7 @@ class LLM:
 
     def _set_up(self, model: LoadedModel, executor: Executor, seed: int) -> None:
         self.model = model
-        self.scheduler = Scheduler(model.engine_config, FirstComeFirstServed())
+        self.scheduler = Scheduler(model.engine_config, HoldingQueue(FirstComeFirstServed()))
         self._executor = executor
         self._launched: deque[PendingStep] = deque()
         self._seeds = random.Random(seed)

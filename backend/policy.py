@@ -23,6 +23,10 @@ class Policy(Protocol):
         """
         ...
 
+    def peak(self, sequences: Iterable[Sequence]) -> int:
+        """Blocks that these may come to hold together at the fullest moment."""
+        ...
+
     def admitted(self, sequence: Sequence) -> None:
         """It has just joined, perhaps once more after a preemption; whoever is head next may depend on it."""
         ...
@@ -37,12 +41,16 @@ class PlainPolicy:
 
     def __init__(self, config: EngineConfig) -> None:
         self._budget = config.max_num_batched_tokens
+        self._blocks_for = config.blocks_for
 
     def prefill_room(self, num_decodes: int, decode_context: int, interval: float | None) -> int:
         return self._budget
 
     def admits(self, sequence: Sequence, running: Iterable[Sequence], num_free: int) -> bool:
         return True
+
+    def peak(self, sequences: Iterable[Sequence]) -> int:
+        return sum(self._blocks_for(sequence.num_tokens) + 1 for sequence in sequences)
 
     def admitted(self, sequence: Sequence) -> None:
         pass

@@ -5,29 +5,21 @@ Iteration-level scheduling is Orca's (Yu et al., 2022), paged memory with preemp
 """
 
 from collections import deque
-from dataclasses import dataclass
 from operator import attrgetter
 
 from backend.batch import Admitted, Batch, StepOutput
 from backend.config import Batching, EngineConfig, KVAllocation
+from backend.counters import Counters
 from backend.flight import Blocked, Delta, Flight
-from backend.paged_kv.block_pool import BlockPool, ContiguousPool, PagedPool
+from backend.holdings import Holdings
+from backend.paged_kv.block_pool import BlockPool
 from backend.policy import PlainPolicy, Policy
 from backend.sequence import FinishReason, Sequence, Status
+from backend.victims import Victims
 from backend.waiting import WaitingQueue
 
 _BY_CLASS = attrgetter("priority_class")
-
-
-@dataclass(slots=True)
-class Counters:
-    """Totals since start; they never go down."""
-
-    prompt_tokens: int = 0  # computed for the first time
-    recomputed_tokens: int = 0  # computed again after a preemption
-    generation_tokens: int = 0
-    late_tokens: int = 0  # sampled after their sequence had ended; discarded
-    preemptions: int = 0
+_YOUNGEST = attrgetter("priority_class", "arrival", "id")
 
 
 class Scheduler:
@@ -35,20 +27,24 @@ class Scheduler:
 
     Up to `steps_in_flight` planned steps may be incomplete. Blocks and slot of a sequence that ends or is preempted are
     released when the last step in flight that names it completes, never earlier.
+
+    A sequence that reaches a limit of its tenant pauses: it keeps its place and its memory, and computes nothing. When
+    all of a tenant's sequences are paused for blocks, the youngest gives its own to the others.
     """
 
     def __init__(self, config: EngineConfig, waiting: WaitingQueue, policy: Policy | None = None) -> None:
         self.config = config
-        self.pool: BlockPool = _POOLS[config.kv_allocation](config.num_blocks)
+        self.holdings = Holdings(config)
         self.waiting = waiting
         self.policy = policy or PlainPolicy(config)
         self.running: dict[str, Sequence] = {}  # in the order of admission
         self.in_flight: deque[Flight] = deque()  # oldest first
         self.blocked: Blocked | None = None  # why the last plan left the head of the queue waiting
         self.preempted: list[Sequence] = []  # by the last plan
+        self.held: dict[str, Blocked] = {}  # tenants that are passed over for a limit of their own
         self._ended: list[Sequence] = []
         self.counters = Counters()
-        self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
+        self._victims = Victims(self.policy, config.max_preemptions)
         self._preempting: dict[str, Sequence] = {}  # blocks still held for steps in flight
         self._next_step = 0
 
@@ -58,6 +54,7 @@ class Scheduler:
         """Queue a sequence. Its prompt and max_tokens must fit max_model_len."""
         assert 0 < len(sequence.prompt) < sequence.most_tokens <= self.config.max_model_len
         self.waiting.add(sequence)
+        self._look_again(sequence.tenant)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a sequence in any state; once it has ended, nothing happens. No token of it comes out after this."""
@@ -65,12 +62,32 @@ class Scheduler:
             return
         if sequence.status is Status.WAITING:
             self.waiting.remove(sequence)
+            self._look_again(sequence.tenant)
         self._finish(sequence, reason)
+
+    def allow(self, tenant: str, blocks: int | None) -> None:
+        """From now on the tenant may hold this many blocks; None: any number."""
+        self.holdings.allowances.allow(tenant, blocks)
+        self._look_again(tenant)
+
+    def extend(self, sequence: Sequence, tokens: int) -> None:
+        """Let it generate `tokens` more than it was allowed so far, at most its max_tokens in all."""
+        sequence.extend(tokens)
+        self._look_again(sequence.tenant)
+
+    def _look_again(self, tenant: str) -> None:
+        """Something has changed for a tenant that may be held at a limit of its own."""
+        if self.held.pop(tenant, None) is not None:
+            self.waiting.hold(tenant, None)
 
     def take_ended(self) -> list[Sequence]:
         """Sequences that `plan` has ended since the last call, because nothing else could free the memory they need."""
         ended, self._ended = self._ended, []
         return ended
+
+    @property
+    def pool(self) -> BlockPool:
+        return self.holdings.pool
 
     @property
     def has_work(self) -> bool:
@@ -91,9 +108,12 @@ class Scheduler:
             return None
         self.blocked, self.preempted = None, []
         while not (flight := self._plan_step()).sequences:
-            if not self.running or self.in_flight or self._preempting:
+            if self._yield_for_the_oldest(flight):
+                continue
+            if self.in_flight or self._preempting or all(s in flight.paused for s in self.running.values()):
                 return None
-            self._break_deadlock()
+            self._break_deadlock(flight)
+        self._yield_for_the_oldest(flight)
         self._next_step += 1
         self.in_flight.append(flight)
         return flight.batch
@@ -114,8 +134,10 @@ class Scheduler:
             if start < sequence.num_admitted_tokens:
                 prefilling.append(sequence)
                 continue
-            if sequence.num_tokens in (start, sequence.most_tokens):
-                continue  # nothing to compute until its last token is known
+            if sequence.num_tokens in (start, sequence.token_limit):
+                if start < sequence.num_tokens < sequence.most_tokens:
+                    flight.paused[sequence] = Blocked.TOKENS
+                continue  # nothing to compute until its last token is known, or it may have another
             if sequence.status is not Status.RUNNING:
                 continue  # preempted for one before it
             if start == len(sequence.block_table) * block_size and not self._grow(sequence, 1, flight):
@@ -164,9 +186,12 @@ class Scheduler:
             if above is not None and sequence.priority_class >= above:
                 break
             length = self._chunk(sequence, budget)
-            self.blocked = self._obstacle(sequence, length, closed)
+            self.blocked = self._obstacle(sequence, length, closed, flight)
+            if self.blocked in (Blocked.TOKENS, Blocked.ALLOWANCE):
+                self._hold(sequence.tenant, self.blocked)
+                continue
             if self.blocked in (Blocked.SLOTS, Blocked.MEMORY):
-                self._displace(sequence)
+                self._displace(sequence, flight)
             if self.blocked is not None:
                 break
             self.waiting.remove(sequence)
@@ -176,33 +201,54 @@ class Scheduler:
                 budget -= length
         return budget
 
-    def _obstacle(self, sequence: Sequence, length: int, closed: bool) -> Blocked | None:
+    def _obstacle(self, sequence: Sequence, length: int, closed: bool, flight: Flight) -> Blocked | None:
         """What keeps the head of the queue, whose first chunk would be `length` tokens, from joining this step."""
+        if (limit := self._limit(sequence, flight)) is not None:
+            return limit
         if closed:
             return Blocked.BATCH
         if self._preempting:
             return Blocked.RELEASE
         if length == 0 and self.config.batching is Batching.CONTINUOUS:
             return Blocked.BUDGET
-        if not self._free_slots:
+        if not self.holdings.has_free_slot:
             return Blocked.SLOTS
         return None if self._fits(sequence) else Blocked.MEMORY
 
+    def _limit(self, sequence: Sequence, flight: Flight) -> Blocked | None:
+        """What of its tenant's own keeps it waiting."""
+        if sequence.num_tokens >= sequence.token_limit:
+            return Blocked.TOKENS
+        return None if self._is_allowed(sequence, flight) else Blocked.ALLOWANCE
+
+    def _hold(self, tenant: str, limit: Blocked) -> None:
+        self.held[tenant] = limit
+        self.waiting.hold(tenant, limit)
+        self.blocked = None
+
+    def _is_allowed(self, sequence: Sequence, flight: Flight) -> bool:
+        """Whether its tenant may hold the blocks it starts with, and those that all it runs may still need."""
+        tenant, allowances = sequence.tenant, self.holdings.allowances
+        if allowances.allowed(tenant) is None:
+            return True
+        own = [s for s in self.running.values() if s.tenant == tenant]
+        if any(s in flight.paused for s in own):
+            return False
+        if not allowances.permits(tenant, self.holdings.blocks_to_start(sequence)):
+            return False
+        return not own or allowances.permits_in_all(tenant, self.policy.peak([sequence, *own]))
+
     def _fits(self, sequence: Sequence) -> bool:
         """Memory for all its tokens now, a block to spare for each that runs, and the policy's word on the future."""
-        if self.config.kv_allocation is KVAllocation.CONTIGUOUS:
-            run = self.pool.allocate(self._blocks_up_front(sequence))
-            self.pool.release(run or [])
-            return run is not None
-        num_free = self.pool.num_free
-        needed = self.config.blocks_for(sequence.num_tokens) + len(self.running)
-        if num_free < needed:
+        if not self.holdings.fit(sequence, len(self.running)):
             return False
-        return not self.running or self.policy.admits(sequence, self.running.values(), num_free)
+        if not self.running or self.config.kv_allocation is KVAllocation.CONTIGUOUS:
+            return True
+        return self.policy.admits(sequence, self.running.values(), self.pool.num_free)
 
     def _start(self, sequence: Sequence, flight: Flight) -> None:
         sequence.status = Status.RUNNING
-        sequence.slot = self._free_slots.pop()
+        self.holdings.seat(sequence)
         sequence.num_admitted_tokens = sequence.num_tokens
         self.running[sequence.id] = sequence
         tokens = [*sequence.prompt, *sequence.output]
@@ -211,25 +257,21 @@ class Scheduler:
         flight.admitted.append(sequence)
         self.policy.admitted(sequence)
 
-    def _blocks_up_front(self, sequence: Sequence) -> int:
-        """Blocks of the longest it may become. The last token it samples is never computed."""
-        return self.config.blocks_for(sequence.most_tokens - 1)
-
     def _grow(self, sequence: Sequence, length: int, flight: Flight) -> bool:
         """Give the sequence blocks for `length` more tokens, preempting others for it if need be."""
-        held = len(sequence.block_table)
-        needed = self.config.blocks_for(sequence.num_computed_tokens + length) - held
-        if needed <= 0:
+        holdings, held = self.holdings, len(sequence.block_table)
+        needed = holdings.blocks_to_grow(sequence, length)
+        if not needed:
             return True
-        if self.config.kv_allocation is KVAllocation.CONTIGUOUS:
-            needed = self._blocks_up_front(sequence)
-        blocks = self.pool.allocate(needed)
+        if not holdings.allowances.permits(sequence.tenant, needed):
+            flight.paused[sequence] = Blocked.ALLOWANCE
+            return False
+        blocks = holdings.give(sequence, needed)
         if blocks is None:
             self._make_room(sequence, needed, flight.batch.step)
-            blocks = self.pool.allocate(needed)
+            blocks = holdings.give(sequence, needed)
         if blocks is None:
             return False
-        sequence.block_table += blocks
         flight.batch.new_blocks.append((sequence.slot, held, blocks))
         return True
 
@@ -261,13 +303,18 @@ class Scheduler:
 
     def _make_room(self, sequence: Sequence, needed: int, step: int) -> None:
         """Preempt sequences that rank below this one until `needed` blocks are free or on their way back."""
-        own = self._victim_key(sequence)
-        self._preempt_for(needed, [s for s in self._victims(step) if self._victim_key(s) > own])
+        own, key = self._victims.key(sequence), self._victims.key
+        self._preempt_for(needed, [s for s in self._victims.of(self.running.values(), step) if key(s) > own])
 
-    def _displace(self, sequence: Sequence) -> None:
-        """A head that found no slot or no memory takes those of running sequences of a lower class, after this step."""
-        lower = [s for s in self._victims(None) if s.priority_class > sequence.priority_class]
-        if lower and not self._free_slots:
+    def _displace(self, sequence: Sequence, flight: Flight) -> None:
+        """A head that found no slot or no memory takes those of others, after this step: of sequences that are paused
+        at a limit of another tenant, then of a lower class.
+        """
+        for victim in [s for s in flight.paused if s.tenant != sequence.tenant and s.status is Status.RUNNING]:
+            self._give_way(victim)
+            return
+        lower = [s for s in self._victims.of(self.running.values(), None) if s.priority_class > sequence.priority_class]
+        if lower and not self.holdings.has_free_slot:
             self._preempt(lower.pop(0))
         self._preempt_for(self.config.blocks_for(sequence.num_tokens) + len(self.running), lower)
 
@@ -281,37 +328,45 @@ class Scheduler:
             coming += len(victim.block_table)
             self._preempt(victim)
 
-    def _victims(self, step: int | None) -> list[Sequence]:
-        """Who may be preempted, first choice first: not in `step`, not too often, not before making progress."""
-        most = self.config.max_preemptions
-        eligible = [
-            s
-            for s in self.running.values()
-            if s.last_step != step
-            and s.num_preemptions < most
-            and (s.num_preemptions == 0 or len(s.output) > s.num_kept_tokens)
-        ]
-        return sorted(eligible, key=self._victim_key, reverse=True)
-
-    def _victim_key(self, sequence: Sequence) -> tuple[float, ...]:
-        return (sequence.priority_class, *self.policy.victim_rank(sequence))
+    def _yield_for_the_oldest(self, flight: Flight) -> bool:
+        """Where all of a tenant's sequences are paused for blocks, the youngest gives up its own. Whether any did."""
+        tenants = {s.tenant for s, limit in flight.paused.items() if limit is Blocked.ALLOWANCE}
+        yielded = False
+        for tenant in tenants:
+            own = [s for s in self.running.values() if s.tenant == tenant]
+            if len(own) > 1 and not any(s.in_flight or s in flight.sequences for s in own):
+                self._give_way(max(own, key=_YOUNGEST))
+                yielded = True
+        return yielded
 
     def _preempt(self, sequence: Sequence) -> None:
         self.counters.preemptions += 1
-        self.preempted.append(sequence)
         sequence.num_preemptions += 1
         sequence.num_kept_tokens = len(sequence.output)
+        self._suspend(sequence)
+
+    def _give_way(self, sequence: Sequence) -> None:
+        """Preempted at a limit of its own tenant, which does not count against it."""
+        self.counters.yields += 1
+        sequence.num_yields += 1
+        self._suspend(sequence)
+
+    def _suspend(self, sequence: Sequence) -> None:
+        self.preempted.append(sequence)
         sequence.status = Status.PREEMPTED
         del self.running[sequence.id]
         self._preempting[sequence.id] = sequence
         self._release_if_idle(sequence)
 
-    def _break_deadlock(self) -> None:
-        """Everyone who runs waits for memory that only another could give: the last choice gives way, for good if it
-        has been preempted as often as it may.
+    def _break_deadlock(self, flight: Flight) -> None:
+        """Everyone who could run waits for memory that only another could give. Whoever is paused gives way; else the
+        last choice does, for good if it has been preempted as often as it may.
         """
-        victim = max(self.running.values(), key=self._victim_key)
-        if victim.num_preemptions < self.config.max_preemptions:
+        if flight.paused:
+            self._give_way(max(flight.paused, key=_YOUNGEST))
+            return
+        victim = max(self.running.values(), key=self._victims.key)
+        if self._victims.may_be_preempted(victim):
             self._preempt(victim)
         else:
             self._ended.append(victim)
@@ -364,9 +419,8 @@ class Scheduler:
         """Free blocks and slot, unless a step in flight still names the sequence; a preempted one waits again."""
         if sequence.in_flight or sequence.slot < 0:
             return
-        self.pool.release(sequence.block_table)
-        self._free_slots.append(sequence.slot)
-        sequence.block_table, sequence.slot = [], -1
+        self.holdings.take_back(sequence)
+        self._look_again(sequence.tenant)
         if sequence.status is Status.PREEMPTED:
             self.counters.recomputed_tokens += sequence.num_computed_tokens
             sequence.num_computed_tokens = 0
@@ -375,18 +429,6 @@ class Scheduler:
             self.waiting.restore(sequence)
 
     def check_integrity(self) -> None:
-        """Every block is free or owned by exactly one sequence that holds a slot."""
-        self.pool.check_integrity()
-        named = {id(s): s for flight in self.in_flight for s in flight.sequences}
-        holders = {id(s): s for s in (*self.running.values(), *self._preempting.values())} | named
-        owned = [block for s in holders.values() for block in s.block_table]
-        assert len(owned) == len(set(owned)), "two sequences own one block"
-        assert len(owned) + self.pool.num_free == self.config.num_blocks, "blocks were lost"
-        slots = [s.slot for s in holders.values() if s.slot >= 0]
-        assert sorted(slots + self._free_slots) == list(range(self.config.max_num_seqs)), "slots were lost"
-
-
-_POOLS: dict[KVAllocation, type[PagedPool] | type[ContiguousPool]] = {
-    KVAllocation.PAGED: PagedPool,
-    KVAllocation.CONTIGUOUS: ContiguousPool,
-}
+        """Every slot and block is free, or held by exactly one sequence that runs, was preempted or is in flight."""
+        named = [s for flight in self.in_flight for s in flight.sequences]
+        self.holdings.check_integrity({*self.running.values(), *self._preempting.values(), *named})

@@ -43,8 +43,10 @@ class Sequence:
     finish_reason: FinishReason | None = None
     output: list[int] = field(default_factory=list)
     num_tokens: int = field(init=False)  # prompt and output, those sampled by steps in flight included
+    token_limit: int = field(init=False)  # of `num_tokens`: where it pauses until it may have more
     num_billed_tokens: int = 0  # prompt tokens computed at least once
     num_preemptions: int = 0
+    num_yields: int = 0  # preemptions at a limit of its own tenant
     num_kept_tokens: int = 0  # output when it was last preempted
 
     # while it holds a slot
@@ -57,6 +59,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.num_tokens = len(self.prompt) + len(self.output)
+        self.token_limit = self.most_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -66,6 +69,19 @@ class Sequence:
     def most_tokens(self) -> int:
         """The longest it may become."""
         return len(self.prompt) + self.max_tokens
+
+    @property
+    def is_newcomer(self) -> bool:
+        """Whether it never held a slot before."""
+        return self.num_preemptions == self.num_yields == 0
+
+    def limit_to(self, tokens: int) -> None:
+        """Let it generate this many tokens for now."""
+        self.token_limit = min(len(self.prompt) + tokens, self.most_tokens)
+
+    def extend(self, tokens: int) -> None:
+        """Let it generate this many more."""
+        self.token_limit = min(self.token_limit + tokens, self.most_tokens)
 
     def tokens_at(self, start: int, length: int) -> list[int]:
         """Known tokens of positions [start, start + length)."""

@@ -7,8 +7,8 @@ from typing import Protocol
 from backend.sequence import Sequence
 
 
-class WaitingQueue(Protocol):
-    """An order over waiting sequences. The scheduler is the only caller."""
+class SequenceQueue(Protocol):
+    """An order over waiting sequences."""
 
     def __len__(self) -> int: ...
 
@@ -27,6 +27,58 @@ class WaitingQueue(Protocol):
     def remove(self, sequence: Sequence) -> None:
         """It was admitted or cancelled."""
         ...
+
+
+class WaitingQueue(SequenceQueue, Protocol):
+    """What the scheduler, its only caller, takes sequences from."""
+
+    def hold(self, tenant: str, reason: str | None) -> None:
+        """Pass the tenant over for a limit of its own, until it is held for None."""
+        ...
+
+
+class HoldingQueue:
+    """Makes a `WaitingQueue` of any order: sequences of a held tenant lie aside, and keep their places."""
+
+    def __init__(self, order: SequenceQueue) -> None:
+        self._order = order
+        self._aside: dict[str, set[Sequence]] = {}
+
+    def __len__(self) -> int:
+        return len(self._order) + sum(map(len, self._aside.values()))
+
+    def add(self, sequence: Sequence) -> None:
+        self._order.add(sequence)
+        self._lay_aside(sequence)
+
+    def restore(self, sequence: Sequence) -> None:
+        self._order.restore(sequence)
+        self._lay_aside(sequence)
+
+    def head(self) -> Sequence | None:
+        """The first of a tenant that is not held. Those found on the way are laid aside."""
+        while (sequence := self._order.head()) is not None and sequence.tenant in self._aside:
+            self._lay_aside(sequence)
+        return sequence
+
+    def remove(self, sequence: Sequence) -> None:
+        aside = self._aside.get(sequence.tenant)
+        if aside and sequence in aside:
+            aside.remove(sequence)
+        else:
+            self._order.remove(sequence)
+
+    def hold(self, tenant: str, reason: str | None) -> None:
+        if reason is not None:
+            self._aside.setdefault(tenant, set())
+            return
+        for sequence in sorted(self._aside.pop(tenant, ()), key=lambda waiting: (waiting.arrival, waiting.id)):
+            self._order.restore(sequence)
+
+    def _lay_aside(self, sequence: Sequence) -> None:
+        if sequence.tenant in self._aside:
+            self._order.remove(sequence)
+            self._aside[sequence.tenant].add(sequence)
 
 
 class FirstComeFirstServed:

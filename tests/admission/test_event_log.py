@@ -51,7 +51,7 @@ def record(config: CoreConfig, seed: int, events: int = 400) -> list[str]:
         core.take_ended()
         if flying and rng.random() < 0.7:
             batch = flying.popleft()
-            tokens = [7 if rng.random() < 0.05 else 20 for _ in batch.sampled]
+            tokens = [7 if rng.random() < 0.05 else 4242 for _ in batch.sampled]
             core.complete(StepOutput(batch.step, tokens, rng.uniform(0.001, 0.02)), now)
     return lines
 
@@ -74,4 +74,26 @@ def test_a_log_that_was_tampered_with_is_noticed_at_the_line() -> None:
 
 
 def test_no_token_of_a_prompt_or_an_answer_is_in_the_log() -> None:
-    assert all("20,20" not in line for line in record(CONFIGS["fcfs"], 1))
+    assert all("4242,4242" not in line for line in record(CONFIGS["fcfs"], 1))
+
+
+def test_leases_and_extensions_are_events_too() -> None:
+    lines: list[str] = []
+    core = RecordedCore(CONFIGS["fair"], ENGINE, StepTimeModel(PRIOR), lines.append)
+    core.allow("t", 2, 1.0)
+    small = Sequence("small", "t", [9] * 6, SamplingParams(), 40, 0, frozenset([7]))
+    small.limit_to(1)
+    core.arrive(small, 1.5)
+    core.arrive(Sequence("large", "t", [9] * 30, SamplingParams(), 9, 0, frozenset([7])), 1.5)
+    now = 2.0
+    for event in range(12):
+        while (batch := core.plan(now)) is not None:
+            now += 0.01
+            core.complete(StepOutput(batch.step, [4] * len(batch.sampled), 0.01), now)
+        if event == 3:
+            core.extend(small, 20, now)
+        if event == 6:
+            core.allow("t", None, now)
+    assert len(small.output) > 1
+    assert any('"allowance"' in line for line in lines) and any('["extend"' in line for line in lines)
+    assert [json.dumps(entry, separators=(",", ":")) for entry in replay(lines)] == lines

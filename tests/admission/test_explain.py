@@ -3,16 +3,16 @@ import json
 from admission.explain import explain
 
 LOG = [
-    ["log", 1, {}, {}, [], 512],
-    ["arrive", 1.0, "r-0", "acme", 15, 100, 1, None, None],
-    ["plan", 1.5, 0, 3, 0, [], [], ["slots", "other-0"]],
+    ["log", 2, {}, {}, [], 512],
+    ["arrive", 1.0, "r-0", "acme", 15, 100, 100, 1, None, None],
+    ["plan", 1.5, 0, 3, 0, [], [], ["slots", "other-0"], None],
     ["done", 2.0, 0, 0.1, ["other-9"]],
-    ["plan", 2.5, 1, 3, 0, [], [], ["memory", "r-0"]],
-    ["plan", 3.0, 2, 3, 0, [["r-0", 10]], [], None],
-    ["plan", 3.1, 3, 3, 0, [["r-0", 5]], [], None],
-    ["plan", 4.0, 4, 3, 0, [], ["r-0"], ["release", "r-0"]],
-    ["plan", 4.5, 5, 3, 0, [["r-0", 25]], [], None],
-    ["arrive", 4.6, "x-0", "acme", 5, 10, 0, None, "QueueFull"],
+    ["plan", 2.5, 1, 3, 0, [], [], ["memory", "r-0"], None],
+    ["plan", 3.0, 2, 3, 0, [["r-0", 10]], [], None, None],
+    ["plan", 3.1, 3, 3, 0, [["r-0", 5]], [], None, None],
+    ["plan", 4.0, 4, 3, 0, [], ["r-0"], ["release", "r-0"], None],
+    ["plan", 4.5, 5, 3, 0, [["r-0", 25]], [], None, None],
+    ["arrive", 4.6, "x-0", "acme", 5, 10, 10, 0, None, "QueueFull"],
     ["done", 5.0, 5, 0.1, ["r-0"]],
     ["finish", 5.1, "r-0", "cancelled"],
 ]
@@ -34,6 +34,21 @@ def test_the_story_says_when_why_and_how_long_a_request_waited() -> None:
         "             0.500 s: memory of preempted sequences was on its way back",
         "    3.500 s  prefill of 25 tokens in step 5",
         "    4.000 s  ended by an end token",
+    ]
+
+
+def test_a_tenant_that_is_passed_over_is_told_for_which_limit_of_its_own() -> None:
+    log = [
+        ["log", 2, {}, {}, [], 512],
+        ["arrive", 1.0, "r-0", "acme", 15, 100, 100, 1, None, None],
+        ["plan", 1.0, 0, 3, 0, [], [], None, {"acme": "allowance"}],
+        ["plan", 1.5, 1, 3, 0, [], [], None, None],
+        ["plan", 2.0, 2, 3, 0, [], [], ["slots", "other-0"], {}],
+        ["plan", 2.25, 3, 3, 0, [["r-0", 15]], [], None, None],
+    ]
+    assert explain(map(json.dumps, log), "r")[3:5] == [
+        "             1.000 s: its tenant held as much KV memory as its limit allows",
+        "             0.250 s: behind others, because max_num_seqs sequences were running",
     ]
 
 

@@ -43,7 +43,7 @@ class WatchedScheduler(Scheduler):
     def __init__(self, waiting: WaitingQueue, policy: Policy) -> None:
         super().__init__(CONFIG, waiting, policy)
         self._named: dict[int, frozenset[int]] = {}  # by step
-        self.pool = self._Pool(self)
+        self.holdings.pool = self._Pool(self)
 
     class _Pool(PagedPool):
         def __init__(self, scheduler: "WatchedScheduler") -> None:

@@ -1,0 +1,78 @@
+"""Who holds which slots and blocks of the device, and on whose account."""
+
+from collections import Counter
+from collections.abc import Collection
+
+from backend.allowance import Allowances
+from backend.config import EngineConfig, KVAllocation
+from backend.paged_kv.block_pool import BlockPool, ContiguousPool, PagedPool
+from backend.sequence import Sequence
+
+
+class Holdings:
+    """Hands slots and blocks to sequences and takes them back. It decides nothing; the scheduler is the only caller."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.pool: BlockPool = _POOLS[config.kv_allocation](config.num_blocks)
+        self.allowances = Allowances()
+        self._config = config
+        self._contiguous = config.kv_allocation is KVAllocation.CONTIGUOUS
+        self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
+
+    @property
+    def has_free_slot(self) -> bool:
+        return bool(self._free_slots)
+
+    def blocks_to_start(self, sequence: Sequence) -> int:
+        """For all its tokens of now; contiguous: of the longest it may become, whose last token is never computed."""
+        return self._config.blocks_for(sequence.most_tokens - 1 if self._contiguous else sequence.num_tokens)
+
+    def blocks_to_grow(self, sequence: Sequence, length: int) -> int:
+        """More than it holds, for `length` more computed tokens; 0 when it has room for them."""
+        needed = self._config.blocks_for(sequence.num_computed_tokens + length) - len(sequence.block_table)
+        return self.blocks_to_start(sequence) if self._contiguous and needed > 0 else max(needed, 0)
+
+    def fit(self, sequence: Sequence, spare: int) -> bool:
+        """Whether the blocks that it starts with are free, and `spare` beside them."""
+        needed = self.blocks_to_start(sequence)
+        if not self._contiguous:
+            return self.pool.num_free >= needed + spare
+        run = self.pool.allocate(needed)
+        self.pool.release(run or [])
+        return run is not None
+
+    def seat(self, sequence: Sequence) -> None:
+        sequence.slot = self._free_slots.pop()
+
+    def give(self, sequence: Sequence, count: int) -> list[int] | None:
+        """`count` more blocks at the end of its table, or None when they are not to be had."""
+        blocks = self.pool.allocate(count)
+        if blocks is not None:
+            sequence.block_table += blocks
+            self.allowances.take(sequence.tenant, count)
+        return blocks
+
+    def take_back(self, sequence: Sequence) -> None:
+        """All of it, slot and blocks."""
+        self.pool.release(sequence.block_table)
+        self.allowances.give(sequence.tenant, len(sequence.block_table))
+        self._free_slots.append(sequence.slot)
+        sequence.block_table, sequence.slot = [], -1
+
+    def check_integrity(self, holders: Collection[Sequence]) -> None:
+        """Every block is free or owned by exactly one of `holders`, and charged to its tenant."""
+        self.pool.check_integrity()
+        self.allowances.check_integrity()
+        owned = [block for s in holders for block in s.block_table]
+        assert len(owned) == len(set(owned)), "two sequences own one block"
+        assert len(owned) + self.pool.num_free == self._config.num_blocks, "blocks were lost"
+        held = Counter(s.tenant for s in holders for _ in s.block_table)
+        assert held == self.allowances.held, "a tenant is not charged for what it holds"
+        slots = [s.slot for s in holders if s.slot >= 0]
+        assert sorted(slots + self._free_slots) == list(range(self._config.max_num_seqs)), "slots were lost"
+
+
+_POOLS: dict[KVAllocation, type[PagedPool] | type[ContiguousPool]] = {
+    KVAllocation.PAGED: PagedPool,
+    KVAllocation.CONTIGUOUS: ContiguousPool,
+}
