@@ -15,11 +15,14 @@ from typing import Any
 
 from admission.simulation.errors import SimulationError
 from backend.errors import BackendError, ConfigError
-from gateway import key_commands, log_commands, simulate_command
+from gateway import key_commands, log_commands, policy_commands, simulate_command
 from gateway.flags import SettingsError, add_flags, did_you_mean, load, misspelled
 from gateway.key_store import KeyStoreError
 from gateway.log_commands import LogError
 from gateway.settings import SPARE_FILES, Settings
+from quotas.embedded_errors import EmbeddedStoreError
+from quotas.errors import QuotaError
+from quotas.policy_file import PolicyError
 
 NOTES = """\
 Every flag is a variable too: --max-num-seqs is SLUICE_MAX_NUM_SEQS. A flag wins over its variable.
@@ -34,9 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         namespace.parser.error(_unknown(strangers, namespace.parser))
     try:
         return int(namespace.run(namespace))
-    except (SettingsError, ConfigError, SimulationError) as error:
+    except (SettingsError, ConfigError, PolicyError, SimulationError) as error:
         return _failed(error, 2)
-    except (KeyStoreError, LogError, BackendError) as error:
+    except (KeyStoreError, LogError, EmbeddedStoreError, QuotaError, BackendError) as error:
         return _failed(error, 1)
     except KeyboardInterrupt:
         return 130
@@ -92,6 +95,7 @@ def _parser() -> ArgumentParser:
     add_flags(serve)
     serve.set_defaults(run=_serve, parser=serve)
     key_commands.add_to(commands)
+    policy_commands.add_to(commands)
     simulate_command.add_to(commands)
     log_commands.add_to(commands)
     shown = commands.add_parser("version", help="print the version")

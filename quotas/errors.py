@@ -1,0 +1,69 @@
+"""Why a quota is not granted, and why a store cannot tell.
+
+    QuotaError
+    ├── Refused              the policy says no; nothing was charged
+    │   ├── NeverFits        more was asked than the limit can ever hold
+    │   ├── LimitExceeded    a rate is spent for now, or what may be held at once is held
+    │   └── BudgetSpent      the budget of this period is spent
+    ├── StoreUnavailable     no answer in time, or none at all
+    │   └── ConnectionLost   it broke while the call was under way
+    ├── StoreUnsuitable      the server must not keep quotas as it is; the message names the remedy
+    └── StoreFault           an answer that no working store gives
+"""
+
+from datetime import UTC, datetime
+
+from quotas.limit import Limit
+
+
+class QuotaError(Exception):
+    pass
+
+
+class Refused(QuotaError):
+    """`asked` and `left` are in the units of the limit's resource; `left` is never negative."""
+
+    def __init__(self, limit: Limit, asked: int, left: int, when: str) -> None:
+        super().__init__(f"{limit.name} is {limit.amount}: asked {asked}, left {left}; {when}")
+        self.limit = limit
+        self.asked = asked
+        self.left = left
+
+
+class NeverFits(Refused):
+    def __init__(self, limit: Limit, asked: int) -> None:
+        super().__init__(limit, asked, limit.capacity, f"it never holds more than {limit.capacity}")
+
+
+class LimitExceeded(Refused):
+    """`retry_after`: seconds until the refill suffices; None where nobody can tell, as for concurrency."""
+
+    def __init__(self, limit: Limit, asked: int, left: int, retry_after: float | None) -> None:
+        when = "when others end" if retry_after is None else f"in {retry_after:.3g} s"
+        super().__init__(limit, asked, left, f"it suffices {when}")
+        self.retry_after = retry_after
+
+
+class BudgetSpent(Refused):
+    """`resets_at`: Unix time at which the next period begins."""
+
+    def __init__(self, limit: Limit, asked: int, left: int, resets_at: float) -> None:
+        when = datetime.fromtimestamp(resets_at, UTC).isoformat(timespec="seconds")
+        super().__init__(limit, asked, left, f"it resets at {when}")
+        self.resets_at = resets_at
+
+
+class StoreUnavailable(QuotaError):
+    pass
+
+
+class ConnectionLost(StoreUnavailable):
+    pass
+
+
+class StoreUnsuitable(QuotaError):
+    pass
+
+
+class StoreFault(QuotaError):
+    pass

@@ -1,0 +1,96 @@
+"""What a tenant, or one of its API keys, may use: so much of one resource, within one window."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+MAX_AMOUNT = 10**15  # the store's scripts count in doubles, exact to 2**53; this leaves room for sums
+
+
+class Resource(StrEnum):
+    REQUESTS = "requests"
+    INPUT_TOKENS = "input_tokens"
+    OUTPUT_TOKENS = "output_tokens"
+    TOKENS = "tokens"
+    CONCURRENT_REQUESTS = "concurrent_requests"
+    QUEUED_REQUESTS = "queued_requests"
+    KV_BYTES = "kv_bytes"
+
+    @property
+    def is_held(self) -> bool:
+        """Held for a while and given back, rather than spent: its limits have no window."""
+        return self in HELD
+
+
+HELD = frozenset({Resource.CONCURRENT_REQUESTS, Resource.QUEUED_REQUESTS, Resource.KV_BYTES})
+TENANT_ONLY = frozenset({Resource.QUEUED_REQUESTS, Resource.KV_BYTES})  # accounted by tenant: a key has no limit of it
+
+
+class Period(StrEnum):
+    """Of the calendar in UTC; a week begins on Monday (ISO 8601)."""
+
+    DAY = "day"
+    WEEK = "week"
+    MONTH = "month"
+
+
+RATE_UNITS = {"s": 1, "min": 60, "h": 3600}
+_RATE_NAMES = {seconds: unit for unit, seconds in RATE_UNITS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A token bucket that holds `burst` and refills by the limit's amount every `seconds` (1, 60 or 3600)."""
+
+    seconds: int
+    burst: int
+
+    def __post_init__(self) -> None:
+        if self.seconds not in _RATE_NAMES:
+            raise ValueError(f"a rate is per 1, 60 or 3600 seconds, got {self.seconds}")
+        if not 1 <= self.burst <= MAX_AMOUNT:
+            raise ValueError(f"a burst is 1 to {MAX_AMOUNT}, got {self.burst}")
+
+    @property
+    def unit(self) -> str:
+        return _RATE_NAMES[self.seconds]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A sum that may be spent in each period of the calendar; what is left at its end is lost."""
+
+    period: Period
+
+    @property
+    def unit(self) -> str:
+        return self.period.value
+
+
+Window = Rate | Budget | None  # None: of what is held at once
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """At most `amount` of `resource` in each window; `key` is the id of the API key it applies to, None: the tenant."""
+
+    resource: Resource
+    amount: int
+    window: Window = None
+    key: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.resource.is_held != (self.window is None):
+            raise ValueError(f"{self.resource} has {'no' if self.resource.is_held else 'a'} window, got {self.window}")
+        if not (0 if self.resource.is_held else 1) <= self.amount <= MAX_AMOUNT:
+            raise ValueError(f"{self.resource} is limited to at most {MAX_AMOUNT}, got {self.amount}")
+
+    @property
+    def name(self) -> str:
+        """Unique among the limits of a tenant and its keys, and stable: "tokens/min", "key:ab12:requests/day"."""
+        what = f"{self.resource}/{self.window.unit}" if self.window else self.resource.value
+        return f"key:{self.key}:{what}" if self.key else what
+
+    @property
+    def capacity(self) -> int:
+        """The most that it can ever hold: what asks for more never fits."""
+        return self.window.burst if isinstance(self.window, Rate) else self.amount

@@ -1,0 +1,68 @@
+"""What is wrong with policy files, each thing at its place."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+MAX_SHOWN = 60  # characters of a value that an error repeats
+MAX_PROBLEMS = 100
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Mark:
+    """A place in a file, counted from 1; line 0 is the file as a whole."""
+
+    file: str
+    line: int = 0
+    column: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Problem:
+    """`path` is the field by its names from the top, such as tenants.acme.weight; empty: none in particular."""
+
+    mark: Mark
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in (str(self.mark), self.path, self.message) if part)
+
+
+class TooManyProblems(Exception):
+    """There are as many as anyone will read, and more."""
+
+
+class Problems:
+    """What was found so far. Raises `TooManyProblems` at one more than `MAX_PROBLEMS`."""
+
+    def __init__(self) -> None:
+        self.found: list[Problem] = []
+
+    def add(self, mark: Mark, path: str, message: str) -> None:
+        if len(self.found) == MAX_PROBLEMS:
+            raise TooManyProblems
+        self.found.append(Problem(mark, path, message))
+
+
+def quoted(text: str) -> str:
+    """A value as an error may repeat it: short, and with nothing that a terminal would obey."""
+    shown = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+    return json.dumps(shown, ensure_ascii=not shown.isprintable())
+
+
+def did_you_mean(text: str, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown word: empty when nothing is near."""
+    words = {word.lower(): word for word in known}
+    near = get_close_matches(text[:MAX_SHOWN].lower(), list(words), n=1, cutoff=0.6)
+    return f"; did you mean {quoted(words[near[0]])}?" if near else ""
+
+
+def listed(words: Iterable[str]) -> str:
+    """ "a, b or c"."""
+    *others, last = words
+    return f"{', '.join(others)} or {last}" if others else last

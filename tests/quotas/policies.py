@@ -1,0 +1,159 @@
+"""Policies at random, policies from text, and policy files as an editor sees them."""
+
+import re
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+
+from quotas.limit import MAX_AMOUNT, RATE_UNITS, TENANT_ONLY, Budget, Limit, Period, Rate, Resource
+from quotas.policy import SCOPES, SERVICE_TIERS, ClassPolicy, KeyPolicy, Policy, Price, QueueBounds, TenantPolicy
+from quotas.policy_file import PolicyError, parse_policy
+from quotas.problems import Problems
+from quotas.yaml_nodes import Fields, Items, Node, Text, compose
+
+POLICIES = Path(__file__).parents[2] / "policies"
+EXAMPLES = [POLICIES / "default.yaml", *sorted((POLICIES / "examples").glob("*.yaml"))]
+
+# Plain scalars of YAML's core schema (YAML 1.2.2, 10.3.2) that are not text
+CORE_INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+CORE_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan")
+CORE_WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
+
+
+def parsed(text: str) -> Policy:
+    return parse_policy({"policy.yaml": text.encode()})
+
+
+def problems_of(*texts: str | bytes) -> list[str]:
+    """What is wrong with the files a.yaml, b.yaml, ... together."""
+    contents = [text.encode() if isinstance(text, str) else text for text in texts]
+    try:
+        parse_policy({f"{chr(ord('a') + index)}.yaml": content for index, content in enumerate(contents)})
+    except PolicyError as error:
+        return [str(problem) for problem in error.problems]
+    return []
+
+
+def as_json(text: str) -> Any:
+    """The file as JSON Schema sees it in an editor, typed by YAML's core schema."""
+    node = compose("policy.yaml", text.encode(), Problems())
+    assert node is not None
+    return _json(node)
+
+
+def _json(node: Node) -> Any:
+    if isinstance(node, Fields):
+        return {name: _json(value) for name, (_, value) in node.entries.items()}
+    if isinstance(node, Items):
+        return [_json(item) for item in node.nodes]
+    assert isinstance(node, Text)
+    return _scalar(node.text) if node.is_plain else node.text
+
+
+def _scalar(text: str) -> Any:
+    if text in CORE_WORDS:
+        return CORE_WORDS[text]
+    if CORE_INT.fullmatch(text):
+        return int(text, 0 if text[:2] in {"0x", "0o"} else 10)
+    return float(text.replace(".inf", "inf").replace(".nan", "nan")) if CORE_FLOAT.fullmatch(text) else text
+
+
+amounts = st.integers(1, MAX_AMOUNT) | st.sampled_from([1, 10, 1000, 1500, 20_000, 10**6, 2**31, MAX_AMOUNT])
+seconds = st.integers(1, 10**9).map(lambda number: float(Decimal(number) / 10**6)) | st.integers(1, 10**6).map(float)
+weights = st.integers(1, 10**6).map(lambda number: number / 1000)
+moments = st.integers(0, 2**32).map(lambda stamp: datetime.fromtimestamp(stamp, UTC))
+prices = st.integers(0, 10**9).map(lambda number: (Decimal(number) / 10**12).normalize())
+names = st.sampled_from(["acme", "a.b-c_d", "Z" * 64, "no", "on", "010", "1e3", "0x10", "null", "2027-01-31", "y", "0"])
+models = st.just(("*",)) | st.lists(st.sampled_from(["a", "b/c", "Qwen 3", "#d", "e: f"]), min_size=1, unique=True).map(
+    tuple
+)
+
+
+@st.composite
+def limit_sets(draw: st.DrawFn, key: str | None = None) -> tuple[Limit, ...]:
+    limits: list[Limit] = []
+    for resource in Resource:
+        if resource.is_held and not (key and resource in TENANT_ONLY) and draw(st.booleans()):
+            limits.append(Limit(resource, draw(st.just(0) | amounts), None, key))
+        elif not resource.is_held:
+            for unit in draw(st.sets(st.sampled_from([*RATE_UNITS.values(), *Period]), max_size=2)):
+                amount = draw(amounts)
+                window = Budget(unit) if isinstance(unit, Period) else Rate(unit, draw(st.just(amount) | amounts))
+                limits.append(Limit(resource, amount, window, key))
+    return tuple(limits)
+
+
+@st.composite
+def class_lists(draw: st.DrawFn) -> tuple[ClassPolicy, ...]:
+    tiers = draw(st.permutations(SERVICE_TIERS))
+    cut = draw(st.integers(0, 4))
+    optional = st.none() | seconds
+    found: list[ClassPolicy] = []
+    for level, name in enumerate(draw(st.lists(st.sampled_from(["a", "b-1", "null", "y"]), min_size=1, unique=True))):
+        own = tiers[:cut] if level == 0 else tiers[cut:] if level == 1 else []
+        aging = found[-1].aging + draw(st.integers(0, 5)) if found else 0.0
+        count = st.none() | amounts
+        queue = QueueBounds(draw(count), draw(count), draw(count), draw(optional))
+        found.append(ClassPolicy(name, level, tuple(sorted(own)), draw(optional), draw(optional), aging, queue))
+    return tuple(found)
+
+
+@st.composite
+def tenants(draw: st.DrawFn, name: str, classes: tuple[ClassPolicy, ...]) -> TenantPolicy:
+    highest = draw(st.sampled_from(classes))
+    price = st.builds(Price, prices, prices, prices, st.sampled_from(["EUR", "USD"]))
+    return TenantPolicy(
+        name=name,
+        highest_class=highest.name,
+        default_class=draw(st.sampled_from(classes[highest.level :])).name,
+        weight=draw(weights),
+        models=draw(models),
+        limits=_ordered(draw(limit_sets())),
+        on_store_outage=draw(st.sampled_from(["closed", "open", "lease"])),
+        price=draw(st.none() | price),
+    )
+
+
+@st.composite
+def keys(draw: st.DrawFn, key_id: str, tenant: TenantPolicy, classes: tuple[ClassPolicy, ...]) -> KeyPolicy:
+    allowed = classes[[entry.name for entry in classes].index(tenant.highest_class) :]
+    highest = draw(st.none() | st.sampled_from(allowed))
+    return KeyPolicy(
+        id=key_id,
+        hmac=draw(st.sampled_from([None, "0123456789abcdef" * 4, "12345678" * 8])),
+        expires=draw(st.none() | moments),
+        scopes=draw(st.sampled_from([SCOPES, SCOPES[:1], SCOPES[1:]])),
+        models=draw(st.sampled_from([("*",), tenant.models])),
+        highest_class=highest.name if highest else None,
+        limits=_ordered(draw(limit_sets(key=key_id))),
+    )
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> Policy:
+    classes = draw(class_lists())
+    found = {}
+    for index, name in enumerate(draw(st.lists(names, max_size=3, unique=True))):
+        tenant = draw(tenants(name, classes))
+        ids = [f"{index}e{number}" for number in range(draw(st.integers(0, 2)))]
+        own = {key_id: draw(keys(key_id, tenant, classes)) for key_id in ids}
+        found[name] = TenantPolicy(**{**_fields(tenant), "keys": own})
+    return Policy.of(classes, draw(tenants("", classes)), found)
+
+
+def _fields(tenant: TenantPolicy) -> dict[str, Any]:
+    return {name: getattr(tenant, name) for name in TenantPolicy.__slots__}
+
+
+def _ordered(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
+    """As policy files are read: by resource, rates before budgets, short windows first."""
+
+    def order(limit: Limit) -> tuple[int, bool, float, str]:
+        window = limit.window
+        place = list(Resource).index(limit.resource)
+        return place, isinstance(window, Budget), window.seconds if isinstance(window, Rate) else 0, limit.name
+
+    return tuple(sorted(limits, key=order))
