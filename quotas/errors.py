@@ -1,14 +1,14 @@
 """Why a quota is not granted, and why a store cannot tell.
 
-    QuotaError
-    ├── Refused              the policy says no; nothing was charged
-    │   ├── NeverFits        more was asked than the limit can ever hold
-    │   ├── LimitExceeded    a rate is spent for now, or what may be held at once is held
-    │   └── BudgetSpent      the budget of this period is spent
-    ├── StoreUnavailable     no answer in time, or none at all
-    │   └── ConnectionLost   it broke while the call was under way
-    ├── StoreUnsuitable      the server must not keep quotas as it is; the message names the remedy
-    └── StoreFault           an answer that no working store gives
+QuotaError
+├── Refused              the policy says no; nothing was charged
+│   ├── NeverFits        more was asked than the limit can ever hold
+│   ├── LimitExceeded    a rate is spent for now, or what may be held at once is held
+│   └── BudgetSpent      the budget of this period is spent
+├── StoreUnavailable     no answer in time, or none at all
+│   └── ConnectionLost   it broke while the call was under way
+├── StoreUnsuitable      the server must not keep quotas as it is; the message names the remedy
+└── StoreFault           an answer that no working store gives
 """
 
 from datetime import UTC, datetime

@@ -1,0 +1,106 @@
+"""What a quota costs beside a round trip to its store: python -m benchmarks.quota_store
+
+A private Valkey on a unix socket, one client, six limits active on every request: rates of requests, input and all
+tokens, budgets of a day and a month, and concurrency. PING goes through the same client and socket. `--server` names
+another server program.
+"""
+
+import asyncio
+import gc
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from statistics import median
+
+from benchmarks.report import Report, Spread, scenario_parser
+from quotas.limit import Budget, Limit, Period, Rate, Resource
+from quotas.redis_store import RedisStore
+from quotas.reservation import Ask, Usage
+from quotas.resp import command
+from quotas.script_runner import ScriptRunner
+from tests.quotas.servers import BINARIES, running
+
+IN_FLIGHT = 32
+LIMITS = (
+    Limit(Resource.REQUESTS, 10**8, Rate(60, 10**8)),
+    Limit(Resource.INPUT_TOKENS, 10**9, Rate(60, 10**9)),
+    Limit(Resource.TOKENS, 10**9, Rate(60, 10**9)),
+    Limit(Resource.TOKENS, 10**14, Budget(Period.DAY)),
+    Limit(Resource.OUTPUT_TOKENS, 10**14, Budget(Period.MONTH)),
+    Limit(Resource.CONCURRENT_REQUESTS, 1000),
+)
+ASK, USAGE = Ask(1, 300, 200), Usage(300, 120, 100)
+PING = command(b"PING")
+TIMEOUT = 10.0  # seconds: a busy machine is no outage here
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = scenario_parser(__doc__, runs=7)
+    parser.add_argument("--server", default=BINARIES["valkey"], help="server program")
+    options = parser.parse_args(arguments)
+    report = Report("quota_store", options.quick)
+    runs, pairs = (1, 200) if options.quick else (options.runs, 2000)
+    with tempfile.TemporaryDirectory() as directory, running(options.server, Path(directory)) as url:
+        rows = [asyncio.run(_measure(url, pairs)) for _ in range(runs)]
+    report.add_table("six limits active", [{name: Spread.of([row[name] for row in rows]) for name in rows[0]}])
+    report.at_most("reserve and settle, in PING round trips", median(row["pair / PING"] for row in rows), 4)
+    report.at_least(f"pairs/s at {IN_FLIGHT} in flight", median(row["pairs/s"] for row in rows), 8000)
+    return report.finish(options.results)
+
+
+async def _measure(url: str, pairs: int) -> dict[str, float]:
+    runner = ScriptRunner(url, TIMEOUT)
+    store = RedisStore(runner)
+    await store.connect()
+
+    async def pair() -> None:
+        await store.settle(await store.reserve("tenant", None, LIMITS, ASK), USAGE)
+
+    async def ping() -> None:
+        await runner.client.send(PING)
+
+    gc.collect()
+    gc.freeze()
+    pair_time, ping_time = await _alternating(pair, ping, pairs)
+    rate, processor_rate = await _throughput(pair, pairs)
+    gc.unfreeze()
+    await store.close()
+    return {
+        "PING p50, us": ping_time * 1e6,
+        "pair p50, us": pair_time * 1e6,
+        "pair / PING": pair_time / ping_time,
+        "pairs/s": rate,
+        "pairs per second of the client's processor time": processor_rate,
+    }
+
+
+async def _alternating(
+    one: Callable[[], Awaitable[None]], other: Callable[[], Awaitable[None]], times: int
+) -> tuple[float, float]:
+    """The median seconds of each."""
+    durations: tuple[list[float], list[float]] = [], []
+    for _ in range(times):
+        for call, taken in zip((one, other), durations, strict=True):
+            start = time.perf_counter()
+            await call()
+            taken.append(time.perf_counter() - start)
+    return median(durations[0]), median(durations[1])
+
+
+async def _throughput(call: Callable[[], Awaitable[None]], calls: int) -> tuple[float, float]:
+    """Calls a second with `IN_FLIGHT` at once; the same by processor time of this process."""
+
+    async def work() -> None:
+        for _ in range(calls // IN_FLIGHT):
+            await call()
+
+    start, processor = time.perf_counter(), time.process_time()
+    await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))
+    done = calls // IN_FLIGHT * IN_FLIGHT
+    return done / (time.perf_counter() - start), done / (time.process_time() - processor)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

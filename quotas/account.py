@@ -1,0 +1,256 @@
+"""What one API key of a tenant may spend, as the store's scripts are told it and as they answer. Pure."""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from typing import NamedTuple
+from urllib.parse import quote
+
+from quotas.errors import BudgetSpent, LimitExceeded, NeverFits, Refused
+from quotas.limit import Budget, Limit, Period, Rate, Resource
+from quotas.msgpack import packed
+from quotas.reservation import Ask, LimitState, Reservation, Usage
+from quotas.resp import words
+from quotas.scripts import Script, Source
+
+PREFIX = "sluice"
+NO_USAGE = Usage()
+RECORD = struct.Struct("<9d")
+LETTERS = {
+    Resource.REQUESTS: "r",
+    Resource.INPUT_TOKENS: "i",
+    Resource.OUTPUT_TOKENS: "o",
+    Resource.TOKENS: "t",
+    Resource.CONCURRENT_REQUESTS: "c",
+}  # what is queued and KV memory are leased in other ways
+LONGEST = {Period.DAY: 1, Period.WEEK: 7, Period.MONTH: 31}  # days
+SPARE = 3600.0  # seconds that state outlives the moment at which it equals none
+MAX_RATE = 4_000_000_000  # units in a window, or in a burst: refills are counted in 1e-6 of them, in doubles
+NO_KEY = "*"
+ARGUMENTS = 10  # as lua/account.lua names them
+
+
+def state_key(tenant: str) -> str:
+    """The key of a tenant's state. Whatever the name, one hash slot holds all of the tenant's keys."""
+    return f"{PREFIX}:{{{quote(tenant, safe='', errors='surrogatepass')}}}"
+
+
+def replica_field(replica: str) -> bytes:
+    return f"p:{replica}".encode()
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A reservation as its replica knows it, enough to put it back if the store forgets it."""
+
+    reservation: Reservation
+    first: int = 0  # day of the charge
+    last: int = 0  # day of the last extension beyond the first, and how much output was added on it
+    late: int = 0
+    booked: Usage = NO_USAGE
+    granted: bool = False
+    used: Usage | None = None  # once it is over, until the store has settled it
+    settling: bool = False  # a settle may have been executed: if the store has it no more, it was
+
+    @property
+    def field(self) -> bytes:
+        return f"r:{self.reservation.id}".encode()
+
+    @property
+    def is_running(self) -> bool:
+        return self.granted and self.used is None
+
+
+class Figures(NamedTuple):
+    """What was used of each limit, scaled, at a time in microseconds; by which state of the store."""
+
+    now: int
+    generation: bytes
+    used: tuple[int, ...]
+
+
+class Account:
+    """The limits of a tenant and one of its keys, in the form that the scripts take: see lua/account.lua."""
+
+    def __init__(self, tenant: str, key: str | None, limits: tuple[Limit, ...], replica: str, lease: float) -> None:
+        """`lease` in seconds."""
+        self.tenant = tenant
+        self.key = key
+        self.given = limits
+        self.limits = _charged(limits)
+        self.scales = tuple(limit.window.seconds if isinstance(limit.window, Rate) else 1 for limit in self.limits)
+        self.state = state_key(tenant).encode()
+        self.keys = [self.state, *([self._key_levels] if any(limit.key for limit in self.limits) else [])]
+        self.life = SPARE + max((_life(limit) for limit in self.limits), default=0.0)
+        self.held: dict[str, Held] = {}
+        self.seen: Figures | None = None
+        self.last_used = 0.0  # by the replica's clock
+        columns = self._columns()
+        self._spec = self._packed(columns[:4])
+        self._constants = words(
+            self._packed(columns), b"%d" % round(lease * 1e6), b"%d" % round(self.life * 1e3), replica_field(replica)
+        )
+        self._heads: dict[tuple[Script, int], bytes] = {}
+
+    @property
+    def generation(self) -> bytes:
+        """Which life of the tenant's state was last seen; empty: none."""
+        return self.seen.generation if self.seen else b""
+
+    def refuse_unfit(self, ask: Ask) -> None:
+        """Raise `NeverFits` if a limit can never hold what is asked."""
+        for limit in self.limits:
+            if (asked := ask.of(limit.resource)) > limit.capacity:
+                raise NeverFits(limit, asked)
+
+    def command(self, script: Script, source: Source, ask: Ask, field: bytes, rest: Sequence[bytes] = ()) -> bytes:
+        """The call of a script that begins as lua/account.lua says, in RESP."""
+        head = self._heads.get((script, len(rest)))
+        if head is None:
+            head = self._heads[script, len(rest)] = self._head(source, len(rest))
+        numbers = (b"%d" % ask.requests, b"%d" % ask.input_tokens, b"%d" % ask.output_tokens)
+        return head + words(self.generation, field, *numbers, self._spec, *rest)
+
+    @staticmethod
+    def figures(answer: list[bytes]) -> Figures:
+        """Of an answer of those scripts: a status, the generation, then the time and the figures as doubles."""
+        _, generation, doubles = answer
+        now, *used = map(int, struct.unpack(f"<{len(doubles) // 8}d", doubles))
+        return Figures(now, generation, tuple(used))
+
+    def see(self, answer: list[bytes]) -> Figures:
+        """The same, remembered in case the store forgets it."""
+        figures = self.figures(answer)
+        if figures.generation:
+            self.seen = figures
+        return figures
+
+    def remember(self, older: "Account") -> None:
+        """Take over what was seen under limits that these replace."""
+        if older.seen is not None:
+            used = dict(zip(map(_id, older.limits), older.seen.used, strict=True))
+            self.seen = older.seen._replace(used=tuple(used.get(_id(limit), 0) for limit in self.limits))
+
+    def states(self, figures: Figures) -> tuple[LimitState, ...]:
+        return tuple(
+            LimitState(limit, max(limit.capacity * scale - used, 0) // scale, _reset(limit, used, figures.now))
+            for limit, scale, used in zip(self.limits, self.scales, figures.used, strict=True)
+        )
+
+    def refusal(self, ask: Ask, figures: Figures) -> Refused:
+        """Of the limits that refuse, the one with the longest wait."""
+        refusals = []
+        for limit, scale, used in zip(self.limits, self.scales, figures.used, strict=True):
+            asked, left = ask.of(limit.resource), limit.capacity * scale - used
+            if asked and asked * scale > left:
+                refusals.append(_refusal(limit, asked, max(left, 0) // scale, asked * scale - left, figures.now))
+        return max(refusals, key=lambda pair: pair[0])[1]
+
+    def record(self, held: Held) -> list[bytes]:
+        """The field of a reservation and its value, as lua/record.lua reads it."""
+        ask, booked = held.reservation.ask, held.booked
+        asked = (ask.requests, ask.input_tokens, ask.output_tokens)
+        done = (booked.input_tokens, booked.cached_tokens, booked.output_tokens)
+        return [held.field, RECORD.pack(*asked, *done, held.first, held.last, held.late) + self._spec]
+
+    @cached_property
+    def _key_levels(self) -> bytes:
+        return self.state + b":key:" + key_name(self.key).encode()
+
+    def _columns(self) -> list[list[int | str]]:
+        """See lua/spec.lua."""
+        scaled = list(zip(self.limits, self.scales, strict=True))
+        return [
+            [_field(limit) for limit in self.limits],
+            [LETTERS[limit.resource] for limit in self.limits],
+            [_window(limit) for limit in self.limits],
+            [*self.scales],
+            [limit.amount for limit in self.limits],
+            [limit.capacity * scale for limit, scale in scaled],
+        ]
+
+    def _packed(self, columns: Sequence[Sequence[int | str]]) -> bytes:
+        own = sum(limit.key is None for limit in self.limits)
+        return packed([len(self.limits), own, key_name(self.key), *(cell for column in columns for cell in column)])
+
+    def _head(self, source: Source, extra: int) -> bytes:
+        count = 3 + len(self.keys) + ARGUMENTS + extra
+        call = words(b"EVALSHA", source.digest, b"%d" % len(self.keys), *self.keys)
+        return b"*%d\r\n" % count + call + self._constants
+
+
+def key_name(key: str | None) -> str:
+    return NO_KEY if key is None else quote(key, safe="", errors="surrogatepass")
+
+
+def _charged(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
+    """Those that reservations are charged to, the tenant's own first."""
+    for limit in limits:
+        if isinstance(limit.window, Rate) and max(limit.amount, limit.window.burst) > MAX_RATE:
+            raise ValueError(f"{limit.name}: a rate and its burst are at most {MAX_RATE}, got {limit.amount}")
+    return tuple(
+        sorted((limit for limit in limits if limit.resource in LETTERS), key=lambda limit: limit.key is not None)
+    )
+
+
+def _id(limit: Limit) -> tuple[str, str | None]:
+    return _field(limit), limit.key
+
+
+def _field(limit: Limit) -> str:
+    return replace(limit, key=None).name
+
+
+def _window(limit: Limit) -> int | str:
+    match limit.window:
+        case Rate(seconds=seconds):
+            return seconds
+        case Budget(period=period):
+            return period.value
+    return "held"
+
+
+def _life(limit: Limit) -> float:
+    """Seconds after which nothing is left of whatever was used."""
+    match limit.window:
+        case Rate(seconds=seconds, burst=burst):
+            return seconds * burst / limit.amount
+        case Budget(period=period):
+            return LONGEST[period] * 86400.0
+    return 0.0
+
+
+def _reset(limit: Limit, used: int, now: int) -> float:
+    match limit.window:
+        case Rate():
+            return used / limit.amount
+        case Budget(period=period) if used:
+            return period_end(period, now) - now / 1e6
+    return 0.0
+
+
+def _refusal(limit: Limit, asked: int, left: int, missing: int, now: int) -> tuple[float, Refused]:
+    """With the seconds to wait; `missing` is scaled."""
+    match limit.window:
+        case Rate():
+            wait = missing / limit.amount
+            return wait, LimitExceeded(limit, asked, left, wait)
+        case Budget(period=period):
+            end = period_end(period, now)
+            return end - now / 1e6, BudgetSpent(limit, asked, left, end)
+    return 0.0, LimitExceeded(limit, asked, left, None)
+
+
+def period_end(period: Period, now: int) -> float:
+    """Unix time at which the period of `now` (us) ends, in UTC."""
+    today = datetime.fromtimestamp(now // 10**6, UTC).replace(hour=0, minute=0, second=0)
+    match period:
+        case Period.DAY:
+            end = today + timedelta(days=1)
+        case Period.WEEK:
+            end = today + timedelta(days=7 - today.weekday())
+        case Period.MONTH:
+            end = (today.replace(day=1) + timedelta(days=32)).replace(day=1)
+    return end.timestamp()

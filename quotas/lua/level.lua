@@ -1,0 +1,38 @@
+-- A level is how much of one limit is used: three doubles used, at, part that only ever hold integers below 2^53:
+--   Rate     used: 1/seconds of a unit; at: microsecond it was refilled; part: 1e-6 of such a fraction refilled beyond
+--   Budget   used: units; at: first day of the period they count in; part: 0
+--   held     used: units; at, part: 0
+local LEVEL, DAY = '<ddd', 86400e6 -- microseconds
+local floor, max, min, pack = math.floor, math.max, math.min, struct.pack
+
+local function int(x) return string.format('%.0f', x) end
+
+local function day_of_month(day) -- 0-based; civil_from_days of H. Hinnant, "chrono-compatible low-level date algorithms"
+  local doe = (day + 719468) % 146097
+  local yoe = floor((doe - floor(doe / 1460) + floor(doe / 36524) - floor(doe / 146096)) / 365)
+  local doy = doe - (365 * yoe + floor(yoe / 4) - floor(yoe / 100))
+  return doy - floor((153 * floor((5 * doy + 2) / 153) + 2) / 5)
+end
+
+local function first_day(window, day) -- of the period in UTC; weeks begin on Monday
+  if window == 'week' then return day - (day + 3) % 7 end
+  if window == 'month' then return day - day_of_month(day) end
+  return day
+end
+
+local BUDGETS = {day = true, week = true, month = true}
+
+local function refilled(level, window, amount, now) -- the window of a Rate is its seconds
+  local used, at, part = 0, 0, 0
+  if level then used, at, part = struct.unpack(LEVEL, level) end
+  if window == 'held' then return used, 0, 0 end
+  if BUDGETS[window] then
+    local first = first_day(window, floor(now / DAY))
+    return at == first and used or 0, first, 0
+  end
+  local elapsed = max(now - at, 0)
+  part = part + elapsed % 1e6 * amount
+  used = used - floor(elapsed / 1e6) * amount - floor(part / 1e6)
+  if used <= 0 then return 0, max(now, at), 0 end
+  return used, max(now, at), part % 1e6
+end

@@ -1,0 +1,39 @@
+-- Settle at its booked progress what nobody holds any more: reservations of replicas whose lease has run out, and those
+-- of this replica that it does not name, if they are older than `bound`.
+-- KEYS: the tenant's state. ARGV: replica, lease (us), bound (an ordinal), then the fields of its live reservations.
+local all = redis.call('HGETALL', KEYS[1])
+local state, live, expiries = {}, {}, {}
+for i = 1, #all, 2 do state[all[i]] = all[i + 1] end
+for i = 4, #ARGV do live[ARGV[i]] = true end
+local now = max(clock(), tonumber(state.now or 0))
+for field, value in pairs(state) do
+  local replica = field:match('^p:(.*)$')
+  if replica then expiries[replica] = tonumber(value) end
+end
+expiries[ARGV[1]] = now + ARGV[2]
+
+local function abandoned(field, replica, ordinal)
+  if replica == ARGV[1] then return tonumber(ordinal) < tonumber(ARGV[3]) and not live[field] end
+  return now >= (expiries[replica] or 0)
+end
+
+local gone = {}
+for field, value in pairs(state) do
+  local replica, ordinal = field:match('^r:(%x+)%.(%d+)$')
+  if replica and abandoned(field, replica, ordinal) then
+    local record = opened(value)
+    give_back(KEYS[1], record, record.asked.r, record.input, record.output)
+    book(KEYS[1], now, record.spec[SPEC], record.asked.r, 0, 0, 0, 0)
+    gone[#gone + 1] = field
+  end
+end
+
+local earliest = now + ARGV[2]
+for replica, expiry in pairs(expiries) do
+  if now >= expiry then gone[#gone + 1] = 'p:' .. replica else earliest = min(earliest, expiry) end
+end
+for _, field in ipairs(gone) do redis.call('HDEL', KEYS[1], field) end
+if next(state) then
+  redis.call('HSET', KEYS[1], 'now', int(now), 'p:' .. ARGV[1], int(now + ARGV[2]), 'lease', int(earliest))
+end
+return {'OK'}

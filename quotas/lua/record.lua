@@ -1,0 +1,3 @@
+-- A reservation: nine doubles, then the spec of its limits. Requests, input and output asked; input, cached and output
+-- booked; days on which it was charged: the first, the last, and how much output late on the last.
+local RECORD, RECORD_SIZE = '<ddddddddd', 72

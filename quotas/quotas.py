@@ -1,0 +1,139 @@
+"""What the gateway calls: a request's grant, from before it runs until its usage is settled."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+from quotas.errors import LimitExceeded, QuotaError
+from quotas.hold_times import HoldTimes
+from quotas.limit import Limit, Resource
+from quotas.policy import TenantPolicy
+from quotas.reservation import NOTHING, Ask, LimitState, Reservation, Usage
+from quotas.store import Store
+
+log = logging.getLogger(__name__)
+
+SETTLE_SECONDS = 2.0  # that a stopping gateway waits for the last settlements
+
+
+class Grant:
+    """A request's right to run. Its holder says by `measure` what it has used so far."""
+
+    def __init__(self, quotas: "Quotas", name: str, key: str | None, reservation: Reservation | None) -> None:
+        self.name = name
+        self.key = key
+        self.reservation = reservation  # None: no limit counts what it uses
+        self.measure: Callable[[], Usage] = _nothing
+        self._quotas = quotas
+        self._is_settled = False
+
+    @property
+    def states(self) -> tuple[LimitState, ...]:
+        """Of each limit that it was charged to, once it was."""
+        return self.reservation.states if self.reservation else ()
+
+    async def extend(self, output_tokens: int) -> None:
+        """Reserve more. Raises `Refused`, having charged nothing, and `StoreUnavailable`."""
+        if self.reservation is not None:
+            await self._quotas.store.extend(self.reservation, output_tokens)
+
+    def settle(self) -> None:
+        """Return what it has not used, and book what it has. The first time only; it does not wait for the store."""
+        if not self._is_settled:
+            self._is_settled = True
+            self._quotas.settle(self)
+
+
+class Quotas:
+    """Holds requests to the limits of their tenants and keys. Owned by one event loop; `run` is a task beside it."""
+
+    def __init__(self, store: Store, heartbeat: float) -> None:
+        """`heartbeat` in seconds: a third of the store's lease, or less."""
+        self.store = store
+        self._heartbeat = heartbeat
+        self._live: set[Grant] = set()
+        self._settling: set[asyncio.Task[None]] = set()
+        self._holds = HoldTimes(asyncio.get_running_loop().time)
+
+    @asynccontextmanager
+    async def reserve(self, name: str, tenant: TenantPolicy, key: str | None, ask: Ask) -> AsyncIterator[Grant]:
+        """Hold `ask` against every limit of the tenant `name` and its key while the block runs, or raise `Refused`.
+
+        Leaving the block settles what the grant measures, whatever ended it. Raises `StoreUnavailable` where the
+        tenant's policy for an outage says so.
+        """
+        limits = _spent(tenant.limits_of(key))
+        reservation = await self._reserve(name, key, limits, ask) if limits else None
+        grant = Grant(self, name, key, reservation)
+        self._live.add(grant)
+        try:
+            with self._holds.holding(name):
+                yield grant
+        finally:
+            self._live.discard(grant)
+            grant.settle()
+
+    async def states(self, name: str, tenant: TenantPolicy, key: str | None) -> tuple[LimitState, ...]:
+        """Of each limit now."""
+        return await self.store.states(name, key, _spent(tenant.limits_of(key)))
+
+    def settle(self, grant: Grant) -> None:
+        usage = grant.measure()
+        if grant.reservation is None:
+            self.store.book(grant.name, grant.key, usage)
+            return
+        grant.reservation.progress = usage
+        task = asyncio.create_task(self.store.settle(grant.reservation, usage))
+        self._settling.add(task)
+        task.add_done_callback(self._settled)
+
+    async def run(self) -> None:
+        """Renew this replica's leases for as long as the server runs."""
+        while True:
+            await asyncio.sleep(self._heartbeat)
+            try:
+                await self._beat()
+            except QuotaError as error:
+                log.warning("the quota store did not take a heartbeat: %s", error)
+
+    async def close(self) -> None:
+        """Once every request has ended: wait for the last settlements, no longer than they may take."""
+        if self._settling:
+            await asyncio.wait(self._settling, timeout=SETTLE_SECONDS)
+        with suppress(QuotaError):
+            await self.store.heartbeat()
+        await self.store.close()
+
+    async def _beat(self) -> None:
+        for grant in self._live:
+            if grant.reservation is not None:
+                grant.reservation.progress = grant.measure()
+        await self.store.heartbeat()
+
+    async def _reserve(self, name: str, key: str | None, limits: tuple[Limit, ...], ask: Ask) -> Reservation:
+        try:
+            return await self.store.reserve(name, key, limits, ask)
+        except LimitExceeded as refusal:
+            raise self._with_wait(name, refusal) from None
+
+    def _with_wait(self, name: str, refusal: LimitExceeded) -> LimitExceeded:
+        """A refusal at what is held at once, with the wait that others of the tenant let expect."""
+        if refusal.limit.resource is not Resource.CONCURRENT_REQUESTS:
+            return refusal
+        wait = self._holds.until_next_end(name, refusal.limit.amount)
+        return LimitExceeded(refusal.limit, refusal.asked, refusal.left, wait)
+
+    def _settled(self, task: asyncio.Task[None]) -> None:
+        self._settling.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("a settlement waits for the next heartbeat: %s", error)
+
+
+def _nothing() -> Usage:
+    return NOTHING
+
+
+def _spent(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
+    """Those that a request is charged to; queues and KV memory are bounded in other ways."""
+    return tuple(limit for limit in limits if Ask(1, 1, 1).of(limit.resource))

