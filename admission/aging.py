@@ -2,26 +2,66 @@
 
 A sequence of class k (0 is the most urgent) that has waited w seconds ranks as `k - w / A`. Since w grows for all at
 the same pace, the order is that of the static key `arrival + k * A`, and nothing is ever re-sorted. A sequence is
-overtaken only by higher classes that arrive within (k - k') * A seconds after it, so its wait has a bound.
+overtaken only by higher classes that arrive within (k - k') * A seconds after it, so its wait has a bound. Where
+classes are not evenly apart, k * A is the offset of the class.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class Inflow:
+    """At most `burst + rate * t` of work arrives in t seconds, whatever the moment: what a token bucket promises."""
+
+    burst: float  # in the unit of account
+    rate: float  # of it, a second
+
+
+@dataclass(frozen=True, slots=True)
 class Aging:
-    """`seconds_per_class` is A: what waiting is worth one class."""
+    """`seconds_per_class` is A: what waiting is worth one class; `offsets` are those of the first classes instead."""
 
     seconds_per_class: float = 2.0
+    offsets: tuple[float, ...] = ()  # seconds by class, never falling
 
     def __post_init__(self) -> None:
         if not self.seconds_per_class >= 0:
             raise ValueError(f"seconds_per_class must be at least 0, got {self.seconds_per_class}")
+        if list(self.offsets) != sorted(self.offsets):
+            raise ValueError(f"offsets must not fall from class to class, got {self.offsets}")
+
+    def offset(self, priority_class: int) -> float:
+        """Seconds by which the class ranks behind the most urgent one."""
+        if not self.offsets:
+            return priority_class * self.seconds_per_class
+        beyond = max(0, priority_class + 1 - len(self.offsets))
+        return self.offsets[min(priority_class, len(self.offsets) - 1)] + beyond * self.seconds_per_class
 
     def key(self, arrival: float, priority_class: int) -> float:
         """Smaller goes first. `arrival` in seconds."""
-        return arrival + priority_class * self.seconds_per_class
+        return arrival + self.offset(priority_class)
 
     def overtaking_window(self, priority_class: int, by_class: int) -> float:
         """Seconds after its arrival in which a sequence can be overtaken by newcomers of `by_class`."""
-        return max(0.0, (priority_class - by_class) * self.seconds_per_class)
+        return max(0.0, self.offset(priority_class) - self.offset(by_class))
+
+    def most_overtaking(self, priority_class: int, inflows: Mapping[int, Inflow]) -> float:
+        """Work of one tenant that can overtake a sequence of this class; `inflows` by class."""
+        higher = ((level, inflow) for level, inflow in inflows.items() if level < priority_class)
+        return sum(flow.burst + flow.rate * self.overtaking_window(priority_class, level) for level, flow in higher)
+
+    def worst_wait(
+        self, priority_class: int, ahead: float, inflows: Mapping[int, Inflow], share: float, rate: float, lag: float
+    ) -> float:
+        """Bound on the seconds from a sequence's arrival to its first admission, while the device is busy:
+
+            (ahead + sum over higher classes of (burst + inflow * window) + lag) / (share * rate)
+
+        `ahead` is what its tenant's running sequences and those waiting before it can still cost when it arrives,
+        `share` its tenant's weight over those of all tenants, `rate` the service of all in units a second (1 in engine
+        time), and `lag` the service by which the tenant may be behind its share: its weight times the bound of
+        `fair_queue`. For in T seconds the tenant is served at least share * rate * T - lag, and before the sequence is
+        admitted it is served nothing but what goes before.
+        """
+        return (ahead + self.most_overtaking(priority_class, inflows) + lag) / (share * rate)

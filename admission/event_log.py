@@ -2,13 +2,15 @@
 
 One JSON array a line, times in seconds of the engine's clock:
 
-    ["log", version, engine settings, core settings, coefficients, knee]   first
-    ["arrive", t, id, tenant, prompt tokens, max_tokens, allowed tokens, class, interval, refusal or null]
+    ["log", version, engine settings, core settings, coefficients, knee, steps that these count as]   first
+    ["arrive", t, id, tenant, prompt tokens, max_tokens, allowed tokens, class, interval, body bytes,
+     first token by, done by, first token's target, what was promised, refusal or null]
     ["finish", t, id, reason]
     ["allow", t, tenant, blocks or null]
     ["extend", t, id, tokens]
     ["plan", t, step or null, decodes, checksum, [[id, tokens of prefill] ...], [preempted ...], [why, head] | null,
-     {tenant: limit of its own that it is passed over for} or null for the same as before]
+     {tenant: limit of its own that it is passed over for} or null for the same as before,
+     [those whose deadlines have passed ...]]
     ["done", t, step, elapsed, [id of each that an end token ended ...]]
 
 No prompt and no token is in it. The checksum is over slots and starts of all rows, so that a replay that decides
@@ -22,7 +24,7 @@ from dataclasses import asdict
 from typing import Any
 from zlib import crc32
 
-from admission.core import CoreConfig, Memory, Order, Unit, make_core
+from admission.core import CoreConfig, Memory, Order, Overload, Unit, make_core
 from admission.outcome import Refused
 from admission.step_time import StepTime, StepTimeModel
 from backend.batch import Batch, StepOutput
@@ -32,11 +34,12 @@ from backend.sampling import SamplingParams
 from backend.scheduler import Scheduler
 from backend.sequence import FinishReason, Sequence
 
-VERSION = 2
+VERSION = 4
 END = 1  # the token that ends a sequence in a replay; all others are 0
 
 Entry = list[Any]
 Write = Callable[[str], object]
+MakeModel = Callable[[StepTime, float], StepTimeModel]  # from coefficients and the number of steps they count as
 
 
 class RecordedCore:
@@ -45,10 +48,12 @@ class RecordedCore:
     def __init__(self, config: CoreConfig, engine: EngineConfig, model: StepTimeModel, write: Write) -> None:
         self._core = make_core(config, engine, model)
         self.scheduler = self._core.scheduler
+        self.lengths = self._core.lengths
         self._write = write
         self._held: dict[str, Blocked] = {}
         fitted = model.fitted
-        self._log(["log", VERSION, asdict(engine), asdict(config), list(fitted.coefficients), fitted.knee])
+        prior = [list(fitted.coefficients), fitted.knee, model.prior_weight]
+        self._log(["log", VERSION, asdict(engine), asdict(config), *prior])
 
     def arrive(self, sequence: Sequence, now: float) -> None:
         refusal = None
@@ -58,17 +63,7 @@ class RecordedCore:
             refusal = type(error).__name__
             raise
         finally:
-            self._log(
-                [
-                    *("arrive", now, sequence.id, sequence.tenant, len(sequence.prompt), sequence.max_tokens),
-                    *(
-                        sequence.token_limit - len(sequence.prompt),
-                        sequence.priority_class,
-                        sequence.token_interval,
-                        refusal,
-                    ),
-                ]
-            )
+            self._log(_arrive_entry(sequence, refusal, now))
 
     def finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
         self._core.finish(sequence, reason, now)
@@ -86,7 +81,8 @@ class RecordedCore:
         if len(self.scheduler.in_flight) >= self.scheduler.config.steps_in_flight:
             return None
         batch = self._core.plan(now)
-        self._log([*_plan_entry(self.scheduler, batch, now), self._changed_holds()])
+        expired = [sequence.id for sequence in self._core.expired]
+        self._log([*_plan_entry(self.scheduler, batch, now), self._changed_holds(), expired])
         return batch
 
     def take_ended(self) -> list[Sequence]:
@@ -112,10 +108,12 @@ class ReplayMismatch(Exception):
     """A replay decided something else than the log says; the message has the line and both decisions."""
 
 
-def replay(lines: Iterable[str], sequences: dict[str, Sequence] | None = None) -> Iterator[Entry]:
+def replay(
+    lines: Iterable[str], sequences: dict[str, Sequence] | None = None, make_model: MakeModel = StepTimeModel
+) -> Iterator[Entry]:
     """Feed a log's events to a fresh core; yields each entry once the core has decided it again.
 
-    All sequences are put into `sequences` by their ids.
+    All sequences are put into `sequences` by their ids; the model of `make_model` is told each step's work and time.
     Raises `ReplayMismatch` at the first line that is not reproduced to the byte.
     """
     written: list[str] = []
@@ -125,7 +123,7 @@ def replay(lines: Iterable[str], sequences: dict[str, Sequence] | None = None) -
         entry = json.loads(line)
         written.clear()
         if core is None:
-            core = _core_of(entry, written.append)
+            core = _core_of(entry, written.append, make_model)
         else:
             _apply(core, entry, sequences)
         if written != [line.rstrip("\n")]:
@@ -133,10 +131,19 @@ def replay(lines: Iterable[str], sequences: dict[str, Sequence] | None = None) -
         yield entry
 
 
+def _arrive_entry(sequence: Sequence, refusal: str | None, now: float) -> Entry:
+    prompt = len(sequence.prompt)
+    return [
+        *("arrive", now, sequence.id, sequence.tenant, prompt, sequence.max_tokens, sequence.token_limit - prompt),
+        *(sequence.priority_class, sequence.token_interval, sequence.body_bytes),
+        *(sequence.first_token_by, sequence.done_by, sequence.first_token_target, sequence.promised, refusal),
+    ]
+
+
 def _plan_entry(scheduler: Scheduler, batch: Batch | None, now: float) -> Entry:
     preempted = [sequence.id for sequence in scheduler.preempted]
-    head = scheduler.waiting.head() if scheduler.blocked else None
-    blocked = [scheduler.blocked, head.id] if head is not None else None
+    head = scheduler.blocked_head
+    blocked = [scheduler.blocked, head.id] if scheduler.blocked and head else None
     if batch is None:
         return ["plan", now, None, 0, 0, [], preempted, blocked]
     prefills = scheduler.in_flight[-1].sequences[batch.num_decodes :]
@@ -146,13 +153,14 @@ def _plan_entry(scheduler: Scheduler, batch: Batch | None, now: float) -> Entry:
     return ["plan", now, batch.step, batch.num_decodes, checksum, chunks, preempted, blocked]
 
 
-def _core_of(entry: Entry, write: Write) -> RecordedCore:
-    _, version, engine, config, coefficients, knee = entry
-    if version != VERSION:
-        raise ReplayMismatch(f"line 1: a log of version {version}; this is version {VERSION}")
+def _core_of(entry: Entry, write: Write, make_model: MakeModel) -> RecordedCore:
+    if entry[1] != VERSION:
+        raise ReplayMismatch(f"line 1: a log of version {entry[1]}; this is version {VERSION}")
+    _, _, engine, config, coefficients, knee, prior_weight = entry
     engine |= {"batching": Batching(engine["batching"]), "kv_allocation": KVAllocation(engine["kv_allocation"])}
-    choices = {"order": Order(config["order"]), "unit": Unit(config["unit"]), "memory": Memory(config["memory"])}
-    model = StepTimeModel(StepTime(tuple(coefficients), knee))
+    kinds = {"order": Order, "unit": Unit, "memory": Memory, "overload": Overload}
+    choices = {name: kind(config[name]) for name, kind in kinds.items()}
+    model = make_model(StepTime(tuple(coefficients), knee), prior_weight)
     return RecordedCore(CoreConfig(**(config | choices)), EngineConfig(**engine), model, write)
 
 
@@ -179,9 +187,10 @@ def _apply(core: RecordedCore, entry: Entry, sequences: dict[str, Sequence]) -> 
 
 
 def _sequence_of(entry: Entry, sequences: dict[str, Sequence]) -> Sequence:
-    _, _, name, tenant, prompt, max_tokens, allowed, level, interval, _ = entry
+    _, _, name, tenant, prompt, max_tokens, allowed, level, interval, body_bytes, first_by, done_by, target, *_ = entry
     sequence = Sequence(name, tenant, [0] * prompt, SamplingParams(), max_tokens, 0, frozenset([END]))
-    sequence.priority_class, sequence.token_interval = level, interval
+    sequence.priority_class, sequence.token_interval, sequence.body_bytes = level, interval, body_bytes
+    sequence.first_token_by, sequence.done_by, sequence.first_token_target = first_by, done_by, target
     sequence.limit_to(allowed)
     sequences[name] = sequence
     return sequence

@@ -88,13 +88,15 @@ class _Story:
         most: int,
         allowed: int,
         level: int,
-        _: object,
-        refusal: str | None,
+        *rest: Any,
     ) -> None:
         if name != self._request and not name.startswith(f"{self._request}-"):
             return
         life = self.lives[name] = _Life(name, tenant, now, waiting_since=now)
         life.say(now, f"arrived: tenant {tenant}, class {level}, {prompt} prompt tokens, max_tokens {most}")
+        *_, promised, refusal = rest
+        if promised is not None:
+            life.say(now, f"first token expected within {promised:.3f} s")
         if refusal:
             life.end(now, f"refused: {refusal}")
 
@@ -108,9 +110,13 @@ class _Story:
         preempted: list[str],
         why: Any,
         held: dict[str, str] | None,
+        expired: list[str],
     ) -> None:
         self._held = self._held if held is None else held
         for life in self._open():
+            if life.name in expired:
+                life.end(now, "given up: its deadline could not be met any more")
+                continue
             for name, length in chunks:
                 if name == life.name:
                     life.admitted(now)

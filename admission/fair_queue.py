@@ -4,19 +4,22 @@ Shreedhar and Varghese (1995), for a server that learns a cost only when the wor
 `quantum * weight`, work is charged as it is planned and corrected when it is measured, and a tenant in debt is passed
 over until its grants have paid for it.
 
-Bound. Over any interval in which tenants i and j both have work waiting,
+Bound. Over any interval in which tenants i and j both have work waiting and are not held,
 
-    |W_i / w_i - W_j / w_j|  <=  3 Q + 2 (L + M) + depth * S
+    |W_i / w_i - W_j / w_j|  <=  3 Q + (1 / w_i + 1 / w_j) (P + M + B)
 
-with W the service charged, w the weights, Q the quantum, L the largest cost one admission prepays, M the largest cost
-that the sequences running for one tenant can still run up beyond what they prepaid, and S the largest step, of which
-`depth` are planned before they are measured. Urgent work that borrows adds the credit it may borrow.
+with W the service of completed steps, w the weights as the queue uses them (at most 1), Q the quantum, P the most that
+one tenant has paid ahead at a time (what its running sequences prepaid and have not used, and its part of the steps in
+flight), M the most that it runs up between two of its admissions beyond what was paid ahead, and B the credit that
+urgent work may borrow. For credit is at most Q * w at a grant and above -B at an admission; in between, service takes
+it down by what was not paid ahead; and both get the same grants. Of 3 Q, one is for a tenant that was idle for a part
+of the interval: its service exceeds that of one which was not by no more.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 from math import floor
 
@@ -26,47 +29,57 @@ from backend.sequence import Sequence
 URGENT = 0  # the class that may borrow
 
 
+def gap_bound(quantum: float, weights: tuple[float, float], ahead: float, run_up: float, borrow: float = 0.0) -> float:
+    """Bound on the gap in service by weight of two tenants, in the unit of account; `ahead` is P, `run_up` is M."""
+    first, second = weights
+    return 3 * quantum + (1 / first + 1 / second) * (ahead + run_up + borrow)
+
+
 @dataclass(slots=True)
 class Account:
     """One tenant's standing. Costs are in the unit of account: seconds of engine time, or tokens."""
 
     tenant: str
-    weight: float
+    weight: float  # relative to the heaviest tenant's
     credit: float = 0.0  # negative when in debt; grants of the rounds after `round` are not in it yet
     round: int = 0
     charged: float = 0.0  # all it ever used
-    order: int = 0  # its place in the ring, by when it last had nothing waiting
+    order: int = 0  # changes whenever work begins to wait
+    turn: int = 0  # its place in the ring: behind everyone when work begins to wait, and after each admission
     waiting: list[tuple[float, int, Sequence]] = field(default_factory=list)  # heap; cancelled ones leave it lazily
     num_waiting: int = 0
     held: str | None = None  # a limit of its own that keeps it out of the ring
 
 
+_Place = tuple[int, int]
+"""A round and a turn in it."""
+
+
 class _Ring:
-    """Tenants by the round in which their credit, with what they may borrow, rises above 0."""
+    """Tenants by the round in which their credit, with what they may borrow, rises above 0, and by turns in a round."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, str]] = []  # (round, order, tenant); an entry may be too early, never too late
-        self._listed: dict[str, int] = {}  # the earliest round a tenant is in the heap with
+        self._heap: list[tuple[_Place, str]] = []  # a place may be too early, never too late
+        self._listed: dict[str, _Place] = {}  # the earliest that a tenant is in the heap with
 
-    def list(self, account: Account, due: int) -> None:
-        """See to it that the tenant is looked at no later than round `due`."""
-        if due < self._listed.get(account.tenant, due + 1):
-            self._listed[account.tenant] = due
-            heappush(self._heap, (due, account.order, account.tenant))
+    def list(self, tenant: str, place: _Place) -> None:
+        """See to it that the tenant is looked at no later than at this place."""
+        if tenant not in self._listed or place < self._listed[tenant]:
+            self._listed[tenant] = place
+            heappush(self._heap, (place, tenant))
 
-    def first(self, due: Callable[[str], int | None]) -> tuple[int, str] | None:
-        """Who is due first, in round and ring order; `due` tells a tenant's round, None when it is out of the ring."""
+    def first(self, find: Callable[[str], _Place | None]) -> tuple[int, str] | None:
+        """Who is first, and in which round; `find` tells a tenant's place, None when it is out of the ring."""
         while self._heap:
-            listed, order, tenant = self._heap[0]
-            actual = due(tenant) if self._listed.get(tenant) == listed else None
-            if actual == listed:
-                return listed, tenant
+            place, tenant = self._heap[0]
+            actual = find(tenant) if self._listed.get(tenant) == place else None
+            if actual == place:
+                return place[0], tenant
             heappop(self._heap)
-            if self._listed.get(tenant) == listed:
+            if self._listed.get(tenant) == place:
                 del self._listed[tenant]
                 if actual is not None:
-                    self._listed[tenant] = actual
-                    heappush(self._heap, (actual, order, tenant))
+                    self.list(tenant, actual)
         return None
 
 
@@ -75,8 +88,12 @@ class FairQueue:
 
     Rounds are counted, not walked: each grants every tenant with work waiting `quantum * weight`, exactly once, and a
     new one begins only when nobody has credit left. So a head that is blocked on memory gets nothing for being looked
-    at, a lone tenant never waits, and finding the next tenant costs O(log tenants). Idle tenants lose credit and keep
-    debt. Urgent work (class 0) may be admitted while its tenant is less than `borrow` in debt.
+    at, a lone tenant never waits, and finding the next tenant costs O(log tenants). Within a round those with credit
+    take turns by admissions, so that what one was granted, or is paid back, never makes another wait for all of it.
+    Idle tenants keep debt, and credit until the round it was granted in ends. Weights count relative to the heaviest,
+    which is granted the quantum, so that only their ratios matter; a tenant without one weighs 1. Urgent work (class 0)
+    may go before another tenant's turn while its own tenant is less than `borrow` in debt, unless that turn is urgent
+    work as well: credit is borrowed only to overtake a lower class.
     """
 
     def __init__(
@@ -89,9 +106,9 @@ class FairQueue:
         self._quantum = quantum
         self._borrow = borrow
         self._aging = aging
-        self._weights = dict(weights or {})
+        self._set_weights(weights or {})
         self._waiting: set[Sequence] = set()
-        self._prepaid: dict[Sequence, float] = {}  # of sequences that were admitted and have not ended
+        self.prepaid: dict[Sequence, float] = {}  # and not used yet, by sequences that were admitted and have not ended
         self._ring, self._urgent = _Ring(), _Ring()
         self._counter = count(1)
 
@@ -121,17 +138,24 @@ class FairQueue:
             account.waiting.clear()
             self._leave_ring(account)
         account.num_waiting -= 1
+        if len(account.waiting) > 2 * account.num_waiting + 64:
+            account.waiting = [entry for entry in account.waiting if entry[2] in self._waiting]
+            heapify(account.waiting)
+        if account.num_waiting and self._borrow:
+            self._list(account)  # urgent work may be first now
 
     def head(self) -> Sequence | None:
         """The next to be admitted; the same until something changes."""
-        urgent = self._urgent.first(self._urgent_due)
-        if urgent is not None and urgent[0] <= self.round:
-            return self._first_of(self.accounts[urgent[1]])
         first = self._ring.first(self._due)
         if first is None:
             return None
+        sequence = self._first_of(self.accounts[first[1]])
+        if sequence.priority_class != URGENT:
+            urgent = self._urgent.first(self._urgent_due)
+            if urgent is not None and urgent[0] <= self.round:
+                return self._first_of(self.accounts[urgent[1]])
         self.round = max(self.round, first[0])
-        return self._first_of(self.accounts[first[1]])
+        return sequence
 
     def hold(self, tenant: str, reason: str | None) -> None:
         """Pass a tenant over for a limit of its own, without grants, until it is held for None."""
@@ -146,16 +170,29 @@ class FairQueue:
     def at(self, now: float) -> None:
         pass
 
+    def policy_changed(self, weights: Mapping[str, float], aging: Aging) -> None:
+        """Rounds that are over were granted by the old weights; those who wait already keep their places."""
+        self._aging = aging
+        self._set_weights(weights)
+        for account in self.accounts.values():
+            account.credit, account.round = self._credit(account), max(account.round, self.round)
+            account.weight = self._weight(account.tenant)
+        for account in self.accounts.values():
+            if account.num_waiting:
+                self._list(account)
+
     # paying
 
     def prepay(self, sequence: Sequence, cost: float) -> None:
-        self._prepaid[sequence] = cost
-        self._spend(self._account(sequence.tenant), cost)
+        account = self._account(sequence.tenant)
+        account.turn = next(self._counter)
+        self.prepaid[sequence] = cost
+        self._spend(account, cost)
 
     def charge(self, sequences: Many[Sequence], costs: Many[float]) -> Mapping[str, float]:
         """Prepaid credit pays first; the rest is the tenant's."""
         sums: dict[str, float] = {}
-        prepaid = self._prepaid
+        prepaid = self.prepaid
         for sequence, cost in zip(sequences, costs, strict=True):
             tenant = sequence.tenant
             sums[tenant] = sums.get(tenant, 0.0) + cost
@@ -176,7 +213,7 @@ class FairQueue:
             self._spend(account, cost)
 
     def settle(self, sequence: Sequence) -> None:
-        rest = self._prepaid.pop(sequence, 0.0)
+        rest = self.prepaid.pop(sequence, 0.0)
         if rest:
             self._spend(self.accounts[sequence.tenant], -rest)
 
@@ -188,14 +225,22 @@ class FairQueue:
     def _account(self, tenant: str) -> Account:
         account = self.accounts.get(tenant)
         if account is None:
-            account = self.accounts[tenant] = Account(tenant, self._weights.get(tenant, 1.0))
+            account = self.accounts[tenant] = Account(tenant, self._weight(tenant))
         return account
 
+    def _set_weights(self, weights: Mapping[str, float]) -> None:
+        self._weights = dict(weights)
+        self._heaviest = max([*self._weights.values(), 1.0])
+
+    def _weight(self, tenant: str) -> float:
+        return self._weights.get(tenant, 1.0) / self._heaviest
+
     def _activate(self, account: Account) -> None:
-        """Join the ring's end in this round, with its grant unless it had that already; credit from before is lost."""
-        account.credit = min(account.credit, 0.0)
+        """Join the ring in this round, with its grant or what is left of it; credit from earlier rounds is lost."""
+        left = self._quantum * account.weight if account.round == self.round else 0.0
+        account.credit = min(account.credit, left)
         account.round = max(account.round, self.round - 1)
-        account.order = next(self._counter)
+        account.order = account.turn = next(self._counter)
 
     def _leave_ring(self, account: Account) -> None:
         """Take the grants up to this round along: what leaves it may be an admission, which they are to pay for."""
@@ -208,33 +253,35 @@ class FairQueue:
         return account.credit + (self.round - account.round) * self._quantum * account.weight
 
     def _spend(self, account: Account, cost: float) -> None:
+        in_debt = account.credit <= 0
         account.credit -= cost
-        if cost < 0 and account.num_waiting:
+        if cost < 0 and in_debt and account.num_waiting:
             self._list(account)
 
     def _list(self, account: Account) -> None:
         if account.held is None:
-            self._ring.list(account, self._round_of_credit(account, 0.0))
+            self._ring.list(account.tenant, self._place(account, 0.0))
             if self._borrow and self._first_of(account).priority_class == URGENT:
-                self._urgent.list(account, self._round_of_credit(account, self._borrow))
+                self._urgent.list(account.tenant, self._place(account, self._borrow))
 
-    def _round_of_credit(self, account: Account, borrowed: float) -> int:
-        """The first round in which credit and `borrowed` together are above 0."""
+    def _place(self, account: Account, borrowed: float) -> _Place:
+        """The first round, of this one and those to come, in which credit and `borrowed` together are above 0."""
+        due = account.round
         lacking = -(account.credit + borrowed)
-        if lacking < 0:
-            return account.round
-        return account.round + floor(lacking / (self._quantum * account.weight)) + 1
+        if lacking >= 0:
+            due += floor(lacking / (self._quantum * account.weight)) + 1
+        return max(due, self.round), account.turn
 
-    def _due(self, tenant: str) -> int | None:
+    def _due(self, tenant: str) -> _Place | None:
         account = self.accounts[tenant]
         in_ring = account.num_waiting and account.held is None
-        return self._round_of_credit(account, 0.0) if in_ring else None
+        return self._place(account, 0.0) if in_ring else None
 
-    def _urgent_due(self, tenant: str) -> int | None:
+    def _urgent_due(self, tenant: str) -> _Place | None:
         account = self.accounts[tenant]
         if not account.num_waiting or account.held is not None or self._first_of(account).priority_class != URGENT:
             return None
-        return self._round_of_credit(account, self._borrow)
+        return self._place(account, self._borrow)
 
     def _first_of(self, account: Account) -> Sequence:
         """The first of the tenant's that is still waiting."""

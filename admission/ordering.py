@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 from typing import Protocol
 
+from admission.aging import Aging
 from backend.sequence import Sequence
 from backend.waiting import FirstComeFirstServed, SequenceQueue
 
@@ -13,6 +14,10 @@ class Ordering(SequenceQueue, Protocol):
 
     def at(self, now: float) -> None:
         """The time, before each plan."""
+        ...
+
+    def policy_changed(self, weights: Mapping[str, float], aging: Aging) -> None:
+        """From now on tenants weigh this much (1 where nothing is said), and classes age so."""
         ...
 
     def prepay(self, sequence: Sequence, cost: float) -> None:
@@ -40,6 +45,9 @@ class Indifferent:
     """The part of an ordering that does not care who uses what, nor when."""
 
     def at(self, now: float) -> None:
+        pass
+
+    def policy_changed(self, weights: Mapping[str, float], aging: Aging) -> None:
         pass
 
     def prepay(self, sequence: Sequence, cost: float) -> None:

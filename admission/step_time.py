@@ -88,6 +88,7 @@ class StepTimeModel:
     def __init__(self, prior: StepTime, prior_weight: float = 8.0, memory: int = 2000) -> None:
         """`memory` is the number of steps after which a step's weight has fallen to 1/e."""
         self.fitted = prior
+        self.prior_weight = prior_weight
         self.num_steps = 0
         self._keep = 1 - 1 / memory
         self._scale = _typical_features(prior.knee)

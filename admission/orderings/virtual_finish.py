@@ -10,6 +10,7 @@ have waited longest the largest goes first.
 
 from collections.abc import Callable, Mapping
 
+from admission.aging import Aging
 from admission.ordering import Indifferent
 from backend.sequence import Sequence
 
@@ -61,6 +62,9 @@ class VirtualFinishWithBoost(Indifferent):
             self._virtual_time = max(self._virtual_time, self._finish[sequence])
         del self._waiting[sequence]
         self._head = None
+
+    def policy_changed(self, weights: Mapping[str, float], aging: Aging) -> None:
+        self._weights = dict(weights)
 
     def settle(self, sequence: Sequence) -> None:
         self._finish.pop(sequence, None)

@@ -9,6 +9,7 @@ idleness earns nothing. While two tenants are backlogged their service differs b
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 
+from admission.aging import Aging
 from admission.ordering import Indifferent
 from admission.orderings.tenant_queues import TenantQueues
 from backend.sequence import Sequence
@@ -51,6 +52,9 @@ class VirtualTokenCounter(Indifferent):
     def correct(self, costs: Iterable[tuple[str, float]]) -> None:
         for tenant, cost in costs:
             self.counters[tenant] += cost / self._weights.get(tenant, 1.0)
+
+    def policy_changed(self, weights: Mapping[str, float], aging: Aging) -> None:
+        self._weights = dict(weights)
 
     def standing(self, tenant: str) -> float:
         return -self.counters.get(tenant, 0.0)

@@ -7,7 +7,7 @@ import pytest
 from admission.core import PRIOR, CoreConfig, Memory, Order, Unit
 from admission.event_log import RecordedCore, ReplayMismatch, replay
 from admission.outcome import QueueFull
-from admission.step_time import StepTimeModel
+from admission.step_time import StepTimeModel, StepWork
 from backend.batch import Batch, StepOutput
 from backend.config import EngineConfig
 from backend.sampling import SamplingParams
@@ -24,10 +24,10 @@ CONFIGS = {
 }
 
 
-def record(config: CoreConfig, seed: int, events: int = 400) -> list[str]:
+def record(config: CoreConfig, seed: int, events: int = 400, model: StepTimeModel | None = None) -> list[str]:
     """A run of random arrivals, cancellations and steps on a clock that only moves forward."""
     rng, now, lines = random.Random(seed), 100.0, list[str]()
-    core = RecordedCore(config, ENGINE, StepTimeModel(PRIOR), lines.append)
+    core = RecordedCore(config, ENGINE, model or StepTimeModel(PRIOR), lines.append)
     flying: deque[Batch] = deque()
     live: list[Sequence] = []
     for n in range(events):
@@ -61,6 +61,26 @@ def record(config: CoreConfig, seed: int, events: int = 400) -> list[str]:
 def test_a_replay_reproduces_every_decision_to_the_byte(config: CoreConfig, seed: int) -> None:
     lines = record(config, seed)
     assert [json.dumps(entry, separators=(",", ":")) for entry in replay(lines)] == lines
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_replay_begins_with_what_earlier_runs_had_learned_of_step_times(seed: int) -> None:
+    learned = {"coefficients": [5e-3, 1e-3, 1e-6, 1e-8, 1e-7, 1e-9, 1e-6], "knee": 512, "steps": 5000}
+    lines = record(CONFIGS["fair"], seed, events=1500, model=StepTimeModel.from_json(learned))
+    assert [json.dumps(entry, separators=(",", ":")) for entry in replay(lines)] == lines
+
+
+def test_a_replay_tells_its_model_the_work_and_the_time_of_each_step() -> None:
+    steps: list[float] = []
+
+    class Learner(StepTimeModel):
+        def observe(self, work: StepWork, seconds: float) -> None:
+            steps.append(seconds)
+            super().observe(work, seconds)
+
+    lines = record(CONFIGS["fair"], 0)
+    done = [entry[3] for entry in replay(lines, make_model=Learner) if entry[0] == "done"]
+    assert steps == done
 
 
 def test_a_log_that_was_tampered_with_is_noticed_at_the_line() -> None:

@@ -4,15 +4,15 @@ from admission.explain import explain
 
 LOG = [
     ["log", 2, {}, {}, [], 512],
-    ["arrive", 1.0, "r-0", "acme", 15, 100, 100, 1, None, None],
-    ["plan", 1.5, 0, 3, 0, [], [], ["slots", "other-0"], None],
+    ["arrive", 1.0, "r-0", "acme", 15, 100, 100, 1, None, 0, None, None, None, None, None],
+    ["plan", 1.5, 0, 3, 0, [], [], ["slots", "other-0"], None, []],
     ["done", 2.0, 0, 0.1, ["other-9"]],
-    ["plan", 2.5, 1, 3, 0, [], [], ["memory", "r-0"], None],
-    ["plan", 3.0, 2, 3, 0, [["r-0", 10]], [], None, None],
-    ["plan", 3.1, 3, 3, 0, [["r-0", 5]], [], None, None],
-    ["plan", 4.0, 4, 3, 0, [], ["r-0"], ["release", "r-0"], None],
-    ["plan", 4.5, 5, 3, 0, [["r-0", 25]], [], None, None],
-    ["arrive", 4.6, "x-0", "acme", 5, 10, 10, 0, None, "QueueFull"],
+    ["plan", 2.5, 1, 3, 0, [], [], ["memory", "r-0"], None, []],
+    ["plan", 3.0, 2, 3, 0, [["r-0", 10]], [], None, None, []],
+    ["plan", 3.1, 3, 3, 0, [["r-0", 5]], [], None, None, []],
+    ["plan", 4.0, 4, 3, 0, [], ["r-0"], ["release", "r-0"], None, []],
+    ["plan", 4.5, 5, 3, 0, [["r-0", 25]], [], None, None, []],
+    ["arrive", 4.6, "x-0", "acme", 5, 10, 10, 0, None, 0, None, None, None, None, "QueueFull"],
     ["done", 5.0, 5, 0.1, ["r-0"]],
     ["finish", 5.1, "r-0", "cancelled"],
 ]
@@ -40,11 +40,11 @@ def test_the_story_says_when_why_and_how_long_a_request_waited() -> None:
 def test_a_tenant_that_is_passed_over_is_told_for_which_limit_of_its_own() -> None:
     log = [
         ["log", 2, {}, {}, [], 512],
-        ["arrive", 1.0, "r-0", "acme", 15, 100, 100, 1, None, None],
-        ["plan", 1.0, 0, 3, 0, [], [], None, {"acme": "allowance"}],
-        ["plan", 1.5, 1, 3, 0, [], [], None, None],
-        ["plan", 2.0, 2, 3, 0, [], [], ["slots", "other-0"], {}],
-        ["plan", 2.25, 3, 3, 0, [["r-0", 15]], [], None, None],
+        ["arrive", 1.0, "r-0", "acme", 15, 100, 100, 1, None, 0, None, None, None, None, None],
+        ["plan", 1.0, 0, 3, 0, [], [], None, {"acme": "allowance"}, []],
+        ["plan", 1.5, 1, 3, 0, [], [], None, None, []],
+        ["plan", 2.0, 2, 3, 0, [], [], ["slots", "other-0"], {}, []],
+        ["plan", 2.25, 3, 3, 0, [["r-0", 15]], [], None, None, []],
     ]
     assert explain(map(json.dumps, log), "r")[3:5] == [
         "             1.000 s: its tenant held as much KV memory as its limit allows",

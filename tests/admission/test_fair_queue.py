@@ -3,11 +3,12 @@
 import random
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from admission.aging import Aging
-from admission.fair_queue import FairQueue
+from admission.fair_queue import FairQueue, gap_bound
 from backend.sampling import SamplingParams
 from backend.sequence import Sequence
 
@@ -115,15 +116,185 @@ def test_the_grants_of_a_tenant_that_is_served_one_request_at_a_time_pay_for_its
     assert served["light"] >= 0.75 * served["busy"], "one request of 8 for each grant of 10, less the first"
 
 
-def test_credit_is_lost_when_a_tenant_comes_back_and_debt_is_not() -> None:
+def spend(queue: FairQueue, tenant: str, cost: float) -> None:
+    """One request of the tenant comes and is admitted."""
+    sequence = make(f"{tenant} {cost}", tenant)
+    queue.add(sequence)
+    assert queue.head() is sequence
+    queue.remove(sequence)
+    queue.prepay(sequence, cost)
+
+
+def test_a_tenant_comes_back_to_what_is_left_of_the_rounds_grant_and_to_its_debt() -> None:
     queue = FairQueue(10.0, Aging())
-    for name, cost in (("thrifty", 1.0), ("lavish", 50.0)):
-        sequence = make(name, name)
-        queue.add(sequence)
-        while queue.head() is not sequence:
-            pass
-        queue.remove(sequence)
-        queue.prepay(sequence, cost)
+    spend(queue, "thrifty", 1.0)
+    spend(queue, "lavish", 50.0)
+    for name in ("thrifty", "lavish"):
         queue.add(make(f"{name} again", name))
-    assert queue.standing("thrifty") == 0.0
+    assert queue.standing("thrifty") == 9.0
     assert queue.standing("lavish") == -40.0
+
+
+def test_credit_of_an_earlier_round_is_lost() -> None:
+    queue = FairQueue(10.0, Aging())
+    spend(queue, "thrifty", 1.0)
+    spend(queue, "lavish", 50.0)
+    spend(queue, "lavish", 50.0)
+    assert queue.round > 2
+    queue.add(make("again", "thrifty"))
+    assert queue.standing("thrifty") == 10.0, "the grant of this round, and nothing of the first"
+
+
+def test_a_refund_is_no_credit_beyond_a_grant_for_a_tenant_that_comes_back() -> None:
+    queue = FairQueue(10.0, Aging())
+    sequence = make("long", "a")
+    queue.add(sequence)
+    queue.remove(sequence)
+    queue.prepay(sequence, 1.0)
+    queue.settle(sequence)
+    queue.prepaid[sequence] = 100.0
+    queue.settle(sequence)
+    queue.add(make("again", "a"))
+    assert queue.standing("a") == 10.0
+
+
+def test_tenants_with_credit_take_turns_by_admissions() -> None:
+    queue = FairQueue(100.0, Aging())
+    for n in range(3):
+        queue.add(make(f"flood {n}", "flood"))
+    queue.add(make("light", "light"))
+    admitted = []
+    while (head := queue.head()) is not None:
+        queue.remove(head)
+        queue.prepay(head, 1.0)
+        admitted.append(head.id)
+    assert admitted == ["flood 0", "light", "flood 1", "flood 2"]
+
+
+def test_a_refund_does_not_keep_a_tenant_at_the_head() -> None:
+    queue = FairQueue(10.0, Aging())
+    flood = [make(f"flood {n}", "flood") for n in range(4)]
+    for sequence in flood:
+        queue.add(sequence)
+    for sequence in flood[:2]:
+        assert queue.head() is sequence
+        queue.remove(sequence)
+        queue.prepay(sequence, 200.0)
+    light = make("light", "light")
+    queue.add(light)
+    for sequence in flood[:2]:
+        queue.settle(sequence)  # all is paid back: none of it was used
+    assert queue.standing("flood") > 100.0
+    admitted = []
+    for _ in range(2):
+        head = queue.head()
+        assert head is not None
+        queue.remove(head)
+        queue.prepay(head, 1.0)
+        admitted.append(head)
+    assert light in admitted
+
+
+def test_credit_is_borrowed_only_to_overtake_a_lower_class() -> None:
+    queue = FairQueue(10.0, Aging(), borrow=1000.0)
+    for n in range(3):
+        queue.add(make(f"flood {n}", "flood"))
+    first = queue.head()
+    assert first is not None
+    queue.remove(first)
+    queue.prepay(first, 500.0)
+    queue.add(make("equal", "light"))
+    head = queue.head()
+    assert head is not None and head.tenant == "light", "as urgent, and not in debt"
+    queue.remove(head)
+    queue.prepay(head, 1.0)
+    queue.add(make("lower", "slow", level=1))
+    head = queue.head()
+    assert head is not None and head.tenant == "flood", "it overtakes on credit"
+
+
+def test_only_the_ratios_of_weights_matter() -> None:
+    standings = []
+    for scale in (1.0, 4.0):
+        queue = FairQueue(10.0, Aging(), {"heavy": 2.0 * scale, "light": 1.0 * scale})
+        spend(queue, "heavy", 35.0)
+        spend(queue, "light", 12.0)
+        queue.add(make("again", "heavy"))
+        queue.head()
+        standings.append((queue.round, queue.standing("heavy"), queue.standing("light")))
+    assert standings[0] == standings[1]
+
+
+def test_cancelled_entries_do_not_pile_up_behind_a_head_that_waits() -> None:
+    queue = FairQueue(10.0, Aging())
+    queue.add(make("head", "a"))
+    for n in range(1000):
+        cancelled = make(f"s{n}", "a", arrival=1.0)
+        queue.add(cancelled)
+        queue.remove(cancelled)
+    assert len(queue.accounts["a"].waiting) < 100
+
+
+def test_all_that_a_tenant_paid_ahead_is_a_part_of_the_bound() -> None:
+    """First one tenant's work is slow and the other's done at once, then the other way round."""
+    queue, cost, served, slow = FairQueue(1.0, Aging()), 10.0, Counter[str](), list[Sequence]()
+    for n in range(100):
+        queue.add(make(f"a{n}", "a"))
+        queue.add(make(f"b{n}", "b"))
+
+    def serve(sequence: Sequence) -> None:
+        queue.charge([sequence], [cost])
+        queue.settle(sequence)
+        served[sequence.tenant] += cost
+
+    def admit_forty(fast: str) -> None:
+        for _ in range(40):
+            head = queue.head()
+            assert head is not None
+            queue.remove(head)
+            queue.prepay(head, cost)
+            if head.tenant == fast:
+                serve(head)
+            else:
+                slow.append(head)
+
+    admit_forty(fast="b")
+    before = served["a"] - served["b"]
+    for sequence in slow:
+        serve(sequence)
+    admit_forty(fast="a")
+    gap = served["a"] - served["b"] - before
+    assert gap == 40 * cost, "twice what twenty requests paid ahead, and not what one did"
+    assert gap <= gap_bound(1.0, (1.0, 1.0), ahead=20 * cost, run_up=0.0)
+
+
+def test_a_change_of_weights_holds_from_now_on() -> None:
+    queue = FairQueue(10, Aging(), {"a": 1.0, "b": 1.0})
+    served = {"a": 0, "b": 0}
+
+    def serve(times: int) -> None:
+        for _ in range(times):
+            sequence = queue.head()
+            assert sequence is not None
+            served[sequence.tenant] += 1
+            queue.remove(sequence)
+            queue.prepay(sequence, 10)
+            queue.add(make(f"{sequence.id}.", sequence.tenant))
+
+    for tenant in "ab":
+        for n in range(3):
+            queue.add(make(f"{tenant}{n}", tenant))
+    serve(100)
+    assert abs(served["a"] - served["b"]) <= 2
+    served.update(a=0, b=0)
+    queue.policy_changed({"a": 3.0}, Aging())
+    serve(400)
+    assert abs(served["a"] - 300) <= 4
+
+
+def test_classes_may_be_unevenly_apart() -> None:
+    aging = Aging(2.0, (0.0, 1.0, 10.0))
+    assert [aging.offset(level) for level in range(5)] == [0.0, 1.0, 10.0, 12.0, 14.0]
+    assert aging.overtaking_window(2, 1) == 9.0
+    with pytest.raises(ValueError, match="offsets"):
+        Aging(2.0, (0.0, 5.0, 1.0))

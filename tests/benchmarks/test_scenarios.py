@@ -11,7 +11,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("scenario", ["gateway_overhead", "device_idle", "engine_peers"])
+@pytest.mark.parametrize(
+    "scenario", ["gateway_overhead", "device_idle", "engine_peers", "fairness", "flood", "step_time"]
+)
 def test_a_quick_run_ends_well_and_writes_its_figures(scenario: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", f"benchmarks.{scenario}", "--quick", "--results", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=170)

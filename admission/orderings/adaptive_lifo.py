@@ -1,0 +1,44 @@
+"""First in, first out while the queue is short-lived; newest first once it has not run empty for a while.
+
+The companion of controlled delay (Maurer, Fail at Scale, 2015): under overload the newest are those that can still be
+in time. Blind to tenants.
+"""
+
+from collections import OrderedDict
+
+from admission.ordering import Indifferent
+from backend.sequence import Sequence
+
+
+class AdaptiveLifo(Indifferent):
+    """O(1). A preempted sequence is the newest when it returns, for it has been served already."""
+
+    def __init__(self, patience: float = 0.5) -> None:
+        """`patience`: seconds for which the queue may be busy and still be served in order."""
+        self._patience = patience
+        self._now = self._empty_at = 0.0
+        self._waiting: OrderedDict[Sequence, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def at(self, now: float) -> None:
+        self._now = now
+
+    def add(self, sequence: Sequence) -> None:
+        self.at(max(self._now, sequence.arrival))
+        self.restore(sequence)
+
+    def restore(self, sequence: Sequence) -> None:
+        if not self._waiting:
+            self._empty_at = self._now
+        self._waiting[sequence] = None
+
+    def head(self) -> Sequence | None:
+        if not self._waiting:
+            return None
+        busy = self._now - self._empty_at > self._patience
+        return next(reversed(self._waiting)) if busy else next(iter(self._waiting))
+
+    def remove(self, sequence: Sequence) -> None:
+        del self._waiting[sequence]

@@ -1,0 +1,115 @@
+"""Follows a fair queue from outside, by its own books, and tells how near service came to the bound it states."""
+
+from collections import deque
+from collections.abc import Iterable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+from admission.fair_queue import Account, FairQueue, gap_bound
+from admission.simulation.fairness import ServiceGap
+from backend.sequence import Sequence
+
+
+@dataclass(slots=True)
+class _Books:
+    """One tenant's, in the unit of account."""
+
+    charged: float = 0.0  # as of the last look
+    service: float = 0.0  # of completed steps
+    ahead: float = 0.0  # paid and not served yet: prepayments, and its part of the steps in flight
+    paid_for: float = 0.0  # service and what was paid ahead, just before its last admission
+    order: int = 0  # of its account, which changes whenever a backlog begins
+
+
+class FairnessWitness:
+    """Told of each plan, of each completion, and of whatever else ends a sequence.
+
+    Terms of the bound are as in `admission.fair_queue`, each the largest that was seen.
+    """
+
+    def __init__(self, queue: FairQueue, quantum: float, borrow: float) -> None:
+        self.queue = queue
+        self.quantum = quantum
+        self.borrow = borrow
+        self.most_ahead = 0.0
+        self.most_run_up = 0.0
+        self._gap = ServiceGap()
+        self._grants = ServiceGap()
+        self._books: dict[str, _Books] = {}
+        self._flights: deque[dict[str, float]] = deque()  # what was charged for each, by tenant
+
+    def planned(self, admitted: Iterable[Sequence]) -> None:
+        """A step was planned that admits these."""
+        for sequence in admitted:
+            books = self._of(sequence.tenant)
+            books.paid_for = books.service + books.ahead
+        flight = {}
+        for tenant, account in self.queue.accounts.items():
+            books = self._of(tenant)
+            if account.charged != books.charged:
+                flight[tenant], books.charged = account.charged - books.charged, account.charged
+        self._flights.append(flight)
+        self.look()
+
+    def completed(self) -> None:
+        """The oldest step was, and its charges corrected."""
+        flight = self._flights.popleft()
+        for tenant, account in self.queue.accounts.items():
+            books = self._of(tenant)
+            books.service += flight.get(tenant, 0.0) + account.charged - books.charged
+            books.charged = account.charged
+            self.most_run_up = max(self.most_run_up, books.service - books.paid_for)
+        self.look()
+        self._compare(list(self.queue.accounts.values()))
+
+    def look(self) -> None:
+        """What is paid ahead now."""
+        ahead = dict.fromkeys(self.queue.accounts, 0.0)
+        for sequence, prepaid in self.queue.prepaid.items():
+            ahead[sequence.tenant] += prepaid
+        for flight in self._flights:
+            for tenant, cost in flight.items():
+                ahead[tenant] += cost
+        for tenant, paid in ahead.items():
+            self._of(tenant).ahead = paid
+        self.most_ahead = max(self.most_ahead, *ahead.values(), 0.0)
+
+    @property
+    def gap(self) -> float:
+        """The largest difference in service by weight between two tenants, over all intervals of both's backlog."""
+        return self._gap.largest
+
+    @property
+    def grants_gap(self) -> float:
+        """The largest difference in grants, over the same intervals."""
+        return self._grants.largest
+
+    @property
+    def bound(self) -> float:
+        """Of the two lightest tenants."""
+        weights = sorted(account.weight for account in self.queue.accounts.values())
+        if len(weights) < 2:
+            return 0.0
+        return gap_bound(self.quantum, (weights[0], weights[1]), self.most_ahead, self.most_run_up, self.borrow)
+
+    def check(self) -> None:
+        assert self.gap <= self.bound * (1 + 1e-9), f"the service gap {self.gap} exceeds its bound {self.bound}"
+        assert self.grants_gap <= 1 + 1e-6, f"grants differ by {self.grants_gap}"
+
+    def _of(self, tenant: str) -> _Books:
+        books = self._books.get(tenant)
+        if books is None:
+            books = self._books[tenant] = _Books()
+        return books
+
+    def _compare(self, accounts: Many[Account]) -> None:
+        service, grants, backlogged = [], [], []
+        for account in accounts:
+            books = self._of(account.tenant)
+            granted = self.queue.standing(account.tenant) + books.ahead + books.service
+            service.append(books.service / account.weight)
+            grants.append(granted / (self.quantum * account.weight))
+            backlogged.append(account.num_waiting > 0 and account.held is None and account.order == books.order)
+            books.order = account.order
+        self._gap.observe(service, backlogged)
+        self._grants.observe(grants, backlogged)

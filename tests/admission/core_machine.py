@@ -1,0 +1,278 @@
+"""The whole core, any interleaving of events, over a device on paper that checks every context it is given."""
+
+from collections import Counter, deque
+from dataclasses import astuple
+from itertools import count
+from math import isclose
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from admission.aging import Aging
+from admission.core import PRIOR, CoreConfig, Memory, Order, Unit
+from admission.event_log import RecordedCore, replay
+from admission.fair_queue import FairQueue
+from admission.outcome import QueueFull
+from admission.simulation.witness import FairnessWitness
+from admission.step_time import StepTimeModel
+from backend.batch import Batch, StepOutput
+from backend.config import EngineConfig
+from backend.flight import Delta
+from backend.sampling import SamplingParams
+from backend.sequence import FinishReason, Sequence, Status
+from tests.admission.estimates import more_work_never_looks_shorter
+from tests.admission.twin import Twin
+from tests.backend.paper_device import PaperDevice, continuation
+
+END = 3
+MAX_WAITING = 12
+NAMES = {"a": "c", "b": "a", "c": "b"}  # of the twin's tenants
+
+times = st.integers(0, 192).map(lambda n: n / 64)  # seconds, which can be shifted without rounding
+
+
+class CoreMachine(RuleBasedStateMachine):
+    """Holds a recorded core to the invariants of scheduling, by number:
+
+    1. blocks are free or owned, and all free in the end; 2. nobody waits without a named reason; 3. the fairness bound,
+    grants that differ by at most 1; 4. counters never go down, charges sum to the busy time; 5. overtaking only from
+    the aging window, preemptions bounded; 7. cancelling is idempotent, and releases memory with the last step in flight
+    that names the sequence; 8. one end each, contiguous tokens, the same ones however often they are recomputed;
+    9. steps within the budget, a token for every decode; 10. more work never looks shorter; 11. other names, another
+    clock and scaled weights change nothing; 12. a replay decides the same to the byte.
+
+    Invariant 6 is about quotas, which the core does not know.
+    """
+
+    @initialize(
+        num_blocks=st.integers(5, 16),
+        depth=st.integers(1, 2),
+        chunk=st.sampled_from([None, 1, 5]),
+        most=st.sampled_from([1, 3]),
+        order=st.sampled_from([*Order, *[Order.FAIR] * len(Order)]),
+        unit=st.sampled_from(list(Unit)),
+        memory=st.sampled_from(list(Memory)),
+        borrow=st.sampled_from([0.0, 5.0]),
+        share=st.sampled_from([0.3, 1.0]),
+        weights=st.lists(st.sampled_from([1.0, 2.0]), min_size=3, max_size=3),
+    )
+    def start(
+        self,
+        num_blocks: int,
+        depth: int,
+        chunk: int | None,
+        most: int,
+        order: Order,
+        unit: Unit,
+        memory: Memory,
+        borrow: float,
+        share: float,
+        weights: list[float],
+    ) -> None:
+        self.engine = EngineConfig(
+            num_blocks=num_blocks,
+            max_model_len=min(20, num_blocks * 4),
+            block_size=4,
+            max_num_seqs=4,
+            max_num_batched_tokens=20 if chunk is None else 8,
+            prefill_chunk=chunk,
+            steps_in_flight=depth,
+            max_preemptions=most,
+        )
+        self.config = CoreConfig(
+            order=order,
+            unit=unit,
+            quantum=3.0,
+            borrow=borrow,
+            weights=dict(zip(NAMES, weights, strict=True)),
+            memory=memory,
+            prefill_share=share,
+            max_waiting=MAX_WAITING,
+        )
+        self.model = StepTimeModel(PRIOR)
+        self.log: list[str] = []
+        self.core = RecordedCore(self.config, self.engine, self.model, self.log.append)
+        self.scheduler = self.core.scheduler
+        queue = self.scheduler.waiting
+        self.witness = FairnessWitness(queue, 3.0, borrow) if isinstance(queue, FairQueue) else None
+        self.twin = Twin(self.config, self.engine, NAMES)
+        self.device = PaperDevice(self.engine.block_size)
+        self.flying: deque[Batch] = deque()
+        self.sequences: list[Sequence] = []
+        self.ended_early: dict[Sequence, int] = {}
+        self.ends: Counter[Sequence] = Counter()
+        self.tokens: Counter[Sequence] = Counter()
+        self.now = self.busy = 0.0
+        self.names = count()
+        self.totals = astuple(self.scheduler.counters)
+
+    # events
+
+    @rule(
+        tenant=st.sampled_from(list(NAMES)),
+        level=st.integers(0, 2),
+        prompt=st.integers(1, 14),
+        output=st.integers(1, 8),
+        interval=st.sampled_from([None, 1e-9, 0.1]),
+    )
+    def arrive(self, tenant: str, level: int, prompt: int, output: int, interval: float | None) -> None:
+        n = next(self.names)
+        tokens = [n + 10 + i for i in range(prompt)]
+        most = min(output, self.engine.max_model_len - prompt)
+        sequence = Sequence(f"s{n}", tenant, tokens, SamplingParams(), most, 0, frozenset([END]))
+        sequence.priority_class, sequence.token_interval = level, interval
+        try:
+            self.core.arrive(sequence, self.now)
+            self.sequences.append(sequence)
+        except QueueFull as refusal:
+            assert refusal.waiting >= MAX_WAITING  # noqa: PT017 - more when preempted ones have come back
+        assert self.twin.arrive(sequence, self.now) == (sequence in self.sequences)
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(self.sequences))
+        if sequence.status is not Status.FINISHED:
+            self.end_early(sequence)
+        self.core.finish(sequence, FinishReason.CANCELLED, self.now)
+        self.twin.finish(sequence, FinishReason.CANCELLED, self.now)
+        if self.witness:
+            self.witness.look()
+
+    @rule(seconds=times)
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def plan(self) -> None:
+        room = len(self.scheduler.in_flight) < self.engine.steps_in_flight
+        waited = [s for s in self.sequences if s.status is Status.WAITING]
+        batch = self.core.plan(self.now)
+        assert self.twin.plan(self.now) == batch, "other names, times or weights changed a plan"
+        if batch is not None:
+            self.check_step(batch, waited)
+            self.flying.append(batch)
+        elif room and len(self.scheduler.waiting):
+            assert self.scheduler.blocked is not None or self.scheduler.preempted, "somebody waits for no reason"
+        ended = self.core.take_ended()
+        assert self.twin.take_ended() == [sequence.id for sequence in ended]
+        for sequence in ended:
+            assert sequence.num_preemptions == self.engine.max_preemptions
+            self.end_early(sequence)
+        if self.witness:
+            self.witness.look()
+
+    @precondition(lambda self: self.flying)
+    @rule(elapsed=st.floats(0.001, 2))
+    def complete(self, elapsed: float) -> None:
+        computed = self.device.execute(self.flying.popleft())
+        output = StepOutput(computed.step, computed.token_ids, elapsed)
+        self.busy += elapsed
+        deltas = self.core.complete(output, self.now)
+        assert self.twin.complete(output, self.now) == [(s.id, token, reason) for s, token, reason in deltas]
+        self.take(deltas)
+        if self.witness:
+            self.witness.completed()
+            self.witness.check()
+
+    # what follows from events
+
+    def end_early(self, sequence: Sequence) -> None:
+        self.ended_early[sequence] = len(sequence.output)
+        self.ends[sequence] += 1
+
+    def take(self, deltas: list[Delta]) -> None:
+        for sequence, token, reason in deltas:
+            assert not self.ends[sequence], "a token came after the end"
+            assert sequence.output[self.tokens[sequence]] == token, "tokens are not contiguous"
+            self.tokens[sequence] += 1
+            self.ends[sequence] += reason is not None
+
+    def check_step(self, batch: Batch, waited: list[Sequence]) -> None:
+        assert batch.slots, "an empty step was planned"
+        assert sum(batch.lengths) <= self.engine.max_num_batched_tokens
+        self.check_decodes(batch)
+        admitted = self.scheduler.in_flight[-1].admitted
+        if self.witness:
+            self.witness.planned(admitted)
+            self.check_overtaking(admitted, [s for s in waited if s.status is Status.WAITING and s not in admitted])
+
+    def check_decodes(self, batch: Batch) -> None:
+        """Within a step, whoever runs, is past its prefill and has memory gets a token."""
+        for sequence in self.scheduler.running.values():
+            decoding = sequence.num_admitted_tokens <= sequence.num_computed_tokens < sequence.num_tokens
+            has_memory = sequence.num_computed_tokens < len(sequence.block_table) * self.engine.block_size
+            done = sequence.num_tokens == sequence.most_tokens
+            assert not (decoding and has_memory and not done) or sequence.last_step == batch.step
+
+    def check_overtaking(self, admitted: list[Sequence], passed_over: list[Sequence]) -> None:
+        """Within a tenant, a newcomer goes first only if it comes within the window of its class."""
+        aging = Aging(self.config.seconds_per_class)
+        for first in admitted:
+            for other in passed_over:
+                window = aging.overtaking_window(other.priority_class, first.priority_class)
+                assert other.tenant != first.tenant or first.arrival - other.arrival <= window
+
+    # at any time
+
+    @precondition(lambda self: hasattr(self, "core"))
+    @invariant()
+    def memory_is_conserved_and_released_with_the_last_step_that_names_a_sequence(self) -> None:
+        self.scheduler.check_integrity()
+        named = {sequence for flight in self.scheduler.in_flight for sequence in flight.sequences}
+        for sequence in self.ends:
+            if sequence.status is Status.FINISHED:
+                assert (sequence.slot >= 0) == (sequence in named)
+                assert sequence in named or not sequence.block_table
+
+    @precondition(lambda self: hasattr(self, "core"))
+    @invariant()
+    def counters_never_go_down(self) -> None:
+        totals = astuple(self.scheduler.counters)
+        assert all(new >= old for new, old in zip(totals, self.totals, strict=True))
+        self.totals = totals
+
+    @precondition(lambda self: hasattr(self, "core"))
+    @invariant()
+    def nobody_is_preempted_too_often(self) -> None:
+        assert all(s.num_preemptions <= self.engine.max_preemptions for s in self.sequences)
+
+    # in the end
+
+    def teardown(self) -> None:
+        if not hasattr(self, "core"):
+            return
+        self.drain()
+        assert self.scheduler.pool.num_free == self.engine.num_blocks
+        for sequence in self.sequences:
+            self.check_end(sequence)
+        self.check_account()
+        more_work_never_looks_shorter(self.model, self.engine)
+        assert len(list(replay(self.log))) == len(self.log)
+
+    def drain(self) -> None:
+        while self.scheduler.has_work:
+            while True:
+                before = len(self.flying)
+                self.plan()
+                if len(self.flying) == before:
+                    break
+            if self.flying:
+                self.complete(0.5)
+
+    def check_end(self, sequence: Sequence) -> None:
+        assert self.ends[sequence] == 1, "everyone ends once"
+        if sequence in self.ended_early:
+            assert len(sequence.output) == self.ended_early[sequence], "a token came after the end"
+        else:
+            assert sequence.output == continuation(sequence.prompt, sequence.max_tokens, END)
+
+    def check_account(self) -> None:
+        """Everything prepaid is settled, and in engine time the charges are the time the device was busy."""
+        if self.witness is None:
+            return
+        queue = self.witness.queue
+        assert not queue.prepaid
+        if self.config.unit is Unit.ENGINE_TIME:
+            charged = sum(account.charged for account in queue.accounts.values())
+            assert isclose(charged, self.busy, rel_tol=1e-9, abs_tol=1e-9)

@@ -1,0 +1,215 @@
+"""Tenants flood the machine with their highest class: the lowest class waits no longer than was computed for it."""
+
+from dataclasses import dataclass
+from itertools import count
+from math import inf
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from admission.aging import Aging, Inflow
+from admission.core import PRIOR, CoreConfig, Unit, make_core
+from admission.fair_queue import FairQueue
+from admission.ledger import work_of
+from admission.simulation.witness import FairnessWitness
+from admission.step_time import StepTimeModel
+from backend.batch import StepOutput
+from backend.config import EngineConfig
+from backend.sampling import SamplingParams
+from backend.sequence import Sequence, Status
+from tests.admission.random_core import TRUE
+from tests.admission.test_fair_queue import make
+
+ENGINE = EngineConfig(
+    num_blocks=60,
+    max_model_len=64,
+    block_size=4,
+    max_num_seqs=8,
+    max_num_batched_tokens=32,
+    prefill_chunk=16,
+    max_preemptions=1,
+)
+CAPACITY = 2000.0  # tokens by weight that this engine serves a second, about, with the step times of `TRUE`
+LOWEST = 2
+
+
+@dataclass
+class Bucket:
+    """Lets work arrive as an `Inflow` promises."""
+
+    inflow: Inflow
+    level: float
+
+    def refill(self, seconds: float) -> None:
+        self.level = min(self.inflow.burst, self.level + self.inflow.rate * seconds)
+
+    def take(self, cost: float) -> bool:
+        if cost > self.level:
+            return False
+        self.level -= cost
+        return True
+
+
+@dataclass
+class Wait:
+    """Of one sequence of the lowest class, until it was first admitted."""
+
+    sequence: Sequence
+    ahead: float  # what its tenant had running, or waiting before it
+    served: float  # to all, when it arrived
+    seconds: float | None = None  # until its first admission; None: it waits still
+
+
+class Flood:
+    """A core charged in tokens. Classes 0 and 1 of every tenant arrive as fast as their buckets let them."""
+
+    def __init__(self, seed: int, weights: dict[str, float], inflows: dict[int, Inflow], aging: Aging) -> None:
+        self.random = Random(seed)
+        self.weights, self.inflows, self.aging = weights, inflows, aging
+        config = CoreConfig(
+            unit=Unit.TOKENS,
+            quantum=32,
+            borrow=0,
+            weights=weights,
+            seconds_per_class=aging.seconds_per_class,
+            max_waiting=1_000_000,
+        )
+        self.core = make_core(config, ENGINE, StepTimeModel(PRIOR))
+        queue = self.core.scheduler.waiting
+        assert isinstance(queue, FairQueue)
+        self.witness = FairnessWitness(queue, config.quantum, config.borrow)
+        self.buckets = {(t, level): Bucket(inflow, inflow.burst) for t in weights for level, inflow in inflows.items()}
+        self.now = 0.0
+        self.served = 0.0
+        self.waits: dict[Sequence, Wait] = {}
+        self.live: list[Sequence] = []
+        self._names = count()
+
+    def run(self, seconds: float) -> list[tuple[float, float]]:
+        """A flood that lasts as long as this, and the time until the last of the lowest class was admitted.
+
+        Returns the seconds that each of them waited, and its bound.
+        """
+        while self.now < seconds or any(wait.seconds is None for wait in self.waits.values()):
+            if self.now < seconds:
+                self._arrivals()
+            self._step()
+        return [(wait.seconds or 0.0, self.bound(wait)) for wait in self.waits.values()]
+
+    def bound(self, wait: Wait) -> float:
+        """What `Aging` computes for it, with the service that the machine gave meanwhile as its rate."""
+        tenant = wait.sequence.tenant
+        weight, total = self.weights[tenant], sum(self.weights.values())
+        heaviest = max([*self.weights.values(), 1.0])
+        lag = weight / heaviest * self.witness.bound
+        rate = wait.served / wait.seconds if wait.seconds else inf
+        return self.aging.worst_wait(LOWEST, wait.ahead, self.inflows, weight / total, rate, lag)
+
+    def _arrivals(self) -> None:
+        for (tenant, level), bucket in self.buckets.items():
+            sequence = self._make(tenant, level)
+            while bucket.take(most_cost(sequence)):
+                self._arrive(sequence)
+                sequence = self._make(tenant, level)
+        if self.random.random() < 0.05:
+            self._arrive_lowest(self.random.choice(list(self.weights)))
+
+    def _arrive_lowest(self, tenant: str) -> None:
+        sequence = self._make(tenant, LOWEST)
+        key = self.aging.key(self.now, LOWEST)
+        own = (s for s in self.live if s.tenant == tenant and s.status is not Status.FINISHED)
+        before = (
+            s for s in own if s.status is not Status.WAITING or self.aging.key(s.arrival, s.priority_class) <= key
+        )
+        self.waits[sequence] = Wait(sequence, sum(map(most_cost, before)), self.served)
+        self._arrive(sequence)
+
+    def _arrive(self, sequence: Sequence) -> None:
+        self.core.arrive(sequence, self.now)
+        self.live.append(sequence)
+
+    def _make(self, tenant: str, level: int) -> Sequence:
+        prompt, output = self.random.randint(1, 30), self.random.randint(1, 20)
+        sequence = Sequence(str(next(self._names)), tenant, [0] * prompt, SamplingParams(), output, 0, frozenset())
+        sequence.priority_class = level
+        return sequence
+
+    def _step(self) -> None:
+        batch = self.core.plan(self.now)
+        if batch is None:
+            assert not self.core.scheduler.has_work
+            self._pass(0.01)
+            return
+        flight = self.core.scheduler.in_flight[-1]
+        self.witness.planned(flight.admitted)
+        for sequence in flight.admitted:
+            wait = self.waits.get(sequence)
+            if wait and wait.seconds is None:
+                wait.seconds, wait.served = self.now - sequence.arrival, self.served - wait.served
+        elapsed = TRUE.seconds(work_of(flight))
+        self.served += len(flight.sampled) * 2.0 + sum(batch.lengths[batch.num_decodes :])
+        self.core.complete(StepOutput(batch.step, [0] * len(flight.sampled), elapsed), self.now + elapsed)
+        self.witness.completed()
+        self.live = [s for s in self.live if s.status is not Status.FINISHED]
+        self._pass(elapsed)
+
+    def _pass(self, seconds: float) -> None:
+        self.now += seconds
+        for bucket in self.buckets.values():
+            bucket.refill(seconds)
+
+
+def most_cost(sequence: Sequence) -> float:
+    """In tokens by weight, with all it may ever have to compute again."""
+    again = ENGINE.max_preemptions * sequence.most_tokens
+    return len(sequence.prompt) + 2 * sequence.max_tokens + again
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_lowest_class_is_admitted_within_its_computed_wait(seed: int) -> None:
+    random = Random(seed)
+    weights = {f"t{n}": random.choice([1.0, 2.0]) for n in range(random.randint(2, 4))}
+    inflows = {level: Inflow(random.choice([150.0, 600.0]), random.choice([1.0, 2.0]) * CAPACITY) for level in (0, 1)}
+    flood = Flood(seed, weights, inflows, Aging(random.choice([0.1, 0.5])))
+    waits = flood.run(3.0)
+    assert any(seconds > 0.2 * bound for seconds, bound in waits), "a flood delays"
+    assert all(seconds <= bound for seconds, bound in waits if seconds)
+
+
+def test_a_flood_at_four_times_the_capacity_overtakes_for_as_long_as_its_window_and_not_for_ever() -> None:
+    inflows = {0: Inflow(300.0, 4 * CAPACITY)}
+    waits, strict = (Flood(1, {"flooding": 1.0, "light": 1.0}, inflows, Aging(a)).run(3.0) for a in (0.1, 1e6))
+    assert waits[0][0] < 3.0 < strict[0][0], "without aging the first of the lowest class waits for the end"
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    seconds_per_class=st.sampled_from([0.0, 1.0, 5.0]),
+    burst=st.floats(1, 50),
+    rate=st.floats(0, 10),
+)
+def test_no_more_work_overtakes_than_the_window_lets_in(
+    seed: int, seconds_per_class: float, burst: float, rate: float
+) -> None:
+    random, aging = Random(seed), Aging(seconds_per_class)
+    inflows = {level: Inflow(burst, rate) for level in (0, 1)}
+    buckets = {level: Bucket(inflow, burst) for level, inflow in inflows.items()}
+    queue, now = FairQueue(1.0, aging), 0.0
+    victim = make("victim", "t", level=LOWEST)
+    queue.add(victim)
+    for n in range(200):
+        seconds = random.uniform(0, 0.2)
+        now += seconds
+        for level, bucket in buckets.items():
+            bucket.refill(seconds)
+            if bucket.take(1.0):
+                queue.add(make(f"s{n}.{level}", "t", arrival=now, level=level))
+    overtaking = 0.0
+    while (head := queue.head()) is not victim:
+        assert head is not None
+        queue.remove(head)
+        overtaking += 1.0
+    assert overtaking <= aging.most_overtaking(LOWEST, inflows) + 1e-9
