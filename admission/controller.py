@@ -5,15 +5,13 @@ from collections.abc import Iterable
 from admission.ledger import Ledger
 from admission.memory import FuturePeak, Gate
 from admission.ordering import Ordering
-from admission.outcome import QueueFull
 from admission.output_length import OutputLengths
 from admission.pace import Pace
+from admission.waiting_room import WaitingRoom
 from backend.batch import Batch, StepOutput
-from backend.config import EngineConfig
 from backend.flight import Delta
 from backend.scheduler import Scheduler
 from backend.sequence import FinishReason, Sequence, Status
-from backend.waiting import WaitingQueue
 
 PREPAID_SHARE = 0.5
 """Of the output expected of a newcomer. Prepaying all makes service lag behind what was paid, by what is still to come;
@@ -60,39 +58,32 @@ class TenantPolicy:
 class Controller:
     """Implements `backend.engine.Core`. Pure: each call is an event with its time, in seconds of an injected clock.
 
-    Owns the scheduler, and tells the ledger what is planned, measured and over. `waiting` is the ordering as the
-    scheduler takes from it.
+    Owns the scheduler, and tells the ledger and the waiting room what is planned, measured and over.
     """
 
     def __init__(
-        self,
-        config: EngineConfig,
-        ordering: Ordering,
-        waiting: WaitingQueue,
-        ledger: Ledger,
-        policy: TenantPolicy,
-        lengths: OutputLengths,
-        max_waiting: int,
+        self, scheduler: Scheduler, ordering: Ordering, ledger: Ledger, lengths: OutputLengths, room: WaitingRoom
     ) -> None:
-        self.scheduler = Scheduler(config, waiting, policy)
+        self.scheduler = scheduler
+        self.lengths = lengths
+        self.room = room
         self._ordering = ordering
-        self.max_waiting = max_waiting
         self._ledger = ledger
-        self._lengths = lengths
+        self.expired: list[Sequence] = []  # not taken yet
 
     def arrive(self, sequence: Sequence, now: float) -> None:
-        """Queue it. Raises `QueueFull` when `max_waiting` sequences wait already."""
-        waiting = len(self.scheduler.waiting)
-        if waiting >= self.max_waiting:
-            raise QueueFull(waiting)
+        """Queue it. Raises a `Refused` that says why not."""
+        self.room.admit(sequence, now)
         sequence.arrival = now
         self.scheduler.add(sequence)
+        self.room.arrived(sequence, now)
 
     def finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
+        self.scheduler.holdings.now = now
         self.scheduler.finish(sequence, reason)
         if reason is FinishReason.STOP:
-            self._lengths.observe(sequence.tenant, sequence.max_tokens, len(sequence.output))
-        self._ledger.ended(sequence)
+            self.lengths.observe(sequence.tenant, sequence.max_tokens, len(sequence.output))
+        self._ended(sequence, now)
 
     def allow(self, tenant: str, blocks: int | None, now: float) -> None:
         """The tenant's lease on KV memory is this many blocks from now on; None: it needs none."""
@@ -104,23 +95,43 @@ class Controller:
             self.scheduler.extend(sequence, tokens)
 
     def plan(self, now: float) -> Batch | None:
+        self._expire(now)
         self._ordering.at(now)
+        self.scheduler.holdings.now = now
         batch = self.scheduler.plan()
         if batch is not None:
-            self._ledger.planned(self.scheduler.in_flight[-1])
+            flight = self.scheduler.in_flight[-1]
+            self._ledger.planned(flight)
+            self.room.planned(self.scheduler, flight, now)
         return batch
 
     def take_ended(self) -> list[Sequence]:
+        """Those that were given up since the last call: their deadlines passed, or their memory went to others."""
         ended = self.scheduler.take_ended()
         for sequence in ended:
             self._ledger.ended(sequence)
-        return ended
+        expired, self.expired = self.expired, []
+        return [*expired, *ended]
 
     def complete(self, output: StepOutput, now: float) -> list[Delta]:
+        self._expire(now)
+        self.scheduler.holdings.now = now
+        flight = self.scheduler.in_flight[0]
         deltas = self.scheduler.complete(output)
         self._ledger.completed(output.elapsed)
+        self.room.completed(flight, now)
         for sequence, _, reason in deltas:
             if reason is not None:
-                self._lengths.observe(sequence.tenant, sequence.max_tokens, len(sequence.output))
-                self._ledger.ended(sequence)
+                self.lengths.observe(sequence.tenant, sequence.max_tokens, len(sequence.output))
+                self._ended(sequence, now)
         return deltas
+
+    def _expire(self, now: float) -> None:
+        for sequence in self.room.due(now):
+            self.room.expired(sequence, now)
+            self.finish(sequence, FinishReason.EXPIRED, now)
+            self.expired.append(sequence)
+
+    def _ended(self, sequence: Sequence, now: float) -> None:
+        self._ledger.ended(sequence)
+        self.room.ended(sequence, now)

@@ -5,20 +5,32 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from admission.aging import Aging
-from admission.controller import Controller, TenantPolicy
+from admission.backlog import Backlog
+from admission.controlled_delay import ControlledDelay
+from admission.controller import PREPAID_SHARE, Controller, TenantPolicy
+from admission.deadline import Deadlines, Endless, Patience
+from admission.drain import DrainMeter
+from admission.estimate import Estimator
 from admission.fair_queue import FairQueue
 from admission.ledger import EngineTimeTariff, Ledger, Tariff, TokenTariff
+from admission.lenient_queue import LenientFairQueue
 from admission.memory import FuturePeak, Gate, MinimumFree, Optimistic
 from admission.ordering import ArrivalOrder, Ordering
+from admission.orderings.adaptive_lifo import AdaptiveLifo
 from admission.orderings.earliest_deadline import EarliestDeadlineFirst
 from admission.orderings.round_robin import RequestRoundRobin
 from admission.orderings.shortest_first import ShortestPredictedFirst
 from admission.orderings.virtual_finish import VirtualFinishWithBoost
 from admission.orderings.virtual_token_counter import VirtualTokenCounter
 from admission.output_length import OutputLengths
+from admission.overload import AdmissionControl, OverloadPolicy
 from admission.pace import Pace
+from admission.pipeline import Pipeline
+from admission.queue_bounds import QueueBounds
 from admission.step_time import StepTime, StepTimeModel
+from admission.waiting_room import WaitingRoom
 from backend.config import EngineConfig
+from backend.scheduler import Scheduler
 from backend.sequence import Sequence
 from backend.waiting import HoldingQueue
 
@@ -27,6 +39,9 @@ PRIOR = StepTime((2e-3, 5e-5, 5e-5, 1e-7, 1e-7, 1e-9, 1e-6))
 
 
 Estimate = Callable[[Sequence], float]
+
+_UNITS = ("", "_tokens", "_bytes", "_seconds")  # of bounds, as `QueueBounds` has them
+_BOUNDS = tuple(f"{whose}max_waiting{unit}" for whose in ("", "tenant_") for unit in _UNITS)
 
 
 class Order(StrEnum):
@@ -39,6 +54,7 @@ class Order(StrEnum):
     VTC = "vtc"
     VIRTUAL_FINISH = "virtual_finish"
     EARLIEST_DEADLINE = "earliest_deadline"
+    ADAPTIVE_LIFO = "adaptive_lifo"
 
 
 class Unit(StrEnum):
@@ -56,6 +72,15 @@ class Memory(StrEnum):
     OPTIMISTIC = "optimistic"
 
 
+class Overload(StrEnum):
+    """What is done about more work than the machine can do. All but the first keep the bounds on the queue."""
+
+    DEADLINE = "deadline"  # what cannot be in time is refused at once, and given up when its time has passed
+    CONTROLLED_DELAY = "controlled_delay"  # CoDel: what has waited too long is given up
+    BOUNDED = "bounded"
+    UNBOUNDED = "unbounded"
+
+
 @dataclass(frozen=True, slots=True)
 class CoreConfig:
     """Choices of the core. Raises `ValueError` naming the field."""
@@ -69,12 +94,25 @@ class CoreConfig:
     memory: Memory = Memory.FORECAST
     min_free_blocks: int = 0
     prefill_share: float = 1.0  # of the token budget, where no decode was promised an interval
-    max_waiting: int = 1024
+    leeway: float = 0.0  # what a tenant may be in debt and still be served in order of age, in the unit
+    overload: Overload = Overload.DEADLINE
+    confidence: float = 0.5  # that what is admitted meets its deadline
+    max_waiting: int | None = 1024  # requests
+    max_waiting_tokens: int | None = None
+    max_waiting_bytes: int | None = None
+    max_waiting_seconds: float | None = None  # predicted, of the engine's time
+    tenant_max_waiting: int | None = None
+    tenant_max_waiting_tokens: int | None = None
+    tenant_max_waiting_bytes: int | None = None
+    tenant_max_waiting_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("quantum", "seconds_per_class", "max_waiting"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        for name in ("quantum", "seconds_per_class", *_BOUNDS):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be above 0, got {value}")
+        if not 0 < self.confidence < 1:
+            raise ValueError(f"confidence must be between 0 and 1, got {self.confidence}")
         for tenant, weight in self.weights.items():
             if not weight > 0:
                 raise ValueError(f"weights.{tenant} must be above 0, got {weight}")
@@ -91,7 +129,29 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
     forecast = FuturePeak(engine, lengths)
     policy = TenantPolicy(ordering, ledger, pace, _gate(config, forecast), forecast, lengths)
     waiting = ordering if isinstance(ordering, FairQueue) else HoldingQueue(ordering)
-    return Controller(engine, ordering, waiting, ledger, policy, lengths, config.max_waiting)
+    scheduler = Scheduler(engine, waiting, policy)
+    clock = tariff if isinstance(tariff, EngineTimeTariff) else EngineTimeTariff(model)
+    backlog, drain, pipeline = Backlog(_estimate(clock, lengths)), DrainMeter(), Pipeline(model)
+    aging = Aging(config.seconds_per_class)
+    price = _estimate(tariff, lengths, PREPAID_SHARE)
+    estimator = Estimator(scheduler, backlog, pipeline, model, lengths, pace, aging, price)
+    control = AdmissionControl(_overload_policy(config), scheduler, backlog, drain, estimator)
+    room = WaitingRoom(backlog, drain, pipeline, control, _patience(config, estimator))
+    return Controller(scheduler, ordering, ledger, lengths, room)
+
+
+def _overload_policy(config: CoreConfig) -> OverloadPolicy:
+    if config.overload is Overload.UNBOUNDED:
+        return OverloadPolicy(deadlines=False)
+    values = [getattr(config, name) for name in _BOUNDS]
+    ours, theirs = QueueBounds(*values[: len(_UNITS)]), QueueBounds(*values[len(_UNITS) :])
+    return OverloadPolicy(ours, theirs, config.overload is Overload.DEADLINE, config.confidence)
+
+
+def _patience(config: CoreConfig, estimator: Estimator) -> Patience:
+    if config.overload is Overload.DEADLINE:
+        return Deadlines(estimator.alone)
+    return ControlledDelay() if config.overload is Overload.CONTROLLED_DELAY else Endless()
 
 
 def _gate(config: CoreConfig, forecast: FuturePeak) -> Gate:
@@ -100,18 +160,24 @@ def _gate(config: CoreConfig, forecast: FuturePeak) -> Gate:
     return MinimumFree(config.min_free_blocks) if config.memory is Memory.MINIMUM_FREE else Optimistic()
 
 
-def _estimate(tariff: Tariff, lengths: OutputLengths) -> Estimate:
-    """What a whole sequence will cost, as far as can be known when it arrives."""
-    return lambda s: tariff.estimate(len(s.prompt), lengths.mean(s.tenant, s.max_tokens))
+def _estimate(tariff: Tariff, lengths: OutputLengths, share: float = 1.0) -> Estimate:
+    """What a sequence will cost with a share of its output, as far as can be known when it arrives."""
+    return lambda s: tariff.estimate(len(s.prompt), share * lengths.mean(s.tenant, s.max_tokens))
 
 
 def _deadline(config: CoreConfig) -> Callable[[Sequence], float]:
-    """Classes differ by the wait that makes up for one; the most urgent has as much."""
-    return lambda s: s.arrival + (s.priority_class + 1) * config.seconds_per_class
+    """Its own; else classes differ by the wait that makes up for one, and the most urgent has as much."""
+
+    def deadline(s: Sequence) -> float:
+        own = s.arrival + (s.priority_class + 1) * config.seconds_per_class
+        return own if s.first_token_by is None else s.first_token_by
+
+    return deadline
 
 
 def _fair(config: CoreConfig, _: Estimate) -> Ordering:
-    return FairQueue(config.quantum, Aging(config.seconds_per_class), config.weights, config.borrow)
+    aging = Aging(config.seconds_per_class)
+    return LenientFairQueue(config.quantum, aging, config.weights, config.borrow, config.leeway)
 
 
 _ORDERINGS: dict[Order, Callable[[CoreConfig, Estimate], Ordering]] = {
@@ -122,4 +188,5 @@ _ORDERINGS: dict[Order, Callable[[CoreConfig, Estimate], Ordering]] = {
     Order.VTC: lambda config, estimate: VirtualTokenCounter(config.weights),
     Order.VIRTUAL_FINISH: lambda config, estimate: VirtualFinishWithBoost(estimate, config.weights),
     Order.EARLIEST_DEADLINE: lambda config, estimate: EarliestDeadlineFirst(_deadline(config)),
+    Order.ADAPTIVE_LIFO: lambda config, estimate: AdaptiveLifo(),
 }

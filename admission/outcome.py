@@ -1,27 +1,64 @@
 """How a request ends. Exactly one `Outcome` each; what led to a refusal travels in the exception.
 
 Refused
-└── QueueFull        as many requests wait as the queue may hold: ours, not the tenant's doing
+├── QueueFull              as much waits as the queue may hold: ours, not the tenant's doing
+├── TenantQueueFull        as much of the tenant's own waits as it may have waiting
+└── DeadlineUnmeetable     its first or its last token would come too late
 """
 
 from enum import StrEnum
+
+from admission.queue_bounds import Excess
+
+SHORTEST_RETRY, LONGEST_RETRY = 1.0, 60.0  # seconds
 
 
 class Outcome(StrEnum):
     COMPLETED = "completed"  # every token was delivered
     INVALID = "invalid"  # it could never run: malformed, unknown model, too long
     REFUSED = "refused"  # it could have run at another time
+    EXPIRED = "expired"  # its deadline passed before its first token
     DISCONNECTED = "disconnected"  # the client went away, or stopped reading
     FAILED = "failed"  # the device or the process failed it
 
 
 class Refused(Exception):
-    """Not admitted now. Nothing was kept of the request and nothing is charged for it."""
+    """Not admitted now. Nothing was kept of the request and nothing is charged for it.
+
+    `retry_after`: seconds in which, at the slowest recent drain, there will be room; before jitter, in [1, 60].
+    """
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = min(max(retry_after, SHORTEST_RETRY), LONGEST_RETRY)
 
 
 class QueueFull(Refused):
-    """`waiting` requests are queued already, which is the bound."""
+    """`excess` is the bound on everything that waits; `waiting` requests do."""
 
-    def __init__(self, waiting: int) -> None:
-        super().__init__(f"{waiting} requests are waiting already, which is as many as the queue holds")
-        self.waiting = waiting
+    def __init__(self, excess: Excess, waiting: int, retry_after: float) -> None:
+        super().__init__(f"the queue is full: {excess}", retry_after)
+        self.excess, self.waiting = excess, waiting
+
+
+class TenantQueueFull(Refused):
+    """`excess` is the bound on what one tenant may have waiting."""
+
+    def __init__(self, excess: Excess, retry_after: float) -> None:
+        super().__init__(f"the tenant's own queue is full: {excess}", retry_after)
+        self.excess = excess
+
+
+class DeadlineUnmeetable(Refused):
+    """`estimate` is when the token in question would come, in seconds from now, as nine in ten such estimates hold.
+
+    `own_backlog`: without what its tenant has waiting already, it could be met.
+    """
+
+    def __init__(self, what: str, estimate: float, slack: float, own_backlog: bool, retry_after: float) -> None:
+        cause = ", for what the same tenant has waiting already" if own_backlog else ""
+        super().__init__(
+            f"the {what} token is expected in {estimate:.3g} s and must come in {max(0.0, slack):.3g} s{cause}",
+            retry_after,
+        )
+        self.estimate, self.slack, self.own_backlog = estimate, slack, own_backlog

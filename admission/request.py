@@ -7,7 +7,10 @@ from backend.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt to be continued. `prompt` plus `max_tokens` fits the context of the model."""
+    """One prompt to be continued. `prompt` plus `max_tokens` fits the context of the model.
+
+    `allowed_tokens` of the output are reserved so far, and generating pauses there; None: all of max_tokens.
+    """
 
     id: str
     tenant: str
@@ -16,3 +19,11 @@ class Request:
     max_tokens: int
     end_tokens: frozenset[int]
     seed: int
+    allowed_tokens: int | None = None
+    priority_class: int = 0  # 0 is the most urgent
+    token_interval: float | None = None  # seconds between tokens that its class promises
+
+    @property
+    def tokens_to_begin_with(self) -> int:
+        """Of the output."""
+        return self.max_tokens if self.allowed_tokens is None else min(self.allowed_tokens, self.max_tokens)

@@ -34,7 +34,8 @@ class DeviceThread:
     def stop(self, timeout: float = 10.0) -> bool:
         """Finish the steps launched and end the thread; False when it is still stuck after `timeout` seconds."""
         self._inbox.put(None)
-        self._thread.join(timeout)
+        if self._thread.ident is not None:  # it was started
+            self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def _run(self) -> None:

@@ -16,6 +16,7 @@ class Holdings:
         self.pool: BlockPool = _POOLS[config.kv_allocation](config.num_blocks)
         self.allowances = Allowances()
         self._config = config
+        self.now = 0.0  # seconds of the engine's clock; whoever has a clock sets it
         self._contiguous = config.kv_allocation is KVAllocation.CONTIGUOUS
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
 
@@ -48,16 +49,23 @@ class Holdings:
         """`count` more blocks at the end of its table, or None when they are not to be had."""
         blocks = self.pool.allocate(count)
         if blocks is not None:
+            self._count(sequence)
             sequence.block_table += blocks
             self.allowances.take(sequence.tenant, count)
         return blocks
 
     def take_back(self, sequence: Sequence) -> None:
         """All of it, slot and blocks."""
+        self._count(sequence)
         self.pool.release(sequence.block_table)
         self.allowances.give(sequence.tenant, len(sequence.block_table))
         self._free_slots.append(sequence.slot)
         sequence.block_table, sequence.slot = [], -1
+
+    def _count(self, sequence: Sequence) -> None:
+        """Its block-seconds, before what it holds changes."""
+        sequence.kv_block_seconds += len(sequence.block_table) * (self.now - sequence.held_since)
+        sequence.held_since = self.now
 
     def check_integrity(self, holders: Collection[Sequence]) -> None:
         """Every block is free or owned by exactly one of `holders`, and charged to its tenant."""

@@ -40,6 +40,7 @@ class Scheduler:
         self.running: dict[str, Sequence] = {}  # in the order of admission
         self.in_flight: deque[Flight] = deque()  # oldest first
         self.blocked: Blocked | None = None  # why the last plan left the head of the queue waiting
+        self.blocked_head: Sequence | None = None  # which it was
         self.preempted: list[Sequence] = []  # by the last plan
         self.held: dict[str, Blocked] = {}  # tenants that are passed over for a limit of their own
         self._ended: list[Sequence] = []
@@ -69,6 +70,12 @@ class Scheduler:
         """From now on the tenant may hold this many blocks; None: any number."""
         self.holdings.allowances.allow(tenant, blocks)
         self._look_again(tenant)
+
+    def demand(self, tenant: str) -> int:
+        """Blocks that the tenant would hold if it might: those it was denied, and what its running sequences may need."""
+        allowances = self.holdings.allowances
+        own = [s for s in self.running.values() if s.tenant == tenant]
+        return max(allowances.held[tenant], allowances.wanted.get(tenant, 0), self._peak(own) if own else 0)
 
     def extend(self, sequence: Sequence, tokens: int) -> None:
         """Let it generate `tokens` more than it was allowed so far, at most its max_tokens in all."""
@@ -106,7 +113,7 @@ class Scheduler:
         """The next step, or None when there is nothing to compute or enough steps are already in flight."""
         if len(self.in_flight) >= self.config.steps_in_flight:
             return None
-        self.blocked, self.preempted = None, []
+        self.blocked, self.blocked_head, self.preempted = None, None, []
         while not (flight := self._plan_step()).sequences:
             if self._yield_for_the_oldest(flight):
                 continue
@@ -193,6 +200,7 @@ class Scheduler:
             if self.blocked in (Blocked.SLOTS, Blocked.MEMORY):
                 self._displace(sequence, flight)
             if self.blocked is not None:
+                self.blocked_head = sequence
                 break
             self.waiting.remove(sequence)
             self._start(sequence, flight)
@@ -236,7 +244,12 @@ class Scheduler:
             return False
         if not allowances.permits(tenant, self.holdings.blocks_to_start(sequence)):
             return False
-        return not own or allowances.permits_in_all(tenant, self.policy.peak([sequence, *own]))
+        return allowances.permits_in_all(tenant, self._peak([*own, sequence]))
+
+    def _peak(self, own: list[Sequence]) -> int:
+        """Blocks that these sequences of one tenant may come to need; the oldest must be able to run to its end."""
+        oldest = min(own, key=_YOUNGEST)
+        return max(self.policy.peak(own) if len(own) > 1 else 0, self.config.blocks_for(oldest.most_tokens - 1))
 
     def _fits(self, sequence: Sequence) -> bool:
         """Memory for all its tokens now, a block to spare for each that runs, and the policy's word on the future."""

@@ -17,6 +17,7 @@ class FinishReason(Enum):
     STOP = "stop"  # an end token, a stop token or a stop string
     LENGTH = "length"  # max_tokens, or the context is full
     CANCELLED = "cancelled"
+    EXPIRED = "expired"  # its deadline passed before its first token, or before its last
     PREEMPTED = "preempted"  # lost its memory as often as it may, and nobody else could give any
 
 
@@ -38,6 +39,11 @@ class Sequence:
     arrival: float = 0.0  # seconds on the engine's clock
     priority_class: int = 0  # 0 is the most urgent
     token_interval: float | None = None  # seconds between tokens that its class promises; None: no promise
+    first_token_by: float | None = None  # seconds on the engine's clock; later it is of no use
+    done_by: float | None = None  # the same for its last token
+    first_token_target: float | None = None  # seconds from its arrival that its class is meant to keep
+    body_bytes: int = 0  # of the request, which are kept while it waits
+    promised: float | None = None  # seconds from its arrival in which nine in ten such have their first token
 
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
@@ -47,6 +53,7 @@ class Sequence:
     num_billed_tokens: int = 0  # prompt tokens computed at least once
     num_preemptions: int = 0
     num_yields: int = 0  # preemptions at a limit of its own tenant
+    kv_block_seconds: float = 0.0  # blocks held, times how long
     num_kept_tokens: int = 0  # output when it was last preempted
 
     # while it holds a slot
@@ -56,6 +63,7 @@ class Sequence:
     num_admitted_tokens: int = 0  # prompt and output when it took the slot; whatever follows, the device sampled itself
     in_flight: int = 0  # steps in flight that name it
     last_step: int = -1  # the newest step that names it
+    held_since: float = 0.0  # when its blocks were counted last, in seconds of the engine's clock
 
     def __post_init__(self) -> None:
         self.num_tokens = len(self.prompt) + len(self.output)
@@ -69,6 +77,10 @@ class Sequence:
     def most_tokens(self) -> int:
         """The longest it may become."""
         return len(self.prompt) + self.max_tokens
+
+    def block_seconds(self, now: float) -> float:
+        """Blocks it held, times how long, until `now`."""
+        return self.kv_block_seconds + len(self.block_table) * (now - self.held_since)
 
     @property
     def is_newcomer(self) -> bool:

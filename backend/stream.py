@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from sys import maxsize
 
 from backend.errors import DeviceError
 from backend.sequence import FinishReason, Sequence
@@ -17,7 +18,7 @@ class TokenStream:
     that has no use for tokens before the last clears `eager`: it is woken for the first and for the last alone.
     """
 
-    __slots__ = ("_error", "_pending", "_waiter", "eager", "finish_reason", "sequence")
+    __slots__ = ("_at_mark", "_error", "_mark", "_pending", "_waiter", "eager", "finish_reason", "sequence")
 
     def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence
@@ -26,6 +27,13 @@ class TokenStream:
         self._pending: list[int] = []
         self._waiter: asyncio.Future[None] | None = None
         self._error: DeviceError | None = None
+        self._mark = maxsize
+        self._at_mark: Callable[[], object] | None = None
+
+    def call_at(self, count: int, callback: Callable[[], object]) -> None:
+        """Call back once, when `count` tokens or more have been generated."""
+        self._mark, self._at_mark = count, callback
+        self._look_at_mark(len(self.sequence.output))
 
     async def take(self) -> list[int]:
         """All tokens since the last call, at least one unless the stream has ended.
@@ -51,7 +59,15 @@ class TokenStream:
         """Append a token; whether the consumer is to be woken for it."""
         self._pending.append(token_id)
         self.finish_reason = reason
-        return self.eager or reason is not None or len(self.sequence.output) == 1
+        generated = len(self.sequence.output)
+        if generated >= self._mark:
+            self._look_at_mark(generated)
+        return self.eager or reason is not None or generated == 1
+
+    def _look_at_mark(self, generated: int) -> None:
+        if generated >= self._mark and self._at_mark is not None:
+            callback, self._mark, self._at_mark = self._at_mark, maxsize, None
+            callback()
 
     def end(self, reason: FinishReason) -> None:
         """It gets no more tokens."""

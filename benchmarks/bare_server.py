@@ -1,6 +1,7 @@
 """The floor a gateway is measured against: starlette on uvicorn with fixed answers, nothing decided, nothing computed.
 
 The answers have the size of the gateway's own, 32 tokens whole or as 35 events. A bare stream is one write an event.
+/v1/chat/completions is the same for a proxy, which reads what it is sent: a role, 32 tokens, a finish and the end.
 """
 
 import json
@@ -20,6 +21,7 @@ from starlette.routing import Route
 
 NUM_EVENTS = 35
 HEAD = {"id": "chatcmpl-" + "0" * 32, "created": 1_700_000_000, "model": "embedded", "system_fingerprint": None}
+USAGE = {"prompt_tokens": 32, "completion_tokens": 32, "total_tokens": 64, "prompt_tokens_details": None}
 
 
 def main() -> None:
@@ -43,7 +45,16 @@ def app() -> Starlette:
     async def stream(_: Request) -> Response:
         return StreamingResponse(_events(event), media_type="text/event-stream")
 
-    return Starlette(routes=[Route("/whole", answer, methods=["POST"]), Route("/stream", stream, methods=["POST"])])
+    async def chat(request: Request) -> Response:
+        body = await request.json()
+        if not body.get("stream"):
+            return Response(whole, media_type="application/json")
+        with_usage = (body.get("stream_options") or {}).get("include_usage", False)
+        return StreamingResponse(_each(completion[with_usage]), media_type="text/event-stream")
+
+    completion = {with_usage: _completion(with_usage) for with_usage in (False, True)}
+    paths = {"/whole": answer, "/stream": stream, "/v1/chat/completions": chat}
+    return Starlette(routes=[Route(path, endpoint, methods=["POST"]) for path, endpoint in paths.items()])
 
 
 async def _events(event: bytes) -> AsyncIterator[bytes]:
@@ -51,16 +62,31 @@ async def _events(event: bytes) -> AsyncIterator[bytes]:
         yield event
 
 
+async def _each(events: list[bytes]) -> AsyncIterator[bytes]:
+    for event in events:
+        yield event
+
+
 def _whole_answer() -> bytes:
     message = {"role": "assistant", "content": " word" * 32, "refusal": None}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "length"}
-    usage = {"prompt_tokens": 32, "completion_tokens": 32, "total_tokens": 64, "prompt_tokens_details": None}
-    return json.dumps({**HEAD, "object": "chat.completion", "choices": [choice], "usage": usage}).encode()
+    return json.dumps({**HEAD, "object": "chat.completion", "choices": [choice], "usage": USAGE}).encode()
 
 
-def _event() -> bytes:
-    choice = {"index": 0, "delta": {"content": " word"}, "logprobs": None, "finish_reason": None}
-    return b"data: " + json.dumps({**HEAD, "object": "chat.completion.chunk", "choices": [choice]}).encode() + b"\n\n"
+def _completion(with_usage: bool) -> list[bytes]:
+    """What a stream of 32 tokens is made of."""
+    events = [_event({"role": "assistant", "content": ""}), *[_event() for _ in range(32)], _event({}, "length")]
+    usage = [_chunk({"choices": [], "usage": USAGE})] if with_usage else []
+    return [*events, *usage, b"data: [DONE]\n\n"]
+
+
+def _event(delta: dict[str, str] | None = None, finish_reason: str | None = None) -> bytes:
+    delta = {"content": " word"} if delta is None else delta
+    return _chunk({"choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}]})
+
+
+def _chunk(fields: dict[str, object]) -> bytes:
+    return b"data: " + json.dumps({**HEAD, "object": "chat.completion.chunk", **fields}).encode() + b"\n\n"
 
 
 def _end_with_input() -> None:

@@ -32,9 +32,9 @@ from backend.simulated import SimulatedExecutor
 from backend.stream import TokenStream
 from backend.tokenizer import Tokenizer
 from gateway.app import GC_THRESHOLDS, SWITCH_INTERVAL, serve, serve_engine
-from gateway.auth import open_key_ring
 from gateway.connection import bound_socket
 from gateway.settings import Settings
+from gateway.tenancy import open_tenancy
 
 TEXT = " the quick brown fox jumps over the lazy dog"
 KEY = "sk-benchmark"
@@ -73,21 +73,20 @@ async def _serve(state_dir: str, step_seconds: float, steps_in_flight: int, inst
     model = _simulated_model(steps_in_flight)
     words = model.tokenizer.encode(TEXT, add_special_tokens=False)
     executor = SimulatedExecutor(lambda batch: step_seconds, lambda slot, position: words[position % len(words)])
-    keys, _ = open_key_ring(settings)
     sys.setswitchinterval(SWITCH_INTERVAL)
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
-    with bound_socket("127.0.0.1", 0) as sock:
+    with bound_socket("127.0.0.1", 0) as sock, open_tenancy(settings) as tenancy:
         asyncio.get_running_loop().add_reader(sys.stdin, _tell, executor)
         ready = json.dumps({"port": sock.getsockname()[1], "key": KEY})
         announce = partial(print, ready, flush=True)
         if not instant:
-            await serve(settings, model, executor, keys, sock, announce)
+            await serve(settings, model, executor, tenancy, sock, announce)
             return
         core = make_core(CoreConfig(), model.engine_config)
         engine = InstantEngine(core, executor, words)
-        await serve_engine(settings, model, engine, core.scheduler, keys, sock, announce)
+        await serve_engine(settings, model, engine, core, tenancy, sock, announce)
 
 
 def _simulated_model(steps_in_flight: int) -> LoadedModel:

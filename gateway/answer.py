@@ -2,7 +2,7 @@
 
 from admission.admission import Admission
 from backend.detokenizer import IncrementalDetokenizer
-from backend.sequence import FinishReason
+from backend.sequence import FinishReason, Sequence
 from backend.stream import TokenStream
 from gateway.errors import Preempted
 from gateway.metrics import Metrics
@@ -18,10 +18,19 @@ class Answer:
         self.finish_reason: FinishReason | None = None
         self.num_tokens = 0  # delivered: those sampled after a stop string are not
         self._delivered_at = 0.0
-        self._stream = stream
+        self.stream = stream
         self._detokenizer = detokenizer
         self._admission = admission
         self._metrics = metrics
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens that its tenant pays for: those delivered, or all that were generated until it was cut short."""
+        return self.num_tokens if self.finish_reason is not None else len(self.stream.sequence.output)
+
+    @property
+    def sequence(self) -> Sequence:
+        return self.stream.sequence
 
     async def pieces(self) -> list[str]:
         """Wait for tokens and return their text; the answer is complete when `finish_reason` is set.
@@ -35,18 +44,18 @@ class Answer:
                 pieces.append(piece)
             if self._detokenizer.stopped is not None:
                 self.finish_reason = FinishReason.STOP
-                self._admission.stop(self._stream)
+                self._admission.stop(self.stream)
                 return pieces
-        if self._stream.finish_reason is not None:
+        if self.stream.finish_reason is not None:
             pieces.append(self._end())
         return pieces
 
     async def choice(self) -> Choice:
         """The whole text. Only a stop string could end it early, so only then is every token looked at as it comes."""
         pieces: list[str] = []
-        self._stream.eager = self._detokenizer.may_stop
+        self.stream.eager = self._detokenizer.may_stop
         while self.finish_reason is None:
-            pieces += await (self.pieces() if self._stream.eager else self._whole())
+            pieces += await (self.pieces() if self.stream.eager else self._whole())
         return Choice("".join(pieces), "length" if self.finish_reason is FinishReason.LENGTH else "stop")
 
     async def _whole(self) -> list[str]:
@@ -54,14 +63,14 @@ class Answer:
         tokens = await self._take()
         self.num_tokens += len(tokens)
         text = self._detokenizer.push(tokens)
-        return [text] if self._stream.finish_reason is None else [text, self._end()]
+        return [text] if self.stream.finish_reason is None else [text, self._end()]
 
     async def _take(self) -> list[int]:
-        tokens = await self._stream.take()
-        if self._stream.finish_reason is FinishReason.PREEMPTED:
+        tokens = await self.stream.take()
+        if self.stream.finish_reason is FinishReason.PREEMPTED:
             raise Preempted
         self._delivered_at = self._metrics.tokens_delivered(
-            self._stream.sequence, self.num_tokens, len(tokens), self._delivered_at
+            self.stream.sequence, self.num_tokens, len(tokens), self._delivered_at
         )
         return tokens
 
@@ -69,5 +78,5 @@ class Answer:
         """The sequence has ended: the text that was held back, in which a stop string may be complete only now."""
         rest = self._detokenizer.finish()
         stopped = self._detokenizer.stopped is not None
-        self.finish_reason = FinishReason.STOP if stopped else self._stream.finish_reason
+        self.finish_reason = FinishReason.STOP if stopped else self.stream.finish_reason
         return rest

@@ -8,8 +8,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -24,25 +25,35 @@ from starlette.routing import Route
 from tqdm import tqdm
 
 from admission.admission import Admission
+from admission.controller import Controller
+from admission.event_log import RecordedCore
 from backend.config import Batching, KVAllocation
 from backend.engine import Engine
 from backend.executor import Executor
 from backend.loader import LoadedModel, load_model
-from backend.scheduler import Scheduler
 from backend.sizing import EngineOptions
 from gateway.announcement import Ready
-from gateway.auth import KeyRing, open_key_ring
 from gateway.connection import Connection, bound_socket
 from gateway.core import open_core
-from gateway.endpoints import DetokenizeEndpoint, HealthEndpoint, MetricsEndpoint, ModelsEndpoint, TokenizeEndpoint
+from gateway.endpoints import (
+    DetokenizeEndpoint,
+    HealthEndpoint,
+    LimitsEndpoint,
+    MetricsEndpoint,
+    ModelsEndpoint,
+    TokenizeEndpoint,
+)
+from gateway.entitlement import KvShape
 from gateway.errors import ApiError, InternalError, MethodNotAllowed, RouteNotFound, ShuttingDown
 from gateway.generation import ChatEndpoint, CompletionEndpoint
+from gateway.kv_leases import KvLeases
 from gateway.metrics import Metrics
 from gateway.openai import Limits
 from gateway.responses import request_id
 from gateway.scope import Lives
 from gateway.service import Service
 from gateway.settings import Settings
+from gateway.tenancy import Tenancy, open_quotas, open_tenancy
 
 log = logging.getLogger(__name__)
 
@@ -59,19 +70,18 @@ def run(settings: Settings, announce: Announce) -> int:
     `announce` is called once, when requests are accepted.
     """
     sock = bound_socket(settings.host, settings.port)
-    with sock:
-        keys, demo_key = open_key_ring(settings)
+    with sock, open_tenancy(settings) as tenancy:
         model = _load(settings)
-        ready = _ready(settings, model, sock, demo_key)
+        ready = _ready(settings, model, sock, tenancy.keys.demo_key)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(serve(settings, model, model.runner, keys, sock, lambda: announce(ready)))
+            return runner.run(serve(settings, model, model.runner, tenancy, sock, lambda: announce(ready)))
 
 
 async def serve(
     settings: Settings,
     model: LoadedModel,
     executor: Executor,
-    keys: KeyRing,
+    tenancy: Tenancy,
     sock: socket.socket,
     on_started: Callable[[], object],
 ) -> int:
@@ -79,7 +89,7 @@ async def serve(
     with open_core(settings, model) as core:
         engine = Engine(core, executor, model.engine_config.steps_in_flight)
         try:
-            return await serve_engine(settings, model, engine, core.scheduler, keys, sock, on_started)
+            return await serve_engine(settings, model, engine, core, tenancy, sock, on_started)
         finally:
             await engine.stop()
             model.tokenizer.close()
@@ -89,40 +99,56 @@ async def serve_engine(
     settings: Settings,
     model: LoadedModel,
     engine: Engine,
-    scheduler: Scheduler,
-    keys: KeyRing,
+    core: Controller | RecordedCore,
+    tenancy: Tenancy,
     sock: socket.socket,
     on_started: Callable[[], object],
 ) -> int:
     """Run the gateway over an engine until a signal, or the engine's failure, ends it."""
     lives = Lives(settings.write_timeout)
-    service = Service(
-        model=served_name(settings),
-        created=int(time.time()),
-        end_tokens=model.end_tokens,
-        limits=Limits(model.config.vocab_size, model.engine_config.max_model_len, model.sampling_defaults),
-        default_max_tokens=settings.default_max_tokens,
-        tokenizer=model.tokenizer,
-        admission=Admission(engine),
-        keys=keys,
-        metrics=Metrics(served_name(settings), scheduler, engine.clock),
-        lives=lives,
-        max_body_bytes=settings.max_body_bytes,
-        body_timeout=settings.body_timeout,
-        seeds=random.Random(settings.seed),
-    )
     server = Server(settings, lives, on_started)
-    server.config.app = make_app(
-        service, lambda: not engine.failed.done(), lambda: not (engine.failed.done() or server.should_exit)
-    )
-    engine.failed.add_done_callback(lambda _: setattr(server, "should_exit", True))
-    engine.start()
-    sweeper = asyncio.create_task(lives.sweep())
-    try:
-        await server.serve(sockets=[sock])
-    finally:
-        sweeper.cancel()
+    async with open_quotas(settings, tenancy.store_url) as quotas:
+        admission = Admission(engine, core)
+        block_bytes = model.kv_bytes // model.engine_config.num_blocks
+        kv_leases = KvLeases(quotas.store, admission, block_bytes, engine.clock)
+        service = Service(
+            model=served_name(settings),
+            created=int(time.time()),
+            end_tokens=model.end_tokens,
+            limits=Limits(model.config.vocab_size, model.engine_config.max_model_len, model.sampling_defaults),
+            default_max_tokens=settings.default_max_tokens,
+            tokenizer=model.tokenizer,
+            admission=admission,
+            keys=tenancy.keys.ring,
+            policies=tenancy.policies,
+            quotas=quotas,
+            kv_leases=kv_leases,
+            kv_shape=KvShape(model.engine_config.block_size, block_bytes),
+            metrics=Metrics(served_name(settings), core.scheduler, engine.clock),
+            lives=lives,
+            max_body_bytes=settings.max_body_bytes,
+            body_timeout=settings.body_timeout,
+            seeds=random.Random(settings.seed),
+        )
+        server.config.app = make_app(
+            service, lambda: not engine.failed.done(), lambda: not (engine.failed.done() or server.should_exit)
+        )
+        engine.failed.add_done_callback(lambda _: setattr(server, "should_exit", True))
+        engine.start()
+        async with beside(lives.sweep(), tenancy.watch(), kv_leases.run()):
+            await server.serve(sockets=[sock])
     return 1 if engine.failed.done() else 0
+
+
+@asynccontextmanager
+async def beside(*coroutines: Coroutine[object, object, None]) -> AsyncIterator[None]:
+    """Run them while the block runs."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def make_app(service: Service, alive: Callable[[], bool], ready: Callable[[], bool]) -> Starlette:
@@ -132,15 +158,26 @@ def make_app(service: Service, alive: Callable[[], bool], ready: Callable[[], bo
         Route("/v1/completions", CompletionEndpoint(service), methods=["POST"]),
         Route("/v1/models", ModelsEndpoint(service), methods=["GET"]),
         Route("/v1/models/{model:path}", ModelsEndpoint(service), methods=["GET"]),
+        Route("/v1/limits", LimitsEndpoint(service), methods=["GET"]),
         Route("/tokenize", TokenizeEndpoint(service), methods=["POST"]),
         Route("/detokenize", DetokenizeEndpoint(service), methods=["POST"]),
         Route("/livez", HealthEndpoint(service, alive), methods=["GET"]),
-        Route("/readyz", HealthEndpoint(service, ready), methods=["GET"]),
+        Route("/readyz", HealthEndpoint(service, ready, partial(_readiness, service)), methods=["GET"]),
         Route("/metrics", MetricsEndpoint(service), methods=["GET"]),
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _unrouted})
     app.router.redirect_slashes = False
     return app
+
+
+def _readiness(service: Service) -> dict[str, object]:
+    """What an operator should know of a server that is ready; the log has the rest."""
+    policies, store = service.policies, service.quotas.store
+    problem = "the edited policy is not valid, so the last valid one stays: see the log" if policies.problem else None
+    return {
+        "policy": {"version": policies.current.version, "problem": problem},
+        "quota_store": "connected" if store.is_connected else "unavailable",
+    }
 
 
 class Server(uvicorn.Server):

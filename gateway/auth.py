@@ -8,12 +8,13 @@ import hmac
 import secrets
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from gateway.errors import InvalidApiKey
-from gateway.key_store import KeyRecord, KeyStore, KeyStoreError
+from gateway.key_store import KeyRecord, KeyStore, Replaced
 from gateway.settings import Settings
+from quotas.policy import SCOPES
 
 PREFIX = "sk-sluice-"
 DEMO = "demo"  # id of the demo key, and of its tenant
@@ -29,19 +30,24 @@ class Principal:
 
     tenant: str
     key_id: str
+    scopes: tuple[str, ...] = SCOPES
 
 
 class KeyRing:
-    """The keys that open this gateway. Immutable; `clock` gives Unix seconds."""
+    """The keys that open this gateway; `clock` gives Unix seconds. They are replaced all at once."""
 
     def __init__(self, pepper: bytes, records: Iterable[KeyRecord], clock: Callable[[], float] = time.time) -> None:
         self._pepper = pepper
         self._clock = clock
-        self._entries = {record.id.encode(): _Entry.of(record) for record in records}
-        self._nobody = _Entry(Principal("", ""), secrets.token_bytes(32), 0.0)
+        self._nobody = _Entry(Principal("", ""), _Secret.none(), _Secret.none())
+        self.replace(records)
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def replace(self, records: Iterable[KeyRecord]) -> None:
+        """From now on these keys open, and no other."""
+        self._entries = {record.id.encode(): _Entry.of(record) for record in records}
 
     def authenticate(self, authorization: bytes | None) -> Principal:
         """The principal behind an Authorization header.
@@ -50,43 +56,41 @@ class KeyRing:
         """
         key = _bearer(authorization)
         entry = self._entries.get(_id_of(key), self._nobody)
-        matches = hmac.compare_digest(hmac.digest(self._pepper, key, "sha256"), entry.digest)
-        if matches and self._clock() < entry.expires:
+        digest, now = hmac.digest(self._pepper, key, "sha256"), self._clock()
+        is_present, is_replaced = entry.secret.opens(digest, now), entry.replaced.opens(digest, now)
+        if is_present or is_replaced:
             return entry.principal
         raise InvalidApiKey("Incorrect API key provided: it is unknown, revoked or expired.")
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
-    principal: Principal
+class _Secret:
     digest: bytes
     expires: float  # Unix seconds
 
     @staticmethod
+    def none() -> "_Secret":
+        return _Secret(secrets.token_bytes(32), 0.0)
+
+    @staticmethod
+    def of(digest: bytes, expires: datetime | None) -> "_Secret":
+        return _Secret(digest, expires.timestamp() if expires else float("inf"))
+
+    def opens(self, digest: bytes, now: float) -> bool:
+        return hmac.compare_digest(digest, self.digest) and now < self.expires
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    principal: Principal
+    secret: _Secret
+    replaced: _Secret
+
+    @staticmethod
     def of(record: KeyRecord) -> "_Entry":
-        expires = record.expires.timestamp() if record.expires else float("inf")
-        return _Entry(Principal(record.tenant, record.id), record.digest, expires)
-
-
-def open_key_ring(settings: Settings) -> tuple[KeyRing, str | None]:
-    """The stored keys and the demo key, and the demo key itself, to be shown to who starts the gateway.
-
-    Raises `KeyStoreError`, also when there would be no key at all.
-    """
-    store = KeyStore(settings.state_dir)
-    pepper = pepper_of(settings, store)
-    records = store.records()
-    key = demo_key(settings, pepper)
-    if key is not None:
-        records.append(demo_record(key, pepper))
-    if len({record.id for record in records}) < len(records):
-        raise KeyStoreError(f"{settings.state_dir}/keys.json and the demo key have two keys of one id: revoke one")
-    if not records:
-        raise KeyStoreError(
-            f"no API key would open this gateway: none is stored, and {settings.host} is not a loopback address, for "
-            "which a demo key would be made; set SLUICE_DEMO_KEY, or make a key with `sluice keys create TENANT`"
-        )
-    return KeyRing(pepper, records), key
+        principal, old = Principal(record.tenant, record.id, record.scopes), record.replaced
+        replaced = _Secret.of(old.digest, old.expires) if old else _Secret.none()
+        return _Entry(principal, _Secret.of(record.digest, record.expires), replaced)
 
 
 def pepper_of(settings: Settings, store: KeyStore) -> bytes:
@@ -106,11 +110,28 @@ def demo_record(key: str, pepper: bytes) -> KeyRecord:
     return _record(_id_of(key.encode()).decode(), key, DEMO, pepper, None)
 
 
-def new_key(tenant: str, pepper: bytes, expires: datetime | None = None) -> tuple[str, KeyRecord]:
+def new_key(
+    tenant: str, pepper: bytes, expires: datetime | None = None, scopes: tuple[str, ...] = SCOPES, name: str = ""
+) -> tuple[str, KeyRecord]:
     """A fresh key for `tenant`, to be shown once, and what is stored of it."""
     key_id = secrets.token_hex(4)
-    key = f"{PREFIX}{key_id}-{secrets.token_hex(SECRET_BYTES)}"
-    return key, _record(key_id, key, tenant, pepper, expires)
+    key = _new_secret(key_id)
+    return key, replace(_record(key_id, key, tenant, pepper, expires), scopes=scopes, name=name)
+
+
+def rotated(record: KeyRecord, pepper: bytes, expires: datetime | None, until: datetime) -> tuple[str, KeyRecord]:
+    """The same key with a fresh secret, to be shown once, beside which the present one still opens until then.
+
+    The id stays, and with it what policies say of the key and what is counted by key.
+    """
+    key = _new_secret(record.id)
+    present = _record(record.id, key, record.tenant, pepper, expires)
+    old = Replaced(record.digest, min(until, record.expires or until))
+    return key, replace(record, digest=present.digest, created=present.created, expires=expires, replaced=old)
+
+
+def _new_secret(key_id: str) -> str:
+    return f"{PREFIX}{key_id}-{secrets.token_hex(SECRET_BYTES)}"
 
 
 def _record(key_id: str, key: str, tenant: str, pepper: bytes, expires: datetime | None) -> KeyRecord:

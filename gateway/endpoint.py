@@ -1,21 +1,19 @@
 """What every endpoint shares: an answer whatever happens, and one outcome."""
 
 import logging
-import random
 from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
 
-from admission.outcome import Outcome, QueueFull
+from admission.outcome import Outcome
 from backend.errors import DeviceError
-from gateway.errors import ApiError, InternalError, Overloaded, translate
+from gateway.errors import InternalError
+from gateway.refusals import refusal_of
 from gateway.responses import Exchange
 from gateway.scope import ClientGone
 from gateway.service import Service
 
 log = logging.getLogger(__name__)
-
-QUEUE_RETRY_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +39,10 @@ class Endpoint:
             outcome = await self.answer(Call(scope, receive, send, exchange))
         except ClientGone:
             outcome = Outcome.DISCONNECTED
-        except Exception as error:  # noqa: BLE001 - a client gets an answer whatever happens
-            refusal, outcome = _refusal(error)
+        except Exception as error:
+            refusal, outcome = refusal_of(error)
+            if isinstance(refusal, InternalError) and not isinstance(error, DeviceError):
+                log.error("a request failed", exc_info=error)
             await exchange.fail(refusal)
         finally:
             self.ended(outcome)
@@ -53,18 +53,3 @@ class Endpoint:
 
     def ended(self, outcome: Outcome) -> None:
         """Called once for each request, last."""
-
-
-def _refusal(error: Exception) -> tuple[ApiError, Outcome]:
-    """What the client is told, and what is counted."""
-    match error:
-        case QueueFull():
-            message = f"The server is busy: {error}. Try again shortly."
-            return Overloaded(message, retry_after=QUEUE_RETRY_SECONDS * random.uniform(1, 2)), Outcome.REFUSED
-        case DeviceError():
-            message = "The engine failed and the server is restarting; send the request again."
-            return InternalError(message), Outcome.FAILED
-    refusal = translate(error)
-    if isinstance(refusal, InternalError):
-        log.error("a request failed", exc_info=error)
-    return refusal, Outcome.FAILED if refusal.status >= 500 else Outcome.INVALID

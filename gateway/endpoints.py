@@ -6,6 +6,7 @@ import orjson
 
 from admission.outcome import Outcome
 from gateway.endpoint import Call, Endpoint
+from gateway.limits_report import limits_report
 from gateway.metrics import CONTENT_TYPE
 from gateway.openai import parse_detokenize_request, parse_tokenize_request
 from gateway.replies import detokenized, model_card, models_list, tokenized
@@ -18,14 +19,30 @@ class ModelsEndpoint(Endpoint):
 
     async def answer(self, call: Call) -> Outcome:
         service = self.service
-        service.keys.authenticate(call.exchange.header(b"authorization"))
+        principal = service.keys.authenticate(call.exchange.header(b"authorization"))
+        entitlement = service.entitlement(principal, "inference")
         card = model_card(service.model, service.created, service.limits.max_model_len)
         name = call.scope.get("path_params", {}).get("model")
         if name is None:
-            await call.exchange.reply(models_list([card]))
+            allowed = entitlement.tenant.allows_model(service.model, entitlement.key)
+            await call.exchange.reply(models_list([card] if allowed else []))
         else:
             service.check_model(name)
+            entitlement.check_model(name)
             await call.exchange.reply(orjson.dumps(card))
+        return Outcome.COMPLETED
+
+
+class LimitsEndpoint(Endpoint):
+    """GET /v1/limits: what limits the caller, and what is left."""
+
+    async def answer(self, call: Call) -> Outcome:
+        service = self.service
+        principal = service.keys.authenticate(call.exchange.header(b"authorization"))
+        entitlement = service.entitlement(principal, "limits")
+        states = await service.quotas.states(entitlement.name, entitlement.tenant, entitlement.key)
+        body = limits_report(entitlement, service.policies.current.version, states)
+        await call.exchange.reply(orjson.dumps(body))
         return Outcome.COMPLETED
 
 
@@ -34,7 +51,8 @@ class TokenizeEndpoint(Endpoint):
 
     async def answer(self, call: Call) -> Outcome:
         service, tokenizer = self.service, self.service.tokenizer
-        service.keys.authenticate(call.exchange.header(b"authorization"))
+        principal = service.keys.authenticate(call.exchange.header(b"authorization"))
+        service.entitlement(principal, "inference")
         request = parse_tokenize_request(await service.read_body(call.scope, call.receive))
         if request.model is not None:
             service.check_model(request.model)
@@ -53,7 +71,8 @@ class DetokenizeEndpoint(Endpoint):
 
     async def answer(self, call: Call) -> Outcome:
         service = self.service
-        service.keys.authenticate(call.exchange.header(b"authorization"))
+        principal = service.keys.authenticate(call.exchange.header(b"authorization"))
+        service.entitlement(principal, "inference")
         request = parse_detokenize_request(await service.read_body(call.scope, call.receive), service.limits)
         if request.model is not None:
             service.check_model(request.model)
@@ -62,15 +81,18 @@ class DetokenizeEndpoint(Endpoint):
 
 
 class HealthEndpoint(Endpoint):
-    """GET /livez and /readyz: 200 while `healthy`, else 503. They need no key."""
+    """GET /livez and /readyz: 200 while `healthy`, else 503. They need no key, so they say nothing that is secret."""
 
-    def __init__(self, service: Service, healthy: Callable[[], bool]) -> None:
+    def __init__(
+        self, service: Service, healthy: Callable[[], bool], details: Callable[[], dict[str, object]] = dict
+    ) -> None:
         super().__init__(service)
         self._healthy = healthy
+        self._details = details
 
     async def answer(self, call: Call) -> Outcome:
         healthy = self._healthy()
-        body = orjson.dumps({"status": "ok" if healthy else "unavailable"})
+        body = orjson.dumps({"status": "ok" if healthy else "unavailable", **self._details()})
         await call.exchange.reply(body, 200 if healthy else 503)
         return Outcome.COMPLETED
 

@@ -5,6 +5,7 @@ ApiError
 ├── Unsatisfiable        400  can never fit: context, KV quota, window limit
 ├── RequestTimedOut      400  its headers or body did not arrive in time
 ├── InvalidApiKey        401
+├── Forbidden            403  the key lacks a scope
 ├── ModelNotFound        404  unknown, or not allowed to this tenant
 ├── RouteNotFound        404
 ├── MethodNotAllowed     405
@@ -100,6 +101,11 @@ class InvalidApiKey(ApiError):
 
     def headers(self) -> dict[str, str]:
         return super().headers() | {"www-authenticate": "Bearer"}
+
+
+class Forbidden(ApiError):
+    status = 403
+    code = "insufficient_permissions"
 
 
 class ModelNotFound(ApiError):

@@ -4,15 +4,17 @@ import asyncio
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from admission.outcome import Outcome
-from admission.request import Request
+from admission.request import Request as AdmissionRequest
 from backend.detokenizer import IncrementalDetokenizer
 from backend.sequence import FinishReason
 from gateway import sse
 from gateway.answer import Answer
 from gateway.endpoint import Call, Endpoint
+from gateway.entitlement import Entitlement
 from gateway.errors import BadRequest, Unsatisfiable, context_exceeded
 from gateway.openai import (
     ChatRequest,
@@ -21,6 +23,8 @@ from gateway.openai import (
     parse_chat_request,
     parse_completion_request,
 )
+from gateway.rate_headers import rate_headers
+from gateway.refusals import refusal_of
 from gateway.replies import (
     ChatChunks,
     Choice,
@@ -33,6 +37,11 @@ from gateway.replies import (
 )
 from gateway.responses import Exchange
 from gateway.scope import RequestScope
+from gateway.service import Service
+from gateway.supply import Supply
+from quotas import reservation as quota
+from quotas.limit import Resource
+from quotas.quotas import Grant
 
 Result = TypeVar("Result")
 
@@ -50,19 +59,21 @@ class Prompt:
 class GenerationEndpoint(Endpoint):
     """Subclasses say how a body is read and how an answer is written; the life is here.
 
-    Whatever happens, leaving the scope ends the sequences, and exactly one outcome is counted.
+    Whatever happens, leaving the scope ends the sequences and settles the quota, and exactly one outcome is counted.
     """
 
     async def answer(self, call: Call) -> Outcome:
         service = self.service
         principal = service.keys.authenticate(call.exchange.header(b"authorization"))
         request = self.parse(await service.read_body(call.scope, call.receive))
+        entitlement = service.entitlement(principal, "inference")
         service.check_model(request.model)
+        entitlement.check_model(request.model)
         async with RequestScope(call.scope, call.receive, call.send) as life:
             call.exchange.send = life.send
             with service.lives.watching(life):
                 prompts = await self.prompts(request)
-                await self._generate(call.exchange, principal.tenant, request, prompts)
+                await self._spend(call.exchange, life, entitlement, request, prompts)
         if life.error is not None:
             raise life.error
         return life.outcome or Outcome.COMPLETED
@@ -70,81 +81,126 @@ class GenerationEndpoint(Endpoint):
     def ended(self, outcome: Outcome) -> None:
         self.service.metrics.request_ended(outcome)
 
-    async def _generate(
-        self, exchange: Exchange, tenant: str, request: GenerationRequest, prompts: list[Prompt]
-    ) -> None:
-        identity = self.identify(request.model)
-        num_prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
-        with ExitStack() as admitted:
-            answers = [
-                admitted.enter_context(self._admit(f"{identity.id}-{index}", tenant, request, prompt))
-                for index, prompt in enumerate(prompts)
-            ]
-            if request.stream:
-                await self._stream(exchange, identity, request, answers, num_prompt_tokens)
-            else:
-                choices = await _together([answer.choice() for answer in answers])
-                usage = Usage(num_prompt_tokens, sum(answer.num_tokens for answer in answers))
-                await exchange.reply(self.complete(identity, choices, usage))
-
-    async def _stream(
+    async def _spend(
         self,
         exchange: Exchange,
+        life: RequestScope,
+        entitlement: Entitlement,
+        request: GenerationRequest,
+        prompts: list[Prompt],
+    ) -> None:
+        """Reserve what the request may use, and generate within that."""
+        identity = self.identify(request.model)
+        asked = [
+            self._ask(f"{identity.id}-{index}", entitlement, request, prompt) for index, prompt in enumerate(prompts)
+        ]
+        ask = quota.Ask(1, sum(len(one.prompt) for one in asked), sum(one.tokens_to_begin_with for one in asked))
+        admission = self.service.admission
+        self._lease(entitlement, asked)
+        async with self.service.quotas.reserve(entitlement.name, entitlement.tenant, entitlement.key, ask) as grant:
+            exchange.add_headers(rate_headers(grant.states))
+            with ExitStack() as admitted:
+                supply = admitted.enter_context(Supply(grant, admission, lambda error: life.fail(refusal_of(error)[0])))
+                answers = [
+                    admitted.enter_context(self._admit(one, request, prompt))
+                    for one, prompt in zip(asked, prompts, strict=True)
+                ]
+                grant.measure = partial(_usage, answers, self.service)
+                for answer in answers:
+                    supply.watch(answer.stream)
+                await self._generate(exchange, grant, identity, request, answers)
+
+    async def _generate(
+        self,
+        exchange: Exchange,
+        grant: Grant,
         identity: Identity,
         request: GenerationRequest,
         answers: list[Answer],
-        num_prompt_tokens: int,
     ) -> None:
-        writers = [self.chunks(identity, request.include_usage, index) for index in range(len(answers))]
-        await _together(
-            [_stream_one(exchange, answer, writer) for answer, writer in zip(answers, writers, strict=True)]
-        )
-        end = sse.DONE
-        if request.include_usage:
+        """The quota is settled before the last byte goes out: whoever has the answer may ask for the next."""
+        num_prompt_tokens = sum(len(answer.sequence.prompt) for answer in answers)
+        if request.stream:
+            writers = [self.chunks(identity, request.include_usage, index) for index in range(len(answers))]
+            await _together(
+                [_stream_one(exchange, answer, writer) for answer, writer in zip(answers, writers, strict=True)]
+            )
+            grant.settle()
             usage = Usage(num_prompt_tokens, sum(answer.num_tokens for answer in answers))
-            end = writers[0].usage(usage) + end
-        await exchange.end_stream(end)
+            await exchange.end_stream((writers[0].usage(usage) if request.include_usage else b"") + sse.DONE)
+        else:
+            choices = await _together([answer.choice() for answer in answers])
+            grant.settle()
+            usage = Usage(num_prompt_tokens, sum(answer.num_tokens for answer in answers))
+            await exchange.reply(self.complete(identity, choices, usage))
 
-    @contextmanager
-    def _admit(self, request_id: str, tenant: str, request: GenerationRequest, prompt: Prompt) -> Iterator[Answer]:
+    def _lease(self, entitlement: Entitlement, asked: list[AdmissionRequest]) -> None:
+        """See to it that the tenant may soon hold what the longest of these needs, if its KV memory is limited."""
+        shape = self.service.kv_shape
+        longest = max(len(one.prompt) + one.max_tokens for one in asked)
+        self.service.kv_leases.use(
+            entitlement.name, entitlement.amount_of(Resource.KV_BYTES), -(-longest // shape.block_tokens)
+        )
+
+    def _ask(
+        self, request_id: str, entitlement: Entitlement, request: GenerationRequest, prompt: Prompt
+    ) -> AdmissionRequest:
         service, sampling = self.service, request.sampling
+        num_prompt_tokens = len(prompt.token_ids)
+        max_tokens = self._max_tokens(request, entitlement, num_prompt_tokens)
+        allowed = None
+        if sampling.max_tokens is None:
+            expected = service.admission.expected_tokens(entitlement.name, max_tokens)
+            allowed = entitlement.reservable(num_prompt_tokens, expected)
         ends = frozenset(sampling.stop_token_ids)
-        admission_request = Request(
+        service_class = entitlement.service_class(request.service_tier)
+        return AdmissionRequest(
             id=request_id,
-            tenant=tenant,
+            tenant=entitlement.name,
             prompt=prompt.token_ids,
             sampling=sampling,
-            max_tokens=self._max_tokens(request, len(prompt.token_ids)),
+            max_tokens=max_tokens,
             end_tokens=ends if sampling.ignore_eos else ends | service.end_tokens,
             seed=service.draw_seed() if sampling.seed is None else sampling.seed,
+            allowed_tokens=allowed,
+            priority_class=service_class.level,
+            token_interval=service_class.time_per_output_token,
         )
+
+    @contextmanager
+    def _admit(self, asked: AdmissionRequest, request: GenerationRequest, prompt: Prompt) -> Iterator[Answer]:
+        service = self.service
         detokenizer = IncrementalDetokenizer(
             service.tokenizer,
-            sampling.stop,
+            request.sampling.stop,
             include_stop=request.include_stop,
             skip_special_tokens=request.skip_special_tokens,
             prompt_tail=prompt.tail,
-            min_tokens=sampling.min_tokens,
+            min_tokens=request.sampling.min_tokens,
         )
-        with service.admission.admit(admission_request) as stream:
+        with service.admission.admit(asked) as stream:
             yield Answer(stream, detokenizer, service.admission, service.metrics)
 
-    def _max_tokens(self, request: GenerationRequest, num_prompt_tokens: int) -> int:
-        """What was asked for, or the default within what the context leaves. Raises `Unsatisfiable`."""
+    def _max_tokens(self, request: GenerationRequest, entitlement: Entitlement, num_prompt_tokens: int) -> int:
+        """What was asked for, or the default within what the context and the tenant's KV memory leave.
+
+        Raises `Unsatisfiable`.
+        """
         context = self.service.limits.max_model_len
         room = context - num_prompt_tokens
         if room < 1:
             raise context_exceeded(num_prompt_tokens, context, self.prompt_param)
         asked = request.sampling.max_tokens
-        if asked is None:
-            return min(room, self.service.default_max_tokens or room)
-        if asked > room:
+        if asked is not None and asked > room:
             raise Unsatisfiable(
                 f"This model's maximum context length is {context} tokens, but {num_prompt_tokens} tokens of prompt "
                 f"and {asked} of max_tokens were requested; lower max_tokens to {room} or shorten the prompt.",
                 "max_tokens",
             )
-        return asked
+        shape = self.service.kv_shape
+        entitlement.check_kv(num_prompt_tokens + (asked or 1), shape)
+        kv_tokens = entitlement.kv_tokens(shape) or context
+        return asked or min(room, kv_tokens - num_prompt_tokens, self.service.default_max_tokens or room)
 
     async def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         token_ids = await self.service.encode(text, add_special_tokens, self.prompt_param)
@@ -219,6 +275,15 @@ class CompletionEndpoint(GenerationEndpoint):
 
     def complete(self, identity: Identity, choices: list[Choice], usage: Usage) -> bytes:
         return text_completion(identity, choices, usage)
+
+
+def _usage(answers: list[Answer], service: Service) -> quota.Usage:
+    """What the request has used so far; nothing, not even one request, before anything was computed for it."""
+    computed = sum(answer.sequence.num_billed_tokens for answer in answers)
+    generated = sum(answer.num_computed for answer in answers)
+    now = service.admission.clock()
+    byte_seconds = sum(answer.sequence.block_seconds(now) for answer in answers) * service.kv_shape.block_bytes
+    return quota.Usage(computed, generated, kv_byte_seconds=byte_seconds, requests=1 if computed else 0)
 
 
 async def _stream_one(exchange: Exchange, answer: Answer, chunks: Chunks) -> None:

@@ -1,68 +1,192 @@
-"""`sluice keys`: make, list and revoke API keys. A running gateway learns of a change when it restarts."""
+"""`sluice keys`: make, list, rotate and revoke API keys. Running gateways on the directory follow within a second."""
 
-import re
 import sys
-from argparse import ArgumentTypeError, Namespace, _SubParsersAction
+from argparse import ArgumentParser, Namespace, _SubParsersAction
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from gateway.auth import new_key, pepper_of
-from gateway.flags import add_flags, load
-from gateway.key_store import KeyStore, KeyStoreError
+import yaml
 
-TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-MAX_DAYS = 36_500
+from gateway import arguments
+from gateway.auth import new_key, pepper_of, rotated
+from gateway.flags import add_flags, load
+from gateway.key_store import KeyRecord, KeyStore, KeyStoreError
+from gateway.table import table
+from quotas.policy import SCOPES
+
+OVERLAP = "24h"
+STORED = "Shown this once. Running gateways with this state directory take it within a second."
+PRINTED = "Shown this once, and stored nowhere. The lines below let it in, from a policy file."
+REVOKED = "Running gateways with this state directory refuse it within a second."
 
 
 def add_to(commands: "_SubParsersAction[Any]") -> None:
-    keys = commands.add_parser("keys", help="make, list and revoke API keys", description=__doc__)
+    keys = commands.add_parser("keys", help="make, list, rotate and revoke API keys", description=__doc__)
     actions = keys.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    create = actions.add_parser("create", help="make a key and print it, this once")
-    create.add_argument("tenant", metavar="TENANT", type=_tenant, help="on whose behalf its requests run")
-    create.add_argument("--expires-days", metavar="DAYS", type=_days, help="(default: it does not expire)")
-    create.set_defaults(run=_create)
-    actions.add_parser("list", help="list the keys, not their secrets").set_defaults(run=_list)
-    revoke = actions.add_parser("revoke", help="forget a key")
-    revoke.add_argument("id", metavar="ID", help="as `sluice keys list` shows it")
-    revoke.set_defaults(run=_revoke)
-    for action in actions.choices.values():
-        add_flags(action, only=("state_dir",))
-        action.set_defaults(parser=action)
+    _add(actions, "create", _create, "make a key and print it, this once", _create_arguments)
+    _add(actions, "list", _list, "list the stored keys, not their secrets", _list_arguments)
+    _add(
+        actions,
+        "rotate",
+        _rotate,
+        "give a key a new secret and print it; the old one goes on for a while",
+        _rotate_arguments,
+    )
+    _add(actions, "revoke", _revoke, "forget a key", _id_argument)
 
 
-def _tenant(text: str) -> str:
-    if TENANT.fullmatch(text):
-        return text
-    raise ArgumentTypeError("1 to 64 letters, digits, dots, dashes and underscores, the first a letter or a digit")
+def _add(
+    actions: "_SubParsersAction[Any]",
+    name: str,
+    run: Callable[[Namespace], int],
+    summary: str,
+    add_arguments: Callable[[ArgumentParser], object],
+) -> None:
+    parser = actions.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+    add_arguments(parser)
+    add_flags(parser, only=("state_dir",))
+    parser.set_defaults(run=run, parser=parser)
 
 
-def _days(text: str) -> int:
-    if text.isdecimal() and 1 <= int(text) <= MAX_DAYS:
-        return int(text)
-    raise ArgumentTypeError(f"whole days, 1 to {MAX_DAYS}")
+def _create_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("tenant", metavar="TENANT", type=arguments.tenant, help="on whose behalf its requests run")
+    _add_expiry(parser, "it does not expire")
+    listed = ",".join(SCOPES)
+    parser.add_argument(
+        "--scopes", metavar="SCOPES", type=arguments.scopes, default=SCOPES, help=f"what it is for (default: {listed})"
+    )
+    parser.add_argument("--name", type=arguments.key_name, help="to know it by in `sluice keys list`")
+    parser.add_argument(
+        "--print-policy",
+        action="store_true",
+        help="store nothing: print lines for a policy file, and the key to standard error",
+    )
+
+
+def _list_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--tenant", metavar="TENANT", type=arguments.tenant, help="only those of this one")
+
+
+def _rotate_arguments(parser: ArgumentParser) -> None:
+    _id_argument(parser)
+    parser.add_argument(
+        "--overlap",
+        metavar="TIME",
+        type=arguments.duration,
+        default=OVERLAP,
+        help=f"how long the old secret still opens; 0s: not at all (default: {OVERLAP})",
+    )
+    _add_expiry(parser, "as long after now as it was after the key was made")
+
+
+def _id_argument(parser: ArgumentParser) -> None:
+    parser.add_argument("id", metavar="ID", help="as `sluice keys list` shows it")
+
+
+def _add_expiry(parser: ArgumentParser, default: str) -> None:
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--expires-days", metavar="DAYS", type=arguments.days, help=f"from now (default: {default})")
+    ways.add_argument(
+        "--expires", metavar="DATE", type=arguments.expires, help="its first moment in UTC, or a time with its zone"
+    )
 
 
 def _create(namespace: Namespace) -> int:
     settings = load(namespace)
     store = KeyStore(settings.state_dir)
-    expires = datetime.now(UTC) + timedelta(days=namespace.expires_days) if namespace.expires_days else None
-    key, record = new_key(namespace.tenant, pepper_of(settings, store), expires)
+    expires = _expiry(namespace, datetime.now(UTC))
+    key, record = new_key(namespace.tenant, pepper_of(settings, store), expires, namespace.scopes, namespace.name or "")
+    if namespace.print_policy:
+        print(f"{key}\n{PRINTED}", file=sys.stderr)
+        print(_policy_lines(record), end="")
+        return 0
     store.add(record)
     print(key)
-    print("Shown this once. A running gateway knows it after a restart.", file=sys.stderr)
+    print(STORED, file=sys.stderr)
     return 0
 
 
 def _list(namespace: Namespace) -> int:
-    print(f"{'id':10}{'tenant':24}{'created':22}expires")
-    for record in KeyStore(load(namespace).state_dir).records():
-        expires = f"{record.expires:%Y-%m-%d %H:%M}" if record.expires else "never"
-        print(f"{record.id:10}{record.tenant:24}{record.created:%Y-%m-%d %H:%M}      {expires}")
+    records = KeyStore(load(namespace).state_dir).records()
+    rows = [_row(record) for record in records if namespace.tenant in {None, record.tenant}]
+    print(table(("id", "tenant", "created", "expires", "scopes", "name", ""), rows), end="")
+    return 0
+
+
+def _rotate(namespace: Namespace) -> int:
+    settings = load(namespace)
+    store = KeyStore(settings.state_dir)
+    pepper, now = pepper_of(settings, store), datetime.now(UTC)
+    until = now + timedelta(seconds=namespace.overlap)
+    with store.edit() as records:
+        record = records.get(namespace.id)
+        if record is None:
+            raise _unknown(namespace.id)
+        _refuse_second(record, now, until)
+        lifetime = record.expires - record.created if record.expires else None
+        expires = _expiry(namespace, now) or (now + lifetime if lifetime else None)
+        key, new = rotated(record, pepper, expires, until)
+        records[record.id] = new
+    print(key)
+    print(f"{STORED} {_fate_of(new, now)}", file=sys.stderr)
     return 0
 
 
 def _revoke(namespace: Namespace) -> int:
     if not KeyStore(load(namespace).state_dir).remove(namespace.id):
-        raise KeyStoreError(f"there is no key {namespace.id}: see `sluice keys list`")
-    print("A running gateway forgets it after a restart.", file=sys.stderr)
+        raise _unknown(namespace.id)
+    print(REVOKED, file=sys.stderr)
     return 0
+
+
+def _expiry(namespace: Namespace, now: datetime) -> datetime | None:
+    """As the command line says; None if it does not."""
+    expires: datetime | None = namespace.expires
+    return now + timedelta(days=namespace.expires_days) if namespace.expires_days else expires
+
+
+def _refuse_second(record: KeyRecord, now: datetime, until: datetime) -> None:
+    """A key has two secrets at most: whoever still uses the older one of them was promised its time."""
+    if record.replaced and record.replaced.expires > now and until > now:
+        raise KeyStoreError(
+            f"{record.id} was rotated already, and its old secret opens until {record.replaced.expires:%Y-%m-%d %H:%M} "
+            "UTC: wait until then, or end all its older secrets now with --overlap 0s"
+        )
+
+
+def _fate_of(record: KeyRecord, now: datetime) -> str:
+    """What becomes of the secret that was replaced."""
+    old = record.replaced
+    return (
+        f"The old one opens until {_minute(old.expires)} UTC."
+        if old and old.expires > now
+        else "The old one opens no more."
+    )
+
+
+def _unknown(key_id: str) -> KeyStoreError:
+    return KeyStoreError(
+        f"there is no stored key {key_id!r:.80}: see `sluice keys list`; one in a policy file is changed there"
+    )
+
+
+def _row(record: KeyRecord) -> tuple[str, ...]:
+    old = record.replaced
+    overlap = f"old secret until {_minute(old.expires)}" if old and old.expires > datetime.now(UTC) else ""
+    expires = _minute(record.expires) if record.expires else "never"
+    scopes = ",".join(record.scopes) or "none"
+    return record.id, record.tenant, _minute(record.created), expires, scopes, record.name, overlap
+
+
+def _minute(moment: datetime) -> str:
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M}"
+
+
+def _policy_lines(record: KeyRecord) -> str:
+    fields: dict[str, Any] = {"hmac": record.digest.hex()}
+    if record.expires:
+        fields["expires"] = record.expires.isoformat(timespec="seconds")
+    fields["scopes"] = list(record.scopes)
+    content = {"tenants": {record.tenant: {"keys": {record.id: fields}}}}
+    return yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=200)

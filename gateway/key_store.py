@@ -1,7 +1,8 @@
 """What the gateway keeps of its API keys between starts: a pepper and the keys' hashes, in one directory.
 
     DIR/pepper     32 random bytes that every hash is keyed with, made at first start
-    DIR/keys.json  one entry for each key: id, tenant, hmac, created, expires
+    DIR/keys.json  one entry for each key: id, tenant, hmac, created, expires, scopes, name, and after a rotation the
+                   hmac and expiry of the secret that it replaced
 
 The directory is open to its owner alone. Files are replaced whole, so that a reader never sees half of one.
 """
@@ -10,13 +11,15 @@ import json
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from fcntl import LOCK_EX, flock
 from pathlib import Path
 from typing import Any
+
+from quotas.policy import SCOPES
 
 PEPPER_BYTES = 32
 
@@ -26,19 +29,34 @@ class KeyStoreError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Replaced:
+    """The secret that a key had before its rotation, and until when it still opens."""
+
+    digest: bytes = field(repr=False)
+    expires: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class KeyRecord:
     """One API key as it is stored. `digest` is HMAC-SHA-256 of the whole key under the pepper."""
 
     id: str
     tenant: str
     digest: bytes = field(repr=False)
-    created: datetime
+    created: datetime  # with this secret
     expires: datetime | None = None  # None: never
+    scopes: tuple[str, ...] = SCOPES
+    name: str = ""
+    replaced: Replaced | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class KeyStore:
     directory: Path
+
+    @property
+    def path(self) -> Path:
+        return self.directory / "keys.json"
 
     def pepper(self) -> bytes:
         """The pepper, made now if there is none. Processes that start together get the same one."""
@@ -57,7 +75,7 @@ class KeyStore:
         return pepper
 
     def records(self) -> list[KeyRecord]:
-        path = self.directory / "keys.json"
+        path = self.path
         with _explained(path):
             if not path.exists():
                 return []
@@ -70,21 +88,29 @@ class KeyStore:
             ) from None
 
     def add(self, record: KeyRecord) -> None:
-        with self._locked():
-            self._write([*self.records(), record])
+        with self.edit() as records:
+            if record.id in records:
+                raise KeyStoreError(f"there is a key {record.id} already")
+            records[record.id] = record
 
     def remove(self, key_id: str) -> bool:
         """Whether there was such a key."""
-        with self._locked():
-            records = self.records()
-            kept = [record for record in records if record.id != key_id]
-            if len(kept) < len(records):
-                self._write(kept)
-            return len(kept) < len(records)
+        with self.edit() as records:
+            return records.pop(key_id, None) is not None
 
-    def _write(self, records: list[KeyRecord]) -> None:
+    @contextmanager
+    def edit(self) -> Iterator[dict[str, KeyRecord]]:
+        """The records by id, for one writer at a time; what the block leaves of them is stored, unless it raises."""
+        with self._locked():
+            before = self.records()
+            records = {record.id: record for record in before}
+            yield records
+            if list(records.values()) != before:
+                self._write(records.values())
+
+    def _write(self, records: Iterable[KeyRecord]) -> None:
         entries = [_entry(record) for record in records]
-        _replace(self.directory / "keys.json", json.dumps({"version": 1, "keys": entries}, indent=1).encode())
+        _replace(self.path, json.dumps({"version": 1, "keys": entries}, indent=1).encode())
 
     def _make_directory(self) -> None:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -134,22 +160,50 @@ def _written(path: Path, content: bytes) -> Path:
     return Path(name)
 
 
-def _entry(record: KeyRecord) -> dict[str, str | None]:
-    return {
+def _entry(record: KeyRecord) -> dict[str, Any]:
+    entry: dict[str, Any] = {
         "id": record.id,
         "tenant": record.tenant,
         "hmac": record.digest.hex(),
         "created": record.created.isoformat(),
         "expires": record.expires.isoformat() if record.expires else None,
+        "scopes": list(record.scopes),
+        "name": record.name,
     }
+    if old := record.replaced:
+        entry["replaced"] = {"hmac": old.digest.hex(), "expires": old.expires.isoformat()}
+    return entry
 
 
 def _parse(entry: dict[str, Any]) -> KeyRecord:
-    expires = entry.get("expires")
+    """Raises `ValueError`, `KeyError` or `TypeError`. Entries of before there were scopes have all."""
+    expires, old = entry.get("expires"), entry.get("replaced")
     return KeyRecord(
-        id=entry["id"],
-        tenant=entry["tenant"],
+        id=_text(entry["id"]),
+        tenant=_text(entry["tenant"]),
         digest=bytes.fromhex(entry["hmac"]),
-        created=datetime.fromisoformat(entry["created"]),
-        expires=datetime.fromisoformat(expires) if expires else None,
+        created=_moment(entry["created"]),
+        expires=_moment(expires) if expires else None,
+        scopes=tuple(one for one in SCOPES if one in _list(entry.get("scopes", [*SCOPES]))),
+        name=_text(entry.get("name", "")),
+        replaced=Replaced(bytes.fromhex(old["hmac"]), _moment(old["expires"])) if old else None,
     )
+
+
+def _moment(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(f"{text!r:.80} has no zone")
+    return moment
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.80} is no text")
+    return value
+
+
+def _list(value: object) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r:.80} is no list")
+    return value

@@ -35,13 +35,18 @@ def _header(headers: Headers, name: bytes) -> bytes | None:
 class Exchange:
     """One request's answer."""
 
-    __slots__ = ("_headers", "_request_id", "_started", "send")
+    __slots__ = ("_also", "_headers", "_request_id", "_started", "send")
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self.send = send
         self._headers: Headers = scope["headers"]
         self._request_id = request_id(self._headers)
         self._started = False
+        self._also: Headers = []
+
+    def add_headers(self, headers: dict[str, str]) -> None:
+        """To the answer, whatever it will be."""
+        self._also += encode_headers(headers)
 
     def header(self, name: bytes) -> bytes | None:
         """The request's header, None when it is absent."""
@@ -72,5 +77,5 @@ class Exchange:
 
     async def _start(self, status: int, headers: Headers) -> None:
         self._started = True
-        head = [*headers, (b"x-request-id", self._request_id)]
+        head = [*headers, *self._also, (b"x-request-id", self._request_id)]
         await self.send({"type": "http.response.start", "status": status, "headers": head})

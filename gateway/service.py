@@ -7,11 +7,15 @@ from starlette.types import Receive, Scope
 
 from admission.admission import Admission
 from backend.tokenizer import Tokenizer
-from gateway.auth import KeyRing
+from gateway.auth import KeyRing, Principal
+from gateway.entitlement import Entitlement, KvShape
 from gateway.errors import ModelNotFound, context_exceeded
+from gateway.kv_leases import KvLeases
 from gateway.metrics import Metrics
 from gateway.openai import Limits
+from gateway.policies import Policies
 from gateway.scope import Lives, read_body
+from quotas.quotas import Quotas
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +30,21 @@ class Service:
     tokenizer: Tokenizer
     admission: Admission
     keys: KeyRing
+    policies: Policies
+    quotas: Quotas
+    kv_leases: KvLeases
+    kv_shape: KvShape
     metrics: Metrics
     lives: Lives
     max_body_bytes: int
     body_timeout: float  # seconds without a byte
     seeds: random.Random
+
+    def entitlement(self, principal: Principal, scope: str) -> Entitlement:
+        """What a key may do, as of now. Raises `Forbidden` when `scope` is not among it."""
+        entitlement = Entitlement(self.policies.current, principal)
+        entitlement.require(scope)
+        return entitlement
 
     def check_model(self, model: str) -> None:
         if model != self.model:

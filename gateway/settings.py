@@ -17,7 +17,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from gateway.cores import spare_cores
 
 ENV_PREFIX = "SLUICE_"
-GROUPS = ("model", "engine", "memory", "network", "security", "logging")
+GROUPS = ("model", "engine", "memory", "quotas", "network", "security", "logging")
 SPARE_FILES = 64  # descriptors kept for weights, logs and libraries beside the connections
 
 
@@ -42,6 +42,8 @@ ChunkOrAuto = Annotated[Annotated[int, Field(ge=1)] | Literal["off"] | None, Bef
 BytesOrAuto = Annotated[ByteSize | None, BeforeValidator(_auto)]
 FractionOrAuto = Annotated[float | None, BeforeValidator(_auto)]
 NameOrAuto = Annotated[str | None, BeforeValidator(_auto)]
+PathOrAuto = Annotated[Path | None, BeforeValidator(_auto)]
+UrlOrAuto = Annotated[SecretStr | None, BeforeValidator(_auto)]
 SecretOrAuto = Annotated[SecretStr | None, BeforeValidator(_auto)]
 
 
@@ -134,6 +136,31 @@ class Settings(BaseSettings):
         "memory", "HOW", "paged", "contiguous reserves a whole context for every sequence: a baseline to measure by"
     )
 
+    policy: PathOrAuto = _setting(
+        "quotas",
+        "PATH",
+        None,
+        "policy file, or folder of them: classes, tenants and their limits; edits take effect while serving; auto: "
+        "the built-in policy, which limits nobody",
+    )
+    redis_url: UrlOrAuto = _setting(
+        "quotas",
+        "URL",
+        None,
+        "Redis or Valkey that replicas keep quotas in: redis://, rediss:// or unix://; auto: a private server in DIR",
+    )
+    redis_timeout: float = _setting(
+        "quotas", "SECONDS", 0.25, "longest wait for the quota store before its outage begins", gt=0, le=10
+    )
+    quota_lease: float = _setting(
+        "quotas",
+        "SECONDS",
+        30.0,
+        "after which what a crashed replica held is free again, and for which an outage of the store is bridged",
+        ge=3,
+        le=3600,
+    )
+
     host: str = _setting("network", "HOST", "127.0.0.1", "address to listen on", min_length=1)
     port: int = _setting("network", "PORT", 8000, "port to listen on; 0: any free one", ge=0, le=65_535)
     max_connections: int = _setting(
@@ -203,6 +230,13 @@ class Settings(BaseSettings):
         if key and not (8 <= len(key.get_secret_value()) <= 512 and _is_printable(key.get_secret_value())):
             raise ValueError("must be 8 to 512 printable ASCII characters without spaces")
         return key
+
+    @field_validator("redis_url")
+    @classmethod
+    def _redis_url_is_one(cls, url: SecretStr | None) -> SecretStr | None:
+        if url and not url.get_secret_value().startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError("must begin with redis://, rediss:// or unix://")
+        return url
 
     @field_validator("pepper")
     @classmethod

@@ -15,6 +15,8 @@ class Arrival(NamedTuple):
     priority_class: int = 0
     max_tokens: int = 0  # what it declares; 0: its output length, known exactly
     patience: float = inf  # it leaves when it has no token after this long
+    deadline: float | None = None  # seconds in which it wants its first token, and says so
+    attempt: int = 0  # retries before it
 
     @property
     def most_tokens(self) -> int:

@@ -7,14 +7,14 @@ the core accounts and plans at once; steps run one after another in the order of
 from collections import deque
 from collections.abc import Iterable, Mapping
 from heapq import heappop, heappush
-from itertools import count, groupby
+from itertools import count
 from math import inf
-from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from admission.ledger import work_of
 from admission.outcome import Refused
 from admission.simulation.arrival import Arrival
+from admission.simulation.clients import Clients, Resigned
 from admission.simulation.device import Device
 from admission.simulation.recorder import Recorder
 from admission.step_time import StepWork
@@ -55,11 +55,15 @@ class Core(Protocol):
 class Loop:
     """Drives one core through one workload, once. Deterministic."""
 
-    def __init__(self, core: Core, device: Device, recorder: Recorder, max_model_len: int) -> None:
+    def __init__(
+        self, core: Core, device: Device, recorder: Recorder, max_model_len: int, clients: Clients | None = None
+    ) -> None:
         self._core = core
         self._device = device
         self._recorder = recorder
         self._max_model_len = max_model_len
+        self._clients = clients or Resigned()
+        self._due: list[tuple[float, int, Arrival]] = []  # heap of what is yet to arrive
         self._steps: deque[_Step] = deque()
         self._done_at = 0.0  # of the newest step
         self._patience: list[tuple[float, int, Sequence]] = []
@@ -70,12 +74,12 @@ class Loop:
 
     def run(self, arrivals: Iterable[Arrival], until: float = inf) -> float:
         """All of them, in order of time, to their ends or to a time; returns when the last step ended, in seconds."""
-        for now, together in groupby(arrivals, key=attrgetter("time")):
-            if now > until:
-                break
+        for number, arrival in enumerate(arrivals):
+            heappush(self._due, (arrival.time, number, arrival))
+        while self._due and (now := self._due[0][0]) <= until:
             self._advance(now)
-            for arrival in together:
-                self._arrive(arrival, now)
+            while self._due and self._due[0][0] == now:
+                self._arrive(heappop(self._due)[2], now)
             self._plan(now)
         self._advance(until)
         end = min(self._done_at, until)
@@ -96,20 +100,27 @@ class Loop:
                 self._leave(sequence, now)
 
     def _arrive(self, arrival: Arrival, now: float) -> None:
-        tenant = self._recorder.offered(arrival)
+        self._recorder.offered(arrival)
+        self._clients.sent(arrival)
         if arrival.most_tokens > self._max_model_len:
-            self._recorder.refused(tenant, "TooLong")
+            self._recorder.refused(arrival, "TooLong")
             return
         number = next(self._number)
-        sequence = _sequence(number, arrival)
+        sequence = _sequence(number, arrival, now)
         try:
             self._core.arrive(sequence, now)
         except Refused as refusal:
-            self._recorder.refused(tenant, type(refusal).__name__)
+            self._refused(arrival, refusal, now)
             return
-        self._recorder.queued(sequence, arrival, tenant)
+        self._recorder.queued(sequence, arrival)
         if arrival.patience < inf:
             heappush(self._patience, (now + arrival.patience, number, sequence))
+
+    def _refused(self, arrival: Arrival, refusal: Refused, now: float) -> None:
+        self._recorder.refused(arrival, type(refusal).__name__)
+        again = self._clients.retry(arrival, refusal, now)
+        if again is not None:
+            heappush(self._due, (again.time, -next(self._number), again))
 
     def _leave(self, sequence: Sequence, now: float) -> None:
         if self._recorder.waits_for_first_token(sequence):
@@ -123,11 +134,14 @@ class Loop:
             self._submit(batch, now)
         self._note_preempted(now)
         for sequence in self._core.take_ended():
-            self._recorder.evicted(sequence, now)
+            if sequence.finish_reason is FinishReason.EXPIRED:
+                self._recorder.expired(sequence, now)
+            else:
+                self._recorder.evicted(sequence, now)
 
     def _note_preempted(self, now: float) -> None:
         for sequence in self._core.scheduler.preempted:
-            if sequence.status is not Status.RUNNING:
+            if sequence.status in (Status.PREEMPTED, Status.WAITING):
                 self._recorder.preempted(sequence, now)
 
     def _submit(self, batch: Batch, now: float) -> None:
@@ -157,7 +171,7 @@ class Loop:
         self._plan(step.done_at)
 
 
-def _sequence(number: int, arrival: Arrival) -> Sequence:
+def _sequence(number: int, arrival: Arrival, now: float) -> Sequence:
     """A prompt without content. Its seed is the length of its answer, which only the device looks at."""
     declared = max(arrival.max_tokens, arrival.output_tokens)
     ends = _AT_END if declared > arrival.output_tokens else _NEVER
@@ -171,4 +185,5 @@ def _sequence(number: int, arrival: Arrival) -> Sequence:
         arrival.output_tokens,
         ends,
         priority_class=arrival.priority_class,
+        first_token_by=None if arrival.deadline is None else now + arrival.deadline,
     )

@@ -71,6 +71,7 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
         Metric("offered", lambda s: s.offered, number),
         Metric("completed", lambda s: s.completed, number),
         Metric("refused", lambda s: sum(s.refusals.values()), number),
+        Metric("given up, too late", lambda s: s.given_up, number),
         Metric("left waiting", lambda s: s.left, number),
         Metric("ended for lack of memory", lambda s: s.lost, number),
     ),

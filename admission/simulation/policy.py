@@ -95,6 +95,10 @@ def _optional_integer(text: str) -> int | None:
     return None if text == "off" else _integer(text)
 
 
+def _optional_number(text: str) -> float | None:
+    return None if text == "off" else _number(text)
+
+
 def _choice(kind: type[StrEnum]) -> Callable[[str], StrEnum]:
     def read(text: str) -> StrEnum:
         if text not in list(kind):
@@ -118,6 +122,7 @@ _READERS: dict[object, Callable[[str], object]] = {
     int: _integer,
     float: _number,
     int | None: _optional_integer,
+    float | None: _optional_number,
     Mapping[str, float]: _weights,
     **{kind: _choice(kind) for kind in (Batching, KVAllocation)},
     **{field.type: _choice(field.type) for field in fields(CoreConfig) if isinstance(field.type, type(Order))},

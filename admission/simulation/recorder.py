@@ -4,6 +4,7 @@ from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from heapq import heappop, heappush
 from math import inf
 
@@ -25,6 +26,17 @@ class Objective:
 
     first_token: float = 2.0
     per_token: float = 0.1
+
+
+class Fate(StrEnum):
+    """What became of one attempt of a request."""
+
+    GOOD = "good"
+    LATE = "late"  # completed, but not as the objective says
+    REFUSED = "refused"
+    EXPIRED = "expired"
+    LEFT = "left"
+    LOST = "lost"
 
 
 @dataclass(slots=True)
@@ -84,6 +96,8 @@ class Recorder:
         self.preemptions = 0
         self.left = 0  # gave up waiting
         self.lost = 0  # ended for lack of memory
+        self.given_up = 0  # waited too long, as the core sees it
+        self.fates: list[tuple[Arrival, Fate]] = []  # of every attempt, in the order in which they were known
         self._device, self._objective, self._weights = device, objective, weights
         self._live: dict[engine.Sequence, Live] = {}
         self._waiting: set[engine.Sequence] = set()
@@ -100,12 +114,13 @@ class Recorder:
         tenant.offered += 1
         return tenant
 
-    def refused(self, tenant: TenantRecord, reason: str) -> None:
-        tenant.refused += 1
+    def refused(self, arrival: Arrival, reason: str) -> None:
+        self.tenants[arrival.tenant].refused += 1
         self.refusals[reason] += 1
+        self._note(arrival, Fate.REFUSED)
 
-    def queued(self, sequence: engine.Sequence, arrival: Arrival, tenant: TenantRecord) -> None:
-        self._live[sequence] = Live(arrival, tenant)
+    def queued(self, sequence: engine.Sequence, arrival: Arrival) -> None:
+        self._live[sequence] = Live(arrival, self.tenants[arrival.tenant])
         self._wait(sequence, arrival.time)
 
     def waits_for_first_token(self, sequence: engine.Sequence) -> bool:
@@ -114,12 +129,17 @@ class Recorder:
 
     def abandoned(self, sequence: engine.Sequence, now: float) -> None:
         self.left += 1
-        self._forget(sequence, now)
+        self._forget(sequence, Fate.LEFT, now)
+
+    def expired(self, sequence: engine.Sequence, now: float) -> None:
+        """Given up by the core: it waited too long."""
+        self.given_up += 1
+        self._forget(sequence, Fate.EXPIRED, now)
 
     def evicted(self, sequence: engine.Sequence, now: float) -> None:
         """Ended by the core for lack of memory."""
         self.lost += 1
-        self._forget(sequence, now)
+        self._forget(sequence, Fate.LOST, now)
 
     # steps
 
@@ -191,9 +211,12 @@ class Recorder:
         tenant.backlogged_seconds += now - tenant.backlogged_since
         tenant.backlogged_service += tenant.service - tenant.service_before
 
-    def _forget(self, sequence: engine.Sequence, now: float) -> None:
+    def _forget(self, sequence: engine.Sequence, fate: Fate, now: float) -> None:
         self._leave_queue(sequence, now)
-        del self._live[sequence]
+        self._note(self._live.pop(sequence).arrival, fate)
+
+    def _note(self, arrival: Arrival, fate: Fate) -> None:
+        self.fates.append((arrival, fate))
 
     def _decodes_by_tenant(self, flight: Flight) -> dict[str, StepWork]:
         """Mostly the decodes are those of the step before, each with one token more."""
@@ -251,6 +274,9 @@ class Recorder:
         tenant.completed += 1
         if first <= self._objective.first_token and per_token <= self._objective.per_token:
             tenant.good += 1
+            self._note(live.arrival, Fate.GOOD)
+        else:
+            self._note(live.arrival, Fate.LATE)
 
     def _follow(self, now: float) -> None:
         self.depth.add(now, len(self._waiting))

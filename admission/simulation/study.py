@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
+from admission.core import Overload
 from admission.simulation.arrival import Arrival
 from admission.simulation.device import Device
 from admission.simulation.loop import Loop
@@ -72,7 +73,7 @@ def run(
 
 def capacity(policy: SimulatedPolicy, workload: Workload, device: Device) -> float:
     """Requests a second that the device completes when all are there from the start."""
-    unbounded = replace(policy, core=replace(policy.core, max_waiting=10**9))
+    unbounded = replace(policy, core=replace(policy.core, overload=Overload.UNBOUNDED))
     at_once = replace(workload, requests=min(workload.size, CAPACITY_REQUESTS), rate=1e9, floods=())
     arrivals = [arrival._replace(patience=float("inf")) for arrival in at_once.arrivals(seed=0)]
     summary = run(unbounded, arrivals, device, Objective())

@@ -53,6 +53,7 @@ class Summary:
     refusals: dict[str, int]
     left: int
     lost: int
+    given_up: int
     goodput: float  # share of offered requests, refused ones included
     good_rate: float
     seconds: float
@@ -89,6 +90,7 @@ def summarise(recorder: Recorder, seed: int, seconds: float, recomputed_tokens: 
         refusals=dict(sorted(recorder.refusals.items())),
         left=recorder.left,
         lost=recorder.lost,
+        given_up=recorder.given_up,
         goodput=good / offered if offered else 0.0,
         good_rate=good / seconds if seconds else 0.0,
         seconds=seconds,

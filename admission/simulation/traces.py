@@ -105,7 +105,7 @@ def sluice(path: Path) -> Iterator[Arrival]:
             raise TraceError(path, line + 1, f"not reproduced ({mismatch})") from None
         except (ValueError, TypeError, KeyError, IndexError) as error:
             raise TraceError(path, line + 1, f"not an entry of an event log that is whole ({error})") from None
-    for line, (_, time, name, tenant, prompt, max_tokens, _, priority_class, _, refusal) in arrived:
+    for line, (_, time, name, tenant, prompt, max_tokens, _, priority_class, *_, refusal) in arrived:
         output = _answer_length(sequences.get(name), max_tokens, refusal)
         yield Arrival(time, prompt, output, line, tenant, priority_class, max_tokens)
 

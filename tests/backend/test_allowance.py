@@ -78,8 +78,10 @@ def test_a_tenant_at_its_limit_is_passed_over_and_the_others_are_not() -> None:
 
 def test_a_sequence_at_its_tenants_limit_pauses_until_the_lease_grows() -> None:
     bench = Bench()
-    bench.scheduler.allow("small", 1)
+    bench.scheduler.allow("small", 4)
     sequence, other = bench.add("small", 3, 12), bench.add("other", 3, 20)
+    bench.plan()
+    bench.scheduler.allow("small", 1)
     for _ in range(12):
         bench.step()
     assert len(other.output) > 5
@@ -113,6 +115,27 @@ def test_a_cut_of_the_lease_takes_nothing_away_and_gives_nothing_more() -> None:
     bench.scheduler.allow("small", None)
     bench.drain()
     assert sequence.output == expected(sequence)
+
+
+def test_the_first_of_a_tenant_starts_only_when_it_can_run_to_its_end() -> None:
+    bench = Bench()
+    bench.scheduler.allow("small", 3)
+    sequence = bench.add("small", 3, 12)
+    bench.step()
+    assert sequence.status is Status.WAITING and bench.scheduler.demand("small") == 4
+    bench.scheduler.allow("small", 4)
+    bench.drain()
+    assert sequence.output == expected(sequence) and sequence.num_yields == 0
+
+
+def test_demand_is_what_the_tenants_running_sequences_may_need() -> None:
+    bench = Bench()
+    assert bench.scheduler.demand("small") == 0
+    bench.add("small", 7, 12)
+    bench.plan()
+    assert bench.scheduler.demand("small") == 5
+    bench.drain()
+    assert bench.scheduler.demand("small") == 0
 
 
 def test_a_sequence_stops_at_the_tokens_it_may_generate_and_goes_on_when_it_may_more() -> None:

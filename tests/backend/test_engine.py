@@ -67,7 +67,7 @@ class Bench:
         core = make_core(CoreConfig(max_waiting=max_waiting), config)
         self.scheduler = core.scheduler
         self.engine = Engine(core, self.executor)
-        self.admission = Admission(self.engine)
+        self.admission = Admission(self.engine, core)
 
     def request(self, name: str = "r", prompt: tuple[int, ...] = (5, 6, 7), max_tokens: int = 8) -> Request:
         return Request(name, "tenant", list(prompt), SamplingParams(temperature=0), max_tokens, frozenset([END]), 0)
@@ -191,3 +191,7 @@ def test_a_consumer_that_wants_the_whole_is_woken_for_the_first_and_the_last_tok
         assert [token for part in parts for token in part] == continuation([5, 6, 7], 20, END)
 
     play(scenario)
+
+
+async def test_an_engine_that_never_started_stops_as_well() -> None:
+    await Bench().engine.stop()

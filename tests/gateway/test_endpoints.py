@@ -64,7 +64,7 @@ def test_another_model_has_no_tokens_here(server: ServerProcess, path: str) -> N
 @pytest.mark.parametrize("path", ["/livez", "/readyz"])
 def test_health_needs_no_key(server: ServerProcess, path: str) -> None:
     reply = httpx.get(f"{server.url}{path}")
-    assert (reply.status_code, reply.json()) == (200, {"status": "ok"})
+    assert (reply.status_code, reply.json()["status"]) == (200, "ok")
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/embedded"])

@@ -16,6 +16,7 @@ TABLE = [
     (errors.RequestTimedOut("m"), 400, INVALID, "request_timeout", None, None),
     (errors.context_exceeded(5, 4, "prompt"), 400, INVALID, "quota_unsatisfiable", None, None),
     (errors.InvalidApiKey("m"), 401, INVALID, "invalid_api_key", None, None),
+    (errors.Forbidden("m"), 403, INVALID, "insufficient_permissions", None, None),
     (errors.ModelNotFound("m"), 404, INVALID, "model_not_found", None, None),
     (errors.RouteNotFound("m"), 404, INVALID, "unknown_url", None, None),
     (errors.MethodNotAllowed("m", "POST"), 405, INVALID, "method_not_allowed", None, None),

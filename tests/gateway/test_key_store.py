@@ -111,4 +111,4 @@ def test_the_file_holds_hashes_only(store: KeyStore) -> None:
     text = (store.directory / "keys.json").read_text()
     assert key.rpartition("-")[2] not in text
     (entry,) = json.loads(text)["keys"]
-    assert set(entry) == {"id", "tenant", "hmac", "created", "expires"}
+    assert set(entry) == {"id", "tenant", "hmac", "created", "expires", "scopes", "name"}

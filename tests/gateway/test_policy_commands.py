@@ -1,12 +1,18 @@
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from redis import Redis
 
+from gateway.auth import new_key
 from gateway.cli import main
+from gateway.key_store import KeyStore
 from quotas.policy_file import read_policy
+from quotas.reservation import Usage
+from tests.gateway.spending import spend
 from tests.quotas.policies import EXAMPLES, POLICIES
 
 OLD = "tenants: {acme: {weight: 2, limits: {tokens: 100k/min}}, gone: {weight: 2}, same: {weight: 5}}"
@@ -15,6 +21,18 @@ NEW = (
     "defaults: {limits: {requests: [5/s, {rate: 100/h, burst: 10}]}}\n"
     "tenants: {acme: {limits: {tokens: 200k/min}, keys: {ab12: {scopes: [limits]}}}, late: , same: {weight: 5}}"
 )
+
+ASKED = """
+tenants:
+  acme:
+    highest_class: standard
+    models: [small, large]
+    limits: {requests: 3/h, tokens: [{rate: 1k/h, burst: 500}, 10k/month], kv_bytes: 2GiB}
+    keys:
+      ab12: {models: [small], limits: {requests: 5/day}, hmac: %s}
+      cd34: {scopes: [limits]}
+  free:
+"""
 
 BAD_RATE = '"100k/mn" is not a rate such as 100k/min or 50M/month'
 
@@ -143,3 +161,122 @@ def test_a_path_that_is_not_there_is_named() -> None:
     done = sluice("policy", "check", "nowhere.yaml")
     assert done.returncode == 1
     assert done.stderr.startswith("nowhere.yaml: cannot be read: No such file or directory\n")
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SLUICE_STATE_DIR", str(tmp_path / "state"))
+    path = tmp_path / "asked.yaml"
+    path.write_text(ASKED % ("0" * 64), encoding="utf-8")
+    return path
+
+
+def explained(path: Path, *arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
+    status = main(["policy", "explain", str(path), *arguments])
+    return status, capsys.readouterr().out.splitlines()
+
+
+def test_explain_tells_the_class_the_limits_and_what_is_left_of_each(
+    asked: Path, redis_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spend(redis_url, "acme", "ab12", Usage(100, 50), read_policy(asked).tenant("acme").limits_of("ab12"))
+    which = ("--key", "ab12", "--model", "small", "--service-tier", "fast", "--input", "300", "--output", "50")
+    status, lines = explained(asked, *which, "--redis-url", redis_url, capsys=capsys)
+    assert status == 0
+    assert lines[1:3] == [
+        "tenant acme, key ab12",
+        "class standard (targets: first token in 2s, each further one in 80ms)",
+    ]
+    rows = [line.split() for line in lines[4:-1]]
+    assert [row[: 6 if "burst" in row[2] else 4] for row in rows] == [
+        ["requests/h", "3", "1", "2"],
+        ["tokens/h", "1k", "(burst", "500)", "350", "350"],
+        ["tokens/month", "10k", "350", "9850"],
+        ["kv_bytes", "2GiB", "-", "-"],
+        ["key:ab12:requests/day", "5", "1", "4"],
+    ]
+    assert rows[0][4] == "in"
+    assert rows[2][-1] == "UTC"
+    assert lines[-1] == "it would pass"
+
+
+def test_explain_names_every_limit_that_refuses(
+    asked: Path, redis_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limits = read_policy(asked).tenant("acme").limits_of("ab12")
+    for _ in range(3):
+        spend(redis_url, "acme", "ab12", Usage(100, 20), limits)
+    which = ("--key", "ab12", "--input", "450", "--output", "51", "--redis-url", redis_url)
+    status, lines = explained(asked, *which, capsys=capsys)
+    assert status == 1
+    refusals = [line for line in lines if line.startswith("it would be refused: ")]
+    assert [line.split()[4] for line in refusals] == ["requests/h", "tokens/h"]
+    assert "asked 1, left 0; it suffices in" in refusals[0]
+    assert "asked 501, left 500; it never holds more than 500" in refusals[1]
+
+
+def test_explain_charges_nothing(asked: Path, redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    limits = read_policy(asked).tenant("acme").limits_of("ab12")
+    spend(redis_url, "acme", "ab12", Usage(100, 20), limits)
+    with Redis.from_url(redis_url) as client:
+        before = {key: client.dump(key) for key in client.scan_iter()}
+        for _ in range(5):
+            assert explained(asked, "--key", "ab12", "--redis-url", redis_url, capsys=capsys)[0] == 0
+        assert {key: client.dump(key) for key in client.scan_iter()} == before
+
+
+def test_explain_knows_a_stored_key_and_how_the_policy_narrows_it(
+    asked: Path, redis_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = KeyStore(asked.parent / "state")
+    _, late = new_key("acme", store.pepper(), datetime.now(UTC) - timedelta(days=1))
+    _, narrow = new_key("free", store.pepper(), scopes=("limits",))
+    for record in (late, narrow):
+        store.add(record)
+    status, lines = explained(asked, "--key", late.id, "--redis-url", redis_url, capsys=capsys)
+    assert (status, lines[-1].split(" at ")[0]) == (1, "it would be refused: the key expired")
+    status, lines = explained(asked, "--key", narrow.id, capsys=capsys)
+    assert (status, lines[1]) == (1, f"tenant free, key {narrow.id}")
+    assert lines[-1].endswith("may not be used for inference: its scopes are limits.")
+
+
+@pytest.mark.parametrize(
+    ("which", "reason"),
+    [
+        (("--key", "ab12", "--model", "large"), "The model 'large' does not exist or you have no access to it."),
+        (("--tenant", "acme", "--model", "huge"), "The model 'huge' does not exist or you have no access to it."),
+        (("--key", "cd34"), "This API key may not be used for inference: its scopes are limits."),
+        (("--tenant", "acme", "--input", "501"), "tokens/h is 1000: asked 502, left 500; it never holds more than 500"),
+    ],
+)
+def test_without_a_store_explain_tells_the_limits_alone(
+    asked: Path, which: tuple[str, ...], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, lines = explained(asked, *which, capsys=capsys)
+    assert (status, lines[-1]) == (1, f"it would be refused: {reason}")
+    status = main(["policy", "explain", str(asked), "--tenant", "acme"])
+    told = capsys.readouterr()
+    assert (status, told.out.splitlines()[-1]) == (2, "nothing in the policy alone refuses it")
+    assert told.err.startswith("sluice: what is left cannot be told: no quotas are kept here")
+
+
+@pytest.mark.parametrize("tenant", ["free", "stranger"])
+def test_explain_needs_no_store_where_there_are_no_limits(
+    asked: Path, tenant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, lines = explained(asked, "--tenant", tenant, "--service-tier", "flex", capsys=capsys)
+    assert (status, lines[2:]) == (0, ["class batch (without targets)", "no limits apply", "it would pass"])
+    assert ("its defaults hold" in lines[1]) == (tenant == "stranger")
+
+
+def test_explain_of_what_cannot_be_told_exits_with_2(
+    asked: Path, broken: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["policy", "explain", str(asked), "--key", "\x1bnone"]) == 2
+    assert main(["policy", "explain", str(broken), "--tenant", "acme"]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "\x1b" not in told.err
+    assert "neither in" in told.err
+    with pytest.raises(SystemExit):
+        main(["policy", "explain", str(asked)])

@@ -4,7 +4,7 @@ import asyncio
 import json
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from starlette.types import ASGIApp, Message
 
@@ -22,11 +22,19 @@ from backend.tokenizer import Tokenizer
 from backend.waiting import WaitingQueue
 from gateway.app import make_app
 from gateway.auth import KeyRing, demo_record
+from gateway.entitlement import KvShape
+from gateway.kv_leases import KvLeases
 from gateway.metrics import Metrics
 from gateway.openai import Limits
+from gateway.policies import Policies
 from gateway.scope import Lives
 from gateway.service import Service
+from quotas import policy as quota_policy
+from quotas.default_policy import CLASSES, DEFAULTS
+from quotas.limit import Limit, Rate, Resource
+from quotas.quotas import Quotas
 from tests.backend.paper_device import PaperDevice, continuation
+from tests.gateway.paper_store import PaperStore
 
 NUM_CANCELLATIONS = 10_000
 NUM_CLIENTS = 48
@@ -94,7 +102,12 @@ class Gateway:
         self.engine = Engine(core, PaperExecutor())
         self.lives = Lives(write_timeout=3600)
         pepper = bytes(32)
+        self.store = PaperStore()
+        policies = Policies(None)
+        limited = replace(DEFAULTS, limits=(Limit(Resource.TOKENS, 10**9, Rate(60, 10**9)),))
+        policies.current = quota_policy.Policy.of(CLASSES, limited)
         self.metrics = Metrics("paper", self.scheduler, self.engine.clock)
+        admission = Admission(self.engine, core)
         service = Service(
             model="paper",
             created=0,
@@ -102,8 +115,12 @@ class Gateway:
             limits=Limits(vocab_size=1024, max_model_len=CONFIG.max_model_len),
             default_max_tokens=None,
             tokenizer=tokenizer,
-            admission=Admission(self.engine),
+            admission=admission,
             keys=KeyRing(pepper, [demo_record(KEY, pepper)]),
+            policies=policies,
+            quotas=Quotas(self.store, heartbeat=3600),
+            kv_leases=KvLeases(self.store, admission, 1024, self.engine.clock),
+            kv_shape=KvShape(CONFIG.block_size, 1024),
             metrics=self.metrics,
             lives=self.lives,
             max_body_bytes=2**20,
@@ -221,6 +238,8 @@ async def test_ten_thousand_random_cancellations_leave_nothing_behind(embedded_t
     assert not gateway.scheduler.blocks_in_flight
     assert gateway.engine.num_streams == 0
     assert not gateway.lives._scopes
+    assert not gateway.store.outstanding
+    assert gateway.store.num_reserved == len(gateway.store.usages) > NUM_CANCELLATIONS / 2
     assert asyncio.all_tasks() == before
     assert not gateway.engine.failed.done()
 

@@ -1,0 +1,43 @@
+"""How far estimates are off, and hence by how much to widen one so that it holds as often as it says.
+
+Split conformal prediction (Vovk et al., 2005): of the last n residuals the ceil((n + 1)(1 - a))-th smallest, added to an
+estimate, is exceeded with probability a if residuals are exchangeable. Under drift they are not, so a follows what has
+been missed (Gibbs and Candes, Adaptive Conformal Inference Under Distribution Shift, 2021): a += rate (target - miss).
+"""
+
+from bisect import bisect_left, insort
+from collections import deque
+from math import ceil
+
+WINDOW = 300  # residuals remembered
+ENOUGH = 20  # residuals before they are believed
+COLD_MARGIN = 0.25  # of the estimate: the margin before that
+ADAPTATION_RATE = 0.02
+
+
+class Conformal:
+    """Upper bounds that hold with probability `confidence`, learned from residuals (measured less estimated)."""
+
+    def __init__(self, confidence: float) -> None:
+        if not 0 < confidence < 1:
+            raise ValueError(f"confidence must be between 0 and 1, got {confidence}")
+        self._target = self._miss_rate = 1 - confidence
+        self._recent: deque[float] = deque()
+        self._sorted: list[float] = []
+
+    def bound(self, estimate: float) -> float:
+        """At least 0, and monotone in the estimate. Same unit as the residuals."""
+        count = len(self._sorted)
+        if count < ENOUGH:
+            return estimate * (1 + COLD_MARGIN)
+        rank = min(count, ceil((count + 1) * (1 - self._miss_rate)))
+        return max(0.0, estimate + self._sorted[max(rank, 1) - 1])
+
+    def observe(self, residual: float, missed: bool) -> None:
+        """`missed`: the truth was above the bound that was given."""
+        if len(self._recent) == WINDOW:
+            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
+        self._recent.append(residual)
+        insort(self._sorted, residual)
+        moved = self._miss_rate + ADAPTATION_RATE * (self._target - missed)
+        self._miss_rate = min(max(moved, self._target / 10), 1 - (1 - self._target) / 10)

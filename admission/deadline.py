@@ -1,0 +1,86 @@
+"""Deadlines as they pass: whose answer nobody waits for any more."""
+
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Protocol
+
+from backend.sequence import Sequence, Status
+
+
+class Patience(Protocol):
+    """Who is to be given up. Times in seconds of the engine's clock."""
+
+    def arrived(self, sequence: Sequence, now: float) -> None: ...
+
+    def left_queue(self, sequence: Sequence, now: float) -> None:
+        """It was admitted, or has ended."""
+        ...
+
+    def due(self, now: float) -> list[Sequence]:
+        """Those that are to be ended at this moment."""
+        ...
+
+
+class Endless:
+    """Nobody is given up."""
+
+    def arrived(self, sequence: Sequence, now: float) -> None:
+        pass
+
+    def left_queue(self, sequence: Sequence, now: float) -> None:
+        pass
+
+    def due(self, now: float) -> list[Sequence]:
+        return []
+
+
+class Deadlines:
+    """A sequence expires when it can have no first token in time, or has not ended in time. O(log n) each.
+
+    One that waits expires as soon as the shortest prefill there is would end too late, so that nothing is computed in
+    vain; one that runs, when the deadline itself has passed. A deadline that is feasible never expires.
+    """
+
+    def __init__(self, shortest_prefill: Callable[[Sequence], float]) -> None:
+        """`shortest_prefill`: seconds that a prompt takes on a machine that does nothing else."""
+        self._shortest_prefill = shortest_prefill
+        self._heap: list[tuple[float, int, Sequence]] = []  # those that have ended leave it lazily
+        self._numbers = count()
+        self._tolerated = 64  # entries, before those that have ended are cleared out
+
+    def arrived(self, sequence: Sequence, now: float) -> None:
+        if sequence.first_token_by is not None:
+            self._watch(sequence, sequence.first_token_by - self._shortest_prefill(sequence))
+            self._watch(sequence, sequence.first_token_by)
+        if sequence.done_by is not None:
+            self._watch(sequence, sequence.done_by)
+
+    def left_queue(self, sequence: Sequence, now: float) -> None:
+        pass
+
+    def due(self, now: float) -> list[Sequence]:
+        expired = []
+        while self._heap and self._heap[0][0] < now:
+            sequence = heappop(self._heap)[2]
+            if sequence not in expired and _is_late(sequence, now):
+                expired.append(sequence)
+        return expired
+
+    def _watch(self, sequence: Sequence, time: float) -> None:
+        heappush(self._heap, (time, next(self._numbers), sequence))
+        if len(self._heap) > self._tolerated:
+            self._heap = [entry for entry in self._heap if entry[2].status is not Status.FINISHED]
+            heapify(self._heap)
+            self._tolerated = 2 * len(self._heap) + 64
+
+
+def _is_late(sequence: Sequence, now: float) -> bool:
+    """For a sequence of which some deadline, or the latest start for it, has passed."""
+    if sequence.status is Status.FINISHED:
+        return False
+    if sequence.done_by is not None and sequence.done_by < now:
+        return True
+    if sequence.first_token_by is None or sequence.output:
+        return False
+    return sequence.first_token_by < now or (sequence.status is Status.WAITING and sequence.num_computed_tokens == 0)

@@ -1,0 +1,164 @@
+"""When a newcomer's first and last token will come, as far as the present state tells.
+
+    first token = steps in flight + max(prefill, places) + half a step          seconds from now
+    prefill     = (prefill in progress + waiting ahead in policy order + its own) / tokens a step * step
+    last token  = first token + output quantile * step
+
+A step carries what the decodes and the promised intervals leave of the token budget. Under the fair queue, what is
+ahead of a newcomer is its tenant's own waiting work before it and, of every other tenant, no more than fairness lets
+pass meanwhile (see `LenientFairQueue.reach`). Adding to the backlog never lowers an estimate.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from admission.aging import Aging
+from admission.backlog import Backlog
+from admission.lenient_queue import LenientFairQueue
+from admission.output_length import OutputLengths
+from admission.pace import Pace
+from admission.pipeline import Pipeline
+from admission.step_time import StepTimeModel, StepWork
+from backend.scheduler import Scheduler
+from backend.sequence import Sequence
+
+OUTPUT_QUANTILE = 0.9
+_FORGET = 0.02  # share of a running mean that each newcomer replaces
+
+Price = Callable[[Sequence], float]
+"""What a newcomer prepays, in the unit of account."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """In seconds from now. `own_wait` is the part of it that its tenant's waiting work causes, `prefill` its own."""
+
+    first_token: float
+    last_token: float
+    own_wait: float
+    prefill: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The step that a prefill meets now."""
+
+    room: int  # prefill tokens
+    seconds: float
+    in_progress: int  # prefill tokens of those running, of classes as urgent
+
+
+class Typical:
+    """Running means over newcomers, by which work in tokens is turned into work in other units."""
+
+    def __init__(self) -> None:
+        self.prompt = 0.0  # tokens
+        self.total = 0.0  # tokens of prompt and expected output
+        self.price = 0.0  # prepaid, in the unit of account
+
+    def observe(self, prompt: int, total: float, price: float) -> None:
+        weight = _FORGET if self.prompt else 1.0
+        self.prompt += weight * (prompt - self.prompt)
+        self.total += weight * (total - self.total)
+        self.price += weight * (price - self.price)
+
+
+class Estimator:
+    """Reads the scheduler, the backlog and the fair queue; changes none of them. O(running + tenants waiting)."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        backlog: Backlog,
+        pipeline: Pipeline,
+        model: StepTimeModel,
+        lengths: OutputLengths,
+        pace: Pace,
+        aging: Aging,
+        price: Price,
+    ) -> None:
+        self._scheduler, self._backlog, self._pipeline = scheduler, backlog, pipeline
+        self._model, self._lengths, self._pace = model, lengths, pace
+        self._aging, self._price = aging, price
+        self._fair = scheduler.waiting if isinstance(scheduler.waiting, LenientFairQueue) else None
+        self.typical = Typical()
+
+    def arrived(self, sequence: Sequence) -> None:
+        """Learn from a newcomer."""
+        prompt = len(sequence.prompt)
+        expected = self._lengths.mean(sequence.tenant, sequence.max_tokens)
+        self.typical.observe(prompt, prompt + expected, self._price(sequence))
+
+    def of(self, sequence: Sequence, now: float) -> Estimate:
+        """For a sequence that arrives now."""
+        step = self._step(sequence)
+        own, others = self._ahead(sequence, now)
+        a_token = step.seconds / step.room
+        prompt = len(sequence.prompt) * a_token
+        prefill = (step.in_progress + own + others) * a_token + prompt
+        wait = max(prefill, self._wait_for_place(sequence, own + others, step) + prompt)
+        first = self._pipeline.remaining(now) + wait + step.seconds / 2
+        output = self._lengths.quantile(sequence.tenant, sequence.max_tokens, OUTPUT_QUANTILE)
+        return Estimate(first, first + (output - 1) * step.seconds, own * a_token, prompt)
+
+    def alone(self, sequence: Sequence) -> float:
+        """Seconds of prefill on a machine that does nothing else: no schedule is faster."""
+        config, model = self._scheduler.config, self._model.fitted
+        steps, rest = divmod(sequence.num_tokens, config.max_num_batched_tokens)
+        whole = model.seconds(StepWork(prefill_tokens=config.max_num_batched_tokens))
+        return steps * whole + (model.seconds(StepWork(prefill_tokens=rest)) if rest else 0.0)
+
+    def typical_prefill(self, estimate: Estimate, sequence: Sequence) -> float:
+        """Seconds that the typical prompt would take in this one's place."""
+        return estimate.prefill * self.typical.prompt / len(sequence.prompt)
+
+    def _step(self, sequence: Sequence) -> _Step:
+        scheduler = self._scheduler
+        flight = scheduler.in_flight[-1] if scheduler.in_flight else None
+        decodes, context = (flight.batch.num_decodes, flight.decode_context) if flight else (0, 0)
+        in_progress, interval = 0, None
+        for running in scheduler.running.values():
+            left = running.num_admitted_tokens - running.num_computed_tokens
+            if left > 0 and running.priority_class <= sequence.priority_class:
+                in_progress += left
+            if running.token_interval is not None and (interval is None or running.token_interval < interval):
+                interval = running.token_interval
+        budget = scheduler.config.max_num_batched_tokens - decodes
+        room = max(1, min(budget, self._pace.prefill_room(decodes, context, interval)))
+        mean_context = len(sequence.prompt) // 2
+        work = StepWork(room, decodes, context, mean_context, room * mean_context)
+        return _Step(room, self._model.fitted.seconds(work), in_progress)
+
+    def _ahead(self, sequence: Sequence, now: float) -> tuple[float, float]:
+        """Waiting tokens that are computed before the newcomer's: of its own tenant, and of others."""
+        backlog, tenant, level = self._backlog, sequence.tenant, sequence.priority_class
+        own = backlog.tokens_before(tenant, now, level, self._aging)
+        others = 0.0
+        if self._fair is None:
+            return own, backlog.total.tokens - own
+        tokens_of = self.typical.prompt / self.typical.price if self.typical.price else 0.0
+        rounds = self._fair.rounds_before(tenant, own / tokens_of if tokens_of else 0.0)
+        for name, waiting in backlog.tenants():
+            if name != tenant:
+                turns = self._fair.reach(name, rounds) * tokens_of
+                early = self._fair.reach(name, rounds, leeway=True) * tokens_of
+                older = waiting.tokens_before(now, level, self._aging)
+                others += max(min(waiting.load.tokens, self._whole(turns)), min(older, self._whole(early)))
+        return own, others
+
+    def _whole(self, tokens: float) -> float:
+        """Whoever may be served at all is served a whole prompt."""
+        return tokens + self.typical.prompt / 2 if tokens > 0 else 0.0
+
+    def _wait_for_place(self, sequence: Sequence, ahead: float, step: _Step) -> float:
+        """Seconds until those ahead and the newcomer have a slot and memory each, at the rate at which answers end."""
+        scheduler = self._scheduler
+        running = len(scheduler.running)
+        tokens = scheduler.pool.num_free * scheduler.config.block_size
+        by_memory = tokens / self.typical.total if self.typical.total else float("inf")
+        places = min(scheduler.config.max_num_seqs - running, by_memory)
+        lacking = (ahead / self.typical.prompt if self.typical.prompt else 0.0) + 1 - places
+        if lacking <= 0 or not running:
+            return 0.0
+        length = self._lengths.mean(sequence.tenant, sequence.max_tokens)
+        return lacking * length / running * step.seconds

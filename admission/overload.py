@@ -1,0 +1,123 @@
+"""Who may wait at all: bounds on the queue, and deadlines that can be met.
+
+A request is refused when it arrives or not at all, with what was estimated. The order of refusal follows from the order
+of service: of a lower class, or of a tenant beyond its share, more is ahead, so its estimate is the longer one. Length
+comes after those: a prompt shorter than the typical one leaves part of the difference to longer ones, or overload would
+be paid by long prompts alone.
+"""
+
+from dataclasses import dataclass, field
+
+from admission.backlog import Backlog
+from admission.drain import DrainMeter
+from admission.estimate import Estimate, Estimator
+from admission.load import Load
+from admission.outcome import DeadlineUnmeetable, QueueFull, TenantQueueFull
+from admission.promises import Promise, Promises
+from admission.queue_bounds import QueueBounds
+from backend.scheduler import Scheduler
+from backend.sequence import Sequence
+
+PROBE_EVERY = 64  # borderline refusals; one of them is admitted, so that estimates are not learned from the lucky alone
+BORDERLINE = 1.25  # times the time that is left
+LENGTH_SHARE = 0.5  # of what a prompt is shorter than the typical one, in prefill time, that it leaves to longer ones
+
+
+@dataclass(frozen=True, slots=True)
+class OverloadPolicy:
+    """What overload control goes by; times in seconds."""
+
+    bounds: QueueBounds = field(default_factory=QueueBounds)
+    tenant_bounds: QueueBounds = field(default_factory=QueueBounds)
+    deadlines: bool = True  # refuse what cannot be in time
+    confidence: float = 0.5  # that the estimate of one that is admitted holds
+
+
+class AdmissionControl:
+    """Decides about each arrival, once. O(running + tenants waiting)."""
+
+    def __init__(
+        self, policy: OverloadPolicy, scheduler: Scheduler, backlog: Backlog, drain: DrainMeter, estimator: Estimator
+    ) -> None:
+        self.promises = Promises(policy.confidence)
+        self.deferred = 0  # admitted without a deadline, later than their class is meant to be
+        self.probes = 0
+        self._policy, self._scheduler, self._backlog = policy, scheduler, backlog
+        self._drain, self._estimator = drain, estimator
+        self._borderline = 0
+
+    def admit(self, sequence: Sequence, now: float) -> None:
+        """Let it wait, or raise a `Refused`. `sequence.promised` is then set, where there is something to promise."""
+        load = self._backlog.load_of(sequence)
+        self._check_bounds(sequence, load)
+        if self._policy.deadlines:
+            self._check_deadline(sequence, load, now)
+        self._estimator.arrived(sequence)
+
+    def _check_bounds(self, sequence: Sequence, load: Load) -> None:
+        total, own = self._backlog.total, self._backlog.of(sequence.tenant)
+        excess = self._policy.bounds.excess(total, load)
+        if excess is not None:
+            raise QueueFull(excess, total.count, self._until_drained(total.seconds + load.seconds, 0.0))
+        excess = self._policy.tenant_bounds.excess(own, load)
+        if excess is not None:
+            share = max(1, self._backlog.num_tenants)
+            raise TenantQueueFull(excess, self._until_drained((own.seconds + load.seconds) * share, 0.0))
+
+    def _check_deadline(self, sequence: Sequence, load: Load, now: float) -> None:
+        estimate = self._estimator.of(sequence, now)
+        promise = self.promises.promise(sequence.priority_class, estimate.first_token, now)
+        if self._scheduler.has_work:  # an idle machine refuses nobody
+            late = self._first_token_late(sequence, estimate, promise, now)
+            late = late or self._last_token_late(sequence, estimate, promise, load, now)
+            if late is not None and not self._is_probe(late):
+                raise late
+        self.promises.give(sequence, promise)
+        sequence.promised = promise.bound
+        target = sequence.first_token_target
+        if sequence.first_token_by is None and target is not None and promise.bound > target:
+            self.deferred += 1
+
+    def _first_token_late(
+        self, sequence: Sequence, estimate: Estimate, promise: Promise, now: float
+    ) -> DeadlineUnmeetable | None:
+        if sequence.first_token_by is None:
+            return None
+        slack = sequence.first_token_by - now
+        longer = self._estimator.typical_prefill(estimate, sequence) - estimate.prefill
+        excess = promise.likely + LENGTH_SHARE * max(0.0, longer) - slack
+        if excess <= 0:
+            return None
+        own_doing = estimate.own_wait >= excess
+        return DeadlineUnmeetable("first", promise.bound, slack, own_doing, self._until_possible(estimate, slack))
+
+    def _last_token_late(
+        self, sequence: Sequence, estimate: Estimate, promise: Promise, load: Load, now: float
+    ) -> DeadlineUnmeetable | None:
+        if sequence.done_by is None:
+            return None
+        slack = sequence.done_by - now
+        decoding = estimate.last_token - estimate.first_token
+        excess = promise.likely + decoding - slack
+        if excess <= 0:
+            return None
+        own_doing = estimate.own_wait >= excess
+        until = self._until_possible(estimate, slack - decoding)
+        return DeadlineUnmeetable("last", promise.bound + decoding, slack, own_doing, until)
+
+    def _is_probe(self, late: DeadlineUnmeetable) -> bool:
+        if late.estimate > BORDERLINE * late.slack:
+            return False
+        self._borderline += 1
+        if self._borderline % PROBE_EVERY:
+            return False
+        self.probes += 1
+        return True
+
+    def _until_possible(self, estimate: Estimate, slack: float) -> float:
+        """Seconds until what waits would have drained so far that the same request could be in time."""
+        return self._until_drained(self._backlog.total.seconds + estimate.prefill, slack)
+
+    def _until_drained(self, seconds: float, slack: float) -> float:
+        rate = self._drain.slow_rate
+        return (seconds - slack * rate) / rate

@@ -1,0 +1,29 @@
+"""The steps that are planned and not yet measured: how long they will still take."""
+
+from collections import deque
+
+from admission.ledger import work_of
+from admission.step_time import StepTimeModel
+from backend.flight import Flight
+
+
+class Pipeline:
+    """Steps run one after another; the oldest runs since the one before it ended, or since it was planned."""
+
+    def __init__(self, model: StepTimeModel) -> None:
+        self._model = model
+        self._predicted: deque[float] = deque()
+        self._started = 0.0
+
+    def planned(self, flight: Flight, now: float) -> None:
+        if not self._predicted:
+            self._started = now
+        self._predicted.append(self._model.fitted.seconds(work_of(flight)))
+
+    def completed(self, now: float) -> None:
+        self._predicted.popleft()
+        self._started = now
+
+    def remaining(self, now: float) -> float:
+        """Predicted seconds until the newest is done."""
+        return max(0.0, sum(self._predicted) - (now - self._started)) if self._predicted else 0.0

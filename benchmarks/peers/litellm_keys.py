@@ -1,0 +1,12 @@
+"""LiteLLM's `custom_auth`: the benchmark's key and its limits, which nobody reaches. Runs in LiteLLM's environment."""
+
+from fastapi import HTTPException, Request
+from litellm.proxy._types import UserAPIKeyAuth
+
+KEYS = {"sk-benchmark": {"rpm_limit": 100_000_000, "tpm_limit": 1_000_000_000}}
+
+
+async def key_of(request: Request, api_key: str) -> UserAPIKeyAuth:  # noqa: ARG001 - what LiteLLM calls
+    if api_key not in KEYS:
+        raise HTTPException(401, "unknown key")
+    return UserAPIKeyAuth(api_key=api_key, **KEYS[api_key])

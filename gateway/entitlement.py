@@ -1,0 +1,81 @@
+"""What one request may do under the policy that held when it came: which class, how long, at whose cost."""
+
+from dataclasses import dataclass
+
+from gateway.auth import Principal
+from gateway.errors import Forbidden, ModelNotFound, Unsatisfiable
+from quotas.limit import Limit, Resource
+from quotas.policy import ClassPolicy, Policy, TenantPolicy
+
+GENERATED = frozenset({Resource.TOKENS, Resource.OUTPUT_TOKENS})
+
+
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """One block of the KV cache."""
+
+    block_tokens: int
+    block_bytes: int
+
+
+class Entitlement:
+    """A principal's, in one policy."""
+
+    def __init__(self, policy: Policy, principal: Principal) -> None:
+        self.name = principal.tenant
+        self.key = principal.key_id
+        self.tenant: TenantPolicy = policy.tenant(principal.tenant)
+        self.limits: tuple[Limit, ...] = self.tenant.limits_of(principal.key_id)
+        self._policy = policy
+        self._given = principal.scopes
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        """Those that the key was made with, as far as the policy leaves them."""
+        key = self.tenant.key(self.key)
+        return tuple(scope for scope in self._given if key is None or scope in key.scopes)
+
+    def require(self, scope: str) -> None:
+        """Raises `Forbidden` unless the key has the scope."""
+        if scope not in self.scopes:
+            scopes = ", ".join(self.scopes) or "none"
+            raise Forbidden(f"This API key may not be used for {scope}: its scopes are {scopes}.")
+
+    def check_model(self, model: str) -> None:
+        """Raises `ModelNotFound`, as for a model that does not exist."""
+        if not self.tenant.allows_model(model, self.key):
+            raise ModelNotFound(f"The model {model!r:.200} does not exist or you have no access to it.", "model")
+
+    def service_class(self, tier: str | None) -> ClassPolicy:
+        return self._policy.class_for(self.name, self.key, tier)
+
+    def amount_of(self, resource: Resource) -> int | None:
+        """The tightest limit of what is held at once; None: there is none."""
+        return min((limit.amount for limit in self.limits if limit.resource is resource), default=None)
+
+    def kv_tokens(self, shape: KvShape) -> int | None:
+        """Tokens of the longest sequence that the tenant's KV memory could hold."""
+        allowed = self.amount_of(Resource.KV_BYTES)
+        return None if allowed is None else allowed // shape.block_bytes * shape.block_tokens
+
+    def check_kv(self, num_tokens: int, shape: KvShape) -> None:
+        """Raises `Unsatisfiable` for a sequence that could never be held."""
+        most = self.kv_tokens(shape)
+        if most is not None and num_tokens > most:
+            amount = self.amount_of(Resource.KV_BYTES)
+            raise Unsatisfiable(
+                f"Your tenant's limit kv_bytes is {amount}, which holds {most} tokens: prompt and max_tokens together "
+                f"are {num_tokens}. Lower max_tokens, shorten the prompt, or have the limit raised.",
+                "max_tokens",
+            )
+
+    def reservable(self, num_prompt_tokens: int, expected: int) -> int | None:
+        """Output tokens to begin with, of an answer that declares no length; None: all it may have, as none is counted.
+
+        `expected` is what answers of this tenant rarely exceed.
+        """
+        limits = [limit for limit in self.limits if limit.resource in GENERATED]
+        if not limits:
+            return None
+        fits = min(limit.capacity - (num_prompt_tokens if limit.resource is Resource.TOKENS else 0) for limit in limits)
+        return max(1, min(expected, fits))

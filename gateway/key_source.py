@@ -1,0 +1,89 @@
+"""Where API keys come from: the state directory, the policy files, and the demo key."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from gateway.auth import KeyRing, demo_key, demo_record, pepper_of
+from gateway.key_store import KeyRecord, KeyStore, KeyStoreError
+from gateway.settings import Settings
+from quotas.policy import KeyPolicy, Policy, TenantPolicy
+
+log = logging.getLogger(__name__)
+
+
+class KeySource:
+    """Keeps `ring` at what the files say. Changes that make no sense change nothing, and are logged.
+
+    Raises `KeyStoreError`, also when there would be no key at all to begin with.
+    """
+
+    def __init__(self, settings: Settings, policy: Policy) -> None:
+        self._store = KeyStore(settings.state_dir)
+        pepper = pepper_of(settings, self._store)
+        self._policy = policy
+        self.demo_key = demo_key(settings, pepper)  # to be shown to who starts the gateway
+        self._demo = [demo_record(self.demo_key, pepper)] if self.demo_key else []
+        records = self._records(policy)
+        if not records:
+            raise KeyStoreError(
+                f"no API key would open this gateway: none is stored, none is in a policy, and {settings.host} is not "
+                "a loopback address, for which a demo key would be made; set SLUICE_DEMO_KEY, or make a key with "
+                "`sluice keys create TENANT`"
+            )
+        self.ring = KeyRing(pepper, records)
+
+    def files(self) -> Iterable[Path]:
+        return (self._store.path,)
+
+    async def take_policy(self, policy: Policy) -> None:
+        self._policy = policy
+        await self.reload()
+
+    async def reload(self) -> None:
+        """Read the key file again."""
+        try:
+            records = await asyncio.to_thread(self._records, self._policy)
+        except KeyStoreError as error:
+            log.error("the API keys stay as they were: %s", error)
+            return
+        self.ring.replace(records)
+        log.info("%d API keys are in force", len(records))
+
+    def _records(self, policy: Policy) -> list[KeyRecord]:
+        stored = [narrowed(record, policy.tenant(record.tenant)) for record in self._store.records()]
+        records = [*stored, *_policy_records(policy), *self._demo]
+        (key_id, times), *_ = Counter(record.id for record in records).most_common(1) or [("", 0)]
+        if times > 1:
+            raise KeyStoreError(
+                f"two API keys have the id {key_id}, in {self._store.path}, the policy files or as the demo key: "
+                "revoke or rename one"
+            )
+        return records
+
+
+def narrowed(record: KeyRecord, tenant: TenantPolicy) -> KeyRecord:
+    """With the expiry that the policy sets, where that is earlier; a secret that was replaced ends with it."""
+    key = tenant.key(record.id)
+    if key is None or key.expires is None:
+        return record
+    old = record.replaced
+    return replace(
+        record,
+        expires=min(key.expires, record.expires or key.expires),
+        replaced=replace(old, expires=min(key.expires, old.expires)) if old else None,
+    )
+
+
+def _policy_records(policy: Policy) -> list[KeyRecord]:
+    keys = [(tenant, key) for tenant in policy.tenants.values() for key in tenant.keys.values() if key.hmac]
+    return [_record(tenant.name, key) for tenant, key in keys]
+
+
+def _record(tenant: str, key: KeyPolicy) -> KeyRecord:
+    assert key.hmac is not None
+    return KeyRecord(key.id, tenant, bytes.fromhex(key.hmac), datetime.fromtimestamp(0, UTC), key.expires, key.scopes)

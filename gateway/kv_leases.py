@@ -1,0 +1,128 @@
+"""Keeps the engine's leases on KV memory at what the store grants each tenant that has a limit of it."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from quotas.errors import StoreUnavailable
+
+log = logging.getLogger(__name__)
+
+LOOK = 0.02  # seconds between looks for a tenant that was denied a block
+RENEW = 1.0  # seconds between renewals of a lease that suffices
+RETRY = 0.2  # seconds between attempts to get what other replicas hold
+HEADROOM = 1.25  # of what is needed, so that growth seldom waits for a renewal
+IDLE = 30.0  # seconds without demand, after which a tenant is forgotten until it comes back
+
+
+class LeaseStore(Protocol):
+    async def lease_kv(self, tenant: str, limit: int, wanted: int) -> tuple[int, float]:
+        """Lease up to `wanted` of the `limit` bytes that all replicas may hold for the tenant.
+
+        Returns the bytes granted, instead of those granted before, and for how many seconds from the call on.
+        """
+        ...
+
+
+class Memory(Protocol):
+    """The engine's side."""
+
+    def allow(self, tenant: str, blocks: int | None) -> None: ...
+
+    def demand(self, tenant: str) -> int: ...
+
+    def is_denied(self, tenant: str) -> bool: ...
+
+
+@dataclass(slots=True)
+class _Lease:
+    limit: int  # bytes
+    coming: int = 0  # blocks that requests need which are about to be queued
+    is_short: bool = False  # others hold what it wants
+    renewed: float = float("-inf")
+    expires: float = float("-inf")
+    blocks: int = 0
+    wanted_at: float = 0.0  # when there was demand last
+
+
+class KvLeases:
+    """Owned by the event loop; `clock` in seconds, never backwards."""
+
+    def __init__(self, store: LeaseStore, memory: Memory, block_bytes: int, clock: Callable[[], float]) -> None:
+        self._store = store
+        self._memory = memory
+        self._block_bytes = block_bytes
+        self._clock = clock
+        self._leases: dict[str, _Lease] = {}
+        self._wake = asyncio.Event()
+
+    def use(self, tenant: str, limit: int | None, blocks: int) -> None:
+        """A request of the tenant has come that may need so many blocks.
+
+        `limit` in bytes is what its policy says now, None: there is none.
+        """
+        lease = self._leases.get(tenant)
+        if limit is None:
+            if lease is not None:
+                del self._leases[tenant]
+                self._memory.allow(tenant, None)
+            return
+        if lease is None:
+            lease = self._leases[tenant] = _Lease(limit)
+            self._memory.allow(tenant, 0)
+        lease.coming = max(lease.coming, blocks)
+        lease.wanted_at = self._clock()
+        if lease.limit != limit or lease.blocks < blocks:
+            lease.limit, lease.renewed = limit, float("-inf")
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Runs as long as the server does."""
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), LOOK if self._leases else None)
+            self._wake.clear()
+            await self.look()
+
+    async def look(self) -> None:
+        """Renew what is due, once."""
+        due = [tenant for tenant, lease in self._leases.items() if self._is_due(tenant, lease)]
+        await asyncio.gather(*map(self._renew, due))
+
+    def _is_due(self, tenant: str, lease: _Lease) -> bool:
+        denied = RETRY if lease.is_short else 0.0
+        return self._clock() >= lease.renewed + (denied if self._memory.is_denied(tenant) else RENEW)
+
+    async def _renew(self, tenant: str) -> None:
+        lease, now = self._leases[tenant], self._clock()
+        demand, lease.coming = max(self._memory.demand(tenant), lease.coming), 0
+        if demand:
+            lease.wanted_at = now
+        wanted = min(round(demand * HEADROOM) * self._block_bytes, lease.limit)
+        try:
+            granted, seconds = await self._store.lease_kv(tenant, lease.limit, wanted)
+        except StoreUnavailable as error:
+            self._outage(tenant, lease, error)
+            return
+        if self._leases.get(tenant) is not lease:
+            return
+        lease.renewed, lease.expires, lease.is_short = now, now + seconds, granted < wanted
+        self._set(tenant, lease, granted // self._block_bytes)
+        if not demand and now > lease.wanted_at + IDLE:
+            del self._leases[tenant]
+            self._memory.allow(tenant, None)
+
+    def _outage(self, tenant: str, lease: _Lease, error: StoreUnavailable) -> None:
+        """What is leased goes on until it expires; then no new block is given."""
+        log.debug("the KV lease of a tenant is not renewed: %s", error)
+        lease.renewed = self._clock()
+        if self._clock() >= lease.expires:
+            self._set(tenant, lease, 0)
+
+    def _set(self, tenant: str, lease: _Lease, blocks: int) -> None:
+        if blocks != lease.blocks or self._memory.is_denied(tenant):
+            lease.blocks = blocks
+            self._memory.allow(tenant, blocks)

@@ -1,0 +1,84 @@
+"""What the client is told when a request may not run, or could not, and what is counted."""
+
+import random
+from datetime import UTC, datetime
+
+from admission.outcome import Outcome, QueueFull
+from backend.errors import DeviceError
+from gateway.errors import (
+    ApiError,
+    ConcurrencyExceeded,
+    InsufficientQuota,
+    InternalError,
+    KvQuotaExceeded,
+    Overloaded,
+    QuotaUnverifiable,
+    RateLimited,
+    Unsatisfiable,
+    translate,
+)
+from quotas.errors import BudgetSpent, LimitExceeded, NeverFits, QuotaError, Refused
+from quotas.limit import Resource
+
+QUEUE_RETRY_SECONDS = 1.0
+STORE_RETRY_SECONDS = 1.0
+_IN_USE: dict[Resource, type[ApiError]] = {
+    Resource.CONCURRENT_REQUESTS: ConcurrencyExceeded,
+    Resource.QUEUED_REQUESTS: ConcurrencyExceeded,
+    Resource.KV_BYTES: KvQuotaExceeded,
+}
+
+
+def refusal_of(error: Exception) -> tuple[ApiError, Outcome]:
+    """The answer to any exception, and the outcome of its request. What nobody foresaw becomes an `InternalError`."""
+    match error:
+        case QuotaError():
+            return _of_quota(error)
+        case QueueFull():
+            message = f"The server is busy: {error}. Try again shortly."
+            return Overloaded(message, retry_after=_spread(QUEUE_RETRY_SECONDS, 2)), Outcome.REFUSED
+        case DeviceError():
+            message = "The engine failed and the server is restarting; send the request again."
+            return InternalError(message), Outcome.FAILED
+    failure = translate(error)
+    return failure, Outcome.FAILED if failure.status >= 500 else Outcome.INVALID
+
+
+def _of_quota(error: QuotaError) -> tuple[ApiError, Outcome]:
+    match error:
+        case NeverFits(limit=limit):
+            message = (
+                f"{_figures(error)}, which is more than it ever holds ({limit.capacity}): "
+                "lower max_tokens, shorten the prompt, or have the limit raised."
+            )
+            return Unsatisfiable(message, details=_details(error)), Outcome.INVALID
+        case LimitExceeded(limit=limit, retry_after=wait):
+            kind = _IN_USE.get(limit.resource, RateLimited)
+            wait = _spread(wait or QUEUE_RETRY_SECONDS, 1.1)
+            message = f"{_figures(error)} and {error.left} are left. Try again in {wait:.3g} s."
+            return kind(message, retry_after=wait, details=_details(error)), Outcome.REFUSED
+        case BudgetSpent(resets_at=moment):
+            resets = datetime.fromtimestamp(moment, UTC).isoformat(timespec="seconds")
+            message = f"{_figures(error)} and {error.left} are left until it resets at {resets}."
+            return InsufficientQuota(message, details=_details(error)), Outcome.REFUSED
+    message = "Your quota cannot be verified at the moment. Try again shortly."
+    return QuotaUnverifiable(message, retry_after=_spread(STORE_RETRY_SECONDS, 2)), Outcome.REFUSED
+
+
+def _figures(error: Refused) -> str:
+    limit = error.limit
+    whose = "Your API key's" if limit.key else "Your tenant's"
+    return f"{whose} limit {_name(error)} is {limit.amount}: this request asks for {error.asked}"
+
+
+def _details(error: Refused) -> dict[str, int | float | str]:
+    return {"limit": _name(error), "asked": error.asked, "left": error.left}
+
+
+def _name(error: Refused) -> str:
+    return error.limit.name.removeprefix(f"key:{error.limit.key}:")
+
+
+def _spread(seconds: float, most: float) -> float:
+    """One to `most` times as long, so that those who are refused together do not come back together."""
+    return seconds * random.uniform(1, most)

@@ -1,0 +1,79 @@
+"""Answers of undeclared length: they begin with as many tokens as were reserved, and reserve more as they go."""
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from admission.admission import Admission
+from backend.stream import TokenStream
+from quotas.errors import BudgetSpent, LimitExceeded, QuotaError
+from quotas.quotas import Grant
+
+MARGIN = 32  # tokens before the end of what is reserved, at which more is asked for
+STEP = 128  # tokens that are asked for at a time
+PATIENCE = 60.0  # seconds that an answer waits for its tenant's limit to have more for it
+STORE_RETRY = 1.0  # seconds
+
+
+class Supply:
+    """Keeps the answers of one request supplied while the block runs.
+
+    An answer that needs more than its tenant may have for now stands still and delays nobody. If there is no more after
+    `PATIENCE`, or a budget is spent, `fail` is called with the `QuotaError` once it stands still.
+    """
+
+    def __init__(self, grant: Grant, admission: Admission, fail: Callable[[QuotaError], object]) -> None:
+        self._grant = grant
+        self._admission = admission
+        self._fail = fail
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def watch(self, stream: TokenStream) -> None:
+        """Supply this answer, if it may become longer than it was allowed so far."""
+        sequence = stream.sequence
+        if sequence.token_limit < sequence.most_tokens:
+            stream.call_at(sequence.token_limit - len(sequence.prompt) - MARGIN, lambda: self._extend_soon(stream))
+
+    def _extend_soon(self, stream: TokenStream) -> None:
+        task = asyncio.create_task(self._extend(stream))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _extend(self, stream: TokenStream) -> None:
+        sequence = stream.sequence
+        more = min(STEP, sequence.most_tokens - sequence.token_limit)
+        refusal = await self._refusal_of(more)
+        if refusal is None:
+            self._admission.extend(stream, more)
+            self.watch(stream)
+        else:
+            stream.call_at(sequence.token_limit - len(sequence.prompt), lambda: self._end(stream, refusal))
+
+    async def _refusal_of(self, more: int) -> QuotaError | None:
+        """None once `more` tokens are reserved; waiting would help no more where there is an error."""
+        give_up = asyncio.get_running_loop().time() + PATIENCE
+        while True:
+            try:
+                await self._grant.extend(more)
+            except QuotaError as error:
+                if isinstance(error, BudgetSpent) or asyncio.get_running_loop().time() > give_up:
+                    return error
+                wait = error.retry_after if isinstance(error, LimitExceeded) else None
+                await asyncio.sleep(min(wait or STORE_RETRY, PATIENCE))
+            else:
+                return None
+
+    def _end(self, stream: TokenStream, refusal: QuotaError) -> None:
+        """It stands still, unless its last token was its end."""
+        if stream.finish_reason is None:
+            self._fail(refusal)

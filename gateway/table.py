@@ -1,0 +1,43 @@
+"""Rows of text for a terminal or a spreadsheet, whose cells may come from strangers."""
+
+import csv
+from collections.abc import Sequence
+from io import StringIO
+
+FORMULA = frozenset(
+    "=+-@\uff1d\uff0b\uff0d\uff20"
+)  # what spreadsheets take a cell for that begins so (OWASP, CSV injection)
+
+Row = Sequence[str]
+
+
+def table(heading: Row, rows: Sequence[Row], numeric: frozenset[str] = frozenset()) -> str:
+    """Columns two spaces apart; those named in `numeric` are flush right."""
+    cells = [list(map(printable, row)) for row in (heading, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "".join(
+        "  ".join(
+            cell.rjust(width) if name in numeric else cell.ljust(width)
+            for cell, width, name in zip(row, widths, heading, strict=True)
+        ).rstrip()
+        + "\n"
+        for row in cells
+    )
+
+
+def csv_text(heading: Row, rows: Sequence[Row]) -> str:
+    """As RFC 4180, with line feeds; no cell is a formula."""
+    text = StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([list(map(_inert, row)) for row in (heading, *rows)])
+    return text.getvalue()
+
+
+def printable(text: str) -> str:
+    """Without the characters that move a cursor, ring a bell or turn the direction of writing: they are escaped."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def _inert(text: str) -> str:
+    shown = printable(text)
+    return f"'{shown}" if shown[:1] in FORMULA else shown

@@ -1,0 +1,74 @@
+"""`sluice usage`: what tenants have used, as settled, by UTC day; and what it costs where the policy has a price."""
+
+import asyncio
+import sys
+from argparse import Namespace, _SubParsersAction
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+from gateway import arguments
+from gateway.flags import SettingsError, add_flags, load
+from gateway.policies import Policies
+from gateway.store_question import ask_store
+from gateway.usage_report import Entry, by_tenant, usage_csv, usage_table
+from quotas.redis_store import RedisStore
+
+LEDGER_DAYS = 400  # that a ledger is kept (lua/ledger.lua)
+AT_ONCE = 256  # questions in one write
+
+NOTES = """\
+Prices are those of the policy as it is now (--policy), whatever they were on the day. The store is the one that a
+gateway with the same --redis-url and --state-dir keeps; a running gateway books what was used every few seconds."""
+
+
+def add_to(commands: "_SubParsersAction[Any]") -> None:
+    usage = commands.add_parser("usage", help="what tenants have used, by day", description=__doc__, epilog=NOTES)
+    usage.add_argument("--tenant", metavar="TENANT", type=arguments.tenant, help="only this one (default: all)")
+    usage.add_argument(
+        "--from", metavar="DAY", dest="first", type=arguments.utc_day, help="(default: the first of the month of --to)"
+    )
+    usage.add_argument("--to", metavar="DAY", dest="last", type=arguments.utc_day, help="(default: today, in UTC)")
+    usage.add_argument("--by", choices=("tenant", "key"), default="tenant", help="a row for each (default: tenant)")
+    usage.add_argument("--csv", action="store_true", help="print comma-separated values, without totals")
+    add_flags(usage, only=("policy", "redis_url", "state_dir"))
+    usage.set_defaults(run=_usage, parser=usage)
+
+
+def _usage(namespace: Namespace) -> int:
+    settings = load(namespace)
+    today = datetime.now(UTC).date()
+    last: date = namespace.last or today
+    first: date = namespace.first or last.replace(day=1)
+    if first > last:
+        raise SettingsError(f"--from {first} is after --to {last}")
+    policy = Policies(settings.policy).current
+    since, until = max(first, today - timedelta(days=LEDGER_DAYS)), min(last, today + timedelta(days=1))
+    entries = ask_store(settings, lambda store: _entries(store, namespace.tenant, since, until))
+    if namespace.by == "tenant":
+        entries = by_tenant(entries)
+    if not entries:
+        sys.stderr.write(f"nothing was used from {first} to {last}\n")
+    if namespace.csv:
+        sys.stdout.write(usage_csv(entries, policy, namespace.by == "key"))
+    elif entries:
+        sys.stdout.write(usage_table(entries, policy, namespace.by == "key"))
+    return 0
+
+
+async def _entries(store: RedisStore, tenant: str | None, first: date, last: date) -> list[Entry]:
+    """By day, tenant and key."""
+    if tenant is not None:
+        days = [first + timedelta(days=number) for number in range((last - first).days + 1)]
+        ledgers = [(tenant, day) for day in days]
+    else:
+        ledgers = [(name, day) for name, day in await store.ledgers() if first <= day <= last]
+    entries: list[Entry] = []
+    for some in _batches(ledgers):
+        usages = await asyncio.gather(*(store.usage(name, day) for name, day in some))
+        for (name, day), by_key in zip(some, usages, strict=True):
+            entries += [Entry(day, name, key, usage) for key, usage in by_key.items()]
+    return sorted(entries, key=lambda entry: (entry.day, entry.tenant, entry.key or ""))
+
+
+def _batches(ledgers: list[tuple[str, date]]) -> list[list[tuple[str, date]]]:
+    return [ledgers[start : start + AT_ONCE] for start in range(0, len(ledgers), AT_ONCE)]

@@ -1,0 +1,51 @@
+"""Files that may be edited while the gateway runs."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+
+INTERVAL = 0.2  # seconds; an edit is taken up after one to three of them
+
+Signature = tuple[tuple[str, int, int, int], ...]
+
+
+def signature(paths: Iterable[Path]) -> Signature:
+    """What changes with any of the files: which there are, and of each its inode, size and time of change."""
+    return tuple(sorted(entry for path in paths if (entry := _entry(path)) is not None))
+
+
+def _entry(path: Path) -> tuple[str, int, int, int] | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+class Watch:
+    """Calls `changed` when files have changed and then stood still for an interval, so that none is read half written.
+
+    `files` names them; it is asked in a thread, each time.
+    """
+
+    def __init__(
+        self, files: Callable[[], Iterable[Path]], changed: Callable[[], Awaitable[object]], interval: float = INTERVAL
+    ) -> None:
+        self._files = files
+        self._changed = changed
+        self._interval = interval
+        self._taken_up = self._last = signature(files())
+
+    async def run(self) -> None:
+        """Runs as long as the server does."""
+        while True:
+            await asyncio.sleep(self._interval)
+            await self.look()
+
+    async def look(self) -> None:
+        """Once."""
+        now = await asyncio.to_thread(lambda: signature(self._files()))
+        if now == self._last != self._taken_up:
+            self._taken_up = now
+            await self._changed()
+        self._last = now

@@ -1,0 +1,48 @@
+"""A store on paper: grants everything, and knows what has not been settled."""
+
+from datetime import date
+
+from quotas.limit import Limit
+from quotas.reservation import Ask, LimitState, Reservation, Usage
+
+
+class PaperStore:
+    is_connected = True
+
+    def __init__(self) -> None:
+        self.outstanding: dict[str, Reservation] = {}
+        self.usages: list[Usage] = []
+        self.num_reserved = 0
+
+    async def reserve(self, tenant: str, key: str | None, limits: tuple[Limit, ...], ask: Ask) -> Reservation:
+        self.num_reserved += 1
+        reservation = Reservation(str(self.num_reserved), tenant, key, ask, limits, tuple)
+        self.outstanding[reservation.id] = reservation
+        return reservation
+
+    async def extend(self, reservation: Reservation, more_output: int) -> None:
+        assert reservation.id in self.outstanding, "extended after it was settled"
+
+    async def settle(self, reservation: Reservation, usage: Usage) -> None:
+        del self.outstanding[reservation.id]
+        assert 0 <= usage.input_tokens <= reservation.ask.input_tokens
+        assert 0 <= usage.output_tokens <= reservation.ask.output_tokens
+        self.usages.append(usage)
+
+    async def states(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> tuple[LimitState, ...]:
+        return ()
+
+    def book(self, tenant: str, key: str | None, usage: Usage) -> None:
+        self.usages.append(usage)
+
+    async def lease_kv(self, tenant: str, limit: int, wanted: int) -> tuple[int, float]:
+        return min(limit, wanted), 30.0
+
+    async def heartbeat(self) -> None:
+        pass
+
+    async def usage(self, tenant: str, day: date) -> dict[str | None, Usage]:
+        return {}
+
+    async def close(self) -> None:
+        pass

@@ -1,0 +1,60 @@
+from dataclasses import replace
+
+import pytest
+
+from gateway.auth import Principal
+from gateway.entitlement import Entitlement, KvShape
+from gateway.errors import Forbidden, ModelNotFound, Unsatisfiable
+from quotas.default_policy import CLASSES, DEFAULTS
+from quotas.limit import Limit, Rate, Resource
+from quotas.policy import KeyPolicy, Policy, TenantPolicy
+
+SHAPE = KvShape(block_tokens=16, block_bytes=4096)
+
+
+def entitlement(key: KeyPolicy | None = None, **tenant: object) -> Entitlement:
+    acme = replace(TenantPolicy("acme", "standard", "standard"), keys={key.id: key} if key else {}, **tenant)  # type: ignore[arg-type]
+    return Entitlement(Policy.of(CLASSES, DEFAULTS, {"acme": acme}), Principal("acme", "k1"))
+
+
+def test_a_key_that_the_policy_does_not_mention_may_do_what_its_tenant_may() -> None:
+    entitlement().require("inference")
+    entitlement().check_model("anything")
+
+
+def test_a_key_without_the_scope_is_told_which_it_has() -> None:
+    with pytest.raises(Forbidden, match=r"inference.*limits"):
+        entitlement(KeyPolicy("k1", scopes=("limits",))).require("inference")
+
+
+def test_a_model_that_is_not_allowed_looks_like_none() -> None:
+    with pytest.raises(ModelNotFound):
+        entitlement(models=("small",)).check_model("large")
+    with pytest.raises(ModelNotFound):
+        entitlement(KeyPolicy("k1", models=("small",))).check_model("large")
+
+
+@pytest.mark.parametrize(
+    ("tier", "level"), [(None, 1), ("auto", 1), ("default", 1), ("flex", 2), ("priority", 1), ("fast", 1)]
+)
+def test_a_tier_is_served_up_to_what_the_tenant_may(tier: str | None, level: int) -> None:
+    assert entitlement().service_class(tier).level == level
+
+
+def test_a_sequence_that_the_kv_limit_can_never_hold_is_refused() -> None:
+    limited = entitlement(limits=(Limit(Resource.KV_BYTES, 5 * 4096 + 4095),))
+    assert limited.kv_tokens(SHAPE) == 80
+    limited.check_kv(80, SHAPE)
+    with pytest.raises(Unsatisfiable, match="kv_bytes is 24575, which holds 80 tokens"):
+        limited.check_kv(81, SHAPE)
+    entitlement().check_kv(10**9, SHAPE)
+
+
+def test_an_answer_of_undeclared_length_begins_with_what_is_expected_and_fits() -> None:
+    assert entitlement().reservable(100, expected=50) is None
+    tokens = Limit(Resource.TOKENS, 1000, Rate(60, 130))
+    assert entitlement(limits=(tokens,)).reservable(100, expected=50) == 30
+    assert entitlement(limits=(tokens,)).reservable(100, expected=20) == 20
+    assert entitlement(limits=(tokens,)).reservable(500, expected=20) == 1
+    of_key = Limit(Resource.OUTPUT_TOKENS, 40, Rate(60, 40), key="k1")
+    assert entitlement(KeyPolicy("k1", limits=(of_key,))).reservable(100, expected=50) == 40

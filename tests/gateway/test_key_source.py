@@ -1,0 +1,136 @@
+"""Which keys open a gateway, from wherever they come, and that a change of them takes effect."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.auth import KeyRing, Principal, new_key
+from gateway.errors import InvalidApiKey
+from gateway.key_source import KeySource
+from gateway.key_store import KeyStore, KeyStoreError
+from gateway.settings import Settings
+from quotas.default_policy import CLASSES, DEFAULTS
+from quotas.policy import KeyPolicy, Policy, TenantPolicy
+
+EMPTY = Policy.of(CLASSES, DEFAULTS)
+
+
+def settings(state_dir: Path, **chosen: Any) -> Settings:
+    return Settings(**{"state_dir": state_dir, "demo_key": None, "pepper": None, **chosen})
+
+
+def opened(chosen: Settings, policy: Policy = EMPTY) -> tuple[KeyRing, str | None]:
+    source = KeySource(chosen, policy)
+    return source.ring, source.demo_key
+
+
+def policy_with(*keys: KeyPolicy) -> Policy:
+    acme = TenantPolicy("acme", "interactive", "standard", keys={key.id: key for key in keys})
+    return Policy.of(CLASSES, DEFAULTS, {"acme": acme})
+
+
+def tenant_of(ring: KeyRing, key: str) -> str | None:
+    try:
+        return ring.authenticate(f"Bearer {key}".encode()).tenant
+    except InvalidApiKey:
+        return None
+
+
+def test_the_demo_key_is_the_same_at_every_start_and_is_stored_nowhere(tmp_path: Path) -> None:
+    first, key = opened(settings(tmp_path))
+    _, again = opened(settings(tmp_path))
+    assert key is not None
+    assert key == again
+    assert key.startswith("sk-sluice-demo-")
+    assert first.authenticate(f"Bearer {key}".encode()) == Principal("demo", "demo")
+    assert not any(key.encode() in path.read_bytes() for path in tmp_path.iterdir())
+
+
+def test_another_state_directory_has_another_demo_key(tmp_path: Path) -> None:
+    _, one = opened(settings(tmp_path / "one"))
+    _, two = opened(settings(tmp_path / "two"))
+    assert one != two
+
+
+@pytest.mark.parametrize("chosen", ["my-demo-key!", "sk-sluice-mine-0123456789", "sk-sluice-", "sk-other-provider"])
+def test_an_operator_may_choose_the_demo_key(tmp_path: Path, chosen: str) -> None:
+    ring, key = opened(settings(tmp_path, demo_key=chosen))
+    assert key == chosen
+    assert ring.authenticate(f"Bearer {chosen}".encode()).tenant == "demo"
+    with pytest.raises(InvalidApiKey):
+        ring.authenticate(f"Bearer {chosen}x".encode())
+
+
+def test_a_public_address_has_no_demo_key_unless_one_is_chosen(tmp_path: Path) -> None:
+    with pytest.raises(KeyStoreError, match="SLUICE_DEMO_KEY"):
+        opened(settings(tmp_path, host="0.0.0.0"))
+    _, key = opened(settings(tmp_path, host="0.0.0.0", demo_key="chosen-key"))
+    assert key == "chosen-key"
+
+
+def test_a_public_address_serves_stored_keys_alone(tmp_path: Path) -> None:
+    store = KeyStore(tmp_path)
+    key, record = new_key("acme", store.pepper())
+    store.add(record)
+    ring, demo = opened(settings(tmp_path, host="0.0.0.0"))
+    assert demo is None
+    assert len(ring) == 1
+    assert ring.authenticate(f"Bearer {key}".encode()).tenant == "acme"
+
+
+def test_a_demo_key_that_takes_a_stored_id_is_refused(tmp_path: Path) -> None:
+    store = KeyStore(tmp_path)
+    _, record = new_key("acme", store.pepper())
+    store.add(record)
+    with pytest.raises(KeyStoreError, match="two API keys have the id"):
+        opened(settings(tmp_path, demo_key=f"sk-sluice-{record.id}-0123456789"))
+
+
+def test_replicas_that_share_a_pepper_share_the_demo_key_and_need_no_directory(tmp_path: Path) -> None:
+    shared = "s" * 40
+    _, one = opened(settings(tmp_path / "one", pepper=shared))
+    _, two = opened(settings(tmp_path / "two", pepper=shared))
+    assert one == two
+    assert not (tmp_path / "one").exists()
+
+
+def test_a_key_in_a_policy_file_opens_for_its_tenant(tmp_path: Path) -> None:
+    key, record = new_key("whoever", KeyStore(tmp_path).pepper())
+    ring, _ = opened(settings(tmp_path), policy_with(KeyPolicy(record.id, hmac=record.digest.hex())))
+    assert ring.authenticate(f"Bearer {key}".encode()) == Principal("acme", record.id)
+
+
+def test_a_policy_may_end_a_stored_key_earlier(tmp_path: Path) -> None:
+    store = KeyStore(tmp_path)
+    key, record = new_key("acme", store.pepper())
+    store.add(record)
+    past = datetime.now(UTC) - timedelta(seconds=1)
+    ring, _ = opened(settings(tmp_path), policy_with(KeyPolicy(record.id, expires=past)))
+    assert tenant_of(ring, key) is None
+
+
+async def test_keys_come_and_go_while_the_gateway_runs(tmp_path: Path) -> None:
+    store = KeyStore(tmp_path)
+    stored_key, stored = new_key("stored", store.pepper())
+    policy_key, in_policy = new_key("acme", store.pepper())
+    source = KeySource(settings(tmp_path), EMPTY)
+    assert tenant_of(source.ring, stored_key) is tenant_of(source.ring, policy_key) is None
+    store.add(stored)
+    await source.reload()
+    await source.take_policy(policy_with(KeyPolicy(in_policy.id, hmac=in_policy.digest.hex())))
+    assert (tenant_of(source.ring, stored_key), tenant_of(source.ring, policy_key)) == ("stored", "acme")
+    store.remove(stored.id)
+    await source.take_policy(EMPTY)
+    assert tenant_of(source.ring, stored_key) is tenant_of(source.ring, policy_key) is None
+
+
+async def test_a_damaged_key_file_changes_nothing(tmp_path: Path) -> None:
+    store = KeyStore(tmp_path)
+    key, record = new_key("acme", store.pepper())
+    store.add(record)
+    source = KeySource(settings(tmp_path), EMPTY)
+    store.path.write_text("{")
+    await source.reload()
+    assert tenant_of(source.ring, key) == "acme"

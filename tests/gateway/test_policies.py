@@ -1,0 +1,72 @@
+from pathlib import Path
+
+import pytest
+
+from gateway.policies import Policies
+from quotas.default_policy import DEFAULT_POLICY
+from quotas.policy import Policy
+from quotas.policy_file import PolicyError
+
+ONE = "tenants:\n  acme:\n    weight: 2\n"
+TWO = "tenants:\n  acme:\n    weight: 3\n"
+
+
+def policies(path: Path, text: str = ONE) -> Policies:
+    path.write_text(text)
+    return Policies(path)
+
+
+def test_without_a_file_the_built_in_policy_holds() -> None:
+    assert Policies(None).current is DEFAULT_POLICY
+
+
+def test_an_invalid_policy_is_nothing_to_begin_with(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match=r"p\.yaml:1:"):
+        policies(tmp_path / "p.yaml", "tenant: {}\n")
+
+
+async def test_an_edit_takes_effect_and_whoever_listens_is_told(tmp_path: Path) -> None:
+    held = policies(tmp_path / "p.yaml")
+    told: list[Policy] = []
+
+    async def tell(policy: Policy) -> None:
+        told.append(policy)
+
+    held.on_change.append(tell)
+    (tmp_path / "p.yaml").write_text(TWO)
+    await held.reload()
+    assert held.current.tenant("acme").weight == 3
+    assert told == [held.current]
+
+
+async def test_an_invalid_edit_changes_nothing_and_is_reported_until_it_is_mended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = policies(tmp_path / "p.yaml")
+    before = held.current
+    (tmp_path / "p.yaml").write_text("tenants:\n  acme:\n    wieght: 3\n")
+    await held.reload()
+    assert held.current is before
+    assert held.num_failures == 1
+    assert "p.yaml:3:5" in str(held.problem) and "weight" in str(held.problem)
+    assert str(held.problem) in caplog.text
+    (tmp_path / "p.yaml").write_text(TWO)
+    await held.reload()
+    assert held.problem is None and held.current.tenant("acme").weight == 3
+
+
+async def test_an_edit_of_comments_alone_changes_nothing(tmp_path: Path) -> None:
+    held = policies(tmp_path / "p.yaml")
+    before = held.current
+    (tmp_path / "p.yaml").write_text(f"# a comment\n{ONE}")
+    await held.reload()
+    assert held.current is before and held.num_reloads == 0
+
+
+async def test_all_files_of_a_folder_are_taken_up_together(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(ONE)
+    held = Policies(tmp_path)
+    (tmp_path / "b.yaml").write_text("tenants:\n  other:\n    weight: 5\n")
+    assert len(list(held.files())) == 2
+    await held.reload()
+    assert (held.current.tenant("acme").weight, held.current.tenant("other").weight) == (2, 5)
