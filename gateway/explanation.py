@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from gateway.entitlement import Entitlement
 from gateway.errors import ApiError
 from gateway.known_key import KnownKey
-from gateway.table import table
+from gateway.table import printable, table
 from quotas.forecast import refusals
 from quotas.limit import Budget, Limit, Rate, Resource
 from quotas.policy import ClassPolicy, Policy
@@ -50,7 +50,7 @@ class Explanation:
         served = self._entitlement.service_class(self._request.service_tier)
         lines = [
             f"policy {self._policy.version}",
-            f"{self._request.key.described}{self._note()}",
+            printable(self._request.key.described) + self._note(),
             f"class {served.name}{_targets(served)}",
             self._limits(),
             self.verdict,

@@ -52,10 +52,8 @@ def _add(
 def _create_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("tenant", metavar="TENANT", type=arguments.tenant, help="on whose behalf its requests run")
     _add_expiry(parser, "it does not expire")
-    listed = ",".join(SCOPES)
-    parser.add_argument(
-        "--scopes", metavar="SCOPES", type=arguments.scopes, default=SCOPES, help=f"what it is for (default: {listed})"
-    )
+    listed = f"what it is for (default: all, {','.join(SCOPES)})"
+    parser.add_argument("--scopes", metavar="SCOPES", type=arguments.scopes, default=SCOPES, help=listed)
     parser.add_argument("--name", type=arguments.key_name, help="to know it by in `sluice keys list`")
     parser.add_argument(
         "--print-policy",

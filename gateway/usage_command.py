@@ -18,7 +18,7 @@ AT_ONCE = 256  # questions in one write
 
 NOTES = """\
 Prices are those of the policy as it is now (--policy), whatever they were on the day. The store is the one that a
-gateway with the same --redis-url and --state-dir keeps; a running gateway books what was used every few seconds."""
+gateway with the same --redis-url and --state-dir keeps; a running gateway books every few seconds what was used."""
 
 
 def add_to(commands: "_SubParsersAction[Any]") -> None:

@@ -2,7 +2,7 @@
 
 from quotas import units, words
 from quotas.default_policy import AGING_STEP, CLASSES
-from quotas.policy import ClassPolicy, QueueBounds
+from quotas.policy import ClassPolicy, Lateness, QueueBounds
 from quotas.policy_schema import MAX_CLASSES, fields_of
 from quotas.problems import quoted
 from quotas.section import Section
@@ -34,7 +34,15 @@ def _read_class(section: Section, name: str, above: list[ClassPolicy]) -> ClassP
         time_per_output_token=section.value("time_per_output_token", units.positive_duration, None),
         aging=_read_aging(section, above),
         queue=_read_queue(section.section("queue")),
+        when_late=_read_lateness(section),
     )
+
+
+def _read_lateness(section: Section) -> Lateness:
+    lateness: Lateness = section.value("when_late", words.lateness, "wait")
+    if lateness == "refuse" and "ttft" not in section.names:
+        section.wrong("when_late", "needs a ttft: without a target nothing is late")
+    return lateness
 
 
 def _read_aging(section: Section, above: list[ClassPolicy]) -> float:

@@ -5,7 +5,10 @@ from collections.abc import Iterator
 from datetime import date, timedelta
 from urllib.parse import unquote
 
+from redis.exceptions import NoPermissionError
+
 from quotas.account import PREFIX
+from quotas.errors import StoreUnsuitable
 from quotas.redis_client import RedisClient
 from quotas.usage_ledger import EPOCH
 
@@ -15,11 +18,19 @@ PER_CALL = b"1000"  # keys that one SCAN looks at, so that others are not kept w
 
 
 async def ledgers(client: RedisClient) -> list[tuple[str, date]]:
-    """The tenants and the UTC days that have one. It reads the names of all keys of the server's database."""
+    """The tenants and the UTC days that have one. It reads the names of all keys of the server's database.
+
+    Raises `StoreUnavailable`, and `StoreUnsuitable` where that is not permitted.
+    """
     found: set[tuple[str, date]] = set()
     cursor = b"0"
     while True:
-        cursor, names = await client.execute(b"SCAN", cursor, b"MATCH", PATTERN, b"COUNT", PER_CALL)
+        try:
+            cursor, names = await client.execute(b"SCAN", cursor, b"MATCH", PATTERN, b"COUNT", PER_CALL)
+        except NoPermissionError as error:
+            raise StoreUnsuitable(
+                f"to find all tenants, the store's user needs the permission +scan: {error}"
+            ) from error
         found.update(_named(names))
         if cursor == b"0":
             return sorted(found)

@@ -15,6 +15,7 @@ SCOPES = ("inference", "limits")
 ALL_MODELS = "*"
 
 Outage = Literal["closed", "open", "lease"]
+Lateness = Literal["wait", "refuse"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class ClassPolicy:
     time_per_output_token: float | None = None
     aging: float = 0.0  # how long after it arrived a request may be overtaken by later ones of the most urgent class
     queue: QueueBounds = QueueBounds()
+    when_late: Lateness = "wait"  # what becomes of a request whose first token is expected later than `ttft`
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ UNLIMITED = "unlimited"
 NO_PRICE = "none"
 MAX_CLASSES = 16
 OUTAGES = ("closed", "open", "lease")
+LATENESS = ("wait", "refuse")
 
 TENANT_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 CLASS_NAME = r"[a-z][a-z0-9_-]{0,31}"
@@ -82,6 +83,10 @@ def _class() -> Schema:
         "A class of service; the first is the most urgent.",
         service_tiers=_words(SERVICE_TIERS, "Values of service_tier in requests that ask for this class."),
         ttft=_positive(_text(DURATION, "Target of the time to the first token, such as 500ms.")),
+        when_late={
+            "enum": list(LATENESS),
+            "description": "What becomes of a request whose first token is expected later than ttft.",
+        },
         time_per_output_token=_positive(_text(DURATION, "Target of the time for each further token, such as 50ms.")),
         aging=_text(DURATION, "How long a request may be overtaken by later ones of the first class."),
         queue=_fields(

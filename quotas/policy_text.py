@@ -31,6 +31,8 @@ def class_fields(entry: ClassPolicy) -> Plain:
     bounds = asdict(entry.queue)
     fields: Plain = {"service_tiers": list(entry.service_tiers)} if entry.service_tiers else {}
     fields |= {name: show_duration(seconds) for name, seconds in times.items() if seconds is not None}
+    if entry.when_late != "wait":
+        fields["when_late"] = entry.when_late
     return fields | {"queue": {name: show(bounds[name]) for name, show in shows.items() if bounds[name] is not None}}
 
 

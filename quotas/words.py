@@ -8,8 +8,8 @@ from datetime import UTC, date, datetime, time
 from functools import partial
 
 from quotas import units
-from quotas.policy import SCOPES, SERVICE_TIERS, Outage
-from quotas.policy_schema import CLASS_NAME, CURRENCY, HMAC, KEY_ID, MODEL, OUTAGES, TENANT_NAME
+from quotas.policy import SCOPES, SERVICE_TIERS, Lateness, Outage
+from quotas.policy_schema import CLASS_NAME, CURRENCY, HMAC, KEY_ID, LATENESS, MODEL, OUTAGES, TENANT_NAME
 from quotas.section import one_of
 
 
@@ -43,6 +43,10 @@ def service_tier(text: str) -> str:
 
 def outage(text: str) -> Outage:
     return one_of(OUTAGES, "a way to go on")(text)  # type: ignore[return-value]
+
+
+def lateness(text: str) -> Lateness:
+    return one_of(LATENESS, "a way to treat what is late")(text)  # type: ignore[return-value]
 
 
 def weight(text: str) -> float:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.auth import KeyRing, Principal, new_key
+from gateway.auth import KeyRing, Principal, new_key, rotated
 from gateway.errors import InvalidApiKey
 
 PEPPER = b"p" * 32
@@ -100,9 +100,29 @@ def test_a_key_opens_until_the_second_it_expires() -> None:
         ring.authenticate(b"Bearer " + key.encode())
 
 
+def test_a_rotated_key_opens_with_both_secrets_until_the_old_one_ends() -> None:
+    until = datetime.now(UTC) + timedelta(hours=1)
+    new, record = rotated(RECORD, PEPPER, None, until)
+    now = until.timestamp() - 1
+    ring = KeyRing(PEPPER, [record], clock=lambda: now)
+    opened = [ring.authenticate(b"Bearer " + key.encode()) for key in (KEY, new)]
+    assert opened == [Principal("acme", RECORD.id)] * 2
+    now += 1
+    assert ring.authenticate(b"Bearer " + new.encode()) == opened[0]
+    with pytest.raises(InvalidApiKey):
+        ring.authenticate(b"Bearer " + KEY.encode())
+
+
 def test_another_pepper_opens_nothing() -> None:
     with pytest.raises(InvalidApiKey):
         KeyRing(b"q" * 32, [RECORD]).authenticate(b"Bearer " + KEY.encode())
+
+
+def test_nothing_that_is_kept_of_a_rotated_key_shows_a_digest() -> None:
+    _, record = rotated(RECORD, PEPPER, None, datetime.now(UTC))
+    for digest in (record.digest, RECORD.digest):
+        assert digest.hex() not in repr(record)
+        assert str(digest) not in repr(record)
 
 
 def test_nothing_that_is_kept_shows_a_key_or_its_digest() -> None:

@@ -7,14 +7,14 @@ from gateway.entitlement import Entitlement, KvShape
 from gateway.errors import Forbidden, ModelNotFound, Unsatisfiable
 from quotas.default_policy import CLASSES, DEFAULTS
 from quotas.limit import Limit, Rate, Resource
-from quotas.policy import KeyPolicy, Policy, TenantPolicy
+from quotas.policy import SCOPES, KeyPolicy, Policy, TenantPolicy
 
 SHAPE = KvShape(block_tokens=16, block_bytes=4096)
 
 
-def entitlement(key: KeyPolicy | None = None, **tenant: object) -> Entitlement:
+def entitlement(key: KeyPolicy | None = None, scopes: tuple[str, ...] = SCOPES, **tenant: object) -> Entitlement:
     acme = replace(TenantPolicy("acme", "standard", "standard"), keys={key.id: key} if key else {}, **tenant)  # type: ignore[arg-type]
-    return Entitlement(Policy.of(CLASSES, DEFAULTS, {"acme": acme}), Principal("acme", "k1"))
+    return Entitlement(Policy.of(CLASSES, DEFAULTS, {"acme": acme}), Principal("acme", "k1", scopes))
 
 
 def test_a_key_that_the_policy_does_not_mention_may_do_what_its_tenant_may() -> None:
@@ -25,6 +25,18 @@ def test_a_key_that_the_policy_does_not_mention_may_do_what_its_tenant_may() -> 
 def test_a_key_without_the_scope_is_told_which_it_has() -> None:
     with pytest.raises(Forbidden, match=r"inference.*limits"):
         entitlement(KeyPolicy("k1", scopes=("limits",))).require("inference")
+
+
+def test_a_key_has_the_scopes_it_was_made_with_as_far_as_the_policy_leaves_them() -> None:
+    entitlement(scopes=("inference",)).require("inference")
+    with pytest.raises(Forbidden, match=r"for limits: its scopes are inference\."):
+        entitlement(scopes=("inference",)).require("limits")
+    widened = entitlement(KeyPolicy("k1", scopes=("inference", "limits")), scopes=("inference",))
+    assert widened.scopes == ("inference",)
+    apart = entitlement(KeyPolicy("k1", scopes=("limits",)), scopes=("inference",))
+    for scope in SCOPES:
+        with pytest.raises(Forbidden, match="its scopes are none"):
+            apart.require(scope)
 
 
 def test_a_model_that_is_not_allowed_looks_like_none() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.auth import KeyRing, Principal, new_key
+from gateway.auth import KeyRing, Principal, new_key, rotated
 from gateway.errors import InvalidApiKey
 from gateway.key_source import KeySource
 from gateway.key_store import KeyStore, KeyStoreError
@@ -109,6 +109,24 @@ def test_a_policy_may_end_a_stored_key_earlier(tmp_path: Path) -> None:
     past = datetime.now(UTC) - timedelta(seconds=1)
     ring, _ = opened(settings(tmp_path), policy_with(KeyPolicy(record.id, expires=past)))
     assert tenant_of(ring, key) is None
+
+
+def test_the_end_that_a_policy_sets_holds_for_a_replaced_secret_too(tmp_path: Path) -> None:
+    store = KeyStore(tmp_path)
+    old, record = new_key("acme", store.pepper())
+    now = datetime.now(UTC)
+    new, record = rotated(record, store.pepper(), None, now + timedelta(days=2))
+    store.add(record)
+    ring, _ = opened(settings(tmp_path), policy_with(KeyPolicy(record.id, expires=now - timedelta(seconds=1))))
+    assert tenant_of(ring, old) is tenant_of(ring, new) is None
+    ring, _ = opened(settings(tmp_path), policy_with(KeyPolicy(record.id, expires=now + timedelta(days=1))))
+    assert (tenant_of(ring, old), tenant_of(ring, new)) == ("acme", "acme")
+
+
+def test_a_key_in_a_policy_file_has_the_scopes_that_it_says(tmp_path: Path) -> None:
+    key, record = new_key("whoever", KeyStore(tmp_path).pepper())
+    ring, _ = opened(settings(tmp_path), policy_with(KeyPolicy(record.id, record.digest.hex(), scopes=("limits",))))
+    assert ring.authenticate(f"Bearer {key}".encode()).scopes == ("limits",)
 
 
 async def test_keys_come_and_go_while_the_gateway_runs(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.auth import new_key
+from gateway.auth import new_key, rotated
 from gateway.key_store import KeyRecord, KeyStore, KeyStoreError
 
 PEPPER = b"p" * 32
@@ -65,6 +65,36 @@ def test_concurrent_writers_lose_nothing(store: KeyStore) -> None:
     assert {one.id for one in store.records()} == {one.id for one in records}
 
 
+def test_everything_of_a_record_comes_back(store: KeyStore) -> None:
+    soon = datetime.now(UTC) + timedelta(hours=1)
+    _, one = new_key("acme", PEPPER, soon, ("limits",), "Zoë")
+    _, one = rotated(one, PEPPER, None, soon)
+    store.add(one)
+    assert store.records() == [one]
+
+
+def test_an_id_is_of_one_key(store: KeyStore) -> None:
+    one = record()
+    store.add(one)
+    with pytest.raises(KeyStoreError, match=f"there is a key {one.id} already"):
+        store.add(one)
+    assert store.records() == [one]
+
+
+def test_an_edit_that_fails_changes_nothing(store: KeyStore) -> None:
+    one = record()
+    store.add(one)
+
+    def clear_and_fail() -> None:
+        with store.edit() as records:
+            records.clear()
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        clear_and_fail()
+    assert store.records() == [one]
+
+
 def test_an_empty_store_has_no_records_and_makes_no_directory(store: KeyStore) -> None:
     assert store.records() == []
     assert not store.directory.exists()
@@ -91,7 +121,15 @@ def test_a_directory_that_others_may_write_is_refused(store: KeyStore) -> None:
         store.pepper()
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"keys": [{}]}', '{"keys": [{"id": 1}]}', "\x00"])
+ENTRY = '{"id": "a", "tenant": "b", "hmac": "00", "created": "2026-01-02T03:04:05+00:00", %s}'
+FIELDS = ('"scopes": "limits"', '"name": 3', '"replaced": {"hmac": "00"}', '"expires": "2026-01-02T03:04:05"')
+DAMAGED = [
+    *("", "{", "[]", "{}", '{"keys": [{}]}', '{"keys": [{"id": 1}]}', "\x00"),
+    *(f'{{"keys": [{ENTRY % field}]}}' for field in FIELDS),
+]
+
+
+@pytest.mark.parametrize("content", DAMAGED)
 def test_a_damaged_key_file_is_named(store: KeyStore, content: str) -> None:
     store.pepper()
     (store.directory / "keys.json").write_text(content)

@@ -9,7 +9,17 @@ from typing import Any
 from hypothesis import strategies as st
 
 from quotas.limit import MAX_AMOUNT, RATE_UNITS, TENANT_ONLY, Budget, Limit, Period, Rate, Resource
-from quotas.policy import SCOPES, SERVICE_TIERS, ClassPolicy, KeyPolicy, Policy, Price, QueueBounds, TenantPolicy
+from quotas.policy import (
+    SCOPES,
+    SERVICE_TIERS,
+    ClassPolicy,
+    KeyPolicy,
+    Lateness,
+    Policy,
+    Price,
+    QueueBounds,
+    TenantPolicy,
+)
 from quotas.policy_file import PolicyError, parse_policy
 from quotas.problems import Problems
 from quotas.yaml_nodes import Fields, Items, Node, Text, compose
@@ -97,7 +107,9 @@ def class_lists(draw: st.DrawFn) -> tuple[ClassPolicy, ...]:
         aging = found[-1].aging + draw(st.integers(0, 5)) if found else 0.0
         count = st.none() | amounts
         queue = QueueBounds(draw(count), draw(count), draw(count), draw(optional))
-        found.append(ClassPolicy(name, level, tuple(sorted(own)), draw(optional), draw(optional), aging, queue))
+        ttft = draw(optional)
+        late: Lateness = "refuse" if ttft is not None and draw(st.booleans()) else "wait"
+        found.append(ClassPolicy(name, level, tuple(sorted(own)), ttft, draw(optional), aging, queue, late))
     return tuple(found)
 
 

@@ -3,6 +3,7 @@ from datetime import UTC, datetime
 import pytest
 from redis import Redis
 
+from quotas.errors import StoreUnsuitable
 from quotas.limit import Limit, Resource
 from quotas.redis_store import RedisStore
 from quotas.reservation import Ask, Usage
@@ -25,3 +26,14 @@ async def test_other_keys_of_a_large_server_are_not_taken_for_ledgers(store: Red
         found = await store.ledgers()
         client.delete(*others, "sluice:{x}:usage:1e9", "sluice:{x}:usage:", "my:sluice:{x}:usage:7")
     assert "x" not in {tenant for tenant, _ in found}
+
+
+async def test_a_user_that_may_not_list_keys_is_told_the_permission(store_url: str) -> None:
+    with Redis.from_url(store_url) as client:
+        client.acl_setuser("narrow", enabled=True, passwords=["+pw"], commands=["+@all", "-scan"], keys=["sluice:*"])
+    store = RedisStore.at(f"{store_url.replace('://', '://narrow@')}?password=pw", timeout=5)
+    await store.connect()
+    with pytest.raises(StoreUnsuitable, match=r"\+scan"):
+        await store.ledgers()
+    assert await store.usage("nobody", datetime.now(UTC).date()) == {}
+    await store.close()
