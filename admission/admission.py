@@ -1,6 +1,6 @@
 """The door between a request's scope and the engine."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -19,6 +19,8 @@ class Core(Protocol):
 
     scheduler: Scheduler
     lengths: OutputLengths
+
+    def policy_changed(self, weights: Mapping[str, float], offsets: tuple[float, ...], now: float) -> None: ...
 
 
 class Admission:
@@ -46,6 +48,10 @@ class Admission:
             request.end_tokens,
             priority_class=request.priority_class,
             token_interval=request.token_interval,
+            first_token_target=request.first_token_target,
+            first_token_by=request.first_token_by,
+            done_by=request.done_by,
+            body_bytes=request.body_bytes,
         )
         sequence.limit_to(request.tokens_to_begin_with)
         stream = self._engine.submit(sequence)
@@ -57,6 +63,12 @@ class Admission:
     def extend(self, stream: TokenStream, tokens: int) -> None:
         """It may generate so many tokens more."""
         self._engine.extend(stream.sequence, tokens)
+
+    def policy_changed(self, weights: Mapping[str, float], offsets: tuple[float, ...]) -> None:
+        """From now on tenants weigh this much (see `ordering.weight_of`), and classes rank so many seconds behind the
+        first.
+        """
+        self._core.policy_changed(weights, offsets, self.clock())
 
     def allow(self, tenant: str, blocks: int | None) -> None:
         """Change what the tenant may hold of the KV memory; None: any number of blocks."""

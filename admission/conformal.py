@@ -12,7 +12,7 @@ from math import ceil
 WINDOW = 300  # residuals remembered
 ENOUGH = 20  # residuals before they are believed
 COLD_MARGIN = 0.25  # of the estimate: the margin before that
-ADAPTATION_RATE = 0.02
+ADAPTATION_RATE = 0.01
 
 
 class Conformal:

@@ -1,7 +1,8 @@
 """The core: every decision between a request's arrival and its last token, made of timed events alone."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from admission.aging import Aging
 from admission.ledger import Ledger
 from admission.memory import FuturePeak, Gate
 from admission.ordering import Ordering
@@ -93,6 +94,12 @@ class Controller:
         """The sequence may generate `tokens` more than it was allowed so far."""
         if sequence.status is not Status.FINISHED:
             self.scheduler.extend(sequence, tokens)
+
+    def policy_changed(self, weights: Mapping[str, float], offsets: tuple[float, ...], now: float) -> None:
+        """From now on tenants weigh this much (see `ordering.weight_of`), and each class ranks so many seconds behind the
+        first.
+        """
+        self._ordering.policy_changed(weights, Aging(offsets=offsets))
 
     def plan(self, now: float) -> Batch | None:
         self._expire(now)

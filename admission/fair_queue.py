@@ -24,6 +24,7 @@ from itertools import count
 from math import floor
 
 from admission.aging import Aging
+from admission.ordering import weight_of
 from backend.sequence import Sequence
 
 URGENT = 0  # the class that may borrow
@@ -230,10 +231,10 @@ class FairQueue:
 
     def _set_weights(self, weights: Mapping[str, float]) -> None:
         self._weights = dict(weights)
-        self._heaviest = max([*self._weights.values(), 1.0])
+        self._heaviest = max([*self._weights.values(), weight_of("", self._weights)])
 
     def _weight(self, tenant: str) -> float:
-        return self._weights.get(tenant, 1.0) / self._heaviest
+        return weight_of(tenant, self._weights) / self._heaviest
 
     def _activate(self, account: Account) -> None:
         """Join the ring in this round, with its grant or what is left of it; credit from earlier rounds is lost."""

@@ -9,6 +9,11 @@ from backend.sequence import Sequence
 from backend.waiting import FirstComeFirstServed, SequenceQueue
 
 
+def weight_of(tenant: str, weights: Mapping[str, float]) -> float:
+    """Its own; else that of "", which stands for all that are not named; else 1."""
+    return weights.get(tenant) or weights.get("", 1.0)
+
+
 class Ordering(SequenceQueue, Protocol):
     """An order that is told what everyone uses. Costs are in the unit of account (see `ledger`)."""
 
@@ -17,7 +22,7 @@ class Ordering(SequenceQueue, Protocol):
         ...
 
     def policy_changed(self, weights: Mapping[str, float], aging: Aging) -> None:
-        """From now on tenants weigh this much (1 where nothing is said), and classes age so."""
+        """From now on tenants weigh this much (see `weight_of`), and classes age so."""
         ...
 
     def prepay(self, sequence: Sequence, cost: float) -> None:

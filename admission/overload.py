@@ -20,7 +20,7 @@ from backend.sequence import Sequence
 
 PROBE_EVERY = 64  # borderline refusals; one of them is admitted, so that estimates are not learned from the lucky alone
 BORDERLINE = 1.25  # times the time that is left
-LENGTH_SHARE = 0.5  # of what a prompt is shorter than the typical one, in prefill time, that it leaves to longer ones
+LENGTH_SHARE = 0.75  # of what a prompt is shorter than the typical one, in prefill time, that it leaves to longer ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class OverloadPolicy:
     bounds: QueueBounds = field(default_factory=QueueBounds)
     tenant_bounds: QueueBounds = field(default_factory=QueueBounds)
     deadlines: bool = True  # refuse what cannot be in time
-    confidence: float = 0.5  # that the estimate of one that is admitted holds
+    confidence: float = 0.4  # that the estimate of one that is admitted holds
 
 
 class AdmissionControl:
@@ -66,7 +66,7 @@ class AdmissionControl:
 
     def _check_deadline(self, sequence: Sequence, load: Load, now: float) -> None:
         estimate = self._estimator.of(sequence, now)
-        promise = self.promises.promise(sequence.priority_class, estimate.first_token, now)
+        promise = self.promises.promise(sequence.priority_class, estimate, now)
         if self._scheduler.has_work:  # an idle machine refuses nobody
             late = self._first_token_late(sequence, estimate, promise, now)
             late = late or self._last_token_late(sequence, estimate, promise, load, now)

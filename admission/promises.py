@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from admission.conformal import Conformal
+from admission.estimate import Estimate
 from backend.sequence import Sequence
 
 CONFIDENCE = 0.9  # of the bounds that clients are told
@@ -10,10 +11,13 @@ CONFIDENCE = 0.9  # of the bounds that clients are told
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """In seconds from the arrival. `bound` is what the client is told; `likely` is what its admission was decided by."""
+    """In seconds from the arrival. `bound` is what the client is told; `likely` is what its admission was decided by;
+    `prefill` is the part of the estimate that its own prompt takes.
+    """
 
     arrival: float
     estimate: float
+    prefill: float
     bound: float
     likely: float
 
@@ -21,7 +25,7 @@ class Promise:
 class Promises:
     """Bounds by class, and the residuals that they are learned from. A sequence without a promise is ignored.
 
-    One that expires counts with the time it has waited, and as a miss: its token would have come later still.
+    One that expires counts as a miss: its token would have come later still, by the time of its own prefill.
     """
 
     def __init__(self, decisive: float) -> None:
@@ -32,9 +36,10 @@ class Promises:
         self.kept = 0
         self.broken = 0
 
-    def promise(self, priority_class: int, estimate: float, now: float) -> Promise:
+    def promise(self, priority_class: int, estimate: Estimate, now: float) -> Promise:
         bound, likely = self._of_class(priority_class)
-        return Promise(now, estimate, bound.bound(estimate), likely.bound(estimate))
+        first = estimate.first_token
+        return Promise(now, first, estimate.prefill, bound.bound(first), likely.bound(first))
 
     def give(self, sequence: Sequence, promise: Promise) -> None:
         self._open[sequence] = promise
@@ -46,7 +51,7 @@ class Promises:
 
     def expired(self, sequence: Sequence, now: float) -> None:
         if (promise := self._open.pop(sequence, None)) is not None:
-            waited = max(now - promise.arrival, promise.bound, promise.likely)
+            waited = max(now - promise.arrival, promise.bound) + promise.prefill
             self._observe(sequence, promise, waited, True, True)
 
     def forget(self, sequence: Sequence) -> None:

@@ -21,7 +21,11 @@ class Request:
     seed: int
     allowed_tokens: int | None = None
     priority_class: int = 0  # 0 is the most urgent
-    token_interval: float | None = None  # seconds between tokens that its class promises
+    token_interval: float | None = None  # seconds between tokens that are promised
+    first_token_target: float | None = None  # seconds in which its class is meant to have the first token
+    first_token_by: float | None = None  # seconds on the engine's clock; later it is of no use
+    done_by: float | None = None  # the same for its last token
+    body_bytes: int = 0  # that are kept while it waits
 
     @property
     def tokens_to_begin_with(self) -> int:

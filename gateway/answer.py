@@ -4,7 +4,7 @@ from admission.admission import Admission
 from backend.detokenizer import IncrementalDetokenizer
 from backend.sequence import FinishReason, Sequence
 from backend.stream import TokenStream
-from gateway.errors import Preempted
+from gateway.errors import DeadlineExceeded, Preempted
 from gateway.metrics import Metrics
 from gateway.replies import Choice
 
@@ -35,7 +35,8 @@ class Answer:
     async def pieces(self) -> list[str]:
         """Wait for tokens and return their text; the answer is complete when `finish_reason` is set.
 
-        Raises `Preempted` when the sequence lost its memory for good, `DeviceError` when the engine failed.
+        Raises `Preempted` when the sequence lost its memory for good, `DeadlineExceeded` when its time is over, and
+        `DeviceError` when the engine failed.
         """
         pieces = []
         for token_id in await self._take():
@@ -67,8 +68,11 @@ class Answer:
 
     async def _take(self) -> list[int]:
         tokens = await self.stream.take()
-        if self.stream.finish_reason is FinishReason.PREEMPTED:
-            raise Preempted
+        match self.stream.finish_reason:
+            case FinishReason.PREEMPTED:
+                raise Preempted
+            case FinishReason.EXPIRED:
+                raise DeadlineExceeded("the deadline of the request passed before it could be met")
         self._delivered_at = self._metrics.tokens_delivered(
             self.stream.sequence, self.num_tokens, len(tokens), self._delivered_at
         )

@@ -135,6 +135,7 @@ async def serve_engine(
         )
         engine.failed.add_done_callback(lambda _: setattr(server, "should_exit", True))
         engine.start()
+        await tenancy.enforce(admission)
         async with beside(lives.sweep(), tenancy.watch(), kv_leases.run()):
             await server.serve(sockets=[sock])
     return 1 if engine.failed.done() else 0

@@ -1,18 +1,21 @@
 """The life of a request that generates text, from its bytes to the last event, as one lexical scope."""
 
 import asyncio
+import time
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Any, TypeVar
 
-from admission.outcome import Outcome
+from admission.outcome import DeadlineUnmeetable, Outcome
 from admission.request import Request as AdmissionRequest
 from backend.detokenizer import IncrementalDetokenizer
 from backend.sequence import FinishReason
 from gateway import sse
 from gateway.answer import Answer
+from gateway.deadlines import Deadlines, read_deadlines
 from gateway.endpoint import Call, Endpoint
 from gateway.entitlement import Entitlement
 from gateway.errors import BadRequest, Unsatisfiable, context_exceeded
@@ -24,7 +27,7 @@ from gateway.openai import (
     parse_completion_request,
 )
 from gateway.rate_headers import rate_headers
-from gateway.refusals import refusal_of
+from gateway.refusals import refusal_of, unmeetable
 from gateway.replies import (
     ChatChunks,
     Choice,
@@ -41,6 +44,7 @@ from gateway.service import Service
 from gateway.supply import Supply
 from quotas import reservation as quota
 from quotas.limit import Resource
+from quotas.policy import ClassPolicy
 from quotas.quotas import Grant
 
 Result = TypeVar("Result")
@@ -56,6 +60,30 @@ class Prompt:
     tail: Sequence[int]
 
 
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """A request and how long its client will wait for it; `arrived` in seconds on the engine's clock."""
+
+    request: GenerationRequest
+    deadlines: Deadlines
+    arrived: float
+    num_bytes: int
+
+    @property
+    def done_by(self) -> float | None:
+        return self.deadlines.at(self.arrived)[1]
+
+    def first_token_by(self, service_class: ClassPolicy) -> float | None:
+        """By the client's deadline, and by the target of a class that refuses what would be late."""
+        target = service_class.ttft if service_class.when_late == "refuse" else None
+        moments = [self.deadlines.at(self.arrived)[0], None if target is None else self.arrived + target]
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    def token_interval(self, service_class: ClassPolicy) -> float | None:
+        interval = min(self.deadlines.interval, service_class.time_per_output_token or inf)
+        return interval if interval < inf else None
+
+
 class GenerationEndpoint(Endpoint):
     """Subclasses say how a body is read and how an answer is written; the life is here.
 
@@ -65,7 +93,10 @@ class GenerationEndpoint(Endpoint):
     async def answer(self, call: Call) -> Outcome:
         service = self.service
         principal = service.keys.authenticate(call.exchange.header(b"authorization"))
-        request = self.parse(await service.read_body(call.scope, call.receive))
+        arrived = service.admission.clock()
+        body = await service.read_body(call.scope, call.receive)
+        request = self.parse(body)
+        wants = Wants(request, read_deadlines(call.scope["headers"], request.stream, time.time()), arrived, len(body))
         entitlement = service.entitlement(principal, "inference")
         service.check_model(request.model)
         entitlement.check_model(request.model)
@@ -73,7 +104,10 @@ class GenerationEndpoint(Endpoint):
             call.exchange.send = life.send
             with service.lives.watching(life):
                 prompts = await self.prompts(request)
-                await self._spend(call.exchange, life, entitlement, request, prompts)
+                try:
+                    await self._spend(call.exchange, life, entitlement, wants, prompts)
+                except DeadlineUnmeetable as error:
+                    raise unmeetable(error, wants.deadlines.is_relative) from None
         if life.error is not None:
             raise life.error
         return life.outcome or Outcome.COMPLETED
@@ -86,13 +120,14 @@ class GenerationEndpoint(Endpoint):
         exchange: Exchange,
         life: RequestScope,
         entitlement: Entitlement,
-        request: GenerationRequest,
+        wants: Wants,
         prompts: list[Prompt],
     ) -> None:
         """Reserve what the request may use, and generate within that."""
+        request = wants.request
         identity = self.identify(request.model)
         asked = [
-            self._ask(f"{identity.id}-{index}", entitlement, request, prompt) for index, prompt in enumerate(prompts)
+            self._ask(f"{identity.id}-{index}", entitlement, wants, prompt) for index, prompt in enumerate(prompts)
         ]
         ask = quota.Ask(1, sum(len(one.prompt) for one in asked), sum(one.tokens_to_begin_with for one in asked))
         admission = self.service.admission
@@ -108,6 +143,7 @@ class GenerationEndpoint(Endpoint):
                 grant.measure = partial(_usage, answers, self.service)
                 for answer in answers:
                     supply.watch(answer.stream)
+                exchange.add_headers(_estimate(answers))
                 await self._generate(exchange, grant, identity, request, answers)
 
     async def _generate(
@@ -142,10 +178,8 @@ class GenerationEndpoint(Endpoint):
             entitlement.name, entitlement.amount_of(Resource.KV_BYTES), -(-longest // shape.block_tokens)
         )
 
-    def _ask(
-        self, request_id: str, entitlement: Entitlement, request: GenerationRequest, prompt: Prompt
-    ) -> AdmissionRequest:
-        service, sampling = self.service, request.sampling
+    def _ask(self, request_id: str, entitlement: Entitlement, wants: Wants, prompt: Prompt) -> AdmissionRequest:
+        service, request, sampling = self.service, wants.request, wants.request.sampling
         num_prompt_tokens = len(prompt.token_ids)
         max_tokens = self._max_tokens(request, entitlement, num_prompt_tokens)
         allowed = None
@@ -164,7 +198,11 @@ class GenerationEndpoint(Endpoint):
             seed=service.draw_seed() if sampling.seed is None else sampling.seed,
             allowed_tokens=allowed,
             priority_class=service_class.level,
-            token_interval=service_class.time_per_output_token,
+            token_interval=wants.token_interval(service_class),
+            first_token_target=service_class.ttft,
+            first_token_by=wants.first_token_by(service_class),
+            done_by=wants.done_by,
+            body_bytes=wants.num_bytes,
         )
 
     @contextmanager
@@ -275,6 +313,12 @@ class CompletionEndpoint(GenerationEndpoint):
 
     def complete(self, identity: Identity, choices: list[Choice], usage: Usage) -> bytes:
         return text_completion(identity, choices, usage)
+
+
+def _estimate(answers: list[Answer]) -> dict[str, str]:
+    """What the client is told of its first token: nine in ten come by then."""
+    promised = [answer.sequence.promised for answer in answers if answer.sequence.promised is not None]
+    return {"x-sluice-estimate-ttft-ms": f"{1000 * max(promised):.0f}"} if promised else {}
 
 
 def _usage(answers: list[Answer], service: Service) -> quota.Usage:

@@ -3,8 +3,10 @@
 import random
 from datetime import UTC, datetime
 
-from admission.outcome import Outcome, QueueFull
+from admission.outcome import DeadlineUnmeetable, Outcome, TenantQueueFull
+from admission.outcome import Refused as NotAdmitted
 from backend.errors import DeviceError
+from gateway import errors
 from gateway.errors import (
     ApiError,
     ConcurrencyExceeded,
@@ -34,14 +36,35 @@ def refusal_of(error: Exception) -> tuple[ApiError, Outcome]:
     match error:
         case QuotaError():
             return _of_quota(error)
-        case QueueFull():
-            message = f"The server is busy: {error}. Try again shortly."
-            return Overloaded(message, retry_after=_spread(QUEUE_RETRY_SECONDS, 2)), Outcome.REFUSED
+        case NotAdmitted():
+            return _of_admission(error), Outcome.REFUSED
+        case errors.DeadlineUnmeetable():
+            return error, Outcome.REFUSED
+        case errors.DeadlineExceeded():
+            return error, Outcome.EXPIRED
         case DeviceError():
             message = "The engine failed and the server is restarting; send the request again."
             return InternalError(message), Outcome.FAILED
     failure = translate(error)
     return failure, Outcome.FAILED if failure.status >= 500 else Outcome.INVALID
+
+
+def _of_admission(error: NotAdmitted) -> ApiError:
+    wait = _spread(error.retry_after, 2)
+    match error:
+        case TenantQueueFull():
+            message = f"Too many requests of your tenant are waiting: {error.excess}. Try again in {wait:.3g} s."
+            return ConcurrencyExceeded(message, retry_after=wait)
+        case DeadlineUnmeetable():
+            return unmeetable(error, is_relative=True)
+    return Overloaded(f"The server is busy: {error}. Try again in {wait:.3g} s.", retry_after=wait)
+
+
+def unmeetable(error: DeadlineUnmeetable, is_relative: bool) -> ApiError:
+    """`is_relative`: the deadline counts from each attempt, so that a later one may meet it."""
+    message = f"The deadline cannot be met: {error}."
+    wait = _spread(error.retry_after, 2)
+    return errors.DeadlineUnmeetable(message, round(1000 * error.estimate), wait, is_relative, error.own_backlog)
 
 
 def _of_quota(error: QuotaError) -> tuple[ApiError, Outcome]:

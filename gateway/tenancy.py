@@ -6,12 +6,14 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
+from admission.admission import Admission
 from gateway.key_source import KeySource
 from gateway.policies import Policies
 from gateway.settings import Settings
 from gateway.watch import Watch
 from quotas.embedded import EmbeddedStore
 from quotas.errors import StoreUnavailable
+from quotas.policy import Policy
 from quotas.quotas import Quotas
 from quotas.redis_store import RedisStore
 
@@ -27,6 +29,16 @@ class Tenancy:
     policies: Policies
     keys: KeySource
     store_url: str
+
+    async def enforce(self, admission: Admission) -> None:
+        """Have the weights and classes of the policy hold, of this one and of those to come."""
+
+        async def take(policy: Policy) -> None:
+            weights = {tenant.name: tenant.weight for tenant in (policy.default, *policy.tenants.values())}
+            admission.policy_changed(weights, tuple(level.aging for level in policy.classes))
+
+        await take(self.policies.current)
+        self.policies.on_change.append(take)
 
     async def watch(self) -> None:
         """Take up edits of the policy and of the keys, for as long as the server runs."""

@@ -11,7 +11,7 @@ have waited longest the largest goes first.
 from collections.abc import Callable, Mapping
 
 from admission.aging import Aging
-from admission.ordering import Indifferent
+from admission.ordering import Indifferent, weight_of
 from backend.sequence import Sequence
 
 
@@ -43,7 +43,7 @@ class VirtualFinishWithBoost(Indifferent):
         self._now, self._head = now, None
 
     def add(self, sequence: Sequence) -> None:
-        weight = self._weights.get(sequence.tenant, 1.0)
+        weight = weight_of(sequence.tenant, self._weights)
         self._finish[sequence] = self._virtual_time + self._estimate(sequence) / weight
         self.restore(sequence)
         self.at(max(self._now, sequence.arrival))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 
 from admission.aging import Aging
-from admission.ordering import Indifferent
+from admission.ordering import Indifferent, weight_of
 from admission.orderings.tenant_queues import TenantQueues
 from backend.sequence import Sequence
 
@@ -51,7 +51,7 @@ class VirtualTokenCounter(Indifferent):
 
     def correct(self, costs: Iterable[tuple[str, float]]) -> None:
         for tenant, cost in costs:
-            self.counters[tenant] += cost / self._weights.get(tenant, 1.0)
+            self.counters[tenant] += cost / weight_of(tenant, self._weights)
 
     def policy_changed(self, weights: Mapping[str, float], aging: Aging) -> None:
         self._weights = dict(weights)

@@ -1,8 +1,8 @@
 """What clients do about a refusal.
 
-`Patient` clients do as they are told: they wait as long as `Retry-After` says, spread by jitter, and share a retry budget,
-so that retries are at most a tenth of the requests (Beyer et al., Site Reliability Engineering, 2016). `Hasty` ones try
-again at once, as often as they may.
+`Patient` clients do as they are told: they wait as long as `Retry-After` says, spread by jitter, and share a retry
+budget, so that retries are at most a tenth of the requests (Beyer et al., Site Reliability Engineering, 2016). `Hasty`
+ones try again at once, as often as they may.
 """
 
 from random import Random

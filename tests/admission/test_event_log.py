@@ -117,3 +117,16 @@ def test_leases_and_extensions_are_events_too() -> None:
     assert len(small.output) > 1
     assert any('"allowance"' in line for line in lines) and any('["extend"' in line for line in lines)
     assert [json.dumps(entry, separators=(",", ":")) for entry in replay(lines)] == lines
+
+
+def test_a_change_of_policy_is_an_event_too() -> None:
+    lines: list[str] = []
+    core = RecordedCore(CONFIGS["fair"], ENGINE, StepTimeModel(PRIOR), lines.append)
+    core.policy_changed({"a": 3.0}, (0.0, 5.0), 1.0)
+    for n, tenant in enumerate("abab"):
+        core.arrive(Sequence(f"r{n}", tenant, [9] * 30, SamplingParams(), 9, 0, frozenset([7])), 1.5)
+    for step in range(8):
+        while (batch := core.plan(2.0 + step)) is not None:
+            core.complete(StepOutput(batch.step, [4] * len(batch.sampled), 0.01), 2.1 + step)
+    assert any(line.startswith('["policy"') for line in lines)
+    assert [json.dumps(entry, separators=(",", ":")) for entry in replay(lines)] == lines

@@ -1,0 +1,104 @@
+"""How long a client will wait, from the headers in which clients and routers say so. The tightest of them holds.
+
+x-sluice-ttft-ms             until the first token              ms from now
+x-sluice-deadline-ms         until the last                     ms from now
+x-sluice-deadline-at         until the last                     a moment: RFC 3339, or Unix seconds
+x-request-timeout-seconds    until the last                     Ray
+x-llm-d-slo-ttft-ms          until the first token              llm-d
+x-llm-d-slo-tpot-ms          between two tokens                 llm-d
+x-stainless-read-timeout     the longest silence, in seconds    openai: an answer in one piece is silent until its last
+                                                                token, a stream until its first and between tokens
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from math import inf, isfinite
+
+from gateway.errors import BadRequest
+
+LONGEST = 30 * 86_400.0  # seconds; a longer wait is none
+FIRST, LAST, INTERVAL = "first", "last", "interval"
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds from the arrival; inf where nothing is said."""
+
+    first_token: float = inf
+    last_token: float = inf
+    interval: float = inf  # between two tokens
+    is_relative: bool = True  # counted from each attempt, so that another one may succeed
+
+    def at(self, arrival: float) -> tuple[float | None, float | None]:
+        """The moments of the first and the last token, on the clock of `arrival`."""
+        return _moment(arrival, self.first_token), _moment(arrival, self.last_token)
+
+
+def read_deadlines(headers: Headers, stream: bool, now: float) -> Deadlines:
+    """`now` in Unix seconds. Raises `BadRequest` for a value that is no time to come."""
+    tightest = {FIRST: inf, LAST: inf, INTERVAL: inf}
+    absolute = inf
+    for name, value in headers:
+        if name == b"x-stainless-read-timeout":
+            seconds = _duration(name, value, 1.0)
+            for what in (FIRST, INTERVAL) if stream else (LAST,):
+                tightest[what] = min(tightest[what], seconds)
+        elif name == b"x-sluice-deadline-at":
+            absolute = _until(name, value, now)
+        elif name in _DURATIONS:
+            what, unit = _DURATIONS[name]
+            tightest[what] = min(tightest[what], _duration(name, value, unit))
+    is_relative = absolute >= tightest[LAST]
+    return Deadlines(tightest[FIRST], min(tightest[LAST], absolute), tightest[INTERVAL], is_relative)
+
+
+_DURATIONS = {
+    b"x-sluice-ttft-ms": (FIRST, 1e-3),
+    b"x-sluice-deadline-ms": (LAST, 1e-3),
+    b"x-request-timeout-seconds": (LAST, 1.0),
+    b"x-llm-d-slo-ttft-ms": (FIRST, 1e-3),
+    b"x-llm-d-slo-tpot-ms": (INTERVAL, 1e-3),
+}
+
+
+def _duration(name: bytes, value: bytes, unit: float) -> float:
+    seconds = _number(value) * unit
+    if not seconds > 0:
+        raise _wrong(name, value, "a number above 0")
+    return seconds if seconds <= LONGEST else inf
+
+
+def _until(name: bytes, value: bytes, now: float) -> float:
+    seconds = _unix(value) - now
+    if not isfinite(seconds):
+        raise _wrong(name, value, "a moment such as 2027-01-31T12:00:00Z, or Unix seconds")
+    return max(seconds, 0.0) if seconds <= LONGEST else inf
+
+
+def _unix(value: bytes) -> float:
+    number = _number(value)
+    if isfinite(number):
+        return number
+    try:
+        moment = datetime.fromisoformat(value.decode("ascii"))
+    except ValueError:
+        return inf
+    return moment.timestamp() if moment.tzinfo else inf
+
+
+def _number(value: bytes) -> float:
+    """NaN for what is no plain finite number."""
+    text = value.strip()
+    is_plain = len(text) <= 32 and text.replace(b".", b"", 1).isdigit()
+    return float(text) if is_plain else float("nan")
+
+
+def _wrong(name: bytes, value: bytes, wanted: str) -> BadRequest:
+    header = name.decode()
+    return BadRequest(f"The header {header} must be {wanted}, got {value[:64]!r}.", header)
+
+
+def _moment(arrival: float, seconds: float) -> float | None:
+    return arrival + seconds if seconds < inf else None
