@@ -1,6 +1,7 @@
 """The operations on a CPU: oneDNN's packed linears, and C++ for what stands between them."""
 
 import ctypes
+import importlib
 import logging
 import os
 
@@ -19,7 +20,7 @@ from backend.kernels.torch_ops import TorchOps
 
 logger = logging.getLogger(__name__)
 
-KINDS = ("auto", "native", "torch", "reference")
+KINDS = ("auto", "native", "triton", "torch", "reference")
 
 PARALLEL_FROM = 1 << 15
 """Elements from which a row-wise operation is spread over threads."""
@@ -137,8 +138,10 @@ class CpuOps:
 def select_ops(device: torch.device, dtype: torch.dtype, kind: str = "auto") -> Ops:
     """The operations for `device` and `dtype`, chosen before the first step and never swapped. `kind` is one of
 
-    auto       compiled kernels if they are in the cache (else they are built for the next start), or plain torch
+    auto       on a CUDA device Triton's; on a CPU compiled kernels if they are in the cache (else they are built for
+               the next start), or plain torch
     native     compiled kernels, compiling them now if need be; raises ConfigError when that fails
+    triton     Triton's kernels; raises ConfigError without a CUDA device or the package
     torch      plain torch
     reference  the oracle, slow
 
@@ -150,12 +153,25 @@ def select_ops(device: torch.device, dtype: torch.dtype, kind: str = "auto") -> 
         raise ConfigError(f"kernels (SLUICE_KERNELS) must be one of {', '.join(KINDS)}, got {kind!r}")
     if kind == "reference":
         return ReferenceOps()
+    if kind == "triton" or (kind == "auto" and device.type == "cuda"):
+        return _triton(device)
     native = None
     if kind != "torch" and device.type == "cpu" and dtype in DTYPES:
         native = _native(dtype, wait=kind == "native")
     if native is None and kind == "native":
         raise ConfigError(f"no compiled kernels for {device.type} and {dtype}: the log above says why")
     return native or TorchOps()
+
+
+def _triton(device: torch.device) -> Ops:
+    """Imported when chosen: the package is not everywhere, and takes a while."""
+    if device.type != "cuda":
+        raise ConfigError(f"kernels triton run on a CUDA device, not on {device.type}: choose auto or native")
+    try:
+        ops: Ops = importlib.import_module("backend.kernels.triton_ops").TritonOps()
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"kernels triton need a package: {error}; install it, or choose torch") from error
+    return ops
 
 
 def _native(dtype: torch.dtype, wait: bool) -> CpuOps | None:

@@ -9,13 +9,14 @@ from backend.kernels.step import StepInputs
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 6, 2, 32, 4
 EPS = 1e-5
+_CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 
 
-def disagreements(ops: Ops, dtype: torch.dtype) -> list[str]:
+def disagreements(ops: Ops, dtype: torch.dtype, device: torch.device = _CPU) -> list[str]:
     """Names of the functions of `ops` whose results on a small ragged step differ from the reference's."""
-    draw = _Draw(dtype)
-    step = small_step()
+    draw = _Draw(dtype, device)
+    step = small_step(device)
     qkv = draw(step.positions.numel(), (HEADS + 2 * KV_HEADS) * HEAD_DIM)
     norms, cos_sin = (draw(HEAD_DIM), draw(HEAD_DIM)), draw(32, HEAD_DIM).float()
     found_kv = draw(8, 2, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
@@ -39,31 +40,32 @@ def disagreements(ops: Ops, dtype: torch.dtype) -> list[str]:
     return [name for name, (a, b) in pairs.items() if not torch.allclose(a.float(), b.float(), tolerance, tolerance)]
 
 
-def small_step() -> StepInputs:
+def small_step(device: torch.device = _CPU) -> StepInputs:
     """A decode row at position 9, a chunk of 3 from position 4, and a fresh prompt of 5 tokens."""
     tables = torch.tensor([[7, 2, 5], [1, 4, 0], [3, 6, 0]], dtype=torch.int32)
     contexts, counts = (10, 7, 5), (1, 3, 5)
     spans = [torch.arange(context - count, context) for context, count in zip(contexts, counts, strict=True)]
     slots = [tables[s][span // BLOCK_SIZE].long() * BLOCK_SIZE + span % BLOCK_SIZE for s, span in enumerate(spans)]
     return StepInputs(
-        token_ids=torch.zeros(9, dtype=torch.int64),
-        positions=torch.cat(spans),
-        slot_mapping=torch.cat(slots),
-        query_start=torch.tensor([0, 1, 4, 9], dtype=torch.int32),
-        context_lens=torch.tensor(contexts, dtype=torch.int32),
-        block_tables=tables,
+        token_ids=torch.zeros(9, dtype=torch.int64, device=device),
+        positions=torch.cat(spans).to(device),
+        slot_mapping=torch.cat(slots).to(device),
+        query_start=torch.tensor([0, 1, 4, 9], dtype=torch.int32, device=device),
+        context_lens=torch.tensor(contexts, dtype=torch.int32, device=device),
+        block_tables=tables.to(device),
         num_seqs=3,
         max_query_len=5,
         max_context_len=10,
+        num_decodes=1,
     )
 
 
 class _Draw:
     """Normal numbers of one type, the same at every call of the program."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.generator = torch.Generator().manual_seed(1)
-        self.dtype = dtype
+        self.dtype, self.device = dtype, device
 
     def __call__(self, *shape: int) -> Tensor:
-        return torch.randn(shape, generator=self.generator).to(self.dtype)
+        return torch.randn(shape, generator=self.generator).to(self.device, self.dtype)

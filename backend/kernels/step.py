@@ -21,3 +21,4 @@ class StepInputs:
     num_seqs: int
     max_query_len: int
     max_context_len: int
+    num_decodes: int = 0  # that many leading sequences, at least, have one token each

@@ -1,0 +1,218 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# ruff: noqa: N803, N806
+"""Causal attention of ragged chunks of new tokens over their paged contexts (Dao, 2023).
+
+A program takes a run of one sequence's new tokens for one KV head. Its rows are (token, query head) pairs, so that the
+keys and values it reads serve every query head of the group, and short chunks still fill a tile.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from backend.kernels.triton_lang import (
+    INTERPRETED,
+    LOG2E,
+    NO_WINDOW,
+    SCAN,
+    advance,
+    capability,
+    dot,
+    from_cache,
+    kernel_view,
+)
+
+MIN_WIDTH = 16  # of a tensor-core product
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """(token, query head) rows of a program, keys of one step of its loop, and how it is run."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def tile(q: Tensor, cache: Tensor) -> Tile:
+    """Tiles that need no spills, and shared memory of 163 KiB (sm_80) or 227 KiB (sm_90) at most."""
+    head_dim = q.shape[2]
+    if INTERPRETED.value:
+        return Tile(rows=32, keys=32, warps=4, stages=1)
+    if q.dtype == torch.float32:
+        return Tile(rows=16, keys=64, warps=8, stages=1) if head_dim <= 128 else Tile(16, 16, warps=8, stages=2)
+    hopper = capability(q.device) >= (9, 0)
+    if head_dim <= 128:
+        return Tile(rows=128, keys=64 if hopper else 32, warps=8, stages=3)
+    converted = cache.itemsize == 1
+    rows = 128 if hopper and not converted else 64
+    return Tile(rows=rows, keys=16 if converted and not hopper else 32, warps=8, stages=2)
+
+
+@triton.jit
+def _attend(
+    state,  # largest score, sum of weights and weighted values of each row
+    query,
+    positions,
+    begin,
+    end,
+    k_head,
+    v_head,
+    table,
+    block_stride,
+    qk_scale,
+    window,
+    MASKED: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Take the keys in [begin, end) into `state`; unless MASKED they exist, and every row sees all of them."""
+    largest, total, acc = state
+    dims = tl.arange(0, BLOCK_D)
+    for start in range(begin, end, BLOCK_N):
+        keys = start + tl.arange(0, BLOCK_N)
+        inside = (dims < HEAD_DIM)[None, :] & (keys < end)[:, None]
+        block = tl.load(table + keys // BLOCK_SIZE, mask=keys < end, other=0).to(tl.int64)
+        places = block * block_stride + (keys % BLOCK_SIZE) * HEAD_DIM
+        k = from_cache(tl.load(k_head + places[:, None] + dims[None, :], mask=inside, other=0.0), query.dtype)
+        v = from_cache(tl.load(v_head + places[:, None] + dims[None, :], mask=inside, other=0.0), query.dtype)
+        scores = dot(query, tl.trans(k), tl.zeros([query.shape[0], BLOCK_N], tl.float32)) * qk_scale
+        if MASKED:
+            distance = positions[:, None] - keys[None, :]
+            scores = tl.where((distance >= 0) & (distance < window), scores, -float("inf"))
+        larger = tl.maximum(largest, tl.max(scores, 1))
+        anchor = tl.where(larger == -float("inf"), 0.0, larger) if MASKED else larger
+        weights = tl.exp2(scores - anchor[:, None])
+        shrink = tl.exp2(largest - anchor)
+        total = total * shrink + tl.sum(weights, 1)
+        acc = dot(weights.to(query.dtype), v, acc * shrink[:, None])
+        largest = larger
+    return largest, total, acc
+
+
+@triton.jit(do_not_specialize=["first_seq", "num_seqs", "window", "table_stride"])
+def _prefill(
+    out,  # [T, Hq, D]
+    q,  # [T, Hq, D]
+    k_cache,
+    v_cache,
+    query_start,
+    context_lens,
+    block_tables,
+    first_seq,
+    num_seqs,
+    window,
+    table_stride,
+    block_stride,
+    head_stride,
+    qk_scale,  # includes log2(e) and the scale of 8-bit keys
+    v_scale,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WINDOWED: tl.constexpr,
+):
+    TOKENS: tl.constexpr = BLOCK_M // GROUP
+    item = tl.num_programs(0) - 1 - tl.program_id(0)  # the last runs of a prompt see the most keys: they start first
+    head = tl.program_id(1)
+    num_heads = tl.num_programs(1) * GROUP
+    sequence, first, before = 0, 0, 0
+    for base in range(0, num_seqs - first_seq, SCAN):
+        sequences = base + tl.arange(0, SCAN)
+        real = sequences < num_seqs - first_seq
+        begins = tl.load(query_start + first_seq + sequences, mask=real, other=0)
+        ends = tl.load(query_start + first_seq + sequences + 1, mask=real, other=0)
+        counts = tl.cdiv(ends - begins, TOKENS)
+        sequence, first, before = advance(item, sequences, counts, num_seqs - first_seq, sequence, first, before)
+    sequence += first_seq
+    if sequence >= num_seqs:
+        return
+
+    start = tl.load(query_start + sequence)
+    length = tl.load(query_start + sequence + 1) - start
+    context = tl.load(context_lens + sequence)
+    row = tl.arange(0, BLOCK_M)
+    token = (item - first) * TOKENS + row // GROUP  # index among the sequence's new tokens
+    real = (token < length) & (row < TOKENS * GROUP)
+    lowest = context - length + (item - first) * TOKENS
+    highest = tl.minimum(lowest + TOKENS, context) - 1
+    positions = tl.where(real, context - length + token, highest)
+
+    dims = tl.arange(0, BLOCK_D)
+    held = real[:, None] & (dims < HEAD_DIM)[None, :]
+    places = ((start + token).to(tl.int64) * num_heads + head * GROUP + row % GROUP) * HEAD_DIM
+    query = tl.load(q + places[:, None] + dims[None, :], mask=held, other=0.0)
+    table = block_tables + tl.cast(sequence, tl.int64) * table_stride
+    k_head = k_cache + head.to(tl.int64) * head_stride
+    v_head = v_cache + head.to(tl.int64) * head_stride
+
+    largest = tl.full([BLOCK_M], -float("inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    state = (largest, total, tl.zeros([BLOCK_M, BLOCK_D], tl.float32))
+    seen_by_all = (lowest + 1) // BLOCK_N * BLOCK_N  # keys from 0 that no row's causality hides
+    if WINDOWED:
+        seen_by_all = tl.maximum(lowest - window + 1, 0) // BLOCK_N * BLOCK_N  # what every row is past
+    else:
+        state = _attend(
+            state, query, positions, 0, seen_by_all, k_head, v_head, table, block_stride, qk_scale, window,
+            False, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N,
+        )  # fmt: skip
+    state = _attend(
+        state, query, positions, seen_by_all, highest + 1, k_head, v_head, table, block_stride, qk_scale, window,
+        True, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N,
+    )  # fmt: skip
+    largest, total, acc = state
+    acc = acc * (v_scale / total)[:, None]
+    tl.store(out + places[:, None] + dims[None, :], acc.to(out.dtype.element_ty), mask=held)
+
+
+def paged_prefill(
+    out: Tensor,  # [T, Hq, D]
+    q: Tensor,  # [T, Hq, D]
+    k_cache: Tensor,  # [num_blocks, Hk, block_size, D], D contiguous after block_size
+    v_cache: Tensor,
+    query_start: Tensor,  # [S + 1] int32
+    context_lens: Tensor,  # [S] int32
+    block_tables: Tensor,  # [S, width] int32
+    first_seq: int,
+    num_seqs: int,
+    num_tokens: int,  # at least the tokens of sequences from `first_seq` on
+    scale: float,
+    window: int | None,
+    kv_scales: tuple[float, float] = (1.0, 1.0),  # what 8-bit keys and values are multiplied by
+) -> None:
+    """Attention of the new tokens of sequences [first_seq, num_seqs), whose own keys are in the cache already.
+
+    The launch depends on the numbers of sequences and tokens alone.
+    """
+    _, num_heads, head_dim = q.shape
+    num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
+    group = num_heads // num_kv_heads
+    keys, values = kernel_view(k_cache), kernel_view(v_cache)
+    shape = tile(q, keys)
+    rows = max(shape.rows, triton.next_power_of_2(group))
+    runs = num_tokens // (rows // group) + num_seqs - first_seq
+    _prefill[runs, num_kv_heads](
+        *(out, q, keys, values, query_start, context_lens, block_tables),
+        *(first_seq, num_seqs, NO_WINDOW if window is None else window),
+        *(block_tables.stride(0), k_cache.stride(0), k_cache.stride(1)),
+        *(scale * LOG2E * kv_scales[0], kv_scales[1]),
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        BLOCK_M=rows,
+        BLOCK_D=max(MIN_WIDTH, triton.next_power_of_2(head_dim)),
+        BLOCK_N=shape.keys,
+        WINDOWED=window is not None,
+        num_warps=shape.warps,
+        num_stages=shape.stages,
+    )

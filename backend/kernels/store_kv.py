@@ -1,0 +1,133 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# ruff: noqa: N803
+"""Rotary embedding of queries and keys, fused with writing keys and values to their slots of the paged cache.
+
+One pass reads the output of the QKV product and writes what attention reads: the rotated keys never travel apart.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from backend.kernels.step import StepInputs
+from backend.kernels.triton_lang import kernel_view, to_cache
+
+
+@triton.jit
+def _turned(places, norm, cos, sin, halves, held, eps, NORMED: tl.constexpr, HALF: tl.constexpr):
+    """The heads at `places` (their first halves, [heads, D / 2]), normed and rotated: fp32 that holds rounded numbers.
+
+    The norm is rounded as the reference rounds it: before and after the weight.
+    """
+    dtype = places.dtype.element_ty
+    first = tl.load(places, mask=held, other=0.0).to(tl.float32)
+    second = tl.load(places + HALF, mask=held, other=0.0).to(tl.float32)
+    if NORMED:
+        mean_square = (tl.sum(first * first, 1) + tl.sum(second * second, 1)) / (2 * HALF)
+        inverse = tl.rsqrt(mean_square + eps)[:, None]
+        first_weight = tl.load(norm + halves, mask=halves < HALF, other=0.0).to(tl.float32)[None, :]
+        second_weight = tl.load(norm + HALF + halves, mask=halves < HALF, other=0.0).to(tl.float32)[None, :]
+        first = ((first * inverse).to(dtype).to(tl.float32) * first_weight).to(dtype).to(tl.float32)
+        second = ((second * inverse).to(dtype).to(tl.float32) * second_weight).to(dtype).to(tl.float32)
+    turned_first = (first * cos - second * sin).to(dtype)
+    turned_second = (second * cos + first * sin).to(dtype)
+    return turned_first, turned_second
+
+
+@triton.jit
+def _store_halves(places, first, second, held, inverse_scale, HALF: tl.constexpr):
+    stored = places.dtype.element_ty
+    tl.store(places, to_cache(first.to(tl.float32), inverse_scale, stored), mask=held)
+    tl.store(places + HALF, to_cache(second.to(tl.float32), inverse_scale, stored), mask=held)
+
+
+@triton.jit
+def _rope_and_store(
+    out,  # [T, Hq, D]
+    qkv,  # [T, (Hq + 2 Hk) * D]
+    cos_sin,  # [max_position, D] fp32
+    q_norm,
+    k_norm,
+    k_cache,
+    v_cache,
+    positions,
+    slot_mapping,
+    block_stride,
+    head_stride,
+    eps,
+    inverse_k_scale,
+    inverse_v_scale,
+    NORMED: tl.constexpr,
+    GROUP: tl.constexpr,
+    HALF: tl.constexpr,  # D / 2
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+):
+    """One token's query heads of one group, their key head and their value head."""
+    token = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    num_kv_heads = tl.num_programs(1)
+    group = tl.arange(0, BLOCK_G)
+    halves = tl.arange(0, BLOCK_HALF)
+    real = halves < HALF
+    held = (group < GROUP)[:, None] & real[None, :]
+
+    position = tl.load(positions + token)
+    angles = cos_sin + position * (2 * HALF) + halves
+    cos = tl.load(angles, mask=real, other=0.0)[None, :]
+    sin = tl.load(angles + HALF, mask=real, other=0.0)[None, :]
+
+    row = qkv + token * ((GROUP + 2) * num_kv_heads * 2 * HALF)
+    queries = (kv_head * GROUP + group)[:, None] * (2 * HALF) + halves[None, :]
+    first, second = _turned(row + queries, q_norm, cos, sin, halves, held, eps, NORMED, HALF)
+    rotated = out + token * (GROUP * num_kv_heads * 2 * HALF) + queries
+    tl.store(rotated, first, mask=held)
+    tl.store(rotated + HALF, second, mask=held)
+
+    slot = tl.load(slot_mapping + token)
+    if slot >= 0:
+        key = row + (GROUP * num_kv_heads + kv_head) * (2 * HALF) + halves[None, :]
+        value = key + num_kv_heads * (2 * HALF)
+        wanted = real[None, :]
+        place = slot // BLOCK_SIZE * block_stride + kv_head.to(tl.int64) * head_stride + slot % BLOCK_SIZE * (2 * HALF)
+        place += halves[None, :]
+        k_first, k_second = _turned(key, k_norm, cos, sin, halves, wanted, eps, NORMED, HALF)
+        _store_halves(k_cache + place, k_first, k_second, wanted, inverse_k_scale, HALF)
+        v_first = tl.load(value, mask=wanted, other=0.0)
+        v_second = tl.load(value + HALF, mask=wanted, other=0.0)
+        _store_halves(v_cache + place, v_first, v_second, wanted, inverse_v_scale, HALF)
+
+
+def rope_and_store(
+    qkv: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    cos_sin: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    step: StepInputs,
+    kv_scales: tuple[float, float] = (1.0, 1.0),  # what 8-bit keys and values are divided by
+) -> Tensor:
+    """See `reference.rope_and_store`; nothing is stored for a token whose slot is negative."""
+    head_dim, block_size = k_cache.shape[3], k_cache.shape[2]
+    tokens, group = qkv.shape[0], num_heads // num_kv_heads
+    out = qkv.new_empty((tokens, num_heads, head_dim))
+    normed = q_norm is not None and k_norm is not None
+    block_g, block_half = triton.next_power_of_2(group), triton.next_power_of_2(head_dim // 2)
+    _rope_and_store[tokens, num_kv_heads](
+        *(out, qkv, cos_sin, q_norm if normed else qkv, k_norm if normed else qkv),
+        *(kernel_view(k_cache), kernel_view(v_cache), step.positions, step.slot_mapping),
+        *(k_cache.stride(0), k_cache.stride(1), eps, 1 / kv_scales[0], 1 / kv_scales[1]),
+        NORMED=normed,
+        GROUP=group,
+        HALF=head_dim // 2,
+        BLOCK_SIZE=block_size,
+        BLOCK_G=block_g,
+        BLOCK_HALF=block_half,
+        num_warps=1 if block_g * block_half <= 512 else 4,
+    )
+    return out

@@ -1,0 +1,103 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+"""What the Triton kernels share: products, 8-bit floats, the search of a ragged batch, and facts of the device.
+
+Importing this module imports Triton, so nothing outside the Triton kernels does.
+"""
+
+import functools
+import os
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 asks to be told; 3.10 would not fuse
+
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+
+LOG2E = 1.4426950408889634
+NO_WINDOW = 2**31 - 1
+
+SCAN = tl.constexpr(256)
+"""Sequences that one step of a search through the batch looks at."""
+
+FP8 = torch.float8_e4m3fn
+CPU_MULTIPROCESSORS = 4
+CPU_CAPABILITY = (8, 0)
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    """Streaming multiprocessors of `device`; a few for a CPU, where kernels are interpreted."""
+    if device.type == "cpu":
+        return CPU_MULTIPROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@functools.cache
+def capability(device: torch.device) -> tuple[int, int]:
+    """CUDA compute capability; the oldest that is supported for a CPU, where kernels are interpreted."""
+    return CPU_CAPABILITY if device.type == "cpu" else torch.cuda.get_device_capability(device)
+
+
+def kernel_view(cache: Tensor) -> Tensor:
+    """`cache` as a kernel takes it: e4m3 as bytes where the device has no instruction to convert it (before sm_89)."""
+    if cache.dtype == FP8 and capability(cache.device) < (8, 9):
+        return cache.view(torch.uint8)
+    return cache
+
+
+@triton.jit
+def dot(a, b, acc):
+    """`acc + a @ b` in fp32; fp32 operands as three tf32 products, or plainly where that many parts would spill.
+
+    Triton's interpreter computes bf16 products wrongly, so there operands are widened.
+    """
+    if INTERPRETED:
+        result = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+    elif a.shape[1] > 128:
+        result = tl.dot(a, b, acc, input_precision="ieee")
+    else:
+        result = tl.dot(a, b, acc, input_precision="tf32x3")
+    return result
+
+
+@triton.jit
+def from_cache(x, dtype: tl.constexpr):
+    """Cached numbers as `dtype`. Bytes are e4m3: moved into an fp16's fields, they want only the exponent's bias."""
+    if x.dtype == tl.uint8:
+        bits = x.to(tl.int16)
+        half = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True)
+        result = (half * 256.0).to(dtype)
+    else:
+        result = x.to(dtype)
+    return result
+
+
+@triton.jit
+def to_cache(x, inverse_scale, dtype: tl.constexpr):
+    """fp32 numbers as the cache stores them: rounded to nearest even, e4m3 saturating at 448 after scaling."""
+    if dtype == tl.uint8:
+        x = tl.clamp(x * inverse_scale, -448.0, 448.0)
+        bits = (tl.abs(x) * 7.52316384526264e-37).to(tl.int32, bitcast=True)  # 2**-120 aligns the exponents
+        bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20
+        result = (bits | ((x.to(tl.int32, bitcast=True) >> 24) & 0x80)).to(tl.uint8)
+    elif dtype == tl.float8e4nv:
+        result = tl.clamp(x * inverse_scale, -448.0, 448.0).to(dtype)
+    else:
+        result = x.to(dtype)
+    return result
+
+
+@triton.jit
+def advance(item, sequences, counts, num_seqs, found, first, before):
+    """One step of the search for the sequence that owns work item `item`, when sequence s owns `counts[s]` items.
+
+    Returns how many sequences end at or before `item` so far, where the last of them ends, and all items so far.
+    """
+    ends = before + tl.cumsum(counts, 0)
+    passed = (ends <= item) & (sequences < num_seqs)
+    found += tl.sum(passed.to(tl.int32), 0)
+    first = tl.maximum(first, tl.max(tl.where(passed, ends, 0), 0))
+    return found, first, before + tl.sum(counts, 0)

@@ -1,0 +1,66 @@
+"""The operations on an NVIDIA GPU: cuBLAS for products, Triton for what stands between them."""
+
+import torch
+from torch import Tensor
+
+from backend.kernels.linear import best_linear
+from backend.kernels.ops import Linear
+from backend.kernels.paged_decode import paged_decode
+from backend.kernels.paged_prefill import paged_prefill
+from backend.kernels.rms_norm import add_rms_norm, rms_norm
+from backend.kernels.silu_mul import silu_mul
+from backend.kernels.step import StepInputs
+from backend.kernels.store_kv import rope_and_store
+
+
+class TritonOps:
+    """`Ops` by Triton kernels, for fp16, bf16 and fp32, and caches of those types or of e4m3.
+
+    No operation waits for the device or reads back from it; launches depend on `StepInputs`' host numbers alone, so
+    that a CUDA graph of a step holds for every step with the same ones. `kv_scales` are what 8-bit keys and values
+    are stored divided by.
+    """
+
+    rms_norm = staticmethod(rms_norm)
+    add_rms_norm = staticmethod(add_rms_norm)
+    silu_mul = staticmethod(silu_mul)
+
+    def __init__(self, kv_scales: tuple[float, float] = (1.0, 1.0)) -> None:
+        self._kv_scales = kv_scales
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        return best_linear(weight, bias)
+
+    def rope_and_store(
+        self,
+        qkv: Tensor,
+        num_heads: int,
+        num_kv_heads: int,
+        cos_sin: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        step: StepInputs,
+    ) -> Tensor:
+        assert qkv.is_contiguous()
+        return rope_and_store(
+            *(qkv, num_heads, num_kv_heads, cos_sin, q_norm, k_norm, eps, k_cache, v_cache, step, self._kv_scales)
+        )
+
+    def paged_attention(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, step: StepInputs, scale: float, window: int | None
+    ) -> Tensor:
+        """Leading decodes go to the kernel that splits their contexts, all other sequences to the prefill kernel."""
+        assert q.is_contiguous()
+        out = torch.empty_like(q)
+        caches = (out, q, k_cache, v_cache)
+        tables = (step.context_lens, step.block_tables)
+        decodes = step.num_seqs if step.max_query_len == 1 else step.num_decodes
+        if decodes:
+            paged_decode(*caches, *tables, decodes, scale, window, self._kv_scales)
+        if decodes < step.num_seqs:
+            span = (decodes, step.num_seqs, q.shape[0] - decodes)
+            paged_prefill(*caches, step.query_start, *tables, *span, scale, window, self._kv_scales)
+        return out

@@ -1,0 +1,272 @@
+"""Time of each Triton kernel against its floor: `python -m benchmarks.kernels_gpu [--json FILE]`.
+
+The floor of a kernel is the time of its bytes at the bandwidth of a large copy, or of its operations at the rate of a
+large matrix product, whichever is longer; the fraction is floor over time. Calls take turns over as many layers as keep
+their data out of the caches, in one CUDA graph, so that launching is not in the time.
+
+Without a GPU (`TRITON_INTERPRET=1`) everything runs once, in the interpreter, at sizes that only show that it runs.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import cycle
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from backend.kernels.sampling import RowPenalties, RowSampling, sample
+from backend.kernels.self_check import disagreements
+from backend.kernels.step import StepInputs
+from backend.kernels.triton_ops import TritonOps
+
+BLOCK_SIZE = 16
+CACHED_BYTES = 256 << 20  # calls take turns over at least this much
+REPEATS = 20
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The widths of a model that its kernels see."""
+
+    name: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    intermediate: int
+    vocab: int
+
+
+LLAMA_3_8B = Shape("Llama-3-8B", 32, 8, 128, 4096, 14336, 128_256)
+QWEN3_06B = Shape("Qwen3-0.6B", 16, 8, 128, 1024, 3072, 151_936)
+SMALL = Shape("small", 4, 2, 64, 96, 80, 500)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Sequences that each compute `tokens` of their `context`."""
+
+    sequences: int
+    tokens: int
+    context: int
+
+
+DECODES = (Workload(1, 1, 1024), Workload(64, 1, 1024), Workload(64, 1, 4096), Workload(256, 1, 1024))
+PREFILLS = (Workload(1, 8192, 8192), Workload(8, 512, 2048))
+SMALL_DECODES, SMALL_PREFILLS = (Workload(3, 1, 70),), (Workload(2, 9, 40),)
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """What the device was measured to do."""
+
+    bandwidth: float  # bytes/s, read and written
+    matrix_rate: float  # FLOP/s
+
+
+@dataclass(frozen=True)
+class Measured:
+    kernel: str
+    shape: str
+    workload: str
+    seconds: float
+    num_bytes: int
+    operations: int
+    floor: float  # seconds
+
+    @property
+    def fraction(self) -> float:
+        return self.floor / self.seconds
+
+
+class Bench:
+    """The kernels of one shape and type on one device."""
+
+    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device, peaks: Peaks) -> None:
+        self.shape, self.dtype, self.device, self.peaks = shape, dtype, device, peaks
+        self.ops = TritonOps()
+
+    def normal(self, *sizes: int, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.randn(sizes, device=self.device, dtype=dtype or self.dtype)
+
+    def attention(self, workload: Workload) -> Iterator[Measured]:
+        """Storing the step's keys and values, and attending to all."""
+        shape, step = self.shape, step_of(workload, self.device)
+        rows = workload.sequences * workload.tokens
+        kv_bytes = 2 * workload.sequences * workload.context * shape.kv_heads * shape.head_dim * self.dtype.itemsize
+        layers = turns(kv_bytes)
+        blocks = workload.sequences * -(-workload.context // BLOCK_SIZE)
+        pool = self.normal(blocks, layers, 2, shape.kv_heads, BLOCK_SIZE, shape.head_dim)
+        caches = cycle([(pool[:, layer, 0], pool[:, layer, 1]) for layer in range(layers)])
+        q = self.normal(rows, shape.heads, shape.head_dim)
+        qkv = self.normal(rows, (shape.heads + 2 * shape.kv_heads) * shape.head_dim)
+        cos_sin = self.normal(workload.context, shape.head_dim, dtype=torch.float32)
+        store = (qkv, shape.heads, shape.kv_heads, cos_sin, None, None, 1e-5)
+        pairs = workload.sequences * sum(range(workload.context - workload.tokens + 1, workload.context + 1))
+        yield self._measure(
+            "rope and store", workload, lambda: self.ops.rope_and_store(*store, *next(caches), step), 2 * qkv.nbytes
+        )
+        yield self._measure(
+            "decode attention" if workload.tokens == 1 else "prefill attention",
+            workload,
+            lambda: self.ops.paged_attention(q, *next(caches), step, shape.head_dim**-0.5, None),
+            kv_bytes + 2 * q.nbytes,
+            4 * pairs * shape.heads * shape.head_dim,
+            layers,
+        )
+
+    def rowwise(self, workload: Workload) -> Iterator[Measured]:
+        rows, shape = workload.sequences * workload.tokens, self.shape
+        weight = self.normal(shape.hidden)
+        copies = turns(rows * shape.hidden * self.dtype.itemsize)
+        pairs = cycle([(self.normal(rows, shape.hidden), self.normal(rows, shape.hidden)) for _ in range(copies)])
+        moved = 4 * rows * shape.hidden * self.dtype.itemsize
+        norm = lambda: self.ops.add_rms_norm(*next(pairs), weight, 1e-5)  # noqa: E731
+        yield self._measure("add and RMS norm", workload, norm, moved, turns=copies)
+        copies = turns(2 * rows * shape.intermediate * self.dtype.itemsize)
+        inputs = cycle([self.normal(rows, 2 * shape.intermediate) for _ in range(copies)])
+        moved = 3 * rows * shape.intermediate * self.dtype.itemsize
+        yield self._measure("SiLU and multiply", workload, lambda: self.ops.silu_mul(next(inputs)), moved, turns=copies)
+
+    def sampling(self, workload: Workload) -> Iterator[Measured]:
+        """One row a sequence: unfiltered, with top-k and top-p, and with penalties besides."""
+        rows, vocab = workload.sequences, self.shape.vocab
+        logits = self.normal(rows, vocab, dtype=torch.float32) * 4
+        every = torch.arange(rows, device=self.device)
+
+        def filled(value: float) -> Tensor:
+            return torch.full((rows,), value, device=self.device)
+
+        def parameters(top_k: int, top_p: float) -> RowSampling:
+            return RowSampling(filled(0.8), filled(0.0), filled(top_k).int(), filled(top_p), every, every)
+
+        penalties = RowPenalties(
+            every,
+            *(filled(0.1), filled(0.1), filled(1.1)),
+            torch.zeros((rows, vocab), dtype=torch.bool, device=self.device),
+            torch.zeros((rows, vocab), dtype=torch.int32, device=self.device),
+        )
+        plain, filtered = parameters(0, 1.0), parameters(50, 0.9)
+        yield self._measure("sampling", workload, lambda: sample(logits, plain), logits.nbytes)
+        yield self._measure("sampling, top-k and top-p", workload, lambda: sample(logits, filtered), logits.nbytes)
+        moved = 2 * logits.nbytes + 5 * logits.numel()
+        penalised = lambda: sample(logits, filtered, penalties)  # noqa: E731
+        yield self._measure("sampling, penalties too", workload, penalised, moved)
+
+    def _measure(
+        self,
+        kernel: str,
+        workload: Workload,
+        body: Callable[[], object],
+        num_bytes: int,
+        operations: int = 0,
+        turns: int = 1,
+    ) -> Measured:
+        seconds = best_seconds(body, self.device, turns)
+        floor = max(num_bytes / self.peaks.bandwidth, operations / self.peaks.matrix_rate)
+        label = f"{workload.sequences} x {workload.tokens} at {workload.context}"
+        return Measured(kernel, self.shape.name, label, seconds, num_bytes, operations, floor)
+
+
+def turns(num_bytes: int) -> int:
+    """How many buffers of `num_bytes` take turns so that none is in a cache when its turn comes; 1 on a CPU."""
+    return -(-CACHED_BYTES // num_bytes) if torch.cuda.is_available() else 1
+
+
+def step_of(workload: Workload, device: torch.device) -> StepInputs:
+    """The step of `workload`, its blocks shuffled."""
+    width = -(-workload.context // BLOCK_SIZE)
+    tables = torch.randperm(workload.sequences * width).view(-1, width).int()
+    positions = torch.arange(workload.context - workload.tokens, workload.context)
+    slots = tables[:, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE
+    starts = torch.arange(workload.sequences + 1, dtype=torch.int32) * workload.tokens
+    return StepInputs(
+        token_ids=torch.zeros(workload.sequences * workload.tokens, dtype=torch.int64, device=device),
+        positions=positions.repeat(workload.sequences).to(device),
+        slot_mapping=slots.flatten().to(device),
+        query_start=starts.to(device),
+        context_lens=torch.full((workload.sequences,), workload.context, dtype=torch.int32, device=device),
+        block_tables=tables.to(device),
+        num_seqs=workload.sequences,
+        max_query_len=workload.tokens,
+        max_context_len=workload.context,
+    )
+
+
+def best_seconds(body: Callable[[], object], device: torch.device, turns: int = 1) -> float:
+    """Seconds of one call: the best replay of a CUDA graph of several; on a CPU, of a single call."""
+    body()
+    if device.type == "cpu":
+        started = time.perf_counter()
+        body()
+        return time.perf_counter() - started
+    calls = max(REPEATS, turns)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            body()
+    times = []
+    for _ in range(5):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop) / 1e3)
+    return min(times) / calls
+
+
+def peaks_of(device: torch.device, dtype: torch.dtype) -> Peaks:
+    """Bandwidth of a copy and rate of a product, both far larger than the caches."""
+    size, side = (2 << 30, 8192) if device.type == "cuda" else (1 << 20, 128)
+    source = torch.empty(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    a = torch.randn((side, side), dtype=dtype, device=device)
+    return Peaks(
+        bandwidth=2 * size / best_seconds(lambda: target.copy_(source), device),
+        matrix_rate=2 * side**3 / best_seconds(lambda: a @ a, device),
+    )
+
+
+def measure_kernels(device: torch.device, dtype: torch.dtype, peaks: Peaks) -> Iterator[Measured]:
+    """Every kernel over every workload: the shapes of real models on a GPU, a small one elsewhere."""
+    gpu = device.type == "cuda"
+    for shape in (LLAMA_3_8B, QWEN3_06B) if gpu else (SMALL,):
+        bench = Bench(shape, dtype, device, peaks)
+        for workload in (*DECODES, *PREFILLS) if gpu else (*SMALL_DECODES, *SMALL_PREFILLS):
+            yield from bench.attention(workload)
+            yield from bench.rowwise(workload)
+            if workload.tokens == 1:
+                yield from bench.sampling(workload)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    torch.set_grad_enabled(False)
+    wrong = disagreements(TritonOps(), torch.float32, device)
+    print(f"wrong against the reference: {', '.join(wrong)}" if wrong else "every kernel agrees with the reference")
+    peaks = peaks_of(device, dtype)
+    print(f"copy {peaks.bandwidth / 1e9:.0f} GB/s, matrix product {peaks.matrix_rate / 1e12:.1f} TFLOP/s")
+    print(f"{'kernel':28}{'shape':12}{'workload':18}{'us':>10}{'MB':>9}{'floor us':>10}{'fraction':>9}")
+    rows = []
+    for found in measure_kernels(device, dtype, peaks):
+        rows.append(asdict(found) | {"fraction": found.fraction})
+        name = f"{found.kernel:28}{found.shape:12}{found.workload:18}"
+        figures = f"{found.seconds * 1e6:10.1f}{found.num_bytes / 1e6:9.2f}{found.floor * 1e6:10.1f}"
+        print(f"{name}{figures}{found.fraction:9.2f}", flush=True)
+    if options.json:
+        options.json.write_text(json.dumps({"peaks": asdict(peaks), "kernels": rows, "wrong": wrong}, indent=1))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

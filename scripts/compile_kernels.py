@@ -1,0 +1,263 @@
+#!/usr/bin/env python3
+"""Compile every Triton kernel ahead of time, on any machine, and fail if one spills: registers, shared memory, spills.
+
+    scripts/compile_kernels.py                                  with the Triton of this interpreter
+    PYTHONPATH=/path/to/triton-3.6 scripts/compile_kernels.py   with one unpacked elsewhere
+    scripts/compile_kernels.py --arch 90 --head-dim 128 --dtype bfloat16 --block-size 16
+
+The kernels' own launchers are run on tensors without memory, and what they would launch is compiled instead, so that
+what is compiled here is what a GPU gets: same constants, same warps and stages, same knowledge of alignment.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+os.environ.pop("TRITON_INTERPRET", None)  # read when Triton is imported
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from backend.kernels import sampling, triton_lang
+from backend.kernels.step import StepInputs
+from backend.kernels.triton_ops import TritonOps
+
+META = torch.device("meta")
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "fp8": torch.bfloat16}
+POINTERS = {
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.float8_e4m3fn: "*fp8e4nv",
+    torch.uint8: "*u8",
+    torch.bool: "*i1",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+ALIGNED = [["tt.divisibility", 16]]
+OPTIONS = ("num_warps", "num_stages")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to launch the kernels: `dtype` "fp8" is bf16 over an e4m3 cache."""
+
+    arch: int
+    dtype: str
+    head_dim: int
+    block_size: int
+    group: int = 4
+
+    def __str__(self) -> str:
+        return f"sm_{self.arch} {self.dtype:8} head {self.head_dim:3} block {self.block_size:2} group {self.group}"
+
+
+@dataclass(frozen=True)
+class Launch:
+    kernel: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def options(self) -> dict[str, int]:
+        return {name: self.kwargs[name] for name in OPTIONS if name in self.kwargs}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    variant: Variant
+    kernel: str
+    registers: int
+    shared: int  # bytes, static and dynamic
+    spilled: int  # bytes of local memory and stack
+
+
+def source(launch: Launch) -> ASTSource:
+    """What Triton's own launcher would compile."""
+    kernel = launch.kernel
+    given = dict(zip(kernel.arg_names, launch.args, strict=False)) | launch.kwargs
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    attributes: dict[tuple[int], list[list[Any]]] = {}
+    for index, parameter in enumerate(kernel.params):
+        value = given[parameter.name]
+        special = not parameter.do_not_specialize
+        if parameter.is_constexpr or (special and type(value) is int and value == 1):
+            constants[parameter.name], signature[parameter.name] = value, "constexpr"
+            continue
+        signature[parameter.name] = type_name(value)
+        if isinstance(value, Tensor) or (special and type(value) is int and value % 16 == 0):
+            attributes[index,] = ALIGNED
+    return ASTSource(kernel, signature, constants, attributes)
+
+
+def type_name(value: object) -> str:
+    if isinstance(value, Tensor):
+        return POINTERS[value.dtype]
+    if isinstance(value, float):
+        return "fp32"
+    assert isinstance(value, int), value
+    return "i32" if -(2**31) <= value < 2**31 else "i64"
+
+
+def step() -> StepInputs:
+    """64 decodes and 3 prompts: nothing here has contents, so only the host numbers matter."""
+    tokens, sequences = 1088, 67
+
+    def meta(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=META)
+
+    return StepInputs(
+        token_ids=meta(tokens, dtype=torch.int64),
+        positions=meta(tokens, dtype=torch.int64),
+        slot_mapping=meta(tokens, dtype=torch.int64),
+        query_start=meta(sequences + 1),
+        context_lens=meta(sequences),
+        block_tables=meta(sequences, 512),
+        num_seqs=sequences,
+        max_query_len=1024,
+        max_context_len=8192,
+        num_decodes=64,
+    )
+
+
+def run_launchers(variant: Variant) -> None:
+    """Call every launcher as a decoder does, with Llama-like widths."""
+    ops, inputs = TritonOps(), step()
+    dtype, head_dim = DTYPES[variant.dtype], variant.head_dim
+    kv_heads, tokens = 8, inputs.positions.numel()
+    heads = kv_heads * variant.group
+    cache_type = torch.float8_e4m3fn if variant.dtype == "fp8" else dtype
+    pool = torch.empty((1024, 32, 2, kv_heads, variant.block_size, head_dim), dtype=cache_type, device=META)
+    caches = (pool[:, 1, 0], pool[:, 1, 1])
+
+    def rows(width: int) -> Tensor:
+        return torch.empty((tokens, width), dtype=dtype, device=META)
+
+    norm, hidden = torch.empty(head_dim, dtype=dtype, device=META), rows(4096)
+    cos_sin = torch.empty((8192, head_dim), device=META)
+    qkv = rows((heads + 2 * kv_heads) * head_dim)
+    for norms in ((None, None), (norm, norm)):
+        query = ops.rope_and_store(qkv, heads, kv_heads, cos_sin, *norms, 1e-5, *caches, inputs)
+    for window in (None, 4096):
+        ops.paged_attention(query, *caches, inputs, head_dim**-0.5, window)
+    if variant.dtype == "fp8" or variant.block_size != 16 or head_dim != 128:
+        return  # the rest knows nothing of heads
+    ops.rms_norm(hidden, hidden[0], 1e-5)
+    ops.add_rms_norm(hidden, hidden, hidden[0], 1e-5)
+    ops.silu_mul(rows(2 * 14336))
+    if variant.dtype == "bfloat16":
+        run_sampling()
+
+
+def run_sampling() -> None:
+    """Logits are fp32 whatever the model."""
+    rows, vocab = 64, 128_256
+
+    def meta(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=META)
+
+    seeds = meta(rows, dtype=torch.int64)
+    parameters = sampling.RowSampling(
+        temperature=meta(rows),
+        min_p=meta(rows),
+        top_k=meta(rows, dtype=torch.int32),
+        top_p=meta(rows),
+        seeds=seeds,
+        positions=seeds,
+    )
+    penalties = sampling.RowPenalties(
+        slots=seeds,
+        presence=meta(rows),
+        frequency=meta(rows),
+        repetition=meta(rows),
+        in_prompt=meta(256, vocab, dtype=torch.bool),
+        output_counts=meta(256, vocab, dtype=torch.int32),
+    )
+    sampling.sample(meta(rows, vocab), parameters)
+    sampling.sample(meta(rows, vocab), parameters, penalties)
+
+
+def record(variant: Variant) -> list[Launch]:
+    """The launches of `variant` on a device of its architecture."""
+    launches: list[Launch] = []
+    torch.cuda.get_device_capability = lambda device=None: divmod(variant.arch, 10)
+    torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(multi_processor_count=132)
+    for lookup in (triton_lang.capability, triton_lang.multiprocessors):
+        lookup.cache_clear()
+    triton.JITFunction.__getitem__ = lambda kernel, grid: (
+        lambda *args, **kwargs: launches.append(Launch(kernel, args, kwargs))
+    )
+    run_launchers(variant)
+    return launches
+
+
+def compile_variant(variant: Variant) -> list[Compiled]:
+    target = GPUTarget("cuda", variant.arch, 32)
+    results: dict[str, Compiled] = {}
+    for launch in record(variant):
+        flags = "".join(f" {name.lower()}" for name, value in launch.kwargs.items() if value is True)
+        label = launch.kernel.__name__.strip("_") + flags
+        if label not in results:
+            built = triton.compile(source(launch), target=target, options=launch.options)
+            results[label] = inspect(variant, label, built)
+    return list(results.values())
+
+
+def inspect(variant: Variant, label: str, built: Any) -> Compiled:
+    """Registers and local memory, as the CUDA tools in Triton's wheel read them from the machine code."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(built.asm["cubin"])
+        file.flush()
+        text = subprocess.run([tool, "--dump-resource-usage", file.name], check=True, capture_output=True, text=True)
+    found = {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", text.stdout)}
+    return Compiled(variant, label, found["REG"], built.metadata.shared, found["STACK"] + found["LOCAL"])
+
+
+def variants(options: argparse.Namespace) -> Iterator[Variant]:
+    for arch in options.arch:
+        for dtype in options.dtype:
+            for head_dim in options.head_dim:
+                for block_size in options.block_size:
+                    for group in options.group:
+                        yield Variant(arch, dtype, head_dim, block_size, group)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arch", nargs="+", type=int, default=[80, 90])
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=list(DTYPES))
+    parser.add_argument("--head-dim", nargs="+", type=int, default=[64, 80, 96, 128, 256])
+    parser.add_argument("--block-size", nargs="+", type=int, default=[16, 32])
+    parser.add_argument("--group", nargs="+", type=int, default=[4], help="query heads that share a key head")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    options = parser.parse_args()
+    spilling = 0
+    print(f"triton {triton.__version__}\n{'':52}{'kernel':24}{'registers':>10}{'shared':>10}{'spilled':>9}")
+    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+        for results in pool.map(compile_variant, variants(options)):
+            for found in results:
+                spilling += found.spilled > 0
+                print(f"{found.variant!s:52}{found.kernel:24}{found.registers:10}{found.shared:10}{found.spilled:9}")
+    print(f"{spilling} kernels spill" if spilling else "no kernel spills")
+    return 1 if spilling else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

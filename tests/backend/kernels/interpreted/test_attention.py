@@ -1,0 +1,124 @@
+import mmap
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from backend.kernels import paged_decode, paged_prefill, reference, triton_lang
+from backend.kernels.triton_ops import TritonOps
+from tests.backend.kernels.interpreted.closeness import DTYPES, assert_close
+from tests.backend.kernels.ragged import Heads, Ragged, ragged
+
+DECODES = [(1, 1), (1, 16), (1, 65), (1, 150)]
+PREFILLS = [(1, 1), (17, 17), (9, 70), (33, 34)]
+MIXED = [(1, 77), (1, 3), (3, 3), (20, 53), (1, 40), (2, 64)]
+
+
+def compared(case: Ragged, window: int | None = None, num_decodes: int = 0) -> tuple[Tensor, Tensor]:
+    """What the kernels and the reference make of random queries."""
+    heads = case.heads
+    q = case.normal(case.step.positions.numel(), heads.queries, heads.dim)
+    step = replace(case.step, num_decodes=num_decodes)
+    arguments = (q, case.k_cache, case.v_cache, step, heads.dim**-0.5, window)
+    return TritonOps().paged_attention(*arguments), reference.paged_attention(*arguments)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 1, 7, 64])
+@pytest.mark.parametrize("spans", [DECODES, PREFILLS])
+def test_attention_is_the_references(spans: list[tuple[int, int]], window: int | None, dtype: torch.dtype) -> None:
+    assert_close(*compared(ragged(spans, Heads(6, 2, 64), 16, dtype), window))
+
+
+@pytest.mark.parametrize("heads", [Heads(3, 3, 80), Heads(7, 1, 96), Heads(2, 2, 24), Heads(5, 1, 256)])
+@pytest.mark.parametrize("block_size", [1, 16, 100])
+def test_attention_takes_any_heads_and_block_size(heads: Heads, block_size: int) -> None:
+    assert_close(*compared(ragged([(1, 40), (1, 90), (9, 33)], heads, block_size), num_decodes=2))
+
+
+@pytest.mark.parametrize("num_decodes", [0, 1, 2])
+def test_leading_decodes_and_the_sequences_after_them_share_a_step(num_decodes: int) -> None:
+    assert_close(*compared(ragged(MIXED, Heads(4, 2, 64), 16), 30, num_decodes))
+
+
+def test_more_sequences_than_one_scan_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (paged_decode, paged_prefill):
+        monkeypatch.setattr(module, "SCAN", triton_lang.tl.constexpr(4))
+    spans = [(1, 1 + 11 * s % 40) for s in range(9)]
+    assert_close(*compared(ragged(spans, Heads(1, 1, 16), 8)))
+    assert_close(*compared(ragged([*spans, (5, 6)], Heads(1, 1, 16), 8)))
+
+
+def test_a_long_context_is_split_and_joined_again() -> None:
+    found, expected = compared(ragged([(1, 2900), (1, 5)], Heads(2, 1, 16), 16))
+    assert_close(found, expected)
+
+
+def test_a_row_without_context_gives_zeros() -> None:
+    case = ragged(DECODES, Heads(4, 2, 64), 16)
+    case.step.context_lens[1] = 0
+    found, expected = compared(case)
+    assert_close(found[2:], expected[2:])
+    assert not found[1].any()
+
+
+def test_the_launch_of_a_decode_depends_on_the_number_of_sequences_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    launches: list[tuple[int, ...]] = []
+
+    class Recorder:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            return lambda *args, **constants: launches.append(grid)
+
+    for name in ("_decode", "_join"):
+        monkeypatch.setattr(paged_decode, name, Recorder())
+    for context in (1, 5000):
+        case = ragged([(1, context), (1, 3)], Heads(2, 1, 16), 16)
+        q = case.normal(2, 2, 16)
+        TritonOps().paged_attention(q, case.k_cache, case.v_cache, case.step, 0.25, None)
+    assert launches[:2] == launches[2:]
+
+
+def test_one_overwhelming_key_gives_its_value() -> None:
+    case = ragged([(1, 100), (9, 50)], Heads(4, 2, 64), 16)
+    target = case.step.block_tables[:, 1].long()
+    case.k_cache[target, :, 0] = 100.0
+    q = torch.full((10, 4, 64), 50.0)
+    found = TritonOps().paged_attention(q, case.k_cache, case.v_cache, replace(case.step, num_decodes=1), 1.0, None)
+    torch.testing.assert_close(found[0], case.v_cache[target[0], :, 0].repeat_interleave(2, 0))
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_blocks_beyond_2_to_the_31_elements_are_reached(rows: int) -> None:
+    case = ragged([(rows, 40)], Heads(2, 1, 16), 16, torch.float16)
+    stride = 2**30 // 3 * 2 + 32
+    memory = mmap.mmap(-1, (3 * stride + 2**20) * 2)  # pages are taken when first written
+    shape = (4, 2, 1, 16, 16)
+    far = torch.frombuffer(memory, dtype=torch.float16).as_strided(shape, (stride, 256, 256, 16, 1))
+    assert far.stride(0) * 3 > 2**31
+    tables = torch.tensor([[3, 1, 2]], dtype=torch.int32)
+    for near, block in zip(case.step.block_tables[0].tolist(), tables[0].tolist(), strict=False):
+        far[block, 0] = case.k_cache[near]
+        far[block, 1] = case.v_cache[near]
+    q = case.normal(rows, 2, 16)
+    found = TritonOps().paged_attention(q, far[:, 0], far[:, 1], replace(case.step, block_tables=tables), 0.25, None)
+    expected = reference.paged_attention(q, case.k_cache, case.v_cache, case.step, 0.25, None)
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_an_8_bit_cache_is_scaled_back(
+    dtype: torch.dtype, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_lang, "capability", lambda device: capability)
+    case = ragged([(1, 60), (1, 9), (7, 40)], Heads(4, 2, 64), 16, dtype)
+    q = case.normal(9, 4, 64)
+    k_scale, v_scale = 0.5, 2.0
+    k, v = (case.k_cache.nan_to_num() / k_scale).to(triton_lang.FP8), case.v_cache.nan_to_num().to(triton_lang.FP8)
+    step = replace(case.step, num_decodes=2)
+    found = TritonOps((k_scale, v_scale)).paged_attention(q, k, v, step, 0.125, None)
+    k, v = k.float() * k_scale, v.float() * v_scale
+    expected = reference.paged_attention(q, k, v, step, 0.125, None)
+    assert_close(found, expected)

@@ -1,0 +1,149 @@
+"""The device's sampler against the one in torch: the same tokens, for the same seeds, at the same positions."""
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from backend import sampler
+from backend.batch import Admitted
+from backend.kernels import sampling
+from backend.kernels.sampling import RowPenalties, RowSampling
+from backend.sampler import SamplingBatch
+from backend.sampling import SamplingParams
+
+VOCAB = 300
+KINDS = (
+    SamplingParams(temperature=0),
+    SamplingParams(),
+    SamplingParams(temperature=2),
+    SamplingParams(top_k=1),
+    SamplingParams(top_k=5, temperature=0.3),
+    SamplingParams(top_k=100),
+    SamplingParams(top_p=0.7),
+    SamplingParams(top_p=0.999, temperature=2),
+    SamplingParams(top_p=1e-6),
+    SamplingParams(min_p=0.2),
+    SamplingParams(min_p=1),
+    SamplingParams(temperature=1.5, top_k=8, top_p=0.8, min_p=0.05),
+    SamplingParams(top_k=VOCAB, top_p=0.5),
+    SamplingParams(min_p=1e-4, top_p=0.9),
+)
+
+
+@pytest.fixture(autouse=True)
+def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "TILE", 64)
+    monkeypatch.setattr(sampling, "SEARCHED", 256)
+
+
+def rows(*kinds: SamplingParams, seed: int = 0, position: int = 9) -> RowSampling:
+    """Row i is sampled by kind i with seed `seed` + i."""
+    numbers = torch.arange(len(kinds))
+    return RowSampling(
+        temperature=torch.tensor([kind.temperature for kind in kinds], dtype=torch.float32),
+        min_p=torch.tensor([kind.min_p for kind in kinds], dtype=torch.float32),
+        top_k=torch.tensor([max(0, kind.top_k) for kind in kinds], dtype=torch.int32),
+        top_p=torch.tensor([kind.top_p for kind in kinds], dtype=torch.float32),
+        seeds=numbers + seed,
+        positions=numbers * 3 + position,
+    )
+
+
+def in_torch(logits: Tensor, batch: RowSampling) -> Tensor:
+    uniforms = sampler.uniforms(batch.seeds.numpy(), batch.positions.numpy())
+    return sampler.sample(
+        logits.clone(),
+        SamplingBatch(
+            temperature=batch.temperature,
+            uniforms=torch.from_numpy(uniforms),
+            min_p=batch.min_p,
+            top_k=batch.top_k.long(),
+            top_p=batch.top_p.double(),
+        ),
+    )
+
+
+@pytest.mark.parametrize("gathered", [8192, 16], ids=["gathered", "searched in place"])
+def test_tokens_are_those_of_the_sampler_in_torch(gathered: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "GATHERED", gathered)
+    logits = torch.randn(len(KINDS), VOCAB, generator=torch.Generator().manual_seed(0)) * 3
+    batch = rows(*KINDS, seed=2**40)
+    assert torch.equal(sampling.sample(logits.clone(), batch), in_torch(logits, batch))
+
+
+def test_equal_logits_are_kept_or_cut_together() -> None:
+    kinds = [SamplingParams(top_k=2), SamplingParams(top_p=0.3), SamplingParams(min_p=1)] * 8
+    logits = torch.tensor([5.0, 1.0, 5.0, -3.0, 5.0]).repeat(len(kinds), 1)
+    batch = rows(*kinds)
+    tokens = sampling.sample(logits.clone(), batch)
+    assert set(tokens.tolist()) == {0, 2, 4}
+    assert torch.equal(tokens, in_torch(logits, batch))
+
+
+def test_a_row_draws_the_same_token_alone_and_in_a_batch() -> None:
+    logits = torch.randn(len(KINDS), VOCAB)
+    batch = rows(*KINDS)
+    together = sampling.sample(logits.clone(), batch)
+    for row in (1, 6, 11):
+        alone = RowSampling(**{field.name: getattr(batch, field.name)[row : row + 1] for field in fields(batch)})
+        assert sampling.sample(logits[row : row + 1].clone(), alone) == together[row]
+
+
+def test_the_seed_and_the_position_decide_the_draw() -> None:
+    logits = torch.zeros(1, 2000).expand(12, -1).contiguous()
+    batch = rows(*[SamplingParams()] * 12, seed=-5)
+    tokens = sampling.sample(logits.clone(), batch)
+    assert torch.equal(tokens, in_torch(logits, batch))
+    assert len(set(tokens.tolist())) > 9
+
+
+def test_tokens_of_no_probability_are_never_drawn() -> None:
+    logits = torch.full((len(KINDS), VOCAB), -torch.inf)
+    logits[:, [7, VOCAB - 2]] = 0.0
+    assert set(sampling.sample(logits, rows(*KINDS)).tolist()) <= {7, VOCAB - 2}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("value", [torch.nan, -torch.inf, torch.inf])
+def test_logits_that_are_not_numbers_give_a_token_of_the_vocabulary(value: float) -> None:
+    tokens = sampling.sample(torch.full((len(KINDS), VOCAB), value), rows(*KINDS))
+    assert all(0 <= token < VOCAB for token in tokens.tolist())
+
+
+def test_penalties_are_those_of_the_sampler_in_torch_and_count_what_is_sampled() -> None:
+    kinds = (
+        SamplingParams(temperature=0, repetition_penalty=1.8),
+        SamplingParams(),
+        SamplingParams(presence_penalty=1.5, frequency_penalty=-0.5, top_p=0.9),
+        SamplingParams(frequency_penalty=0.7, top_k=40),
+    )
+    slots = torch.tensor([5, 0, 3, 1])
+    machine = sampler.SlotSampler(6, VOCAB)
+    penalties = RowPenalties(
+        slots=slots,
+        presence=torch.tensor([kind.presence_penalty for kind in kinds]),
+        frequency=torch.tensor([kind.frequency_penalty for kind in kinds]),
+        repetition=torch.tensor([kind.repetition_penalty for kind in kinds]),
+        in_prompt=torch.zeros(6, VOCAB, dtype=torch.bool),
+        output_counts=torch.zeros(6, VOCAB, dtype=torch.int32),
+    )
+    for slot, kind in zip(slots.tolist(), kinds, strict=True):
+        prompt = [slot, slot + 1, slot]
+        penalties.in_prompt[slot, prompt] = True
+        machine.admit(Admitted(slot, replace(kind), int(slot == 5), prompt, 3))
+    generator = torch.Generator().manual_seed(4)
+    for position in range(3, 7):
+        logits = torch.randn(4, VOCAB, generator=generator)
+        positions = np.full(4, position)
+        batch = replace(
+            rows(*kinds), seeds=(slots == 5).long(), positions=torch.from_numpy(positions), top_p=rows(*kinds).top_p
+        )
+        expected_logits, found_logits = logits.clone(), logits.clone()
+        expected = machine.sample(expected_logits, slots.numpy(), positions)
+        assert torch.equal(sampling.sample(found_logits, batch, penalties), expected)
+        torch.testing.assert_close(found_logits, expected_logits)
+        penalised = [5, 3, 1]
+        assert penalties.output_counts[penalised].sum() == 3 * (position - 2)

@@ -1,0 +1,73 @@
+"""Triton kernels without a GPU: interpreted against the references, and compiled for the GPUs they are meant for."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from backend.errors import ConfigError
+from backend.kernels.cpu import select_ops
+
+ROOT = Path(__file__).parents[3]
+
+pytest.importorskip("triton")
+
+
+def run(*command: str, **variables: str) -> str:
+    """What `command` prints when run by this Python in the checkout; fails with it when the command does."""
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    result = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+@pytest.mark.timeout(400)
+def test_kernels_are_the_references_in_the_interpreter() -> None:
+    folder = "tests/backend/kernels/interpreted"
+    of_triton_36 = ("-W", "ignore:Conversion of an array:DeprecationWarning")
+    assert " passed" in run("-m", "pytest", "-q", "-p", "no:cacheprovider", *of_triton_36, folder, TRITON_INTERPRET="1")
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("arch", ["80", "90"])
+def test_kernels_compile_without_spills(arch: str) -> None:
+    shapes = ("--head-dim", "128", "--block-size", "16", "--jobs", "1")
+    assert "no kernel spills" in run(
+        "scripts/compile_kernels.py", "--arch", arch, "--dtype", "bfloat16", "fp8", *shapes
+    )
+
+
+def test_nothing_imports_triton_unless_its_kernels_are_chosen() -> None:
+    run("-c", "import sys, backend.llm; assert 'triton' not in sys.modules and 'triton.language' not in sys.modules")
+
+
+def test_triton_kernels_are_refused_without_a_cuda_device() -> None:
+    with pytest.raises(ConfigError, match="CUDA"):
+        select_ops(torch.device("cpu"), torch.float32, "triton")
+
+
+def test_triton_kernels_are_the_default_of_a_cuda_device() -> None:
+    assert type(select_ops(torch.device("cuda"), torch.bfloat16)).__name__ == "TritonOps"
+
+
+def test_a_missing_triton_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "backend.kernels.triton_ops", raising=False)
+    for name in ("triton", "backend.kernels.paged_decode"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match="install it"):
+        select_ops(torch.device("cuda"), torch.bfloat16)
+
+
+@pytest.mark.timeout(400)
+def test_the_benchmark_runs_in_the_interpreter(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    printed = run("-m", "benchmarks.kernels_gpu", "--json", str(figures), TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")
+    assert "every kernel agrees with the reference" in printed
+    kernels = {found["kernel"] for found in json.loads(figures.read_text())["kernels"]}
+    assert kernels >= {"decode attention", "prefill attention", "rope and store", "sampling, top-k and top-p"}
