@@ -72,7 +72,7 @@ class Scheduler:
         self._look_again(tenant)
 
     def demand(self, tenant: str) -> int:
-        """Blocks that the tenant would hold if it might: those it was denied, and what its running sequences may need."""
+        """Blocks that the tenant would hold if it might: those it was denied, and what those it runs may need."""
         allowances = self.holdings.allowances
         own = [s for s in self.running.values() if s.tenant == tenant]
         return max(allowances.held[tenant], allowances.wanted.get(tenant, 0), self._peak(own) if own else 0)

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from importlib.metadata import version
@@ -22,6 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request as StarletteRequest
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 from tqdm import tqdm
 
 from admission.admission import Admission
@@ -43,7 +44,7 @@ from gateway.endpoints import (
     ModelsEndpoint,
     TokenizeEndpoint,
 )
-from gateway.entitlement import KvShape
+from gateway.entitlement import Entitlements, KvShape
 from gateway.errors import ApiError, InternalError, MethodNotAllowed, RouteNotFound, ShuttingDown
 from gateway.generation import ChatEndpoint, CompletionEndpoint
 from gateway.kv_leases import KvLeases
@@ -121,6 +122,7 @@ async def serve_engine(
             admission=admission,
             keys=tenancy.keys.ring,
             policies=tenancy.policies,
+            entitlements=Entitlements(tenancy.policies),
             quotas=quotas,
             kv_leases=kv_leases,
             kv_shape=KvShape(model.engine_config.block_size, block_bytes),
@@ -152,11 +154,12 @@ async def beside(*coroutines: Coroutine[object, object, None]) -> AsyncIterator[
             task.cancel()
 
 
-def make_app(service: Service, alive: Callable[[], bool], ready: Callable[[], bool]) -> Starlette:
+def make_app(service: Service, alive: Callable[[], bool], ready: Callable[[], bool]) -> ASGIApp:
     """The routes. Every answer that is not one of the endpoints' is an error of the same shape."""
+    chat, completion = ChatEndpoint(service), CompletionEndpoint(service)
     routes = [
-        Route("/v1/chat/completions", ChatEndpoint(service), methods=["POST"]),
-        Route("/v1/completions", CompletionEndpoint(service), methods=["POST"]),
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/completions", completion, methods=["POST"]),
         Route("/v1/models", ModelsEndpoint(service), methods=["GET"]),
         Route("/v1/models/{model:path}", ModelsEndpoint(service), methods=["GET"]),
         Route("/v1/limits", LimitsEndpoint(service), methods=["GET"]),
@@ -168,7 +171,20 @@ def make_app(service: Service, alive: Callable[[], bool], ready: Callable[[], bo
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _unrouted})
     app.router.redirect_slashes = False
-    return app
+    return Shortcut(app, {("POST", "/v1/chat/completions"): chat, ("POST", "/v1/completions"): completion})
+
+
+class Shortcut:
+    """Hands the routes that carry the load straight to their endpoints, which need no middleware: they answer whatever
+    happens.
+    """
+
+    def __init__(self, app: ASGIApp, endpoints: Mapping[tuple[str, str], ASGIApp]) -> None:
+        self._app = app
+        self._endpoints = endpoints
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._endpoints.get((scope["method"], scope["path"]), self._app)(scope, receive, send)
 
 
 def _readiness(service: Service) -> dict[str, object]:

@@ -31,13 +31,17 @@ class Deadlines:
     interval: float = inf  # between two tokens
     is_relative: bool = True  # counted from each attempt, so that another one may succeed
 
-    def at(self, arrival: float) -> tuple[float | None, float | None]:
-        """The moments of the first and the last token, on the clock of `arrival`."""
-        return _moment(arrival, self.first_token), _moment(arrival, self.last_token)
+
+NONE = Deadlines()
 
 
 def read_deadlines(headers: Headers, stream: bool, now: float) -> Deadlines:
     """`now` in Unix seconds. Raises `BadRequest` for a value that is no time to come."""
+    given = [(name, value) for name, value in headers if name in _NAMES]
+    return _tightest(given, stream, now) if given else NONE
+
+
+def _tightest(headers: Headers, stream: bool, now: float) -> Deadlines:
     tightest = {FIRST: inf, LAST: inf, INTERVAL: inf}
     absolute = inf
     for name, value in headers:
@@ -47,7 +51,7 @@ def read_deadlines(headers: Headers, stream: bool, now: float) -> Deadlines:
                 tightest[what] = min(tightest[what], seconds)
         elif name == b"x-sluice-deadline-at":
             absolute = _until(name, value, now)
-        elif name in _DURATIONS:
+        else:
             what, unit = _DURATIONS[name]
             tightest[what] = min(tightest[what], _duration(name, value, unit))
     is_relative = absolute >= tightest[LAST]
@@ -61,6 +65,9 @@ _DURATIONS = {
     b"x-llm-d-slo-ttft-ms": (FIRST, 1e-3),
     b"x-llm-d-slo-tpot-ms": (INTERVAL, 1e-3),
 }
+
+
+_NAMES = {*_DURATIONS, b"x-sluice-deadline-at", b"x-stainless-read-timeout"}
 
 
 def _duration(name: bytes, value: bytes, unit: float) -> float:
@@ -98,7 +105,3 @@ def _number(value: bytes) -> float:
 def _wrong(name: bytes, value: bytes, wanted: str) -> BadRequest:
     header = name.decode()
     return BadRequest(f"The header {header} must be {wanted}, got {value[:64]!r}.", header)
-
-
-def _moment(arrival: float, seconds: float) -> float | None:
-    return arrival + seconds if seconds < inf else None

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from gateway.auth import Principal
 from gateway.errors import Forbidden, ModelNotFound, Unsatisfiable
+from gateway.policies import Policies
 from quotas.limit import Limit, Resource
 from quotas.policy import ClassPolicy, Policy, TenantPolicy
 
@@ -19,21 +20,23 @@ class KvShape:
 
 
 class Entitlement:
-    """A principal's, in one policy."""
+    """A principal's, in one policy. Made once, and asked by every request until the policy changes."""
 
     def __init__(self, policy: Policy, principal: Principal) -> None:
         self.name = principal.tenant
         self.key = principal.key_id
         self.tenant: TenantPolicy = policy.tenant(principal.tenant)
         self.limits: tuple[Limit, ...] = self.tenant.limits_of(principal.key_id)
+        self.scopes = _scopes(principal, self.tenant)
+        self.kv_bytes = min(
+            (limit.amount for limit in self.limits if limit.resource is Resource.KV_BYTES), default=None
+        )
+        self.may_queue = min(
+            (limit.amount for limit in self.limits if limit.resource is Resource.QUEUED_REQUESTS), default=None
+        )
+        self._of_answers = [limit for limit in self.limits if limit.resource in GENERATED]
         self._policy = policy
-        self._given = principal.scopes
-
-    @property
-    def scopes(self) -> tuple[str, ...]:
-        """Those that the key was made with, as far as the policy leaves them."""
-        key = self.tenant.key(self.key)
-        return tuple(scope for scope in self._given if key is None or scope in key.scopes)
+        self._classes: dict[str | None, ClassPolicy] = {}  # by tier
 
     def require(self, scope: str) -> None:
         """Raises `Forbidden` unless the key has the scope."""
@@ -47,25 +50,22 @@ class Entitlement:
             raise ModelNotFound(f"The model {model!r:.200} does not exist or you have no access to it.", "model")
 
     def service_class(self, tier: str | None) -> ClassPolicy:
-        return self._policy.class_for(self.name, self.key, tier)
-
-    def amount_of(self, resource: Resource) -> int | None:
-        """The tightest limit of what is held at once; None: there is none."""
-        return min((limit.amount for limit in self.limits if limit.resource is resource), default=None)
+        found = self._classes.get(tier)
+        if found is None:
+            found = self._classes[tier] = self._policy.class_for(self.name, self.key, tier)
+        return found
 
     def kv_tokens(self, shape: KvShape) -> int | None:
         """Tokens of the longest sequence that the tenant's KV memory could hold."""
-        allowed = self.amount_of(Resource.KV_BYTES)
-        return None if allowed is None else allowed // shape.block_bytes * shape.block_tokens
+        return None if self.kv_bytes is None else self.kv_bytes // shape.block_bytes * shape.block_tokens
 
     def check_kv(self, num_tokens: int, shape: KvShape) -> None:
         """Raises `Unsatisfiable` for a sequence that could never be held."""
         most = self.kv_tokens(shape)
         if most is not None and num_tokens > most:
-            amount = self.amount_of(Resource.KV_BYTES)
             raise Unsatisfiable(
-                f"Your tenant's limit kv_bytes is {amount}, which holds {most} tokens: prompt and max_tokens together "
-                f"are {num_tokens}. Lower max_tokens, shorten the prompt, or have the limit raised.",
+                f"Your tenant's limit kv_bytes is {self.kv_bytes}, which holds {most} tokens: prompt and max_tokens "
+                f"together are {num_tokens}. Lower max_tokens, shorten the prompt, or have the limit raised.",
                 "max_tokens",
             )
 
@@ -74,8 +74,37 @@ class Entitlement:
 
         `expected` is what answers of this tenant rarely exceed.
         """
-        limits = [limit for limit in self.limits if limit.resource in GENERATED]
-        if not limits:
+        if not self._of_answers:
             return None
-        fits = min(limit.capacity - (num_prompt_tokens if limit.resource is Resource.TOKENS else 0) for limit in limits)
+        fits = min(
+            limit.capacity - (num_prompt_tokens if limit.resource is Resource.TOKENS else 0)
+            for limit in self._of_answers
+        )
         return max(1, min(expected, fits))
+
+
+class Entitlements:
+    """Those of every principal that has come, under the policy that holds now."""
+
+    def __init__(self, policies: Policies) -> None:
+        self._policies = policies
+        self._policy = policies.current
+        self._known: dict[Principal, Entitlement] = {}
+
+    def of(self, principal: Principal) -> Entitlement:
+        if self._policies.current is not self._policy:
+            self._policy, self._known = self._policies.current, {}
+        entitlement = self._known.get(principal)
+        if entitlement is None:
+            entitlement = self._known[principal] = Entitlement(self._policy, principal)
+        return entitlement
+
+
+def _least(limits: tuple[Limit, ...], resource: Resource) -> int | None:
+    return min((limit.amount for limit in limits if limit.resource is resource), default=None)
+
+
+def _scopes(principal: Principal, tenant: TenantPolicy) -> tuple[str, ...]:
+    """Those that the key was made with, as far as the policy leaves them."""
+    key = tenant.key(principal.key_id)
+    return tuple(scope for scope in principal.scopes if key is None or scope in key.scopes)

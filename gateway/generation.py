@@ -43,7 +43,6 @@ from gateway.scope import RequestScope
 from gateway.service import Service
 from gateway.supply import Supply
 from quotas import reservation as quota
-from quotas.limit import Resource
 from quotas.policy import ClassPolicy
 from quotas.quotas import Grant
 
@@ -71,17 +70,21 @@ class Wants:
 
     @property
     def done_by(self) -> float | None:
-        return self.deadlines.at(self.arrived)[1]
+        seconds = self.deadlines.last_token
+        return self.arrived + seconds if seconds < inf else None
 
     def first_token_by(self, service_class: ClassPolicy) -> float | None:
         """By the client's deadline, and by the target of a class that refuses what would be late."""
-        target = service_class.ttft if service_class.when_late == "refuse" else None
-        moments = [self.deadlines.at(self.arrived)[0], None if target is None else self.arrived + target]
-        return min((moment for moment in moments if moment is not None), default=None)
+        seconds = self.deadlines.first_token
+        if service_class.when_late == "refuse" and service_class.ttft is not None:
+            seconds = min(seconds, service_class.ttft)
+        return self.arrived + seconds if seconds < inf else None
 
     def token_interval(self, service_class: ClassPolicy) -> float | None:
-        interval = min(self.deadlines.interval, service_class.time_per_output_token or inf)
-        return interval if interval < inf else None
+        promised = service_class.time_per_output_token
+        if self.deadlines.interval == inf:
+            return promised
+        return min(self.deadlines.interval, promised or inf)
 
 
 class GenerationEndpoint(Endpoint):
@@ -133,16 +136,17 @@ class GenerationEndpoint(Endpoint):
         admission = self.service.admission
         self._lease(entitlement, asked)
         async with self.service.quotas.reserve(entitlement.name, entitlement.tenant, entitlement.key, ask) as grant:
-            exchange.add_headers(rate_headers(grant.states))
+            if grant.states:
+                exchange.add_headers(rate_headers(grant.states))
             with ExitStack() as admitted:
-                supply = admitted.enter_context(Supply(grant, admission, lambda error: life.fail(refusal_of(error)[0])))
                 answers = [
                     admitted.enter_context(self._admit(one, request, prompt))
                     for one, prompt in zip(asked, prompts, strict=True)
                 ]
                 grant.measure = partial(_usage, answers, self.service)
-                for answer in answers:
-                    supply.watch(answer.stream)
+                if any(one.allowed_tokens is not None for one in asked):
+                    supply = Supply(grant, admission, lambda error: life.fail(refusal_of(error)[0]))
+                    admitted.enter_context(supply).watch([answer.stream for answer in answers])
                 exchange.add_headers(_estimate(answers))
                 await self._generate(exchange, grant, identity, request, answers)
 
@@ -172,11 +176,11 @@ class GenerationEndpoint(Endpoint):
 
     def _lease(self, entitlement: Entitlement, asked: list[AdmissionRequest]) -> None:
         """See to it that the tenant may soon hold what the longest of these needs, if its KV memory is limited."""
-        shape = self.service.kv_shape
-        longest = max(len(one.prompt) + one.max_tokens for one in asked)
-        self.service.kv_leases.use(
-            entitlement.name, entitlement.amount_of(Resource.KV_BYTES), -(-longest // shape.block_tokens)
-        )
+        leases = self.service.kv_leases
+        if entitlement.kv_bytes is not None or leases.num_tenants:
+            longest = max(len(one.prompt) + one.max_tokens for one in asked)
+            blocks = -(-longest // self.service.kv_shape.block_tokens)
+            leases.use(entitlement.name, entitlement.kv_bytes, blocks)
 
     def _ask(self, request_id: str, entitlement: Entitlement, wants: Wants, prompt: Prompt) -> AdmissionRequest:
         service, request, sampling = self.service, wants.request, wants.request.sampling
@@ -323,10 +327,14 @@ def _estimate(answers: list[Answer]) -> dict[str, str]:
 
 def _usage(answers: list[Answer], service: Service) -> quota.Usage:
     """What the request has used so far; nothing, not even one request, before anything was computed for it."""
-    computed = sum(answer.sequence.num_billed_tokens for answer in answers)
-    generated = sum(answer.num_computed for answer in answers)
     now = service.admission.clock()
-    byte_seconds = sum(answer.sequence.block_seconds(now) for answer in answers) * service.kv_shape.block_bytes
+    computed, generated, block_seconds = 0, 0, 0.0
+    for answer in answers:
+        sequence = answer.sequence
+        computed += sequence.num_billed_tokens
+        generated += answer.num_computed
+        block_seconds += sequence.block_seconds(now)
+    byte_seconds = block_seconds * service.kv_shape.block_bytes
     return quota.Usage(computed, generated, kv_byte_seconds=byte_seconds, requests=1 if computed else 0)
 
 

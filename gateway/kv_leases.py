@@ -59,6 +59,11 @@ class KvLeases:
         self._leases: dict[str, _Lease] = {}
         self._wake = asyncio.Event()
 
+    @property
+    def num_tenants(self) -> int:
+        """Those that have a limit and are active."""
+        return len(self._leases)
+
     def use(self, tenant: str, limit: int | None, blocks: int) -> None:
         """A request of the tenant has come that may need so many blocks.
 

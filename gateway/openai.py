@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from backend.errors import InvalidRequest
@@ -138,7 +139,7 @@ def _sampling(body: GenerationBody, limits: Limits) -> SamplingParams:
     if stop_token_ids:
         _check_in_vocabulary(stop_token_ids, "stop_token_ids", limits)
     try:
-        return SamplingParams(
+        return _checked(
             **{**limits.sampling_defaults, **given},
             max_tokens=max((limit for limit in token_limits if limit is not None), default=None),
             stop=tuple(body.stop or ()),
@@ -146,6 +147,12 @@ def _sampling(body: GenerationBody, limits: Limits) -> SamplingParams:
         )
     except InvalidRequest as exc:
         raise translate(exc) from exc
+
+
+@lru_cache(maxsize=64, typed=True)
+def _checked(**fields: Any) -> SamplingParams:
+    """Clients seldom change how they sample, so what was checked once is seldom checked again."""
+    return SamplingParams(**fields)
 
 
 def _template_message(message: Message) -> dict[str, str]:

@@ -8,7 +8,7 @@ from starlette.types import Receive, Scope
 from admission.admission import Admission
 from backend.tokenizer import Tokenizer
 from gateway.auth import KeyRing, Principal
-from gateway.entitlement import Entitlement, KvShape
+from gateway.entitlement import Entitlement, Entitlements, KvShape
 from gateway.errors import ModelNotFound, context_exceeded
 from gateway.kv_leases import KvLeases
 from gateway.metrics import Metrics
@@ -31,6 +31,7 @@ class Service:
     admission: Admission
     keys: KeyRing
     policies: Policies
+    entitlements: Entitlements
     quotas: Quotas
     kv_leases: KvLeases
     kv_shape: KvShape
@@ -42,7 +43,7 @@ class Service:
 
     def entitlement(self, principal: Principal, scope: str) -> Entitlement:
         """What a key may do, as of now. Raises `Forbidden` when `scope` is not among it."""
-        entitlement = Entitlement(self.policies.current, principal)
+        entitlement = self.entitlements.of(principal)
         entitlement.require(scope)
         return entitlement
 

@@ -1,7 +1,7 @@
 """Answers of undeclared length: they begin with as many tokens as were reserved, and reserve more as they go."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
 
@@ -38,7 +38,11 @@ class Supply:
         for task in self._tasks:
             task.cancel()
 
-    def watch(self, stream: TokenStream) -> None:
+    def watch(self, streams: Iterable[TokenStream]) -> None:
+        for stream in streams:
+            self._watch(stream)
+
+    def _watch(self, stream: TokenStream) -> None:
         """Supply this answer, if it may become longer than it was allowed so far."""
         sequence = stream.sequence
         if sequence.token_limit < sequence.most_tokens:
@@ -55,7 +59,7 @@ class Supply:
         refusal = await self._refusal_of(more)
         if refusal is None:
             self._admission.extend(stream, more)
-            self.watch(stream)
+            self._watch(stream)
         else:
             stream.call_at(sequence.token_limit - len(sequence.prompt), lambda: self._end(stream, refusal))
 

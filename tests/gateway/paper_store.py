@@ -1,8 +1,10 @@
 """A store on paper: grants everything, and knows what has not been settled."""
 
+import asyncio
 from datetime import date
 
 from quotas.limit import Limit
+from quotas.policy import Outage
 from quotas.reservation import Ask, LimitState, Reservation, Usage
 
 
@@ -13,8 +15,11 @@ class PaperStore:
         self.outstanding: dict[str, Reservation] = {}
         self.usages: list[Usage] = []
         self.num_reserved = 0
+        self.returned = asyncio.Event()
 
-    async def reserve(self, tenant: str, key: str | None, limits: tuple[Limit, ...], ask: Ask) -> Reservation:
+    async def reserve(
+        self, tenant: str, key: str | None, limits: tuple[Limit, ...], ask: Ask, outage: Outage = "closed"
+    ) -> Reservation:
         self.num_reserved += 1
         reservation = Reservation(str(self.num_reserved), tenant, key, ask, limits, tuple)
         self.outstanding[reservation.id] = reservation

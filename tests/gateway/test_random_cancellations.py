@@ -22,7 +22,7 @@ from backend.tokenizer import Tokenizer
 from backend.waiting import WaitingQueue
 from gateway.app import make_app
 from gateway.auth import KeyRing, demo_record
-from gateway.entitlement import KvShape
+from gateway.entitlement import Entitlements, KvShape
 from gateway.kv_leases import KvLeases
 from gateway.metrics import Metrics
 from gateway.openai import Limits
@@ -118,6 +118,7 @@ class Gateway:
             admission=admission,
             keys=KeyRing(pepper, [demo_record(KEY, pepper)]),
             policies=policies,
+            entitlements=Entitlements(policies),
             quotas=Quotas(self.store, heartbeat=3600),
             kv_leases=KvLeases(self.store, admission, 1024, self.engine.clock),
             kv_shape=KvShape(CONFIG.block_size, 1024),
