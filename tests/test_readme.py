@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from quotas.policy_file import parse_policy
 from tests.gateway.server_process import ServerProcess
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
@@ -21,6 +22,12 @@ def test_the_client_example_streams_the_answer(server: ServerProcess, capsys: py
 def test_the_offline_example_prints_the_answers(capsys: pytest.CaptureFixture[str]) -> None:
     exec(OFFLINE, {})
     assert capsys.readouterr().out.splitlines()[0] == COUNTED
+
+
+def test_the_policy_example_is_one() -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
+    acme = parse_policy({"policy.yaml": example.encode()}).tenant("acme")
+    assert acme.weight == 2 and len(acme.limits) == 5
 
 
 def test_every_command_that_is_shown_exists() -> None:
