@@ -1,11 +1,12 @@
 """The door between a request's scope and the engine."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
 from admission.output_length import OutputLengths
 from admission.request import Request
+from admission.terms import Terms
 from backend.engine import Engine
 from backend.scheduler import Scheduler
 from backend.sequence import FinishReason, Sequence
@@ -20,7 +21,7 @@ class Core(Protocol):
     scheduler: Scheduler
     lengths: OutputLengths
 
-    def policy_changed(self, weights: Mapping[str, float], offsets: tuple[float, ...], now: float) -> None: ...
+    def policy_changed(self, terms: Terms, now: float) -> None: ...
 
 
 class Admission:
@@ -64,11 +65,9 @@ class Admission:
         """It may generate so many tokens more."""
         self._engine.extend(stream.sequence, tokens)
 
-    def policy_changed(self, weights: Mapping[str, float], offsets: tuple[float, ...]) -> None:
-        """From now on tenants weigh this much (see `ordering.weight_of`), and classes rank so many seconds behind the
-        first.
-        """
-        self._core.policy_changed(weights, offsets, self.clock())
+    def policy_changed(self, terms: Terms) -> None:
+        """From now on these terms hold."""
+        self._core.policy_changed(terms, self.clock())
 
     def allow(self, tenant: str, blocks: int | None) -> None:
         """Change what the tenant may hold of the KV memory; None: any number of blocks."""

@@ -24,6 +24,16 @@ class _Class:
     def oldest(self) -> float:
         return next(iter(self.sequences)).arrival
 
+    def overtaken(self, key: float, level: int, aging: Aging) -> int:
+        """Tokens of the newest, those that rank behind `key`. O(those that arrived since)."""
+        tokens = 0
+        for sequence, load in reversed(self.sequences.items()):
+            if aging.key(sequence.arrival, level) <= key:
+                break
+            if aging.key(sequence.arrival - sequence.head_start, level) > key:
+                tokens += load.tokens
+        return tokens
+
 
 class TenantBacklog:
     """One tenant's waiting work."""
@@ -34,14 +44,16 @@ class TenantBacklog:
         self.load = Load()
         self.classes: dict[int, _Class] = {}
 
-    def tokens_before(self, arrival: float, priority_class: int, aging: Aging) -> int:
-        """Tokens whose turn comes before that of a newcomer: all of classes that are as urgent, and of a lower class
-        either nothing or, when its oldest has aged enough, everything.
+    def tokens_before(self, arrival: float, head_start: float, priority_class: int, aging: Aging) -> int:
+        """Tokens whose turn comes before that of a newcomer: of classes that are as urgent all but what its head start
+        overtakes, and of a lower class either nothing or, when its oldest has aged enough, everything.
         """
-        key, tokens = aging.key(arrival, priority_class), 0
+        key, tokens = aging.key(arrival - head_start, priority_class), 0
         for level, waiting in self.classes.items():
             if level <= priority_class or aging.key(waiting.oldest, level) < key:
                 tokens += waiting.load.tokens
+                if head_start:
+                    tokens -= waiting.overtaken(key, level, aging)
         return tokens
 
 
@@ -52,6 +64,7 @@ class Backlog:
         self.total = Load()
         self._cost = cost
         self._tenants: dict[str, TenantBacklog] = {}
+        self._classes: dict[int, Load] = {}  # over all tenants
 
     def __contains__(self, sequence: Sequence) -> bool:
         tenant = self._tenants.get(sequence.tenant)
@@ -69,7 +82,8 @@ class Backlog:
         tenant = self._tenants.setdefault(sequence.tenant, TenantBacklog())
         waiting = tenant.classes.setdefault(sequence.priority_class, _Class())
         load = waiting.sequences[sequence] = self.load_of(sequence)
-        for sums in (self.total, tenant.load, waiting.load):
+        of_class = self._classes.setdefault(sequence.priority_class, Load())
+        for sums in (self.total, of_class, tenant.load, waiting.load):
             sums.add(load)
 
     def discard(self, sequence: Sequence) -> Load | None:
@@ -79,7 +93,7 @@ class Backlog:
         tenant = self._tenants[sequence.tenant]
         waiting = tenant.classes[sequence.priority_class]
         load = waiting.sequences.pop(sequence)
-        for sums in (self.total, tenant.load, waiting.load):
+        for sums in (self.total, self._classes[sequence.priority_class], tenant.load, waiting.load):
             sums.take(load)
         if not waiting.sequences:
             del tenant.classes[sequence.priority_class]
@@ -92,14 +106,18 @@ class Backlog:
         backlog = self._tenants.get(tenant)
         return backlog.load if backlog else Load()
 
+    def of_class(self, priority_class: int) -> Load:
+        """What waits in a class, over all tenants."""
+        return self._classes.get(priority_class) or Load()
+
     def tenants(self) -> Iterator[tuple[str, TenantBacklog]]:
         """Those with work waiting."""
         return iter(self._tenants.items())
 
-    def tokens_before(self, tenant: str, arrival: float, priority_class: int, aging: Aging) -> int:
+    def tokens_before(self, tenant: str, arrival: float, head_start: float, priority_class: int, aging: Aging) -> int:
         """Of the tenant's own; see `TenantBacklog.tokens_before`."""
         backlog = self._tenants.get(tenant)
-        return backlog.tokens_before(arrival, priority_class, aging) if backlog else 0
+        return backlog.tokens_before(arrival, head_start, priority_class, aging) if backlog else 0
 
     @property
     def num_tenants(self) -> int:

@@ -1,8 +1,9 @@
 """How far estimates are off, and hence by how much to widen one so that it holds as often as it says.
 
-Split conformal prediction (Vovk et al., 2005): of the last n residuals the ceil((n + 1)(1 - a))-th smallest, added to an
-estimate, is exceeded with probability a if residuals are exchangeable. Under drift they are not, so a follows what has
-been missed (Gibbs and Candes, Adaptive Conformal Inference Under Distribution Shift, 2021): a += rate (target - miss).
+Split conformal prediction (Vovk et al., 2005): of the last n residuals the ceil((n + 1)(1 - a))-th smallest, added to
+an estimate, is exceeded with probability a if residuals are exchangeable. Under drift they are not, so a follows what
+has been missed: a += rate (target - miss) (Gibbs and Candes, Adaptive Conformal Inference Under Distribution Shift,
+2021).
 """
 
 from bisect import bisect_left, insort

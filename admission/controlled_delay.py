@@ -1,8 +1,7 @@
-"""CoDel for requests: a baseline that bounds waiting without estimates (Nichols and Jacobson, 2012; as Maurer applies it
-to servers in Fail at Scale, 2015).
+"""CoDel for requests: a baseline that bounds waiting without estimates.
 
-While the queue has run empty within the last `interval`, whoever waits may wait that long; once it has not, only
-`target`, until it runs empty again.
+Nichols and Jacobson (2012); for servers Maurer, Fail at Scale (2015). While the queue has run empty within the last
+`interval`, whoever waits may wait that long; once it has not, only `target`, until it runs empty again.
 """
 
 from collections import OrderedDict

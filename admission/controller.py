@@ -1,6 +1,6 @@
 """The core: every decision between a request's arrival and its last token, made of timed events alone."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from admission.aging import Aging
 from admission.ledger import Ledger
@@ -8,6 +8,7 @@ from admission.memory import FuturePeak, Gate
 from admission.ordering import Ordering
 from admission.output_length import OutputLengths
 from admission.pace import Pace
+from admission.terms import Terms
 from admission.waiting_room import WaitingRoom
 from backend.batch import Batch, StepOutput
 from backend.flight import Delta
@@ -74,8 +75,8 @@ class Controller:
 
     def arrive(self, sequence: Sequence, now: float) -> None:
         """Queue it. Raises a `Refused` that says why not."""
-        self.room.admit(sequence, now)
         sequence.arrival = now
+        self.room.admit(sequence, now)
         self.scheduler.add(sequence)
         self.room.arrived(sequence, now)
 
@@ -95,11 +96,11 @@ class Controller:
         if sequence.status is not Status.FINISHED:
             self.scheduler.extend(sequence, tokens)
 
-    def policy_changed(self, weights: Mapping[str, float], offsets: tuple[float, ...], now: float) -> None:
-        """From now on tenants weigh this much (see `ordering.weight_of`), and each class ranks so many seconds behind the
-        first.
-        """
-        self._ordering.policy_changed(weights, Aging(offsets=offsets))
+    def policy_changed(self, terms: Terms, now: float) -> None:
+        """From now on these terms hold."""
+        aging = Aging(offsets=terms.offsets)
+        self._ordering.policy_changed(terms.weights, aging)
+        self.room.control.policy_changed(terms, aging)
 
     def plan(self, now: float) -> Batch | None:
         self._expire(now)

@@ -94,7 +94,7 @@ class CoreConfig:
     memory: Memory = Memory.FORECAST
     min_free_blocks: int = 0
     prefill_share: float = 1.0  # of the token budget, where no decode was promised an interval
-    leeway: float = 0.5  # what a tenant may be in debt and still be served in order of age, in the unit
+    leeway: float = 1.0  # what a tenant may be in debt and have what has a deadline served by age, in the unit
     overload: Overload = Overload.DEADLINE
     confidence: float = 0.4  # that what is admitted meets its deadline
     max_waiting: int | None = 1024  # requests

@@ -23,6 +23,7 @@ from backend.scheduler import Scheduler
 from backend.sequence import Sequence
 
 OUTPUT_QUANTILE = 0.9
+HEAD_START = 0.37  # of the prefill time beyond the typical prompt's
 _FORGET = 0.02  # share of a running mean that each newcomer replaces
 
 Price = Callable[[Sequence], float]
@@ -31,12 +32,14 @@ Price = Callable[[Sequence], float]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """In seconds from now. `own_wait` is the part of it that its tenant's waiting work causes, `prefill` its own."""
+    """In seconds; the first two from now."""
 
     first_token: float
     last_token: float
-    own_wait: float
-    prefill: float
+    own_wait: float  # the part of it that its tenant's waiting work causes
+    prefill: float  # its own
+    typical_prefill: float  # what the typical prompt would take in its place
+    head_start: float  # that it gets for having to start sooner, if it has a deadline
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ class Estimator:
     ) -> None:
         self._scheduler, self._backlog, self._pipeline = scheduler, backlog, pipeline
         self._model, self._lengths, self._pace = model, lengths, pace
-        self._aging, self._price = aging, price
+        self.aging, self._price = aging, price
         self._fair = scheduler.waiting if isinstance(scheduler.waiting, LenientFairQueue) else None
         self.typical = Typical()
 
@@ -92,14 +95,15 @@ class Estimator:
     def of(self, sequence: Sequence, now: float) -> Estimate:
         """For a sequence that arrives now."""
         step = self._step(sequence)
-        own, others = self._ahead(sequence, now)
         a_token = step.seconds / step.room
-        prompt = len(sequence.prompt) * a_token
+        prompt, typical = len(sequence.prompt) * a_token, self.typical.prompt * a_token
+        head_start = HEAD_START * max(0.0, prompt - typical) if sequence.is_pressing else 0.0
+        own, others = self._ahead(sequence, now, head_start)
         prefill = (step.in_progress + own + others) * a_token + prompt
         wait = max(prefill, self._wait_for_place(sequence, own + others, step) + prompt)
         first = self._pipeline.remaining(now) + wait + step.seconds / 2
         output = self._lengths.quantile(sequence.tenant, sequence.max_tokens, OUTPUT_QUANTILE)
-        return Estimate(first, first + (output - 1) * step.seconds, own * a_token, prompt)
+        return Estimate(first, first + (output - 1) * step.seconds, own * a_token, prompt, typical, head_start)
 
     def alone(self, sequence: Sequence) -> float:
         """Seconds of prefill on a machine that does nothing else: no schedule is faster."""
@@ -107,10 +111,6 @@ class Estimator:
         steps, rest = divmod(sequence.num_tokens, config.max_num_batched_tokens)
         whole = model.seconds(StepWork(prefill_tokens=config.max_num_batched_tokens))
         return steps * whole + (model.seconds(StepWork(prefill_tokens=rest)) if rest else 0.0)
-
-    def typical_prefill(self, estimate: Estimate, sequence: Sequence) -> float:
-        """Seconds that the typical prompt would take in this one's place."""
-        return estimate.prefill * self.typical.prompt / len(sequence.prompt)
 
     def _step(self, sequence: Sequence) -> _Step:
         scheduler = self._scheduler
@@ -129,22 +129,27 @@ class Estimator:
         work = StepWork(room, decodes, context, mean_context, room * mean_context)
         return _Step(room, self._model.fitted.seconds(work), in_progress)
 
-    def _ahead(self, sequence: Sequence, now: float) -> tuple[float, float]:
+    def _ahead(self, sequence: Sequence, now: float, head_start: float) -> tuple[float, float]:
         """Waiting tokens that are computed before the newcomer's: of its own tenant, and of others."""
         backlog, tenant, level = self._backlog, sequence.tenant, sequence.priority_class
-        own = backlog.tokens_before(tenant, now, level, self._aging)
+        own = backlog.tokens_before(tenant, now, head_start, level, self.aging)
         others = 0.0
         if self._fair is None:
             return own, backlog.total.tokens - own
-        tokens_of = self.typical.prompt / self.typical.price if self.typical.price else 0.0
+        tokens_of = self._tokens_a_price
         rounds = self._fair.rounds_before(tenant, own / tokens_of if tokens_of else 0.0)
         for name, waiting in backlog.tenants():
             if name != tenant:
                 turns = self._fair.reach(name, rounds) * tokens_of
                 early = self._fair.reach(name, rounds, leeway=True) * tokens_of
-                older = waiting.tokens_before(now, level, self._aging)
+                older = waiting.tokens_before(now, head_start, level, self.aging)
                 others += max(min(waiting.load.tokens, self._whole(turns)), min(older, self._whole(early)))
         return own, others
+
+    @property
+    def _tokens_a_price(self) -> float:
+        """Prefill tokens for each unit of account that newcomers prepay."""
+        return self.typical.prompt / self.typical.price if self.typical.price else 0.0
 
     def _whole(self, tokens: float) -> float:
         """Whoever may be served at all is served a whole prompt."""

@@ -8,7 +8,7 @@ One JSON array a line, times in seconds of the engine's clock:
     ["finish", t, id, reason]
     ["allow", t, tenant, blocks or null]
     ["extend", t, id, tokens]
-    ["policy", t, {tenant: weight}, [seconds by which each class ranks behind the first]]
+    ["policy", t, terms]
     ["plan", t, step or null, decodes, checksum, [[id, tokens of prefill] ...], [preempted ...], [why, head] | null,
      {tenant: limit of its own that it is passed over for} or null for the same as before,
      [those whose deadlines have passed ...]]
@@ -19,7 +19,7 @@ anything else shows at the first step that differs.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
@@ -28,6 +28,7 @@ from zlib import crc32
 from admission.core import CoreConfig, Memory, Order, Overload, Unit, make_core
 from admission.outcome import Refused
 from admission.step_time import StepTime, StepTimeModel
+from admission.terms import Terms
 from backend.batch import Batch, StepOutput
 from backend.config import Batching, EngineConfig, KVAllocation
 from backend.flight import Blocked, Delta
@@ -78,9 +79,9 @@ class RecordedCore:
         self._core.extend(sequence, tokens, now)
         self._log(["extend", now, sequence.id, tokens])
 
-    def policy_changed(self, weights: Mapping[str, float], offsets: tuple[float, ...], now: float) -> None:
-        self._core.policy_changed(weights, offsets, now)
-        self._log(["policy", now, dict(weights), list(offsets)])
+    def policy_changed(self, terms: Terms, now: float) -> None:
+        self._core.policy_changed(terms, now)
+        self._log(["policy", now, terms.to_json()])
 
     def plan(self, now: float) -> Batch | None:
         if len(self.scheduler.in_flight) >= self.scheduler.config.steps_in_flight:
@@ -181,7 +182,7 @@ def _apply(core: RecordedCore, entry: Entry, sequences: dict[str, Sequence]) -> 
     elif kind == "extend":
         core.extend(sequences[entry[2]], entry[3], now)
     elif kind == "policy":
-        core.policy_changed(entry[2], tuple(entry[3]), now)
+        core.policy_changed(Terms.from_json(entry[2]), now)
     elif kind == "plan":
         core.plan(now)
         core.take_ended()

@@ -1,9 +1,9 @@
 """The fair queue with patience: first come, first served across tenants, while nobody is far ahead of its share.
 
 Between tenants that are about even, whose turn it is depends on chance, and a newcomer that overtakes older work breaks
-what was promised for it. So, of all tenants whose credit is above -leeway, the one whose first sequence has waited
-longest goes first. Credit is always above -leeway at an admission, so the fair queue's bound holds with `leeway` in the
-place of `borrow` where it is larger.
+what was promised for it. So a sequence with a pressing deadline that has waited longer than the one whose turn it is
+goes first while its tenant's credit is above -leeway. Credit is then above -leeway at every admission, so the fair
+queue's bound holds with `leeway` in the place of `borrow` where it is larger.
 """
 
 from collections.abc import Mapping
@@ -18,8 +18,8 @@ _Place = tuple[float, int]  # of a waiting sequence among its tenant's
 
 
 class LenientFairQueue(FairQueue):
-    """A `FairQueue` in which tenants may be `leeway` in debt, in the unit of account, and still be served in order of
-    age. O(log tenants) for each that comes or goes.
+    """A `FairQueue` in which tenants may be `leeway` in debt, in the unit of account, and still have what has a
+    pressing deadline served in order of age. O(log tenants) for each that comes or goes.
     """
 
     def __init__(
@@ -56,13 +56,21 @@ class LenientFairQueue(FairQueue):
         if reason is None:
             self._note_head(tenant)
 
+    def policy_changed(self, weights: Mapping[str, float], aging: Aging) -> None:
+        super().policy_changed(weights, aging)
+        self._aside, self._away = [], {}
+        for tenant in self.accounts:
+            self._note_head(tenant)
+
     def head(self) -> Sequence | None:
         """The next to be admitted; the same until something changes."""
         choice = super().head()
         if choice is None or not self._leeway or self.standing(choice.tenant) <= -self._leeway:
             return choice  # nobody, or urgent work that borrows more
         self._recall()
-        return self._oldest() or choice
+        oldest = self._oldest()
+        turn = self._head_place(choice.tenant)
+        return choice if oldest is None or (turn is not None and turn < oldest[0]) else oldest[1]
 
     def rounds_before(self, tenant: str, cost: float) -> int:
         """Rounds until the tenant has paid `cost` for others of its own and has credit again."""
@@ -85,9 +93,6 @@ class LenientFairQueue(FairQueue):
         credit = self.standing(tenant) + rounds * self._quantum * account.weight
         return max(0.0, credit + self._leeway if leeway else credit)
 
-    def _weight(self, tenant: str) -> float:
-        return self._weights.get(tenant, 1.0) / self._heaviest
-
     def _head_place(self, tenant: str) -> _Place | None:
         """Of its first sequence; None when it has none that may be admitted."""
         account = self.accounts[tenant]
@@ -98,7 +103,8 @@ class LenientFairQueue(FairQueue):
 
     def _note_head(self, tenant: str) -> None:
         place = self._head_place(tenant)
-        if place is not None and tenant not in self._away:
+        pressing = place is not None and self._first_of(self.accounts[tenant]).is_pressing
+        if place is not None and pressing and tenant not in self._away:
             heappush(self._heads, (place, tenant))
 
     def _recall(self) -> None:
@@ -109,13 +115,14 @@ class LenientFairQueue(FairQueue):
                 del self._away[tenant]
                 self._note_head(tenant)
 
-    def _oldest(self) -> Sequence | None:
+    def _oldest(self) -> tuple[_Place, Sequence] | None:
+        """Of those with a deadline, whose tenants are within the leeway."""
         while self._heads:
             place, tenant = self._heads[0]
             if tenant in self._away or self._head_place(tenant) != place:
                 heappop(self._heads)
             elif self.standing(tenant) > -self._leeway:
-                return self._first_of(self.accounts[tenant])
+                return place, self._first_of(self.accounts[tenant])
             else:
                 heappop(self._heads)
                 self._set_aside(tenant)

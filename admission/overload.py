@@ -2,25 +2,27 @@
 
 A request is refused when it arrives or not at all, with what was estimated. The order of refusal follows from the order
 of service: of a lower class, or of a tenant beyond its share, more is ahead, so its estimate is the longer one. Length
-comes after those: a prompt shorter than the typical one leaves part of the difference to longer ones, or overload would
-be paid by long prompts alone.
+comes after those: a prompt shorter than the typical one leaves part of the difference to longer ones, and a longer one
+gets a head start for having to start sooner, or overload would be paid by long prompts alone.
 """
 
 from dataclasses import dataclass, field
 
+from admission.aging import Aging
 from admission.backlog import Backlog
 from admission.drain import DrainMeter
 from admission.estimate import Estimate, Estimator
 from admission.load import Load
 from admission.outcome import DeadlineUnmeetable, QueueFull, TenantQueueFull
 from admission.promises import Promise, Promises
-from admission.queue_bounds import QueueBounds
+from admission.queue_bounds import Excess, QueueBounds
+from admission.terms import Terms
 from backend.scheduler import Scheduler
 from backend.sequence import Sequence
 
 PROBE_EVERY = 64  # borderline refusals; one of them is admitted, so that estimates are not learned from the lucky alone
 BORDERLINE = 1.25  # times the time that is left
-LENGTH_SHARE = 0.75  # of what a prompt is shorter than the typical one, in prefill time, that it leaves to longer ones
+LENGTH_SHARE = 0.45  # of the prefill time by which a prompt is shorter than the typical one: left to longer ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,25 +46,40 @@ class AdmissionControl:
         self.probes = 0
         self._policy, self._scheduler, self._backlog = policy, scheduler, backlog
         self._drain, self._estimator = drain, estimator
+        self._terms = Terms()
         self._borderline = 0
 
     def admit(self, sequence: Sequence, now: float) -> None:
         """Let it wait, or raise a `Refused`. `sequence.promised` is then set, where there is something to promise."""
         load = self._backlog.load_of(sequence)
         self._check_bounds(sequence, load)
-        if self._policy.deadlines:
+        if self._policy.deadlines and _has_target(sequence):
             self._check_deadline(sequence, load, now)
         self._estimator.arrived(sequence)
 
+    def policy_changed(self, terms: Terms, aging: Aging) -> None:
+        self._terms = terms
+        self._estimator.aging = aging
+
     def _check_bounds(self, sequence: Sequence, load: Load) -> None:
-        total, own = self._backlog.total, self._backlog.of(sequence.tenant)
-        excess = self._policy.bounds.excess(total, load)
-        if excess is not None:
-            raise QueueFull(excess, total.count, self._until_drained(total.seconds + load.seconds, 0.0))
+        own = self._backlog.of(sequence.tenant)
+        most = self._terms.most_waiting(sequence.tenant)
         excess = self._policy.tenant_bounds.excess(own, load)
+        if excess is None and most is not None and own.count >= max(most, 1):
+            excess = Excess("count", most, own.count + 1)
         if excess is not None:
             share = max(1, self._backlog.num_tenants)
             raise TenantQueueFull(excess, self._until_drained((own.seconds + load.seconds) * share, 0.0))
+        self._check_shared_bounds(sequence, load)
+
+    def _check_shared_bounds(self, sequence: Sequence, load: Load) -> None:
+        total = self._backlog.total
+        excess = self._policy.bounds.excess(total, load)
+        of_class = self._terms.bounds_of(sequence.priority_class)
+        if excess is None and of_class is not None:
+            excess = of_class.excess(self._backlog.of_class(sequence.priority_class), load)
+        if excess is not None:
+            raise QueueFull(excess, total.count, self._until_drained(total.seconds + load.seconds, 0.0))
 
     def _check_deadline(self, sequence: Sequence, load: Load, now: float) -> None:
         estimate = self._estimator.of(sequence, now)
@@ -73,7 +90,7 @@ class AdmissionControl:
             if late is not None and not self._is_probe(late):
                 raise late
         self.promises.give(sequence, promise)
-        sequence.promised = promise.bound
+        sequence.promised, sequence.head_start = promise.bound, estimate.head_start
         target = sequence.first_token_target
         if sequence.first_token_by is None and target is not None and promise.bound > target:
             self.deferred += 1
@@ -84,7 +101,7 @@ class AdmissionControl:
         if sequence.first_token_by is None:
             return None
         slack = sequence.first_token_by - now
-        longer = self._estimator.typical_prefill(estimate, sequence) - estimate.prefill
+        longer = estimate.typical_prefill - estimate.prefill
         excess = promise.likely + LENGTH_SHARE * max(0.0, longer) - slack
         if excess <= 0:
             return None
@@ -121,3 +138,9 @@ class AdmissionControl:
     def _until_drained(self, seconds: float, slack: float) -> float:
         rate = self._drain.slow_rate
         return (seconds - slack * rate) / rate
+
+
+def _has_target(sequence: Sequence) -> bool:
+    """Whether anybody wants to know when it will be done. Whoever has none costs no estimate."""
+    targets = (sequence.first_token_by, sequence.done_by, sequence.first_token_target)
+    return any(target is not None for target in targets)

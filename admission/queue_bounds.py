@@ -29,10 +29,10 @@ class QueueBounds:
     seconds: float | None = None  # predicted, of the engine's time
 
     def __post_init__(self) -> None:
-        for unit in _UNITS:
+        for unit, name in _UNITS.items():
             bound = getattr(self, unit)
             if bound is not None and not bound > 0:
-                raise ValueError(f"a bound on waiting {_UNITS[unit]} must be above 0, got {bound}")
+                raise ValueError(f"a bound on waiting {name} must be above 0, got {bound}")
 
     def excess(self, waiting: Load, newcomer: Load) -> Excess | None:
         """The first bound that the newcomer would pass. An empty queue takes anything: it can only run at once."""

@@ -117,7 +117,7 @@ class Engine:
             self._device.submit(batch)
         for sequence in self.core.take_ended():
             if (stream := self._streams.pop(sequence, None)) is not None:
-                stream.end(FinishReason.PREEMPTED)
+                stream.end(sequence.finish_reason or FinishReason.PREEMPTED)
 
     def _post(self, result: StepOutput | BaseException) -> None:
         """On the device thread: the step's one crossing to the loop."""

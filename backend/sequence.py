@@ -6,6 +6,9 @@ from enum import Enum, auto
 from backend.sampling import SamplingParams
 
 
+PRESSING = 10.0  # seconds: a longer wait, such as a client's timeout of minutes, is no hurry
+
+
 class Status(Enum):
     WAITING = auto()
     RUNNING = auto()
@@ -42,6 +45,7 @@ class Sequence:
     first_token_by: float | None = None  # seconds on the engine's clock; later it is of no use
     done_by: float | None = None  # the same for its last token
     first_token_target: float | None = None  # seconds from its arrival that its class is meant to keep
+    head_start: float = 0.0  # seconds by which it counts as older in its queue: a long prompt has to start sooner
     body_bytes: int = 0  # of the request, which are kept while it waits
     promised: float | None = None  # seconds from its arrival in which nine in ten such have their first token
 
@@ -81,6 +85,11 @@ class Sequence:
     def block_seconds(self, now: float) -> float:
         """Blocks it held, times how long, until `now`."""
         return self.kv_block_seconds + len(self.block_table) * (now - self.held_since)
+
+    @property
+    def is_pressing(self) -> bool:
+        """Whether its first token is wanted so soon that others may wait for it."""
+        return self.first_token_by is not None and self.first_token_by - self.arrival <= PRESSING
 
     @property
     def is_newcomer(self) -> bool:

@@ -34,7 +34,7 @@ class RandomCore:
         queue = self.scheduler.waiting
         assert isinstance(queue, FairQueue)
         self.queue = queue
-        self.witness = FairnessWitness(queue, self.config.quantum, self.config.borrow)
+        self.witness = FairnessWitness(queue, self.config.quantum, max(self.config.borrow, self.config.leeway))
         self.now = 0.0
         self.busy = 0.0
         self.stalls = random.choice([0.0, 0.03])
@@ -110,6 +110,7 @@ def _config(random: Random, unit: Unit) -> CoreConfig:
         unit=unit,
         quantum=scale * random.choice((1, 8, 64)),
         borrow=scale * random.choice((0, 40)),
+        leeway=scale * random.choice((0, 40)),
         weights={f"t{n}": random.choice((0.5, 1.0, 2.0)) for n in range(random.randint(2, 4))},
         seconds_per_class=random.choice((0.02, 2.0)),
         memory=random.choice(list(Memory)),

@@ -7,7 +7,9 @@ import pytest
 from admission.core import PRIOR, CoreConfig, Memory, Order, Unit
 from admission.event_log import RecordedCore, ReplayMismatch, replay
 from admission.outcome import QueueFull
+from admission.queue_bounds import QueueBounds
 from admission.step_time import StepTimeModel, StepWork
+from admission.terms import Terms
 from backend.batch import Batch, StepOutput
 from backend.config import EngineConfig
 from backend.sampling import SamplingParams
@@ -122,7 +124,7 @@ def test_leases_and_extensions_are_events_too() -> None:
 def test_a_change_of_policy_is_an_event_too() -> None:
     lines: list[str] = []
     core = RecordedCore(CONFIGS["fair"], ENGINE, StepTimeModel(PRIOR), lines.append)
-    core.policy_changed({"a": 3.0}, (0.0, 5.0), 1.0)
+    core.policy_changed(Terms({"a": 3.0}, (0.0, 5.0), (QueueBounds(count=9),), {"": 7}), 1.0)
     for n, tenant in enumerate("abab"):
         core.arrive(Sequence(f"r{n}", tenant, [9] * 30, SamplingParams(), 9, 0, frozenset([7])), 1.5)
     for step in range(8):

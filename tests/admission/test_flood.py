@@ -79,7 +79,7 @@ class Flood:
         self.core = make_core(config, ENGINE, StepTimeModel(PRIOR))
         queue = self.core.scheduler.waiting
         assert isinstance(queue, FairQueue)
-        self.witness = FairnessWitness(queue, config.quantum, config.borrow)
+        self.witness = FairnessWitness(queue, config.quantum, max(config.borrow, config.leeway))
         self.buckets = {(t, level): Bucket(inflow, inflow.burst) for t in weights for level, inflow in inflows.items()}
         self.now = 0.0
         self.served = 0.0

@@ -1,0 +1,51 @@
+"""Bounds hold as often as they say, whatever the noise, and follow it when it changes."""
+
+from random import Random
+
+import pytest
+
+from admission.conformal import COLD_MARGIN, ENOUGH, Conformal
+
+
+def coverage(noise: list[float], confidence: float = 0.9, skip: int = 100) -> float:
+    """Share of the bounds that held, after some to learn from."""
+    conformal, held = Conformal(confidence), []
+    for residual in noise:
+        bound = conformal.bound(10.0)
+        held.append(10.0 + residual <= bound)
+        conformal.observe(residual, not held[-1])
+    return sum(held[skip:]) / len(held[skip:])
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.9])
+def test_bounds_hold_as_often_as_they_say(confidence: float) -> None:
+    random = Random(1)
+    assert coverage([random.gauss(0.5, 1) for _ in range(4000)], confidence) == pytest.approx(confidence, abs=0.02)
+
+
+def test_bounds_follow_a_drift() -> None:
+    random = Random(2)
+    drifting = [random.expovariate(1) * (1 + n / 1000) for n in range(6000)]
+    assert coverage(drifting) == pytest.approx(0.9, abs=0.02)
+
+
+def test_before_enough_is_known_the_margin_is_a_share_of_the_estimate() -> None:
+    conformal = Conformal(0.9)
+    for _ in range(ENOUGH - 1):
+        conformal.observe(0.0, missed=False)
+    assert conformal.bound(2.0) == 2.0 * (1 + COLD_MARGIN)
+    conformal.observe(0.0, missed=False)
+    assert conformal.bound(2.0) == 2.0
+
+
+def test_a_bound_is_never_negative_and_never_falls_as_the_estimate_rises() -> None:
+    conformal = Conformal(0.9)
+    for n in range(50):
+        conformal.observe(-3.0 + n / 100, missed=False)
+    bounds = [conformal.bound(n / 10) for n in range(60)]
+    assert min(bounds) == 0.0 and bounds == sorted(bounds)
+
+
+def test_a_confidence_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="confidence must be between 0 and 1, got 1"):
+        Conformal(1)

@@ -1,0 +1,56 @@
+"""Who is given up, and when."""
+
+from admission.deadline import Deadlines
+from backend.sampling import SamplingParams
+from backend.sequence import Sequence, Status
+
+PREFILL = 0.5
+
+
+def sequence(name: str, first_token_by: float | None = None, done_by: float | None = None) -> Sequence:
+    return Sequence(
+        name, "a", [0] * 8, SamplingParams(), 8, 0, frozenset(), first_token_by=first_token_by, done_by=done_by
+    )
+
+
+def watched(*sequences: Sequence) -> Deadlines:
+    deadlines = Deadlines(lambda _: PREFILL)
+    for each in sequences:
+        deadlines.arrived(each, 0.0)
+    return deadlines
+
+
+def test_whoever_waits_is_given_up_when_even_the_fastest_prefill_would_be_late() -> None:
+    one = sequence("one", first_token_by=2.0)
+    deadlines = watched(one)
+    assert deadlines.due(1.5) == []
+    assert deadlines.due(1.6) == [one]
+
+
+def test_whoever_is_being_computed_has_until_the_deadline() -> None:
+    one = sequence("one", first_token_by=2.0)
+    one.status = Status.RUNNING
+    deadlines = watched(one)
+    assert deadlines.due(1.9) == [] and deadlines.due(2.0) == [] and deadlines.due(2.1) == [one]
+
+
+def test_a_first_token_settles_the_first_deadline_and_not_the_last() -> None:
+    one = sequence("one", first_token_by=2.0, done_by=5.0)
+    one.status, one.output = Status.RUNNING, [7]
+    deadlines = watched(one)
+    assert deadlines.due(3.0) == [] and deadlines.due(5.1) == [one]
+
+
+def test_whoever_has_ended_or_has_no_deadline_is_never_given_up() -> None:
+    ended, free = sequence("ended", first_token_by=1.0), sequence("free")
+    ended.status = Status.FINISHED
+    assert watched(ended, free).due(1e9) == []
+
+
+def test_many_that_have_ended_are_not_kept() -> None:
+    deadlines = Deadlines(lambda _: PREFILL)
+    for n in range(5000):
+        one = sequence(str(n), first_token_by=1e6)
+        deadlines.arrived(one, 0.0)
+        one.status = Status.FINISHED
+    assert len(deadlines._heap) < 200

@@ -1,0 +1,203 @@
+"""Who is refused and who is given up, on a simulated machine with more work than it can do."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from admission.controller import Controller
+from admission.core import PRIOR, CoreConfig, Order, Overload, make_core
+from admission.event_log import RecordedCore, replay
+from admission.outcome import DeadlineUnmeetable, QueueFull, TenantQueueFull
+from admission.simulation.arrival import Arrival
+from admission.simulation.device import DEVICES
+from admission.simulation.loop import Loop
+from admission.simulation.policy import parse_policy
+from admission.simulation.recorder import Fate, Objective, Recorder
+from admission.step_time import StepTimeModel
+from backend.config import EngineConfig
+from backend.sampling import SamplingParams
+from backend.sequence import FinishReason, Sequence
+
+DEVICE = DEVICES["llama3-8b-a100"]
+ENGINE = "max_num_batched_tokens=512,max_num_seqs=192,prefill_chunk=512"
+SMALL = EngineConfig(num_blocks=4096, max_model_len=8192, max_num_seqs=32, prefill_chunk=512)
+
+
+def poisson(rate: float, seconds: float, tenant: str = "a", seed: int = 1, **fields: object) -> list[Arrival]:
+    random, time, made = Random(seed), 0.0, []
+    while (time := time + random.expovariate(rate)) < seconds:
+        prompt, output = round(random.lognormvariate(6.6, 0.9)) + 1, round(random.lognormvariate(4.5, 0.8)) + 1
+        made.append(Arrival(time, min(prompt, 8000), min(output, 1000), tenant=tenant, deadline=2.0, **fields))
+    return made
+
+
+def fates(policy: str, arrivals: list[Arrival]) -> list[tuple[Arrival, Fate]]:
+    simulated = parse_policy(f"{policy},{ENGINE}", DEVICE)
+    recorder = Recorder(DEVICE, Objective(), {})
+    core = simulated.make_core()
+    Loop(core, DEVICE, recorder, simulated.engine.max_model_len).run(sorted(arrivals))
+    assert not core.scheduler.has_work and core.room.backlog.total.count == 0
+    return recorder.fates
+
+
+def share(found: list[tuple[Arrival, Fate]], *wanted: Fate, tenant: str | None = None) -> float:
+    own = [fate for arrival, fate in found if tenant in (None, arrival.tenant)]
+    return sum(fate in wanted for fate in own) / len(own)
+
+
+def waiting(core: Controller, n: int, tenant: str = "a", prompt: int = 400, **fields: object) -> None:
+    for number in range(n):
+        core.arrive(sequence(f"{tenant}{number}", tenant, prompt, **fields), 0.0)
+
+
+def sequence(name: str, tenant: str = "a", prompt: int = 400, **fields: object) -> Sequence:
+    return Sequence(name, tenant, [0] * prompt, SamplingParams(), 100, 0, frozenset(), **fields)
+
+
+def test_under_overload_refusing_early_serves_more_than_any_baseline() -> None:
+    arrivals = poisson(9.0, 90)
+    policies = ("order=fcfs,overload=unbounded", "order=adaptive_lifo,overload=controlled_delay", "order=fair")
+    none, codel, deadline = (share(fates(policy, arrivals), Fate.GOOD) for policy in policies)
+    assert none < codel < deadline
+
+
+def test_a_light_load_is_hardly_ever_refused() -> None:
+    assert share(fates("order=fair", poisson(2.0, 90)), Fate.GOOD) > 0.99
+
+
+def test_a_tenant_beyond_its_share_is_refused_and_the_others_hardly_ever() -> None:
+    flood = poisson(12.0, 60, "flood")
+    light = [arrival for n in range(3) for arrival in poisson(0.6, 60, f"light-{n}", seed=n + 2)]
+    fair, fcfs = (fates(f"order={order}", flood + light) for order in ("fair", "fcfs"))
+
+    def lights(found: list[tuple[Arrival, Fate]]) -> float:
+        return share([(arrival, fate) for arrival, fate in found if arrival.tenant != "flood"], Fate.GOOD)
+
+    assert lights(fair) > 0.9 > lights(fcfs)
+    assert share(fair, Fate.GOOD, tenant="flood") < 0.6
+
+
+def test_a_lower_class_is_refused_before_a_higher_one() -> None:
+    arrivals = poisson(5.0, 60, priority_class=0) + poisson(5.0, 60, seed=2, priority_class=1)
+    found = fates("order=fair", arrivals)
+    low, high = (
+        share([(a, f) for a, f in found if a.priority_class == level], Fate.REFUSED, Fate.EXPIRED) for level in (1, 0)
+    )
+    assert low > 2 * high
+
+
+def test_an_idle_machine_refuses_nobody() -> None:
+    core = make_core(CoreConfig(), SMALL)
+    core.arrive(sequence("hopeless", prompt=8000, first_token_by=1e-3), 0.0)
+    assert len(core.scheduler.waiting) == 1
+
+
+def test_a_refusal_tells_the_estimate_and_when_to_come_back() -> None:
+    core = make_core(CoreConfig(), SMALL)
+    waiting(core, 200)
+    with pytest.raises(DeadlineUnmeetable) as refusal:
+        core.arrive(sequence("late", "b", first_token_by=0.01), 0.0)
+    assert refusal.value.estimate > refusal.value.slack == 0.01
+    assert 1 <= refusal.value.retry_after <= 60
+    assert core.room.backlog.of("b").count == 0 and len(core.scheduler.waiting) == 200
+
+
+def test_a_refusal_for_the_tenants_own_backlog_says_so() -> None:
+    def is_own_doing(owner: str) -> bool:
+        core = make_core(CoreConfig(order=Order.FCFS), SMALL)
+        waiting(core, 200, owner)
+        with pytest.raises(DeadlineUnmeetable) as refusal:
+            core.arrive(sequence("x", "a", first_token_by=2.0), 0.0)
+        return refusal.value.own_backlog
+
+    assert is_own_doing("a") and not is_own_doing("b")
+
+
+def test_a_last_token_that_would_be_late_is_a_reason_too() -> None:
+    core = make_core(CoreConfig(), SMALL)
+    waiting(core, 50)
+    with pytest.raises(DeadlineUnmeetable, match="the last token is expected"):
+        core.arrive(sequence("late", done_by=0.05), 0.0)
+
+
+def test_whoever_has_no_deadline_waits_and_counts_as_deferred() -> None:
+    core = make_core(CoreConfig(), SMALL)
+    waiting(core, 100)
+    core.arrive(sequence("batch", first_token_target=0.01), 0.0)
+    assert core.room.control.deferred == 1
+
+
+def test_whoever_expires_never_computes_a_token_and_is_told_of_once() -> None:
+    core = make_core(CoreConfig(), SMALL)
+    waiting(core, 1)
+    late = sequence("late", first_token_by=5.0)
+    core.arrive(late, 0.0)
+    core.plan(6.0)
+    assert late.finish_reason is FinishReason.EXPIRED and late.num_computed_tokens == 0
+    assert core.take_ended() == [late] and core.take_ended() == []
+
+
+def test_bounds_are_kept_for_all_and_for_each_tenant() -> None:
+    core = make_core(CoreConfig(max_waiting=8, tenant_max_waiting_tokens=2000), SMALL)
+    waiting(core, 5)
+    with pytest.raises(TenantQueueFull, match="2,400 tokens would wait, at most 2,000 may"):
+        core.arrive(sequence("own"), 0.0)
+    waiting(core, 3, "b")
+    with pytest.raises(QueueFull, match="9 requests would wait, at most 8 may") as refusal:
+        core.arrive(sequence("all", "c"), 0.0)
+    assert refusal.value.waiting == 8
+
+
+@pytest.mark.parametrize("overload", [Overload.UNBOUNDED, Overload.BOUNDED])
+def test_baselines_give_up_nobody(overload: Overload) -> None:
+    arrivals = [arrival._replace(deadline=0.5) for arrival in poisson(9.0, 20)]
+    found = fates(f"order=fair,overload={overload},max_waiting=5", arrivals)
+    assert share(found, Fate.EXPIRED) == 0
+    assert (share(found, Fate.REFUSED) > 0) == (overload is Overload.BOUNDED)
+
+
+def test_a_recorded_run_under_overload_is_decided_again_to_the_byte() -> None:
+    simulated = parse_policy(f"order=fair,{ENGINE}", DEVICE)
+    lines: list[str] = []
+    core = RecordedCore(simulated.core, simulated.engine, StepTimeModel(PRIOR), lines.append)
+    recorder = Recorder(DEVICE, Objective(), {})
+    Loop(core, DEVICE, recorder, simulated.engine.max_model_len).run(poisson(9.0, 20))
+    assert {fate for _, fate in recorder.fates} == {Fate.GOOD, Fate.REFUSED, Fate.EXPIRED}
+    assert sum(1 for _ in replay(lines)) == len(lines)
+
+
+Waiting = tuple[str, int, int]
+
+LISTS = st.lists(
+    st.tuples(st.sampled_from("abc"), st.integers(1, 3000), st.integers(0, 2)),
+    max_size=25,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    LISTS,
+    st.tuples(st.sampled_from("abcd"), st.integers(1, 3000), st.integers(0, 2)),
+    st.tuples(st.sampled_from("abcd"), st.integers(1, 4000), st.integers(0, 2)),
+    st.sampled_from([None, 5.0]),
+)
+def test_more_backlog_never_lowers_an_estimate(
+    backlog: list[Waiting], more: Waiting, newcomer: Waiting, deadline: float | None
+) -> None:
+    core = make_core(replace(CoreConfig(), overload=Overload.UNBOUNDED), SMALL)
+    for n, (tenant, prompt, level) in enumerate(backlog):
+        core.arrive(sequence(str(n), tenant, prompt, priority_class=level), 0.1 * n)
+    estimator, now = core.room.control._estimator, 3.0
+    tenant, prompt, level = newcomer
+    asked = sequence("asked", tenant, prompt, priority_class=level, first_token_by=deadline)
+    before = estimator.of(asked, now)
+    tenant, prompt, level = more
+    added = sequence("more", tenant, prompt, priority_class=level)
+    added.arrival = now
+    core.scheduler.add(added)
+    core.room.backlog.add(added)
+    after = estimator.of(asked, now)
+    assert after.first_token >= before.first_token and after.last_token >= before.last_token
