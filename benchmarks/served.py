@@ -23,6 +23,7 @@ class Served:
 
     port: int
     keys: Mapping[str, str]  # by tenant
+    pid: int
 
 
 @contextmanager
@@ -43,7 +44,7 @@ def served(core: int, tenants: Iterable[str], state_dir: Path, **settings: objec
             text=True,
         )
     try:
-        yield Served(_port(server), keys)
+        yield Served(_port(server), keys, server.pid)
     finally:
         server.terminate()
         server.communicate()

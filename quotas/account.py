@@ -1,7 +1,9 @@
 """What one API key of a tenant may spend, as the store's scripts are told it and as they answer. Pure."""
 
+import dataclasses
+import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -11,6 +13,7 @@ from urllib.parse import quote
 from quotas.errors import BudgetSpent, LimitExceeded, NeverFits, Refused
 from quotas.limit import Budget, Limit, Period, Rate, Resource
 from quotas.msgpack import packed
+from quotas.policy import Outage
 from quotas.reservation import Ask, LimitState, Reservation, Usage
 from quotas.resp import words
 from quotas.scripts import Script, Source
@@ -18,6 +21,7 @@ from quotas.scripts import Script, Source
 PREFIX = "sluice"
 NO_USAGE = Usage()
 RECORD = struct.Struct("<9d")
+DOUBLE = struct.Struct("<d")
 LETTERS = {
     Resource.REQUESTS: "r",
     Resource.INPUT_TOKENS: "i",
@@ -25,9 +29,9 @@ LETTERS = {
     Resource.TOKENS: "t",
     Resource.CONCURRENT_REQUESTS: "c",
 }  # what is queued and KV memory are leased in other ways
+BY_REQUEST = frozenset({Resource.REQUESTS, Resource.CONCURRENT_REQUESTS})
 LONGEST = {Period.DAY: 1, Period.WEEK: 7, Period.MONTH: 31}  # days
 SPARE = 3600.0  # seconds that state outlives the moment at which it equals none
-MAX_RATE = 4_000_000_000  # units in a window, or in a burst: refills are counted in 1e-6 of them, in doubles
 NO_KEY = "*"
 ARGUMENTS = 10  # as lua/account.lua names them
 
@@ -53,10 +57,22 @@ class Held:
     granted: bool = False
     used: Usage | None = None  # once it is over, until the store has settled it
     settling: bool = False  # a settle may have been executed: if the store has it no more, it was
+    outage: Outage = "closed"  # what to do while the store is away
+    extensions: tuple[Reservation, ...] = ()  # made while it was
+    is_local: bool = False  # granted by this replica alone: the store was away
+    is_offered: bool = False  # being local, the store may have taken it over
+    field: bytes = dataclasses.field(init=False)  # of the tenant's state
+
+    def __post_init__(self) -> None:
+        self.field = b"r:" + self.reservation.id.encode()
 
     @property
-    def field(self) -> bytes:
-        return f"r:{self.reservation.id}".encode()
+    def progress(self) -> Usage:
+        """What it has used itself, beside its extensions."""
+        done = self.reservation.progress
+        if not self.extensions:
+            return done
+        return replace(done, output_tokens=min(done.output_tokens, self.reservation.ask.output_tokens))
 
     @property
     def is_running(self) -> bool:
@@ -64,11 +80,31 @@ class Held:
 
 
 class Figures(NamedTuple):
-    """What was used of each limit, scaled, at a time in microseconds; by which state of the store."""
+    """What was used of each limit, scaled, at a time in microseconds; by which state of the store.
 
-    now: int
+    They are read from the answer's doubles when somebody asks.
+    """
+
     generation: bytes
-    used: tuple[int, ...]
+    doubles: bytes  # the time, what was used of each limit, and in refusals what is set aside of each
+
+    @staticmethod
+    def of(answer: list[bytes]) -> "Figures":
+        _, generation, doubles = answer
+        return Figures(generation, doubles)
+
+    @staticmethod
+    def at(now: int, generation: bytes, numbers: Sequence[int]) -> "Figures":
+        return Figures(generation, struct.pack(f"<{1 + len(numbers)}d", now, *numbers))
+
+    @property
+    def now(self) -> int:
+        return int(DOUBLE.unpack_from(self.doubles)[0])
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """All that follow the time."""
+        return tuple(map(int, struct.unpack_from(f"<{len(self.doubles) // 8 - 1}d", self.doubles, 8)))
 
 
 class Account:
@@ -82,8 +118,11 @@ class Account:
         self.limits = _charged(limits)
         self.scales = tuple(limit.window.seconds if isinstance(limit.window, Rate) else 1 for limit in self.limits)
         self.state = state_key(tenant).encode()
+        self.scopes = tuple(scope for scope in _scopes(self.limits) if scope)
         self.keys = [self.state, *([self._key_levels] if any(limit.key for limit in self.limits) else [])]
         self.life = SPARE + max((_life(limit) for limit in self.limits), default=0.0)
+        self._fewest_requests = _least(limit for limit in self.limits if limit.resource in BY_REQUEST)
+        self._fewest_tokens = _least(limit for limit in self.limits if limit.resource not in BY_REQUEST)
         self.held: dict[str, Held] = {}
         self.seen: Figures | None = None
         self.last_used = 0.0  # by the replica's clock
@@ -101,6 +140,8 @@ class Account:
 
     def refuse_unfit(self, ask: Ask) -> None:
         """Raise `NeverFits` if a limit can never hold what is asked."""
+        if ask.requests <= self._fewest_requests and ask.input_tokens + ask.output_tokens <= self._fewest_tokens:
+            return
         for limit in self.limits:
             if (asked := ask.of(limit.resource)) > limit.capacity:
                 raise NeverFits(limit, asked)
@@ -113,36 +154,45 @@ class Account:
         numbers = (b"%d" % ask.requests, b"%d" % ask.input_tokens, b"%d" % ask.output_tokens)
         return head + words(self.generation, field, *numbers, self._spec, *rest)
 
-    @staticmethod
-    def figures(answer: list[bytes]) -> Figures:
-        """Of an answer of those scripts: a status, the generation, then the time and the figures as doubles."""
-        _, generation, doubles = answer
-        now, *used = map(int, struct.unpack(f"<{len(doubles) // 8}d", doubles))
-        return Figures(now, generation, tuple(used))
+    def settlement(self, source: Source, field: bytes, used: Usage) -> bytes:
+        """The call of lua/settle.lua, in RESP."""
+        head = self._heads.get((Script.SETTLE, 0))
+        if head is None:
+            head = b"*10\r\n" + words(b"EVALSHA", source.digest, b"1", self.state)
+            self._heads[Script.SETTLE, 0] = head
+        counts = (used.requests, used.input_tokens, used.cached_tokens, used.output_tokens, round(used.kv_byte_seconds))
+        return head + words(field, *[b"%d" % count for count in counts])
 
     def see(self, answer: list[bytes]) -> Figures:
-        """The same, remembered in case the store forgets it."""
-        figures = self.figures(answer)
+        """Those of an answer, remembered in case the store forgets them."""
+        figures = Figures.of(answer)
         if figures.generation:
             self.seen = figures
         return figures
 
+    def used(self, figures: Figures) -> tuple[int, ...]:
+        return figures.numbers[: len(self.limits)]
+
     def remember(self, older: "Account") -> None:
         """Take over what was seen under limits that these replace."""
         if older.seen is not None:
-            used = dict(zip(map(_id, older.limits), older.seen.used, strict=True))
-            self.seen = older.seen._replace(used=tuple(used.get(_id(limit), 0) for limit in self.limits))
+            used = dict(zip(map(_id, older.limits), older.used(older.seen), strict=True))
+            numbers = [used.get(_id(limit), 0) for limit in self.limits]
+            self.seen = Figures.at(older.seen.now, older.seen.generation, numbers)
 
     def states(self, figures: Figures) -> tuple[LimitState, ...]:
+        """What is set aside for replicas still remains."""
+        now = figures.now
         return tuple(
-            LimitState(limit, max(limit.capacity * scale - used, 0) // scale, _reset(limit, used, figures.now))
-            for limit, scale, used in zip(self.limits, self.scales, figures.used, strict=True)
+            LimitState(limit, max(limit.capacity * scale - used, 0) // scale, _reset(limit, used, now))
+            for limit, scale, used in zip(self.limits, self.scales, self.used(figures), strict=True)
         )
 
     def refusal(self, ask: Ask, figures: Figures) -> Refused:
         """Of the limits that refuse, the one with the longest wait."""
         refusals = []
-        for limit, scale, used in zip(self.limits, self.scales, figures.used, strict=True):
+        taken = map(sum, zip(self.used(figures), figures.numbers[len(self.limits) :], strict=True))
+        for limit, scale, used in zip(self.limits, self.scales, taken, strict=True):
             asked, left = ask.of(limit.resource), limit.capacity * scale - used
             if asked and asked * scale > left:
                 refusals.append(_refusal(limit, asked, max(left, 0) // scale, asked * scale - left, figures.now))
@@ -187,12 +237,19 @@ def key_name(key: str | None) -> str:
 
 def _charged(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
     """Those that reservations are charged to, the tenant's own first."""
-    for limit in limits:
-        if isinstance(limit.window, Rate) and max(limit.amount, limit.window.burst) > MAX_RATE:
-            raise ValueError(f"{limit.name}: a rate and its burst are at most {MAX_RATE}, got {limit.amount}")
     return tuple(
         sorted((limit for limit in limits if limit.resource in LETTERS), key=lambda limit: limit.key is not None)
     )
+
+
+def _scopes(limits: tuple[Limit, ...]) -> tuple[tuple[Limit, ...], tuple[Limit, ...]]:
+    """Those of the tenant, those of the key."""
+    own = tuple(limit for limit in limits if limit.key is None)
+    return own, limits[len(own) :]
+
+
+def _least(limits: Iterable[Limit]) -> float:
+    return min((limit.capacity for limit in limits), default=math.inf)
 
 
 def _id(limit: Limit) -> tuple[str, str | None]:

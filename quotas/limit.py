@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 MAX_AMOUNT = 10**15  # the store's scripts count in doubles, exact to 2**53; this leaves room for sums
+MAX_RATE = 4 * 10**9  # of a rate and its burst: the scripts count their refills in 1e-6 of a unit
 
 
 class Resource(StrEnum):
@@ -47,8 +48,8 @@ class Rate:
     def __post_init__(self) -> None:
         if self.seconds not in _RATE_NAMES:
             raise ValueError(f"a rate is per 1, 60 or 3600 seconds, got {self.seconds}")
-        if not 1 <= self.burst <= MAX_AMOUNT:
-            raise ValueError(f"a burst is 1 to {MAX_AMOUNT}, got {self.burst}")
+        if not 1 <= self.burst <= MAX_RATE:
+            raise ValueError(f"a burst is 1 to {MAX_RATE}, got {self.burst}")
 
     @property
     def unit(self) -> str:
@@ -81,8 +82,9 @@ class Limit:
     def __post_init__(self) -> None:
         if self.resource.is_held != (self.window is None):
             raise ValueError(f"{self.resource} has {'no' if self.resource.is_held else 'a'} window, got {self.window}")
-        if not (0 if self.resource.is_held else 1) <= self.amount <= MAX_AMOUNT:
-            raise ValueError(f"{self.resource} is limited to at most {MAX_AMOUNT}, got {self.amount}")
+        most = MAX_RATE if isinstance(self.window, Rate) else MAX_AMOUNT
+        if not (0 if self.resource.is_held else 1) <= self.amount <= most:
+            raise ValueError(f"{self.resource} is limited to at most {most}, got {self.amount}")
 
     @property
     def name(self) -> str:

@@ -84,7 +84,7 @@ def _size(text: str) -> int:
 
 
 def _burst(text: str) -> int:
-    return units.count(text)
+    return units.burst(text)
 
 
 def _order(limit: Limit) -> tuple[int, bool, int, str]:

@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 
+SHORT = 32  # bytes of a string, from which on its length takes bytes of its own
+SMALL = 128  # likewise of an integer
+
 
 def packed(values: Sequence[int | str]) -> bytes:
     """An array of at most 65535 unsigned integers and strings of at most 65535 bytes."""
@@ -10,6 +13,7 @@ def packed(values: Sequence[int | str]) -> bytes:
 
 def _packed(value: int | str) -> bytes:
     if isinstance(value, int):
-        return b"\xcf" + value.to_bytes(8)
+        return value.to_bytes(1) if value < SMALL else b"\xcf" + value.to_bytes(8)
     text = value.encode()
-    return b"\xda" + len(text).to_bytes(2) + text
+    head = bytes([0xA0 | len(text)]) if len(text) < SHORT else b"\xda" + len(text).to_bytes(2)
+    return head + text

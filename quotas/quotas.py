@@ -5,10 +5,10 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
-from quotas.errors import LimitExceeded, QuotaError
+from quotas.errors import LimitExceeded, QuotaError, StoreUnavailable
 from quotas.hold_times import HoldTimes
 from quotas.limit import Limit, Resource
-from quotas.policy import TenantPolicy
+from quotas.policy import Outage, TenantPolicy
 from quotas.reservation import NOTHING, Ask, LimitState, Reservation, Usage
 from quotas.store import Store
 
@@ -64,7 +64,7 @@ class Quotas:
         tenant's policy for an outage says so.
         """
         limits = _spent(tenant.limits_of(key))
-        reservation = await self._reserve(name, key, limits, ask) if limits else None
+        reservation = await self._reserve(name, key, limits, ask, tenant.on_store_outage) if limits else None
         grant = Grant(self, name, key, reservation)
         self._live.add(grant)
         try:
@@ -89,21 +89,37 @@ class Quotas:
         task.add_done_callback(self._settled)
 
     async def run(self) -> None:
-        """Renew this replica's leases for as long as the server runs."""
+        """Renew this replica's leases for as long as the server runs, and reconcile at once when the store is back."""
         while True:
-            await asyncio.sleep(self._heartbeat)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.store.returned.wait(), self._heartbeat)
+            self.store.returned.clear()
             try:
                 await self._beat()
             except QuotaError as error:
                 log.warning("the quota store did not take a heartbeat: %s", error)
 
     async def close(self) -> None:
-        """Once every request has ended: wait for the last settlements, no longer than they may take."""
-        if self._settling:
-            await asyncio.wait(self._settling, timeout=SETTLE_SECONDS)
-        with suppress(QuotaError):
-            await self.store.heartbeat()
+        """Once every request has ended: have the store told what is left to tell, if it answers in `SETTLE_SECONDS`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_SECONDS):
+                await self._settle_all()
         await self.store.close()
+
+    async def _settle_all(self) -> None:
+        if self._settling:
+            await asyncio.wait(self._settling)
+        while True:
+            self.store.returned.clear()
+            try:
+                await self.store.heartbeat()
+            except StoreUnavailable:
+                await self.store.returned.wait()
+            except QuotaError as error:
+                log.error("the quota store was not told all that was used: %s", error)
+                return
+            else:
+                return
 
     async def _beat(self) -> None:
         for grant in self._live:
@@ -111,9 +127,11 @@ class Quotas:
                 grant.reservation.progress = grant.measure()
         await self.store.heartbeat()
 
-    async def _reserve(self, name: str, key: str | None, limits: tuple[Limit, ...], ask: Ask) -> Reservation:
+    async def _reserve(
+        self, name: str, key: str | None, limits: tuple[Limit, ...], ask: Ask, outage: Outage
+    ) -> Reservation:
         try:
-            return await self.store.reserve(name, key, limits, ask)
+            return await self.store.reserve(name, key, limits, ask, outage)
         except LimitExceeded as refusal:
             raise self._with_wait(name, refusal) from None
 

@@ -42,6 +42,7 @@ class RedisClient:
         self._pool = ConnectionPool.from_url(
             url, protocol=2, socket_timeout=None, socket_connect_timeout=CONNECT_TIMEOUT
         )
+        self.returned = asyncio.Event()  # set with each new connection
         self._link: RedisLink | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()  # when the link in use has
@@ -109,6 +110,7 @@ class RedisClient:
             self._ended.clear()
             self._link, self._refused = link, None
             self._attempted.set()
+            self.returned.set()
             await self._ended.wait()
             await link.close()
             delay = 0.0

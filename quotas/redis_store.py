@@ -6,11 +6,13 @@ Of a tenant there is one hash, `sluice:{tenant}`:
     requests/min, tokens/day..   level of each of the tenant's limits (lua/level.lua)
     r:<replica>.<ordinal>        a reservation (lua/record.lua)
     p:<replica>, lease           when each replica's lease ends (us), and the earliest of these ends
+    s:<replica>.<ordinal>        what a replica may spend of some limits while the store is away (lua/slice.lua)
 
 beside `sluice:{tenant}:key:<key>`, levels of the limits of one API key, and `sluice:{tenant}:usage:<day>`, the ledger.
 State that no longer differs from none expires.
 """
 
+import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,11 +20,13 @@ from dataclasses import replace
 from datetime import date
 from functools import partial
 
-from quotas.account import Account, Held
-from quotas.errors import StoreUnavailable
+from quotas.account import Account, Figures, Held
+from quotas.errors import QuotaError, StoreUnavailable
 from quotas.kv_pool import KvPool
 from quotas.ledger_index import ledgers
 from quotas.limit import Limit
+from quotas.outage import Bridge
+from quotas.policy import Outage
 from quotas.replica import Replica
 from quotas.reservation import Ask, LimitState, Reservation, Usage
 from quotas.script_runner import ScriptRunner
@@ -43,6 +47,7 @@ class RedisStore:
         self._replica = Replica(runner, lease)
         self._ledger = UsageLedger(runner, self._replica.id)
         self._kv_pool = KvPool(runner, self._replica.id, lease)
+        self._bridge = Bridge(self._replica, monotonic)
         self._monotonic = monotonic
         self._accounts: dict[tuple[str, str | None], Account] = {}
 
@@ -70,18 +75,41 @@ class RedisStore:
         """
         await self._runner.client.connect()
 
+    @property
+    def returned(self) -> asyncio.Event:
+        return self._runner.client.returned
+
     async def close(self) -> None:
+        with suppress(QuotaError):
+            await self._bridge.close()
         await self._runner.client.close()
 
-    async def reserve(self, tenant: str, key: str | None, limits: tuple[Limit, ...], ask: Ask) -> Reservation:
+    async def reserve(
+        self, tenant: str, key: str | None, limits: tuple[Limit, ...], ask: Ask, outage: Outage = "closed"
+    ) -> Reservation:
         account = self._account(tenant, key, limits)
         account.refuse_unfit(ask)
-        reservation = Reservation(self._replica.next_id(), tenant, key, ask, limits, tuple)
-        granted, figures = await self._replica.take(account, Held(reservation))
+        try:
+            reservation = await self._reserve(account, ask, outage)
+        except StoreUnavailable as error:
+            return self._bridge.reserve(account, ask, outage, error)
+        if outage == "lease":
+            self._bridge.slices.want(account, ask)
+        return reservation
+
+    async def _reserve(self, account: Account, ask: Ask, outage: Outage) -> Reservation:
+        reservation, granted, figures = await self._take(account, ask, outage)
+        if not granted and await self._bridge.slices.give_way(account):
+            reservation, granted, figures = await self._take(account, ask, outage)
         if not granted:
             raise account.refusal(ask, figures)
         reservation.measure = partial(account.states, figures)
         return reservation
+
+    async def _take(self, account: Account, ask: Ask, outage: Outage) -> tuple[Reservation, bool, Figures]:
+        reservation = Reservation(self._replica.next_id(), account.tenant, account.key, ask, account.given, tuple)
+        granted, figures = await self._replica.take(account, Held(reservation, outage=outage))
+        return reservation, granted, figures
 
     async def extend(self, reservation: Reservation, more_output: int) -> None:
         if (found := self._replica.holds(reservation.id)) is None:
@@ -89,7 +117,16 @@ class RedisStore:
         account, held = found
         more = Ask(0, 0, more_output)
         account.refuse_unfit(more)
-        ask = replace(reservation.ask, output_tokens=reservation.ask.output_tokens + more_output)
+        try:
+            if held.is_local:
+                raise StoreUnavailable("the quota store has not taken over this request yet")
+            await self._extend(account, held, more)
+        except StoreUnavailable as error:
+            held.extensions += (self._bridge.reserve(account, more, held.outage, error),)
+
+    async def _extend(self, account: Account, held: Held, more: Ask) -> None:
+        reservation = held.reservation
+        ask = replace(reservation.ask, output_tokens=reservation.ask.output_tokens + more.output_tokens)
         granted, figures = await self._replica.extend(account, held, ask)
         if not granted:
             raise account.refusal(more, figures)
@@ -98,9 +135,25 @@ class RedisStore:
     async def settle(self, reservation: Reservation, usage: Usage) -> None:
         match self._replica.holds(reservation.id):
             case account, held if held.used is None:
-                held.used = usage
-                with suppress(StoreUnavailable):  # a later heartbeat does it
-                    await self._replica.settle(account, held)
+                await self._settle(account, held, usage)
+
+    async def _settle(self, account: Account, held: Held, usage: Usage) -> None:
+        used = usage
+        if held.extensions:
+            used = replace(usage, output_tokens=min(usage.output_tokens, held.reservation.ask.output_tokens))
+            await self._settle_extensions(held, usage.output_tokens - used.output_tokens)
+        if held.is_local:
+            self._bridge.settle(account, held, used)
+            return
+        held.used = used
+        with suppress(StoreUnavailable):  # a later heartbeat does it
+            await self._replica.settle(account, held)
+
+    async def _settle_extensions(self, held: Held, output_tokens: int) -> None:
+        for extension in held.extensions:
+            used = min(output_tokens, extension.ask.output_tokens)
+            output_tokens -= used
+            await self.settle(extension, Usage(output_tokens=used, requests=0))
 
     async def states(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> tuple[LimitState, ...]:
         account = self._account(tenant, key, limits)
@@ -114,6 +167,7 @@ class RedisStore:
 
     async def heartbeat(self) -> None:
         await self._replica.heartbeat()
+        await self._bridge.heal()
         await self._ledger.flush()
         self._forget_idle()
 
@@ -130,6 +184,7 @@ class RedisStore:
             older, account = account, Account(tenant, key, limits, self._replica.id, self._replica.lease)
             if older is not None:
                 account.remember(older)
+                self._bridge.slices.forget(older)
             self._accounts[tenant, key] = account
         account.last_used = self._monotonic()
         return account
@@ -140,3 +195,4 @@ class RedisStore:
         for name, account in list(self._accounts.items()):
             if not account.held and now > account.last_used + account.life:
                 del self._accounts[name]
+                self._bridge.slices.forget(account)

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
 from quotas.account import Account, Figures, Held, replica_field
@@ -13,6 +13,7 @@ from quotas.scripts import Script
 
 ATTEMPTS = 4  # of a call that the store answers with the wish for another one first
 NO_ASK = Ask(0, 0, 0)
+AGAIN, ANEW = 0, -1  # how lua/restore.lua charges: what a reclaim gave back, or all
 DAY = 86_400_000_000  # microseconds
 
 
@@ -41,36 +42,73 @@ class Replica:
         self._held[held.reservation.id] = account, held
         account.held[held.reservation.id] = held
         try:
-            status, figures = await self._decide(Script.RESERVE, account, held.reservation.ask, held.field)
+            answer = await self._decide(Script.RESERVE, account, held.reservation.ask, held.field)
         except BaseException:  # whatever interrupts, it may have been charged
             self._uncertain.add(account.state)
-            self._let_go(account, held)
+            self.let_go(account, held)
             raise
-        if status == b"OK":
+        figures = account.see(answer)
+        if answer[0] == b"OK":
             held.granted = True
             held.first = held.last = figures.now // DAY
         else:
-            self._let_go(account, held)
+            self.let_go(account, held)
         return held.granted, figures
+
+    def take_locally(self, account: Account, held: Held) -> None:
+        """Grant what `held` asks without the store, which is to `adopt` it later."""
+        held.is_local = True
+        self._held[held.reservation.id] = account, held
+        account.held[held.reservation.id] = held
 
     async def extend(self, account: Account, held: Held, ask: Ask) -> tuple[bool, Figures]:
         """Raise the output to that of `ask`."""
-        status, figures = await self._decide(Script.EXTEND, account, ask, held.field)
-        if status == b"OK":
+        answer = await self._decide(Script.EXTEND, account, ask, held.field)
+        figures = account.see(answer)
+        if answer[0] == b"OK":
             self._note_extension(held, ask, figures.now // DAY)
-        return status == b"OK", figures
+        return answer[0] == b"OK", figures
 
     async def look(self, account: Account) -> Figures:
         source = self._runner.scripts[Script.STATES]
         answer = await self._runner.run(Script.STATES, account.command(Script.STATES, source, NO_ASK, b"-"))
-        return account.figures(answer)
+        return Figures.of(answer)
 
-    async def _decide(self, script: Script, account: Account, ask: Ask, field: bytes) -> tuple[bytes, Figures]:
+    async def slice(self, account: Account, field: bytes, numbers: Sequence[int]) -> tuple[int, ...]:
+        """Have a slice set aside, as lua/slice.lua is told it; what it holds, and what it is due."""
+        return Figures.of(await self._decide(Script.SLICE, account, NO_ASK, field, _numbers(*numbers))).numbers
+
+    async def charge(self, account: Account, debtor: bytes, ordinal: int, used: Usage) -> None:
+        """Charge and book what the store was not asked for, once for each ordinal of the debtor."""
+        ask = Ask(used.requests, used.input_tokens, used.output_tokens)
+        rest = _numbers(ordinal, used.cached_tokens, round(used.kv_byte_seconds))
+        account.see(await self._decide(Script.CHARGE, account, ask, debtor, rest))
+
+    async def adopt(self, account: Account) -> list[Held]:
+        """Have the store take over what was granted locally, whatever its limits hold now; what was taken over.
+
+        What is interrupted is taken over by a later call, once.
+        """
+        await self.beat(account)  # a store that lost its state is told the rest first
+        today = (await self.look(account)).now // DAY
+        taken = [held for held in account.held.values() if held.is_local]
+        for held in taken:
+            held.is_offered = True
+            held.first = held.last = today
+        await self._put_back(account, taken, ANEW)
+        for held in taken:
+            held.is_local, held.granted = False, True
+        await all_of(self.settle(account, held) for held in taken if held.used is not None)
+        return taken
+
+    async def _decide(
+        self, script: Script, account: Account, ask: Ask, field: bytes, rest: Sequence[bytes] = ()
+    ) -> list[bytes]:
         """Run a script of an account, doing first what the store asks for."""
         source = self._runner.scripts[script]
         for _ in range(ATTEMPTS):
             known = account.generation
-            answer = await self._runner.run(script, account.command(script, source, ask, field))
+            answer = await self._runner.run(script, account.command(script, source, ask, field, rest))
             match answer[0]:
                 case b"LOST" if account.generation == known:
                     await self._restore(account, lost=True)
@@ -80,8 +118,8 @@ class Replica:
                     await self.reclaim(account.state)
                 case b"GONE":
                     await self.beat(account)
-                case status:
-                    return status, account.see(answer)
+                case _:
+                    return answer
         raise StoreFault(f"the quota store did not {script} in {ATTEMPTS} attempts")
 
     async def settle(self, account: Account, held: Held) -> None:
@@ -93,13 +131,13 @@ class Replica:
         except BaseException:
             held.settling = True
             raise
-        self._let_go(account, held)
+        self.let_go(account, held)
 
     async def heartbeat(self) -> None:
         overdue = [pair for pair in self._held.values() if pair[1].settling]
-        await _all(self.settle(account, held) for account, held in overdue)
-        await _all(self.beat(account) for account in {account: None for account, _ in self._held.values()})
-        await _all(self.reclaim(state) for state in list(self._uncertain))
+        await all_of(self.settle(account, held) for account, held in overdue)
+        await all_of(self.beat(account) for account in {account: None for account, _ in self._held.values()})
+        await all_of(self.reclaim(state) for state in list(self._uncertain))
 
     async def beat(self, account: Account, ending: Held | None = None) -> None:
         """Renew the lease and report progress; put back what the store does not have of it.
@@ -107,7 +145,7 @@ class Replica:
         A reservation that is being settled is left out, unless it is `ending`: the store may rightly have it no more.
         """
         named = {held.field: held for held in account.held.values() if held.is_running or held is ending}
-        progress = {field: held.reservation.progress for field, held in named.items()}
+        progress = {field: held.progress for field, held in named.items()}
         reports = [word for field, usage in progress.items() for word in (field, *_tokens(usage))]
         head = (account.generation, replica_field(self.id))
         lives = _numbers(round(self.lease * 1e6), round(account.life * 1e3))
@@ -138,10 +176,18 @@ class Replica:
     ) -> None:
         """Put back our reservations: all of them with the figures last seen if state was lost, else those of `only`."""
         running = [held for held in account.held.values() if held.is_running or held is ending]
-        records = [word for held in running if only is None or held.field in only for word in account.record(held)]
-        seen = account.seen if lost else None
-        figures = seen.used if seen else (0,) * len(account.limits)
-        rest = [*_numbers(seen.now if seen else 0, *figures), *records]
+        known = [held for held in running if only is None or held.field in only]
+        if lost and account.seen:
+            await self._put_back(account, known, account.seen.now, account.used(account.seen))
+        else:
+            await self._put_back(account, known, AGAIN)
+
+    async def _put_back(
+        self, account: Account, known: list[Held], charged: int, figures: Sequence[int] | None = None
+    ) -> None:
+        """`charged`: when these figures were seen, which count them already; `AGAIN`; `ANEW`."""
+        records = [word for held in known for word in account.record(held)]
+        rest = [*_numbers(charged, *(figures or (0,) * len(account.limits))), *records]
         field = f"r:{self.next_id()}".encode()
         source = self._runner.scripts[Script.RESTORE]
         answer = await self._runner.run(Script.RESTORE, account.command(Script.RESTORE, source, NO_ASK, field, rest))
@@ -149,13 +195,12 @@ class Replica:
 
     async def _settled(self, account: Account, held: Held) -> bytes:
         used = held.used or NOTHING
-        arguments = (held.field, *_numbers(used.requests), *_tokens(used), *_numbers(round(used.kv_byte_seconds)))
-        call = self._runner.call_once
+        command = account.settlement(self._runner.scripts[Script.SETTLE], held.field, used)
         try:
-            return (await call(Script.SETTLE, (account.state,), *arguments))[0]
+            return (await self._runner.run_once(Script.SETTLE, command))[0]
         except ConnectionLost:
             held.settling = True
-            return (await call(Script.SETTLE, (account.state,), *arguments))[0]
+            return (await self._runner.run_once(Script.SETTLE, command))[0]
 
     @staticmethod
     def _note_extension(held: Held, ask: Ask, today: int) -> None:
@@ -165,12 +210,12 @@ class Replica:
             held.last = today
         held.reservation.ask = ask
 
-    def _let_go(self, account: Account, held: Held) -> None:
+    def let_go(self, account: Account, held: Held) -> None:
         self._held.pop(held.reservation.id, None)
         account.held.pop(held.reservation.id, None)
 
 
-async def _all(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
+async def all_of(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
     """Run them at once; raise the first failure when all are done."""
     for result in await asyncio.gather(*calls, return_exceptions=True):
         if isinstance(result, BaseException):

@@ -24,16 +24,16 @@ class ScriptRunner:
         """The answer of a script: its status, then what it says."""
         return await self.run(script, self._packed(script, keys, *arguments))
 
-    async def call_once(self, script: Script, keys: tuple[bytes, ...], *arguments: bytes) -> list[bytes]:
-        """The same without a second try on a new connection: `ConnectionLost` leaves open whether it was executed."""
-        return await self._executed(script, self._packed(script, keys, *arguments))
-
     async def run(self, script: Script, packed: bytes) -> list[bytes]:
         """`packed` is an EVALSHA of `script`, which may run twice."""
         try:
             return await self._executed(script, packed)
         except ConnectionLost:
             return await self._executed(script, packed)
+
+    async def run_once(self, script: Script, packed: bytes) -> list[bytes]:
+        """The same without a second try on a new connection: `ConnectionLost` leaves open whether it was executed."""
+        return await self._executed(script, packed)
 
     def _packed(self, script: Script, keys: tuple[bytes, ...], *arguments: bytes) -> bytes:
         return command(b"EVALSHA", self.scripts[script].digest, b"%d" % len(keys), *keys, *arguments)

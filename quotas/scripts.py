@@ -19,6 +19,8 @@ class Script(StrEnum):
     RESTORE = "restore"
     BOOK = "book"
     LEASE_KV = "lease_kv"
+    SLICE = "slice"
+    CHARGE = "charge"
 
 
 ACCOUNT = ("clock", "level", "spec", "record", "account")
@@ -30,9 +32,11 @@ PARTS = {
     Script.RESTORE: (*ACCOUNT, "settlement"),
     Script.SETTLE: SETTLEMENT,
     Script.HEARTBEAT: SETTLEMENT,
-    Script.RECLAIM: SETTLEMENT,
+    Script.RECLAIM: (*SETTLEMENT, "forfeit"),
     Script.BOOK: ("clock", "level", "ledger"),
     Script.LEASE_KV: ("clock",),
+    Script.SLICE: ACCOUNT,
+    Script.CHARGE: (*ACCOUNT, "ledger"),
 }
 
 

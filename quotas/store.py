@@ -1,9 +1,11 @@
 """Where it is kept what tenants have spent: the one truth of all replicas."""
 
+import asyncio
 from datetime import date
 from typing import Protocol
 
 from quotas.limit import Limit
+from quotas.policy import Outage
 from quotas.reservation import Ask, LimitState, Reservation, Usage
 
 
@@ -13,12 +15,21 @@ class Store(Protocol):
     @property
     def is_connected(self) -> bool: ...
 
-    async def reserve(self, tenant: str, key: str | None, limits: tuple[Limit, ...], ask: Ask) -> Reservation:
-        """Charge `ask` to every limit, or to none and raise `Refused`."""
+    @property
+    def returned(self) -> asyncio.Event:
+        """Set each time that the store is reached again; whoever waits for it clears it and calls `heartbeat`."""
+        ...
+
+    async def reserve(
+        self, tenant: str, key: str | None, limits: tuple[Limit, ...], ask: Ask, outage: Outage = "closed"
+    ) -> Reservation:
+        """Charge `ask` to every limit, or to none and raise `Refused`. While the store is away, go on as `outage` says
+        (quotas/outage.py).
+        """
         ...
 
     async def extend(self, reservation: Reservation, more_output: int) -> None:
-        """Charge so many more output tokens to every limit, or none and raise `Refused`."""
+        """Charge so many more output tokens to every limit, or none and raise `Refused`; in an outage as `reserve`."""
         ...
 
     async def settle(self, reservation: Reservation, usage: Usage) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from difflib import get_close_matches
 
-from quotas.limit import MAX_AMOUNT, RATE_UNITS, Budget, Period, Rate
+from quotas.limit import MAX_AMOUNT, MAX_RATE, RATE_UNITS, Budget, Period, Rate
 from quotas.problems import listed, quoted
 
 COUNTS = {"": Decimal(1), "k": Decimal(10**3), "M": Decimal(10**6), "B": Decimal(10**9)}
@@ -93,8 +93,15 @@ def rate(text: str) -> tuple[int, Rate | Budget]:
     if not re.fullmatch(RATE, text):
         raise ValueError(f"{_NOT_A_RATE}{_near_rate(text)}")
     amount_text, _, unit = text.partition("/")
-    amount = count(amount_text)
-    return amount, Rate(RATE_UNITS[unit], amount) if unit in RATE_UNITS else Budget(Period(unit))
+    if unit in RATE_UNITS:
+        amount = burst(amount_text)
+        return amount, Rate(RATE_UNITS[unit], amount)
+    return count(amount_text), Budget(Period(unit))
+
+
+def burst(text: str) -> int:
+    """Of a rate; rates have the same bound."""
+    return _whole(text, COUNTS, _NOT_A_COUNT, least=1, most=MAX_RATE)
 
 
 def price(text: str) -> Decimal:
@@ -131,12 +138,12 @@ def show_price(amount: Decimal) -> str:
     return f"{_plain(amount * 1_000_000)}/1M"
 
 
-def _whole(text: str, units: Mapping[str, Decimal], complaint: str, least: int) -> int:
+def _whole(text: str, units: Mapping[str, Decimal], complaint: str, least: int, most: int = MAX_AMOUNT) -> int:
     amount = _scaled(text, units, complaint)
     if amount != int(amount):
         raise ValueError(complaint)
-    if not least <= amount <= MAX_AMOUNT:
-        raise ValueError(f"is not within {least} and {MAX_AMOUNT}")
+    if not least <= amount <= most:
+        raise ValueError(f"is not within {least} and {most}")
     return int(amount)
 
 

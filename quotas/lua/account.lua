@@ -17,19 +17,20 @@ local record, generation, lease, registered = held[1], held[3], tonumber(held[4]
 local now = max(clock(), tonumber(held[2] or 0))
 local lost = ARGV[5] ~= '' and ARGV[5] ~= generation
 
--- With `cost` charged: fields to write into each key, figures before and after, and whether every charged limit holds.
+-- With `cost` charged: fields to write into each key, figures before and after, what is set aside of each limit, and
+-- whether every charged limit holds.
 local function charged()
-  local writes, before, after, fits = {{'now', int(now)}, {}}, {}, {}, true
+  local writes, before, after, asides, fits = {{'now', int(now)}, {}}, {}, {}, {}, true
   for i = 1, n do
     local field = SPEC + i
-    local used, at, part = refilled(held[5 + i], spec[field + 2 * n], spec[field + 4 * n], now)
+    local used, at, part, aside = refilled(held[5 + i], spec[field + 2 * n], spec[field + 4 * n], now)
     local more = cost[spec[field + n]] * spec[field + 3 * n]
-    fits = fits and (more == 0 or used + more <= spec[field + 5 * n])
-    before[i], after[i] = used, used + more
+    fits = fits and (more == 0 or used + aside + more <= spec[field + 5 * n])
+    before[i], after[i], asides[i] = used, used + more, aside
     local write, last = writes[i > own and 2 or 1], i > own and 2 * (i - own) or 2 + 2 * i
-    write[last - 1], write[last] = spec[field], pack(LEVEL, used + more, at, part)
+    write[last - 1], write[last] = spec[field], pack(LEVEL, used + more, at, part, aside)
   end
-  return writes, before, after, fits
+  return writes, before, after, asides, fits
 end
 
 local function write(writes, outlive) -- the tenant's state gets its life anew with `outlive`, its key's levels always
@@ -41,6 +42,17 @@ local function write(writes, outlive) -- the tenant's state gets its life anew w
   end
 end
 
+-- Fields that renew this replica's lease, and the earliest of all leases; the first of them begins a life of the state.
+local function enlisted()
+  local expiry = now + ARGV[2]
+  generation = generation or ARGV[6]
+  return {'generation', generation, ARGV[4], int(expiry), 'lease', int(min(lease or expiry, expiry))}
+end
+
+local function append(list, more)
+  for _, entry in ipairs(more) do list[#list + 1] = entry end
+end
+
 local function reply(status, figures) -- the figures follow the time, as doubles
-  return {status, generation, pack('<d' .. string.rep('d', n), now, unpack(figures))}
+  return {status, generation, pack('<d' .. string.rep('d', #figures), now, unpack(figures))}
 end

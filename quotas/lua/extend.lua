@@ -5,9 +5,12 @@ local r, i, o, bi, bc, bo, first, last, late = struct.unpack(RECORD, record)
 local more, today = max(ARGV[9] - o, 0), floor(now / DAY)
 cost = {r = 0, i = 0, o = more, t = more, c = 0}
 
-local writes, before, after, fits = charged()
+local writes, before, after, asides, fits = charged()
 if more == 0 then return reply('OK', before) end
-if not fits then return reply('REFUSED', before) end
+if not fits then
+  append(before, asides)
+  return reply('REFUSED', before)
+end
 
 if today ~= first then
   late = (today == last and late or 0) + more

@@ -1,8 +1,9 @@
--- A level is how much of one limit is used: three doubles used, at, part that only ever hold integers below 2^53:
+-- A level is how much of one limit is used: four doubles used, at, part, aside that only hold integers below 2^53:
 --   Rate     used: 1/seconds of a unit; at: microsecond it was refilled; part: 1e-6 of such a fraction refilled beyond
 --   Budget   used: units; at: first day of the period they count in; part: 0
 --   held     used: units; at, part: 0
-local LEVEL, DAY = '<ddd', 86400e6 -- microseconds
+-- aside: what replicas may spend of it without asking, in the units of used (lua/slice.lua)
+local LEVEL, DAY = '<dddd', 86400e6 -- microseconds
 local floor, max, min, pack = math.floor, math.max, math.min, struct.pack
 
 local function int(x) return string.format('%.0f', x) end
@@ -23,16 +24,16 @@ end
 local BUDGETS = {day = true, week = true, month = true}
 
 local function refilled(level, window, amount, now) -- the window of a Rate is its seconds
-  local used, at, part = 0, 0, 0
-  if level then used, at, part = struct.unpack(LEVEL, level) end
-  if window == 'held' then return used, 0, 0 end
+  local used, at, part, aside = 0, 0, 0, 0
+  if level then used, at, part, aside = struct.unpack(LEVEL, level) end
+  if window == 'held' then return used, 0, 0, aside end
   if BUDGETS[window] then
     local first = first_day(window, floor(now / DAY))
-    return at == first and used or 0, first, 0
+    return at == first and used or 0, first, 0, aside
   end
   local elapsed = max(now - at, 0)
   part = part + elapsed % 1e6 * amount
   used = used - floor(elapsed / 1e6) * amount - floor(part / 1e6)
-  if used <= 0 then return 0, max(now, at), 0 end
-  return used, max(now, at), part % 1e6
+  if used <= 0 then return 0, max(now, at), 0, aside end
+  return used, max(now, at), part % 1e6, aside
 end

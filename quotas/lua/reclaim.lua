@@ -1,5 +1,5 @@
 -- Settle at its booked progress what nobody holds any more: reservations of replicas whose lease has run out, and those
--- of this replica that it does not name, if they are older than `bound`.
+-- of this replica that it does not name, if they are older than `bound`. Slices of such replicas are forfeited.
 -- KEYS: the tenant's state. ARGV: replica, lease (us), bound (an ordinal), then the fields of its live reservations.
 local all = redis.call('HGETALL', KEYS[1])
 local state, live, expiries = {}, {}, {}
@@ -17,14 +17,25 @@ local function abandoned(field, replica, ordinal)
   return now >= (expiries[replica] or 0)
 end
 
+local FORFEITED_LIFE = 32 * DAY -- longer than any budget's period
 local gone = {}
 for field, value in pairs(state) do
   local replica, ordinal = field:match('^r:(%x+)%.(%d+)$')
   if replica and abandoned(field, replica, ordinal) then
     local record = opened(value)
-    give_back(KEYS[1], record, record.asked.r, record.input, record.output)
-    book(KEYS[1], now, record.spec[SPEC], record.asked.r, 0, 0, 0, 0)
+    local requests = replica == ARGV[1] and 0 or record.asked.r -- what this replica does not name never ran
+    give_back(KEYS[1], record, requests, record.input, record.output)
+    book(KEYS[1], now, record.spec[SPEC], requests, 0, 0, 0, 0)
     gone[#gone + 1] = field
+  end
+  local owner = field:match('^s:(%x+)%.%d+$')
+  if owner and owner ~= ARGV[1] and now >= (expiries[owner] or 0) then
+    local slice = cmsgpack.unpack(value)
+    if not slice.forfeited then
+      redis.call('HSET', KEYS[1], field, forfeit(KEYS[1], slice, now))
+    elseif now >= slice.ended + FORFEITED_LIFE then
+      gone[#gone + 1] = field
+    end
   end
 end
 

@@ -2,18 +2,17 @@
 if lost then return {'LOST'} end
 if lease and now >= lease then return {'RECLAIM'} end
 
-local writes, before, after, fits = charged()
+local writes, before, after, asides, fits = charged()
 if record then return reply('OK', before) end
-if not fits then return reply('REFUSED', before) end
+if not fits then
+  append(before, asides)
+  return reply('REFUSED', before)
+end
 
-local fresh, today, expiry = writes[1], floor(now / DAY), now + ARGV[2]
+local fresh, today = writes[1], floor(now / DAY)
 fresh[#fresh + 1] = ARGV[6]
 fresh[#fresh + 1] = pack(RECORD, cost.r, cost.i, cost.o, 0, 0, 0, today, today, 0) .. ARGV[10]
-local renew = not registered or registered < expiry - ARGV[2] / 2
-if renew then -- its replica's lease, and the earliest of all leases
-  generation = generation or ARGV[6]
-  local words = {'generation', generation, ARGV[4], int(expiry), 'lease', int(min(lease or expiry, expiry))}
-  for _, word in ipairs(words) do fresh[#fresh + 1] = word end
-end
+local renew = not registered or registered < now + ARGV[2] / 2
+if renew then append(fresh, enlisted()) end
 write(writes, renew)
 return reply('OK', after)

@@ -1,15 +1,15 @@
 -- Put back what a replica knows and the store does not: the reservations that it holds and, after a loss of state, the
 -- figures that it last saw; of two figures the one that leaves less counts.
 -- ARGV as in account.lua, then when the figures were seen (us; 0: nothing was lost, the reservations alone are charged
--- again), the n figures, and for each reservation its field and its record.
+-- again; -1: they are charged for the first time), the n figures, and for each reservation its field and its record.
 local base, seen = 11, tonumber(ARGV[11])
 for i = 1, seen > 0 and n or 0 do
   local window, amount = spec[SPEC + 2 * n + i], spec[SPEC + 4 * n + i]
   local at = BUDGETS[window] and first_day(window, floor(seen / DAY)) or seen
   local figure = window == 'held' and 0 or tonumber(ARGV[base + i])
-  local last, from, part = refilled(pack(LEVEL, figure, at, 0), window, amount, now)
-  local used = refilled(held[5 + i], window, amount, now)
-  if last > used then held[5 + i] = pack(LEVEL, last, from, part) end
+  local last, from, part = refilled(pack(LEVEL, figure, at, 0, 0), window, amount, now)
+  local used, _, _, aside = refilled(held[5 + i], window, amount, now)
+  if last > used then held[5 + i] = pack(LEVEL, last, from, part, aside) end
 end
 
 local fields = {}
@@ -17,19 +17,15 @@ for a = base + n + 1, #ARGV, 2 do
   if redis.call('HEXISTS', KEYS[1], ARGV[a]) == 0 then
     local back = opened(ARGV[a + 1])
     cost.c = cost.c + back.asked.c
-    if seen == 0 then cost.i, cost.o = cost.i + back.asked.i - back.input, cost.o + back.asked.o - back.output end
+    if seen < 0 then cost.r = cost.r + back.asked.r end
+    if seen <= 0 then cost.i, cost.o = cost.i + back.asked.i - back.input, cost.o + back.asked.o - back.output end
     fields[#fields + 1] = ARGV[a]
     fields[#fields + 1] = ARGV[a + 1]
   end
 end
 cost.t = cost.i + cost.o
-generation = generation or ARGV[6]
-local expiry = now + ARGV[2]
-for _, word in ipairs({'generation', generation, ARGV[4], int(expiry), 'lease', int(min(lease or expiry, expiry))}) do
-  fields[#fields + 1] = word
-end
-
 local writes, _, after = charged()
-for _, word in ipairs(fields) do writes[1][#writes[1] + 1] = word end
+append(writes[1], fields)
+append(writes[1], enlisted())
 write(writes, true)
 return reply('OK', after)

@@ -25,11 +25,11 @@ local function give_back_to(key, record, used, from, to)
   local writes = {}
   for j, level in ipairs(redis.call('HMGET', key, unpack(names))) do
     if level then
-      local i, taken, at, part = limits[j], struct.unpack(LEVEL, level)
+      local i, taken, at, part, aside = limits[j], struct.unpack(LEVEL, level)
       local letter = spec[i + n]
       local refund = refundable(record, letter, spec[i + 2 * n], at, record.asked[letter] - used[letter])
       writes[#writes + 1] = names[j]
-      writes[#writes + 1] = pack(LEVEL, max(taken - refund * spec[i + 3 * n], 0), at, part)
+      writes[#writes + 1] = pack(LEVEL, max(taken - refund * spec[i + 3 * n], 0), at, part, aside)
     end
   end
   if #writes > 0 then redis.call('HSET', key, unpack(writes)) end

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from quotas.limit import MAX_AMOUNT, RATE_UNITS, TENANT_ONLY, Budget, Limit, Period, Rate, Resource
+from quotas.limit import MAX_AMOUNT, MAX_RATE, RATE_UNITS, TENANT_ONLY, Budget, Limit, Period, Rate, Resource
 from quotas.policy import (
     SCOPES,
     SERVICE_TIERS,
@@ -72,6 +72,7 @@ def _scalar(text: str) -> Any:
 
 
 amounts = st.integers(1, MAX_AMOUNT) | st.sampled_from([1, 10, 1000, 1500, 20_000, 10**6, 2**31, MAX_AMOUNT])
+rates = st.integers(1, MAX_RATE) | st.sampled_from([1, 1500, 20_000, MAX_RATE])
 seconds = st.integers(1, 10**9).map(lambda number: float(Decimal(number) / 10**6)) | st.integers(1, 10**6).map(float)
 weights = st.integers(1, 10**6).map(lambda number: number / 1000)
 moments = st.integers(0, 2**32).map(lambda stamp: datetime.fromtimestamp(stamp, UTC))
@@ -90,8 +91,8 @@ def limit_sets(draw: st.DrawFn, key: str | None = None) -> tuple[Limit, ...]:
             limits.append(Limit(resource, draw(st.just(0) | amounts), None, key))
         elif not resource.is_held:
             for unit in draw(st.sets(st.sampled_from([*RATE_UNITS.values(), *Period]), max_size=2)):
-                amount = draw(amounts)
-                window = Budget(unit) if isinstance(unit, Period) else Rate(unit, draw(st.just(amount) | amounts))
+                amount = draw(amounts if isinstance(unit, Period) else rates)
+                window = Budget(unit) if isinstance(unit, Period) else Rate(unit, draw(st.just(amount) | rates))
                 limits.append(Limit(resource, amount, window, key))
     return tuple(limits)
 

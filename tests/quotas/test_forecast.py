@@ -34,11 +34,11 @@ def capacity(account: Account, index: int) -> int:
 @given(st.one_of(RATES, BUDGETS, HELD), ASKS, st.floats(0, 1))
 def test_it_says_what_the_store_would_say_of_one_limit(limit: Limit, ask: Ask, part: float) -> None:
     account = Account("acme", None, (limit,), "0", 30.0)
-    figures = Figures(NOW, b"", (round(part * capacity(account, 0)),))
+    figures = Figures.at(NOW, b"", (round(part * capacity(account, 0)), 0))
     told = refusals(account.states(figures), ask, NOW / 1e6)
     if not told:
         account.refuse_unfit(ask)
-        assert ask.of(limit.resource) * account.scales[0] <= capacity(account, 0) - figures.used[0]
+        assert ask.of(limit.resource) * account.scales[0] <= capacity(account, 0) - figures.numbers[0]
         return
     (refusal,) = told
     try:

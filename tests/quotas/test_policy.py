@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quotas.limit import MAX_AMOUNT, Budget, Limit, Period, Rate, Resource
+from quotas.limit import MAX_AMOUNT, MAX_RATE, Budget, Limit, Period, Rate, Resource, Window
 from quotas.policy import SERVICE_TIERS, ClassPolicy, KeyPolicy, Policy, TenantPolicy
 from tests.quotas.policies import policies
 
@@ -101,14 +101,16 @@ def test_a_limit_can_hold_its_burst_or_its_amount() -> None:
         (Resource.TOKENS, 0, Budget(Period.DAY)),
         (Resource.QUEUED_REQUESTS, -1, None),
         (Resource.KV_BYTES, MAX_AMOUNT + 1, None),
+        (Resource.TOKENS, MAX_AMOUNT + 1, Budget(Period.DAY)),
+        (Resource.TOKENS, MAX_RATE + 1, Rate(60, 1)),
     ],
 )
-def test_a_limit_that_makes_no_sense_cannot_be_made(resource: Resource, amount: int, window: Budget | None) -> None:
+def test_a_limit_that_makes_no_sense_cannot_be_made(resource: Resource, amount: int, window: Window) -> None:
     with pytest.raises(ValueError, match=resource):
         Limit(resource, amount, window)
 
 
-@pytest.mark.parametrize(("seconds", "burst"), [(61, 1), (60, 0), (60, MAX_AMOUNT + 1)])
+@pytest.mark.parametrize(("seconds", "burst"), [(61, 1), (60, 0), (60, MAX_RATE + 1)])
 def test_a_rate_that_makes_no_sense_cannot_be_made(seconds: int, burst: int) -> None:
     with pytest.raises(ValueError, match=r"a (rate|burst) is"):
         Rate(seconds, burst)

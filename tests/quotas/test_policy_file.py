@@ -113,6 +113,10 @@ def test_names_that_would_mean_something_to_a_store_or_a_shell_are_refused(name:
     ("text", "complaint"),
     [
         ("tenants: {a: {limits: {tokens: 5/mn}}}", 'a.yaml:1:32: tenants.a.limits.tokens: "5/mn" is not a rate'),
+        ("tenants: {a: {limits: {tokens: 5B/min}}}",
+         'a.yaml:1:32: tenants.a.limits.tokens: "5B/min" is not within 1 and 4000000000'),
+        ("tenants: {a: {limits: {tokens: {rate: 5/h, burst: 4.1B}}}}",
+         'a.yaml:1:51: tenants.a.limits.tokens.burst: "4.1B" is not within 1 and 4000000000'),
         ("tenants:\n  a:\n    wieght: 2", 'a.yaml:3:5: tenants.a: "wieght" is not a field; did you mean "weight"?'),
         ("tenant: {}", 'a.yaml:1:1: "tenant" is not a field; did you mean "tenants"?'),
         ("tenants: {a: {on_store_outage: shut}}", '"shut" is not a way to go on: closed, open or lease'),

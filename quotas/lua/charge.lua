@@ -1,0 +1,12 @@
+-- Charge and book what was used while the store was away, whatever the limits hold: once for each ordinal of a debtor.
+-- ARGV as in account.lua, the field of the reservation being that of the debtor; then ordinal, cached, KV byte seconds.
+if lost then return {'LOST'} end
+local booked = KEYS[1] .. ':booked'
+cost.c = 0
+local writes, before, after = charged()
+if tonumber(redis.call('HGET', booked, ARGV[6]) or 0) >= tonumber(ARGV[11]) then return reply('OK', before) end
+book(KEYS[1], now, spec[SPEC], cost.r, cost.i, tonumber(ARGV[12]), cost.o, tonumber(ARGV[13]))
+redis.call('HSET', booked, ARGV[6], ARGV[11])
+redis.call('EXPIRE', booked, 86400)
+write(writes, true)
+return reply('OK', after)

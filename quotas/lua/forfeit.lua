@@ -1,0 +1,16 @@
+-- Count a slice (lua/slice.lua) as spent: its replica may have spent it, and cannot tell. What is held at once is free
+-- again. If the replica comes back, a budget gets back what it did not spend.
+local function forfeit(tenant, slice, now)
+  local spec, n, own, key = slice.spec, unpack(slice.spec, 1, SPEC)
+  local levels = own > 0 and tenant or tenant .. ':key:' .. key
+  slice.forfeited = {}
+  for i = SPEC + 1, SPEC + n do
+    local window, amount = spec[i + 2 * n], slice.amounts[i - SPEC] * spec[i + 3 * n]
+    local used, at, part, aside = refilled(redis.call('HGET', levels, spec[i]), window, spec[i + 4 * n], now)
+    if window ~= 'held' then used = used + amount end
+    redis.call('HSET', levels, spec[i], pack(LEVEL, used, at, part, max(aside - amount, 0)))
+    slice.forfeited[i - SPEC] = at
+  end
+  slice.ended = now
+  return cmsgpack.pack(slice)
+end
