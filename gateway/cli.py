@@ -15,7 +15,7 @@ from typing import Any
 
 from admission.simulation.errors import SimulationError
 from backend.errors import BackendError, ConfigError
-from gateway import key_commands, log_commands, policy_commands, simulate_command, usage_command
+from gateway import key_commands, log_commands, plan_command, policy_commands, simulate_command, usage_command
 from gateway.flags import SettingsError, add_flags, did_you_mean, load, misspelled
 from gateway.key_store import KeyStoreError
 from gateway.log_commands import LogError
@@ -98,6 +98,7 @@ def _parser() -> ArgumentParser:
     policy_commands.add_to(commands)
     usage_command.add_to(commands)
     simulate_command.add_to(commands)
+    plan_command.add_to(commands)
     log_commands.add_to(commands)
     shown = commands.add_parser("version", help="print the version")
     shown.set_defaults(run=_version, parser=shown)

@@ -65,10 +65,14 @@ class Settings(BaseSettings):
         "model", "NAME", None, "the name clients ask for; auto: the model's own name", min_length=1, max_length=256
     )
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = _setting(
-        "model", "DTYPE", "auto", "precision of weights and KV cache; auto: float32, where no text depends on its batch"
+        "model",
+        "DTYPE",
+        "auto",
+        "precision of weights and KV cache; auto: float32 on a CPU, where then no text depends on its batch; as stored "
+        "on a GPU",
     )
-    device: Literal["auto", "cpu"] = _setting(
-        "model", "DEVICE", "auto", "where the model runs; auto: the CPU, the only one so far"
+    device: Literal["auto", "cpu", "cuda"] = _setting(
+        "model", "DEVICE", "auto", "where the model runs; auto: an NVIDIA GPU if torch finds one, else the CPU"
     )
     max_model_len: IntOrAuto = _setting(
         "model",
@@ -105,8 +109,11 @@ class Settings(BaseSettings):
     batching: Literal["continuous", "static"] = _setting(
         "engine", "HOW", "continuous", "static admits no sequence until a whole batch is done: a baseline to measure by"
     )
-    kernels: Literal["auto", "native", "torch", "reference"] = _setting(
-        "engine", "HOW", "auto", "native: compiled; torch: no compiler needed; reference: slow oracle; auto: the best"
+    kernels: Literal["auto", "native", "triton", "torch", "reference"] = _setting(
+        "engine",
+        "HOW",
+        "auto",
+        "native: compiled, CPU; triton: GPU; torch: no compiler needed; reference: slow oracle; auto: the best",
     )
     threads: int = _setting(
         "engine",
@@ -127,7 +134,7 @@ class Settings(BaseSettings):
         "memory",
         "FRACTION",
         None,
-        "the same as a share of the free memory; auto: a quarter and at most 1 GiB",
+        "the same as a share of the free memory; auto: a quarter and at most 1 GiB, on a GPU all that is of use",
         gt=0,
         lt=1,
     )

@@ -16,18 +16,23 @@ from admission.simulation.errors import OptionError
 from admission.simulation.json_report import to_json
 from admission.simulation.metrics import duration, number, percent
 from admission.simulation.page import NUM_COLOURS, page
-from admission.simulation.policy import SimulatedPolicy, parse_policy
+from admission.simulation.policy import SimulatedPolicy, parse_policy, policy_of
 from admission.simulation.recorder import Objective
 from admission.simulation.study import Results, Study, capacity
 from admission.simulation.table import table
+from admission.simulation.target import Target
 from admission.simulation.traces import READERS, read_trace
 from admission.simulation.workload import Workload
+from gateway.terms import terms_of
+from quotas.policy_file import SUFFIXES, read_policy
 
 NOTES = """\
-A policy is an ordering or settings joined by commas, with any field of the core's and the engine's configuration:
+A policy is a policy file, or an ordering or settings joined by commas, with any field of the core's and the engine's
+configuration:
   fair      fcfs      order=fair,quantum=0.1,max_num_seqs=128,weights=gold:4+free:1,kv_tokens=100000
 
 examples:
+  sluice simulate --trace yesterday.log --policy policy.yaml --compare edited.yaml
   sluice simulate --trace azure.csv --tenants 4 --load 1.2 --policy fair --compare fcfs --seeds 5 --html fair.html
   sluice simulate --trace azure.csv --rate 3 --tenants app:1 --flood noisy:20@60+30 --compare fcfs"""
 
@@ -109,12 +114,24 @@ def _simulate(namespace: Namespace) -> int:
     return 0
 
 
+def _policy(text: str, device: Device, option: str) -> SimulatedPolicy:
+    """A policy file, by its path, or an ordering and settings."""
+    path = Path(text)
+    if path.suffix not in SUFFIXES and not path.exists():
+        return parse_policy(text, device, option)
+    policy = read_policy(path)
+    targets = tuple(
+        Target(level.ttft, level.time_per_output_token, level.when_late == "refuse") for level in policy.classes
+    )
+    return policy_of(path.name, terms_of(policy), targets, device)
+
+
 def _study(namespace: Namespace) -> Study:
     device = find_device(namespace.device)
     named = [("--policy", namespace.policy), *(("--compare", text) for text in namespace.compare)]
     if len(named) > NUM_COLOURS:
         raise OptionError("--compare", namespace.compare, f"at most {NUM_COLOURS} policies fit one comparison")
-    policies = tuple(parse_policy(text, device, option) for option, text in named)
+    policies = tuple(_policy(text, device, option) for option, text in named)
     workload = _at_load(namespace.load, _workload(namespace), policies[0], device)
     objective = Objective(namespace.good_first_token, namespace.good_per_token)
     return Study(policies, workload, device, objective, namespace.seeds, namespace.jobs)

@@ -7,17 +7,14 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from admission.admission import Admission
-from admission.queue_bounds import QueueBounds
-from admission.terms import Terms
 from gateway.key_source import KeySource
 from gateway.policies import Policies
 from gateway.settings import Settings
+from gateway.terms import terms_of
 from gateway.watch import Watch
-from quotas import policy as policy_model
 from quotas.embedded import EmbeddedStore
 from quotas.errors import StoreUnavailable
-from quotas.limit import Resource
-from quotas.policy import Policy, TenantPolicy
+from quotas.policy import Policy
 from quotas.quotas import Quotas
 from quotas.redis_store import RedisStore
 
@@ -77,24 +74,3 @@ async def open_quotas(settings: Settings, url: str) -> AsyncIterator[Quotas]:
     finally:
         keeper.cancel()
         await quotas.close()
-
-
-def terms_of(policy: Policy) -> Terms:
-    """What of a policy the core goes by."""
-    tenants = (policy.default, *policy.tenants.values())
-    waiting = {tenant.name: most for tenant in tenants if (most := _may_queue(tenant)) is not None}
-    return Terms(
-        weights={tenant.name: tenant.weight for tenant in tenants},
-        offsets=tuple(level.aging for level in policy.classes),
-        bounds=tuple(_bounds(level.queue) for level in policy.classes),
-        may_wait=waiting,
-    )
-
-
-def _may_queue(tenant: TenantPolicy) -> int | None:
-    amounts = [limit.amount for limit in tenant.limits if limit.resource is Resource.QUEUED_REQUESTS]
-    return min(amounts, default=None)
-
-
-def _bounds(queue: policy_model.QueueBounds) -> QueueBounds:
-    return QueueBounds(queue.requests, queue.tokens, queue.bytes, queue.seconds)

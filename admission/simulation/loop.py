@@ -5,7 +5,7 @@ the core accounts and plans at once; steps run one after another in the order of
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
@@ -17,6 +17,7 @@ from admission.simulation.arrival import Arrival
 from admission.simulation.clients import Clients, Resigned
 from admission.simulation.device import Device
 from admission.simulation.recorder import Recorder
+from admission.simulation.target import NO_TARGET, Target
 from admission.step_time import StepWork
 from backend.batch import Batch, StepOutput
 from backend.flight import Delta
@@ -56,12 +57,19 @@ class Loop:
     """Drives one core through one workload, once. Deterministic."""
 
     def __init__(
-        self, core: Core, device: Device, recorder: Recorder, max_model_len: int, clients: Clients | None = None
+        self,
+        core: Core,
+        device: Device,
+        recorder: Recorder,
+        max_model_len: int,
+        clients: Clients | None = None,
+        target: Callable[[int], Target] = lambda _: NO_TARGET,
     ) -> None:
         self._core = core
         self._device = device
         self._recorder = recorder
         self._max_model_len = max_model_len
+        self._target = target  # by class
         self._clients = clients or Resigned()
         self._due: list[tuple[float, int, Arrival]] = []  # heap of what is yet to arrive
         self._steps: deque[_Step] = deque()
@@ -106,7 +114,7 @@ class Loop:
             self._recorder.refused(arrival, "TooLong")
             return
         number = next(self._number)
-        sequence = _sequence(number, arrival, now)
+        sequence = _sequence(number, arrival, now, self._target(arrival.priority_class))
         try:
             self._core.arrive(sequence, now)
         except Refused as refusal:
@@ -171,7 +179,7 @@ class Loop:
         self._plan(step.done_at)
 
 
-def _sequence(number: int, arrival: Arrival, now: float) -> Sequence:
+def _sequence(number: int, arrival: Arrival, now: float, target: Target) -> Sequence:
     """A prompt without content. Its seed is the length of its answer, which only the device looks at."""
     declared = max(arrival.max_tokens, arrival.output_tokens)
     ends = _AT_END if declared > arrival.output_tokens else _NEVER
@@ -185,5 +193,12 @@ def _sequence(number: int, arrival: Arrival, now: float) -> Sequence:
         arrival.output_tokens,
         ends,
         priority_class=arrival.priority_class,
-        first_token_by=None if arrival.deadline is None else now + arrival.deadline,
+        token_interval=target.interval,
+        first_token_target=target.first_token,
+        first_token_by=min(deadlines) if (deadlines := _deadlines(arrival, now, target)) else None,
     )
+
+
+def _deadlines(arrival: Arrival, now: float, target: Target) -> list[float]:
+    own = target.first_token if target.refuses else None
+    return [now + seconds for seconds in (arrival.deadline, own) if seconds is not None]

@@ -16,6 +16,8 @@ from admission.controller import Controller
 from admission.core import CoreConfig, Order, make_core
 from admission.simulation.device import Device
 from admission.simulation.errors import OptionError
+from admission.simulation.target import NO_TARGET, Target
+from admission.terms import Terms
 from backend.config import Batching, EngineConfig, KVAllocation
 from backend.errors import ConfigError
 
@@ -31,9 +33,27 @@ class SimulatedPolicy:
     name: str
     core: CoreConfig
     engine: EngineConfig
+    terms: Terms | None = None
+    targets: tuple[Target, ...] = ()  # by class
 
     def make_core(self) -> Controller:
-        return make_core(self.core, self.engine)
+        core = make_core(self.core, self.engine)
+        if self.terms is not None:
+            core.policy_changed(self.terms, 0.0)
+        return core
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """Of the tenants; "" stands for those that are not named."""
+        return self.core.weights if self.terms is None else self.terms.weights
+
+    def target(self, priority_class: int) -> Target:
+        return self.targets[priority_class] if priority_class < len(self.targets) else NO_TARGET
+
+
+def policy_of(name: str, terms: Terms, targets: tuple[Target, ...], device: Device) -> SimulatedPolicy:
+    """The default core under these terms."""
+    return SimulatedPolicy(name, CoreConfig(), _engine("--policy", {}, device.kv_tokens), terms, targets)
 
 
 def parse_policy(text: str, device: Device, option: str = "--policy") -> SimulatedPolicy:

@@ -8,6 +8,7 @@ from enum import StrEnum
 from heapq import heappop, heappush
 from math import inf
 
+from admission.ordering import weight_of
 from admission.simulation.arrival import Arrival
 from admission.simulation.device import Device
 from admission.simulation.fairness import MOST_TENANTS, ServiceGap
@@ -181,7 +182,7 @@ class Recorder:
 
     def _new_tenant(self, name: str) -> TenantRecord:
         place = len(self._followed) if len(self._followed) < MOST_TENANTS else -1
-        tenant = self.tenants[name] = TenantRecord(name, self._weights.get(name, 1.0), place)
+        tenant = self.tenants[name] = TenantRecord(name, weight_of(name, self._weights), place)
         if place >= 0:
             self._followed.append(tenant)
         return tenant

@@ -59,12 +59,12 @@ def run(
     policy: SimulatedPolicy, arrivals: Sequence[Arrival], device: Device, objective: Objective, seed: int = 1
 ) -> Summary:
     """One policy through one list of arrivals, in order of time."""
-    recorder = Recorder(device, objective, policy.core.weights)
+    recorder = Recorder(device, objective, policy.weights)
     core = policy.make_core()
     collecting = gc.isenabled()
     gc.disable()  # everything is freed by reference counts; collections would look at all waiting requests in vain
     try:
-        seconds = Loop(core, device, recorder, policy.engine.max_model_len).run(arrivals)
+        seconds = Loop(core, device, recorder, policy.engine.max_model_len, target=policy.target).run(arrivals)
     finally:
         if collecting:
             gc.enable()

@@ -29,6 +29,25 @@ def test_it_prints_the_comparison_and_writes_the_files(
     assert "<svg" in files["html"].read_text() and files["png"].read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_policy_file_is_a_policy_and_so_is_its_edit(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / name for name in ("policy.yaml", "edited.yaml")]
+    text = "classes: {only: {ttft: 20ms, when_late: %s}}\ntenants: {heavy: {weight: 1}, light: {weight: 3}}\n"
+    for file, late in zip(files, ("wait", "refuse"), strict=True):
+        file.write_text(text % late)
+    traffic = ["--trace", str(trace), "--load", "3", "--tenants", "heavy:0.8,light:0.2"]
+    report = tmp_path / "report.json"
+    flags = ["--policy", str(files[0]), "--compare", str(files[1]), "--json", str(report)]
+    assert main(["simulate", *traffic, *flags]) == 0
+    waiting, refusing = (policy["runs"][0] for policy in json.loads(report.read_text())["policies"])
+    assert not waiting["refusals"] and sum(refusing["refusals"].values()) > 0
+    assert {tenant["name"]: tenant["weight"] for tenant in waiting["tenants"]} == {"heavy": 1, "light": 3}
+    files[1].write_text("classs: {}")
+    assert main(["simulate", *traffic, *flags]) == 2
+    assert "edited.yaml:1:1" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
