@@ -135,7 +135,8 @@ class GenerationEndpoint(Endpoint):
         ask = quota.Ask(1, sum(len(one.prompt) for one in asked), sum(one.tokens_to_begin_with for one in asked))
         admission = self.service.admission
         self._lease(entitlement, asked)
-        async with self.service.quotas.reserve(entitlement.name, entitlement.tenant, entitlement.key, ask) as grant:
+        quotas = self.service.quotas
+        with await quotas.reserve(entitlement.name, entitlement.tenant, entitlement.key, ask) as grant:
             if grant.states:
                 exchange.add_headers(rate_headers(grant.states))
             with ExitStack() as admitted:

@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
 
 from quotas.errors import LimitExceeded, QuotaError, StoreUnavailable
 from quotas.hold_times import HoldTimes
@@ -18,7 +20,10 @@ SETTLE_SECONDS = 2.0  # that a stopping gateway waits for the last settlements
 
 
 class Grant:
-    """A request's right to run. Its holder says by `measure` what it has used so far."""
+    """A request's right to run: a context, at whose end it is settled, whatever ended it.
+
+    Its holder says by `measure` what it has used so far.
+    """
 
     def __init__(self, quotas: "Quotas", name: str, key: str | None, reservation: Reservation | None) -> None:
         self.name = name
@@ -27,6 +32,15 @@ class Grant:
         self.measure: Callable[[], Usage] = _nothing
         self._quotas = quotas
         self._is_settled = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.settle()
+        self._quotas.ended(self)
 
     @property
     def states(self) -> tuple[LimitState, ...]:
@@ -52,27 +66,28 @@ class Quotas:
         """`heartbeat` in seconds: a third of the store's lease, or less."""
         self.store = store
         self._heartbeat = heartbeat
-        self._live: set[Grant] = set()
+        self._live: dict[Grant, float] = {}  # those that limits count, and since when
         self._settling: set[asyncio.Task[None]] = set()
-        self._holds = HoldTimes(asyncio.get_running_loop().time)
+        self._clock = asyncio.get_running_loop().time
+        self._holds = HoldTimes()
 
-    @asynccontextmanager
-    async def reserve(self, name: str, tenant: TenantPolicy, key: str | None, ask: Ask) -> AsyncIterator[Grant]:
-        """Hold `ask` against every limit of the tenant `name` and its key while the block runs, or raise `Refused`.
+    async def reserve(self, name: str, tenant: TenantPolicy, key: str | None, ask: Ask) -> Grant:
+        """Charge `ask` to every limit of the tenant `name` and its key, or raise `Refused`.
 
-        Leaving the block settles what the grant measures, whatever ended it. Raises `StoreUnavailable` where the
-        tenant's policy for an outage says so.
+        Raises `StoreUnavailable` where the tenant's policy for an outage says so.
         """
         limits = _spent(tenant.limits_of(key))
-        reservation = await self._reserve(name, key, limits, ask, tenant.on_store_outage) if limits else None
-        grant = Grant(self, name, key, reservation)
-        self._live.add(grant)
-        try:
-            with self._holds.holding(name):
-                yield grant
-        finally:
-            self._live.discard(grant)
-            grant.settle()
+        if not limits:
+            return Grant(self, name, key, None)
+        grant = Grant(self, name, key, await self._reserve(name, key, limits, ask, tenant.on_store_outage))
+        self._live[grant] = self._clock()
+        return grant
+
+    def ended(self, grant: Grant) -> None:
+        """The request is over."""
+        since = self._live.pop(grant, None)
+        if since is not None:
+            self._holds.observe(grant.name, self._clock() - since)
 
     async def states(self, name: str, tenant: TenantPolicy, key: str | None) -> tuple[LimitState, ...]:
         """Of each limit now."""
@@ -123,8 +138,8 @@ class Quotas:
 
     async def _beat(self) -> None:
         for grant in self._live:
-            if grant.reservation is not None:
-                grant.reservation.progress = grant.measure()
+            assert grant.reservation is not None
+            grant.reservation.progress = grant.measure()
         await self.store.heartbeat()
 
     async def _reserve(
