@@ -326,7 +326,8 @@ class Scheduler:
         for victim in [s for s in flight.paused if s.tenant != sequence.tenant and s.status is Status.RUNNING]:
             self._give_way(victim)
             return
-        lower = [s for s in self._victims.of(self.running.values(), None) if s.priority_class > sequence.priority_class]
+        below = [s for s in self.running.values() if s.priority_class > sequence.priority_class]
+        lower = self._victims.of(below, None)
         if lower and not self.holdings.has_free_slot:
             self._preempt(lower.pop(0))
         self._preempt_for(self.config.blocks_for(sequence.num_tokens) + len(self.running), lower)
