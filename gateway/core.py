@@ -23,7 +23,9 @@ def open_core(settings: Settings, model: LoadedModel) -> Iterator[Controller | R
     """The core; its step times are saved when the block is left. Raises `OSError` for an event log it cannot write."""
     path = settings.state_dir / "step_time" / f"{_file_name(model, settings)}.json"
     step_time = _load(path)
-    config = CoreConfig(order=Order(settings.order), max_waiting=settings.max_waiting)
+    config = CoreConfig(
+        order=Order(settings.order), max_waiting=settings.max_waiting, prefill_share=settings.prefill_share
+    )
     try:
         if settings.event_log is None:
             yield make_core(config, model.engine_config, step_time)

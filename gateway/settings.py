@@ -97,6 +97,15 @@ class Settings(BaseSettings):
         None,
         "most prompt tokens of one sequence in one step; auto: the token budget; off: every prompt whole",
     )
+    prefill_share: float = _setting(
+        "engine",
+        "SHARE",
+        1.0,
+        "of the token budget, that prompts may fill beside running answers whose class has no time per token to keep; "
+        "the rest is a reserve for decodes",
+        gt=0,
+        le=1,
+    )
     default_max_tokens: IntOrAuto = _setting(
         "engine", "TOKENS", None, "max_tokens of a request that names none; auto: what its context leaves", ge=1
     )
