@@ -1,61 +1,77 @@
-"""The thread that owns the tensors: launch the next step, wait for this one, post its output."""
+"""The threads at the device: one launches steps as they are planned, one waits for them and posts their output."""
 
 import threading
-from collections import deque
+import time
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 from backend.batch import Batch, StepOutput
 from backend.executor import Executor, PendingStep
 
 Post = Callable[[StepOutput | BaseException], None]
-"""Called on the device thread with each step's output in order, or once with what ended it."""
+"""Called on a device thread with each step's output in order, or once with what ended it."""
 
 
 class DeviceThread:
-    """Feeds one executor. Batches go in from any thread, outputs come back through `post` on this one.
+    """Feeds one executor. Batches go in from any thread, outputs come back through `post`.
 
-    Keeps up to `depth` steps launched, so that the device never waits for the host between two of them.
+    Keeps up to `depth` steps launched. A step that is planned while another runs is launched at once, not when the
+    other is done, so that the device never waits for the host between two of them.
     """
 
     def __init__(self, executor: Executor, post: Post, depth: int) -> None:
         self._executor = executor
         self._post = post
-        self._depth = depth
         self._inbox: SimpleQueue[Batch | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="sluice-device", daemon=True)
+        self._launched: SimpleQueue[PendingStep | None] = SimpleQueue()
+        self._room = threading.Semaphore(depth)
+        self._failing = threading.Lock()
+        self._failed = False
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(part,), name=f"sluice-device-{name}", daemon=True)
+            for name, part in (("launch", self._launch), ("wait", self._wait))
+        ]
 
     def start(self) -> None:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def submit(self, batch: Batch) -> None:
         self._inbox.put(batch)
 
     def stop(self, timeout: float = 10.0) -> bool:
-        """Finish the steps launched and end the thread; False when it is still stuck after `timeout` seconds."""
+        """Finish the steps launched and end the threads; False when one is still stuck after `timeout` seconds."""
         self._inbox.put(None)
-        if self._thread.ident is not None:  # it was started
-            self._thread.join(timeout)
-        return not self._thread.is_alive()
+        deadline = time.monotonic() + timeout
+        for thread in self._threads:
+            if thread.ident is not None:  # it was started
+                thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
-    def _run(self) -> None:
+    def _guarded(self, part: Callable[[], None]) -> None:
         try:
-            self._serve()
+            part()
         except BaseException as error:  # noqa: BLE001 - whatever it is, the loop must hear of it
-            self._post(error)
+            self._fail(error)
 
-    def _serve(self) -> None:
-        launched: deque[PendingStep] = deque()
-        open_ = True
-        while open_ or launched:
-            while open_ and len(launched) < self._depth:
-                try:
-                    batch = self._inbox.get(block=not launched)
-                except Empty:
-                    break
-                if batch is None:
-                    open_ = False
-                else:
-                    launched.append(self._executor.launch(batch))
-            if launched:
-                self._post(launched.popleft().wait())
+    def _fail(self, error: BaseException) -> None:
+        """Post the first failure, and let the other thread end."""
+        with self._failing:
+            first, self._failed = not self._failed, True
+        if first:
+            self._post(error)
+        self._room.release()
+        self._launched.put(None)
+
+    def _launch(self) -> None:
+        while (batch := self._inbox.get()) is not None:
+            self._room.acquire()
+            if self._failed:
+                return
+            self._launched.put(self._executor.launch(batch))
+        self._launched.put(None)
+
+    def _wait(self) -> None:
+        while (step := self._launched.get()) is not None:
+            self._post(step.wait())
+            self._room.release()

@@ -3,10 +3,11 @@
 import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Literal, Self
-
-from tqdm import tqdm
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any, Literal, Self
 
 from backend.detokenizer import IncrementalDetokenizer
 from backend.errors import InvalidRequest
@@ -54,6 +55,7 @@ class LLM:
     ) -> None:
         """Load `model`, a name or directory as `sluice serve` takes it. Raises `ModelLoadError` or `ConfigError`."""
         loaded = load_model(model, options or EngineOptions(), dtype=dtype, device=device, kernels=kernels)
+        loaded.runner.warm_up()
         self._set_up(loaded, loaded.runner, seed)
 
     @classmethod
@@ -86,7 +88,7 @@ class LLM:
         for text in texts:
             self.scheduler.add(text.sequence)
         by_sequence = {text.sequence: text for text in texts}
-        with tqdm(total=len(texts), desc="generating", unit="prompt", disable=not progress) as bar:
+        with _bar(len(texts), progress) as bar:
             self._run(lambda delta: bar.update(by_sequence[delta[0]].take(delta, self.scheduler)))
         return [text.completion() for text in texts]
 
@@ -144,6 +146,13 @@ class LLM:
         if prompt and isinstance(prompt[0], Mapping):
             return tokenizer.encode(tokenizer.render_chat(prompt), add_special_tokens=False)  # type: ignore[arg-type]
         return list(prompt)  # type: ignore[arg-type]
+
+
+def _bar(total: int, shown: bool) -> Any:
+    """A progress bar, imported when it is shown: the engine itself does without the package."""
+    if not shown:
+        return nullcontext(SimpleNamespace(update=bool))
+    return import_module("tqdm").tqdm(total=total, desc="generating", unit="prompt")
 
 
 class _Text:

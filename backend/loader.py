@@ -1,5 +1,6 @@
 """A model, from its name to a device that can execute batches."""
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,8 @@ import torch
 
 from backend.checkpoint import Checkpoint
 from backend.config import EngineConfig
+from backend.device_memory import check_room, expected_memory, measured_memory
+from backend.errors import ConfigError
 from backend.generation_config import read_sampling_defaults
 from backend.hub import resolve_model
 from backend.kernels.cpu import select_ops
@@ -16,11 +19,13 @@ from backend.model import Decoder
 from backend.model_config import ModelConfig, read_model_config
 from backend.model_runner import ModelRunner
 from backend.paged_kv.kv_cache import KVCache, block_bytes
-from backend.sizing import EngineOptions, free_memory, size_engine
+from backend.sizing import DEVICE_TOKEN_BUDGET, EngineOptions, free_memory, size_engine
 from backend.tokenizer import Tokenizer
 from backend.weights import Weights, load_weights
 
-DTYPES = {"auto": torch.float32, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+logger = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read by now, bytes in all) while weights load."""
@@ -63,29 +68,80 @@ def load_model(
     config = read_model_config(directory)
     tokenizer = Tokenizer.from_dir(directory, config.vocab_size)
     defaults = read_sampling_defaults(directory)
-    target = torch.device("cpu" if device == "auto" else device)
-    precision = DTYPES[dtype]
-    size_engine(options, config, precision, free_memory())  # contradictions show before the long load
+    target = select_device(device)
+    precision = _precision(dtype, config, target)
+    _check_size(options, config, precision, target)  # contradictions show before the long load
     weights = _load(directory, config, precision, target, progress)
     num_parameters = weights.num_parameters
-    engine_config = size_engine(options, config, precision, free_memory())
-    runner = make_runner(config, engine_config, weights, precision, target, kernels)
-    return LoadedModel(directory, config, engine_config, tokenizer, runner, precision, num_parameters, defaults)
+    runner = place_model(config, options, weights, precision, target, kernels)
+    return LoadedModel(directory, config, runner.config, tokenizer, runner, precision, num_parameters, defaults)
 
 
-def make_runner(
+def select_device(name: str) -> torch.device:
+    """The device of that name; `auto` is the first CUDA device, or the CPU if there is none."""
+    available = torch.cuda.is_available()
+    if name == "auto":
+        name = "cuda" if available else "cpu"
+    if name == "cuda":
+        if not available:
+            raise ConfigError("device cuda: torch finds none; check the driver and torch's build, or choose cpu")
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device(name)
+
+
+def place_model(
     config: ModelConfig,
-    engine_config: EngineConfig,
+    options: EngineOptions,
     weights: Weights,
     dtype: torch.dtype,
     device: torch.device,
     kernels: str = "auto",
 ) -> ModelRunner:
-    """A runner over weights, which it takes over."""
+    """A runner over weights, which it takes over, with as much KV memory as there is room for beside them."""
     ops = select_ops(device, dtype, kernels)
-    decoder = Decoder(config, weights, ops, engine_config.max_model_len)
+    if device.type == "cuda":
+        num_bytes = weights.num_parameters * dtype.itemsize
+        decoder = Decoder(config, weights, ops, options.max_model_len or config.max_position)
+        engine_config = _size_measured(options, decoder, num_bytes, dtype, device)
+    else:
+        engine_config = size_engine(options, config, dtype, free_memory())
+        decoder = Decoder(config, weights, ops, engine_config.max_model_len)
     kv = KVCache(config, engine_config.num_blocks, engine_config.block_size, dtype, device)
     return ModelRunner(decoder, kv, engine_config)
+
+
+def _precision(dtype: str, config: ModelConfig, device: torch.device) -> torch.dtype:
+    """`auto` is what the checkpoint stores on a GPU, and float32 on a CPU."""
+    if dtype == "auto":
+        dtype = config.torch_dtype if device.type == "cuda" else "float32"
+    return DTYPES[dtype]
+
+
+def _check_size(options: EngineOptions, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> EngineConfig:
+    """The limits as they are expected to be. Raises `ConfigError` for what cannot work."""
+    if device.type != "cuda":
+        return size_engine(options, config, dtype, free_memory())
+    free, total = torch.cuda.mem_get_info(device)
+    tokens = options.max_num_batched_tokens or DEVICE_TOKEN_BUDGET
+    memory = expected_memory(str(device), free, total, config, dtype, tokens, options.max_num_seqs)
+    check_room(memory)
+    return size_engine(options, config, dtype, memory.kv_bytes, dedicated=True)
+
+
+def _size_measured(
+    options: EngineOptions, decoder: Decoder, weight_bytes: int, dtype: torch.dtype, device: torch.device
+) -> EngineConfig:
+    """The limits by what is free beside the weights and beside a step of as many tokens as one may have."""
+    free, _ = torch.cuda.mem_get_info(device)
+    draft = size_engine(options, decoder.config, dtype, free, dedicated=True)
+    tokens, seqs = draft.max_num_batched_tokens, draft.max_num_seqs
+    memory = measured_memory(decoder, device, weight_bytes, tokens, seqs, draft.block_size)
+    check_room(memory)
+    logger.info("%s", memory)
+    try:
+        return size_engine(options, decoder.config, dtype, memory.kv_bytes, dedicated=True)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; {memory}") from None
 
 
 def _load(

@@ -62,9 +62,13 @@ class Decoder:
         return self.ops.add_rms_norm(branch, residual, self.final_norm, eps)
 
     @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Unnormalised log-probabilities [rows, vocab] in fp32 for chosen rows [rows, hidden] of `forward`'s result."""
-        return self.lm_head(hidden).float()
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """Unnormalised log-probabilities [rows, vocab] in fp32 for chosen rows [rows, hidden] of `forward`'s result.
+
+        They are written to `out` if it is given.
+        """
+        logits = self.lm_head(hidden)
+        return logits.float() if out is None else out.copy_(logits)
 
     def _attention(self, layer: _Layer, x: Tensor, step: StepInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         config = self.config

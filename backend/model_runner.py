@@ -1,112 +1,187 @@
 """From a batch's lists to tensors, through the decoder and the sampler, and back to tokens."""
 
-import time
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from backend.batch import Admitted, Batch, StepOutput
 from backend.config import EngineConfig
+from backend.decode_graphs import DecodeGraphs
+from backend.device_sampler import DeviceSampler
+from backend.errors import DeviceError
 from backend.kernels.step import StepInputs
+from backend.lane import Graph, Lane, Running, Work, make_lane
 from backend.model import Decoder
 from backend.paged_kv.kv_cache import KVCache
-from backend.sampler import SlotSampler
+from backend.sampler import Choose, SlotSampler
 from backend.sampling import SamplingParams
+from backend.staging import Staged, Stager
+from backend.step_fields import Layout
+
+
+class Sampler(Protocol):
+    """Knows how the sequence of each slot is sampled."""
+
+    def admit(self, admitted: Admitted) -> None: ...
+
+    def stage(self, staged: Staged) -> Choose: ...
 
 
 @dataclass(slots=True)
 class _Step:
-    """A launched batch. Nothing runs ahead on a CPU, so waiting for it is computing it."""
+    """A launched batch."""
 
     runner: "ModelRunner"
-    batch: Batch
-    launched_at: float  # seconds of `time.perf_counter`
+    number: int
+    staged: Staged
+    running: Running
 
     def wait(self) -> StepOutput:
-        token_ids = self.runner.execute(self.batch)
-        return StepOutput(self.batch.step, token_ids, self.runner.measure(self.launched_at))
+        try:
+            elapsed = self.running.wait()
+        except RuntimeError as error:  # torch's for whatever CUDA reports; after it no result can be trusted
+            raise DeviceError(f"step {self.number} failed on {self.runner.device}: {error}") from error
+        token_ids = self.staged.piece.tokens[: self.staged.num_sampled].tolist()
+        self.runner.stager.release(self.staged)
+        return StepOutput(self.number, token_ids, elapsed)
 
 
 class ModelRunner:
-    """An `Executor` over one decoder on a CPU.
+    """An `Executor` over one decoder, the same for every device: what differs is the lane that the work runs in.
 
-    Owns what the device remembers of each slot between steps: its block table, its last token, its sampling. One thread
-    calls it; batches refer to slots in the order they were planned.
+    `launch` stages a batch on the host and queues its work; what the device remembers of each slot between steps (its
+    block table, its last token) is read and written by that work alone, in the order of the launches.
     """
 
-    def __init__(self, decoder: Decoder, kv: KVCache, config: EngineConfig) -> None:
+    def __init__(self, decoder: Decoder, kv: KVCache, config: EngineConfig, lane: Lane | None = None) -> None:
         self.decoder = decoder
         self.kv = kv
         self.config = config
         self.device = kv.blocks.device
-        width = config.blocks_for(config.max_model_len)
-        self._block_tables = np.zeros((config.max_num_seqs, width), np.int32)
-        self._last_tokens = np.zeros(config.max_num_seqs, np.int64)
-        self._sampler = SlotSampler(config.max_num_seqs, decoder.config.vocab_size, decoder.config.eos_token_ids)
-        self._completed_at = 0.0
+        self._lane = lane or make_lane(self.device)
+        self._graphs: DecodeGraphs | None = None
+        layout = Layout.of(config)
+        self.stager = Stager(config, layout, self._lane.staging)
+        self._memory = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=self.device)
+        self._received = layout.views(self._memory)
+        self._num_head_bytes = layout.num_head_bytes
+        seqs, width = config.max_num_seqs, config.blocks_for(config.max_model_len)
+        self._tables = torch.zeros((seqs, width), dtype=torch.int32, device=self.device)
+        self._row_tables = torch.zeros(seqs * width, dtype=torch.int32, device=self.device)
+        self._last_tokens = torch.zeros(seqs, dtype=torch.int64, device=self.device)
+        self._logits: Tensor | None = None  # [seqs, vocab] fp32, where graphs and all other steps then write theirs
+        if self._lane.captures:
+            self._logits = torch.zeros((seqs, decoder.config.vocab_size), dtype=torch.float32, device=self.device)
+        self._sampler = self._make_sampler()
 
     def launch(self, batch: Batch) -> _Step:
-        return _Step(self, batch, time.perf_counter())
-
-    def execute(self, batch: Batch) -> list[int]:
-        """Compute one step; returns the token sampled for each row of `batch.sampled`."""
         for admitted in batch.admitted:
             self._sampler.admit(admitted)
-        for slot, index, blocks in batch.new_blocks:
-            self._block_tables[slot, index : index + len(blocks)] = blocks
-        slots = np.array(batch.slots)
-        step = self._stage(batch, slots)
-        hidden = self.decoder.forward(step, self.kv)
-        if not batch.sampled:
-            return []
-        rows = np.array(batch.sampled)
-        last_rows = step.query_start[torch.from_numpy(rows) + 1] - 1
-        logits = self.decoder.logits(hidden[last_rows])  # [sampled, vocab]
-        positions = np.array(batch.starts)[rows] + np.array(batch.lengths)[rows]  # of the tokens to be sampled
-        tokens = self._sampler.sample(logits, slots[rows], positions)
-        self._last_tokens[slots[rows]] = tokens.numpy()
-        return tokens.tolist()
-
-    def measure(self, launched_at: float) -> float:
-        """Seconds from the last completion, or the launch if that was later, to now, which is this completion."""
-        started, self._completed_at = max(self._completed_at, launched_at), time.perf_counter()
-        return self._completed_at - started
+        num_seqs = len(batch.slots)
+        graphs = self._graphs if batch.num_decodes == num_seqs else None
+        staged = self.stager.stage(batch, num_seqs if graphs is None else graphs.size_for(num_seqs))
+        choose = self._sampler.stage(staged) if staged.num_sampled else None
+        return _Step(self, batch.step, staged, self._launch(partial(self._run, staged, choose, graphs)))
 
     def warm_up(self) -> None:
-        """Run a prefill and a decode over block 0, so that no request pays for what happens once."""
-        length = min(self.config.block_size, self.config.max_model_len - 1)
-        greedy = Admitted(0, SamplingParams(temperature=0), 0, [0] * length, length)
-        drawn = Admitted(0, SamplingParams(temperature=1, top_p=0.9), 0, [0] * length, length)
-        for admitted in (drawn, greedy):
-            self.execute(Batch(0, 0, [0], [0], [length], [0] * length, [0], [(0, 0, [0])], [admitted]))
-            self.execute(Batch(1, 1, [0], [length - 1], [1], [], [0]))
+        """Run every kind of step over block 0 and record the graphs, so that no request pays for what happens once."""
+        self._rehearse()
+        if self._logits is not None and self._graphs is None:
+            self._graphs = DecodeGraphs(self._record, self._decode, self._logits)
+            self._rehearse()
 
-    def _stage(self, batch: Batch, slots: np.ndarray) -> StepInputs:
-        starts, lengths = np.array(batch.starts), np.array(batch.lengths)
-        query_start = np.zeros(len(slots) + 1, np.int64)
-        np.cumsum(lengths, out=query_start[1:])
-        row_of = np.repeat(np.arange(len(slots)), lengths)  # [T]
-        positions = np.arange(query_start[-1]) + np.repeat(starts - query_start[:-1], lengths)
-        context_lens = starts + lengths
-        block_size = self.config.block_size
-        tables = self._block_tables[slots, : self.config.blocks_for(int(context_lens.max()))]
-        slot_mapping = tables[row_of, positions // block_size].astype(np.int64) * block_size + positions % block_size
-        fed = self._last_tokens[slots[: batch.num_decodes]]
-        token_ids = np.concatenate((fed, np.array(batch.token_ids, np.int64)))
-        return StepInputs(
-            token_ids=torch.from_numpy(token_ids),
-            positions=torch.from_numpy(positions),
-            slot_mapping=torch.from_numpy(slot_mapping),
-            query_start=_int32(query_start),
-            context_lens=_int32(context_lens),
-            block_tables=torch.from_numpy(tables),
-            num_seqs=len(slots),
-            max_query_len=int(lengths.max()),
-            max_context_len=int(context_lens.max()),
+    def _make_sampler(self) -> Sampler:
+        model, seqs = self.decoder.config, self.config.max_num_seqs
+        sample = self.decoder.ops.sample
+        if sample is None:
+            return SlotSampler(seqs, model.vocab_size, model.eos_token_ids, self.device)
+        return DeviceSampler(sample, self._received, seqs, model.vocab_size, model.eos_token_ids)
+
+    def _rehearse(self) -> None:
+        """Steps of every kind of sampling."""
+        length = min(self.config.block_size, self.config.max_model_len - 1)
+        kinds = (
+            SamplingParams(temperature=1, top_p=0.9),
+            SamplingParams(temperature=0, presence_penalty=1, min_tokens=2, stop_token_ids=(0,)),
+            SamplingParams(temperature=0),
+        )
+        for sampling in kinds:
+            admitted = Admitted(0, sampling, 0, [0] * length, length)
+            self.launch(Batch(0, 0, [0], [0], [length], [0] * length, [0], [(0, 0, [0])], [admitted])).wait()
+            self.launch(Batch(1, 1, [0], [length - 1], [1], [], [0])).wait()
+
+    def _record(self, work: Work) -> Graph:
+        """Run it first: what libraries load and reserve at a size's first use is not for a graph to hold."""
+        self._launch(work).wait()
+        return self._lane.capture(work)
+
+    def _launch(self, work: Work) -> Running:
+        try:
+            return self._lane.launch(work)
+        except RuntimeError as error:
+            raise DeviceError(f"{self.device} failed: {error}") from error
+
+    @torch.inference_mode()
+    def _run(self, staged: Staged, choose: Choose | None, graphs: DecodeGraphs | None) -> None:
+        self._receive(staged)
+        if graphs is not None:
+            logits = graphs.replay(staged.num_rows)[: staged.num_seqs]
+        else:
+            hidden = self.decoder.forward(self._inputs(staged), self.kv)
+            if choose is None:
+                return
+            logits = self._logits_of(hidden[self._received.last_rows[: staged.num_sampled]])
+        assert choose is not None, "every decode samples"
+        tokens = choose(logits)
+        self._last_tokens.index_copy_(0, self._received.sampled_slots[: staged.num_sampled], tokens)
+        staged.piece.tokens[: staged.num_sampled].copy_(tokens, non_blocking=True)
+
+    def _receive(self, staged: Staged) -> None:
+        """Copy the staged numbers to the device, and change its block tables."""
+        head, count = slice(self._num_head_bytes), staged.num_changes
+        self._memory[head].copy_(staged.piece.memory[head], non_blocking=True)
+        if count:
+            places, blocks = self._received.table_places[:count], self._received.table_blocks[:count]
+            places.copy_(staged.piece.tensors.table_places[:count], non_blocking=True)
+            blocks.copy_(staged.piece.tensors.table_blocks[:count], non_blocking=True)
+            self._tables.view(-1).index_copy_(0, places, blocks)
+
+    def _inputs(self, staged: Staged) -> StepInputs:
+        return self._make_inputs(
+            staged.num_tokens, staged.num_rows, staged.num_decodes, staged.max_query_len, staged.max_context_len
         )
 
+    @torch.inference_mode()
+    def _decode(self, num_rows: int) -> None:
+        """The step of a graph: everything in it stays where it is, and depends on no number but `num_rows`."""
+        step = self._make_inputs(num_rows, num_rows, num_rows, 1, self.config.max_model_len)
+        self._logits_of(self.decoder.forward(step, self.kv))
 
-def _int32(values: np.ndarray) -> Tensor:
-    return torch.from_numpy(values.astype(np.int32))
+    def _make_inputs(
+        self, num_tokens: int, num_seqs: int, num_decodes: int, max_query_len: int, max_context_len: int
+    ) -> StepInputs:
+        """The step's inputs on the device: decodes are fed what their slots sampled last."""
+        rows, width = self._received, self.config.blocks_for(max_context_len)
+        slots = rows.slots[:num_seqs]
+        tables = self._row_tables[: num_seqs * width].view(num_seqs, width)
+        torch.index_select(self._tables[:, :width], 0, slots, out=tables)
+        if num_decodes:
+            torch.index_select(self._last_tokens, 0, slots[:num_decodes], out=rows.token_ids[:num_decodes])
+        return StepInputs(
+            token_ids=rows.token_ids[:num_tokens],
+            positions=rows.positions[:num_tokens],
+            slot_mapping=rows.slot_mapping[:num_tokens],
+            query_start=rows.query_start[: num_seqs + 1],
+            context_lens=rows.context_lens[:num_seqs],
+            block_tables=tables,
+            num_seqs=num_seqs,
+            max_query_len=max_query_len,
+            max_context_len=max_context_len,
+            num_decodes=num_decodes,
+        )
+
+    def _logits_of(self, hidden: Tensor) -> Tensor:
+        return self.decoder.logits(hidden, None if self._logits is None else self._logits[: len(hidden)])

@@ -8,7 +8,9 @@ of a sort nor the neighbours of a row can change what it draws. The draw inverts
 hashed from (seed, position): a request draws the same tokens whatever its batch, as far as its logits are the same.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +19,13 @@ from torch import Tensor
 
 from backend.batch import Admitted
 from backend.penalties import Penalties, PenaltyState
-from backend.sampling import SamplingParams
+from backend.slot_sampling import SlotSampling
+from backend.staging import Staged
 
 Integers = npt.NDArray[np.int64]
+
+Choose = Callable[[Tensor], Tensor]
+"""Token ids [rows] int64 for a step's logits [rows, vocab] fp32, which it may write to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +106,8 @@ def _raised(floor: Tensor, ordered: Tensor, top_k: Tensor, top_p: Tensor) -> Ten
     weights = ordered.exp().mul_(ordered >= floor.unsqueeze(1))
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     last = torch.where(top_k > 0, top_k, ordered.shape[1]).unsqueeze(1) - 1
+    tied = (ordered >= ordered.gather(1, last)).sum(1, keepdim=True) - 1  # the k-th logit's equals are of the top k
+    last = torch.maximum(last, tied)
     needed = top_p.unsqueeze(1) * cumulative.gather(1, last)
     reached = torch.minimum(torch.searchsorted(cumulative, needed), last)
     last = torch.where(top_p.unsqueeze(1) < 1, reached, last)
@@ -127,37 +135,33 @@ def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 class SlotSampler:
-    """What sampling remembers of each slot between steps. The device's thread owns it.
+    """Samples a step's rows with torch, where no kernel of the device does. The device's thread owns it.
 
     Tokens are counted for the penalties from the sampled tensor itself, because the host may not know them yet.
     """
 
-    def __init__(self, max_num_seqs: int, vocab_size: int, eos_token_ids: tuple[int, ...] = ()) -> None:
-        self._shape = (max_num_seqs, vocab_size)
-        self._eos_token_ids = eos_token_ids
-        self._temperature = np.zeros(max_num_seqs, np.float32)
-        self._seed = np.zeros(max_num_seqs, np.int64)
-        self._min_p = np.zeros(max_num_seqs, np.float32)
-        self._top_k = np.zeros(max_num_seqs, np.int64)
-        self._top_p = np.ones(max_num_seqs, np.float64)
-        self._free_from = np.zeros(max_num_seqs, np.int64)  # position from which end tokens are allowed
-        self._end_tokens: list[tuple[int, ...]] = [()] * max_num_seqs
-        self._penalised = np.zeros(max_num_seqs, np.bool_)
-        self._penalties = PenaltyState(max_num_seqs, vocab_size)
+    def __init__(
+        self,
+        max_num_seqs: int,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...] = (),
+        device: torch.device | None = None,
+    ) -> None:
+        self._slots = SlotSampling(max_num_seqs, vocab_size, eos_token_ids)
+        self._device = device or torch.device("cpu")
+        self._penalties = PenaltyState(max_num_seqs, vocab_size, self._device)
 
     def admit(self, admitted: Admitted) -> None:
         """A sequence takes the slot; what the slot held before is forgotten."""
-        slot, sampling = admitted.slot, admitted.sampling
-        self._temperature[slot] = 0 if sampling.greedy else sampling.temperature
-        self._seed[slot] = admitted.seed
-        self._min_p[slot] = sampling.min_p
-        self._top_k[slot] = max(0, sampling.top_k)
-        self._top_p[slot] = sampling.top_p
-        self._free_from[slot] = admitted.num_prompt_tokens + sampling.min_tokens
-        self._end_tokens[slot] = self._endings(sampling)
-        self._penalised[slot] = sampling.penalised
-        if sampling.penalised:
+        self._slots.admit(admitted)
+        if admitted.sampling.penalised:
             self._penalties.admit(admitted)
+
+    def stage(self, staged: Staged) -> Choose:
+        """How this step's rows are sampled, as they are known now."""
+        numbers, count = staged.piece.numbers, staged.num_sampled
+        slots, positions = numbers.sampled_slots[:count], numbers.sampled_positions[:count]
+        return partial(sample, batch=self.batch(slots, positions, self._device))
 
     def sample(self, logits: Tensor, slots: Integers, positions: Integers) -> Tensor:
         """Tokens [rows] for `logits` [rows, vocab] fp32, which may be written to.
@@ -168,28 +172,24 @@ class SlotSampler:
 
     def batch(self, slots: Integers, positions: Integers, device: torch.device) -> SamplingBatch:
         """This step's rows, staged on `device`."""
+        known = self._slots
         forbidden = self._forbidden(slots, positions, device)
-        penalties = self._penalties.select(slots, self._penalised, device)
-        temperature = self._temperature[slots]
+        penalties = self._penalties.select(slots, known, device)
+        temperature = known.temperature[slots]
         if not temperature.any():
             return SamplingBatch(forbidden=forbidden, penalties=penalties)
         return SamplingBatch(
             temperature=torch.from_numpy(temperature).to(device),
-            uniforms=torch.from_numpy(uniforms(self._seed[slots], positions)).to(device),
-            min_p=_unless_all(self._min_p[slots], 0, device),
-            top_k=_unless_all(self._top_k[slots], 0, device),
-            top_p=_unless_all(self._top_p[slots], 1, device),
+            uniforms=torch.from_numpy(uniforms(known.seed[slots], positions)).to(device),
+            min_p=_unless_all(known.min_p[slots], 0, device),
+            top_k=_unless_all(known.top_k[slots], 0, device),
+            top_p=_unless_all(known.top_p[slots], 1, device),
             forbidden=forbidden,
             penalties=penalties,
         )
 
-    def _endings(self, sampling: SamplingParams) -> tuple[int, ...]:
-        ids = sampling.stop_token_ids if sampling.ignore_eos else (*sampling.stop_token_ids, *self._eos_token_ids)
-        return tuple(token for token in ids if token < self._shape[1])
-
     def _forbidden(self, slots: Integers, positions: Integers, device: torch.device) -> tuple[Tensor, Tensor] | None:
-        early = (positions < self._free_from[slots]).nonzero()[0]
-        pairs = [(row, token) for row in early.tolist() for token in self._end_tokens[slots[row]]]
+        pairs = self._slots.forbidden(slots, positions)
         if not pairs:
             return None
         rows, tokens = torch.tensor(pairs, device=device).unbind(1)

@@ -5,7 +5,6 @@ from enum import Enum, auto
 
 from backend.sampling import SamplingParams
 
-
 PRESSING = 10.0  # seconds: a longer wait, such as a client's timeout of minutes, is no hurry
 
 

@@ -14,6 +14,7 @@ from backend.paged_kv.kv_cache import block_bytes
 MIB = 2**20
 KV_BYTES = 1024 * MIB  # unless a quarter of the free memory, or all that max_num_seqs can use, is less
 TOKEN_BUDGET = 512
+DEVICE_TOKEN_BUDGET = 2048  # on a device of its own, whose products want some hundred rows before they are worth it
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,13 @@ class EngineOptions:
     steps_in_flight: int = 2
 
 
-def size_engine(options: EngineOptions, model: ModelConfig, dtype: torch.dtype, free_bytes: int) -> EngineConfig:
-    """The engine's limits. Raises `ConfigError`, with the arithmetic, where the wishes contradict model or memory."""
+def size_engine(
+    options: EngineOptions, model: ModelConfig, dtype: torch.dtype, free_bytes: int, dedicated: bool = False
+) -> EngineConfig:
+    """The engine's limits. Raises `ConfigError`, with the arithmetic, where the wishes contradict model or memory.
+
+    `dedicated`: the free bytes are those of a device that does nothing else, and may all hold keys and values.
+    """
     if options.max_model_len is not None and options.max_model_len > model.max_position:
         raise ConfigError(
             f"max_model_len {options.max_model_len} exceeds the model's {model.max_position} positions: "
@@ -41,12 +47,12 @@ def size_engine(options: EngineOptions, model: ModelConfig, dtype: torch.dtype, 
         )
     per_block = block_bytes(model, options.block_size, dtype)
     wanted_len = options.max_model_len or model.max_position
-    num_blocks = _kv_bytes(options, per_block, wanted_len, free_bytes) // per_block
+    num_blocks = _kv_bytes(options, per_block, wanted_len, free_bytes, dedicated) // per_block
     capacity = num_blocks * options.block_size
     if options.max_model_len is None:
         wanted_len = min(wanted_len, capacity)
     _check_one_sequence_fits(options, wanted_len, num_blocks, per_block)
-    budget = options.max_num_batched_tokens or _token_budget(options, wanted_len)
+    budget = options.max_num_batched_tokens or _token_budget(options, wanted_len, dedicated)
     chunk = min(budget, wanted_len) if options.prefill_chunk is None else options.prefill_chunk
     return EngineConfig(
         num_blocks=num_blocks,
@@ -61,7 +67,7 @@ def size_engine(options: EngineOptions, model: ModelConfig, dtype: torch.dtype, 
     )
 
 
-def _kv_bytes(options: EngineOptions, per_block: int, max_model_len: int, free_bytes: int) -> int:
+def _kv_bytes(options: EngineOptions, per_block: int, max_model_len: int, free_bytes: int, dedicated: bool) -> int:
     """Bytes for the KV pool. More than `max_num_seqs` sequences of full length can use is never taken unasked."""
     if options.kv_memory_bytes is not None:
         if options.kv_memory_bytes > free_bytes:
@@ -72,7 +78,7 @@ def _kv_bytes(options: EngineOptions, per_block: int, max_model_len: int, free_b
     usable = options.max_num_seqs * -(-max_model_len // options.block_size) * per_block
     if options.kv_memory_fraction is not None:
         return min(usable, int(free_bytes * options.kv_memory_fraction))
-    return min(usable, KV_BYTES, free_bytes // 4)
+    return min(usable, free_bytes if dedicated else min(KV_BYTES, free_bytes // 4))
 
 
 def _check_one_sequence_fits(options: EngineOptions, max_model_len: int, num_blocks: int, per_block: int) -> None:
@@ -86,10 +92,11 @@ def _check_one_sequence_fits(options: EngineOptions, max_model_len: int, num_blo
     )
 
 
-def _token_budget(options: EngineOptions, max_model_len: int) -> int:
+def _token_budget(options: EngineOptions, max_model_len: int, dedicated: bool) -> int:
     whole_prompt = max_model_len if options.prefill_chunk == "off" else 1
     chunk = options.prefill_chunk if isinstance(options.prefill_chunk, int) else 1
-    return max(TOKEN_BUDGET, options.max_num_seqs, whole_prompt, chunk)
+    least = DEVICE_TOKEN_BUDGET if dedicated else TOKEN_BUDGET
+    return max(least, options.max_num_seqs, whole_prompt, chunk)
 
 
 def free_memory() -> int:

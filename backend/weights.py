@@ -78,12 +78,16 @@ def load_weights(
 
 
 def random_weights(config: ModelConfig, dtype: torch.dtype, seed: int = 0, device: torch.device = _CPU) -> Weights:
-    """Weights as transformers initialises them: matrices of standard deviation 0.02, norms 1, biases 0."""
-    generator = torch.Generator().manual_seed(seed)
+    """Weights as transformers initialises them: matrices of standard deviation 0.02, norms 1, biases 0.
+
+    A CPU draws the same numbers whatever the dtype; another device draws its own, in place.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
     weights = empty_weights(config, dtype, device)
     for name, target in checkpoint_names(config, weights):
         if target.dim() == 2:
-            target.copy_(torch.empty(target.shape).normal_(std=0.02, generator=generator))
+            drawn = torch.empty(target.shape) if device.type == "cpu" else target
+            target.copy_(drawn.normal_(std=0.02, generator=generator))
         else:
             target.fill_(0.0 if name.endswith(".bias") else 1.0)
     return weights

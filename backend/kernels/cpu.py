@@ -33,6 +33,8 @@ class CpuOps:
     go to `TorchOps`.
     """
 
+    sample = None
+
     def __init__(self, library: ctypes.CDLL) -> None:
         declare(library)
         self._rms_norm = library.sluice_rms_norm

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from backend.kernels.row_sampling import SampleRows
 from backend.kernels.step import StepInputs
 
 Linear = Callable[[Tensor], Tensor]
@@ -48,3 +49,8 @@ class Ops(Protocol):
     def paged_attention(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, step: StepInputs, scale: float, window: int | None
     ) -> Tensor: ...
+
+    @property
+    def sample(self) -> SampleRows | None:
+        """Draws tokens on the device, by the rules of `backend.sampler`; None leaves it to that module."""
+        ...

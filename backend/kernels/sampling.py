@@ -12,42 +12,17 @@ filters it gathers the few logits above a bound that the cut-off cannot be below
 bisects on their bits.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from backend.kernels.row_sampling import RowPenalties, RowSampling
 from backend.kernels.sampling_search import draw_filtered, draw_from_tiles, gather, lower_bound, uniform
 
 TILE = 1024
 SEARCHED = 2048  # logits that a row's program takes at a time
 GATHERED = 8192  # candidates kept apart for a row; a row that has more is searched where it is
-
-
-@dataclass(frozen=True, slots=True)
-class RowSampling:
-    """How each row is sampled, on the device."""
-
-    temperature: Tensor  # [rows] fp32, 0: greedy
-    min_p: Tensor  # [rows] fp32, 0: off
-    top_k: Tensor  # [rows] int32, 0: off
-    top_p: Tensor  # [rows] fp32, 1: off
-    seeds: Tensor  # [rows] int64
-    positions: Tensor  # [rows] int64, of the sampled tokens in their sequences
-
-
-@dataclass(frozen=True, slots=True)
-class RowPenalties:
-    """The penalties of each row (0, 0 and 1: none), and what its slot's sequence holds; see `backend.penalties`."""
-
-    slots: Tensor  # [rows] int64, no two equal
-    presence: Tensor  # [rows] fp32
-    frequency: Tensor  # [rows] fp32
-    repetition: Tensor  # [rows] fp32
-    in_prompt: Tensor  # [slots, vocab] bool
-    output_counts: Tensor  # [slots, vocab] int32, counts the sampled token of a penalised row
 
 
 @triton.jit

@@ -8,6 +8,7 @@ from backend.kernels.ops import Linear
 from backend.kernels.paged_decode import paged_decode
 from backend.kernels.paged_prefill import paged_prefill
 from backend.kernels.rms_norm import add_rms_norm, rms_norm
+from backend.kernels.sampling import sample
 from backend.kernels.silu_mul import silu_mul
 from backend.kernels.step import StepInputs
 from backend.kernels.store_kv import rope_and_store
@@ -24,6 +25,7 @@ class TritonOps:
     rms_norm = staticmethod(rms_norm)
     add_rms_norm = staticmethod(add_rms_norm)
     silu_mul = staticmethod(silu_mul)
+    sample = staticmethod(sample)
 
     def __init__(self, kv_scales: tuple[float, float] = (1.0, 1.0)) -> None:
         self._kv_scales = kv_scales

@@ -231,7 +231,7 @@ class AllowanceMachine(RuleBasedStateMachine):
 
     @rule()
     def step(self) -> None:
-        before = {tenant: held for tenant, held in self.bench.scheduler.holdings.allowances.held.items()}
+        before = dict(self.bench.scheduler.holdings.allowances.held)
         self.bench.step()
         allowances = self.bench.scheduler.holdings.allowances
         for tenant, held in allowances.held.items():

@@ -139,6 +139,13 @@ def test_equal_logits_at_the_boundary_of_top_k_are_kept_together() -> None:
     assert frequencies(logits, SamplingParams(top_k=2)).nonzero().flatten().tolist() == [0, 2, 4]
 
 
+def test_the_mass_of_top_p_counts_every_logit_that_equals_the_k_th() -> None:
+    """The top 2 are a logit and seven equal ones. Half of the mass of all eight takes some of these, and so all."""
+    logits = torch.tensor([3.0, *[2.0] * 7, -9.0])
+    kept = frequencies(logits, SamplingParams(top_k=2, top_p=0.5)).nonzero().flatten().tolist()
+    assert kept == list(range(8))
+
+
 def test_top_k_of_one_and_a_tiny_top_p_are_greedy() -> None:
     logits = torch.randn(4, VOCAB)
     best = logits.argmax(-1).tolist()

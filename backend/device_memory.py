@@ -1,0 +1,106 @@
+"""What a GPU's memory has room for once the weights are there: the rest is measured, not guessed."""
+
+from dataclasses import dataclass
+
+import torch
+
+from backend.errors import ConfigError
+from backend.kernels.step import StepInputs
+from backend.model import Decoder
+from backend.model_config import ModelConfig
+from backend.paged_kv.kv_cache import KVCache
+from backend.roofline import RUNTIME_BYTES, Footprint, human_bytes
+
+PENALTY_BYTES = 5  # for each slot and token of the vocabulary (`penalties`)
+LOGIT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """How the memory of a device is divided, in bytes."""
+
+    device: str
+    total: int
+    free: int  # with the weights in place
+    weights: int
+    activations: int  # the most that a step takes for its own time
+    slots: int  # what the engine keeps for each slot
+    reserve: int = RUNTIME_BYTES  # graphs, fragments, and what libraries still allocate
+
+    @property
+    def kv_bytes(self) -> int:
+        """What keys and values may take."""
+        return self.free - self.activations - self.slots - self.reserve
+
+    def __str__(self) -> str:
+        elsewhere = self.total - self.free - self.weights
+        parts = {
+            "weights": self.weights,
+            "in use otherwise": elsewhere,
+            "activations": self.activations,
+            "logits and penalties": self.slots,
+            "reserve": self.reserve,
+        }
+        taken = " - ".join(f"{name} {human_bytes(count)}" for name, count in parts.items())
+        return f"{self.device} has {human_bytes(self.total)} - {taken} = {human_bytes(self.kv_bytes)} for KV"
+
+
+def expected_memory(
+    device: str, free: int, total: int, model: ModelConfig, dtype: torch.dtype, tokens: int, seqs: int
+) -> DeviceMemory:
+    """Before anything is loaded: from the config, for steps of `tokens` and up to `seqs` sequences."""
+    footprint = Footprint(model, str(dtype).removeprefix("torch."))
+    weights, activations = footprint.weight_bytes, footprint.working_bytes(tokens, 0)
+    return DeviceMemory(device, total, free - weights, weights, activations, slot_bytes(model, seqs))
+
+
+def measured_memory(
+    decoder: Decoder, device: torch.device, weights: int, tokens: int, seqs: int, block_size: int
+) -> DeviceMemory:
+    """With `weights` bytes in place: by a step of `tokens`."""
+    activations = _peak_bytes(decoder, device, tokens, seqs, block_size)
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    return DeviceMemory(str(device), total, free, weights, activations, slot_bytes(decoder.config, seqs))
+
+
+def check_room(memory: DeviceMemory) -> None:
+    """Raise `ConfigError`, with the arithmetic, when nothing is left for keys and values."""
+    if memory.kv_bytes <= 0:
+        raise ConfigError(
+            f"the model does not fit: {memory}; lower max_num_batched_tokens or max_num_seqs, choose a 16-bit dtype "
+            f"or a smaller model, or free the device"
+        )
+
+
+def slot_bytes(model: ModelConfig, seqs: int) -> int:
+    """Bytes of the logits and of the penalties' counts of `seqs` slots."""
+    return seqs * model.vocab_size * (LOGIT_BYTES + PENALTY_BYTES)
+
+
+def rehearsal(tokens: int, block_size: int, max_position: int, device: torch.device) -> StepInputs:
+    """A prompt of `tokens`, all of whose context lies in block 0 and which stores nothing."""
+    return StepInputs(
+        token_ids=torch.zeros(tokens, dtype=torch.int64, device=device),
+        positions=torch.arange(tokens, device=device) % max_position,
+        slot_mapping=torch.full((tokens,), -1, dtype=torch.int64, device=device),
+        query_start=torch.tensor([0, tokens], dtype=torch.int32, device=device),
+        context_lens=torch.tensor([tokens], dtype=torch.int32, device=device),
+        block_tables=torch.zeros((1, -(-tokens // block_size)), dtype=torch.int32, device=device),
+        num_seqs=1,
+        max_query_len=tokens,
+        max_context_len=tokens,
+    )
+
+
+def _peak_bytes(decoder: Decoder, device: torch.device, tokens: int, seqs: int, block_size: int) -> int:
+    """The most bytes that a step's tensors take at a time, weights and keys and values apart."""
+    kv = KVCache(decoder.config, 1, block_size, decoder.embedding.dtype, device)
+    step = rehearsal(tokens, block_size, len(decoder.cos_sin), device)
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    hidden = decoder.forward(step, kv)
+    decoder.logits(hidden[:seqs])
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before

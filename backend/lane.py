@@ -1,0 +1,117 @@
+"""One device's work, in order: queued when launched, done when waited for. The seam between one CPU and CUDA."""
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+Work = Callable[[], object]
+
+
+class Running(Protocol):
+    """Work that was launched."""
+
+    def wait(self) -> float:
+        """Block until it is done. Seconds, from the completion of the work before it (or its own launch, if later)."""
+        ...
+
+
+class Graph(Protocol):
+    """Work recorded once, whose kernels are launched together."""
+
+    def replay(self) -> None: ...
+
+
+class Lane(Protocol):
+    """Runs what it is given in the order of the launches, and is waited for in that order."""
+
+    device: torch.device
+    captures: bool  # whether `capture` may be called
+
+    def launch(self, work: Work) -> Running:
+        """Queue `work` behind what was launched before. What it reads on the host stays as it is until it is done."""
+        ...
+
+    def capture(self, work: Work) -> Graph:
+        """Record `work`, which has run before, reads and writes memory that stays, and asks the host for nothing."""
+        ...
+
+    def staging(self, num_bytes: int) -> Tensor:
+        """Host memory, uint8, from which copies to the device need not wait."""
+        ...
+
+
+class CpuLane:
+    """Nothing runs ahead on a CPU: waiting for work is doing it."""
+
+    device = torch.device("cpu")
+    captures = False
+
+    def __init__(self) -> None:
+        self.completed_at = 0.0
+
+    def launch(self, work: Work) -> "Deferred":
+        return Deferred(self, work, time.perf_counter())
+
+    def capture(self, work: Work) -> Graph:
+        raise NotImplementedError("a CPU has no graphs")
+
+    def staging(self, num_bytes: int) -> Tensor:
+        return torch.zeros(num_bytes, dtype=torch.uint8)
+
+
+class Deferred:
+    """Work that is done when it is waited for."""
+
+    def __init__(self, lane: CpuLane, work: Work, launched_at: float) -> None:
+        self._lane, self._work, self._launched_at = lane, work, launched_at
+
+    def wait(self) -> float:
+        self._work()
+        started, self._lane.completed_at = max(self._lane.completed_at, self._launched_at), time.perf_counter()
+        return self._lane.completed_at - started
+
+
+class CudaLane:
+    """The current stream of a CUDA device. Work launches kernels and copies there, which the host does not wait for."""
+
+    captures = True
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._graph_memory = torch.cuda.graph_pool_handle()  # shared, because one graph runs at a time
+
+    def launch(self, work: Work) -> "Span":
+        with torch.cuda.device(self.device):
+            begin, end = (torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(2))
+            begin.record()
+            work()
+            end.record()
+        return Span(begin, end)
+
+    def capture(self, work: Work) -> Graph:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(self.device), torch.cuda.graph(graph, pool=self._graph_memory):
+            work()
+        return graph
+
+    def staging(self, num_bytes: int) -> Tensor:
+        return torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+
+class Span:
+    """What lies between two events of a stream, the first of which passes when the work before it is done."""
+
+    def __init__(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> None:
+        self._begin, self._end = begin, end
+
+    def wait(self) -> float:
+        self._end.synchronize()
+        seconds: float = self._begin.elapsed_time(self._end) / 1e3
+        return seconds
+
+
+def make_lane(device: torch.device) -> Lane:
+    return CpuLane() if device.type == "cpu" else CudaLane(device)

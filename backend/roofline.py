@@ -1,0 +1,209 @@
+"""What a model needs of a GPU's memory, and the least time its steps can take: from config.json alone, without torch.
+
+A step reads every weight but the embedding's, of which it looks up rows, and the keys and values that its sequences
+attend to; meanwhile it multiplies. Its floor is the roofline of Williams et al. (2009),
+
+    max(weight bytes / bandwidth, 2 * weights * tokens / rate) + KV bytes / bandwidth
+
+because products overlap reading with arithmetic while attention to a long context does little but read.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+from backend.errors import ConfigError
+from backend.model_config import ModelConfig
+
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+GIB = 2**30
+BLOCK_SIZE = 16
+_UNITS = {"GiB": GIB, "MiB": 2**20, "KiB": 2**10}
+RUNTIME_BYTES = GIB  # CUDA's context, libraries, compiled kernels and graphs
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """What a device sustains."""
+
+    bandwidth: float  # bytes/s
+    flops: float  # FLOP/s of 16-bit products
+    flops_fp32: float  # of 32-bit ones
+
+    def rate(self, dtype: str) -> float:
+        return self.flops_fp32 if dtype == "float32" else self.flops
+
+
+def sustained(bandwidth: float, flops: float, flops_fp32: float) -> Peaks:
+    """Of what a data sheet says: 0.9 of the bandwidth and 0.8 of the dense products, as large ones reach on an H200."""
+    return Peaks(0.9 * bandwidth, 0.8 * flops, 0.8 * flops_fp32)
+
+
+GPUS = {
+    "h200": Peaks(4.3e12, 790e12, 53e12),
+    "h100": sustained(3.35e12, 989e12, 67e12),
+    "a100": sustained(2.039e12, 312e12, 19.5e12),
+}
+"""SXM boards, the A100 with 80 GB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What one model takes in one precision."""
+
+    model: ModelConfig
+    dtype: str
+
+    @property
+    def num_weights(self) -> int:
+        """Numbers held, a tied matrix counted once."""
+        embedding = 0 if self.model.tie_word_embeddings else self.model.vocab_size * self.model.hidden_size
+        return self.num_multiplied + embedding
+
+    @property
+    def num_multiplied(self) -> int:
+        """Numbers that each step reads: all but the embedding, which serves as a product only where it is tied."""
+        model = self.model
+        return model.num_layers * _layer_weights(model) + model.hidden_size * (1 + model.vocab_size)
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.num_weights * self.item_bytes
+
+    @property
+    def item_bytes(self) -> int:
+        return ITEM_BYTES[self.dtype]
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        model = self.model
+        return 2 * model.num_layers * model.num_kv_heads * model.head_dim * self.item_bytes
+
+    def kv_bytes(self, tokens: int, block_size: int = BLOCK_SIZE) -> int:
+        """Of one sequence, in whole blocks."""
+        return -(-tokens // block_size) * block_size * self.kv_bytes_per_token
+
+    def kv_bytes_read(self, context: int) -> int:
+        """By one token that attends to `context` tokens, or to its layers' windows."""
+        model = self.model
+        seen = sum(min(context, model.window(layer) or context) for layer in range(model.num_layers))
+        return self.kv_bytes_per_token // model.num_layers * seen
+
+    def working_bytes(self, tokens: int, rows: int) -> int:
+        """Of a step's activations and of the logits of its `rows`, an estimate; a running engine measures it."""
+        model = self.model
+        qkv = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+        per_token = 3 * model.hidden_size + qkv + 3 * model.intermediate_size
+        return tokens * per_token * self.item_bytes + rows * model.vocab_size * (self.item_bytes + 2 * 4)
+
+
+def _layer_weights(model: ModelConfig) -> int:
+    """Numbers in one layer, its biases and norms included."""
+    hidden, intermediate = model.hidden_size, model.intermediate_size
+    query, qkv = model.num_heads * model.head_dim, (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    products = hidden * (query + qkv + 3 * intermediate)
+    biases = model.attention_bias * qkv + model.output_bias * hidden
+    biases += model.mlp_bias * (2 * intermediate + hidden)
+    return products + biases + 2 * hidden + model.qk_norm * 2 * model.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """The floor of a model's steps on a device."""
+
+    footprint: Footprint
+    peaks: Peaks
+
+    @property
+    def rate(self) -> float:
+        return self.peaks.rate(self.footprint.dtype)
+
+    @property
+    def ridge(self) -> float:
+        """Tokens in a step from which products take longer than reading the weights."""
+        return self.footprint.item_bytes / 2 * self.rate / self.peaks.bandwidth
+
+    def decode(self, batch: int, context: int) -> float:
+        """Seconds of a step of `batch` decodes that each attend to `context` tokens."""
+        return self._products(batch) + batch * self.footprint.kv_bytes_read(context) / self.peaks.bandwidth
+
+    def prefill(self, tokens: int) -> float:
+        """Seconds of the products over `tokens` of a prompt; attention within it is not counted."""
+        return self._products(tokens)
+
+    def _products(self, tokens: int) -> float:
+        numbers = self.footprint.num_multiplied
+        return max(numbers * self.footprint.item_bytes / self.peaks.bandwidth, 2 * numbers * tokens / self.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """How a device's memory is divided. `ConfigError`, with the arithmetic, when one sequence does not fit."""
+
+    footprint: Footprint
+    memory: int  # bytes
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int = BLOCK_SIZE
+
+    @classmethod
+    def make(cls, footprint: Footprint, memory: int, max_model_len: int | None, max_num_seqs: int, budget: int) -> Self:
+        """With `max_model_len` None: the model's positions, or what KV memory holds."""
+        least = cls(footprint, memory, max_model_len or BLOCK_SIZE, max_num_seqs, budget)
+        return replace(least, max_model_len=max_model_len or min(footprint.model.max_position, least.kv_tokens))
+
+    def __post_init__(self) -> None:
+        if self.kv_bytes < self.bytes_per_sequence:
+            raise ConfigError(f"{self._arithmetic()}: {self._remedy()}")
+
+    @property
+    def working_bytes(self) -> int:
+        return self.footprint.working_bytes(self.max_num_batched_tokens, self.max_num_seqs)
+
+    @property
+    def kv_bytes(self) -> int:
+        """What is left for keys and values; below 0 when the weights alone are too large."""
+        return self.memory - self.footprint.weight_bytes - self.working_bytes - RUNTIME_BYTES
+
+    @property
+    def kv_tokens(self) -> int:
+        return self.kv_bytes // (self.footprint.kv_bytes_per_token * self.block_size) * self.block_size
+
+    @property
+    def bytes_per_sequence(self) -> int:
+        return self.footprint.kv_bytes(self.max_model_len, self.block_size)
+
+    def sequences_of(self, tokens: int) -> int:
+        """How many sequences of `tokens` tokens fit at once."""
+        return self.kv_bytes // self.footprint.kv_bytes(tokens, self.block_size)
+
+    @property
+    def warnings(self) -> list[str]:
+        fit = self.sequences_of(self.max_model_len)
+        if fit >= self.max_num_seqs:
+            return []
+        each = self.kv_tokens // self.block_size // self.max_num_seqs * self.block_size
+        holds = f"KV memory holds {fit:,} sequences of {self.max_model_len:,} tokens"
+        if each == 0:
+            return [f"{holds}, and max_num_seqs {self.max_num_seqs:,} is never reached: lower it"]
+        reached = f"that many fit up to {each:,} tokens each, beyond which some are preempted"
+        return [f"{holds}, not max_num_seqs {self.max_num_seqs:,}: {reached}; lower max_num_seqs or max_model_len"]
+
+    def _arithmetic(self) -> str:
+        weights, working = human_bytes(self.footprint.weight_bytes), human_bytes(self.working_bytes)
+        taken = f"weights {weights} - activations {working} - runtime {human_bytes(RUNTIME_BYTES)}"
+        needed = f"one sequence of {self.max_model_len:,} tokens needs {human_bytes(self.bytes_per_sequence)}"
+        return f"{human_bytes(self.memory)} of memory - {taken} leave {human_bytes(self.kv_bytes)} for KV, and {needed}"
+
+    def _remedy(self) -> str:
+        room = max(0, self.kv_tokens)
+        if room >= self.block_size:
+            return f"lower max_model_len to {room:,}, or give more memory"
+        narrower = " or a 16-bit dtype" if self.footprint.dtype == "float32" else ""
+        return f"a smaller model{narrower}, or more memory"
+
+
+def human_bytes(count: int) -> str:
+    """In the largest binary unit of which there is one at least: 14.96 GiB, 128.00 MiB, 18.00 KiB."""
+    unit = next((unit for unit, factor in _UNITS.items() if abs(count) >= factor), "B")
+    return f"{count / _UNITS[unit]:,.2f} {unit}" if unit != "B" else f"{count} B"

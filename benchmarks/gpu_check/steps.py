@@ -1,0 +1,141 @@
+"""Decode and prefill steps of whole decoders: device time against the roofline, and what a launch costs the host."""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+from backend.batch import Admitted, Batch
+from backend.executor import PendingStep
+from backend.kernels.row_sampling import RowSampling
+from backend.model_runner import ModelRunner
+from backend.roofline import Footprint, Peaks, Roofline
+from backend.sampling import SamplingParams
+from backend.sizing import EngineOptions
+from benchmarks.gpu_check.finding import Finding
+from benchmarks.gpu_check.models import SHAPES, dtype_of, random_runner
+from benchmarks.kernels_gpu import best_seconds, peaks_of
+
+DRAWN = SamplingParams(temperature=0.8, top_p=0.9, top_k=50)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured of a shape."""
+
+    shape: str
+    batches: tuple[int, ...]
+    context: int
+    prompts: tuple[int, ...]
+    judged: tuple[int, ...] = ()  # batches whose step is held to its floor
+
+    @property
+    def options(self) -> EngineOptions:
+        longest = max(*self.prompts, self.context + REPEATS + 2)
+        return EngineOptions(
+            max_num_seqs=max(self.batches),
+            max_model_len=longest + 1,
+            max_num_batched_tokens=max(*self.prompts, *self.batches),
+        )
+
+
+REPEATS = 20
+LLAMA = Plan("Llama-3-8B", (1, 64, 256), 1024, (1024, 8000), judged=(64, 256))
+QWEN = Plan("Qwen3-0.6B", (1, 64, 256), 1024, (1024, 8000))
+TINY = Plan("tiny", (1, 3), 40, (30,))
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Medians over steps of which two were in flight, in seconds."""
+
+    step: float  # from completion to completion
+    launch: float  # of the host
+
+
+def check(device: torch.device, plan: Plan) -> Iterator[Finding]:
+    plan = plan if device.type == "cuda" else TINY
+    dtype = dtype_of(device)
+    measured = peaks_of(device, dtype)
+    peaks = Peaks(measured.bandwidth, measured.matrix_rate, measured.matrix_rate)
+    model = SHAPES[plan.shape]
+    roofline = Roofline(Footprint(model, str(dtype).removeprefix("torch.")), peaks)
+    started = time.perf_counter()
+    runner = random_runner(model, plan.options, device)
+    yield Finding(f"{plan.shape}: made, warmed up, graphs recorded", time.perf_counter() - started, "s")
+    for batch in plan.batches:
+        yield from _decode(runner, plan, batch, roofline)
+    for tokens in plan.prompts:
+        timing = _timed(runner, [_prompt(tokens, runner.config.blocks_for(tokens))] * 6)
+        rate = 2 * roofline.footprint.num_multiplied * tokens / timing.step
+        what = f"{plan.shape}: prefill of {tokens:,}"
+        yield Finding(what, timing.step * 1e3, "ms")
+        bound = 0.6 if plan.judged and tokens == max(plan.prompts) else None
+        yield Finding(f"{what}: share of the matrix rate", rate / peaks.flops, bound=bound, sense=">=")
+        yield Finding(f"{what}: host and launch", timing.launch * 1e3, "ms")
+
+
+def _decode(runner: ModelRunner, plan: Plan, batch: int, roofline: Roofline) -> Iterator[Finding]:
+    what, judged = f"{plan.shape}: decode, batch {batch}, context {plan.context:,}", batch in plan.judged
+    _fill(runner, batch, plan.context)
+    timing = _timed(runner, [_decodes(batch, plan.context + n) for n in range(REPEATS)])
+    sampling = _sampling_seconds(runner, batch)
+    floor = roofline.decode(batch, plan.context)
+    yield Finding(f"{what}: step", timing.step * 1e3, "ms")
+    yield Finding(f"{what}: sampling alone", sampling * 1e3, "ms")
+    yield Finding(f"{what}: sampling / step", sampling / timing.step, bound=0.05 if judged else None)
+    without = (timing.step - sampling) / floor
+    yield Finding(f"{what}: without sampling / floor", without, bound=1.25 if judged else None)
+    yield Finding(f"{what}: host and launch", timing.launch * 1e3, "ms", bound=1.0 if judged else None)
+
+
+def _sampling_seconds(runner: ModelRunner, rows: int) -> float:
+    """Of the kernels that draw with top-k and top-p; 0 where torch draws."""
+    draw = runner.decoder.ops.sample
+    if draw is None:
+        return 0.0
+    device, vocab = runner.device, runner.decoder.config.vocab_size
+    logits = 4 * torch.randn((rows, vocab), device=device)
+    every = torch.arange(rows, device=device)
+
+    def filled(value: float) -> torch.Tensor:
+        return torch.full((rows,), value, device=device)
+
+    how = RowSampling(filled(0.8), filled(0.0), filled(50).int(), filled(0.9), every, every)
+    return best_seconds(lambda: draw(logits, how, None), device)
+
+
+def _timed(runner: ModelRunner, batches: list[Batch]) -> Timing:
+    running: deque[PendingStep] = deque()
+    launches, steps = [], []
+    for batch in batches:
+        started = time.perf_counter()
+        running.append(runner.launch(batch))
+        launches.append(time.perf_counter() - started)
+        if len(running) == runner.config.steps_in_flight:
+            steps.append(running.popleft().wait().elapsed)
+    steps += [step.wait().elapsed for step in running]
+    return Timing(median(steps[1:]), median(launches[1:]))
+
+
+def _fill(runner: ModelRunner, batch: int, context: int) -> None:
+    """Give slots 0 to `batch` blocks for `context` tokens and those that follow; what they hold does not matter."""
+    width = runner.config.blocks_for(context + REPEATS + 1)
+    for slot in range(batch):
+        blocks = [(slot * width + n) % runner.config.num_blocks for n in range(width)]
+        admitted = Admitted(slot, DRAWN, slot, [1], 1)
+        runner.launch(Batch(0, 0, [slot], [0], [1], [1], [0], [(slot, 0, blocks)], [admitted])).wait()
+
+
+def _decodes(batch: int, position: int) -> Batch:
+    every = list(range(batch))
+    return Batch(1, batch, every, [position] * batch, [1] * batch, [], every)
+
+
+def _prompt(tokens: int, blocks: int) -> Batch:
+    """A whole prompt in one step, in slot 0."""
+    admitted = Admitted(0, DRAWN, 0, [1] * tokens, tokens)
+    return Batch(2, 0, [0], [0], [tokens], [1] * tokens, [0], [(0, 0, list(range(blocks)))], [admitted])

@@ -1,0 +1,177 @@
+#!/usr/bin/env python3
+"""Check and measure everything on one NVIDIA GPU, in less than ten minutes: scripts/check_gpu.py [--json FILE]
+
+    scripts/check_gpu.py                       every part
+    scripts/check_gpu.py --parts kernels engine
+
+Needs Python 3.11, torch, triton, numpy, safetensors, tokenizers and jinja2; transformers and what the gateway needs are
+used when they are there. Each part runs in a process of its own, within a time of its own, and is reported whatever
+becomes of the others. Without a GPU the parts run interpreted and small, here, which shows only that they run.
+Exit status: 0 when every part ran, 1 when one failed, 3 when a figure misses its bound.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+
+os.environ["TRITON_INTERPRET"] = "0" if torch.cuda.is_available() else "1"  # read when Triton is imported
+
+import triton
+
+from benchmarks.gpu_check import agreement, correctness, kernels, requests, steps
+from benchmarks.gpu_check.finding import Finding
+
+GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda", 0) if GPU else torch.device("cpu")
+ALL_SECONDS = 570.0
+
+
+def environment(device: torch.device) -> Iterable[Finding]:
+    yield Finding("device", torch.cuda.get_device_name(device) if GPU else "none: interpreted, small")
+    yield Finding("torch, triton", f"{torch.__version__}, {triton.__version__}")
+    if GPU:
+        free, total = torch.cuda.mem_get_info(device)
+        yield Finding("memory, free", free / 2**30, f"GiB of {total / 2**30:.1f}")
+
+
+@dataclass(frozen=True)
+class Part:
+    check: Callable[[torch.device], Iterable[Finding]]
+    seconds: float  # on a GPU
+
+
+PARTS = {
+    "environment": Part(environment, 60),
+    "correctness": Part(correctness.check, 90),
+    "agreement": Part(agreement.check, 90),
+    "engine": Part(requests.check_offline, 120),
+    "llama-3-8b": Part(partial(steps.check, plan=steps.LLAMA), 120),
+    "qwen3-0.6b": Part(partial(steps.check, plan=steps.QWEN), 90),
+    "http": Part(requests.check_http, 150),
+    "kernels": Part(kernels.check, 150),
+}
+
+
+@dataclass
+class Result:
+    """What came of a part. Findings made before it failed are kept."""
+
+    part: str
+    findings: list[Finding] = field(default_factory=list)
+    failure: str = ""
+    seconds: float = 0.0
+
+
+def shown(finding: Finding) -> Finding:
+    """As it is printed: the speed of an interpreter is held to nothing."""
+    return finding if GPU or finding.exact else replace(finding, bound=None)
+
+
+def run_here(name: str) -> Result:
+    result, started = Result(name), time.perf_counter()
+    torch.set_grad_enabled(False)
+    try:
+        for finding in PARTS[name].check(DEVICE):
+            result.findings.append(finding)
+            print(f"  {shown(finding)}", flush=True)
+    except Exception:  # noqa: BLE001 - the other parts still run
+        result.failure = traceback.format_exc()
+    result.seconds = time.perf_counter() - started
+    return result
+
+
+def run_apart(name: str, seconds: float) -> Result:
+    """In a process of its own, killed after `seconds`; a device error there stays there."""
+    with tempfile.TemporaryDirectory() as folder:
+        file, started = Path(folder) / "part.jsonl", time.perf_counter()
+        command = [sys.executable, str(Path(__file__).resolve()), "--part", name, "--json", str(file)]
+        process = subprocess.Popen(command, start_new_session=True)
+        try:
+            status = process.wait(timeout=max(seconds, 1.0))
+            failure = "" if status == 0 else f"ended with status {status}"
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            process.wait()
+            failure = f"took longer than {seconds:.0f} s"
+        lines = file.read_text().splitlines() if file.exists() else []
+    findings = [Finding(**json.loads(line)) for line in lines]
+    return Result(name, findings, failure, time.perf_counter() - started)
+
+
+def part_main(name: str, file: Path) -> int:
+    """Each finding is written as it is made, so that a part that is killed keeps those before."""
+    torch.set_grad_enabled(False)
+    with file.open("w") as out:
+        for finding in PARTS[name].check(DEVICE):
+            print(f"  {shown(finding)}", flush=True)
+            own = {key: value for key, value in finding.to_json().items() if key != "met"}
+            print(json.dumps(own), file=out, flush=True)
+    return 0
+
+
+def run_all(names: list[str], apart: bool, limit: float) -> list[Result]:
+    deadline, results = time.perf_counter() + limit, []
+    for name in names:
+        print(f"{name}:", flush=True)
+        left = deadline - time.perf_counter()
+        if left < 1:
+            results.append(Result(name, failure="no time was left"))
+        else:
+            results.append(run_apart(name, min(PARTS[name].seconds, left)) if apart else run_here(name))
+        if results[-1].failure:
+            print(f"  FAILED: {results[-1].failure}", flush=True)
+    return results
+
+
+def over_http(results: list[Result]) -> list[Finding]:
+    """Its share of the throughput offline, when both were measured."""
+    rates = [f.value for r in results for f in r.findings if f.unit == "tok/s" and isinstance(f.value, float)]
+    return [Finding("over HTTP / offline", rates[1] / rates[0], bound=0.9, sense=">=")] if len(rates) == 2 else []
+
+
+def report(results: list[Result], file: Path) -> int:
+    """The bounds and the failures again, all figures as JSON, and the exit status."""
+    found = [finding for result in results for finding in result.findings] + over_http(results)
+    judged = [finding for finding in found if finding.met is not None and (GPU or finding.exact)]
+    print("\nsummary")
+    for finding in judged:
+        print(f"  {finding}")
+    for result in results:
+        print(f"  {result.part:20}{result.seconds:7.1f} s  {'FAILED' if result.failure else 'ran'}")
+    parts = [vars(result) | {"findings": [finding.to_json() for finding in result.findings]} for result in results]
+    versions = {"torch": torch.__version__, "triton": triton.__version__}
+    file.write_text(json.dumps({"gpu": GPU, **versions, "parts": parts}, indent=1))
+    print(f"  figures in {file}")
+    if any(result.failure for result in results):
+        return 1
+    return 0 if all(finding.met for finding in judged) else 3
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="(default: all)")
+    parser.add_argument("--json", type=Path, default=Path("check_gpu.json"), metavar="FILE")
+    parser.add_argument("--apart", action="store_true", default=GPU, help="a process for each part without a GPU too")
+    parser.add_argument("--seconds", type=float, default=ALL_SECONDS, help="for all parts together")
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)  # the process of one part
+    options = parser.parse_args()
+    if options.part:
+        return part_main(options.part, options.json)
+    return report(run_all(options.parts, options.apart, options.seconds), options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""Model runners over a small random decoder, and what they generate."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from backend.config import EngineConfig
+from backend.kernels.ops import Ops
+from backend.kernels.reference import ReferenceOps
+from backend.kernels.step import StepInputs
+from backend.lane import CpuLane, Lane, Work
+from backend.model import Decoder
+from backend.model_runner import ModelRunner
+from backend.paged_kv.kv_cache import KVCache
+from backend.sampling import SamplingParams
+from backend.scheduler import Scheduler
+from backend.sequence import Sequence as EngineSequence
+from backend.waiting import FirstComeFirstServed, HoldingQueue
+from backend.weights import random_weights
+from benchmarks.kernels_cpu import LLAMA_32M
+
+MODEL = replace(
+    LLAMA_32M,
+    vocab_size=97,
+    hidden_size=96,
+    intermediate_size=80,
+    num_layers=2,
+    num_heads=6,
+    num_kv_heads=2,
+    head_dim=24,
+    max_position=64,
+    qk_norm=True,
+    eos_token_ids=(3,),
+)
+CONFIG = EngineConfig(
+    num_blocks=40, max_model_len=64, block_size=4, max_num_seqs=11, max_num_batched_tokens=24, prefill_chunk=7
+)
+
+
+class EagerGraph:
+    """A graph that does its work again."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.replays = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+        self.work()
+
+
+class EagerGraphLane(CpuLane):
+    """A CPU whose runner believes that it has graphs: decode-only batches run padded."""
+
+    captures = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.graphs: list[EagerGraph] = []
+
+    def capture(self, work: Work) -> EagerGraph:
+        self.graphs.append(EagerGraph(work))
+        return self.graphs[-1]
+
+
+class PaddedOps(ReferenceOps):
+    """The reference, with the promise that graphs need: a token whose slot is negative is stored in the last block."""
+
+    def rope_and_store(self, *arguments: object) -> Tensor:  # type: ignore[override]
+        *others, k_cache, v_cache, step = arguments
+        assert isinstance(k_cache, Tensor)
+        assert isinstance(step, StepInputs)
+        spare = k_cache.shape[0] * k_cache.shape[2] - 1
+        slots = torch.where(step.slot_mapping < 0, spare, step.slot_mapping)
+        return ReferenceOps.rope_and_store(*others, k_cache, v_cache, replace(step, slot_mapping=slots))
+
+
+def make_runner(
+    ops: Ops | None = None, lane: Lane | None = None, config: EngineConfig = CONFIG, seed: int = 0
+) -> ModelRunner:
+    """Its KV memory has a block more than the engine knows of."""
+    decoder = Decoder(MODEL, random_weights(MODEL, torch.float32, seed), ops or PaddedOps(), config.max_model_len)
+    kv = KVCache(MODEL, config.num_blocks + 1, config.block_size, torch.float32, torch.device("cpu"))
+    return ModelRunner(decoder, kv, config, lane)
+
+
+def generate(
+    runner: ModelRunner, prompts: Sequence[list[int]], sampling: Sequence[SamplingParams], at_once: int = 1000
+) -> list[list[int]]:
+    """The tokens of each prompt, prompt i with seed i; `at_once` prompts arrive with each step."""
+    scheduler = Scheduler(runner.config, HoldingQueue(FirstComeFirstServed()))
+    pairs = enumerate(zip(prompts, sampling, strict=True))
+    sequences = deque(
+        EngineSequence(
+            str(n), "", prompt, params, params.max_tokens or 8, n, frozenset(params.stop_token_ids), float(n)
+        )
+        for n, (prompt, params) in pairs
+    )
+    tokens: dict[str, list[int]] = {sequence.id: [] for sequence in sequences}
+    launched = deque()
+    while sequences or scheduler.has_work:
+        for _ in range(min(at_once, len(sequences))):
+            scheduler.add(sequences.popleft())
+        while (batch := scheduler.plan()) is not None:
+            launched.append(runner.launch(batch))
+        for sequence, token, _ in scheduler.complete(launched.popleft().wait()):
+            tokens[sequence.id].append(token)
+    assert scheduler.pool.num_free == runner.config.num_blocks
+    return list(tokens.values())

@@ -1,0 +1,147 @@
+"""The runner that every device shares: padding for graphs, memory that is staged and used again, and failures."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from backend.batch import Admitted, Batch
+from backend.decode_graphs import graph_sizes
+from backend.errors import DeviceError
+from backend.lane import CpuLane, Running, Work
+from backend.sampling import SamplingParams
+from tests.backend.runners import CONFIG, EagerGraphLane, generate, make_runner
+
+PROMPTS = [[(7 * n + k) % 97 for k in range(1 + 5 * n % 17)] for n in range(14)]
+KINDS = [
+    SamplingParams(temperature=0, max_tokens=9),
+    SamplingParams(max_tokens=14),
+    SamplingParams(temperature=0.8, top_p=0.8, top_k=20, max_tokens=6, repetition_penalty=1.4),
+    SamplingParams(temperature=0, min_tokens=6, stop_token_ids=(5, 9), presence_penalty=1, max_tokens=12),
+]
+SAMPLING = [KINDS[n % len(KINDS)] for n in range(len(PROMPTS))]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    """Each prompt by itself, one step at a time."""
+    alone = replace(CONFIG, max_num_seqs=1, steps_in_flight=1)
+    return generate(make_runner(config=alone), PROMPTS, SAMPLING)
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 14])
+def test_a_padded_decode_computes_what_the_batch_alone_does(expected: list[list[int]], at_once: int) -> None:
+    lane = EagerGraphLane()
+    runner = make_runner(lane=lane)
+    runner.warm_up()
+    assert [graph.replays > 0 for graph in lane.graphs].count(True) == 1  # warming up replays the smallest
+    assert generate(runner, PROMPTS, SAMPLING, at_once) == expected
+    assert sum(graph.replays for graph in lane.graphs) > 9
+    assert any(graph.replays for graph in lane.graphs[:2]), "no batch was padded"
+
+
+def test_padding_reads_and_writes_nobodys_memory() -> None:
+    runner = make_runner(lane=EagerGraphLane())
+    runner.warm_up()
+    prompt = Admitted(0, SamplingParams(temperature=0), 0, [5, 6], 2)
+    for slot in range(5):
+        admitted = replace(prompt, slot=slot)
+        runner.launch(Batch(0, 0, [slot], [0], [2], [5, 6], [0], [(slot, 0, [slot])], [admitted])).wait()
+    before = runner.kv.blocks.clone()
+    five = list(range(5))
+    tokens = runner.launch(Batch(1, 5, five, [2] * 5, [1] * 5, [], five)).wait().token_ids
+    assert len(set(tokens)) == 1, "the same context in every slot"
+    written = [(block, 2) for block in five]
+    for block, offset in written:
+        assert not torch.equal(runner.kv.blocks[block, ..., offset, :], before[block, ..., offset, :])
+        before[block, ..., offset, :] = runner.kv.blocks[block, ..., offset, :]
+    before[-1] = runner.kv.blocks[-1]  # the spare block
+    assert torch.equal(runner.kv.blocks, before)
+
+
+@pytest.mark.parametrize(("most", "sizes"), [(1, [1]), (2, [1, 2]), (11, [1, 2, 4, 8, 11]), (16, [1, 2, 4, 8, 16])])
+def test_graphs_come_in_few_sizes(most: int, sizes: list[int]) -> None:
+    assert graph_sizes(most) == sizes
+
+
+def test_no_batch_is_padded_by_more_than_seven_rows_or_a_quarter() -> None:
+    for most in (1, 7, 64, 250, 256, 300, 1000):
+        sizes = graph_sizes(most)
+        assert sizes == sorted(set(sizes)) and sizes[-1] == most
+        for batch in range(1, most + 1):
+            padding = next(size for size in sizes if size >= batch) - batch
+            assert padding <= max(7, batch / 4)
+
+
+class CountingLane(CpuLane):
+    """Remembers the host memory that was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.staged: list[torch.Tensor] = []
+
+    def staging(self, num_bytes: int) -> torch.Tensor:
+        self.staged.append(super().staging(num_bytes))
+        return self.staged[-1]
+
+
+def test_two_steps_in_flight_stage_in_memory_of_their_own_and_use_it_again(expected: list[list[int]]) -> None:
+    lane = CountingLane()
+    runner = make_runner(lane=lane)
+    released = runner.stager.release
+
+    def release_and_overwrite(staged: object) -> None:
+        """Whoever still reads what was staged, or keeps a view of it, reads nonsense."""
+        released(staged)  # type: ignore[arg-type]
+        staged.piece.memory.fill_(111)  # type: ignore[attr-defined]
+        staged.piece.tokens.fill_(-5)  # type: ignore[attr-defined]
+
+    runner.stager.release = release_and_overwrite  # type: ignore[method-assign]
+    assert generate(runner, PROMPTS, SAMPLING, at_once=2) == expected
+    assert len(lane.staged) == 2 * CONFIG.steps_in_flight, "memory was taken after the start"
+
+
+def test_a_third_step_in_flight_is_a_bug() -> None:
+    runner = make_runner()
+    admitted = Admitted(0, SamplingParams(), 0, [1], 1)
+    steps = [Batch(n, 0, [0], [0], [1], [1], [0], [(0, 0, [0])], [admitted]) for n in range(3)]
+    running = [runner.launch(step) for step in steps[:2]]
+    with pytest.raises(AssertionError, match="more steps are in flight"):
+        runner.launch(steps[2])
+    for step in running:
+        step.wait()
+    runner.launch(steps[2]).wait()
+
+
+def test_a_place_in_a_table_that_changes_hands_within_a_plan_ends_with_the_last_block() -> None:
+    runner = make_runner()
+    admitted = Admitted(0, SamplingParams(temperature=0), 0, [1] * 5, 5)
+    changes = [(0, 0, [7, 8]), (0, 0, [9]), (0, 1, [11])]
+    runner.launch(Batch(0, 0, [0], [0], [5], [1] * 5, [0], changes, [admitted])).wait()
+    written = runner.kv.blocks.abs().sum((1, 2, 3, 4, 5)).nonzero().flatten().tolist()
+    assert written == [9, 11]
+
+
+class FailingLane(CpuLane):
+    """A device that fails as CUDA does: when work is launched, or later, when it is waited for."""
+
+    def __init__(self, at_once: bool) -> None:
+        super().__init__()
+        self.at_once = at_once
+
+    def launch(self, work: Work) -> Running:
+        if self.at_once:
+            self._fail()
+        return super().launch(self._fail)
+
+    @staticmethod
+    def _fail() -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_what_cuda_reports_is_a_device_error(at_once: bool) -> None:
+    runner = make_runner(lane=FailingLane(at_once))
+    admitted = Admitted(0, SamplingParams(), 0, [1], 1)
+    with pytest.raises(DeviceError, match="illegal memory access"):
+        runner.launch(Batch(0, 0, [0], [0], [1], [1], [0], [(0, 0, [0])], [admitted])).wait()

@@ -1,0 +1,100 @@
+"""The plan's arithmetic, against the weights that are really made and against figures worked out apart."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from backend.errors import ConfigError
+from backend.model_config import ModelConfig, read_model_config
+from backend.paged_kv.kv_cache import block_bytes
+from backend.roofline import GPUS, RUNTIME_BYTES, Footprint, MemoryPlan, Roofline
+from backend.weights import empty_weights
+from benchmarks.model_shapes import LLAMA_3_8B, QWEN3_06B
+from tests.backend.families import FAMILIES
+
+H200 = GPUS["h200"]
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if "dynamic" not in name])
+def test_weights_are_counted_as_they_are_made(family: str, tmp_path: Path) -> None:
+    config = FAMILIES[family]()
+    config.architectures = [type(config).__name__.replace("Config", "ForCausalLM")]
+    config.save_pretrained(tmp_path)
+    model = read_model_config(tmp_path)
+    made = empty_weights(model, torch.float32, torch.device("meta"))
+    assert Footprint(model, "float32").num_weights == made.num_parameters
+
+
+def test_kv_bytes_are_those_of_the_pool() -> None:
+    footprint = Footprint(LLAMA_3_8B, "bfloat16")
+    assert footprint.kv_bytes(1000) == 63 * block_bytes(LLAMA_3_8B, 16, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "milliseconds", "tokens_per_second"),
+    [
+        (LLAMA_3_8B, 1, 3.52, 283.94),
+        (LLAMA_3_8B, 64, 5.49, 11_661),
+        (LLAMA_3_8B, 256, 12.85, 19_915),
+        (QWEN3_06B, 1, 0.30, 3_284),
+        (QWEN3_06B, 64, 2.03, 31_603),
+        (QWEN3_06B, 256, 7.38, 34_697),
+    ],
+)
+def test_the_floor_of_a_decode_step_on_an_h200(
+    model: ModelConfig, batch: int, milliseconds: float, tokens_per_second: float
+) -> None:
+    seconds = Roofline(Footprint(model, "bfloat16"), H200).decode(batch, 1024)
+    assert seconds * 1e3 == pytest.approx(milliseconds, abs=0.006)
+    assert batch / seconds == pytest.approx(tokens_per_second, rel=2e-4)
+
+
+@pytest.mark.parametrize(("model", "milliseconds"), [(LLAMA_3_8B, 19.46), (QWEN3_06B, 1.545)])
+def test_the_floor_of_a_prefill_on_an_h200(model: ModelConfig, milliseconds: float) -> None:
+    assert Roofline(Footprint(model, "bfloat16"), H200).prefill(1024) * 1e3 == pytest.approx(milliseconds, rel=1e-3)
+
+
+def test_the_ridge_is_where_products_take_as_long_as_reading_the_weights() -> None:
+    roofline = Roofline(Footprint(LLAMA_3_8B, "bfloat16"), H200)
+    assert roofline.ridge == pytest.approx(183.7, abs=0.05)
+    assert roofline.prefill(183) == roofline.prefill(1) < roofline.prefill(185)
+
+
+def test_a_windowed_layer_reads_its_window() -> None:
+    windowed = replace(LLAMA_3_8B, sliding_window=512, full_attention_layers=frozenset(range(16)))
+    read = Footprint(windowed, "bfloat16").kv_bytes_read(2048)
+    assert read == 131_072 * (2048 + 512) // 2
+    assert Footprint(windowed, "bfloat16").kv_bytes_read(100) == 131_072 * 100
+
+
+def test_memory_is_divided_without_remainder_or_overlap() -> None:
+    plan = MemoryPlan.make(Footprint(LLAMA_3_8B, "bfloat16"), 80 * 2**30, None, 256, 2048)
+    parts = plan.footprint.weight_bytes + plan.working_bytes + RUNTIME_BYTES + plan.kv_bytes
+    assert parts == plan.memory
+    assert plan.max_model_len == LLAMA_3_8B.max_position
+    assert plan.sequences_of(plan.max_model_len) * plan.bytes_per_sequence <= plan.kv_bytes
+
+
+def test_a_context_that_is_not_asked_for_shrinks_to_the_memory() -> None:
+    footprint = Footprint(LLAMA_3_8B, "bfloat16")
+    plan = MemoryPlan.make(footprint, 17 * 2**30, None, 16, 512)
+    assert 16 <= plan.max_model_len < LLAMA_3_8B.max_position
+    assert plan.sequences_of(plan.max_model_len) == 1
+
+
+def test_more_sequences_than_memory_holds_are_warned_of() -> None:
+    footprint = Footprint(LLAMA_3_8B, "bfloat16")
+    assert MemoryPlan.make(footprint, 80 * 2**30, 1024, 64, 2048).warnings == []
+    (warning,) = MemoryPlan.make(footprint, 80 * 2**30, 8192, 256, 2048).warnings
+    assert "holds 63 sequences of 8,192 tokens, not max_num_seqs 256: that many fit up to 2,016 tokens each" in warning
+    (warning,) = MemoryPlan.make(footprint, 43 * 2**29, 512, 4000, 512).warnings
+    assert "is never reached" in warning
+
+
+def test_a_model_that_does_not_fit_is_refused_with_the_arithmetic() -> None:
+    with pytest.raises(ConfigError, match=r"16\.00 GiB of memory - weights 14\.96 GiB - .* a smaller model"):
+        MemoryPlan.make(Footprint(LLAMA_3_8B, "bfloat16"), 16 * 2**30, None, 256, 2048)
+    with pytest.raises(ConfigError, match="lower max_model_len to"):
+        MemoryPlan.make(Footprint(LLAMA_3_8B, "bfloat16"), 17 * 2**30, 8192, 16, 512)
