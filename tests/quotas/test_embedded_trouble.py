@@ -56,11 +56,11 @@ def test_any_path_can_be_connected_to(tmp_path: Path, name: str) -> None:
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
-    script = f"""
-        mount -t tmpfs -o size=16k none {tmp_path} && mkdir -m 700 {tmp_path}/store &&
-        head -c 64k /dev/zero >{tmp_path}/ballast; {sys.executable} -m tests.quotas.store_owner {tmp_path}
+    script = """
+        mount -t tmpfs -o size=16k none "$1" && mkdir -m 700 "$1/store" && head -c 64k /dev/zero >"$1/ballast"
+        "$0" -m tests.quotas.store_owner "$1"
     """
-    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script]
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, sys.executable, str(tmp_path)]
     if subprocess.run([*command[:4], "true"], capture_output=True, check=False).returncode:
         pytest.skip("this system lets no user mount a small disk")
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
