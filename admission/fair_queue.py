@@ -254,10 +254,17 @@ class FairQueue:
         return account.credit + (self.round - account.round) * self._quantum * account.weight
 
     def _spend(self, account: Account, cost: float) -> None:
-        in_debt = account.credit <= 0
-        account.credit -= cost
-        if cost < 0 and in_debt and account.num_waiting:
+        before = account.credit
+        account.credit = after = before - cost
+        if cost < 0 and before <= 0 and account.num_waiting and self._is_due_earlier(account, before, after):
             self._list(account)
+
+    def _is_due_earlier(self, account: Account, before: float, after: float) -> bool:
+        """Whether more credit brings the tenant's turn, or that of its urgent work, forward by a round."""
+        share, borrow = self._quantum * account.weight, self._borrow
+        return floor(-before / share) > floor(-after / share) or (
+            borrow > 0 and floor(-(before + borrow) / share) > floor(-(after + borrow) / share)
+        )
 
     def _list(self, account: Account) -> None:
         if account.held is None:
