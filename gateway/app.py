@@ -126,7 +126,7 @@ async def serve_engine(
             quotas=quotas,
             kv_leases=kv_leases,
             kv_shape=KvShape(model.engine_config.block_size, block_bytes),
-            metrics=Metrics(served_name(settings), core.scheduler, engine.clock),
+            metrics=Metrics(served_name(settings), core.scheduler, engine.clock, tenancy.policies),
             lives=lives,
             max_body_bytes=settings.max_body_bytes,
             body_timeout=settings.body_timeout,

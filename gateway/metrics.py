@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from admission.outcome import Outcome
 from backend.scheduler import Scheduler
 from backend.sequence import Sequence
+from gateway.policies import Policies
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)  # seconds
@@ -45,10 +46,11 @@ class Metrics:
     Times are those of delivery to the client, in seconds of `clock`.
     """
 
-    def __init__(self, model: str, scheduler: Scheduler, clock: Callable[[], float]) -> None:
+    def __init__(self, model: str, scheduler: Scheduler, clock: Callable[[], float], policies: Policies) -> None:
         self._labels = f'model_name="{_escaped(model)}"'
         self._scheduler = scheduler
         self._clock = clock
+        self._policies = policies
         self._ttft = Histogram(TTFT_BUCKETS)
         self._gap = Histogram(GAP_BUCKETS)
         self._outcomes: Counter[Outcome] = Counter()
@@ -90,6 +92,10 @@ class Metrics:
         yield self._one("sluice:late_tokens_total", "counter", counters.late_tokens)
         yield self._one("sluice:kv_blocks", "gauge", config.num_blocks)
         yield self._one("sluice:kv_blocks_used", "gauge", config.num_blocks - scheduler.pool.num_free)
+        yield self._one("sluice:policy_reloads_total", "counter", self._policies.num_reloads)
+        yield self._one("sluice:policy_reload_failures_total", "counter", self._policies.num_failures)
+        version = f'{self._labels},version="{self._policies.current.version}"'
+        yield "sluice:policy_info", "gauge", [f"sluice:policy_info{{{version}}} 1"]
         info = f'{self._labels},block_size="{config.block_size}",num_gpu_blocks="{config.num_blocks}"'
         yield "vllm:cache_config_info", "gauge", [f"vllm:cache_config_info{{{info}}} 1"]
         yield self._histogram("vllm:time_to_first_token_seconds", self._ttft)

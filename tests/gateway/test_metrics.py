@@ -12,6 +12,7 @@ from backend.scheduler import Scheduler
 from backend.sequence import Sequence
 from backend.waiting import FirstComeFirstServed
 from gateway.metrics import GAP_BUCKETS, TTFT_BUCKETS, Histogram, Metrics
+from gateway.policies import Policies
 from tests.backend.test_scheduler import make_config
 from tests.gateway.raw_client import completion
 from tests.gateway.server_process import ServerProcess
@@ -83,7 +84,7 @@ def scheduler() -> Scheduler:
 
 @pytest.fixture
 def metrics(scheduler: Scheduler, clock: Clock) -> Metrics:
-    return Metrics('a "model" \\ of\nmine', scheduler, clock)
+    return Metrics('a "model" \\ of\nmine', scheduler, clock, Policies(None))
 
 
 def page(metrics: Metrics) -> Exposition:

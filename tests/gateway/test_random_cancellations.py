@@ -106,7 +106,7 @@ class Gateway:
         policies = Policies(None)
         limited = replace(DEFAULTS, limits=(Limit(Resource.TOKENS, 10**9, Rate(60, 10**9)),))
         policies.current = quota_policy.Policy.of(CLASSES, limited)
-        self.metrics = Metrics("paper", self.scheduler, self.engine.clock)
+        self.metrics = Metrics("paper", self.scheduler, self.engine.clock, policies)
         admission = Admission(self.engine, core)
         service = Service(
             model="paper",
