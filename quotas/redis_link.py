@@ -12,6 +12,7 @@ from redis.exceptions import RedisError, ResponseError
 from quotas.errors import ConnectionLost, StoreUnavailable
 
 GRACE = 0.005  # seconds that a late answer, perhaps received while this process was busy, has to be read
+LONGEST_LAG = 3.0  # timeouts, that a busy loop of our own excuses
 
 
 def again(error: StoreUnavailable) -> StoreUnavailable:
@@ -36,6 +37,7 @@ class RedisLink:
         self._awaited: deque[tuple[asyncio.Future[Any], float]] = deque()  # with the time it was submitted at
         self._has_outgoing = asyncio.Event()
         self._watch: asyncio.TimerHandle | None = None
+        self._due = 0.0  # when it is to look
         self._on_end = on_end
         self._ended: StoreUnavailable | None = None
         self._tasks = [self._loop.create_task(self._write()), self._loop.create_task(self._read())]
@@ -50,7 +52,7 @@ class RedisLink:
         self._outgoing.append(packed)
         self._has_outgoing.set()
         if self._watch is None:
-            self._watch = self._loop.call_later(self.timeout, self._check)
+            self._look_in(self.timeout)
         return answer
 
     def end(self, reason: StoreUnavailable) -> None:
@@ -106,12 +108,19 @@ class RedisLink:
             future.set_result(answer)
 
     def _check(self) -> None:
-        """Runs when the oldest command of a moment ago is due."""
+        """Runs when the oldest command of a moment ago is due. When it runs late itself, the loop was busy, and the
+        answer may lie unread: then the store has a little longer.
+        """
         self._watch = None
         if not self._awaited:
             return
-        late = self._loop.time() - self._awaited[0][1] - self.timeout
-        if late >= GRACE:
+        now = self._loop.time()
+        late, lag = now - self._awaited[0][1] - self.timeout, now - self._due
+        if late >= (GRACE if lag < GRACE else LONGEST_LAG * self.timeout):
             self.end(StoreUnavailable(f"the quota store did not answer within {self.timeout * 1000:.0f} ms"))
         else:
-            self._watch = self._loop.call_later(GRACE if late >= 0 else -late, self._check)
+            self._look_in(GRACE if late >= 0 else -late)
+
+    def _look_in(self, seconds: float) -> None:
+        self._due = self._loop.time() + seconds
+        self._watch = self._loop.call_later(seconds, self._check)
