@@ -8,8 +8,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -34,6 +34,7 @@ from backend.executor import Executor
 from backend.loader import LoadedModel, load_model
 from backend.sizing import EngineOptions
 from gateway.announcement import Ready
+from gateway.beside import beside
 from gateway.connection import Connection, bound_socket
 from gateway.core import open_core
 from gateway.endpoints import (
@@ -141,17 +142,6 @@ async def serve_engine(
         async with beside(lives.sweep(), tenancy.watch(), kv_leases.run()):
             await server.serve(sockets=[sock])
     return 1 if engine.failed.done() else 0
-
-
-@asynccontextmanager
-async def beside(*coroutines: Coroutine[object, object, None]) -> AsyncIterator[None]:
-    """Run them while the block runs."""
-    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 def make_app(service: Service, alive: Callable[[], bool], ready: Callable[[], bool]) -> ASGIApp:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from quotas.errors import StoreUnavailable
+from quotas.errors import QuotaError
 
 log = logging.getLogger(__name__)
 
@@ -94,33 +94,31 @@ class KvLeases:
 
     async def look(self) -> None:
         """Renew what is due, once."""
-        due = [tenant for tenant, lease in self._leases.items() if self._is_due(tenant, lease)]
-        await asyncio.gather(*map(self._renew, due))
+        due = [(tenant, lease) for tenant, lease in self._leases.items() if self._is_due(tenant, lease)]
+        await asyncio.gather(*(self._renew(tenant, lease) for tenant, lease in due))
 
     def _is_due(self, tenant: str, lease: _Lease) -> bool:
         denied = RETRY if lease.is_short else 0.0
         return self._clock() >= lease.renewed + (denied if self._memory.is_denied(tenant) else RENEW)
 
-    async def _renew(self, tenant: str) -> None:
-        lease, now = self._leases[tenant], self._clock()
+    async def _renew(self, tenant: str, lease: _Lease) -> None:
+        now = self._clock()
         demand, lease.coming = max(self._memory.demand(tenant), lease.coming), 0
         if demand:
             lease.wanted_at = now
         wanted = min(round(demand * HEADROOM) * self._block_bytes, lease.limit)
         try:
             granted, seconds = await self._store.lease_kv(tenant, lease.limit, wanted)
-        except StoreUnavailable as error:
+        except QuotaError as error:
             self._outage(tenant, lease, error)
-            return
-        if self._leases.get(tenant) is not lease:
             return
         lease.renewed, lease.expires, lease.is_short = now, now + seconds, granted < wanted
         self._set(tenant, lease, granted // self._block_bytes)
-        if not demand and now > lease.wanted_at + IDLE:
+        if not demand and now > lease.wanted_at + IDLE and self._leases.get(tenant) is lease:
             del self._leases[tenant]
             self._memory.allow(tenant, None)
 
-    def _outage(self, tenant: str, lease: _Lease, error: StoreUnavailable) -> None:
+    def _outage(self, tenant: str, lease: _Lease, error: QuotaError) -> None:
         """What is leased goes on until it expires; then no new block is given."""
         log.debug("the KV lease of a tenant is not renewed: %s", error)
         lease.renewed = self._clock()
@@ -128,6 +126,7 @@ class KvLeases:
             self._set(tenant, lease, 0)
 
     def _set(self, tenant: str, lease: _Lease, blocks: int) -> None:
-        if blocks != lease.blocks or self._memory.is_denied(tenant):
+        """Unless the limit was lifted meanwhile."""
+        if self._leases.get(tenant) is lease and (blocks != lease.blocks or self._memory.is_denied(tenant)):
             lease.blocks = blocks
             self._memory.allow(tenant, blocks)

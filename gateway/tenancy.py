@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from admission.admission import Admission
+from gateway.beside import beside
 from gateway.key_source import KeySource
 from gateway.policies import Policies
 from gateway.settings import Settings
@@ -68,9 +69,8 @@ async def open_quotas(settings: Settings, url: str) -> AsyncIterator[Quotas]:
     except StoreUnavailable as error:
         log.error("serving without the quota store, as each tenant's policy says: %s", error)
     quotas = Quotas(store, settings.quota_lease / HEARTBEATS)
-    keeper = asyncio.create_task(quotas.run())
     try:
-        yield quotas
+        async with beside(quotas.run()):
+            yield quotas
     finally:
-        keeper.cancel()
         await quotas.close()

@@ -1,7 +1,9 @@
 """Leases on KV memory, over a store and an engine on paper and a clock that moves when told."""
 
+import asyncio
+
 from gateway.kv_leases import IDLE, RENEW, KvLeases
-from quotas.errors import StoreUnavailable
+from quotas.errors import StoreFault, StoreUnavailable
 
 BLOCK = 1024
 
@@ -43,6 +45,9 @@ class Bench:
         self.now = 100.0
         self.pool, self.engine = Pool(), Engine()
         self.leases = KvLeases(self.pool, self.engine, BLOCK, lambda: self.now)
+
+    async def nonsense(self, tenant: str, limit: int, wanted: int) -> tuple[int, float]:
+        raise StoreFault("nonsense")
 
     async def after(self, seconds: float) -> int | None:
         self.now += seconds
@@ -121,3 +126,24 @@ async def test_an_idle_tenant_returns_its_lease_and_is_forgotten() -> None:
     calls = bench.pool.calls
     await bench.after(IDLE)
     assert bench.pool.calls == calls
+
+
+async def test_a_limit_lifted_while_its_lease_is_renewed_stays_lifted() -> None:
+    bench = Bench()
+    bench.leases.use("acme", 64 * BLOCK, 8)
+    looking = asyncio.ensure_future(bench.leases.look())
+    await asyncio.sleep(0)
+    bench.leases.use("acme", None, 8)
+    await looking
+    assert bench.engine.allowed == {"acme": None}
+
+
+async def test_a_store_that_answers_nonsense_is_an_outage_too() -> None:
+    bench = Bench()
+    bench.engine.needs = 8
+    bench.leases.use("acme", 64 * BLOCK, 8)
+    await bench.after(0)
+    lease_kv, bench.pool.lease_kv = bench.pool.lease_kv, bench.nonsense  # type: ignore[method-assign]
+    assert await bench.after(RENEW) == 10
+    bench.pool.lease_kv = lease_kv  # type: ignore[method-assign]
+    assert await bench.after(RENEW) == 10

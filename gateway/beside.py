@@ -1,0 +1,26 @@
+"""Tasks that run beside the server, for as long as it does."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+
+log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def beside(*coroutines: Coroutine[object, object, None]) -> AsyncIterator[None]:
+    """Run them while the block runs. One that ends with an error is logged: nothing else would tell."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    for task in tasks:
+        task.add_done_callback(_tell)
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _tell(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("a task beside the server has ended", exc_info=error)
