@@ -14,6 +14,7 @@ from math import isfinite
 from typing import Any
 
 NUM_COEFFICIENTS = 7
+FAR_OFF = 2.0  # a prediction further off than this factor, as the first are, says little about a step's weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,8 @@ class StepTime:
 class StepTimeModel:
     """Fits a `StepTime` to measured steps as they come: weighted least squares with forgetting, kept non-negative.
 
-    A step weighs 1 / t², so that errors are relative, and less the further it is off (Huber, 1964), so that a stalled
+    A step weighs 1 / predicted², so that errors are relative (1 / measured² would favour the fast of two equal steps,
+    and predict 8 % too little where they vary by 20 %), and less the further it is off (Huber, 1964), so that a stalled
     step does not bend the fit. The prior counts as `prior_weight` steps and fades with the rest. Arithmetic is plain
     floats in a fixed order, so that a replay on another machine fits the same numbers.
     """
@@ -94,23 +96,25 @@ class StepTimeModel:
         self._scale = _typical_features(prior.knee)
         self._gram = [[0.0] * NUM_COEFFICIENTS for _ in range(NUM_COEFFICIENTS)]
         self._moment = [0.0] * NUM_COEFFICIENTS
-        self._relative_error = 0.2  # running mean of |measured - predicted| / measured
+        self._relative_error = 0.2
         self._take_prior(prior, prior_weight)
 
     @property
     def relative_error(self) -> float:
-        """Mean relative error of recent predictions, each made before its step was measured."""
+        """Mean of |measured - predicted| / predicted of recent steps, each predicted before it was measured."""
         return self._relative_error
 
     def observe(self, work: StepWork, seconds: float) -> None:
         """Learn from one step that took `seconds` > 0."""
         if not (isfinite(seconds) and seconds > 0):
             return
-        error = abs(seconds - self.fitted.seconds(work)) / seconds
+        predicted = self.fitted.seconds(work)
+        expected = min(max(predicted, seconds / FAR_OFF), seconds * FAR_OFF)
+        error = abs(seconds - predicted) / expected
         self._relative_error += 0.02 * (min(error, 1.0) - self._relative_error)
         tolerance = 3 * max(self._relative_error, 0.01)
         weight = min(1.0, tolerance / error) if error > 0 else 1.0
-        self._accumulate(self._features(work), seconds, weight / seconds**2)
+        self._accumulate(self._features(work), seconds, weight / expected**2)
         self.num_steps += 1
         if self.num_steps % (16 if self.num_steps < 512 else 64) == 0:
             self._refit()

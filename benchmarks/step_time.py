@@ -3,12 +3,14 @@
 `sluice serve` with the embedded model and an event log; clients on another core send requests of mixed lengths on a
 timetable, then many at once. Coefficients are fitted to the steps of one run. Of another, with other requests, they
 predict every step; and the simulator, given its arrivals and the coefficients, says when its requests are answered,
-which is compared with when they were.
+which is compared with when they were. Steps with the same work do not take the same time: how far they are from the
+median of their like, all of the same run, is printed beside the error, since no model of the work can know more.
 """
 
 import json
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -43,9 +45,10 @@ BURST = 120  # requests at its end
 MAX_WAITING = 10_000
 SPECIAL_TOKENS, VOCABULARY = 2, 1000
 MAX_ERROR = 0.1
+CROWD = 8  # steps of the same work, from which their spread is read
 
-JUDGED = ("all steps together, s", "first arrival to last token, s", "first token, p50, s", "first token, p99, s",
-          "whole request, p50, s", "whole request, p99, s")  # fmt: skip
+JUDGED = ("all steps together, s", "one step of the simulator, mean, s", "first arrival to last token, s",
+          "first token, p50, s", "first token, p99, s", "whole request, p50, s", "whole request, p99, s")  # fmt: skip
 
 Step = tuple[StepWork, float]  # and how long it took, in seconds
 
@@ -56,6 +59,7 @@ class Figures:
 
     steps: int
     step_error: float  # median, relative
+    step_spread: float  # the same, of what the steps of the run itself say of their like
     pairs: dict[str, tuple[float, float]]  # predicted and measured
 
 
@@ -190,6 +194,7 @@ def _compare(seen: Path, unseen: Path) -> Figures:
     simulated, took = _simulate(unseen, measured.engine, model.fitted)
     pairs = {
         "all steps together, s": (sum(predicted), measured.busy),
+        "one step of the simulator, mean, s": (simulated.busy / simulated.steps, measured.busy / len(measured.steps)),
         "first arrival to last token, s": (took, measured.ended - measured.began),
     }
     for name, ours, theirs in (
@@ -198,7 +203,16 @@ def _compare(seen: Path, unseen: Path) -> Figures:
     ):
         for share in (0.5, 0.9, 0.99):
             pairs[f"{name}, p{share * 100:g}, s"] = _at(ours, share), _at(theirs, share)
-    return Figures(len(errors), median(errors), pairs)
+    return Figures(len(errors), median(errors), _spread(measured.steps), pairs)
+
+
+def _spread(steps: list[Step]) -> float:
+    """Median relative distance of a step from the median of those that do nearly the same work."""
+    alike = defaultdict(list)
+    for work, seconds in steps:
+        alike[work.prefill_tokens // 16, work.decode_tokens, work.decode_context // 128].append(seconds)
+    crowds = [(median(times), times) for times in alike.values() if len(times) >= CROWD]
+    return median(abs(middle - seconds) / seconds for middle, times in crowds for seconds in times)
 
 
 def _simulate(log: Path, engine: EngineConfig, fitted: StepTime) -> tuple[Recorder, float]:
@@ -231,7 +245,11 @@ def _tell(report: Report, found: list[Figures]) -> None:
             report.at_most(f"{name[:-3]}: relative error of the prediction", off.median, MAX_ERROR)
     report.add_table(f"{found[0].steps:,} steps predicted, median (extremes) over runs", rows)
     errors = Spread.of([figures.step_error for figures in found])
-    report.notes = [f"median relative error of a step: {errors}"]
+    spread = Spread.of([figures.step_spread for figures in found])
+    report.notes = [
+        f"median relative error of a step: {errors}",
+        f"median relative distance of a step from the median of its like in the same run: {spread}",
+    ]
     report.at_most("one step: median relative error of the prediction", errors.median, MAX_ERROR)
 
 

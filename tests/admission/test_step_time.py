@@ -43,6 +43,15 @@ def test_held_out_steps_are_predicted_within_a_tenth_also_when_some_steps_stall(
     assert sum(errors) / len(errors) < 0.1
 
 
+def test_steps_that_vary_by_a_quarter_are_predicted_by_their_mean() -> None:
+    model, rng = StepTimeModel(PRIOR), random.Random(3)
+    seen = [(work, TRUE.seconds(work) * rng.uniform(0.57, 1.43)) for work in (some_work(rng) for _ in range(4000))]
+    for work, seconds in seen:
+        model.observe(work, seconds)
+    predicted = sum(model.fitted.seconds(work) for work, _ in seen)
+    assert predicted == pytest.approx(sum(TRUE.seconds(work) for work, _ in seen), rel=0.03)
+
+
 @given(st.lists(st.tuples(works, st.floats(1e-6, 10)), max_size=40))
 def test_coefficients_stay_non_negative_whatever_is_measured(steps: list[tuple[StepWork, float]]) -> None:
     model = StepTimeModel(PRIOR)
