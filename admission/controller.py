@@ -102,6 +102,10 @@ class Controller:
         self._ordering.policy_changed(terms.weights, aging)
         self.room.control.policy_changed(terms, aging)
 
+    def standing(self, tenant: str) -> float:
+        """The tenant's credit, in the unit of account; below 0: its debt."""
+        return self._ordering.standing(tenant)
+
     def plan(self, now: float) -> Batch | None:
         self._expire(now)
         self._ordering.at(now)
@@ -109,8 +113,8 @@ class Controller:
         batch = self.scheduler.plan()
         if batch is not None:
             flight = self.scheduler.in_flight[-1]
-            self._ledger.planned(flight)
-            self.room.planned(self.scheduler, flight, now)
+            work = self._ledger.planned(flight)
+            self.room.planned(self.scheduler, flight, work, now)
         return batch
 
     def take_ended(self) -> list[Sequence]:

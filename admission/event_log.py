@@ -83,6 +83,9 @@ class RecordedCore:
         self._core.policy_changed(terms, now)
         self._log(["policy", now, terms.to_json()])
 
+    def standing(self, tenant: str) -> float:
+        return self._core.standing(tenant)
+
     def plan(self, now: float) -> Batch | None:
         if len(self.scheduler.in_flight) >= self.scheduler.config.steps_in_flight:
             return None

@@ -111,10 +111,14 @@ class Ledger:
         """It was admitted, and `output` tokens are expected of it."""
         self._ordering.prepay(sequence, self._tariff.estimate(len(sequence.prompt), output))
 
-    def planned(self, flight: Flight) -> None:
+    def planned(self, flight: Flight) -> StepWork:
+        """What the step has to do, now that it is charged."""
         work = work_of(flight)
         costs = self._tariff.costs(flight, work)
+        for sequence, cost in zip(flight.sequences, costs, strict=True):
+            sequence.charged += cost
         self._open.append((work, self._ordering.charge(flight.sequences, costs)))
+        return work
 
     def completed(self, elapsed: float) -> None:
         """The oldest step that was planned took this many seconds."""

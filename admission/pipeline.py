@@ -2,9 +2,7 @@
 
 from collections import deque
 
-from admission.ledger import work_of
-from admission.step_time import StepTimeModel
-from backend.flight import Flight
+from admission.step_time import StepTimeModel, StepWork
 
 
 class Pipeline:
@@ -15,10 +13,10 @@ class Pipeline:
         self._predicted: deque[float] = deque()
         self._started = 0.0
 
-    def planned(self, flight: Flight, now: float) -> None:
+    def planned(self, work: StepWork, now: float) -> None:
         if not self._predicted:
             self._started = now
-        self._predicted.append(self._model.fitted.seconds(work_of(flight)))
+        self._predicted.append(self._model.fitted.seconds(work))
 
     def completed(self, now: float) -> None:
         self._predicted.popleft()

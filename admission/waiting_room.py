@@ -5,6 +5,7 @@ from admission.deadline import Patience
 from admission.drain import DrainMeter
 from admission.overload import AdmissionControl
 from admission.pipeline import Pipeline
+from admission.step_time import StepWork
 from backend.flight import Flight
 from backend.scheduler import Scheduler
 from backend.sequence import Sequence, Status
@@ -31,9 +32,9 @@ class WaitingRoom:
         """Those whose time is over; each is to be ended."""
         return self._patience.due(now)
 
-    def planned(self, scheduler: Scheduler, flight: Flight, now: float) -> None:
-        """A step was planned."""
-        self._pipeline.planned(flight, now)
+    def planned(self, scheduler: Scheduler, flight: Flight, work: StepWork, now: float) -> None:
+        """A step was planned that has this work to do."""
+        self._pipeline.planned(work, now)
         for sequence in flight.admitted:
             self._leave(sequence, now)
         for sequence in scheduler.preempted:

@@ -51,6 +51,7 @@ class Holdings:
         if blocks is not None:
             self._count(sequence)
             sequence.block_table += blocks
+            sequence.peak_blocks = max(sequence.peak_blocks, len(sequence.block_table))
             self.allowances.take(sequence.tenant, count)
         return blocks
 

@@ -57,6 +57,8 @@ class Sequence:
     num_preemptions: int = 0
     num_yields: int = 0  # preemptions at a limit of its own tenant
     kv_block_seconds: float = 0.0  # blocks held, times how long
+    charged: float = 0.0  # to its tenant, in the unit of account
+    peak_blocks: int = 0  # the most that it held at a time
     num_kept_tokens: int = 0  # output when it was last preempted
 
     # while it holds a slot

@@ -34,6 +34,7 @@ from backend.tokenizer import Tokenizer
 from gateway.app import GC_THRESHOLDS, SWITCH_INTERVAL, serve, serve_engine
 from gateway.connection import bound_socket
 from gateway.settings import Settings
+from gateway.telemetry.watched_core import WatchedCore
 from gateway.tenancy import open_tenancy
 
 TEXT = " the quick brown fox jumps over the lazy dog"
@@ -84,7 +85,7 @@ async def _serve(state_dir: str, step_seconds: float, steps_in_flight: int, inst
         if not instant:
             await serve(settings, model, executor, tenancy, sock, announce)
             return
-        core = make_core(CoreConfig(), model.engine_config)
+        core = WatchedCore(make_core(CoreConfig(), model.engine_config))
         engine = InstantEngine(core, executor, words)
         await serve_engine(settings, model, engine, core, tenancy, sock, announce)
 

@@ -26,8 +26,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tqdm import tqdm
 
 from admission.admission import Admission
-from admission.controller import Controller
-from admission.event_log import RecordedCore
 from backend.config import Batching, KVAllocation
 from backend.engine import Engine
 from backend.executor import Executor
@@ -55,6 +53,8 @@ from gateway.responses import request_id
 from gateway.scope import Lives
 from gateway.service import Service
 from gateway.settings import Settings
+from gateway.telemetry.telemetry import Telemetry
+from gateway.telemetry.watched_core import WatchedCore
 from gateway.tenancy import Tenancy, open_quotas, open_tenancy
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ async def serve_engine(
     settings: Settings,
     model: LoadedModel,
     engine: Engine,
-    core: Controller | RecordedCore,
+    core: WatchedCore,
     tenancy: Tenancy,
     sock: socket.socket,
     on_started: Callable[[], object],
@@ -113,6 +113,9 @@ async def serve_engine(
         admission = Admission(engine, core)
         block_bytes = model.kv_bytes // model.engine_config.num_blocks
         kv_leases = KvLeases(quotas.store, admission, block_bytes, engine.clock)
+        metrics = Metrics(served_name(settings), core.scheduler, engine.clock, tenancy.policies)
+        telemetry = Telemetry(engine.clock)
+        telemetry.on_end.append(metrics.request_ended)
         service = Service(
             model=served_name(settings),
             created=int(time.time()),
@@ -127,7 +130,9 @@ async def serve_engine(
             quotas=quotas,
             kv_leases=kv_leases,
             kv_shape=KvShape(model.engine_config.block_size, block_bytes),
-            metrics=Metrics(served_name(settings), core.scheduler, engine.clock, tenancy.policies),
+            metrics=metrics,
+            telemetry=telemetry,
+            watched=core,
             lives=lives,
             max_body_bytes=settings.max_body_bytes,
             body_timeout=settings.body_timeout,

@@ -7,19 +7,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from admission.controller import Controller
 from admission.core import PRIOR, CoreConfig, Order, make_core
 from admission.event_log import RecordedCore
 from admission.step_time import StepTimeModel
 from backend.loader import LoadedModel
 from gateway.event_log_file import EventLogFile
 from gateway.settings import Settings
+from gateway.telemetry.watched_core import WatchedCore
 
 log = logging.getLogger(__name__)
 
 
 @contextmanager
-def open_core(settings: Settings, model: LoadedModel) -> Iterator[Controller | RecordedCore]:
+def open_core(settings: Settings, model: LoadedModel) -> Iterator[WatchedCore]:
     """The core; its step times are saved when the block is left. Raises `OSError` for an event log it cannot write."""
     path = settings.state_dir / "step_time" / f"{_file_name(model, settings)}.json"
     step_time = _load(path)
@@ -28,10 +28,10 @@ def open_core(settings: Settings, model: LoadedModel) -> Iterator[Controller | R
     )
     try:
         if settings.event_log is None:
-            yield make_core(config, model.engine_config, step_time)
+            yield WatchedCore(make_core(config, model.engine_config, step_time))
         else:
             with EventLogFile(settings.event_log, settings.event_log_bytes) as file:
-                yield RecordedCore(config, model.engine_config, step_time, file.write)
+                yield WatchedCore(RecordedCore(config, model.engine_config, step_time, file.write))
     finally:
         _save(path, step_time)
 

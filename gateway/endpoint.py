@@ -7,11 +7,13 @@ from starlette.types import Receive, Scope, Send
 
 from admission.outcome import Outcome
 from backend.errors import DeviceError
+from gateway.auth import Principal
 from gateway.errors import InternalError
 from gateway.refusals import refusal_of
 from gateway.responses import Exchange
 from gateway.scope import ClientGone
 from gateway.service import Service
+from gateway.telemetry.story import Story
 
 log = logging.getLogger(__name__)
 
@@ -24,32 +26,41 @@ class Call:
     receive: Receive
     send: Send
     exchange: Exchange
+    story: Story
 
 
 class Endpoint:
-    """A plain ASGI endpoint. Errors become typed answers here, and nowhere else."""
+    """A plain ASGI endpoint. Errors become typed answers here, and nowhere else; and here every request is followed."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, send)
+        telemetry = self.service.telemetry
+        exchange = Exchange(scope, send, telemetry.clock)
+        story = telemetry.begin(scope, exchange)
         outcome = Outcome.FAILED
         try:
-            outcome = await self.answer(Call(scope, receive, send, exchange))
+            outcome = await self.answer(Call(scope, receive, send, exchange, story))
         except ClientGone:
             outcome = Outcome.DISCONNECTED
         except Exception as error:
-            refusal, outcome = refusal_of(error)
+            refusal = story.error = refusal_of(error)
+            outcome = refusal.outcome
             if isinstance(refusal, InternalError) and not isinstance(error, DeviceError):
                 log.error("a request failed", exc_info=error)
             await exchange.fail(refusal)
         finally:
-            self.ended(outcome)
+            story.status, story.first_byte = exchange.status, exchange.started
+            telemetry.ended(story, outcome)
+
+    def authenticate(self, call: Call) -> Principal:
+        """Who asks. Raises `InvalidApiKey`."""
+        principal = self.service.keys.authenticate(call.exchange.header(b"authorization"))
+        call.story.tenant, call.story.key = principal.tenant, principal.key_id
+        call.story.authenticated = self.service.telemetry.clock()
+        return principal
 
     async def answer(self, call: Call) -> Outcome:
         """Answer, or raise what `gateway.errors.translate` knows."""
         raise NotImplementedError
-
-    def ended(self, outcome: Outcome) -> None:
-        """Called once for each request, last."""

@@ -19,7 +19,7 @@ class ModelsEndpoint(Endpoint):
 
     async def answer(self, call: Call) -> Outcome:
         service = self.service
-        principal = service.keys.authenticate(call.exchange.header(b"authorization"))
+        principal = self.authenticate(call)
         entitlement = service.entitlement(principal, "inference")
         card = model_card(service.model, service.created, service.limits.max_model_len)
         name = call.scope.get("path_params", {}).get("model")
@@ -38,9 +38,9 @@ class LimitsEndpoint(Endpoint):
 
     async def answer(self, call: Call) -> Outcome:
         service = self.service
-        principal = service.keys.authenticate(call.exchange.header(b"authorization"))
+        principal = self.authenticate(call)
         entitlement = service.entitlement(principal, "limits")
-        states = await service.quotas.states(entitlement.name, entitlement.tenant, entitlement.key)
+        states = await service.quotas.states(entitlement.name, entitlement.key, entitlement.charged)
         body = limits_report(entitlement, service.policies.current.version, states)
         await call.exchange.reply(orjson.dumps(body))
         return Outcome.COMPLETED
@@ -51,7 +51,7 @@ class TokenizeEndpoint(Endpoint):
 
     async def answer(self, call: Call) -> Outcome:
         service, tokenizer = self.service, self.service.tokenizer
-        principal = service.keys.authenticate(call.exchange.header(b"authorization"))
+        principal = self.authenticate(call)
         service.entitlement(principal, "inference")
         request = parse_tokenize_request(await service.read_body(call.scope, call.receive))
         if request.model is not None:
@@ -71,7 +71,7 @@ class DetokenizeEndpoint(Endpoint):
 
     async def answer(self, call: Call) -> Outcome:
         service = self.service
-        principal = service.keys.authenticate(call.exchange.header(b"authorization"))
+        principal = self.authenticate(call)
         service.entitlement(principal, "inference")
         request = parse_detokenize_request(await service.read_body(call.scope, call.receive), service.limits)
         if request.model is not None:

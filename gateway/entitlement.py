@@ -27,12 +27,10 @@ class Entitlement:
         self.key = principal.key_id
         self.tenant: TenantPolicy = policy.tenant(principal.tenant)
         self.limits: tuple[Limit, ...] = self.tenant.limits_of(principal.key_id)
+        self.charged = tuple(limit for limit in self.limits if limit.is_charged)
         self.scopes = _scopes(principal, self.tenant)
         self.kv_bytes = min(
             (limit.amount for limit in self.limits if limit.resource is Resource.KV_BYTES), default=None
-        )
-        self.may_queue = min(
-            (limit.amount for limit in self.limits if limit.resource is Resource.QUEUED_REQUESTS), default=None
         )
         self._of_answers = [limit for limit in self.limits if limit.resource in GENERATED]
         self._policy = policy
@@ -98,10 +96,6 @@ class Entitlements:
         if entitlement is None:
             entitlement = self._known[principal] = Entitlement(self._policy, principal)
         return entitlement
-
-
-def _least(limits: tuple[Limit, ...], resource: Resource) -> int | None:
-    return min((limit.amount for limit in limits if limit.resource is resource), default=None)
 
 
 def _scopes(principal: Principal, tenant: TenantPolicy) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ from typing import ClassVar
 
 import orjson
 
+from admission.outcome import Outcome
 from backend.errors import InvalidRequest
 from gateway.sse import event
 
@@ -47,6 +48,7 @@ class ApiError(Exception):
     status: int
     type: ClassVar[str] = "invalid_request_error"
     code: ClassVar[str | None] = None
+    outcome: ClassVar[Outcome] = Outcome.INVALID  # of the request that it ends
     dropped_reason: ClassVar[str | None] = None  # one low-cardinality word for refusals under load or by policy
     should_retry: bool | None = None  # None: the client's own rule
 
@@ -150,6 +152,7 @@ class RateLimited(ApiError):
     status = 429
     type = "rate_limit_error"
     code = "rate_limit_exceeded"
+    outcome = Outcome.REFUSED
     dropped_reason = "rate"
 
 
@@ -157,6 +160,7 @@ class ConcurrencyExceeded(ApiError):
     status = 429
     type = "rate_limit_error"
     code = "concurrency_exceeded"
+    outcome = Outcome.REFUSED
     dropped_reason = "concurrency"
 
 
@@ -164,6 +168,7 @@ class KvQuotaExceeded(ApiError):
     status = 429
     type = "rate_limit_error"
     code = "kv_quota_exceeded"
+    outcome = Outcome.REFUSED
     dropped_reason = "kv_quota"
 
 
@@ -171,6 +176,7 @@ class InsufficientQuota(ApiError):
     status = 429
     type = "insufficient_quota"
     code = "insufficient_quota"
+    outcome = Outcome.REFUSED
     dropped_reason = "budget"
     should_retry = False
 
@@ -179,12 +185,14 @@ class InternalError(ApiError):
     status = 500
     type = "internal_error"
     code = "internal_error"
+    outcome = Outcome.FAILED
 
 
 class Overloaded(ApiError):
     status = 503
     type = "service_unavailable_error"
     code = "server_is_overloaded"
+    outcome = Outcome.REFUSED
     dropped_reason = "queue_full"
 
 
@@ -196,6 +204,7 @@ class DeadlineUnmeetable(ApiError):
     status = 503
     type = "service_unavailable_error"
     code = "deadline_unmeetable"
+    outcome = Outcome.REFUSED
     dropped_reason = "deadline"
 
     def __init__(
@@ -215,6 +224,7 @@ class ShuttingDown(ApiError):
     status = 503
     type = "service_unavailable_error"
     code = "shutting_down"
+    outcome = Outcome.FAILED
     dropped_reason = "draining"
     should_retry = True
 
@@ -226,6 +236,7 @@ class Preempted(ApiError):
     status = 503
     type = "service_unavailable_error"
     code = "preempted"
+    outcome = Outcome.FAILED
     dropped_reason = "preempted"
     should_retry = True
 
@@ -237,6 +248,7 @@ class QuotaUnverifiable(ApiError):
     status = 503
     type = "service_unavailable_error"
     code = "quota_unverifiable"
+    outcome = Outcome.REFUSED
     dropped_reason = "quota_store"
 
 
@@ -244,6 +256,7 @@ class DeadlineExceeded(ApiError):
     status = 504
     type = "timeout_error"
     code = "deadline_exceeded"
+    outcome = Outcome.EXPIRED
     dropped_reason = "deadline"
     should_retry = False
 

@@ -68,8 +68,8 @@ class Explanation:
 
     def _row(self, limit: Limit) -> tuple[str, ...]:
         state, asked = self._states.get(limit), self._request.ask.of(limit.resource)
-        left = f"{state.remaining}" if state else "?" if not self._is_asked and _is_told(limit) else "-"
-        return limit.name, _allowed(limit), f"{asked}" if _is_told(limit) else "-", left, self._full_again(state)
+        left = f"{state.remaining}" if state else "?" if not self._is_asked and limit.is_charged else "-"
+        return limit.name, _allowed(limit), f"{asked}" if limit.is_charged else "-", left, self._full_again(state)
 
     def _full_again(self, state: LimitState | None) -> str:
         if state is None or state.remaining == state.limit.capacity:
@@ -107,8 +107,3 @@ def _allowed(limit: Limit) -> str:
         return show_size(limit.amount)
     burst = limit.window.burst if isinstance(limit.window, Rate) else limit.amount
     return show_count(limit.amount) + (f" (burst {show_count(burst)})" if burst != limit.amount else "")
-
-
-def _is_told(limit: Limit) -> bool:
-    """Whether requests are charged to it; queues and KV memory are counted while serving."""
-    return Ask(1, 1, 1).of(limit.resource) > 0

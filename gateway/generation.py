@@ -2,11 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
-from math import inf
 from typing import Any, TypeVar
 
 from admission.outcome import DeadlineUnmeetable, Outcome
@@ -15,7 +13,7 @@ from backend.detokenizer import IncrementalDetokenizer
 from backend.sequence import FinishReason
 from gateway import sse
 from gateway.answer import Answer
-from gateway.deadlines import Deadlines, read_deadlines
+from gateway.deadlines import read_deadlines
 from gateway.endpoint import Call, Endpoint
 from gateway.entitlement import Entitlement
 from gateway.errors import BadRequest, Unsatisfiable, context_exceeded
@@ -42,49 +40,14 @@ from gateway.responses import Exchange
 from gateway.scope import RequestScope
 from gateway.service import Service
 from gateway.supply import Supply
+from gateway.telemetry.story import Story
+from gateway.wants import Prompt, Wants
 from quotas import reservation as quota
-from quotas.policy import ClassPolicy
 from quotas.quotas import Grant
 
 Result = TypeVar("Result")
 
 PROMPT_TAIL = 8  # ids of a prompt that the text of a completion may continue
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """One prompt as the engine takes it, and the ids whose text its answer continues."""
-
-    token_ids: list[int]
-    tail: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Wants:
-    """A request and how long its client will wait for it; `arrived` in seconds on the engine's clock."""
-
-    request: GenerationRequest
-    deadlines: Deadlines
-    arrived: float
-    num_bytes: int
-
-    @property
-    def done_by(self) -> float | None:
-        seconds = self.deadlines.last_token
-        return self.arrived + seconds if seconds < inf else None
-
-    def first_token_by(self, service_class: ClassPolicy) -> float | None:
-        """By the client's deadline, and by the target of a class that refuses what would be late."""
-        seconds = self.deadlines.first_token
-        if service_class.when_late == "refuse" and service_class.ttft is not None:
-            seconds = min(seconds, service_class.ttft)
-        return self.arrived + seconds if seconds < inf else None
-
-    def token_interval(self, service_class: ClassPolicy) -> float | None:
-        promised = service_class.time_per_output_token
-        if self.deadlines.interval == inf:
-            return promised
-        return min(self.deadlines.interval, promised or inf)
 
 
 class GenerationEndpoint(Endpoint):
@@ -95,85 +58,99 @@ class GenerationEndpoint(Endpoint):
 
     async def answer(self, call: Call) -> Outcome:
         service = self.service
-        principal = service.keys.authenticate(call.exchange.header(b"authorization"))
+        call.story.operation = self.operation
+        principal = self.authenticate(call)
         arrived = service.admission.clock()
         body = await service.read_body(call.scope, call.receive)
         request = self.parse(body)
+        self._tell(call.story, request)
         wants = Wants(request, read_deadlines(call.scope["headers"], request.stream, time.time()), arrived, len(body))
         entitlement = service.entitlement(principal, "inference")
         service.check_model(request.model)
         entitlement.check_model(request.model)
         async with RequestScope(call.scope, call.receive, call.send) as life:
-            call.exchange.send = life.send
+            call.exchange.send, call.story.scope = life.send, life
             with service.lives.watching(life):
                 prompts = await self.prompts(request)
                 try:
-                    await self._spend(call.exchange, life, entitlement, wants, prompts)
+                    await self._spend(call, life, entitlement, wants, prompts)
                 except DeadlineUnmeetable as error:
                     raise unmeetable(error, wants.deadlines.is_relative) from None
         if life.error is not None:
             raise life.error
         return life.outcome or Outcome.COMPLETED
 
-    def ended(self, outcome: Outcome) -> None:
-        self.service.metrics.request_ended(outcome)
+    def _tell(self, story: Story, request: GenerationRequest) -> None:
+        """What is asked for."""
+        story.body_read = self.service.telemetry.clock()
+        story.model, story.request = request.model, request
+        story.policy_version = self.service.policies.current.version
 
     async def _spend(
         self,
-        exchange: Exchange,
+        call: Call,
         life: RequestScope,
         entitlement: Entitlement,
         wants: Wants,
         prompts: list[Prompt],
     ) -> None:
         """Reserve what the request may use, and generate within that."""
-        request = wants.request
+        request, story, clock = wants.request, call.story, self.service.telemetry.clock
         identity = self.identify(request.model)
+        story.response_id = identity.id
+        story.service_class = entitlement.service_class(request.service_tier).name
         asked = [
             self._ask(f"{identity.id}-{index}", entitlement, wants, prompt) for index, prompt in enumerate(prompts)
         ]
         ask = quota.Ask(1, sum(len(one.prompt) for one in asked), sum(one.tokens_to_begin_with for one in asked))
         admission = self.service.admission
         self._lease(entitlement, asked)
-        quotas = self.service.quotas
-        with await quotas.reserve(entitlement.name, entitlement.tenant, entitlement.key, ask) as grant:
+        quotas, outage = self.service.quotas, entitlement.tenant.on_store_outage
+        story.reserving = clock()
+        with await quotas.reserve(entitlement.name, entitlement.key, entitlement.charged, ask, outage) as grant:
+            story.reserved, story.grant = clock(), grant
             if grant.states:
-                exchange.add_headers(rate_headers(grant.states))
+                call.exchange.add_headers(rate_headers(grant.states))
             with ExitStack() as admitted:
                 answers = [
-                    admitted.enter_context(self._admit(one, request, prompt))
+                    admitted.enter_context(self._admit(one, request, prompt, story))
                     for one, prompt in zip(asked, prompts, strict=True)
                 ]
                 grant.measure = partial(_usage, answers, self.service)
                 if any(one.allowed_tokens is not None for one in asked):
-                    supply = Supply(grant, admission, lambda error: life.fail(refusal_of(error)[0]))
+                    supply = Supply(grant, admission, lambda error: life.fail(refusal_of(error)))
                     admitted.enter_context(supply).watch([answer.stream for answer in answers])
-                exchange.add_headers(_estimate(answers))
-                await self._generate(exchange, grant, identity, request, answers)
+                call.exchange.add_headers(_estimate(answers))
+                await self._generate(call, grant, identity, request, answers)
 
     async def _generate(
         self,
-        exchange: Exchange,
+        call: Call,
         grant: Grant,
         identity: Identity,
         request: GenerationRequest,
         answers: list[Answer],
     ) -> None:
         """The quota is settled before the last byte goes out: whoever has the answer may ask for the next."""
+        exchange = call.exchange
         num_prompt_tokens = sum(len(answer.sequence.prompt) for answer in answers)
         if request.stream:
             writers = [self.chunks(identity, request.include_usage, index) for index in range(len(answers))]
             await _together(
                 [_stream_one(exchange, answer, writer) for answer, writer in zip(answers, writers, strict=True)]
             )
-            grant.settle()
+            self._settle(call.story, grant)
             usage = Usage(num_prompt_tokens, sum(answer.num_tokens for answer in answers))
             await exchange.end_stream((writers[0].usage(usage) if request.include_usage else b"") + sse.DONE)
         else:
             choices = await _together([answer.choice() for answer in answers])
-            grant.settle()
+            self._settle(call.story, grant)
             usage = Usage(num_prompt_tokens, sum(answer.num_tokens for answer in answers))
             await exchange.reply(self.complete(identity, choices, usage))
+
+    def _settle(self, story: Story, grant: Grant) -> None:
+        story.settling = self.service.telemetry.clock()
+        grant.settle()
 
     def _lease(self, entitlement: Entitlement, asked: list[AdmissionRequest]) -> None:
         """See to it that the tenant may soon hold what the longest of these needs, if its KV memory is limited."""
@@ -211,7 +188,9 @@ class GenerationEndpoint(Endpoint):
         )
 
     @contextmanager
-    def _admit(self, asked: AdmissionRequest, request: GenerationRequest, prompt: Prompt) -> Iterator[Answer]:
+    def _admit(
+        self, asked: AdmissionRequest, request: GenerationRequest, prompt: Prompt, story: Story
+    ) -> Iterator[Answer]:
         service = self.service
         detokenizer = IncrementalDetokenizer(
             service.tokenizer,
@@ -222,6 +201,7 @@ class GenerationEndpoint(Endpoint):
             min_tokens=request.sampling.min_tokens,
         )
         with service.admission.admit(asked) as stream:
+            story.trails.append(service.watched.trail(stream.sequence))
             yield Answer(stream, detokenizer, service.admission, service.metrics)
 
     def _max_tokens(self, request: GenerationRequest, entitlement: Entitlement, num_prompt_tokens: int) -> int:
@@ -253,6 +233,7 @@ class GenerationEndpoint(Endpoint):
 
     # what the two endpoints differ in
 
+    operation: str  # of the GenAI conventions
     prompt_param: str
 
     def parse(self, body: bytes) -> Any:
@@ -274,6 +255,7 @@ class GenerationEndpoint(Endpoint):
 class ChatEndpoint(GenerationEndpoint):
     """POST /v1/chat/completions."""
 
+    operation = "chat"
     prompt_param = "messages"
 
     def parse(self, body: bytes) -> ChatRequest:
@@ -297,6 +279,7 @@ class ChatEndpoint(GenerationEndpoint):
 class CompletionEndpoint(GenerationEndpoint):
     """POST /v1/completions."""
 
+    operation = "text_completion"
     prompt_param = "prompt"
 
     def parse(self, body: bytes) -> CompletionRequest:

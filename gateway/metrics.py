@@ -12,6 +12,7 @@ from admission.outcome import Outcome
 from backend.scheduler import Scheduler
 from backend.sequence import Sequence
 from gateway.policies import Policies
+from gateway.telemetry.story import Story
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)  # seconds
@@ -65,8 +66,9 @@ class Metrics:
             self._gap.observe(0.0, count - 1)
         return now
 
-    def request_ended(self, outcome: Outcome) -> None:
-        self._outcomes[outcome] += 1
+    def request_ended(self, story: Story) -> None:
+        if story.outcome is not None and story.operation is not None:
+            self._outcomes[story.outcome] += 1
 
     def render(self) -> bytes:
         lines: list[str] = []

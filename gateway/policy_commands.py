@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway import arguments
+from gateway.entitlement import Entitlement
 from gateway.explanation import Explanation, Request
 from gateway.flags import add_flags, load
 from gateway.key_store import KeyStore, KeyStoreError
@@ -142,12 +143,11 @@ def _key(namespace: Namespace, policy: Policy, settings: Settings) -> KnownKey:
 
 def _states(settings: Settings, policy: Policy, request: Request) -> Sequence[LimitState] | None:
     """What is left of the limits; None, with a word on why, where the store cannot be asked."""
-    who = request.key.principal
-    limits = policy.tenant(who.tenant).limits_of(who.key_id)
-    if not limits:
+    who = Entitlement(policy, request.key.principal)
+    if not who.charged:
         return ()
     try:
-        return ask_store(settings, lambda store: store.states(who.tenant, who.key_id or None, limits))
+        return ask_store(settings, lambda store: store.states(who.name, who.key or None, who.charged))
     except (QuotaError, EmbeddedStoreError) as error:
         print(f"sluice: what is left cannot be told: {error}", file=sys.stderr)
         return None

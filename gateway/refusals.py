@@ -1,9 +1,9 @@
-"""What the client is told when a request may not run, or could not, and what is counted."""
+"""What the client is told when a request may not run, or could not."""
 
 import random
 from datetime import UTC, datetime
 
-from admission.outcome import DeadlineUnmeetable, Outcome, TenantQueueFull
+from admission.outcome import DeadlineUnmeetable, TenantQueueFull
 from admission.outcome import Refused as NotAdmitted
 from backend.errors import DeviceError
 from gateway import errors
@@ -31,22 +31,16 @@ _IN_USE: dict[Resource, type[ApiError]] = {
 }
 
 
-def refusal_of(error: Exception) -> tuple[ApiError, Outcome]:
-    """The answer to any exception, and the outcome of its request. What nobody foresaw becomes an `InternalError`."""
+def refusal_of(error: Exception) -> ApiError:
+    """The answer to any exception. What nobody foresaw becomes an `InternalError`."""
     match error:
         case QuotaError():
             return _of_quota(error)
         case NotAdmitted():
-            return _of_admission(error), Outcome.REFUSED
-        case errors.DeadlineUnmeetable():
-            return error, Outcome.REFUSED
-        case errors.DeadlineExceeded():
-            return error, Outcome.EXPIRED
+            return _of_admission(error)
         case DeviceError():
-            message = "The engine failed and the server is restarting; send the request again."
-            return InternalError(message), Outcome.FAILED
-    failure = translate(error)
-    return failure, Outcome.FAILED if failure.status >= 500 else Outcome.INVALID
+            return InternalError("The engine failed and the server is restarting; send the request again.")
+    return translate(error)
 
 
 def _of_admission(error: NotAdmitted) -> ApiError:
@@ -67,25 +61,25 @@ def unmeetable(error: DeadlineUnmeetable, is_relative: bool) -> ApiError:
     return errors.DeadlineUnmeetable(message, round(1000 * error.estimate), wait, is_relative, error.own_backlog)
 
 
-def _of_quota(error: QuotaError) -> tuple[ApiError, Outcome]:
+def _of_quota(error: QuotaError) -> ApiError:
     match error:
         case NeverFits(limit=limit):
             message = (
                 f"{_figures(error)}, which is more than it ever holds ({limit.capacity}): "
                 "lower max_tokens, shorten the prompt, or have the limit raised."
             )
-            return Unsatisfiable(message, details=_details(error)), Outcome.INVALID
+            return Unsatisfiable(message, details=_details(error))
         case LimitExceeded(limit=limit, retry_after=wait):
             kind = _IN_USE.get(limit.resource, RateLimited)
             wait = _spread(wait or QUEUE_RETRY_SECONDS, 1.1)
             message = f"{_figures(error)} and {error.left} are left. Try again in {wait:.3g} s."
-            return kind(message, retry_after=wait, details=_details(error)), Outcome.REFUSED
+            return kind(message, retry_after=wait, details=_details(error))
         case BudgetSpent(resets_at=moment):
             resets = datetime.fromtimestamp(moment, UTC).isoformat(timespec="seconds")
             message = f"{_figures(error)} and {error.left} are left until it resets at {resets}."
-            return InsufficientQuota(message, details=_details(error)), Outcome.REFUSED
+            return InsufficientQuota(message, details=_details(error))
     message = "Your quota cannot be verified at the moment. Try again shortly."
-    return QuotaUnverifiable(message, retry_after=_spread(STORE_RETRY_SECONDS, 2)), Outcome.REFUSED
+    return QuotaUnverifiable(message, retry_after=_spread(STORE_RETRY_SECONDS, 2))
 
 
 def _figures(error: Refused) -> str:

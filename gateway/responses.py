@@ -1,6 +1,7 @@
 """Answers over ASGI: one whole body, or a stream that can still fail properly after its first byte."""
 
 import re
+from collections.abc import Callable
 from secrets import token_hex
 
 from starlette.types import Scope, Send
@@ -35,13 +36,15 @@ def _header(headers: Headers, name: bytes) -> bytes | None:
 class Exchange:
     """One request's answer."""
 
-    __slots__ = ("_also", "_headers", "_request_id", "_started", "send")
+    __slots__ = ("_also", "_clock", "_headers", "request_id", "send", "started", "status")
 
-    def __init__(self, scope: Scope, send: Send) -> None:
+    def __init__(self, scope: Scope, send: Send, clock: Callable[[], float]) -> None:
         self.send = send
         self._headers: Headers = scope["headers"]
-        self._request_id = request_id(self._headers)
-        self._started = False
+        self.request_id = request_id(self._headers)
+        self.started: float | None = None  # when its first byte went out, in seconds of `clock`
+        self.status = 0  # of HTTP, once it has started
+        self._clock = clock
         self._also: Headers = []
 
     def add_headers(self, headers: dict[str, str]) -> None:
@@ -60,7 +63,7 @@ class Exchange:
 
     async def stream(self, events: bytes) -> None:
         """A part of an event stream; the first one sends the headers."""
-        if not self._started:
+        if self.started is None:
             await self._start(200, _SSE)
         await self.send({"type": "http.response.body", "body": events, "more_body": True})
 
@@ -70,12 +73,12 @@ class Exchange:
 
     async def fail(self, error: ApiError) -> None:
         """The error as a body, or as the last event of a stream that has begun; such a stream has no [DONE]."""
-        if self._started:
+        if self.started is not None:
             await self.end_stream(error.to_sse())
         else:
             await self.reply(error.to_body(), error.status, encode_headers(error.headers()))
 
     async def _start(self, status: int, headers: Headers) -> None:
-        self._started = True
-        head = [*headers, *self._also, (b"x-request-id", self._request_id)]
+        self.started, self.status = self._clock(), status
+        head = [*headers, *self._also, (b"x-request-id", self.request_id)]
         await self.send({"type": "http.response.start", "status": status, "headers": head})

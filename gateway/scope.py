@@ -119,7 +119,7 @@ class RequestScope:
         """End it with an error for the client."""
         if self.outcome is None:
             self.error = error
-            self.end(Outcome.FAILED)
+            self.end(error.outcome)
 
     def abort(self) -> None:
         """End it and drop the connection with whatever was not yet written."""

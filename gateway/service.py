@@ -15,6 +15,8 @@ from gateway.metrics import Metrics
 from gateway.openai import Limits
 from gateway.policies import Policies
 from gateway.scope import Lives, read_body
+from gateway.telemetry.telemetry import Telemetry
+from gateway.telemetry.watched_core import WatchedCore
 from quotas.quotas import Quotas
 
 
@@ -36,6 +38,8 @@ class Service:
     kv_leases: KvLeases
     kv_shape: KvShape
     metrics: Metrics
+    telemetry: Telemetry
+    watched: WatchedCore
     lives: Lives
     max_body_bytes: int
     body_timeout: float  # seconds without a byte

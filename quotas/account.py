@@ -28,7 +28,7 @@ LETTERS = {
     Resource.OUTPUT_TOKENS: "o",
     Resource.TOKENS: "t",
     Resource.CONCURRENT_REQUESTS: "c",
-}  # what is queued and KV memory are leased in other ways
+}
 BY_REQUEST = frozenset({Resource.REQUESTS, Resource.CONCURRENT_REQUESTS})
 LONGEST = {Period.DAY: 1, Period.WEEK: 7, Period.MONTH: 31}  # days
 SPARE = 3600.0  # seconds that state outlives the moment at which it equals none
@@ -111,11 +111,10 @@ class Account:
     """The limits of a tenant and one of its keys, in the form that the scripts take: see lua/account.lua."""
 
     def __init__(self, tenant: str, key: str | None, limits: tuple[Limit, ...], replica: str, lease: float) -> None:
-        """`lease` in seconds."""
+        """`limits` as `Store` takes them, `lease` in seconds."""
         self.tenant = tenant
         self.key = key
-        self.given = limits
-        self.limits = _charged(limits)
+        self.limits = limits
         self.scales = tuple(limit.window.seconds if isinstance(limit.window, Rate) else 1 for limit in self.limits)
         self.state = state_key(tenant).encode()
         self.scopes = tuple(scope for scope in _scopes(self.limits) if scope)
@@ -233,13 +232,6 @@ class Account:
 
 def key_name(key: str | None) -> str:
     return NO_KEY if key is None else quote(key, safe="", errors="surrogatepass")
-
-
-def _charged(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
-    """Those that reservations are charged to, the tenant's own first."""
-    return tuple(
-        sorted((limit for limit in limits if limit.resource in LETTERS), key=lambda limit: limit.key is not None)
-    )
 
 
 def _scopes(limits: tuple[Limit, ...]) -> tuple[tuple[Limit, ...], tuple[Limit, ...]]:

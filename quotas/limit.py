@@ -23,7 +23,8 @@ class Resource(StrEnum):
 
 
 HELD = frozenset({Resource.CONCURRENT_REQUESTS, Resource.QUEUED_REQUESTS, Resource.KV_BYTES})
-TENANT_ONLY = frozenset({Resource.QUEUED_REQUESTS, Resource.KV_BYTES})  # accounted by tenant: a key has no limit of it
+TENANT_ONLY = frozenset({Resource.QUEUED_REQUESTS, Resource.KV_BYTES})
+"""Bounded by tenant while serving: no request is charged to them in the store, and no key has a limit of them."""
 
 
 class Period(StrEnum):
@@ -91,6 +92,11 @@ class Limit:
         """Unique among the limits of a tenant and its keys, and stable: "tokens/min", "key:ab12:requests/day"."""
         what = f"{self.resource}/{self.window.unit}" if self.window else self.resource.value
         return f"key:{self.key}:{what}" if self.key else what
+
+    @property
+    def is_charged(self) -> bool:
+        """Requests are charged to it in the store."""
+        return self.resource not in TENANT_ONLY
 
     @property
     def capacity(self) -> int:

@@ -46,7 +46,7 @@ class Bridge:
         for slice_ in slices:
             slice_.spend(ask)
         states = _last_seen(account)
-        reservation = Reservation(self._replica.next_id(), account.tenant, account.key, ask, account.given, states)
+        reservation = Reservation(self._replica.next_id(), account.tenant, account.key, ask, account.limits, states)
         held = Held(reservation, outage=policy)
         self._replica.take_locally(account, held)
         self._locals[reservation.id] = Local(account, held, slices)

@@ -10,7 +10,7 @@ from typing import Self
 from quotas.errors import LimitExceeded, QuotaError, StoreUnavailable
 from quotas.hold_times import HoldTimes
 from quotas.limit import Limit, Resource
-from quotas.policy import Outage, TenantPolicy
+from quotas.policy import Outage
 from quotas.reservation import NOTHING, Ask, LimitState, Reservation, Usage
 from quotas.store import Store
 
@@ -30,6 +30,7 @@ class Grant:
         self.key = key
         self.reservation = reservation  # None: no limit counts what it uses
         self.measure: Callable[[], Usage] = _nothing
+        self.settlement: asyncio.Task[None] | None = None  # once it is being settled
         self._quotas = quotas
         self._is_settled = False
 
@@ -71,15 +72,13 @@ class Quotas:
         self._clock = asyncio.get_running_loop().time
         self._holds = HoldTimes()
 
-    async def reserve(self, name: str, tenant: TenantPolicy, key: str | None, ask: Ask) -> Grant:
-        """Charge `ask` to every limit of the tenant `name` and its key, or raise `Refused`.
-
-        Raises `StoreUnavailable` where the tenant's policy for an outage says so.
+    async def reserve(self, name: str, key: str | None, limits: tuple[Limit, ...], ask: Ask, outage: Outage) -> Grant:
+        """Charge `ask` to `limits`, all that requests of the tenant `name` with this key are charged to, or raise
+        `Refused`. Raises `StoreUnavailable` where `outage` says so.
         """
-        limits = _spent(tenant.limits_of(key))
         if not limits:
             return Grant(self, name, key, None)
-        grant = Grant(self, name, key, await self._reserve(name, key, limits, ask, tenant.on_store_outage))
+        grant = Grant(self, name, key, await self._reserve(name, key, limits, ask, outage))
         self._live[grant] = self._clock()
         return grant
 
@@ -89,9 +88,9 @@ class Quotas:
         if since is not None:
             self._holds.observe(grant.name, self._clock() - since)
 
-    async def states(self, name: str, tenant: TenantPolicy, key: str | None) -> tuple[LimitState, ...]:
+    async def states(self, name: str, key: str | None, limits: tuple[Limit, ...]) -> tuple[LimitState, ...]:
         """Of each limit now."""
-        return await self.store.states(name, key, _spent(tenant.limits_of(key)))
+        return await self.store.states(name, key, limits)
 
     def settle(self, grant: Grant) -> None:
         usage = grant.measure()
@@ -99,7 +98,7 @@ class Quotas:
             self.store.book(grant.name, grant.key, usage)
             return
         grant.reservation.progress = usage
-        task = asyncio.create_task(self.store.settle(grant.reservation, usage))
+        task = grant.settlement = asyncio.create_task(self.store.settle(grant.reservation, usage))
         self._settling.add(task)
         task.add_done_callback(self._settled)
 
@@ -165,8 +164,3 @@ class Quotas:
 
 def _nothing() -> Usage:
     return NOTHING
-
-
-def _spent(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
-    """Those that a request is charged to; queues and KV memory are bounded in other ways."""
-    return tuple(limit for limit in limits if Ask(1, 1, 1).of(limit.resource))

@@ -107,7 +107,7 @@ class RedisStore:
         return reservation
 
     async def _take(self, account: Account, ask: Ask, outage: Outage) -> tuple[Reservation, bool, Figures]:
-        reservation = Reservation(self._replica.next_id(), account.tenant, account.key, ask, account.given, tuple)
+        reservation = Reservation(self._replica.next_id(), account.tenant, account.key, ask, account.limits, tuple)
         granted, figures = await self._replica.take(account, Held(reservation, outage=outage))
         return reservation, granted, figures
 
@@ -180,7 +180,7 @@ class RedisStore:
 
     def _account(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> Account:
         account = self._accounts.get((tenant, key))
-        if account is None or not (account.given is limits or account.given == limits):
+        if account is None or not (account.limits is limits or account.limits == limits):
             older, account = account, Account(tenant, key, limits, self._replica.id, self._replica.lease)
             if older is not None:
                 account.remember(older)

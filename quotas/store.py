@@ -10,7 +10,10 @@ from quotas.reservation import Ask, LimitState, Reservation, Usage
 
 
 class Store(Protocol):
-    """Every call is atomic, and raises `StoreUnavailable` within a bounded time if the store does not answer."""
+    """Every call is atomic, and raises `StoreUnavailable` within a bounded time if the store does not answer.
+
+    `limits` are those that requests are charged to, the tenant's own before its key's.
+    """
 
     @property
     def is_connected(self) -> bool: ...

@@ -73,11 +73,12 @@ def test_a_tenant_beyond_its_share_is_refused_and_the_others_hardly_ever() -> No
     light = [arrival for n in range(3) for arrival in poisson(0.6, 60, f"light-{n}", seed=n + 2)]
     fair, fcfs = (fates(f"order={order}", flood + light) for order in ("fair", "fcfs"))
 
-    def lights(found: list[tuple[Arrival, Fate]]) -> float:
-        return share([(arrival, fate) for arrival, fate in found if arrival.tenant != "flood"], Fate.GOOD)
+    def lights(found: list[tuple[Arrival, Fate]], *those: Fate) -> float:
+        return share([(arrival, fate) for arrival, fate in found if arrival.tenant != "flood"], *those)
 
-    assert lights(fair) > 0.9 > lights(fcfs)
-    assert share(fair, Fate.GOOD, tenant="flood") < 0.6
+    assert lights(fair, Fate.GOOD) > 0.9 > lights(fcfs, Fate.GOOD)
+    turned_away = (Fate.REFUSED, Fate.EXPIRED)
+    assert share(fair, *turned_away, tenant="flood") > 5 * lights(fair, *turned_away)
 
 
 def test_a_lower_class_is_refused_before_a_higher_one() -> None:

@@ -62,6 +62,13 @@ def test_a_sequence_that_the_kv_limit_can_never_hold_is_refused() -> None:
     entitlement().check_kv(10**9, SHAPE)
 
 
+def test_a_request_is_charged_to_all_limits_but_those_of_queues_and_kv_memory() -> None:
+    running, of_key = Limit(Resource.CONCURRENT_REQUESTS, 4), Limit(Resource.TOKENS, 9, Rate(60, 9), key="k1")
+    others = Limit(Resource.QUEUED_REQUESTS, 8), Limit(Resource.KV_BYTES, 2**30)
+    limited = entitlement(KeyPolicy("k1", limits=(of_key,)), limits=(others[0], running, others[1]))
+    assert limited.charged == (running, of_key)
+
+
 def test_an_answer_of_undeclared_length_begins_with_what_is_expected_and_fits() -> None:
     assert entitlement().reservable(100, expected=50) is None
     tokens = Limit(Resource.TOKENS, 1000, Rate(60, 130))

@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 
+from admission.outcome import Outcome
 from gateway.auth import new_key
 from gateway.key_store import KeyStore
 from tests.gateway.server_process import PATIENCE, ServerProcess, eventually, running_server
@@ -26,6 +27,7 @@ tenants:
   hurried: {limits: {requests: {rate: 2/h, burst: 2}}}
   spent: {limits: {tokens: 60/day}}
   small: {limits: {tokens: 300/h}}
+  metered: {limits: {tokens: 200/day}}
   single: {limits: {concurrent_requests: 1}}
   chatty: {limits: {tokens: {rate: 600k/min, burst: 500}}}
   packed: {limits: {kv_bytes: 800KiB}}
@@ -58,6 +60,10 @@ class Site:
         reply = httpx.get(f"{self.server.url}/v1/limits", headers=headers)
         return {entry["resource"]: entry for entry in reply.json()["data"]}
 
+    def ended(self, outcome: Outcome) -> float:
+        """How many requests have, so."""
+        return self.server.metric("sluice:requests_total", f'outcome="{outcome}"')
+
     def client(self, tenant: str, retries: int = 0) -> openai.OpenAI:
         url = f"{self.server.url}/v1"
         return openai.OpenAI(base_url=url, api_key=self.keys[tenant], max_retries=retries, timeout=PATIENCE)
@@ -68,7 +74,19 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("limits")
     policy, store, keys = folder / "policy.yaml", KeyStore(folder / "state"), {}
     policy.write_text(POLICY)
-    for tenant in ("hurried", "spent", "small", "single", "chatty", "packed", "tiny", "picky", "narrow", "edited"):
+    for tenant in (
+        "hurried",
+        "spent",
+        "small",
+        "metered",
+        "single",
+        "chatty",
+        "packed",
+        "tiny",
+        "picky",
+        "narrow",
+        "edited",
+    ):
         keys[tenant], record = new_key(tenant, store.pepper())
         store.add(record)
     with running_server(folder, "--threads", "1", "--policy", str(policy)) as server:
@@ -144,6 +162,14 @@ def test_an_answer_of_undeclared_length_reserves_more_as_it_goes(site: Site) -> 
     reply = site.post("chatty", messages=[{"role": "user", "content": LONG}], ignore_eos=True, seed=1)
     assert reply.status_code == 200
     assert reply.json()["usage"]["completion_tokens"] > 700, "more than the burst holds at once"
+
+
+def test_an_answer_that_outlasts_the_budget_ends_as_refused(site: Site) -> None:
+    before = {outcome: site.ended(outcome) for outcome in Outcome}
+    refused = site.post("metered", messages=[{"role": "user", "content": LONG}], ignore_eos=True)
+    assert (refused.status_code, error_of(refused)["code"]) == (429, "insufficient_quota")
+    after = {outcome: site.ended(outcome) for outcome in Outcome}
+    assert after == before | {Outcome.REFUSED: before[Outcome.REFUSED] + 1}
 
 
 def test_a_tenant_at_its_kv_limit_waits_and_is_answered(site: Site) -> None:

@@ -16,6 +16,7 @@ from gateway.policies import Policies
 from tests.backend.test_scheduler import make_config
 from tests.gateway.raw_client import completion
 from tests.gateway.server_process import ServerProcess
+from tests.gateway.telemetry.stories import a_story
 
 SAMPLE = re.compile(r'([a-z_:]+)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\["\\n])*",?)*)\})? (\S+)')
 EXPECTED = {
@@ -124,8 +125,9 @@ def test_the_block_size_and_count_are_labels(metrics: Metrics, scheduler: Schedu
 
 
 def test_each_outcome_is_counted_and_all_are_shown_from_the_start(metrics: Metrics) -> None:
-    metrics.request_ended(Outcome.COMPLETED)
-    metrics.request_ended(Outcome.COMPLETED)
+    metrics.request_ended(a_story())
+    metrics.request_ended(a_story())
+    metrics.request_ended(a_story(operation=None))
     for outcome in Outcome:
         expected = 2 if outcome is Outcome.COMPLETED else 0
         assert page(metrics).value("sluice:requests_total", f'outcome="{outcome}"') == expected

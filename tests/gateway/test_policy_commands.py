@@ -10,6 +10,7 @@ from redis import Redis
 from gateway.auth import new_key
 from gateway.cli import main
 from gateway.key_store import KeyStore
+from quotas.limit import Limit
 from quotas.policy_file import read_policy
 from quotas.reservation import Usage
 from tests.gateway.spending import spend
@@ -176,10 +177,14 @@ def explained(path: Path, *arguments: str, capsys: pytest.CaptureFixture[str]) -
     return status, capsys.readouterr().out.splitlines()
 
 
+def charged(policy: Path) -> tuple[Limit, ...]:
+    return tuple(limit for limit in read_policy(policy).tenant("acme").limits_of("ab12") if limit.is_charged)
+
+
 def test_explain_tells_the_class_the_limits_and_what_is_left_of_each(
     asked: Path, redis_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spend(redis_url, "acme", "ab12", Usage(100, 50), read_policy(asked).tenant("acme").limits_of("ab12"))
+    spend(redis_url, "acme", "ab12", Usage(100, 50), charged(asked))
     which = ("--key", "ab12", "--model", "small", "--service-tier", "fast", "--input", "300", "--output", "50")
     status, lines = explained(asked, *which, "--redis-url", redis_url, capsys=capsys)
     assert status == 0
@@ -203,7 +208,7 @@ def test_explain_tells_the_class_the_limits_and_what_is_left_of_each(
 def test_explain_names_every_limit_that_refuses(
     asked: Path, redis_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    limits = read_policy(asked).tenant("acme").limits_of("ab12")
+    limits = charged(asked)
     for _ in range(3):
         spend(redis_url, "acme", "ab12", Usage(100, 20), limits)
     which = ("--key", "ab12", "--input", "450", "--output", "51", "--redis-url", redis_url)
@@ -216,7 +221,7 @@ def test_explain_names_every_limit_that_refuses(
 
 
 def test_explain_charges_nothing(asked: Path, redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    limits = read_policy(asked).tenant("acme").limits_of("ab12")
+    limits = charged(asked)
     spend(redis_url, "acme", "ab12", Usage(100, 20), limits)
     with Redis.from_url(redis_url) as client:
         before = {key: client.dump(key) for key in client.scan_iter()}

@@ -29,6 +29,8 @@ from gateway.openai import Limits
 from gateway.policies import Policies
 from gateway.scope import Lives
 from gateway.service import Service
+from gateway.telemetry.telemetry import Telemetry
+from gateway.telemetry.watched_core import WatchedCore
 from quotas import policy as quota_policy
 from quotas.default_policy import CLASSES, DEFAULTS
 from quotas.limit import Limit, Rate, Resource
@@ -99,7 +101,8 @@ class Gateway:
     def __init__(self, tokenizer: Tokenizer) -> None:
         core = make_core(CoreConfig(max_waiting=40, memory=Memory.OPTIMISTIC), CONFIG)  # preempts the most
         core.scheduler = self.scheduler = WatchedScheduler(core.scheduler.waiting, core.scheduler.policy)
-        self.engine = Engine(core, PaperExecutor())
+        watched = WatchedCore(core)
+        self.engine = Engine(watched, PaperExecutor())
         self.lives = Lives(write_timeout=3600)
         pepper = bytes(32)
         self.store = PaperStore()
@@ -107,7 +110,9 @@ class Gateway:
         limited = replace(DEFAULTS, limits=(Limit(Resource.TOKENS, 10**9, Rate(60, 10**9)),))
         policies.current = quota_policy.Policy.of(CLASSES, limited)
         self.metrics = Metrics("paper", self.scheduler, self.engine.clock, policies)
-        admission = Admission(self.engine, core)
+        admission = Admission(self.engine, watched)
+        telemetry = Telemetry(self.engine.clock)
+        telemetry.on_end.append(self.metrics.request_ended)
         service = Service(
             model="paper",
             created=0,
@@ -123,6 +128,8 @@ class Gateway:
             kv_leases=KvLeases(self.store, admission, 1024, self.engine.clock),
             kv_shape=KvShape(CONFIG.block_size, 1024),
             metrics=self.metrics,
+            telemetry=telemetry,
+            watched=watched,
             lives=self.lives,
             max_body_bytes=2**20,
             body_timeout=3600,

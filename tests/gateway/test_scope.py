@@ -9,7 +9,7 @@ from starlette.types import Message
 
 from admission.outcome import Outcome
 from gateway.connection import TRANSPORT
-from gateway.errors import RequestTimedOut, RequestTooLarge, ShuttingDown
+from gateway.errors import RateLimited, RequestTimedOut, RequestTooLarge, ShuttingDown
 from gateway.scope import ClientGone, Lives, RequestScope, read_body
 
 SCOPE: dict[str, object] = {"type": "http", "headers": []}
@@ -207,6 +207,13 @@ async def test_a_failure_keeps_what_the_client_is_to_be_told() -> None:
         await asyncio.Event().wait()
     assert life.outcome is Outcome.FAILED
     assert isinstance(life.error, ShuttingDown)
+
+
+async def test_a_refusal_in_the_middle_counts_as_a_refusal() -> None:
+    async with Peer().scope() as life:
+        life.fail(RateLimited("The tokens of this minute are spent."))
+        await asyncio.Event().wait()
+    assert life.outcome is Outcome.REFUSED
 
 
 class Transport:

@@ -1,0 +1,122 @@
+"""What is remembered of one request: from it come its log line, its metrics, its trace and the admin's pages.
+
+Moments are in seconds of the engine's clock, which never goes back; `began_ns` ties them to the calendar. No prompt, no
+output and no key is in it.
+"""
+
+from dataclasses import dataclass, field
+
+from admission.outcome import Outcome
+from backend.sequence import Sequence
+from gateway.errors import ApiError
+from gateway.openai import GenerationRequest
+from gateway.scope import RequestScope
+from gateway.telemetry.trace_context import TraceContext
+from quotas.quotas import Grant
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Prompt tokens [start, start + length) of a sequence, which one step computed."""
+
+    step: int
+    start: int
+    length: int
+    planned: float
+
+
+@dataclass(slots=True, eq=False)
+class Trail:
+    """What the engine did for one sequence."""
+
+    sequence: Sequence
+    queued: float
+    admitted: float | None = None  # for the first time
+    standing: float | None = None  # its tenant's credit then, in the unit of account
+    prefilled: float | None = None  # when its last chunk was computed
+    first_token: float | None = None
+    ended: float | None = None
+    released: float | None = None  # when its blocks were free again
+    chunks: list[Chunk] = field(default_factory=list)
+    preempted: list[float] = field(default_factory=list)
+    resumed: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Story:
+    """One request from its first byte to its last; filled in by whoever serves it, read-only once it has ended."""
+
+    request_id: str
+    method: str
+    path: str
+    trace: TraceContext
+    began: float
+    began_ns: int  # Unix nanoseconds
+    num_retries: int = 0  # that the client has made before, as it says
+
+    # once it is known who asks, and for what
+    tenant: str | None = None
+    key: str | None = None  # its id
+    model: str | None = None
+    operation: str | None = None  # of the GenAI conventions; None: nothing is generated
+    request: GenerationRequest | None = None
+    service_class: str | None = None
+    policy_version: str | None = None
+    response_id: str | None = None
+
+    # moments
+    authenticated: float | None = None
+    body_read: float | None = None
+    reserving: float | None = None
+    reserved: float | None = None
+    settling: float | None = None
+    first_byte: float | None = None
+    ended: float | None = None
+
+    # while it is served, and after
+    scope: RequestScope | None = None
+    grant: Grant | None = None
+    trails: list[Trail] = field(default_factory=list)
+
+    # at its end
+    outcome: Outcome | None = None
+    error: ApiError | None = None  # what the client was told
+    status: int = 0  # of HTTP; 0: no answer was begun
+
+    def unix_ns(self, moment: float) -> int:
+        """A moment on the calendar, in Unix nanoseconds."""
+        return self.began_ns + round((moment - self.began) * 1e9)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(trail.sequence.prompt) for trail in self.trails)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Generated, delivered or not."""
+        return sum(len(trail.sequence.output) for trail in self.trails)
+
+    @property
+    def num_preemptions(self) -> int:
+        return sum(trail.sequence.num_preemptions for trail in self.trails)
+
+    @property
+    def engine_time(self) -> float:
+        """What it was charged, in the unit of account: seconds of engine time unless tokens were chosen."""
+        return sum(trail.sequence.charged for trail in self.trails)
+
+    @property
+    def queued(self) -> float | None:
+        """When the first of its sequences began to wait for the engine."""
+        return min((trail.queued for trail in self.trails), default=None)
+
+    @property
+    def admitted(self) -> float | None:
+        """When the last of its sequences joined a step; None: one never did."""
+        moments = [trail.admitted for trail in self.trails]
+        return None if not moments or None in moments else max(moment for moment in moments if moment is not None)
+
+    @property
+    def first_token(self) -> float | None:
+        """When the engine had the first token of any of its sequences."""
+        return min((trail.first_token for trail in self.trails if trail.first_token is not None), default=None)

@@ -1,0 +1,50 @@
+"""Follows every request from its first byte to its last, and tells whoever keeps accounts of them."""
+
+import logging
+import time
+from collections.abc import Callable
+
+from starlette.types import Scope
+
+from admission.outcome import Outcome
+from gateway.responses import Exchange
+from gateway.telemetry.story import Story
+from gateway.telemetry.trace_context import trace_context
+
+log = logging.getLogger(__name__)
+
+Listener = Callable[[Story], object]
+
+
+class Telemetry:
+    """`clock` is the engine's. Listeners are told of each request once, when it has ended."""
+
+    def __init__(self, clock: Callable[[], float], unix_ns: Callable[[], int] = time.time_ns) -> None:
+        self.clock = clock
+        self.live: set[Story] = set()
+        self.on_end: list[Listener] = []
+        self._unix_ns = unix_ns
+
+    def begin(self, scope: Scope, exchange: Exchange) -> Story:
+        retries = exchange.header(b"x-stainless-retry-count") or b""
+        story = Story(
+            exchange.request_id.decode(),
+            scope["method"],
+            scope["path"],
+            trace_context(exchange.header(b"traceparent"), exchange.header(b"tracestate")),
+            self.clock(),
+            self._unix_ns(),
+            int(retries) if len(retries) < 4 and retries.isdigit() else 0,
+        )
+        self.live.add(story)
+        return story
+
+    def ended(self, story: Story, outcome: Outcome) -> None:
+        """Nothing that a listener does wrong reaches the client."""
+        self.live.discard(story)
+        story.outcome, story.ended = outcome, self.clock()
+        for tell in self.on_end:
+            try:
+                tell(story)
+            except Exception:
+                log.exception("the end of a request was not recorded")

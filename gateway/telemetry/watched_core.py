@@ -1,0 +1,144 @@
+"""The core, watched: what it decides is noted as it passes, and nothing is changed."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from admission.controller import Controller
+from admission.event_log import RecordedCore
+from admission.terms import Terms
+from backend.batch import Batch, StepOutput
+from backend.flight import Delta, Flight
+from backend.sequence import FinishReason, Sequence
+from gateway.telemetry.story import Chunk, Trail
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One completed step. Moments in seconds of the engine's clock, durations in seconds."""
+
+    flight: Flight
+    planned: float
+    completed: float
+    elapsed: float  # of the device
+    planning: float  # of the event loop
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.flight.batch.slots)
+
+    @property
+    def num_decodes(self) -> int:
+        return self.flight.batch.num_decodes
+
+    @property
+    def prefill_tokens(self) -> int:
+        return sum(self.flight.batch.lengths[self.num_decodes :])
+
+
+class WatchedCore:
+    """Implements `backend.engine.Core` around another. Work is done for what changes, not for each row of each step."""
+
+    def __init__(self, core: Controller | RecordedCore, clock: Callable[[], float] = time.perf_counter) -> None:
+        """`clock` times the planning, in seconds."""
+        self.core = core
+        self.scheduler = core.scheduler
+        self.lengths = core.lengths
+        self.on_step: list[Callable[[Step], object]] = []
+        self.on_release: list[Callable[[Trail], object]] = []  # of the blocks of one that was cut short
+        self._clock = clock
+        self._trails: dict[Sequence, Trail] = {}  # of sequences that wait or run
+        self._releasing: list[Trail] = []  # ended, named by a step in flight
+        self._planned: deque[tuple[float, float]] = deque()  # of the steps in flight: when, and how long it took
+
+    def trail(self, sequence: Sequence) -> Trail:
+        """Of a sequence that has been queued; a new one for what never passed here."""
+        return self._trails.get(sequence) or Trail(sequence, sequence.arrival)
+
+    def arrive(self, sequence: Sequence, now: float) -> None:
+        self.core.arrive(sequence, now)
+        self._trails[sequence] = Trail(sequence, now)
+
+    def finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
+        self.core.finish(sequence, reason, now)
+        self._ended(sequence, now)
+
+    def plan(self, now: float) -> Batch | None:
+        began = self._clock()
+        batch = self.core.plan(now)
+        if batch is not None:
+            self._planned.append((now, self._clock() - began))
+            self._note_plan(self.scheduler.in_flight[-1], now)
+        return batch
+
+    def complete(self, output: StepOutput, now: float) -> list[Delta]:
+        flight = self.scheduler.in_flight[0]
+        deltas = self.core.complete(output, now)
+        self._note_tokens(flight, deltas, now)
+        planned, planning = self._planned.popleft()
+        if self.on_step:
+            step = Step(flight, planned, now, output.elapsed, planning)
+            for tell in self.on_step:
+                tell(step)
+        return deltas
+
+    def take_ended(self) -> list[Sequence]:
+        ended = self.core.take_ended()
+        for sequence in ended:
+            self._ended(sequence, self.scheduler.holdings.now)
+        return ended
+
+    def allow(self, tenant: str, blocks: int | None, now: float) -> None:
+        self.core.allow(tenant, blocks, now)
+
+    def extend(self, sequence: Sequence, tokens: int, now: float) -> None:
+        self.core.extend(sequence, tokens, now)
+
+    def policy_changed(self, terms: Terms, now: float) -> None:
+        self.core.policy_changed(terms, now)
+
+    def _note_plan(self, flight: Flight, now: float) -> None:
+        batch, decodes = flight.batch, flight.batch.num_decodes
+        for sequence in flight.admitted:
+            if (trail := self._trails.get(sequence)) is not None:
+                if trail.admitted is None:
+                    trail.admitted, trail.standing = now, self.core.standing(sequence.tenant)
+                else:
+                    trail.resumed.append(now)
+        for row in range(decodes, len(batch.slots)):
+            if (trail := self._trails.get(flight.sequences[row])) is not None:
+                trail.chunks.append(Chunk(batch.step, batch.starts[row], batch.lengths[row], now))
+        for sequence in self.scheduler.preempted:
+            if (trail := self._trails.get(sequence)) is not None:
+                trail.preempted.append(now)
+
+    def _note_tokens(self, flight: Flight, deltas: list[Delta], now: float) -> None:
+        for sequence in flight.sampled[flight.batch.num_decodes :]:
+            trail = self._trails.get(sequence)
+            if trail is not None:
+                trail.prefilled = now
+                if len(sequence.output) == 1:
+                    trail.first_token = now
+        for sequence, _, reason in deltas:
+            if reason is not None:
+                self._ended(sequence, now)
+        if self._releasing:
+            self._note_releases(now)
+
+    def _ended(self, sequence: Sequence, now: float) -> None:
+        trail = self._trails.pop(sequence, None)
+        if trail is not None:
+            trail.ended = now
+            self._releasing.append(trail)
+            self._note_releases(now)
+
+    def _note_releases(self, now: float) -> None:
+        held, self._releasing = self._releasing, []
+        for trail in held:
+            if trail.sequence.slot >= 0:
+                self._releasing.append(trail)
+                continue
+            trail.released = now
+            for tell in self.on_release:
+                tell(trail)

@@ -1,0 +1,45 @@
+"""What a client asks for, and by when."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from gateway.deadlines import Deadlines
+from gateway.openai import GenerationRequest
+from quotas.policy import ClassPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt as the engine takes it, and the ids whose text its answer continues."""
+
+    token_ids: list[int]
+    tail: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """A request and how long its client will wait for it; `arrived` in seconds on the engine's clock."""
+
+    request: GenerationRequest
+    deadlines: Deadlines
+    arrived: float
+    num_bytes: int
+
+    @property
+    def done_by(self) -> float | None:
+        seconds = self.deadlines.last_token
+        return self.arrived + seconds if seconds < inf else None
+
+    def first_token_by(self, service_class: ClassPolicy) -> float | None:
+        """By the client's deadline, and by the target of a class that refuses what would be late."""
+        seconds = self.deadlines.first_token
+        if service_class.when_late == "refuse" and service_class.ttft is not None:
+            seconds = min(seconds, service_class.ttft)
+        return self.arrived + seconds if seconds < inf else None
+
+    def token_interval(self, service_class: ClassPolicy) -> float | None:
+        promised = service_class.time_per_output_token
+        if self.deadlines.interval == inf:
+            return promised
+        return min(self.deadlines.interval, promised or inf)

@@ -1,0 +1,64 @@
+"""Stories for tests: a request that was served, changed in what a test is about."""
+
+from typing import Any
+
+from admission.outcome import Outcome
+from backend.sampling import SamplingParams
+from backend.sequence import FinishReason, Sequence, Status
+from gateway.telemetry.story import Chunk, Story, Trail
+from gateway.telemetry.trace_context import TraceContext
+
+BEGAN_NS = 1_800_000_000_000_000_000
+
+
+def a_sequence(tenant: str = "acme", prompt: int = 10, output: int = 4) -> Sequence:
+    sequence = Sequence("cmpl-1-0", tenant, [7] * prompt, SamplingParams(), 16, 0, frozenset(), arrival=100.004)
+    sequence.output += [8] * output
+    sequence.status, sequence.finish_reason = Status.FINISHED, FinishReason.STOP
+    return sequence
+
+
+def a_trail(**changes: Any) -> Trail:
+    """Queued at 100.004, in its first step at 100.010, first token at 100.030, ended at 100.070."""
+    values: dict[str, Any] = {
+        "sequence": a_sequence(),
+        "queued": 100.004,
+        "admitted": 100.010,
+        "standing": 0.02,
+        "prefilled": 100.030,
+        "first_token": 100.030,
+        "ended": 100.070,
+        "released": 100.071,
+        "chunks": [Chunk(3, 0, 6, 100.010), Chunk(4, 6, 4, 100.020)],
+    }
+    return Trail(**(values | changes))
+
+
+def a_story(**changes: Any) -> Story:
+    """It began at 100.0 and ended at 100.08."""
+    values: dict[str, Any] = {
+        "request_id": "req_1",
+        "method": "POST",
+        "path": "/v1/completions",
+        "trace": TraceContext(0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331),
+        "began": 100.0,
+        "began_ns": BEGAN_NS,
+        "tenant": "acme",
+        "key": "k1",
+        "model": "embedded",
+        "operation": "text_completion",
+        "service_class": "standard",
+        "policy_version": "v1",
+        "response_id": "cmpl-1",
+        "authenticated": 100.001,
+        "body_read": 100.002,
+        "reserving": 100.003,
+        "reserved": 100.004,
+        "settling": 100.075,
+        "first_byte": 100.031,
+        "ended": 100.08,
+        "trails": [a_trail()],
+        "outcome": Outcome.COMPLETED,
+        "status": 200,
+    }
+    return Story(**(values | changes))

@@ -1,0 +1,105 @@
+import random
+
+import pytest
+
+from admission.core import CoreConfig, Memory, make_core
+from backend.batch import StepOutput
+from backend.config import EngineConfig
+from backend.sampling import SamplingParams
+from backend.sequence import FinishReason, Sequence
+from gateway.telemetry.story import Trail
+from gateway.telemetry.watched_core import Step, WatchedCore
+
+ENGINE = EngineConfig(
+    num_blocks=12, block_size=4, max_num_seqs=4, max_num_batched_tokens=8, prefill_chunk=8, max_model_len=48
+)
+
+
+class Run:
+    """A core on a virtual clock: each step takes 10 ms."""
+
+    def __init__(self, engine: EngineConfig = ENGINE) -> None:
+        self.core = WatchedCore(make_core(CoreConfig(memory=Memory.OPTIMISTIC), engine))
+        self.steps: list[Step] = []
+        self.released: list[Trail] = []
+        self.core.on_step.append(self.steps.append)
+        self.core.on_release.append(self.released.append)
+        self.now = 100.0
+
+    def arrive(self, name: str, prompt: int, max_tokens: int, level: int = 0) -> Trail:
+        sequence = Sequence(
+            name, "acme", [1] * prompt, SamplingParams(), max_tokens, 0, frozenset(), priority_class=level
+        )
+        self.core.arrive(sequence, self.now)
+        return self.core.trail(sequence)
+
+    def plan(self) -> bool:
+        return self.core.plan(self.now) is not None
+
+    def complete(self) -> None:
+        self.now += 0.01
+        batch = self.core.scheduler.in_flight[0].batch
+        self.core.complete(StepOutput(batch.step, [5] * len(batch.sampled), 0.01), self.now)
+
+    def step(self) -> bool:
+        planned = self.plan()
+        if planned:
+            self.complete()
+        return planned
+
+
+@pytest.fixture
+def run() -> Run:
+    return Run()
+
+
+def test_a_trail_has_the_moments_of_a_sequence(run: Run) -> None:
+    trail = run.arrive("a", prompt=12, max_tokens=3)
+    while run.step():
+        pass
+    assert (trail.queued, trail.admitted) == (100.0, 100.0)
+    assert [(chunk.start, chunk.length) for chunk in trail.chunks] == [(0, 8), (8, 4)]
+    assert trail.first_token == trail.prefilled == pytest.approx(100.02)
+    assert trail.ended == trail.released == pytest.approx(100.04)
+
+
+def test_steps_are_told_of_with_what_they_did(run: Run) -> None:
+    run.arrive("a", prompt=12, max_tokens=3)
+    while run.step():
+        pass
+    assert [(step.num_decodes, step.prefill_tokens) for step in run.steps] == [(0, 8), (0, 4), (1, 0), (1, 0)]
+    assert all(step.elapsed == 0.01 and step.planning > 0 for step in run.steps)
+
+
+def test_a_preempted_sequence_shows_when_it_gave_way_and_when_it_came_back(run: Run) -> None:
+    trails = [run.arrive(name, prompt=8, max_tokens=30) for name in "ab"]
+    while run.step():
+        pass
+    (victim,) = [trail for trail in trails if trail.preempted]
+    assert len(victim.resumed) == len(victim.preempted)
+    assert all(away < back for away, back in zip(victim.preempted, victim.resumed, strict=True))
+
+
+def test_blocks_of_one_that_is_cut_short_are_seen_to_be_released_with_its_last_step(run: Run) -> None:
+    trail = run.arrive("a", prompt=8, max_tokens=30)
+    run.step()
+    run.plan()
+    run.core.finish(trail.sequence, FinishReason.CANCELLED, run.now)
+    assert trail.ended == run.now and trail.released is None and not run.released
+    run.complete()
+    assert trail.released == run.now and run.released == [trail]
+
+
+def test_nothing_is_kept_of_those_that_have_ended(run: Run) -> None:
+    rng = random.Random(1)
+    living: list[Trail] = []
+    for number in range(300):
+        living.append(run.arrive(str(number), rng.randrange(1, 20), rng.randrange(1, 20), rng.randrange(3)))
+        if rng.random() < 0.5:
+            run.core.finish(living.pop(rng.randrange(len(living))).sequence, FinishReason.CANCELLED, run.now)
+        run.step()
+        run.core.take_ended()
+    while run.step():
+        run.core.take_ended()
+    assert run.core.plan(run.now) is None
+    assert not run.core._trails and not run.core._releasing and not run.core._planned
