@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from threading import Thread
@@ -25,6 +26,7 @@ USAGE = {"prompt_tokens": 32, "completion_tokens": 32, "total_tokens": 64, "prom
 
 
 def main() -> None:
+    ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter).parse_args()
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
     server = _Server(

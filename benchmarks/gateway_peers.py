@@ -21,8 +21,8 @@ from tempfile import TemporaryDirectory
 
 from benchmarks import litellm_environment, litellm_proxy, machine
 from benchmarks.load import closed_loop, post
-from benchmarks.processes import Worker
-from benchmarks.redis_server import redis_server
+from benchmarks.processes import Worker, free_port
+from benchmarks.redis_server import RedisServer
 from benchmarks.report import Report, Spread, scenario_parser
 
 CONNECTIONS = 16
@@ -98,8 +98,9 @@ def main(arguments: list[str] | None = None) -> int:
 def _start(running: ExitStack, with_litellm: bool) -> dict[str, Server]:
     server_core, load_core = machine.two_cores()
     os.sched_setaffinity(0, {load_core})
-    redis_port = running.enter_context(redis_server(load_core)).connection_pool.connection_kwargs["port"]
-    policy = Path(running.enter_context(TemporaryDirectory())) / "policy.yaml"
+    directory, redis_port = Path(running.enter_context(TemporaryDirectory())), free_port()
+    running.enter_context(RedisServer(directory, redis_port))
+    policy = directory / "policy.yaml"
     policy.write_text(POLICY)
     limits = {"SLUICE_POLICY": str(policy), "SLUICE_REDIS_URL": f"redis://127.0.0.1:{redis_port}/0"}
     servers = {}

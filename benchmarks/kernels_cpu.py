@@ -19,33 +19,10 @@ from backend.kernels.cpu import select_ops
 from backend.kernels.ops import Ops
 from backend.kernels.step import StepInputs
 from backend.model import Decoder
-from backend.model_config import ModelConfig
 from backend.paged_kv.kv_cache import KVCache
 from backend.weights import random_weights
+from benchmarks.model_shapes import LLAMA_32M
 
-LLAMA_32M = ModelConfig(
-    architecture="LlamaForCausalLM",
-    vocab_size=8192,
-    hidden_size=512,
-    intermediate_size=1408,
-    num_layers=8,
-    num_heads=8,
-    num_kv_heads=4,
-    head_dim=64,
-    max_position=8192,
-    rms_norm_eps=1e-5,
-    rope_theta=10000.0,
-    rope_scaling=None,
-    sliding_window=None,
-    attention_bias=False,
-    output_bias=False,
-    mlp_bias=False,
-    qk_norm=False,
-    tie_word_embeddings=False,
-    torch_dtype="float32",
-    bos_token_id=None,
-    eos_token_ids=(),
-)
 BLOCK_SIZE = 16
 KINDS = ("native", "torch", "reference")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

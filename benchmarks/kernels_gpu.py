@@ -12,39 +12,27 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import cycle
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from backend.kernels.sampling import RowPenalties, RowSampling, sample
+from backend.kernels.row_sampling import RowPenalties, RowSampling
+from backend.kernels.sampling import sample
 from backend.kernels.self_check import disagreements
 from backend.kernels.step import StepInputs
 from backend.kernels.triton_ops import TritonOps
+from backend.model_config import ModelConfig
+from benchmarks.model_shapes import LLAMA_3_8B, QWEN3_06B
 
 BLOCK_SIZE = 16
 CACHED_BYTES = 256 << 20  # calls take turns over at least this much
 REPEATS = 20
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The widths of a model that its kernels see."""
-
-    name: str
-    heads: int
-    kv_heads: int
-    head_dim: int
-    hidden: int
-    intermediate: int
-    vocab: int
-
-
-LLAMA_3_8B = Shape("Llama-3-8B", 32, 8, 128, 4096, 14336, 128_256)
-QWEN3_06B = Shape("Qwen3-0.6B", 16, 8, 128, 1024, 3072, 151_936)
-SMALL = Shape("small", 4, 2, 64, 96, 80, 500)
+SMALL = replace(
+    LLAMA_3_8B, vocab_size=500, hidden_size=96, intermediate_size=80, num_heads=4, num_kv_heads=2, head_dim=64
+)
 
 
 @dataclass(frozen=True)
@@ -87,8 +75,8 @@ class Measured:
 class Bench:
     """The kernels of one shape and type on one device."""
 
-    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device, peaks: Peaks) -> None:
-        self.shape, self.dtype, self.device, self.peaks = shape, dtype, device, peaks
+    def __init__(self, name: str, shape: ModelConfig, dtype: torch.dtype, device: torch.device, peaks: Peaks) -> None:
+        self.name, self.shape, self.dtype, self.device, self.peaks = name, shape, dtype, device, peaks
         self.ops = TritonOps()
 
     def normal(self, *sizes: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -98,15 +86,15 @@ class Bench:
         """Storing the step's keys and values, and attending to all."""
         shape, step = self.shape, step_of(workload, self.device)
         rows = workload.sequences * workload.tokens
-        kv_bytes = 2 * workload.sequences * workload.context * shape.kv_heads * shape.head_dim * self.dtype.itemsize
+        kv_bytes = 2 * workload.sequences * workload.context * shape.num_kv_heads * shape.head_dim * self.dtype.itemsize
         layers = turns(kv_bytes)
         blocks = workload.sequences * -(-workload.context // BLOCK_SIZE)
-        pool = self.normal(blocks, layers, 2, shape.kv_heads, BLOCK_SIZE, shape.head_dim)
+        pool = self.normal(blocks, layers, 2, shape.num_kv_heads, BLOCK_SIZE, shape.head_dim)
         caches = cycle([(pool[:, layer, 0], pool[:, layer, 1]) for layer in range(layers)])
-        q = self.normal(rows, shape.heads, shape.head_dim)
-        qkv = self.normal(rows, (shape.heads + 2 * shape.kv_heads) * shape.head_dim)
+        q = self.normal(rows, shape.num_heads, shape.head_dim)
+        qkv = self.normal(rows, (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim)
         cos_sin = self.normal(workload.context, shape.head_dim, dtype=torch.float32)
-        store = (qkv, shape.heads, shape.kv_heads, cos_sin, None, None, 1e-5)
+        store = (qkv, shape.num_heads, shape.num_kv_heads, cos_sin, None, None, 1e-5)
         pairs = workload.sequences * sum(range(workload.context - workload.tokens + 1, workload.context + 1))
         yield self._measure(
             "rope and store", workload, lambda: self.ops.rope_and_store(*store, *next(caches), step), 2 * qkv.nbytes
@@ -116,26 +104,26 @@ class Bench:
             workload,
             lambda: self.ops.paged_attention(q, *next(caches), step, shape.head_dim**-0.5, None),
             kv_bytes + 2 * q.nbytes,
-            4 * pairs * shape.heads * shape.head_dim,
+            4 * pairs * shape.num_heads * shape.head_dim,
             layers,
         )
 
     def rowwise(self, workload: Workload) -> Iterator[Measured]:
-        rows, shape = workload.sequences * workload.tokens, self.shape
-        weight = self.normal(shape.hidden)
-        copies = turns(rows * shape.hidden * self.dtype.itemsize)
-        pairs = cycle([(self.normal(rows, shape.hidden), self.normal(rows, shape.hidden)) for _ in range(copies)])
-        moved = 4 * rows * shape.hidden * self.dtype.itemsize
+        rows, hidden, inner = workload.sequences * workload.tokens, self.shape.hidden_size, self.shape.intermediate_size
+        weight = self.normal(hidden)
+        copies = turns(rows * hidden * self.dtype.itemsize)
+        pairs = cycle([(self.normal(rows, hidden), self.normal(rows, hidden)) for _ in range(copies)])
+        moved = 4 * rows * hidden * self.dtype.itemsize
         norm = lambda: self.ops.add_rms_norm(*next(pairs), weight, 1e-5)  # noqa: E731
         yield self._measure("add and RMS norm", workload, norm, moved, turns=copies)
-        copies = turns(2 * rows * shape.intermediate * self.dtype.itemsize)
-        inputs = cycle([self.normal(rows, 2 * shape.intermediate) for _ in range(copies)])
-        moved = 3 * rows * shape.intermediate * self.dtype.itemsize
+        copies = turns(2 * rows * inner * self.dtype.itemsize)
+        inputs = cycle([self.normal(rows, 2 * inner) for _ in range(copies)])
+        moved = 3 * rows * inner * self.dtype.itemsize
         yield self._measure("SiLU and multiply", workload, lambda: self.ops.silu_mul(next(inputs)), moved, turns=copies)
 
     def sampling(self, workload: Workload) -> Iterator[Measured]:
         """One row a sequence: unfiltered, with top-k and top-p, and with penalties besides."""
-        rows, vocab = workload.sequences, self.shape.vocab
+        rows, vocab = workload.sequences, self.shape.vocab_size
         logits = self.normal(rows, vocab, dtype=torch.float32) * 4
         every = torch.arange(rows, device=self.device)
 
@@ -170,7 +158,7 @@ class Bench:
         seconds = best_seconds(body, self.device, turns)
         floor = max(num_bytes / self.peaks.bandwidth, operations / self.peaks.matrix_rate)
         label = f"{workload.sequences} x {workload.tokens} at {workload.context}"
-        return Measured(kernel, self.shape.name, label, seconds, num_bytes, operations, floor)
+        return Measured(kernel, self.name, label, seconds, num_bytes, operations, floor)
 
 
 def turns(num_bytes: int) -> int:
@@ -236,8 +224,9 @@ def peaks_of(device: torch.device, dtype: torch.dtype) -> Peaks:
 def measure_kernels(device: torch.device, dtype: torch.dtype, peaks: Peaks) -> Iterator[Measured]:
     """Every kernel over every workload: the shapes of real models on a GPU, a small one elsewhere."""
     gpu = device.type == "cuda"
-    for shape in (LLAMA_3_8B, QWEN3_06B) if gpu else (SMALL,):
-        bench = Bench(shape, dtype, device, peaks)
+    shapes = {"Llama-3-8B": LLAMA_3_8B, "Qwen3-0.6B": QWEN3_06B} if gpu else {"small": SMALL}
+    for name, shape in shapes.items():
+        bench = Bench(name, shape, dtype, device, peaks)
         for workload in (*DECODES, *PREFILLS) if gpu else (*SMALL_DECODES, *SMALL_PREFILLS):
             yield from bench.attention(workload)
             yield from bench.rowwise(workload)

@@ -19,8 +19,7 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.litellm_environment import litellm_command
 from benchmarks.machine import on_core
-from benchmarks.processes import PATIENCE, WorkerFailed
-from benchmarks.redis_server import free_port
+from benchmarks.processes import PATIENCE, WorkerFailed, free_port
 
 KEY = "sk-benchmark"  # and its limits: peers/litellm_keys.py
 KEYS = Path(__file__).parent / "peers" / "litellm_keys.py"

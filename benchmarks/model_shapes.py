@@ -1,4 +1,6 @@
-"""The shapes of two public models, as their config.json describe them, to measure with weights drawn at random."""
+"""Model shapes to measure with weights drawn at random: two public ones, as their config.json say, and a small one."""
+
+from dataclasses import replace
 
 from backend.model_config import ModelConfig
 
@@ -26,26 +28,30 @@ LLAMA_3_8B = ModelConfig(
     eos_token_ids=(),
 )
 
-QWEN3_06B = ModelConfig(
+QWEN3_06B = replace(
+    LLAMA_3_8B,
     architecture="Qwen3ForCausalLM",
     vocab_size=151_936,
     hidden_size=1024,
     intermediate_size=3072,
     num_layers=28,
     num_heads=16,
-    num_kv_heads=8,
-    head_dim=128,
     max_position=40_960,
     rms_norm_eps=1e-6,
     rope_theta=1_000_000.0,
-    rope_scaling=None,
-    sliding_window=None,
-    attention_bias=False,
-    output_bias=False,
-    mlp_bias=False,
     qk_norm=True,
     tie_word_embeddings=True,
-    torch_dtype="bfloat16",
-    bos_token_id=None,
-    eos_token_ids=(),
+)
+
+LLAMA_32M = replace(
+    LLAMA_3_8B,
+    vocab_size=8192,
+    hidden_size=512,
+    intermediate_size=1408,
+    num_layers=8,
+    num_heads=8,
+    num_kv_heads=4,
+    head_dim=64,
+    rope_theta=10_000.0,
+    torch_dtype="float32",
 )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -75,3 +76,11 @@ class Worker:
 
 class WorkerFailed(RuntimeError):
     """A process of the benchmark ended before it had answered."""
+
+
+def free_port() -> int:
+    """For a process that has to be told one."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port

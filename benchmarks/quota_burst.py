@@ -1,6 +1,6 @@
 """Four gateways on one Redis spend one limit in a burst: python -m benchmarks.quota_burst
 
-`sluice serve` four times with the embedded model, one Valkey between them, a budget that half of 1,000 requests fit
+`sluice serve` four times with the embedded model, one Redis between them, a budget that half of 1,000 requests fit
 into. Each gateway has served the tenant before, so that each holds a slice of what is left. Then all requests come at
 once, a quarter to each. A request uses exactly what it reserves: the sum of what was answered is what was admitted.
 """
@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 import httpx
 
 from benchmarks import machine
-from benchmarks.own_store import OwnStore
+from benchmarks.redis_server import RedisServer
 from benchmarks.report import Report, Spread, scenario_parser
 from benchmarks.served import Served, served
 
@@ -49,7 +49,7 @@ def _measure(requests: int) -> dict[str, float]:
     core, _ = machine.two_cores()
     with TemporaryDirectory() as folder, ExitStack() as stack:
         directory = Path(folder)
-        store = stack.enter_context(OwnStore(directory))
+        store = stack.enter_context(RedisServer(directory))
         policy = directory / "policy.yaml"
         cost = _cost(directory, core)
         warm_up = 2 * GATEWAYS
@@ -90,7 +90,7 @@ def _cost(directory: Path, core: int) -> int:
         return cost
 
 
-async def _burst(gateways: list[Served], store: OwnStore, requests: int) -> tuple[Counter[int], int, int]:
+async def _burst(gateways: list[Served], store: RedisServer, requests: int) -> tuple[Counter[int], int, int]:
     limits = httpx.Limits(max_connections=requests)
     async with httpx.AsyncClient(timeout=PATIENCE, limits=limits) as client:
 

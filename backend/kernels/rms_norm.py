@@ -1,5 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-# ruff: noqa: N803
 """Root-mean-square normalisation of rows, with or without adding to a residual first."""
 
 import torch

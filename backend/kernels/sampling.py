@@ -1,5 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-# ruff: noqa: N803
 """From logits to tokens on the device: no sort of the vocabulary, no answer that the host waits for.
 
 The order and the meaning of each filter, and the draw, are those of `backend.sampler`, whose tokens these are: cut-offs

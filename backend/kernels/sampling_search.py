@@ -1,5 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-# ruff: noqa: N803
 """The search of one row of logits, by the program that owns the row: bounds, cut-offs by bisection, and the draw.
 
 A logit is told by its distance: how far it lies, divided by the temperature (`heat`), below the row's largest.

@@ -1,5 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-# ruff: noqa: N803
 """Rotary embedding of queries and keys, fused with writing keys and values to their slots of the paged cache.
 
 One pass reads the output of the QKV product and writes what attention reads: the rotated keys never travel apart.

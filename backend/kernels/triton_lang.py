@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """What the Triton kernels share: products, 8-bit floats, the search of a ragged batch, and facts of the device.
 
 Importing this module imports Triton, so nothing outside the Triton kernels does.

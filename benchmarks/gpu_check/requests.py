@@ -1,10 +1,6 @@
 """The benchmark of 256 requests with 100 to 1,024 tokens in and out: through the engine, and over HTTP."""
 
 import importlib.util
-import os
-import re
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -23,12 +19,11 @@ from backend.scheduler import Scheduler
 from backend.sequence import Sequence
 from backend.sizing import EngineOptions
 from backend.waiting import FirstComeFirstServed, HoldingQueue
+from benchmarks.gateway_process import gateway_process
 from benchmarks.gpu_check.finding import Finding
 from benchmarks.gpu_check.models import SHAPES, random_runner, write_checkpoint
 from benchmarks.load import all_at_once, post
 
-ROOT = Path(__file__).resolve().parents[2]
-READY = re.compile(r"ready at http://127\.0\.0\.1:(\d+)")
 GATEWAY_NEEDS = (
     "starlette", "uvicorn", "uvloop", "httptools", "orjson", "pydantic", "pydantic_settings", "httpx", "yaml", "redis",
     "tqdm",
@@ -101,37 +96,16 @@ def _served(model: ModelConfig, device: torch.device, max_num_seqs: int) -> Iter
         checkpoint = Path(folder) / NAME
         checkpoint.mkdir()
         write_checkpoint(model, checkpoint, device)
-        flags = {
-            "model": checkpoint,
-            "device": device.type,
-            "max-num-seqs": max_num_seqs,
-            "max-model-len": min(2048, model.max_position),
-            "port": 0,
-            "log-level": "warning",
-            "state-dir": Path(folder) / "state",
-        }
-        command = [
-            sys.executable,
-            "-m",
-            "gateway.cli",
-            "serve",
-            *(f"--{name}={value}" for name, value in flags.items()),
-        ]
-        environ = {**os.environ, "SLUICE_DEMO_KEY": KEY}
-        server = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True)
-        try:
-            yield _port(server)
-        finally:
-            server.terminate()
-            server.communicate()
-
-
-def _port(server: "subprocess.Popen[str]") -> int:
-    assert server.stdout is not None
-    for line in server.stdout:
-        if found := READY.search(line):
-            return int(found.group(1))
-    raise RuntimeError(f"sluice serve ended with status {server.wait()}")
+        server = gateway_process(
+            Path(folder) / "state",
+            model=checkpoint,
+            demo_key=KEY,
+            device=device.type,
+            max_num_seqs=max_num_seqs,
+            max_model_len=min(2048, model.max_position),
+        )
+        with server as process:
+            yield process.port
 
 
 def _request(prompt: list[int], max_tokens: int) -> bytes:

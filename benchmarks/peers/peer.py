@@ -1,11 +1,11 @@
 """What a measured engine is to the benchmark: a process that generates workloads when asked, one JSON line each way."""
 
-import contextlib
 import json
 import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,10 +34,9 @@ def parser() -> ArgumentParser:
     return made
 
 
-def answer_requests(options: Namespace, load: Callable[[Namespace], Generate]) -> None:
+def answer_requests(options: Namespace, load: Callable[[Namespace], AbstractContextManager[Generate]]) -> None:
     """Load the engine, say so, then generate what is asked for. Whatever else is printed goes to standard error."""
-    with _answers() as answer:
-        generate = load(options)
+    with _answers() as answer, load(options) as generate:
         answer({"ready": True})
         for line in sys.stdin:
             workload = Workload(**json.loads(line))
@@ -47,7 +46,7 @@ def answer_requests(options: Namespace, load: Callable[[Namespace], Generate]) -
             answer({"seconds": done.seconds, "times": done.times, "extra": done.extra})
 
 
-@contextlib.contextmanager
+@contextmanager
 def _answers() -> Any:
     """Standard output for answers alone: libraries that print, and their children, get standard error instead."""
     with os.fdopen(os.dup(1), "w") as out:

@@ -2,6 +2,8 @@
 
 import time
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -49,7 +51,8 @@ class ObservedLLM(LLM):
         seen.steps += 1
 
 
-def load(options: Namespace) -> Generate:
+@contextmanager
+def load(options: Namespace) -> Iterator[Generate]:
     torch.set_num_threads(1)
     engine = EngineOptions(
         max_num_seqs=options.max_num_seqs,
@@ -69,7 +72,7 @@ def load(options: Namespace) -> Generate:
         extra = {"KV waste": seen.unused / seen.allocated, "steps": seen.steps, "largest batch": seen.largest_batch}
         return Generated(seconds, [seen.times[str(index)] for index in range(len(workload.prompts))], extra)
 
-    return generate
+    yield generate
 
 
 if __name__ == "__main__":

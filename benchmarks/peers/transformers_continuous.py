@@ -2,6 +2,8 @@
 
 import time
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
@@ -14,7 +16,8 @@ NUM_BLOCKS = 256
 BATCH_TOKENS = 512
 
 
-def load(options: Namespace) -> Generate:
+@contextmanager
+def load(options: Namespace) -> Iterator[Generate]:
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, options.dtype))
     limits = ContinuousBatchingConfig(
@@ -43,7 +46,10 @@ def load(options: Namespace) -> Generate:
                 times[result.request_id] = [at - started for at in result.timestamps]
         return Generated(time.perf_counter() - started, [times[str(index)] for index in range(len(times))])
 
-    return generate
+    try:
+        yield generate
+    finally:
+        manager.stop()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 import time
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
@@ -27,7 +29,8 @@ class Clock(BaseStreamer):
         del self.times[0]
 
 
-def load(options: Namespace) -> Generate:
+@contextmanager
+def load(options: Namespace) -> Iterator[Generate]:
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, options.dtype))
 
@@ -39,7 +42,7 @@ def load(options: Namespace) -> Generate:
             times += [steps[:count] for count in batch.max_tokens]
         return Generated(time.perf_counter() - started, times)
 
-    return generate
+    yield generate
 
 
 def _generate(model: PreTrainedModel, batch: Workload, started: float) -> list[float]:

@@ -2,6 +2,8 @@
 
 import time
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from vllm import LLM, SamplingParams
 from vllm.sampling_params import RequestOutputKind
@@ -10,7 +12,8 @@ from benchmarks.peers.peer import Generate, Generated, answer_requests, parser
 from benchmarks.workload import Workload
 
 
-def load(options: Namespace) -> Generate:
+@contextmanager
+def load(options: Namespace) -> Iterator[Generate]:
     engine = LLM(
         options.model,
         dtype=options.dtype,
@@ -36,7 +39,7 @@ def load(options: Namespace) -> Generate:
                 times[index] += [now] * len(output.outputs[0].token_ids)
         return Generated(time.perf_counter() - started, times)
 
-    return generate
+    yield generate
 
 
 if __name__ == "__main__":

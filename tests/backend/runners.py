@@ -20,7 +20,7 @@ from backend.scheduler import Scheduler
 from backend.sequence import Sequence as EngineSequence
 from backend.waiting import FirstComeFirstServed, HoldingQueue
 from backend.weights import random_weights
-from benchmarks.kernels_cpu import LLAMA_32M
+from benchmarks.model_shapes import LLAMA_32M
 
 MODEL = replace(
     LLAMA_32M,

@@ -1,9 +1,14 @@
+import asyncio
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from uuid import uuid4
 
 import pytest
 
 from quotas.redis_store import RedisStore
-from tests.quotas.servers import BINARIES, running
+from quotas.script_runner import ScriptRunner
+from quotas.scripts import load_scripts
+from tests.quotas.servers import BINARIES, TEST_CLOCK, running
 
 
 @pytest.fixture(scope="session", params=sorted(BINARIES))
@@ -20,7 +25,40 @@ def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 async def store(store_url: str) -> AsyncIterator[RedisStore]:
-    store = RedisStore.at(store_url, timeout=5)
+    async with _connected(store_url) as store:
+        yield store
+
+
+@pytest.fixture
+async def other(store_url: str) -> AsyncIterator[RedisStore]:
+    """A second replica."""
+    async with _connected(store_url) as store:
+        yield store
+
+
+@asynccontextmanager
+async def _connected(url: str) -> AsyncIterator[RedisStore]:
+    store = RedisStore.at(url, timeout=5)
     await store.connect()
     yield store
     await store.close()
+
+
+@pytest.fixture
+def tenant() -> str:
+    return uuid4().hex
+
+
+@pytest.fixture(scope="module")
+def loop_and_runner(valkey_url: str) -> Iterator[tuple[asyncio.Runner, ScriptRunner]]:
+    """One connection for all examples, and a clock that the test turns."""
+    with asyncio.Runner() as loop:
+
+        async def connected() -> ScriptRunner:
+            runner = ScriptRunner(valkey_url, 5, load_scripts({"clock": TEST_CLOCK}))
+            await runner.client.connect()
+            return runner
+
+        runner = loop.run(connected())
+        yield loop, runner
+        loop.run(runner.client.close())

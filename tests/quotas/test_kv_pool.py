@@ -1,34 +1,16 @@
 """KV memory that several replicas lease of one tenant's limit."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
 from uuid import uuid4
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quotas.redis_store import RedisStore
 from quotas.script_runner import ScriptRunner
-from quotas.scripts import load_scripts
-from tests.quotas.servers import TEST_CLOCK
 
 LEASE = 30.0
 SECOND = 10**6  # microseconds
-
-
-@pytest.fixture
-def tenant() -> str:
-    return uuid4().hex
-
-
-@pytest.fixture
-async def other(store_url: str) -> AsyncIterator[RedisStore]:
-    """A second replica."""
-    store = RedisStore.at(store_url, timeout=5)
-    await store.connect()
-    yield store
-    await store.close()
 
 
 async def test_a_lease_is_as_much_as_others_leave(store: RedisStore, other: RedisStore, tenant: str) -> None:
@@ -49,21 +31,6 @@ async def test_what_is_not_wanted_is_not_kept(store: RedisStore, other: RedisSto
     await store.lease_kv(tenant, 100, 100)
     assert await store.lease_kv(tenant, 100, 0) == (0, LEASE)
     assert await other.lease_kv(tenant, 100, 100) == (100, LEASE)
-
-
-@pytest.fixture(scope="module")
-def loop_and_runner(valkey_url: str) -> Iterator[tuple[asyncio.Runner, ScriptRunner]]:
-    """One connection for all examples."""
-    with asyncio.Runner() as loop:
-
-        async def connected() -> ScriptRunner:
-            runner = ScriptRunner(valkey_url, 5, load_scripts({"clock": TEST_CLOCK}))
-            await runner.client.connect()
-            return runner
-
-        runner = loop.run(connected())
-        yield loop, runner
-        loop.run(runner.client.close())
 
 
 steps = st.tuples(st.integers(0, 2), st.integers(0, 150), st.sampled_from([0, 1, 10, 29, 30, 31]))

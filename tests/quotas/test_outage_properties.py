@@ -1,7 +1,7 @@
 """Replicas that are cut off for random times, lose answers and crash: together they never exceed a limit."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date, timedelta
@@ -9,7 +9,6 @@ from fractions import Fraction
 from struct import unpack
 from uuid import uuid4
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -18,8 +17,6 @@ from quotas.limit import Budget, Limit, Period, Rate, Resource
 from quotas.redis_store import RedisStore
 from quotas.reservation import Ask, Reservation, Usage
 from quotas.script_runner import ScriptRunner
-from quotas.scripts import load_scripts
-from tests.quotas.servers import TEST_CLOCK
 from tests.quotas.store_model import DAY, stretch
 from tests.quotas.wire import Wire
 
@@ -278,21 +275,6 @@ def _check_rate(limit: Limit, rate: Rate, moves: list[tuple[int, int]]) -> None:
         for moment, cost in moves[start:]:
             admitted += cost
             assert admitted <= rate.burst + Fraction(limit.amount * (moment - begin), rate.seconds * 10**6)
-
-
-@pytest.fixture(scope="module")
-def loop_and_runner(valkey_url: str) -> Iterator[tuple[asyncio.Runner, ScriptRunner]]:
-    """One connection for all examples."""
-    with asyncio.Runner() as loop:
-
-        async def connected() -> ScriptRunner:
-            runner = ScriptRunner(valkey_url, 5, load_scripts({"clock": TEST_CLOCK}))
-            await runner.client.connect()
-            return runner
-
-        runner = loop.run(connected())
-        yield loop, runner
-        loop.run(runner.client.close())
 
 
 policies = st.fixed_dictionaries({key: some_limits(key) for key in KEYS})

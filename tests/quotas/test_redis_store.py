@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from uuid import uuid4
 
 import pytest
 from redis.asyncio import Redis
@@ -23,23 +22,9 @@ LIMITS = (REQUESTS, TOKENS, DAILY, MONTHLY, CONCURRENT, KEY_TOKENS)
 
 
 @pytest.fixture
-def tenant() -> str:
-    return uuid4().hex
-
-
-@pytest.fixture
 async def redis(store_url: str) -> AsyncIterator[Redis]:
     async with Redis.from_url(store_url) as client:
         yield client
-
-
-@pytest.fixture
-async def other(store_url: str) -> AsyncIterator[RedisStore]:
-    """A second replica."""
-    store = RedisStore.at(store_url, timeout=5)
-    await store.connect()
-    yield store
-    await store.close()
 
 
 async def left(store: RedisStore, tenant: str, limits: tuple[Limit, ...] = LIMITS) -> dict[str, int]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.redis_server import free_port
+from benchmarks.processes import free_port
 from quotas.errors import StoreUnavailable
 from quotas.limit import Limit, Rate, Resource
 from quotas.redis_store import RedisStore

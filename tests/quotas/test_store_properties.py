@@ -1,7 +1,6 @@
 """Random lives of several replicas on a clock that the test turns, beside a reference in exact fractions."""
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from fractions import Fraction
@@ -17,8 +16,6 @@ from quotas.limit import Budget, Limit, Period, Rate, Resource
 from quotas.redis_store import RedisStore
 from quotas.reservation import Ask, LimitState, Reservation, Usage
 from quotas.script_runner import ScriptRunner
-from quotas.scripts import load_scripts
-from tests.quotas.servers import TEST_CLOCK
 from tests.quotas.store_model import DAY, Model, Taken
 
 LEASE = 30.0
@@ -241,21 +238,6 @@ def _most(limits: list[Limit], duration: int) -> Fraction:
         case Budget():
             return Fraction(capacity * (duration // DAY + 2))
     return Fraction(capacity)
-
-
-@pytest.fixture(scope="module")
-def loop_and_runner(valkey_url: str) -> Iterator[tuple[asyncio.Runner, ScriptRunner]]:
-    """One connection for all examples."""
-    with asyncio.Runner() as loop:
-
-        async def connected() -> ScriptRunner:
-            runner = ScriptRunner(valkey_url, 5, load_scripts({"clock": TEST_CLOCK}))
-            await runner.client.connect()
-            return runner
-
-        runner = loop.run(connected())
-        yield loop, runner
-        loop.run(runner.client.close())
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from uuid import uuid4
 
 import pytest
 
@@ -13,11 +12,6 @@ from quotas.script_runner import ScriptRunner
 from tests.quotas.wire import Wire
 
 USAGE = Usage(100, 50, 30, 1e9)
-
-
-@pytest.fixture
-def tenant() -> str:
-    return uuid4().hex
 
 
 @pytest.fixture
