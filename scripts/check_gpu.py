@@ -31,7 +31,7 @@ os.environ["TRITON_INTERPRET"] = "0" if torch.cuda.is_available() else "1"  # re
 
 import triton
 
-from benchmarks.gpu_check import agreement, correctness, kernels, requests, steps
+from benchmarks.gpu_check import agreement, beside, correctness, kernels, requests, steps
 from benchmarks.gpu_check.finding import Finding
 
 GPU = torch.cuda.is_available()
@@ -60,6 +60,7 @@ PARTS = {
     "engine": Part(requests.check_offline, 120),
     "llama-3-8b": Part(partial(steps.check, plan=steps.LLAMA), 120),
     "qwen3-0.6b": Part(partial(steps.check, plan=steps.QWEN), 90),
+    "beside": Part(beside.check, 120),
     "http": Part(requests.check_http, 150),
     "kernels": Part(kernels.check, 150),
 }
