@@ -1,7 +1,9 @@
 """What waits: in all, of each tenant, and of each of its classes."""
 
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 from admission.aging import Aging
 from admission.load import Load
@@ -9,6 +11,34 @@ from backend.sequence import Sequence
 
 Cost = Callable[[Sequence], float]
 """Seconds of engine time that a whole sequence is predicted to take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Where a newcomer comes among others: by its class and its age, less what its head start is worth."""
+
+    key: float  # see `Aging.key`
+    priority_class: int
+    aging: Aging
+    overtakes: bool = False  # it has a head start
+
+    @classmethod
+    def of(cls, sequence: Sequence, now: float, head_start: float, aging: Aging) -> "Turn":
+        """For a sequence that arrives now."""
+        level = sequence.priority_class
+        return cls(aging.key(now - head_start, level), level, aging, head_start > 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """Tokens that a tenant's work of one class may count for: of classes as urgent as this one, and of lower ones."""
+
+    priority_class: int
+    urgent: float
+    lower: float
+
+    def of(self, priority_class: int) -> float:
+        return self.urgent if priority_class <= self.priority_class else self.lower
 
 
 class _Class:
@@ -24,13 +54,13 @@ class _Class:
     def oldest(self) -> float:
         return next(iter(self.sequences)).arrival
 
-    def overtaken(self, key: float, level: int, aging: Aging) -> int:
-        """Tokens of the newest, those that rank behind `key`. O(those that arrived since)."""
+    def overtaken(self, turn: Turn, level: int) -> int:
+        """Tokens of the newest, those that rank behind the turn. O(those that arrived since)."""
         tokens = 0
         for sequence, load in reversed(self.sequences.items()):
-            if aging.key(sequence.arrival, level) <= key:
+            if turn.aging.key(sequence.arrival, level) <= turn.key:
                 break
-            if aging.key(sequence.arrival - sequence.head_start, level) > key:
+            if turn.aging.key(sequence.arrival - sequence.head_start, level) > turn.key:
                 tokens += load.tokens
         return tokens
 
@@ -44,27 +74,53 @@ class TenantBacklog:
         self.load = Load()
         self.classes: dict[int, _Class] = {}
 
-    def tokens_before(self, arrival: float, head_start: float, priority_class: int, aging: Aging) -> int:
+    def tokens_before(self, turn: Turn) -> int:
         """Tokens whose turn comes before that of a newcomer: of classes that are as urgent all but what its head start
         overtakes, and of a lower class either nothing or, when its oldest has aged enough, everything.
         """
-        key, tokens = aging.key(arrival - head_start, priority_class), 0
+        tokens = 0
         for level, waiting in self.classes.items():
-            if level <= priority_class or aging.key(waiting.oldest, level) < key:
+            if level <= turn.priority_class or turn.aging.key(waiting.oldest, level) < turn.key:
                 tokens += waiting.load.tokens
-                if head_start:
-                    tokens -= waiting.overtaken(key, level, aging)
+                if turn.overtakes:
+                    tokens -= waiting.overtaken(turn, level)
         return tokens
+
+    def within(self, caps: Caps) -> float:
+        """Its tokens, no class counting for more than its cap."""
+        return sum(min(waiting.load.tokens, caps.of(level)) for level, waiting in self.classes.items())
+
+
+class _Level:
+    """One class over all tenants."""
+
+    __slots__ = ("load", "sizes")
+
+    def __init__(self) -> None:
+        self.load = Load()
+        self.sizes: list[int] = []  # tokens of each tenant, ascending
+
+    def resize(self, before: int, after: int) -> None:
+        """A tenant has so many tokens waiting; 0: none. O(tenants), as a move of memory."""
+        if before:
+            del self.sizes[bisect_left(self.sizes, before)]
+        if after:
+            insort(self.sizes, after)
+
+    def within(self, cap: float) -> float:
+        """Tokens, no tenant counting for more than the cap. O(tenants), as a sum of a list."""
+        small = bisect_right(self.sizes, cap)
+        return sum(self.sizes[:small]) + (len(self.sizes) - small) * cap
 
 
 class Backlog:
-    """Told of every sequence that begins to wait and that waits no more. O(1) each."""
+    """Told of every sequence that begins to wait and that waits no more."""
 
     def __init__(self, cost: Cost) -> None:
         self.total = Load()
         self._cost = cost
-        self._tenants: dict[str, TenantBacklog] = {}
-        self._classes: dict[int, Load] = {}  # over all tenants
+        self._tenants: dict[str, TenantBacklog] = {}  # those that have waited longest in front
+        self._levels: dict[int, _Level] = {}
 
     def __contains__(self, sequence: Sequence) -> bool:
         tenant = self._tenants.get(sequence.tenant)
@@ -81,20 +137,24 @@ class Backlog:
             return
         tenant = self._tenants.setdefault(sequence.tenant, TenantBacklog())
         waiting = tenant.classes.setdefault(sequence.priority_class, _Class())
+        level = self._levels.setdefault(sequence.priority_class, _Level())
         load = waiting.sequences[sequence] = self.load_of(sequence)
-        of_class = self._classes.setdefault(sequence.priority_class, Load())
-        for sums in (self.total, of_class, tenant.load, waiting.load):
+        before = waiting.load.tokens
+        for sums in (self.total, level.load, tenant.load, waiting.load):
             sums.add(load)
+        level.resize(before, waiting.load.tokens)
 
     def discard(self, sequence: Sequence) -> Load | None:
         """It waits no more; what it added, or None when it did not wait."""
         if sequence not in self:
             return None
-        tenant = self._tenants[sequence.tenant]
+        tenant, level = self._tenants[sequence.tenant], self._levels[sequence.priority_class]
         waiting = tenant.classes[sequence.priority_class]
         load = waiting.sequences.pop(sequence)
-        for sums in (self.total, self._classes[sequence.priority_class], tenant.load, waiting.load):
+        before = waiting.load.tokens
+        for sums in (self.total, level.load, tenant.load, waiting.load):
             sums.take(load)
+        level.resize(before, waiting.load.tokens)
         if not waiting.sequences:
             del tenant.classes[sequence.priority_class]
         if not tenant.classes:
@@ -106,18 +166,34 @@ class Backlog:
         backlog = self._tenants.get(tenant)
         return backlog.load if backlog else Load()
 
+    def most_urgent(self, tenant: str) -> int | None:
+        """The class of the most urgent that the tenant has waiting."""
+        backlog = self._tenants.get(tenant)
+        return min(backlog.classes, default=None) if backlog else None
+
+    def oldest(self, priority_class: int) -> float | None:
+        """When the one of the class arrived that waits longest. O(tenants)."""
+        waiting = (tenant.classes.get(priority_class) for tenant in self._tenants.values())
+        return min((one.oldest for one in waiting if one), default=None)
+
     def of_class(self, priority_class: int) -> Load:
         """What waits in a class, over all tenants."""
-        return self._classes.get(priority_class) or Load()
+        level = self._levels.get(priority_class)
+        return level.load if level else Load()
 
     def tenants(self) -> Iterator[tuple[str, TenantBacklog]]:
-        """Those with work waiting."""
+        """Those with work waiting, the one that began to wait first in front."""
         return iter(self._tenants.items())
 
-    def tokens_before(self, tenant: str, arrival: float, head_start: float, priority_class: int, aging: Aging) -> int:
+    def tokens_before(self, tenant: str, turn: Turn) -> int:
         """Of the tenant's own; see `TenantBacklog.tokens_before`."""
         backlog = self._tenants.get(tenant)
-        return backlog.tokens_before(arrival, head_start, priority_class, aging) if backlog else 0
+        return backlog.tokens_before(turn) if backlog else 0
+
+    def within(self, caps: Caps, besides: Iterable[str]) -> float:
+        """Tokens of all tenants besides these, no class of a tenant counting for more than its cap."""
+        total = sum(level.within(caps.of(number)) for number, level in self._levels.items())
+        return total - sum(self._tenants[name].within(caps) for name in besides if name in self._tenants)
 
     @property
     def num_tenants(self) -> int:

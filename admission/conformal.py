@@ -6,7 +6,7 @@ has been missed: a += rate (target - miss) (Gibbs and Candes, Adaptive Conformal
 2021).
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from math import ceil
 
@@ -19,10 +19,12 @@ ADAPTATION_RATE = 0.01
 class Conformal:
     """Upper bounds that hold with probability `confidence`, learned from residuals (measured less estimated)."""
 
-    def __init__(self, confidence: float) -> None:
+    def __init__(self, confidence: float, rate: float = ADAPTATION_RATE) -> None:
+        """`rate`: by how much of a miss the miss rate adapts; small where residuals come in long after their bounds."""
         if not 0 < confidence < 1:
             raise ValueError(f"confidence must be between 0 and 1, got {confidence}")
         self._target = self._miss_rate = 1 - confidence
+        self._rate = rate
         self._recent: deque[float] = deque()
         self._sorted: list[float] = []
 
@@ -34,11 +36,19 @@ class Conformal:
         rank = min(count, ceil((count + 1) * (1 - self._miss_rate)))
         return max(0.0, estimate + self._sorted[max(rank, 1) - 1])
 
+    def beyond(self, residual: float) -> float:
+        """What stands for a residual of which is known only that it is larger: the median of those that were (Efron's
+        redistribution to the right, 1967, in one piece).
+        """
+        first = bisect_right(self._sorted, residual)
+        larger = len(self._sorted) - first
+        return self._sorted[first + larger // 2] if larger else residual
+
     def observe(self, residual: float, missed: bool) -> None:
         """`missed`: the truth was above the bound that was given."""
         if len(self._recent) == WINDOW:
             del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
         self._recent.append(residual)
         insort(self._sorted, residual)
-        moved = self._miss_rate + ADAPTATION_RATE * (self._target - missed)
+        moved = self._miss_rate + self._rate * (self._target - missed)
         self._miss_rate = min(max(moved, self._target / 10), 1 - (1 - self._target) / 10)

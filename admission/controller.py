@@ -84,7 +84,7 @@ class Controller:
         self.scheduler.holdings.now = now
         self.scheduler.finish(sequence, reason)
         if reason is FinishReason.STOP:
-            self.lengths.observe(sequence.tenant, sequence.max_tokens, len(sequence.output))
+            self._answered(sequence, now)
         self._ended(sequence, now)
 
     def allow(self, tenant: str, blocks: int | None, now: float) -> None:
@@ -134,15 +134,31 @@ class Controller:
         self.room.completed(flight, now)
         for sequence, _, reason in deltas:
             if reason is not None:
-                self.lengths.observe(sequence.tenant, sequence.max_tokens, len(sequence.output))
+                self._answered(sequence, now)
                 self._ended(sequence, now)
         return deltas
+
+    def lost(self, now: float) -> bool:
+        """The device had no memory for the oldest step in flight: it and those behind it are as if never planned.
+
+        What they were charged is returned. False when nothing less can be planned in their place.
+        """
+        self.scheduler.holdings.now = now
+        self._ledger.lost()
+        feasible = self.scheduler.lost()
+        self.room.lost(self.scheduler, now)
+        return feasible
 
     def _expire(self, now: float) -> None:
         for sequence in self.room.due(now):
             self.room.expired(sequence, now)
             self.finish(sequence, FinishReason.EXPIRED, now)
             self.expired.append(sequence)
+
+    def _answered(self, sequence: Sequence, now: float) -> None:
+        """Its answer is complete."""
+        self.lengths.observe(sequence.tenant, sequence.max_tokens, len(sequence.output))
+        self.room.answered(sequence, now)
 
     def _ended(self, sequence: Sequence, now: float) -> None:
         self._ledger.ended(sequence)

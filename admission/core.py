@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from admission.aging import Aging
 from admission.backlog import Backlog
@@ -79,6 +80,18 @@ class Overload(StrEnum):
     CONTROLLED_DELAY = "controlled_delay"  # CoDel: what has waited too long is given up
     BOUNDED = "bounded"
     UNBOUNDED = "unbounded"
+
+
+class Scale(NamedTuple):
+    """Fields of `CoreConfig` that are in the unit of account."""
+
+    quantum: float
+    borrow: float
+    leeway: float
+
+
+SCALES = {Unit.ENGINE_TIME: Scale(0.05, 0.25, 1.0), Unit.TOKENS: Scale(512.0, 2560.0, 10_240.0)}
+"""What a configuration in each unit begins with."""
 
 
 @dataclass(frozen=True, slots=True)

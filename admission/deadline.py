@@ -36,7 +36,7 @@ class Endless:
 
 
 class Deadlines:
-    """A sequence expires when it can have no first token in time, or has not ended in time. O(log n) each.
+    """A sequence expires when it can have no token in time, or has not ended in time. O(log n) each.
 
     One that waits expires as soon as the shortest prefill there is would end too late, so that nothing is computed in
     vain; one that runs, when the deadline itself has passed. A deadline that is feasible never expires.
@@ -50,11 +50,11 @@ class Deadlines:
         self._tolerated = 64  # entries, before those that have ended are cleared out
 
     def arrived(self, sequence: Sequence, now: float) -> None:
-        if sequence.first_token_by is not None:
-            self._watch(sequence, sequence.first_token_by - self._shortest_prefill(sequence))
-            self._watch(sequence, sequence.first_token_by)
-        if sequence.done_by is not None:
-            self._watch(sequence, sequence.done_by)
+        deadlines = [time for time in (sequence.first_token_by, sequence.done_by) if time is not None]
+        if deadlines:
+            self._watch(sequence, min(deadlines) - self._shortest_prefill(sequence))
+        for time in deadlines:
+            self._watch(sequence, time)
 
     def left_queue(self, sequence: Sequence, now: float) -> None:
         pass
@@ -81,6 +81,7 @@ def _is_late(sequence: Sequence, now: float) -> bool:
         return False
     if sequence.done_by is not None and sequence.done_by < now:
         return True
-    if sequence.first_token_by is None or sequence.output:
+    if sequence.output:
         return False
-    return sequence.first_token_by < now or (sequence.status is Status.WAITING and sequence.num_computed_tokens == 0)
+    is_idle = sequence.status is Status.WAITING and sequence.num_computed_tokens == 0
+    return is_idle or (sequence.first_token_by is not None and sequence.first_token_by < now)

@@ -5,15 +5,18 @@
     last token  = first token + output quantile * step
 
 A step carries what the decodes and the promised intervals leave of the token budget. Under the fair queue, what is
-ahead of a newcomer is its tenant's own waiting work before it and, of every other tenant, no more than fairness lets
-pass meanwhile (see `LenientFairQueue.reach`). Adding to the backlog never lowers an estimate.
+ahead of a newcomer is its tenant's own waiting work before it and, of every other tenant, no more than its credit lets
+pass meanwhile. `LOOKED_AT` of the others are looked at, those that have waited longest; any beyond them count as having
+the mean credit of these, and as coming before the newcomer whatever their age. Adding to the backlog never lowers an
+estimate.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 from admission.aging import Aging
-from admission.backlog import Backlog
+from admission.backlog import Backlog, Caps, Turn
 from admission.lenient_queue import LenientFairQueue
 from admission.output_length import OutputLengths
 from admission.pace import Pace
@@ -23,7 +26,8 @@ from backend.scheduler import Scheduler
 from backend.sequence import Sequence
 
 OUTPUT_QUANTILE = 0.9
-HEAD_START = 0.37  # of the prefill time beyond the typical prompt's
+HEAD_START = 0.4  # of the prefill time beyond the typical prompt's
+LOOKED_AT = 64  # other tenants, in one estimate
 _FORGET = 0.02  # share of a running mean that each newcomer replaces
 
 Price = Callable[[Sequence], float]
@@ -67,7 +71,7 @@ class Typical:
 
 
 class Estimator:
-    """Reads the scheduler, the backlog and the fair queue; changes none of them. O(running + tenants waiting)."""
+    """Reads the scheduler, the backlog and the fair queue; changes none of them. O(running + `LOOKED_AT`)."""
 
     def __init__(
         self,
@@ -123,7 +127,7 @@ class Estimator:
                 in_progress += left
             if running.token_interval is not None and (interval is None or running.token_interval < interval):
                 interval = running.token_interval
-        budget = scheduler.config.max_num_batched_tokens - decodes
+        budget = scheduler.token_budget - decodes
         room = max(1, min(budget, self._pace.prefill_room(decodes, context, interval)))
         mean_context = len(sequence.prompt) // 2
         work = StepWork(room, decodes, context, mean_context, room * mean_context)
@@ -131,29 +135,40 @@ class Estimator:
 
     def _ahead(self, sequence: Sequence, now: float, head_start: float) -> tuple[float, float]:
         """Waiting tokens that are computed before the newcomer's: of its own tenant, and of others."""
-        backlog, tenant, level = self._backlog, sequence.tenant, sequence.priority_class
-        own = backlog.tokens_before(tenant, now, head_start, level, self.aging)
-        others = 0.0
+        backlog, tenant = self._backlog, sequence.tenant
+        turn = Turn.of(sequence, now, head_start, self.aging)
+        own = backlog.tokens_before(tenant, turn)
         if self._fair is None:
             return own, backlog.total.tokens - own
         tokens_of = self._tokens_a_price
         rounds = self._fair.rounds_before(tenant, own / tokens_of if tokens_of else 0.0)
-        for name, waiting in backlog.tenants():
-            if name != tenant:
-                turns = self._fair.reach(name, rounds) * tokens_of
-                early = self._fair.reach(name, rounds, leeway=True) * tokens_of
-                older = waiting.tokens_before(now, head_start, level, self.aging)
-                others += max(min(waiting.load.tokens, self._whole(turns)), min(older, self._whole(early)))
-        return own, others
+        return own, self._of_others(self._fair, tenant, rounds, turn)
+
+    def _of_others(self, fair: LenientFairQueue, tenant: str, rounds: int, turn: Turn) -> float:
+        """Of each that is looked at, what its credit lets pass, and where it is older its leeway; and of the rest."""
+        seen = dict(islice(self._backlog.tenants(), LOOKED_AT))
+        seen.pop(tenant, None)
+        after = [fair.credit_after(name, rounds) for name in seen]
+        in_turn = self._tokens_for(after)
+        early = self._tokens_for([credit + fair.leeway for credit in after])
+        ahead = sum(
+            max(min(waiting.load.tokens, reach), min(waiting.tokens_before(turn), reach_early))
+            for waiting, reach, reach_early in zip(seen.values(), in_turn, early, strict=True)
+        )
+        if self._backlog.num_tenants > LOOKED_AT:
+            mean = Caps(turn.priority_class, sum(early) / len(seen), sum(in_turn) / len(seen))
+            ahead += self._backlog.within(mean, besides=(tenant, *seen))
+        return ahead
+
+    def _tokens_for(self, amounts: list[float]) -> list[float]:
+        """That such credits let pass. Whoever may be served at all is served a whole prompt."""
+        tokens_of, more = self._tokens_a_price, self.typical.prompt / 2
+        return [credit * tokens_of + more if credit > 0 else 0.0 for credit in amounts]
 
     @property
     def _tokens_a_price(self) -> float:
         """Prefill tokens for each unit of account that newcomers prepay."""
         return self.typical.prompt / self.typical.price if self.typical.price else 0.0
-
-    def _whole(self, tokens: float) -> float:
-        """Whoever may be served at all is served a whole prompt."""
-        return tokens + self.typical.prompt / 2 if tokens > 0 else 0.0
 
     def _wait_for_place(self, sequence: Sequence, ahead: float, step: _Step) -> float:
         """Seconds until those ahead and the newcomer have a slot and memory each, at the rate at which answers end."""

@@ -4,7 +4,7 @@ One JSON array a line, times in seconds of the engine's clock:
 
     ["log", version, engine settings, core settings, coefficients, knee, steps that these count as]   first
     ["arrive", t, id, tenant, prompt tokens, max_tokens, allowed tokens, class, interval, body bytes,
-     first token by, done by, first token's target, what was promised, refusal or null]
+     first token by, done by, first token's target, first and last token as promised, refusal or null]
     ["finish", t, id, reason]
     ["allow", t, tenant, blocks or null]
     ["extend", t, id, tokens]
@@ -13,6 +13,7 @@ One JSON array a line, times in seconds of the engine's clock:
      {tenant: limit of its own that it is passed over for} or null for the same as before,
      [those whose deadlines have passed ...]]
     ["done", t, step, elapsed, [id of each that an end token ended ...]]
+    ["lost", t, step, [preempted ...]]     there was no memory for it; it and those behind it did not take place
 
 No prompt and no token is in it. The checksum is over slots and starts of all rows, so that a replay that decides
 anything else shows at the first step that differs.
@@ -36,7 +37,7 @@ from backend.sampling import SamplingParams
 from backend.scheduler import Scheduler
 from backend.sequence import FinishReason, Sequence
 
-VERSION = 5
+VERSION = 6
 END = 1  # the token that ends a sequence in a replay; all others are 0
 
 Entry = list[Any]
@@ -51,6 +52,7 @@ class RecordedCore:
         self._core = make_core(config, engine, model)
         self.scheduler = self._core.scheduler
         self.lengths = self._core.lengths
+        self.room = self._core.room
         self._write = write
         self._held: dict[str, Blocked] = {}
         fitted = model.fitted
@@ -103,6 +105,12 @@ class RecordedCore:
         self._log(["done", now, output.step, output.elapsed, ended])
         return deltas
 
+    def lost(self, now: float) -> bool:
+        step = self.scheduler.in_flight[0].batch.step
+        feasible = self._core.lost(now)
+        self._log(["lost", now, step, [sequence.id for sequence in self.scheduler.preempted]])
+        return feasible
+
     def _changed_holds(self) -> dict[str, Blocked] | None:
         if self.scheduler.held == self._held:
             return None
@@ -145,7 +153,8 @@ def _arrive_entry(sequence: Sequence, refusal: str | None, now: float) -> Entry:
     return [
         *("arrive", now, sequence.id, sequence.tenant, prompt, sequence.max_tokens, sequence.token_limit - prompt),
         *(sequence.priority_class, sequence.token_interval, sequence.body_bytes),
-        *(sequence.first_token_by, sequence.done_by, sequence.first_token_target, sequence.promised, refusal),
+        *(sequence.first_token_by, sequence.done_by, sequence.first_token_target),
+        *(sequence.promised_first, sequence.promised_last, refusal),
     ]
 
 
@@ -193,6 +202,8 @@ def _apply(core: RecordedCore, entry: Entry, sequences: dict[str, Sequence]) -> 
         _, _, step, elapsed, ended = entry
         sampled = core.scheduler.in_flight[0].sampled
         core.complete(StepOutput(step, [END if sequence.id in ended else 0 for sequence in sampled], elapsed), now)
+    elif kind == "lost":
+        core.lost(now)
     else:
         raise ReplayMismatch(f"an entry of unknown kind {kind!r}")
 

@@ -94,9 +94,9 @@ class _Story:
             return
         life = self.lives[name] = _Life(name, tenant, now, waiting_since=now)
         life.say(now, f"arrived: tenant {tenant}, class {level}, {prompt} prompt tokens, max_tokens {most}")
-        *_, promised, refusal = rest
-        if promised is not None:
-            life.say(now, f"first token expected within {promised:.3f} s")
+        *_, first, last, refusal = rest
+        if first is not None:
+            life.say(now, f"first token expected within {first:.3f} s, the last within {last:.3f} s")
         if refusal:
             life.end(now, f"refused: {refusal}")
 
@@ -130,6 +130,12 @@ class _Story:
         for life in self._open():
             if life.name in ended:
                 life.end(now, "ended by an end token")
+
+    def _lost(self, now: float, step: int, preempted: list[str]) -> None:
+        for life in self._open():
+            if life.name in preempted:
+                life.say(now, f"preempted: the device had no memory for step {step}; it will be computed again")
+                life.waiting_since = now
 
     def _finish(self, now: float, name: str, reason: str) -> None:
         if name in self.lives:

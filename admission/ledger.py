@@ -9,7 +9,7 @@ all steps add up to the time the device was busy. In tokens, a prompt token cost
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from admission.ordering import Ordering
 from admission.step_time import StepTimeModel, StepWork, prefill_pairs, prefill_work
@@ -98,6 +98,15 @@ def work_of(flight: Flight) -> StepWork:
     return StepWork(tokens, decodes, flight.decode_context, context, pairs)
 
 
+class _Charge(NamedTuple):
+    """A step that is planned and not completed."""
+
+    flight: Flight
+    work: StepWork
+    costs: list[float]  # of each of its sequences
+    by_tenant: Mapping[str, float]
+
+
 class Ledger:
     """Charges steps to an ordering's tenants, in the order in which they are planned and completed."""
 
@@ -105,7 +114,7 @@ class Ledger:
         self._ordering = ordering
         self._tariff = tariff
         self._model = model
-        self._open: deque[tuple[StepWork, Mapping[str, float]]] = deque()
+        self._open: deque[_Charge] = deque()
 
     def prepay(self, sequence: Sequence, output: float) -> None:
         """It was admitted, and `output` tokens are expected of it."""
@@ -115,19 +124,25 @@ class Ledger:
         """What the step has to do, now that it is charged."""
         work = work_of(flight)
         costs = self._tariff.costs(flight, work)
-        for sequence, cost in zip(flight.sequences, costs, strict=True):
-            sequence.charged += cost
-        self._open.append((work, self._ordering.charge(flight.sequences, costs)))
+        self._open.append(_Charge(flight, work, costs, self._ordering.charge(flight.sequences, costs)))
         return work
 
     def completed(self, elapsed: float) -> None:
         """The oldest step that was planned took this many seconds."""
-        work, charged = self._open.popleft()
-        total = sum(charged.values())
-        correction = self._tariff.correction(total, elapsed)
-        if correction and total:
-            self._ordering.correct((tenant, correction * cost / total) for tenant, cost in charged.items())
-        self._model.observe(work, elapsed)
+        charge = self._open.popleft()
+        total = sum(charge.by_tenant.values())
+        correction = self._tariff.correction(total, elapsed) / total if total else 0.0
+        if correction:
+            self._ordering.correct((tenant, correction * cost) for tenant, cost in charge.by_tenant.items())
+        for sequence, cost in zip(charge.flight.sequences, charge.costs, strict=True):
+            sequence.charged += cost * (1 + correction)
+        self._model.observe(charge.work, elapsed)
+
+    def lost(self) -> None:
+        """None of the steps that were planned and not completed took place: their charges are returned."""
+        while self._open:
+            charge = self._open.pop()
+            self._ordering.correct((tenant, -cost) for tenant, cost in charge.by_tenant.items())
 
     def ended(self, sequence: Sequence) -> None:
         self._ordering.settle(sequence)

@@ -8,7 +8,7 @@ queue's bound holds with `leeway` in the place of `borrow` where it is larger.
 
 from collections.abc import Mapping
 from heapq import heappop, heappush
-from math import floor
+from math import floor, inf
 
 from admission.aging import Aging
 from admission.fair_queue import FairQueue
@@ -33,7 +33,7 @@ class LenientFairQueue(FairQueue):
         if not leeway >= 0:
             raise ValueError(f"leeway must be at least 0, got {leeway}")
         super().__init__(quantum, aging, weights, borrow)
-        self._leeway = leeway
+        self.leeway = leeway
         self._heads: list[tuple[_Place, str]] = []  # heap; an entry that is no tenant's head leaves when it surfaces
         self._aside: list[tuple[int, str]] = []  # heap of tenants too far in debt, by when they no longer are
         self._away: dict[str, int] = {}  # the valid entry of each of those
@@ -65,7 +65,7 @@ class LenientFairQueue(FairQueue):
     def head(self) -> Sequence | None:
         """The next to be admitted; the same until something changes."""
         choice = super().head()
-        if choice is None or not self._leeway or self.standing(choice.tenant) <= -self._leeway:
+        if choice is None or not self.leeway or self.standing(choice.tenant) <= -self.leeway:
             return choice  # nobody, or urgent work that borrows more
         self._recall()
         oldest = self._oldest()
@@ -83,15 +83,12 @@ class LenientFairQueue(FairQueue):
             credit = min(credit, 0.0) + share
         return max(0, floor((cost - credit) / share) + 1)
 
-    def reach(self, tenant: str, rounds: int, leeway: bool = False) -> float:
-        """What can be admitted of a tenant's waiting work before it has no credit left in so many rounds, in the unit
-        of account; with its leeway, or without.
-        """
+    def credit_after(self, tenant: str, rounds: int) -> float:
+        """What a tenant whose work waits will have so many rounds on, in the unit of account; -inf while it is held."""
         account = self.accounts[tenant]
         if account.held is not None:
-            return 0.0
-        credit = self.standing(tenant) + rounds * self._quantum * account.weight
-        return max(0.0, credit + self._leeway if leeway else credit)
+            return -inf
+        return account.credit + (self.round - account.round + rounds) * self._quantum * account.weight
 
     def _head_place(self, tenant: str) -> _Place | None:
         """Of its first sequence; None when it has none that may be admitted."""
@@ -121,7 +118,7 @@ class LenientFairQueue(FairQueue):
             place, tenant = self._heads[0]
             if tenant in self._away or self._head_place(tenant) != place:
                 heappop(self._heads)
-            elif self.standing(tenant) > -self._leeway:
+            elif self.standing(tenant) > -self.leeway:
                 return place, self._first_of(self.accounts[tenant])
             else:
                 heappop(self._heads)
@@ -129,7 +126,7 @@ class LenientFairQueue(FairQueue):
         return None
 
     def _set_aside(self, tenant: str) -> None:
-        lacking = -self.standing(tenant) - self._leeway
+        lacking = -self.standing(tenant) - self.leeway
         due = self.round + floor(lacking / (self._quantum * self.accounts[tenant].weight)) + 1
         self._away[tenant] = due
         heappush(self._aside, (due, tenant))

@@ -36,7 +36,7 @@ class OverloadPolicy:
 
 
 class AdmissionControl:
-    """Decides about each arrival, once. O(running + tenants waiting)."""
+    """Decides about each arrival, once. O(running), and a bounded number of tenants waiting."""
 
     def __init__(
         self, policy: OverloadPolicy, scheduler: Scheduler, backlog: Backlog, drain: DrainMeter, estimator: Estimator
@@ -50,7 +50,7 @@ class AdmissionControl:
         self._borderline = 0
 
     def admit(self, sequence: Sequence, now: float) -> None:
-        """Let it wait, or raise a `Refused`. `sequence.promised` is then set, where there is something to promise."""
+        """Let it wait, or raise a `Refused`. What it is promised is then set, where there is something to promise."""
         load = self._backlog.load_of(sequence)
         self._check_bounds(sequence, load)
         if self._policy.deadlines and _has_target(sequence):
@@ -85,15 +85,23 @@ class AdmissionControl:
         estimate = self._estimator.of(sequence, now)
         promise = self.promises.promise(sequence.priority_class, estimate, now)
         if self._scheduler.has_work:  # an idle machine refuses nobody
-            late = self._first_token_late(sequence, estimate, promise, now)
-            late = late or self._last_token_late(sequence, estimate, promise, load, now)
-            if late is not None and not self._is_probe(late):
-                raise late
+            self._refuse_late(sequence, estimate, promise, now)
         self.promises.give(sequence, promise)
-        sequence.promised, sequence.head_start = promise.bound, estimate.head_start
+        sequence.promised_first, sequence.promised_last = promise.first.told, promise.last.told
+        sequence.head_start = estimate.head_start
         target = sequence.first_token_target
-        if sequence.first_token_by is None and target is not None and promise.bound > target:
+        if sequence.first_token_by is None and target is not None and promise.first.told > target:
             self.deferred += 1
+
+    def _refuse_late(self, sequence: Sequence, estimate: Estimate, promise: Promise, now: float) -> None:
+        late = self._first_token_late(sequence, estimate, promise, now)
+        late = late or self._last_token_late(sequence, estimate, promise, now)
+        if late is None or self._is_probe(late):
+            return
+        try:
+            raise late
+        finally:
+            del late  # its traceback holds this frame: they would keep each other
 
     def _first_token_late(
         self, sequence: Sequence, estimate: Estimate, promise: Promise, now: float
@@ -102,25 +110,24 @@ class AdmissionControl:
             return None
         slack = sequence.first_token_by - now
         longer = estimate.typical_prefill - estimate.prefill
-        excess = promise.likely + LENGTH_SHARE * max(0.0, longer) - slack
+        excess = promise.first.likely + LENGTH_SHARE * max(0.0, longer) - slack
         if excess <= 0:
             return None
         own_doing = estimate.own_wait >= excess
-        return DeadlineUnmeetable("first", promise.bound, slack, own_doing, self._until_possible(estimate, slack))
+        return DeadlineUnmeetable("first", promise.first.told, slack, own_doing, self._until_possible(estimate, slack))
 
     def _last_token_late(
-        self, sequence: Sequence, estimate: Estimate, promise: Promise, load: Load, now: float
+        self, sequence: Sequence, estimate: Estimate, promise: Promise, now: float
     ) -> DeadlineUnmeetable | None:
         if sequence.done_by is None:
             return None
         slack = sequence.done_by - now
-        decoding = estimate.last_token - estimate.first_token
-        excess = promise.likely + decoding - slack
+        excess = promise.last.likely - slack
         if excess <= 0:
             return None
         own_doing = estimate.own_wait >= excess
-        until = self._until_possible(estimate, slack - decoding)
-        return DeadlineUnmeetable("last", promise.bound + decoding, slack, own_doing, until)
+        until = self._until_possible(estimate, slack - (estimate.last_token - estimate.first_token))
+        return DeadlineUnmeetable("last", promise.last.told, slack, own_doing, until)
 
     def _is_probe(self, late: DeadlineUnmeetable) -> bool:
         if late.estimate > BORDERLINE * late.slack:

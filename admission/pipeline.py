@@ -22,6 +22,10 @@ class Pipeline:
         self._predicted.popleft()
         self._started = now
 
+    def lost(self) -> None:
+        """None of them took place."""
+        self._predicted.clear()
+
     def remaining(self, now: float) -> float:
         """Predicted seconds until the newest is done."""
         return max(0.0, sum(self._predicted) - (now - self._started)) if self._predicted else 0.0

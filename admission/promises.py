@@ -1,71 +1,154 @@
-"""What was estimated of those that wait for their first token, held against what comes."""
+"""What was estimated of those that wait for their first or their last token, held against what comes."""
 
 from dataclasses import dataclass
 
-from admission.conformal import Conformal
+from admission.conformal import ADAPTATION_RATE, Conformal
 from admission.estimate import Estimate
 from backend.sequence import Sequence
 
 CONFIDENCE = 0.9  # of the bounds that clients are told
+DONE_CONFIDENCE = 0.5  # that one admitted is done by its deadline: an answer that is cut short was computed in vain
+LAST_RATE = 0.003  # of adaptation; a third of what first tokens have
+SHORTEST = 1e-3  # seconds; no error is taken relative to a shorter estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """When a token comes, in seconds from the arrival. `told` is what the client is told; `likely` is what its
+    admission was decided by.
+    """
+
+    estimate: float
+    told: float
+    likely: float
+
+    def not_before(self, first: "Bounds") -> "Bounds":
+        """A last token comes with the first, or later."""
+        return Bounds(self.estimate, max(self.told, first.told), max(self.likely, first.likely))
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """In seconds from the arrival. `bound` is what the client is told; `likely` is what its admission was decided by;
-    `prefill` is the part of the estimate that its own prompt takes.
-    """
+    """`arrival` on the engine's clock; `prefill`: the seconds of the estimate that its own prompt takes."""
 
     arrival: float
-    estimate: float
     prefill: float
-    bound: float
-    likely: float
+    first: Bounds
+    last: Bounds
 
 
-class Promises:
-    """Bounds by class, and the residuals that they are learned from. A sequence without a promise is ignored.
+class Calibration:
+    """Bounds on first or on last tokens of one class, and the residuals that they are learned from.
 
-    One that expires counts as a miss: its token would have come later still, by the time of its own prefill.
+    Residuals of last tokens grow with what is estimated and are multiples of it (locally weighted conformal prediction:
+    Papadopoulos et al., 2002; Lei et al., 2018). They come in late, so that what adapts to them has to be slow.
     """
 
-    def __init__(self, decisive: float) -> None:
-        """`decisive` is the confidence with which an admission is decided."""
-        self._decisive = decisive
-        self._bounds: dict[int, tuple[Conformal, Conformal]] = {}
-        self._open: dict[Sequence, Promise] = {}
+    def __init__(self, decisive: float, *, is_last: bool) -> None:
+        rate = LAST_RATE if is_last else ADAPTATION_RATE
+        self._told, self._likely = Conformal(CONFIDENCE, rate), Conformal(decisive, rate)
+        self._is_last = is_last
         self.kept = 0
         self.broken = 0
 
+    def bounds(self, estimate: float) -> Bounds:
+        unit = self._unit(estimate)
+        told, likely = (unit * conformal.bound(estimate / unit) for conformal in (self._told, self._likely))
+        return Bounds(estimate, told, likely)
+
+    def came(self, given: Bounds, seconds: float) -> None:
+        """The token, after so many seconds."""
+        late = seconds > given.told
+        self.broken += late
+        self.kept += not late
+        self._learn(given, seconds)
+
+    def would_have_come(self, given: Bounds, seconds: float) -> None:
+        """After so many seconds at the least, and later than any bound."""
+        self.broken += 1
+        self._learn(given, seconds, is_miss=True)
+
+    def gave_up(self, given: Bounds, seconds: float) -> None:
+        """After so many seconds nobody waits any more; whether the bound would have held is not always known."""
+        self.broken += seconds > given.told
+        unit = self._unit(given.estimate)
+        self._learn(given, given.estimate + unit * self._told.beyond((seconds - given.estimate) / unit))
+
+    def _learn(self, given: Bounds, seconds: float, *, is_miss: bool = False) -> None:
+        residual = (seconds - given.estimate) / self._unit(given.estimate)
+        self._told.observe(residual, is_miss or seconds > given.told)
+        self._likely.observe(residual, is_miss or seconds > given.likely)
+
+    def _unit(self, estimate: float) -> float:
+        """Seconds."""
+        return max(estimate, SHORTEST) if self._is_last else 1.0
+
+
+class Promises:
+    """A calibration for the first and one for the last tokens of each class. A sequence without a promise is ignored.
+
+    Whoever expires before its first token counts as a miss of that: it would have come later still, by the time of its
+    own prefill.
+    """
+
+    def __init__(self, decisive: float) -> None:
+        """`decisive` is the confidence with which a first token is held against its deadline."""
+        self._decisive = decisive
+        self._first: dict[int, Calibration] = {}
+        self._last: dict[int, Calibration] = {}
+        self._open: dict[Sequence, Promise] = {}
+
     def promise(self, priority_class: int, estimate: Estimate, now: float) -> Promise:
-        bound, likely = self._of_class(priority_class)
-        first = estimate.first_token
-        return Promise(now, first, estimate.prefill, bound.bound(first), likely.bound(first))
+        first = self._first_of(priority_class).bounds(estimate.first_token)
+        last = self._last_of(priority_class).bounds(estimate.last_token)
+        return Promise(now, estimate.prefill, first, last.not_before(first))
 
     def give(self, sequence: Sequence, promise: Promise) -> None:
         self._open[sequence] = promise
 
     def first_token(self, sequence: Sequence, now: float) -> None:
+        if (promise := self._open.get(sequence)) is not None:
+            self._first_of(sequence.priority_class).came(promise.first, now - promise.arrival)
+
+    def last_token(self, sequence: Sequence, now: float) -> None:
         if (promise := self._open.pop(sequence, None)) is not None:
-            waited = now - promise.arrival
-            self._observe(sequence, promise, waited, waited > promise.bound, waited > promise.likely)
+            self._last_of(sequence.priority_class).came(promise.last, now - promise.arrival)
 
     def expired(self, sequence: Sequence, now: float) -> None:
-        if (promise := self._open.pop(sequence, None)) is not None:
-            waited = max(now - promise.arrival, promise.bound) + promise.prefill
-            self._observe(sequence, promise, waited, True, True)
+        if (promise := self._open.pop(sequence, None)) is None:
+            return
+        waited = now - promise.arrival
+        if not sequence.output:
+            least = max(waited, promise.first.told) + promise.prefill
+            self._first_of(sequence.priority_class).would_have_come(promise.first, least)
+        self._last_of(sequence.priority_class).gave_up(promise.last, waited)
 
     def forget(self, sequence: Sequence) -> None:
         """It was cancelled: nobody will know."""
         self._open.pop(sequence, None)
 
-    def _observe(self, sequence: Sequence, promise: Promise, waited: float, late: bool, unlikely: bool) -> None:
-        bound, likely = self._of_class(sequence.priority_class)
-        bound.observe(waited - promise.estimate, late)
-        likely.observe(waited - promise.estimate, unlikely)
-        self.broken += late
-        self.kept += not late
+    @property
+    def coverage(self) -> float:
+        """Share of the bounds on first tokens that held."""
+        return _coverage(self._first)
 
-    def _of_class(self, priority_class: int) -> tuple[Conformal, Conformal]:
-        if priority_class not in self._bounds:
-            self._bounds[priority_class] = Conformal(CONFIDENCE), Conformal(self._decisive)
-        return self._bounds[priority_class]
+    @property
+    def completion_coverage(self) -> float:
+        """Share of the bounds on last tokens that held, of those of which it is known."""
+        return _coverage(self._last)
+
+    def _first_of(self, priority_class: int) -> Calibration:
+        if priority_class not in self._first:
+            self._first[priority_class] = Calibration(self._decisive, is_last=False)
+        return self._first[priority_class]
+
+    def _last_of(self, priority_class: int) -> Calibration:
+        if priority_class not in self._last:
+            self._last[priority_class] = Calibration(DONE_CONFIDENCE, is_last=True)
+        return self._last[priority_class]
+
+
+def _coverage(calibrations: dict[int, Calibration]) -> float:
+    kept = sum(each.kept for each in calibrations.values())
+    broken = sum(each.broken for each in calibrations.values())
+    return kept / max(1, kept + broken)

@@ -37,9 +37,12 @@ class WaitingRoom:
         self._pipeline.planned(work, now)
         for sequence in flight.admitted:
             self._leave(sequence, now)
-        for sequence in scheduler.preempted:
-            if sequence.status in (Status.PREEMPTED, Status.WAITING):
-                self._wait(sequence, now)
+        self._take_back(scheduler, now)
+
+    def lost(self, scheduler: Scheduler, now: float) -> None:
+        """None of the steps that were planned and not completed took place."""
+        self._pipeline.lost()
+        self._take_back(scheduler, now)
 
     def completed(self, flight: Flight, now: float) -> None:
         """Its tokens have been accounted for. Only prefills bring first tokens."""
@@ -48,15 +51,24 @@ class WaitingRoom:
             if len(sequence.output) == 1:
                 self.control.promises.first_token(sequence, now)
 
+    def answered(self, sequence: Sequence, now: float) -> None:
+        """It has had its last token."""
+        self.control.promises.last_token(sequence, now)
+
     def ended(self, sequence: Sequence, now: float) -> None:
-        """In whatever state; expired ones have been told of before."""
+        """In whatever state; those that expired or were answered have been told of before."""
         self.control.promises.forget(sequence)
         self._leave(sequence, now)
 
     def expired(self, sequence: Sequence, now: float) -> None:
-        if not sequence.output:
-            self.control.promises.expired(sequence, now)
+        self.control.promises.expired(sequence, now)
         self.ended(sequence, now)
+
+    def _take_back(self, scheduler: Scheduler, now: float) -> None:
+        """Those preempted wait again."""
+        for sequence in scheduler.preempted:
+            if sequence.status in (Status.PREEMPTED, Status.WAITING):
+                self._wait(sequence, now)
 
     def _wait(self, sequence: Sequence, now: float) -> None:
         self.backlog.add(sequence)

@@ -26,6 +26,9 @@ class Batch:
     Row i computes tokens [starts[i], starts[i] + lengths[i]) of its sequence. A decode computes the one token that its
     slot sampled last, which the host may not know yet; `token_ids` holds those of the prefills, row after row.
     `sampled` lists the rows whose last token is followed by a sampled one: all decodes, and prefills that are complete.
+
+    After a step that was lost, what the device may not have been told is told again: it may know a sequence or a block
+    table already.
     """
 
     step: int

@@ -8,13 +8,16 @@ from typing import Protocol
 
 from backend.batch import Batch, StepOutput
 from backend.device_thread import DeviceThread
-from backend.errors import DeviceError
+from backend.errors import DeviceError, MemoryExhausted
 from backend.executor import Executor
 from backend.flight import Delta
 from backend.sequence import FinishReason, Sequence
 from backend.stream import Delivery, TokenStream
 
 log = logging.getLogger(__name__)
+
+STOP_SECONDS = 10.0  # for the steps in flight of an engine that is stopped
+ABANDON_SECONDS = 1.0  # the same, after a failure: they may never end
 
 
 class Core(Protocol):
@@ -42,12 +45,20 @@ class Core(Protocol):
 
     def complete(self, output: StepOutput, now: float) -> list[Delta]: ...
 
+    def lost(self, now: float) -> bool:
+        """The device had no memory for the oldest step in flight: it and those behind it are as if never planned.
+
+        False when nothing less can be planned in their place.
+        """
+        ...
+
 
 class Engine:
     """Runs a core's plans on an executor, up to two steps ahead.
 
     Owned by one event loop: every method is called there. On a completed step it accounts, plans and submits before any
-    token is delivered. After a device failure every stream raises `DeviceError`, and so does `submit`; `failed` is set.
+    token is delivered. A step for which the device has no memory is planned again with less. After any other device
+    failure every stream raises `DeviceError`, and so does `submit`; `failed` is set.
     """
 
     def __init__(
@@ -67,8 +78,9 @@ class Engine:
 
     async def stop(self) -> None:
         """Finish the steps in flight and end the device thread. Streams still open end with `DeviceError`."""
-        self._fail(DeviceError("the engine was stopped"))
-        await asyncio.to_thread(self._device.stop)
+        seconds = ABANDON_SECONDS if self.failed.done() else STOP_SECONDS
+        self.fail(DeviceError("the engine was stopped"))
+        await asyncio.to_thread(self._device.stop, seconds)
 
     @property
     def num_streams(self) -> int:
@@ -88,6 +100,18 @@ class Engine:
         if self._streams.pop(sequence, None) is not None:
             self.core.finish(sequence, reason, self.clock())
             self._plan_soon()
+
+    def fail(self, error: DeviceError) -> None:
+        """End every stream with `error`, and plan no more."""
+        if not self.failed.done():
+            self.failed.set_result(error)
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.fail(error)
+
+    def device_stacks(self) -> str:
+        """Where the threads at the device are, for a report on one that does not come back."""
+        return self._device.stacks()
 
     def allow(self, tenant: str, blocks: int | None) -> None:
         """Change what a tenant may hold of the KV memory; None: there is no limit."""
@@ -127,9 +151,13 @@ class Engine:
             log.debug("a step completed after the event loop had closed")
 
     def _on_step(self, result: StepOutput | BaseException) -> None:
+        if isinstance(result, MemoryExhausted) and not self.failed.done() and self.core.lost(self.clock()):
+            log.warning("a step is planned again with less: %s", result)
+            self._submit_plans()
+            return
         if isinstance(result, BaseException):
             log.error("device failure", exc_info=result)
-            self._fail(DeviceError(f"the device failed: {result}"))
+            self.fail(DeviceError(f"the device failed: {result}"))
             return
         if self.failed.done():
             return
@@ -144,10 +172,3 @@ class Engine:
             if reason is not None:
                 del self._streams[sequence]
         self._delivery.flush()
-
-    def _fail(self, error: DeviceError) -> None:
-        if not self.failed.done():
-            self.failed.set_result(error)
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
-            stream.fail(error)

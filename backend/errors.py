@@ -5,6 +5,7 @@ BackendError
 ├── ModelLoadError       a checkpoint that cannot be served: names the file, the tensor or key, and the remedy
 ├── InvalidRequest       one request that can never run: names the field, the limit and what was asked
 └── DeviceError          the device failed and cannot be trusted again; every stream ends, the process exits
+    └── MemoryExhausted  it had no memory for one step, which is planned again with less; whoever cannot do that fails
 
 Errors of torch, safetensors, tokenizers and jinja2 are translated into these where they are caught, never passed on.
 """
@@ -35,3 +36,7 @@ class InvalidRequest(BackendError):
 
 class DeviceError(BackendError):
     """The device failed; its state cannot be trusted."""
+
+
+class MemoryExhausted(DeviceError):
+    """The device had no memory for a step. It computed nothing of it that counts, and is as it was before."""

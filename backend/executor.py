@@ -9,7 +9,7 @@ class PendingStep(Protocol):
     """A step the device has been told to compute."""
 
     def wait(self) -> StepOutput:
-        """Block until it is done. Raises `DeviceError` when the device failed."""
+        """Block until it is done. Raises `DeviceError` when the device failed, and `MemoryExhausted` as `launch`."""
         ...
 
 
@@ -17,5 +17,9 @@ class Executor(Protocol):
     """One device. Steps run in the order of their launch; one thread calls it."""
 
     def launch(self, batch: Batch) -> PendingStep:
-        """Queue a step behind those launched before, without waiting for it."""
+        """Queue a step behind those launched before, without waiting for it.
+
+        Raises `MemoryExhausted` when there is no memory for it. Steps launched behind it are then not waited for, and
+        the next has its number or a lower one: it stands in its place.
+        """
         ...

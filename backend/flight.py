@@ -32,3 +32,16 @@ class Flight:
     admitted: list[Sequence] = field(default_factory=list)
     paused: dict[Sequence, Blocked] = field(default_factory=dict)  # at a limit of their tenants
     decode_context: int = 0  # tokens that the decodes attend to, in all
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.batch.lengths)
+
+    def undo(self) -> None:
+        """It was planned last of those in flight and not computed: its sequences are as far as they were before it."""
+        for sequence, start in zip(self.sequences, self.batch.starts, strict=True):
+            sequence.num_computed_tokens = start
+            sequence.in_flight -= 1
+            sequence.last_step = -1
+        for sequence in self.sampled:
+            sequence.num_tokens -= 1

@@ -42,6 +42,10 @@ class Lane(Protocol):
         """Host memory, uint8, from which copies to the device need not wait."""
         ...
 
+    def recover(self) -> None:
+        """After memory ran out: wait for all that was launched, and give back what can be spared."""
+        ...
+
 
 class CpuLane:
     """Nothing runs ahead on a CPU: waiting for work is doing it."""
@@ -60,6 +64,9 @@ class CpuLane:
 
     def staging(self, num_bytes: int) -> Tensor:
         return torch.zeros(num_bytes, dtype=torch.uint8)
+
+    def recover(self) -> None:
+        pass
 
 
 class Deferred:
@@ -99,6 +106,11 @@ class CudaLane:
 
     def staging(self, num_bytes: int) -> Tensor:
         return torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def recover(self) -> None:
+        torch.cuda.synchronize(self.device)
+        with torch.cuda.device(self.device):
+            torch.cuda.empty_cache()
 
 
 class Span:

@@ -1,5 +1,6 @@
 """From a batch's lists to tensors, through the decoder and the sampler, and back to tokens."""
 
+from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -11,7 +12,7 @@ from backend.batch import Admitted, Batch, StepOutput
 from backend.config import EngineConfig
 from backend.decode_graphs import DecodeGraphs
 from backend.device_sampler import DeviceSampler
-from backend.errors import DeviceError
+from backend.errors import DeviceError, MemoryExhausted
 from backend.kernels.step import StepInputs
 from backend.lane import Graph, Lane, Running, Work, make_lane
 from backend.model import Decoder
@@ -42,10 +43,10 @@ class _Step:
     def wait(self) -> StepOutput:
         try:
             elapsed = self.running.wait()
-        except RuntimeError as error:  # torch's for whatever CUDA reports; after it no result can be trusted
-            raise DeviceError(f"step {self.number} failed on {self.runner.device}: {error}") from error
+        except (RuntimeError, MemoryError) as error:
+            raise self.runner.failure(self.number, error) from error
         token_ids = self.staged.piece.tokens[: self.staged.num_sampled].tolist()
-        self.runner.stager.release(self.staged)
+        self.runner.completed()
         return StepOutput(self.number, token_ids, elapsed)
 
 
@@ -54,6 +55,9 @@ class ModelRunner:
 
     `launch` stages a batch on the host and queues its work; what the device remembers of each slot between steps (its
     block table, its last token) is read and written by that work alone, in the order of the launches.
+
+    A step for which there is no memory has written nothing that it would not write again, up to its last tokens, which
+    take none. It may be launched once more under its number, or another in its place.
     """
 
     def __init__(self, decoder: Decoder, kv: KVCache, config: EngineConfig, lane: Lane | None = None) -> None:
@@ -76,15 +80,33 @@ class ModelRunner:
         if self._lane.captures:
             self._logits = torch.zeros((seqs, decoder.config.vocab_size), dtype=torch.float32, device=self.device)
         self._sampler = self._make_sampler()
+        self._staged: deque[tuple[int, Staged]] = deque()  # by step: those launched and not completed
+        self._newest = -1  # step
 
     def launch(self, batch: Batch) -> _Step:
-        for admitted in batch.admitted:
-            self._sampler.admit(admitted)
-        num_seqs = len(batch.slots)
-        graphs = self._graphs if batch.num_decodes == num_seqs else None
-        staged = self.stager.stage(batch, num_seqs if graphs is None else graphs.size_for(num_seqs))
-        choose = self._sampler.stage(staged) if staged.num_sampled else None
-        return _Step(self, batch.step, staged, self._launch(partial(self._run, staged, choose, graphs)))
+        if batch.step <= self._newest:
+            self._give_back(batch.step)
+        self._newest = batch.step
+        try:
+            return self._launch_step(batch)
+        except (RuntimeError, MemoryError) as error:
+            raise self.failure(batch.step, error) from error
+
+    def completed(self) -> None:
+        """The oldest step was, and its tokens are read."""
+        self.stager.release(self._staged.popleft()[1])
+
+    def failure(self, step: int, error: RuntimeError | MemoryError) -> DeviceError:
+        """What a step's failure means: torch reports whatever CUDA does, after most of which nothing can be trusted."""
+        if not _is_out_of_memory(error):
+            return DeviceError(f"step {step} failed on {self.device}: {error}")
+        self._lane.recover()
+        return MemoryExhausted(f"no memory on {self.device} for step {step}: {error}")
+
+    def _give_back(self, step: int) -> None:
+        """What was staged for this step and those behind it, which are lost. All before it are completed."""
+        while self._staged and self._staged[-1][0] >= step:
+            self.stager.release(self._staged.pop()[1])
 
     def warm_up(self) -> None:
         """Run every kind of step over block 0 and record the graphs, so that no request pays for what happens once."""
@@ -115,14 +137,21 @@ class ModelRunner:
 
     def _record(self, work: Work) -> Graph:
         """Run it first: what libraries load and reserve at a size's first use is not for a graph to hold."""
-        self._launch(work).wait()
-        return self._lane.capture(work)
-
-    def _launch(self, work: Work) -> Running:
         try:
-            return self._lane.launch(work)
+            self._lane.launch(work).wait()
+            return self._lane.capture(work)
         except RuntimeError as error:
             raise DeviceError(f"{self.device} failed: {error}") from error
+
+    def _launch_step(self, batch: Batch) -> _Step:
+        for admitted in batch.admitted:
+            self._sampler.admit(admitted)
+        num_seqs = len(batch.slots)
+        graphs = self._graphs if batch.num_decodes == num_seqs else None
+        staged = self.stager.stage(batch, num_seqs if graphs is None else graphs.size_for(num_seqs))
+        self._staged.append((batch.step, staged))
+        choose = self._sampler.stage(staged) if staged.num_sampled else None
+        return _Step(self, batch.step, staged, self._lane.launch(partial(self._run, staged, choose, graphs)))
 
     @torch.inference_mode()
     def _run(self, staged: Staged, choose: Choose | None, graphs: DecodeGraphs | None) -> None:
@@ -185,3 +214,8 @@ class ModelRunner:
 
     def _logits_of(self, hidden: Tensor) -> Tensor:
         return self.decoder.logits(hidden, None if self._logits is None else self._logits[: len(hidden)])
+
+
+def _is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
+    """On a CPU torch says so in words alone."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)

@@ -7,14 +7,16 @@ Iteration-level scheduling is Orca's (Yu et al., 2022), paged memory with preemp
 from collections import deque
 from operator import attrgetter
 
-from backend.batch import Admitted, Batch, StepOutput
+from backend.batch import Batch, StepOutput
 from backend.config import Batching, EngineConfig, KVAllocation
 from backend.counters import Counters
 from backend.flight import Blocked, Delta, Flight
 from backend.holdings import Holdings
+from backend.introductions import Retelling, introduce
 from backend.paged_kv.block_pool import BlockPool
 from backend.policy import PlainPolicy, Policy
 from backend.sequence import FinishReason, Sequence, Status
+from backend.token_budget import TokenBudget
 from backend.victims import Victims
 from backend.waiting import WaitingQueue
 
@@ -30,6 +32,9 @@ class Scheduler:
 
     A sequence that reaches a limit of its tenant pauses: it keeps its place and its memory, and computes nothing. When
     all of a tenant's sequences are paused for blocks, the youngest gives its own to the others.
+
+    Where the device had no memory for a step, steps are smaller for a while. What they have no room for is the prefill
+    of the lowest classes, and then their sequences.
     """
 
     def __init__(self, config: EngineConfig, waiting: WaitingQueue, policy: Policy | None = None) -> None:
@@ -48,6 +53,8 @@ class Scheduler:
         self._victims = Victims(self.policy, config.max_preemptions)
         self._preempting: dict[str, Sequence] = {}  # blocks still held for steps in flight
         self._next_step = 0
+        self._budget = TokenBudget(config.max_num_batched_tokens)
+        self._retelling = Retelling()
 
     # arrivals and departures
 
@@ -107,6 +114,11 @@ class Scheduler:
         block_size = self.config.block_size
         return sum(len(s.block_table) * block_size - s.num_computed_tokens for s in self.running.values())
 
+    @property
+    def token_budget(self) -> int:
+        """Tokens that a step may have at present."""
+        return self._budget.tokens
+
     # planning
 
     def plan(self) -> Batch | None:
@@ -117,12 +129,15 @@ class Scheduler:
         while not (flight := self._plan_step()).sequences:
             if self._yield_for_the_oldest(flight):
                 continue
+            if not self.in_flight and self._budget.restore():
+                continue
             if self.in_flight or self._preempting or all(s in flight.paused for s in self.running.values()):
                 return None
             self._break_deadlock(flight)
         self._yield_for_the_oldest(flight)
         self._next_step += 1
         self.in_flight.append(flight)
+        self._retelling.add_to(flight)
         return flight.batch
 
     def _plan_step(self) -> Flight:
@@ -168,7 +183,7 @@ class Scheduler:
         num_decodes = flight.batch.num_decodes
         intervals = [s.token_interval for s in flight.sequences if s.token_interval is not None]
         room = self.policy.prefill_room(num_decodes, flight.decode_context, min(intervals, default=None))
-        budget = min(room, self.config.max_num_batched_tokens - num_decodes)
+        budget = min(room, self._budget.tokens - num_decodes)
         prefilling.sort(key=_BY_CLASS)
         for sequence in prefilling:
             if sequence.priority_class:
@@ -264,9 +279,7 @@ class Scheduler:
         self.holdings.seat(sequence)
         sequence.num_admitted_tokens = sequence.num_tokens
         self.running[sequence.id] = sequence
-        tokens = [*sequence.prompt, *sequence.output]
-        admitted = Admitted(sequence.slot, sequence.sampling, sequence.seed, tokens, len(sequence.prompt))
-        flight.batch.admitted.append(admitted)
+        flight.batch.admitted.append(introduce(sequence))
         flight.admitted.append(sequence)
         self.policy.admitted(sequence)
 
@@ -360,8 +373,12 @@ class Scheduler:
         self._suspend(sequence)
 
     def _give_way(self, sequence: Sequence) -> None:
-        """Preempted at a limit of its own tenant, which does not count against it."""
+        """Preempted at a limit of its own tenant."""
         self.counters.yields += 1
+        self._put_back(sequence)
+
+    def _put_back(self, sequence: Sequence) -> None:
+        """Preempted for what does not count against it."""
         sequence.num_yields += 1
         self._suspend(sequence)
 
@@ -386,12 +403,40 @@ class Scheduler:
             self._ended.append(victim)
             self._finish(victim, FinishReason.PREEMPTED)
 
+    # lost steps
+
+    def lost(self) -> bool:
+        """The device had no memory for the oldest step in flight: it and those behind it are as if never planned.
+
+        The next plan has its number, and as many run as it may have tokens. False when losing goes on for too long.
+        """
+        self.preempted = []
+        self.counters.lost_steps += 1
+        failed = self.in_flight[0]
+        while self.in_flight:
+            self._undo(self.in_flight.pop())
+        self._next_step = failed.batch.step
+        feasible = self._budget.lost(failed.num_tokens)
+        lowest = sorted(self.running.values(), key=self._victims.key, reverse=True)
+        for victim in lowest[: max(0, len(lowest) - self._budget.tokens)]:
+            self.counters.shed += 1
+            self._put_back(victim)
+        self._retelling.begin(self.running.values())
+        return feasible
+
+    def _undo(self, flight: Flight) -> None:
+        flight.undo()
+        for sequence in flight.sequences:
+            if sequence.status is not Status.RUNNING:
+                self._release_if_idle(sequence)
+
     # accounting
 
     def complete(self, output: StepOutput) -> list[Delta]:
         """Account for the oldest step in flight; returns its tokens in row order."""
         flight = self.in_flight.popleft()
         assert flight.batch.step == output.step
+        self._budget.computed()
         for sequence in flight.sequences:
             sequence.in_flight -= 1
         deltas: list[Delta] = []

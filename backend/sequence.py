@@ -46,7 +46,8 @@ class Sequence:
     first_token_target: float | None = None  # seconds from its arrival that its class is meant to keep
     head_start: float = 0.0  # seconds by which it counts as older in its queue: a long prompt has to start sooner
     body_bytes: int = 0  # of the request, which are kept while it waits
-    promised: float | None = None  # seconds from its arrival in which nine in ten such have their first token
+    promised_first: float | None = None  # seconds from its arrival in which nine in ten such have their first token
+    promised_last: float | None = None  # the same for the last
 
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
@@ -55,9 +56,9 @@ class Sequence:
     token_limit: int = field(init=False)  # of `num_tokens`: where it pauses until it may have more
     num_billed_tokens: int = 0  # prompt tokens computed at least once
     num_preemptions: int = 0
-    num_yields: int = 0  # preemptions at a limit of its own tenant
+    num_yields: int = 0  # preemptions at a limit of its own tenant, or for a step that was lost
     kv_block_seconds: float = 0.0  # blocks held, times how long
-    charged: float = 0.0  # to its tenant, in the unit of account
+    charged: float = 0.0  # to its tenant for completed steps, in the unit of account
     peak_blocks: int = 0  # the most that it held at a time
     num_kept_tokens: int = 0  # output when it was last preempted
 

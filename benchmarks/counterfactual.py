@@ -59,7 +59,7 @@ class ForkingLoop(Loop):
         return os.waitstatus_to_exitcode(status) == 0
 
     def _let_in(self, arrival: Arrival, now: float) -> int:
-        """Run on with the request admitted, without a deadline; 0 when it turns out good."""
+        """Run on with the request admitted, without a deadline, unless the queue is full; 0 when it turns out good."""
         recorder = self._recorder
         assert isinstance(recorder, WatchingRecorder)
         self.every = 0

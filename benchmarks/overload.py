@@ -116,8 +116,11 @@ class Run:
 
     @property
     def coverage(self) -> float:
-        promises = self.core.room.control.promises
-        return promises.kept / max(1, promises.kept + promises.broken)
+        return self.core.room.control.promises.coverage
+
+    @property
+    def completion_coverage(self) -> float:
+        return self.core.room.control.promises.completion_coverage
 
     @property
     def regretted(self) -> float:
@@ -249,6 +252,8 @@ def judge(report: Report, ours: dict[str, list[Run]]) -> None:
     for load in ("1.4x", "2.5x burst"):
         coverage = median(run.coverage for run in ours[load])
         report.at_most(f"coverage of the 90 % estimates at {load}, off by", abs(coverage - 0.9), 0.02)
+        coverage = median(run.completion_coverage for run in ours[load])
+        report.at_most(f"the same of last tokens at {load}, off by", abs(coverage - 0.9), 0.02)
         worst = max(median(shares) for shares in zip(*(run.by_length for run in ours[load]), strict=True))
         report.at_most(f"worst quartile's refusals over the mean at {load}", worst, 2.0)
     regretted = median(run.regretted for run in ours["1.4x"])

@@ -16,6 +16,7 @@ class Arrival(NamedTuple):
     max_tokens: int = 0  # what it declares; 0: its output length, known exactly
     patience: float = inf  # it leaves when it has no token after this long
     deadline: float | None = None  # seconds in which it wants its first token, and says so
+    done_within: float | None = None  # the same for its last token
     attempt: int = 0  # retries before it
 
     @property

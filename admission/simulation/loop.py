@@ -196,6 +196,7 @@ def _sequence(number: int, arrival: Arrival, now: float, target: Target) -> Sequ
         token_interval=target.interval,
         first_token_target=target.first_token,
         first_token_by=min(deadlines) if (deadlines := _deadlines(arrival, now, target)) else None,
+        done_by=None if arrival.done_within is None else now + arrival.done_within,
     )
 
 

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from admission.controller import Controller
-from admission.core import CoreConfig, Order, make_core
+from admission.core import SCALES, CoreConfig, Order, Unit, make_core
 from admission.simulation.device import Device
 from admission.simulation.errors import OptionError
 from admission.simulation.target import NO_TARGET, Target
@@ -63,6 +63,7 @@ def parse_policy(text: str, device: Device, option: str = "--policy") -> Simulat
     tokens = values.pop("kv_tokens", str(device.kv_tokens))
     try:
         settings: dict[str, Any] = {key: _value(option, CoreConfig, key, value) for key, value in values.items()}
+        settings = SCALES[settings.get("unit", Unit.ENGINE_TIME)]._asdict() | settings
         return SimulatedPolicy(text, CoreConfig(**settings), _engine(option, engine, _integer(tokens)))
     except (ConfigError, ValueError) as error:
         raise OptionError(option, text, str(error)) from None

@@ -62,6 +62,13 @@ class FairnessWitness:
         self.look()
         self._compare(list(self.queue.accounts.values()))
 
+    def lost(self) -> None:
+        """None of the steps that were planned and not completed took place."""
+        self._flights.clear()
+        for tenant, account in self.queue.accounts.items():
+            self._of(tenant).charged = account.charged
+        self.look()
+
     def look(self) -> None:
         """What is paid ahead now."""
         ahead = dict.fromkeys(self.queue.accounts, 0.0)

@@ -38,8 +38,8 @@ class CoreMachine(RuleBasedStateMachine):
     grants that differ by at most 1; 4. counters never go down, charges sum to the busy time; 5. overtaking only from
     the aging window, preemptions bounded; 7. cancelling is idempotent, and releases memory with the last step in flight
     that names the sequence; 8. one end each, contiguous tokens, the same ones however often they are recomputed;
-    9. steps within the budget, a token for every decode; 10. more work never looks shorter; 11. other names, another
-    clock and scaled weights change nothing; 12. a replay decides the same to the byte.
+    9. steps within the budget, which is smaller once one was lost, a token for every decode; 10. more work never looks
+    shorter; 11. other names, another clock, scaled weights change nothing; 12. a replay decides the same to the byte.
 
     Invariant 6 is about quotas, which the core does not know.
     """
@@ -175,6 +175,19 @@ class CoreMachine(RuleBasedStateMachine):
             self.witness.completed()
             self.witness.check()
 
+    @precondition(lambda self: self.flying)
+    @rule()
+    def lose(self) -> None:
+        """The device has no memory for the oldest step in flight."""
+        lost = list(self.flying)
+        self.flying.clear()
+        assert self.core.lost(self.now) == self.twin.lost(self.now)
+        assert not self.scheduler.in_flight
+        assert self.scheduler.token_budget <= max(1, sum(lost[0].lengths) // 2)
+        assert len(self.scheduler.running) <= self.scheduler.token_budget
+        if self.witness:
+            self.witness.lost()
+
     # what follows from events
 
     def end_early(self, sequence: Sequence) -> None:
@@ -190,7 +203,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     def check_step(self, batch: Batch, waited: list[Sequence]) -> None:
         assert batch.slots, "an empty step was planned"
-        assert sum(batch.lengths) <= self.engine.max_num_batched_tokens
+        assert sum(batch.lengths) <= self.scheduler.token_budget <= self.engine.max_num_batched_tokens
         self.check_decodes(batch)
         admitted = self.scheduler.in_flight[-1].admitted
         if self.witness:

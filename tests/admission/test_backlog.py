@@ -1,11 +1,13 @@
 """The backlog's sums are those of what waits, whatever comes and goes."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from admission.aging import Aging
-from admission.backlog import Backlog
+from admission.backlog import Backlog, Caps, Turn
 from admission.load import Load
 from admission.queue_bounds import QueueBounds
 from backend.sampling import SamplingParams
@@ -47,12 +49,60 @@ def test_sums_are_those_of_what_waits(steps: list[tuple[str, int, int, bool]]) -
     assert queue.total == Load() and queue.num_tenants == 0
 
 
+def test_the_most_urgent_and_the_oldest_of_those_that_wait_are_known() -> None:
+    queue = backlog()
+    assert queue.most_urgent("a") is None and queue.oldest(1) is None
+    first = sequence(1, "a", level=2, arrival=5.0)
+    for one in (first, sequence(2, "a", level=1, arrival=7.0), sequence(3, "b", level=2, arrival=6.0)):
+        queue.add(one)
+    assert (queue.most_urgent("a"), queue.most_urgent("b")) == (1, 2)
+    assert (queue.oldest(0), queue.oldest(1), queue.oldest(2)) == (None, 7.0, 5.0)
+    queue.discard(first)
+    assert queue.oldest(2) == 6.0
+
+
+def turn(now: float, level: int = 0, head_start: float = 0.0) -> Turn:
+    return Turn.of(sequence(0, level=level), now, head_start, AGING)
+
+
 def test_a_lower_class_is_before_a_newcomer_only_once_it_has_aged() -> None:
     queue = backlog()
     queue.add(sequence(1, level=1, arrival=0.0))
-    assert queue.tokens_before("a", 1.0, 0.0, 0, AGING) == 0
-    assert queue.tokens_before("a", 2.5, 0.0, 0, AGING) == 8
-    assert queue.tokens_before("a", 1.0, 0.0, 1, AGING) == queue.tokens_before("a", 1.0, 0.0, 2, AGING) == 8
+    assert queue.tokens_before("a", turn(1.0)) == 0
+    assert queue.tokens_before("a", turn(2.5)) == 8
+    assert queue.tokens_before("a", turn(1.0, level=1)) == queue.tokens_before("a", turn(1.0, level=2)) == 8
+
+
+def test_a_head_start_overtakes_what_arrived_since() -> None:
+    queue = backlog()
+    for n, arrival in enumerate((0.0, 1.0, 1.4)):
+        queue.add(sequence(n, prompt=2**n, arrival=arrival))
+    assert [queue.tokens_before("a", turn(1.5, head_start=early)) for early in (0.0, 0.2, 0.6, 2.0)] == [7, 3, 1, 0]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 50), st.integers(0, 2), st.booleans()), max_size=30),
+    st.tuples(st.integers(0, 2), st.floats(0, 100), st.floats(0, 100)),
+    st.sets(st.sampled_from("abcd")),
+)
+def test_what_lies_within_caps_is_counted_by_tenant_and_class(
+    arrivals: list[tuple[str, int, int, bool]], caps: tuple[int, float, float], besides: set[str]
+) -> None:
+    queue, tokens = backlog(), Counter[tuple[str, int]]()
+    for n, (tenant, prompt, level, leaves) in enumerate(arrivals):
+        queue.add(waiting := sequence(n, tenant, prompt, level))
+        if leaves:
+            queue.discard(waiting)
+        else:
+            tokens[tenant, level] += prompt
+    level, urgent, lower = caps
+    expected = sum(
+        min(waiting, urgent if own <= level else lower)
+        for (tenant, own), waiting in tokens.items()
+        if tenant not in besides
+    )
+    assert queue.within(Caps(level, urgent, lower), besides) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("unit", ["count", "tokens", "bytes", "seconds"])

@@ -46,6 +46,14 @@ def test_a_bound_is_never_negative_and_never_falls_as_the_estimate_rises() -> No
     assert min(bounds) == 0.0 and bounds == sorted(bounds)
 
 
+def test_a_residual_that_was_cut_short_counts_as_those_that_went_further() -> None:
+    conformal = Conformal(0.9)
+    for n in range(10):
+        conformal.observe(float(n), missed=False)
+    assert conformal.beyond(3.5) == 7.0  # the median of 4 to 9, the higher of two
+    assert conformal.beyond(9.0) == 9.0, "nothing went further"
+
+
 def test_a_confidence_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="confidence must be between 0 and 1, got 1"):
         Conformal(1)

@@ -34,6 +34,16 @@ def test_whoever_is_being_computed_has_until_the_deadline() -> None:
     assert deadlines.due(1.9) == [] and deadlines.due(2.0) == [] and deadlines.due(2.1) == [one]
 
 
+def test_whoever_waits_for_its_last_token_is_given_up_when_not_even_the_first_would_come_by_then() -> None:
+    one = sequence("one", done_by=2.0)
+    deadlines = watched(one)
+    assert deadlines.due(1.5) == [] and deadlines.due(1.6) == [one]
+    running = sequence("running", done_by=2.0)
+    running.status = Status.RUNNING
+    deadlines = watched(running)
+    assert deadlines.due(1.6) == [] and deadlines.due(2.1) == [running]
+
+
 def test_a_first_token_settles_the_first_deadline_and_not_the_last() -> None:
     one = sequence("one", first_token_by=2.0, done_by=5.0)
     one.status, one.output = Status.RUNNING, [7]

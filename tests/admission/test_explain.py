@@ -4,7 +4,7 @@ from admission.explain import explain
 
 LOG = [
     ["log", 2, {}, {}, [], 512],
-    ["arrive", 1.0, "r-0", "acme", 15, 100, 100, 1, None, 0, None, None, None, None, None],
+    ["arrive", 1.0, "r-0", "acme", 15, 100, 100, 1, None, 0, None, None, None, 0.5, 2.25, None],
     ["plan", 1.5, 0, 3, 0, [], [], ["slots", "other-0"], None, []],
     ["done", 2.0, 0, 0.1, ["other-9"]],
     ["plan", 2.5, 1, 3, 0, [], [], ["memory", "r-0"], None, []],
@@ -12,7 +12,7 @@ LOG = [
     ["plan", 3.1, 3, 3, 0, [["r-0", 5]], [], None, None, []],
     ["plan", 4.0, 4, 3, 0, [], ["r-0"], ["release", "r-0"], None, []],
     ["plan", 4.5, 5, 3, 0, [["r-0", 25]], [], None, None, []],
-    ["arrive", 4.6, "x-0", "acme", 5, 10, 10, 0, None, 0, None, None, None, None, "QueueFull"],
+    ["arrive", 4.6, "x-0", "acme", 5, 10, 10, 0, None, 0, None, None, None, None, None, "QueueFull"],
     ["done", 5.0, 5, 0.1, ["r-0"]],
     ["finish", 5.1, "r-0", "cancelled"],
 ]
@@ -23,6 +23,7 @@ def test_the_story_says_when_why_and_how_long_a_request_waited() -> None:
     assert explain(LINES, "r") == [
         "r-0",
         "    0.000 s  arrived: tenant acme, class 1, 15 prompt tokens, max_tokens 100",
+        "    0.000 s  first token expected within 0.500 s, the last within 2.250 s",
         "    2.000 s  admitted after waiting 2.000 s",
         "             1.000 s: behind others, because max_num_seqs sequences were running",
         "             0.500 s: until the next step was planned",
@@ -40,15 +41,25 @@ def test_the_story_says_when_why_and_how_long_a_request_waited() -> None:
 def test_a_tenant_that_is_passed_over_is_told_for_which_limit_of_its_own() -> None:
     log = [
         ["log", 2, {}, {}, [], 512],
-        ["arrive", 1.0, "r-0", "acme", 15, 100, 100, 1, None, 0, None, None, None, None, None],
+        ["arrive", 1.0, "r-0", "acme", 15, 100, 100, 1, None, 0, None, None, None, 0.5, 2.25, None],
         ["plan", 1.0, 0, 3, 0, [], [], None, {"acme": "allowance"}, []],
         ["plan", 1.5, 1, 3, 0, [], [], None, None, []],
         ["plan", 2.0, 2, 3, 0, [], [], ["slots", "other-0"], {}, []],
         ["plan", 2.25, 3, 3, 0, [["r-0", 15]], [], None, None, []],
     ]
-    assert explain(map(json.dumps, log), "r")[3:5] == [
+    assert explain(map(json.dumps, log), "r")[4:6] == [
         "             1.000 s: its tenant held as much KV memory as its limit allows",
         "             0.250 s: behind others, because max_num_seqs sequences were running",
+    ]
+
+
+def test_a_step_without_memory_is_told_by_whoever_gave_way_for_it() -> None:
+    log = [*LOG[:7], ["lost", 3.5, 3, ["r-0"]], ["plan", 4.0, 3, 0, 0, [["r-0", 15]], [], None, None, []]]
+    assert explain(map(json.dumps, log), "r")[-4:] == [
+        "    2.500 s  preempted: the device had no memory for step 3; it will be computed again",
+        "    3.000 s  admitted after waiting 0.500 s",
+        "             0.500 s: until the next step was planned",
+        "    3.000 s  prefill of 15 tokens in step 3",
     ]
 
 

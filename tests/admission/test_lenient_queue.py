@@ -1,5 +1,7 @@
 """Order of age within the leeway, fairness beyond it."""
 
+from math import inf
+
 from admission.aging import Aging
 from admission.lenient_queue import LenientFairQueue
 from backend.sampling import SamplingParams
@@ -68,7 +70,14 @@ def test_a_newcomer_of_a_tenant_in_debt_has_to_wait_for_more_rounds() -> None:
     queue = queue_of(1.5, *flood())
     assert queue.rounds_before("c", 0.0) == 0
     assert queue.rounds_before("a", 3.0) > queue.rounds_before("a", 0.0)
-    assert queue.reach("b", 2, leeway=True) == queue.reach("b", 2) + 1.5
+
+
+def test_credit_grows_by_a_grant_a_round_and_a_held_tenant_has_none() -> None:
+    queue = queue_of(1.5, *flood())
+    assert queue.credit_after("a", 0) == queue.standing("a")
+    assert queue.credit_after("a", 3) == queue.standing("a") + 3 * (queue.credit_after("a", 1) - queue.standing("a"))
+    queue.hold("a", "allowance")
+    assert queue.credit_after("a", 100) == -inf
 
 
 def test_a_timeout_of_minutes_is_no_reason_for_leeway() -> None:

@@ -17,6 +17,7 @@ from admission.simulation.loop import Loop
 from admission.simulation.policy import parse_policy
 from admission.simulation.recorder import Fate, Objective, Recorder
 from admission.step_time import StepTimeModel
+from backend.batch import StepOutput
 from backend.config import EngineConfig
 from backend.sampling import SamplingParams
 from backend.sequence import FinishReason, Sequence
@@ -150,6 +151,50 @@ def test_bounds_are_kept_for_all_and_for_each_tenant() -> None:
     with pytest.raises(QueueFull, match="9 requests would wait, at most 8 may") as refusal:
         core.arrive(sequence("all", "c"), 0.0)
     assert refusal.value.waiting == 8
+
+
+def test_a_last_token_is_expected_by_how_long_answers_have_taken() -> None:
+    """Of answers that might have 100 tokens and have 10, whoever waits for less than 100 is let in."""
+    core = make_core(CoreConfig(), SMALL)
+
+    def last(name: str) -> Sequence:
+        asked = sequence(name, done_by=core.scheduler.holdings.now + 60.0)
+        core.arrive(asked, core.scheduler.holdings.now)
+        return asked
+
+    answers = [last(str(n)) for n in range(40)]
+    cold = answers[0].promised_last
+    now = 0.0
+    while core.scheduler.has_work:
+        while core.plan(now) is not None:
+            pass
+        batch, now = core.scheduler.in_flight[0].batch, now + 0.02
+        core.complete(StepOutput(batch.step, [0] * len(batch.sampled), 0.02), now)
+        for answer in answers:
+            if len(answer.output) == 10:
+                core.finish(answer, FinishReason.STOP, now)
+    warm = last("next")
+    assert cold is not None and warm.promised_first is not None and warm.promised_last is not None
+    assert warm.promised_first <= warm.promised_last < cold / 4
+
+
+@pytest.mark.parametrize(("rate", "kind"), [(4.0, "deadline"), (9.0, "deadline"), (9.0, "done_within")])
+def test_nine_in_ten_first_and_last_tokens_come_by_when_clients_were_told(rate: float, kind: str) -> None:
+    arrivals = [a._replace(**{"deadline": None, kind: 2.0 if kind == "deadline" else 20.0}) for a in poisson(rate, 200)]
+    simulated = parse_policy(f"order=fair,{ENGINE}", DEVICE)
+    core = simulated.make_core()
+    Loop(core, DEVICE, Recorder(DEVICE, Objective(), {}), simulated.engine.max_model_len).run(arrivals)
+    promises = core.room.control.promises
+    assert promises.coverage == pytest.approx(0.9, abs=0.03)
+    assert promises.completion_coverage == pytest.approx(0.9, abs=0.04)
+
+
+def test_what_cannot_be_done_in_time_is_refused_before_it_costs_anything() -> None:
+    arrivals = [arrival._replace(deadline=None, done_within=15.0) for arrival in poisson(9.0, 90)]
+    found = {overload: fates(f"order=fair,overload={overload}", arrivals) for overload in ("deadline", "unbounded")}
+    done = {name: share(each, Fate.GOOD) for name, each in found.items()}
+    assert done["deadline"] > 2 * done["unbounded"]
+    assert share(found["deadline"], Fate.EXPIRED) < 0.3
 
 
 @pytest.mark.parametrize("overload", [Overload.UNBOUNDED, Overload.BOUNDED])

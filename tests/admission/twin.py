@@ -45,6 +45,9 @@ class Twin:
     def take_ended(self) -> list[str]:
         return [sequence.id for sequence in self._core.take_ended()]
 
+    def lost(self, now: float) -> bool:
+        return self._core.lost(now + SHIFT)
+
     def complete(self, output: StepOutput, now: float) -> list[tuple[str, int, FinishReason | None]]:
         deltas = self._core.complete(output, now + SHIFT)
         return [(sequence.id, token, reason) for sequence, token, reason in deltas]

@@ -25,8 +25,10 @@ class PaperDevice:
             self.tables[admitted.slot] = []
             self.known[admitted.slot] = list(admitted.token_ids)
         for slot, index, blocks in batch.new_blocks:
-            assert len(self.tables[slot]) == index, "blocks arrive out of order"
-            self.tables[slot] += blocks
+            table = self.tables[slot]
+            assert index <= len(table), "blocks arrive out of order"
+            assert table[index:] == blocks[: len(table) - index], "a block is another than it was"
+            table[index:] = blocks
         assert len(set(batch.slots)) == len(batch.slots), "a slot appears twice in one step"
         cursor = 0
         for row, (slot, start, length) in enumerate(zip(batch.slots, batch.starts, batch.lengths, strict=True)):

@@ -7,7 +7,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from backend.batch import Batch
 from backend.config import EngineConfig
+from backend.device_thread import Lost
+from backend.errors import MemoryExhausted
+from backend.executor import PendingStep
 from backend.kernels.ops import Ops
 from backend.kernels.reference import ReferenceOps
 from backend.kernels.step import StepInputs
@@ -100,13 +104,26 @@ def generate(
         for n, (prompt, params) in pairs
     )
     tokens: dict[str, list[int]] = {sequence.id: [] for sequence in sequences}
-    launched = deque()
+    launched: deque[PendingStep] = deque()
     while sequences or scheduler.has_work:
         for _ in range(min(at_once, len(sequences))):
             scheduler.add(sequences.popleft())
-        while (batch := scheduler.plan()) is not None:
-            launched.append(runner.launch(batch))
-        for sequence, token, _ in scheduler.complete(launched.popleft().wait()):
-            tokens[sequence.id].append(token)
+        while not any(isinstance(step, Lost) for step in launched) and (batch := scheduler.plan()) is not None:
+            launched.append(_launch(runner, batch))
+        try:
+            output = launched.popleft().wait()
+        except MemoryExhausted:
+            launched.clear()
+            assert scheduler.lost()
+        else:
+            for sequence, token, _ in scheduler.complete(output):
+                tokens[sequence.id].append(token)
     assert scheduler.pool.num_free == runner.config.num_blocks
     return list(tokens.values())
+
+
+def _launch(runner: ModelRunner, batch: Batch) -> PendingStep:
+    try:
+        return runner.launch(batch)
+    except MemoryExhausted as error:
+        return Lost(error)

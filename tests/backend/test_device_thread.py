@@ -6,6 +6,7 @@ import pytest
 
 from backend.batch import Batch, StepOutput
 from backend.device_thread import DeviceThread
+from backend.errors import MemoryExhausted
 
 PATIENCE = 30.0  # seconds before a test that hangs fails
 
@@ -28,8 +29,11 @@ class Device:
         self.launches: SimpleQueue[int] = SimpleQueue()
         self.results: SimpleQueue[BaseException | None] = SimpleQueue()
         self.refuses = False
+        self.is_full = False
 
     def launch(self, batch: Batch) -> Step:
+        if self.is_full:
+            raise MemoryExhausted(f"no memory for step {batch.step}")
         if self.refuses:
             raise RuntimeError("CUDA error: out of memory")
         self.launches.put(batch.step)
@@ -102,6 +106,42 @@ def test_a_launch_that_fails_is_posted_after_the_steps_before_it() -> None:
     bench.device.refuses = True
     bench.thread.submit(Batch(1))
     assert "out of memory" in str(bench.posted.get(timeout=PATIENCE))
+    assert bench.thread.stop(PATIENCE)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_step_that_is_lost_takes_those_behind_it_with_it_until_it_comes_again(depth: int) -> None:
+    bench = Bench(depth)
+    for number in range(3):
+        bench.thread.submit(Batch(number))
+    bench.device.complete()
+    bench.device.complete(MemoryExhausted("step 1"))
+    assert isinstance(bench.posted.get(timeout=PATIENCE), StepOutput)
+    assert isinstance(bench.posted.get(timeout=PATIENCE), MemoryExhausted)
+    for number in (1, 2):
+        bench.thread.submit(Batch(number))
+        bench.device.complete()
+    assert bench.thread.stop(PATIENCE)
+    again = [bench.posted.get(timeout=PATIENCE) for _ in range(2)]
+    assert [output.step for output in again if isinstance(output, StepOutput)] == [1, 2]
+    assert bench.posted.empty()
+
+
+def test_a_step_that_finds_no_memory_at_its_launch_is_lost_after_those_before_it() -> None:
+    bench = Bench()
+    bench.thread.submit(Batch(0))
+    assert bench.device.launches.get(timeout=PATIENCE) == 0
+    bench.device.is_full = True
+    bench.thread.submit(Batch(1))
+    assert bench.posted.empty()
+    bench.device.complete()
+    assert isinstance(bench.posted.get(timeout=PATIENCE), StepOutput)
+    assert isinstance(bench.posted.get(timeout=PATIENCE), MemoryExhausted)
+    bench.device.is_full = False
+    bench.thread.submit(Batch(1))
+    assert bench.device.launches.get(timeout=PATIENCE) == 1
+    bench.device.complete()
+    assert isinstance(bench.posted.get(timeout=PATIENCE), StepOutput)
     assert bench.thread.stop(PATIENCE)
 
 

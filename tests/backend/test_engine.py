@@ -14,7 +14,7 @@ from admission.outcome import QueueFull
 from admission.request import Request
 from backend.batch import Batch, StepOutput
 from backend.engine import Engine
-from backend.errors import DeviceError
+from backend.errors import DeviceError, MemoryExhausted
 from backend.sampling import SamplingParams
 from backend.sequence import FinishReason, Status
 from backend.stream import STREAMS_PER_CALLBACK, TokenStream
@@ -37,6 +37,8 @@ class SteppedExecutor:
         self._permits: SimpleQueue[BaseException | None] = SimpleQueue()
         self._free = threading.Event()
         self.most_launched = 0
+        self.room: int | None = None  # tokens that a step may have; None: any number
+        self.lost = 0
         self._launched = 0
 
     def allow(self, error: BaseException | None = None) -> None:
@@ -47,6 +49,9 @@ class SteppedExecutor:
         self._permits.put(None)
 
     def launch(self, batch: Batch) -> _Step:
+        if self.room is not None and sum(batch.lengths) > self.room:
+            self.lost += 1
+            raise MemoryExhausted(f"no memory for {sum(batch.lengths)} tokens")
         self._launched += 1
         self.most_launched = max(self.most_launched, self._launched)
         return _Step(lambda: self._wait(batch))
@@ -175,6 +180,48 @@ def test_a_device_failure_ends_every_stream_and_refuses_new_ones() -> None:
         assert bench.engine.failed.done()
         with pytest.raises(DeviceError), bench.admission.admit(bench.request("later")):
             pass
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("room", [1, 2, 5])
+def test_steps_without_memory_are_planned_again_with_less_and_every_stream_is_whole(room: int) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.executor.free()
+        bench.executor.room = room
+
+        async def one(n: int) -> None:
+            with bench.admission.admit(bench.request(f"r{n}", (n, n + 1, 9), 12)) as stream:
+                assert await drain(stream) == continuation([n, n + 1, 9], 12, END)
+
+        await asyncio.gather(*(one(n) for n in range(8)))
+        assert bench.executor.lost and bench.scheduler.counters.lost_steps == bench.executor.lost
+        assert not bench.engine.failed.done()
+        assert bench.scheduler.pool.num_free == bench.scheduler.config.num_blocks
+
+    play(scenario)
+
+
+def test_memory_that_runs_out_while_a_step_computes_costs_nobody_a_token() -> None:
+    async def scenario(bench: Bench) -> None:
+        with bench.admission.admit(bench.request(max_tokens=8)) as stream:
+            await bench.settle()
+            bench.executor.allow()
+            tokens = await stream.take()
+            bench.executor.allow(MemoryExhausted("no memory"))
+            bench.executor.free()
+            assert tokens + await drain(stream) == continuation([5, 6, 7], 8, END)
+        assert bench.scheduler.counters.lost_steps == 1
+
+    play(scenario)
+
+
+def test_a_device_without_memory_for_a_single_token_has_failed() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.executor.room = 0
+        with bench.admission.admit(bench.request()) as stream, pytest.raises(DeviceError, match="no memory"):
+            await drain(stream)
+        assert bench.engine.failed.done()
 
     play(scenario)
 

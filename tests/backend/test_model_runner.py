@@ -7,7 +7,7 @@ import torch
 
 from backend.batch import Admitted, Batch
 from backend.decode_graphs import graph_sizes
-from backend.errors import DeviceError
+from backend.errors import DeviceError, MemoryExhausted
 from backend.lane import CpuLane, Running, Work
 from backend.sampling import SamplingParams
 from tests.backend.runners import CONFIG, EagerGraphLane, generate, make_runner
@@ -145,3 +145,45 @@ def test_what_cuda_reports_is_a_device_error(at_once: bool) -> None:
     admitted = Admitted(0, SamplingParams(), 0, [1], 1)
     with pytest.raises(DeviceError, match="illegal memory access"):
         runner.launch(Batch(0, 0, [0], [0], [1], [1], [0], [(0, 0, [0])], [admitted])).wait()
+
+
+class ScarceLane(CpuLane):
+    """Every so often there is no memory for a step: at its launch, or when most of it is computed."""
+
+    def __init__(self, every: int, at_once: bool) -> None:
+        super().__init__()
+        self.every, self.at_once = every, at_once
+        self.launched = self.recovered = 0
+
+    def launch(self, work: Work) -> Running:
+        self.launched += 1
+        if self.launched % self.every:
+            return super().launch(work)
+        if self.at_once:
+            self._fail()
+        return super().launch(self._fail)
+
+    def recover(self) -> None:
+        self.recovered += 1
+
+    @staticmethod
+    def _fail() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_step_that_finds_no_memory_is_lost_and_nothing_else(expected: list[list[int]], at_once: bool) -> None:
+    lane = ScarceLane(every=5, at_once=at_once)
+    assert generate(make_runner(lane=lane), PROMPTS, SAMPLING, at_once=3) == expected
+    assert lane.recovered > 5
+
+
+def test_a_cpu_says_in_words_that_it_has_no_memory() -> None:
+    class Greedy(CpuLane):
+        def launch(self, work: Work) -> Running:
+            return super().launch(lambda: torch.empty(1 << 50))
+
+    admitted = Admitted(0, SamplingParams(), 0, [1], 1)
+    step = make_runner(lane=Greedy()).launch(Batch(0, 0, [0], [0], [1], [1], [0], [(0, 0, [0])], [admitted]))
+    with pytest.raises(MemoryExhausted, match="no memory on cpu for step 0"):
+        step.wait()

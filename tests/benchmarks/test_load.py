@@ -58,6 +58,7 @@ def test_a_request_carries_its_length_and_key() -> None:
     assert head.startswith(b"POST /path HTTP/1.1\r\n")
     assert f"content-length: {len(body)}".encode() in head
     assert b"authorization: Bearer sk-key" in head
+    assert b"\r\nx-a-b: 5\r\n" in post("/path", {}, x_a_b=5)
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])

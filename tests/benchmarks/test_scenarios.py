@@ -9,8 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SCENARIOS = (
-    "decision_cost", "device_idle", "engine_peers", "fairness", "flood", "gateway_overhead", "quota_burst",
-    "quota_store", "step_time",
+    "decision_cost", "device_idle", "engine_peers", "fairness", "flood", "gateway_overhead", "log_cost",
+    "overload", "overload_live", "quota_burst", "quota_store", "step_time", "telemetry_cost",
 )  # fmt: skip
 
 

@@ -1,0 +1,35 @@
+"""What sequences and tenants are charged for steps, in either unit."""
+
+import pytest
+
+from admission.core import CoreConfig, Unit, make_core
+from backend.batch import StepOutput
+from backend.config import EngineConfig
+from backend.sampling import SamplingParams
+from backend.sequence import Sequence
+
+ENGINE = EngineConfig(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=256, max_model_len=128)
+
+
+def served(unit: Unit, seconds: float) -> list[Sequence]:
+    """Three sequences of two tenants to their ends, each step taking `seconds`."""
+    core = make_core(CoreConfig(unit=unit, quantum=0.05 if unit is Unit.ENGINE_TIME else 512), ENGINE)
+    sequences = [Sequence(f"{n}", f"t{n % 2}", [1] * (9 + n), SamplingParams(), 5, 0, frozenset()) for n in range(3)]
+    now = 0.0
+    for sequence in sequences:
+        core.arrive(sequence, now)
+    while (batch := core.plan(now)) is not None:
+        now += seconds
+        core.complete(StepOutput(batch.step, [5] * len(batch.sampled), seconds), now)
+    return sequences
+
+
+@pytest.mark.parametrize("seconds", [0.0005, 0.04])
+def test_what_sequences_are_charged_adds_up_to_the_time_that_the_device_was_busy(seconds: float) -> None:
+    sequences = served(Unit.ENGINE_TIME, seconds)
+    assert sum(sequence.charged for sequence in sequences) == pytest.approx(5 * seconds)
+    assert all(sequence.charged > 0 for sequence in sequences)
+
+
+def test_in_tokens_a_sequence_is_charged_its_prompt_once_and_each_generated_token_twice() -> None:
+    assert [sequence.charged for sequence in served(Unit.TOKENS, 0.01)] == [9 + 10, 10 + 10, 11 + 10]

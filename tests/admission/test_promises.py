@@ -1,0 +1,103 @@
+"""What clients are told of their tokens, and what is learned from when those came."""
+
+import pytest
+
+from admission.conformal import COLD_MARGIN, ENOUGH
+from admission.estimate import Estimate
+from admission.promises import Promise, Promises
+from backend.sampling import SamplingParams
+from backend.sequence import Sequence
+
+
+def sequence(output: int = 0) -> Sequence:
+    return Sequence("s", "a", [0] * 8, SamplingParams(), 8, 0, frozenset(), output=[0] * output)
+
+
+def estimate(first: float = 1.0, last: float = 10.0) -> Estimate:
+    return Estimate(first, last, 0.0, 0.5, 0.5, 0.0)
+
+
+def give(promises: Promises, waits: Sequence, guess: Estimate, level: int = 0) -> Promise:
+    waits.priority_class = level
+    promise = promises.promise(level, guess, 0.0)
+    promises.give(waits, promise)
+    return promise
+
+
+def answered(promises: Promises, guess: Estimate, first: float, last: float, level: int = 0) -> None:
+    waits = sequence()
+    give(promises, waits, guess, level)
+    promises.first_token(waits, first)
+    promises.last_token(waits, last)
+
+
+def test_a_class_of_which_nothing_is_known_is_told_the_estimate_with_a_margin() -> None:
+    promise = Promises(0.4).promise(0, estimate(), 0.0)
+    assert (promise.first.told, promise.last.told) == (1 + COLD_MARGIN, 10 * (1 + COLD_MARGIN))
+
+
+def test_first_tokens_are_late_by_seconds_and_last_ones_in_proportion() -> None:
+    promises = Promises(0.4)
+    for _ in range(ENOUGH):
+        answered(promises, estimate(1.0, 10.0), first=1.5, last=5.0)
+    promise = promises.promise(0, estimate(3.0, 40.0), 0.0)
+    assert promise.first.told == pytest.approx(3.5)
+    assert promise.last.told == pytest.approx(20.0)
+
+
+def test_a_last_token_is_never_told_to_come_before_the_first() -> None:
+    promises = Promises(0.4)
+    for _ in range(ENOUGH):
+        answered(promises, estimate(1.0, 10.0), first=1.0, last=1.0)
+    assert promises.promise(0, estimate(2.0, 4.0), 0.0).last.told == pytest.approx(2.0)
+
+
+def test_each_class_learns_from_its_own() -> None:
+    promises = Promises(0.4)
+    for _ in range(ENOUGH):
+        answered(promises, estimate(), first=2.0, last=20.0, level=1)
+    assert promises.promise(1, estimate(), 0.0).last.told == pytest.approx(20.0)
+    assert promises.promise(0, estimate(), 0.0).last.told == 10 * (1 + COLD_MARGIN)
+
+
+def test_what_is_likely_comes_sooner_than_what_is_told() -> None:
+    promises = Promises(0.4)
+    for n in range(100):
+        answered(promises, estimate(), first=1 + n / 100, last=10 + n / 10)
+    promise = promises.promise(0, estimate(), 0.0)
+    assert promise.first.likely < promise.first.told and promise.last.likely < promise.last.told
+
+
+def test_whoever_expires_before_its_first_token_broke_the_first_promise() -> None:
+    promises = Promises(0.4)
+    waits = sequence()
+    give(promises, waits, estimate())
+    promises.expired(waits, 0.5)
+    assert promises.coverage == 0 and promises.completion_coverage == 0
+    assert promises._last[0].kept == promises._last[0].broken == 0, "nobody knows when its last token would have come"
+
+
+def test_whoever_expires_in_its_answer_kept_the_first_and_counts_as_one_of_those_that_took_longer() -> None:
+    promises = Promises(0.4)
+    for n in range(ENOUGH):
+        answered(promises, estimate(), first=1.0, last=float(n))
+    waits = sequence()
+    give(promises, waits, estimate(1.0, 10.0))
+    promises.first_token(waits, 1.0)
+    waits.output = [0]
+    promises.expired(waits, 12.0)
+    promises.last_token(waits, 50.0)
+    assert promises.coverage == 1.0
+    residuals = promises._last[0]._told._sorted
+    assert len(residuals) == ENOUGH + 1
+    assert sum(each == pytest.approx(16 / 10 - 1) for each in residuals) == 2, "the median of 13 to 19 s"
+
+
+def test_a_cancelled_one_says_nothing() -> None:
+    promises = Promises(0.4)
+    waits = sequence()
+    give(promises, waits, estimate())
+    promises.forget(waits)
+    promises.first_token(waits, 9.0)
+    promises.last_token(waits, 9.0)
+    assert promises._first[0].kept + promises._first[0].broken == 0

@@ -1,0 +1,88 @@
+"""A real server with one slot, which tests keep busy, and tenants that meet its limits."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from gateway.auth import new_key
+from gateway.key_store import KeyStore
+from tests.gateway.server_process import PATIENCE, ServerProcess, eventually, running_server
+
+POLICY = """
+classes:
+  hurried: {service_tiers: [priority], ttft: 50ms, when_late: refuse}
+  usual: {aging: 2s}
+  short: {service_tiers: [flex], aging: 4s, queue: {requests: 1}}
+defaults: {default_class: usual}
+tenants:
+  patient: {}
+  queued: {limits: {queued_requests: 1}}
+  spent: {limits: {requests: 1/month}}
+"""
+
+
+@dataclass
+class Site:
+    server: ServerProcess
+    keys: dict[str, str]
+
+    def send(self, client: httpx.Client, tenant: str = "patient", **changes: Any) -> httpx.Request:
+        headers = {"authorization": f"Bearer {self.keys[tenant]}"} | changes.pop("headers", {})
+        body = {"model": "embedded", "messages": [{"role": "user", "content": "Count from 3 to 12."}]} | changes
+        return client.build_request("POST", f"{self.server.url}/v1/chat/completions", json=body, headers=headers)
+
+    def post(self, tenant: str = "patient", **changes: Any) -> httpx.Response:
+        with httpx.Client(timeout=PATIENCE) as client:
+            return client.send(self.send(client, tenant, **changes))
+
+    def vacate(self) -> None:
+        """Whoever occupies it leaves."""
+        self._leave = True
+        eventually(self.server.is_idle)
+
+    @contextmanager
+    def occupied(self, waiting: int = 0) -> Iterator[None]:
+        """The slot is taken by a long answer, and so many more wait for it, until the block is left."""
+        self._leave = False
+        with httpx.Client(timeout=PATIENCE) as client, ExitStack() as open_streams:
+            for _ in range(1 + waiting):
+                thread = threading.Thread(target=self._stream, args=(client,))
+                thread.start()
+                open_streams.callback(thread.join)
+            eventually(lambda: self.server.metric("vllm:num_requests_running") == 1, 10)
+            eventually(lambda: self.server.metric("vllm:num_requests_waiting") == waiting, 10)
+            try:
+                yield
+            finally:
+                self._leave = True
+        self.vacate()
+
+    def _stream(self, client: httpx.Client) -> None:
+        request = self.send(client, max_tokens=1900, ignore_eos=True, stream=True)
+        response = client.send(request, stream=True)
+        for _ in response.iter_raw():
+            if self._leave:
+                break
+        response.close()
+
+    _leave: bool = False
+
+
+@contextmanager
+def busy_site(folder: Path) -> Iterator[Site]:
+    (folder / "policy.yaml").write_text(POLICY)
+    store, keys = KeyStore(folder / "state"), {}
+    for tenant in ("patient", "queued", "spent"):
+        keys[tenant], record = new_key(tenant, store.pepper())
+        store.add(record)
+    flags = ("--threads", "1", "--max-num-seqs", "1", "--policy", str(folder / "policy.yaml"))
+    with running_server(folder, *flags) as server:
+        site = Site(server, keys)
+        for _ in range(3):
+            site.post()  # so that something is known of how long things take
+        yield site
