@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -30,7 +31,7 @@ class Grant:
         self.key = key
         self.reservation = reservation  # None: no limit counts what it uses
         self.measure: Callable[[], Usage] = _nothing
-        self.settlement: asyncio.Task[None] | None = None  # once it is being settled
+        self.settlement: asyncio.Future[None] | None = None  # done when the store has been told, or has not answered
         self._quotas = quotas
         self._is_settled = False
 
@@ -98,9 +99,10 @@ class Quotas:
             self.store.book(grant.name, grant.key, usage)
             return
         grant.reservation.progress = usage
-        task = grant.settlement = asyncio.create_task(self.store.settle(grant.reservation, usage))
+        grant.settlement = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(self.store.settle(grant.reservation, usage))
         self._settling.add(task)
-        task.add_done_callback(self._settled)
+        task.add_done_callback(partial(self._settled, grant.settlement))
 
     async def run(self) -> None:
         """Renew this replica's leases for as long as the server runs, and reconcile at once when the store is back."""
@@ -156,8 +158,9 @@ class Quotas:
         wait = self._holds.until_next_end(name, refusal.limit.amount)
         return LimitExceeded(refusal.limit, refusal.asked, refusal.left, wait)
 
-    def _settled(self, task: asyncio.Task[None]) -> None:
+    def _settled(self, settlement: "asyncio.Future[None]", task: "asyncio.Task[None]") -> None:
         self._settling.discard(task)
+        settlement.set_result(None)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.warning("a settlement waits for the next heartbeat: %s", error)
 

@@ -43,6 +43,8 @@ class RedisClient:
             url, protocol=2, socket_timeout=None, socket_connect_timeout=CONNECT_TIMEOUT
         )
         self.returned = asyncio.Event()  # set with each new connection
+        self.num_outages = 0
+        self._is_out = False
         self._link: RedisLink | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()  # when the link in use has
@@ -104,11 +106,12 @@ class RedisClient:
                 link = await self._connected()
             except QuotaError as error:
                 self._refused, self._reason = error, StoreUnavailable(str(error))
+                self._outage_begins()
                 delay = random.uniform(0.5, 1) * min(max(2 * delay, FIRST_DELAY), LONGEST_DELAY)
                 self._attempted.set()
                 continue
             self._ended.clear()
-            self._link, self._refused = link, None
+            self._link, self._refused, self._is_out = link, None, False
             self._attempted.set()
             self.returned.set()
             await self._ended.wait()
@@ -122,6 +125,12 @@ class RedisClient:
         self._ended.set()
         if isinstance(reason, ConnectionLost):
             self._attempted.clear()
+        else:
+            self._outage_begins()
+
+    def _outage_begins(self) -> None:
+        self.num_outages += not self._is_out
+        self._is_out = True
 
     async def _connected(self) -> RedisLink:
         connection: AbstractConnection = self._pool.make_connection()  # type: ignore[no-untyped-call]

@@ -30,6 +30,7 @@ from quotas.policy import Outage
 from quotas.replica import Replica
 from quotas.reservation import Ask, LimitState, Reservation, Usage
 from quotas.script_runner import ScriptRunner
+from quotas.store import Observer
 from quotas.usage_ledger import UsageLedger
 
 LEASE = 30.0  # seconds
@@ -68,6 +69,18 @@ class RedisStore:
     @property
     def is_connected(self) -> bool:
         return self._runner.client.is_connected
+
+    @property
+    def on_command(self) -> list[Observer]:
+        return self._runner.on_command
+
+    @property
+    def num_outages(self) -> int:
+        return self._runner.client.num_outages
+
+    @property
+    def num_held(self) -> int:
+        return self._replica.num_held
 
     async def connect(self) -> None:
         """Raise `StoreUnavailable` if the server cannot be reached now (attempts go on in the background), and

@@ -34,6 +34,11 @@ class Replica:
         self._ordinal += 1
         return f"{self.id}.{self._ordinal}"
 
+    @property
+    def num_held(self) -> int:
+        """Reservations that are not settled yet."""
+        return len(self._held)
+
     def holds(self, reservation_id: str) -> tuple[Account, Held] | None:
         return self._held.get(reservation_id)
 
@@ -70,9 +75,7 @@ class Replica:
         return answer[0] == b"OK", figures
 
     async def look(self, account: Account) -> Figures:
-        source = self._runner.scripts[Script.STATES]
-        answer = await self._runner.run(Script.STATES, account.command(Script.STATES, source, NO_ASK, b"-"))
-        return Figures.of(answer)
+        return Figures.of(await self._decide(Script.STATES, account, NO_ASK, b"-"))
 
     async def slice(self, account: Account, field: bytes, numbers: Sequence[int]) -> tuple[int, ...]:
         """Have a slice set aside, as lua/slice.lua is told it; what it holds, and what it is due."""

@@ -1,7 +1,8 @@
 """Scripts on a server that may have forgotten them, or may break the connection once."""
 
 import asyncio
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import cast
 
 from redis.exceptions import NoScriptError, ResponseError
@@ -11,12 +12,21 @@ from quotas.redis_client import RedisClient
 from quotas.redis_link import RedisLink
 from quotas.resp import command
 from quotas.scripts import Script, Source, load_scripts
+from quotas.store import Observer
 from quotas.store_check import check_server
 
 
 class ScriptRunner:
-    def __init__(self, url: str, timeout: float, scripts: Mapping[Script, Source] | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        timeout: float,
+        scripts: Mapping[Script, Source] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`url` and `timeout` as in `RedisClient`."""
+        self.on_command: list[Observer] = []
+        self._clock = clock
         self.scripts = scripts or load_scripts()
         self.client = RedisClient(url, timeout, self._prepare)
 
@@ -39,6 +49,19 @@ class ScriptRunner:
         return command(b"EVALSHA", self.scripts[script].digest, b"%d" % len(keys), *keys, *arguments)
 
     async def _executed(self, script: Script, packed: bytes) -> list[bytes]:
+        """Observed, whether it succeeds or fails."""
+        began, failure = self._clock(), None
+        try:
+            return await self._answered(script, packed)
+        except Exception as error:
+            failure = error
+            raise
+        finally:
+            ended = self._clock()
+            for tell in self.on_command:
+                tell(script, began, ended, failure)
+
+    async def _answered(self, script: Script, packed: bytes) -> list[bytes]:
         try:
             try:
                 answer = await self.client.send(packed)

@@ -1,12 +1,18 @@
 """Where it is kept what tenants have spent: the one truth of all replicas."""
 
 import asyncio
+from collections.abc import Callable
 from datetime import date
 from typing import Protocol
 
 from quotas.limit import Limit
 from quotas.policy import Outage
 from quotas.reservation import Ask, LimitState, Reservation, Usage
+
+Observer = Callable[[str, float, float, Exception | None], object]
+"""Told of each command that was sent to the store: its name, when it began and ended, in seconds of `time.monotonic`,
+and what failed it. It is called where the command was awaited, in the context of whoever wanted it.
+"""
 
 
 class Store(Protocol):
@@ -16,7 +22,20 @@ class Store(Protocol):
     """
 
     @property
+    def on_command(self) -> list[Observer]: ...
+
+    @property
     def is_connected(self) -> bool: ...
+
+    @property
+    def num_outages(self) -> int:
+        """How often it was lost, or could not be reached to begin with."""
+        ...
+
+    @property
+    def num_held(self) -> int:
+        """Reservations of this replica that are not settled yet."""
+        ...
 
     @property
     def returned(self) -> asyncio.Event:

@@ -206,6 +206,15 @@ async def test_a_cancelled_reserve_is_given_back_by_the_next_heartbeat(store: Re
     assert (remaining["tokens/h"], remaining["concurrent_requests"]) == (1000, 3)
 
 
+async def test_whoever_looks_sees_that_a_dead_replica_holds_nothing(
+    store: RedisStore, other: RedisStore, redis: Redis, tenant: str
+) -> None:
+    await store.reserve(tenant, "k1", LIMITS, Ask(1, 100, 200))
+    assert (await left(other, tenant))["concurrent_requests"] == 2
+    await redis.hset(f"sluice:{{{tenant}}}", mapping={f"p:{store.replica}": 1, "lease": 1})  # it ran out long ago
+    assert (await left(other, tenant))["concurrent_requests"] == 3
+
+
 async def test_state_expires_once_it_is_full_again(store: RedisStore, redis: Redis, tenant: str) -> None:
     limits = (Limit(Resource.REQUESTS, 10, Rate(60, 10)), KEY_TOKENS)
     await store.settle(await store.reserve(tenant, "k1", limits, Ask()), Usage())
