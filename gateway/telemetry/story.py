@@ -4,6 +4,7 @@ Moments are in seconds of the engine's clock, which never goes back; `began_ns` 
 output and no key is in it.
 """
 
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from admission.outcome import Outcome
@@ -13,6 +14,9 @@ from gateway.openai import GenerationRequest
 from gateway.scope import RequestScope
 from gateway.telemetry.trace_context import TraceContext
 from quotas.quotas import Grant
+
+MAX_STORE_CALLS = 16
+_FAILED = frozenset({Outcome.FAILED, Outcome.EXPIRED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,16 @@ class Trail:
     chunks: list[Chunk] = field(default_factory=list)
     preempted: list[float] = field(default_factory=list)
     resumed: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCall:
+    """One command that the quota store was given for a request."""
+
+    name: str
+    began: float
+    ended: float
+    error: str | None  # the name of what failed it
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +91,7 @@ class Story:
     scope: RequestScope | None = None
     grant: Grant | None = None
     trails: list[Trail] = field(default_factory=list)
+    store_calls: list[StoreCall] = field(default_factory=list)  # at most `MAX_STORE_CALLS`
 
     # at its end
     outcome: Outcome | None = None
@@ -86,6 +101,11 @@ class Story:
     def unix_ns(self, moment: float) -> int:
         """A moment on the calendar, in Unix nanoseconds."""
         return self.began_ns + round((moment - self.began) * 1e9)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it is an error of ours: statuses of 4xx are the client's."""
+        return self.status >= 500 or self.outcome in _FAILED
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -120,3 +140,15 @@ class Story:
     def first_token(self) -> float | None:
         """When the engine had the first token of any of its sequences."""
         return min((trail.first_token for trail in self.trails if trail.first_token is not None), default=None)
+
+
+current: ContextVar[Story | None] = ContextVar("current", default=None)
+"""The request for which the running task works; tasks that it starts, such as its settlement, inherit it."""
+
+
+def note_command(name: str, began: float, ended: float, error: Exception | None) -> None:
+    """Put down to the current request what the quota store was asked."""
+    story = current.get()
+    if story is not None and len(story.store_calls) < MAX_STORE_CALLS:
+        failure = None if error is None else type(error).__name__
+        story.store_calls.append(StoreCall(name, began, ended, failure))

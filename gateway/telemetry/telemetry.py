@@ -8,7 +8,7 @@ from starlette.types import Scope
 
 from admission.outcome import Outcome
 from gateway.responses import Exchange
-from gateway.telemetry.story import Story
+from gateway.telemetry.story import Story, current
 from gateway.telemetry.trace_context import trace_context
 
 log = logging.getLogger(__name__)
@@ -37,6 +37,7 @@ class Telemetry:
             int(retries) if len(retries) < 4 and retries.isdigit() else 0,
         )
         self.live.add(story)
+        current.set(story)
         return story
 
     def ended(self, story: Story, outcome: Outcome) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from admission.controller import Controller
 from admission.event_log import RecordedCore
+from admission.ledger import work_of
+from admission.step_time import StepTimeModel
 from admission.terms import Terms
 from backend.batch import Batch, StepOutput
 from backend.flight import Delta, Flight
@@ -40,14 +42,22 @@ class Step:
 class WatchedCore:
     """Implements `backend.engine.Core` around another. Work is done for what changes, not for each row of each step."""
 
-    def __init__(self, core: Controller | RecordedCore, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        core: Controller | RecordedCore,
+        clock: Callable[[], float] = time.perf_counter,
+        step_time: StepTimeModel | None = None,
+    ) -> None:
         """`clock` times the planning, in seconds."""
         self.core = core
         self.scheduler = core.scheduler
         self.lengths = core.lengths
+        self.room = core.room
+        self.on_admit: list[Callable[[Trail], object]] = []  # for the first time
         self.on_step: list[Callable[[Step], object]] = []
         self.on_release: list[Callable[[Trail], object]] = []  # of the blocks of one that was cut short
         self._clock = clock
+        self._step_time = step_time
         self._trails: dict[Sequence, Trail] = {}  # of sequences that wait or run
         self._releasing: list[Trail] = []  # ended, named by a step in flight
         self._planned: deque[tuple[float, float]] = deque()  # of the steps in flight: when, and how long it took
@@ -55,6 +65,10 @@ class WatchedCore:
     def trail(self, sequence: Sequence) -> Trail:
         """Of a sequence that has been queued; a new one for what never passed here."""
         return self._trails.get(sequence) or Trail(sequence, sequence.arrival)
+
+    def predicted(self, flight: Flight) -> float:
+        """Seconds that the device is expected to take for a step; 0.0 where nobody knows."""
+        return self._step_time.fitted.seconds(work_of(flight)) if self._step_time is not None else 0.0
 
     def arrive(self, sequence: Sequence, now: float) -> None:
         self.core.arrive(sequence, now)
@@ -83,6 +97,12 @@ class WatchedCore:
                 tell(step)
         return deltas
 
+    def lost(self, now: float) -> bool:
+        feasible = self.core.lost(now)
+        self._planned.clear()
+        self._note_preempted(now)
+        return feasible
+
     def take_ended(self) -> list[Sequence]:
         ended = self.core.take_ended()
         for sequence in ended:
@@ -104,11 +124,16 @@ class WatchedCore:
             if (trail := self._trails.get(sequence)) is not None:
                 if trail.admitted is None:
                     trail.admitted, trail.standing = now, self.core.standing(sequence.tenant)
+                    for tell in self.on_admit:
+                        tell(trail)
                 else:
                     trail.resumed.append(now)
         for row in range(decodes, len(batch.slots)):
             if (trail := self._trails.get(flight.sequences[row])) is not None:
                 trail.chunks.append(Chunk(batch.step, batch.starts[row], batch.lengths[row], now))
+        self._note_preempted(now)
+
+    def _note_preempted(self, now: float) -> None:
         for sequence in self.scheduler.preempted:
             if (trail := self._trails.get(sequence)) is not None:
                 trail.preempted.append(now)

@@ -1,0 +1,102 @@
+"""Steps, batches and KV memory, as the engine's owner sees them complete."""
+
+from collections.abc import Callable, Mapping
+
+from backend.scheduler import Scheduler
+from gateway.telemetry.metrics import buckets
+from gateway.telemetry.metrics.family import Family, Kind
+from gateway.telemetry.metrics.registry import Point, Registry
+from gateway.telemetry.watched_core import Step
+
+
+class EngineMetrics:
+    """`memory` tells the bytes of the device's memory by their use."""
+
+    def __init__(
+        self, registry: Registry, scheduler: Scheduler, block_bytes: int, memory: Callable[[], Mapping[str, float]]
+    ) -> None:
+        self._scheduler = scheduler
+        self._block_bytes = block_bytes
+        self._joined = 0  # by steps that are complete
+        self._busy = 0.0
+        self._completed, self._decodes = 0.0, 0  # of the last step
+        self._gap = 0.0  # between the last two tokens of whoever decoded in both of the last steps; 0: nobody did
+        self._count_steps(registry)
+        self._count_batches(registry)
+        self._count_memory(registry, memory)
+
+    def _count_steps(self, registry: Registry) -> None:
+        durations = registry.histogram(
+            "sluice.step.duration", "Device time of a step.", buckets.STEP_DURATION, ("kind",)
+        )
+        self._prefill, self._decode, self._mixed = (durations.at(kind) for kind in ("prefill", "decode", "mixed"))
+        self._planning = registry.histogram(
+            "sluice.planning.duration", "Time of the event loop to plan a step.", buckets.PLANNING_DURATION
+        ).at()
+        registry.total("sluice.device.busy", "Device time of all steps.", lambda: self._busy, "s")
+        self._jitter = registry.histogram(
+            "sluice.token.jitter", "Difference of a gap between two tokens from the gap before.", buckets.TOKEN_JITTER
+        ).at()
+
+    def _count_batches(self, registry: Registry) -> None:
+        counters, config = self._scheduler.counters, self._scheduler.config
+        self._sizes = registry.histogram("sluice.batch.size", "Sequences in a step.", buckets.BATCH_SIZE, unit="").at()
+        registry.gauge("sluice.batch.size_max", "The most sequences in a step.", lambda: config.max_num_seqs)
+        registry.total("sluice.batch.joined", "Sequences that joined the batch.", self._num_joined)
+        registry.total("sluice.batch.left", "Sequences that left the batch.", self._num_left)
+        self._chunks = registry.counter("sluice.prefill.chunks", "Parts of prompts computed.").at()
+        self._prefill_tokens = registry.counter("sluice.prefill.tokens", "Tokens computed in prefills.").at()
+        self._decode_tokens = registry.counter("sluice.decode.tokens", "Tokens computed in decodes.").at()
+        registry.total(
+            "sluice.late_tokens", "Tokens sampled after their sequence had ended.", lambda: counters.late_tokens
+        )
+        registry.total("sluice.recomputed_tokens", "Tokens computed again.", lambda: counters.recomputed_tokens)
+        preemptions = Family("sluice.preemptions", Kind.COUNTER, "", "Sequences that lost their memory.", ("cause",))
+        registry.read(preemptions, self._preemptions)
+        registry.total("sluice.lost_steps", "Steps the device had no memory for.", lambda: counters.lost_steps)
+
+    def _count_memory(self, registry: Registry, memory: Callable[[], Mapping[str, float]]) -> None:
+        pool = self._scheduler.pool
+        registry.gauge("sluice.kv.blocks", "KV blocks in the pool.", lambda: pool.num_blocks)
+        registry.gauge("sluice.kv.blocks_used", "KV blocks held by sequences.", lambda: pool.num_blocks - pool.num_free)
+        registry.gauge("sluice.kv.wasted", "KV memory allocated that holds no token yet.", self._wasted, "By")
+        registry.gauge("sluice.kv.cached", "KV memory kept for prompts that may come again.", lambda: 0, "By")
+        registry.gauge("sluice.kv.swapped", "KV memory moved to the host.", lambda: 0, "By")
+        uses = Family("sluice.device.memory", Kind.GAUGE, "By", "Memory of the model.", ("use",))
+        registry.read(uses, lambda: [((use,), held) for use, held in memory().items()])
+
+    def _preemptions(self) -> list[Point]:
+        counts = zip(("memory", "limit", "step"), self._scheduler.counters.all_preemptions, strict=True)
+        return [((cause,), count) for cause, count in counts]
+
+    def stepped(self, step: Step) -> None:
+        """O(1) but for the lengths of the prefills."""
+        decodes, tokens = step.num_decodes, step.prefill_tokens
+        (self._mixed if decodes and tokens else self._decode if decodes else self._prefill).observe(step.elapsed)
+        self._planning.observe(step.planning)
+        self._busy += step.elapsed
+        self._joined += len(step.flight.admitted)
+        self._sizes.observe(step.num_sequences)
+        self._decode_tokens.value += decodes
+        if tokens:
+            self._chunks.value += step.num_sequences - decodes
+            self._prefill_tokens.value += tokens
+        self._note_gap(step.completed, decodes)
+
+    def _note_gap(self, completed: float, decodes: int) -> None:
+        """Rows of this step and the one before have a gap between their tokens."""
+        gap, rows = completed - self._completed, min(decodes, self._decodes)
+        if rows and self._gap:
+            self._jitter.observe(abs(gap - self._gap), rows)
+        self._gap = gap if rows else 0.0
+        self._completed, self._decodes = completed, decodes
+
+    def _num_joined(self) -> int:
+        return self._joined + sum(len(flight.admitted) for flight in self._scheduler.in_flight)
+
+    def _num_left(self) -> int:
+        return self._num_joined() - len(self._scheduler.running)
+
+    def _wasted(self) -> float:
+        slots = self._scheduler.num_kv_slots_unused
+        return slots * self._block_bytes / self._scheduler.config.block_size

@@ -1,0 +1,13 @@
+"""Counts what telemetry itself could not deliver."""
+
+from gateway.telemetry.logs.logs import num_lines_dropped
+from gateway.telemetry.metrics.process import ProcessMetrics
+from gateway.telemetry.tracing.tracing import Tracing
+
+
+def count_losses(metrics: ProcessMetrics, tracing: Tracing | None) -> None:
+    metrics.bind("sluice.log_lines.dropped", num_lines_dropped)
+    if tracing is not None:
+        exporter = tracing.exporter
+        metrics.bind("sluice.spans.exported", lambda: exporter.num_exported)
+        metrics.bind("sluice.spans.dropped", lambda: exporter.num_dropped)

@@ -1,0 +1,91 @@
+"""The metrics of a gateway: who is told of what, and the page that Prometheus scrapes."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from backend.engine import Engine
+from gateway.policies import Policies
+from gateway.telemetry.metrics.class_names import ClassNames
+from gateway.telemetry.metrics.disconnects import DisconnectMetrics
+from gateway.telemetry.metrics.engine import EngineMetrics
+from gateway.telemetry.metrics.process import ProcessMetrics
+from gateway.telemetry.metrics.prometheus import exposition
+from gateway.telemetry.metrics.queue import QueueMetrics
+from gateway.telemetry.metrics.registry import Registry
+from gateway.telemetry.metrics.requests import RequestMetrics
+from gateway.telemetry.metrics.store import StoreMetrics
+from gateway.telemetry.metrics.tenants import TenantMetrics
+from gateway.telemetry.metrics.vllm import VllmMetrics
+from gateway.telemetry.story import Story
+from gateway.telemetry.telemetry import Telemetry
+from gateway.telemetry.watched_core import WatchedCore
+from quotas.store import Store
+
+TICK = 1.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What metrics are read from."""
+
+    model: str  # the served name
+    engine: Engine
+    core: WatchedCore
+    telemetry: Telemetry
+    policies: Policies
+    store: Store
+    block_bytes: int
+    memory: Callable[[], Mapping[str, float]]  # bytes of the device's memory by their use
+
+
+class Metrics:
+    """Listens to its sources from the start. Owned by the event loop; `run` is a task beside the server."""
+
+    def __init__(self, sources: Sources) -> None:
+        core, telemetry, policies = sources.core, sources.telemetry, sources.policies
+        clock, scheduler, live = telemetry.clock, core.scheduler, telemetry.live
+        registry, classes = Registry(), ClassNames(policies)
+        self.registry = registry
+        self.model = sources.model
+        self._constant = (("model_name", sources.model),)
+        self._sources = sources
+
+        self._requests = RequestMetrics(registry, sources.model, classes)
+        self._disconnects = DisconnectMetrics(registry, self._num_orphans)
+        self._queue = QueueMetrics(registry, core.room, classes, clock)
+        self._engine = EngineMetrics(registry, scheduler, sources.block_bytes, sources.memory)
+        self._tenants = TenantMetrics(registry, core, live, policies, sources.block_bytes, clock)
+        self._store = StoreMetrics(registry, sources.store)
+        self.process = ProcessMetrics(registry, policies, live)
+        self._vllm = VllmMetrics(registry, scheduler, clock)
+        self.tokens_delivered = self._vllm.tokens_delivered
+
+        core.on_admit.append(self._queue.admitted)
+        core.on_step.append(self._engine.stepped)
+        core.on_release.append(self._disconnects.released)
+        telemetry.on_end.append(self._ended)
+
+    def prometheus_text(self) -> bytes:
+        """Every metric in Prometheus' text format."""
+        return exposition(self.registry.collect(), self._constant)
+
+    async def run(self) -> None:
+        """Runs as long as the server does."""
+        clock = self._sources.telemetry.clock
+        while True:
+            due = clock() + TICK
+            await asyncio.sleep(TICK)
+            self.process.tick(max(0.0, clock() - due))
+            self._tenants.tick()
+
+    def _ended(self, story: Story) -> None:
+        self._requests.ended(story)
+        self._disconnects.ended(story)
+        self._queue.ended(story)
+        self._tenants.ended(story)
+        self._vllm.ended(story)
+
+    def _num_orphans(self) -> int:
+        trails = (trail for story in self._sources.telemetry.live for trail in story.trails)
+        return max(0, self._sources.engine.num_streams - sum(trail.ended is None for trail in trails))

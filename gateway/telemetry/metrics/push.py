@@ -1,0 +1,141 @@
+"""Pushes the metrics to a collector at intervals, from a thread of its own. A push that cannot be made is skipped."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from queue import Full, Queue
+
+from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as GrpcExporter
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as HttpExporter
+from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
+from opentelemetry.sdk.resources import Resource
+
+from gateway.beside import beside
+from gateway.settings import Settings
+from gateway.telemetry.metrics.metrics import Metrics
+from gateway.telemetry.metrics.registry import Reading
+from gateway.telemetry.metrics.sdk import metrics_data
+from gateway.telemetry.otlp import Collector, resource
+
+log = logging.getLogger(__name__)
+
+TIMEOUT = 5.0  # seconds for one push, its retries included
+MODEL = "sluice.model.name"  # of the resource: one process serves one model
+LAST_SECONDS = 2.0  # that a stopping gateway waits for the last push
+
+
+def metric_exporter(collector: Collector) -> MetricExporter:
+    """TLS files, proxies and compression are set by the standard variables, as `OTEL_EXPORTER_OTLP_CERTIFICATE`."""
+    url, headers = collector.url("metrics"), dict(collector.headers)
+    if collector.protocol == "grpc":
+        return GrpcExporter(endpoint=url, headers=headers, timeout=TIMEOUT)
+    return HttpExporter(endpoint=url, headers=headers, timeout=TIMEOUT)
+
+
+class MetricPush:
+    """Reads the metrics on the event loop, and does the rest on the thread. `count` is told each push's result."""
+
+    def __init__(
+        self,
+        exporter: MetricExporter,
+        collect: Callable[[], list[Reading]],
+        count: Callable[[str], object],
+        resource: Resource,
+        interval: float,
+    ) -> None:
+        """`interval` in seconds."""
+        self._exporter = exporter
+        self._collect = collect
+        self._count = count
+        self._resource = resource
+        self._interval = interval
+        self._began_ns = time.time_ns()
+        self._loop = asyncio.get_running_loop()
+        self._inbox: Queue[list[Reading] | None] = Queue(1)
+        self._busy = False
+        self._failing = False
+        self._thread = threading.Thread(target=self._work, name="metric-push", daemon=True)
+        self._thread.start()
+
+    async def run(self) -> None:
+        """Runs as long as the server does."""
+        while True:
+            await asyncio.sleep(self._interval)
+            self.push()
+
+    def push(self) -> None:
+        """Unless the one before is not done: then nothing."""
+        if self._busy:
+            self._count("skipped")
+            return
+        self._busy = True
+        self._inbox.put_nowait(self._collect())
+
+    async def close(self, seconds: float = LAST_SECONDS) -> None:
+        """Push once more, and wait no longer than that for it."""
+        self.push()
+        await asyncio.to_thread(self._close, seconds)
+
+    def _close(self, seconds: float) -> None:
+        try:
+            self._inbox.put(None, timeout=seconds)
+            self._thread.join(seconds)
+        except Full:
+            pass
+        self._exporter.shutdown()
+
+    def _work(self) -> None:
+        while (readings := self._inbox.get()) is not None:
+            self._post("exported" if self._export(readings) else "failed")
+
+    def _export(self, readings: list[Reading]) -> bool:
+        try:
+            data = metrics_data(readings, self._resource, self._began_ns, time.time_ns())
+            delivered = self._exporter.export(data) is MetricExportResult.SUCCESS
+        except Exception:
+            log.exception("metrics could not be exported")
+            delivered = False
+        self._tell(delivered)
+        return delivered
+
+    def _post(self, result: str) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._done, result)
+        except RuntimeError:
+            log.debug("a push ended after the event loop had closed")
+
+    def _done(self, result: str) -> None:
+        self._busy = False
+        self._count(result)
+
+    def _tell(self, delivered: bool) -> None:
+        """Log the first failure and the recovery, not each failure between."""
+        if delivered and self._failing:
+            log.info("the collector takes metrics again")
+        elif not delivered and not self._failing:
+            log.warning("the collector does not take metrics: it is tried again every %g s", self._interval)
+        self._failing = not delivered
+
+
+@asynccontextmanager
+async def pushing(settings: Settings, metrics: Metrics) -> AsyncIterator[None]:
+    """Push them while the block runs, and once more when it is left; nothing where no collector is set."""
+    collector = Collector.of(settings)
+    if collector is None:
+        yield
+        return
+    push = MetricPush(
+        metric_exporter(collector),
+        metrics.registry.collect,
+        metrics.process.pushed,
+        resource().merge(Resource({MODEL: metrics.model})),
+        settings.metrics_interval,
+    )
+    try:
+        async with beside(push.run()):
+            yield
+    finally:
+        await push.close()

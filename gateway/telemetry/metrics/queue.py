@@ -1,0 +1,90 @@
+"""What waits for the engine, for how long, and how well that was foretold."""
+
+from collections.abc import Callable
+
+from admission.waiting_room import WaitingRoom
+from backend.sequence import FinishReason
+from gateway.telemetry.metrics import buckets
+from gateway.telemetry.metrics.class_names import ClassNames
+from gateway.telemetry.metrics.family import Family, Kind
+from gateway.telemetry.metrics.registry import Histograms, Point, Registry
+from gateway.telemetry.story import Story, Trail
+
+_ANSWERED = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+class QueueMetrics:
+    def __init__(self, registry: Registry, room: WaitingRoom, classes: ClassNames, clock: Callable[[], float]) -> None:
+        self._room, self._classes, self._clock = room, classes, clock
+        label = ("class",)
+        depth = Family("sluice.queue.depth", Kind.GAUGE, "", "Sequences that wait for the engine.", label)
+        oldest = Family("sluice.queue.oldest_age", Kind.GAUGE, "s", "How long the oldest of them waits.", label)
+        registry.read(depth, self._depths)
+        registry.read(oldest, self._ages)
+        self._times = registry.histogram(
+            "sluice.queue.time", "From arrival to first step, of those admitted.", buckets.QUEUE_TIME, label
+        )
+        self._admissions = registry.counter("sluice.admissions", "Sequences taken into a first step.", label)
+        self._promotions = registry.counter(
+            "sluice.promotions", "Sequences admitted before a more urgent one of their tenant, by aging.", label
+        )
+        registry.total(
+            "sluice.deferrals", "Sequences let wait longer than their class is meant to.", lambda: room.control.deferred
+        )
+        self._errors = registry.histogram(
+            "sluice.estimate.error",
+            "How far tokens came before or after what the client was told.",
+            buckets.ESTIMATE_ERROR,
+            ("token", "side"),
+        )
+        coverage = Family("sluice.estimate.coverage", Kind.GAUGE, "1", "Share of the estimates that held.", ("token",))
+        registry.read(coverage, self._coverages)
+        self._begin()
+
+    def admitted(self, trail: Trail) -> None:
+        """For the first time."""
+        sequence = trail.sequence
+        level = sequence.priority_class
+        name = self._classes.of(level)
+        self._admissions.at(name).value += 1
+        self._times.at(name).observe((trail.admitted or trail.queued) - trail.queued)
+        most_urgent = self._room.backlog.most_urgent(sequence.tenant)
+        if most_urgent is not None and most_urgent < level:
+            self._promotions.at(name).value += 1
+
+    def ended(self, story: Story) -> None:
+        """Hold what was promised against what came."""
+        for trail in story.trails:
+            sequence = trail.sequence
+            if sequence.promised_first is not None and trail.first_token is not None:
+                _observe(self._errors, "first", trail.first_token - trail.queued - sequence.promised_first)
+            answered = trail.ended is not None and sequence.finish_reason in _ANSWERED
+            if sequence.promised_last is not None and trail.ended is not None and answered:
+                _observe(self._errors, "last", trail.ended - trail.queued - sequence.promised_last)
+
+    def _begin(self) -> None:
+        """With all series there from the start."""
+        for name in self._classes.all():
+            self._times.at(name)
+            self._admissions.at(name)
+            self._promotions.at(name)
+        for token in ("first", "last"):
+            for side in ("early", "late"):
+                self._errors.at(token, side)
+
+    def _depths(self) -> list[Point]:
+        backlog = self._room.backlog
+        return [((name,), backlog.of_class(level).count) for level, name in enumerate(self._classes.all())]
+
+    def _ages(self) -> list[Point]:
+        now, backlog = self._clock(), self._room.backlog
+        arrivals = [(name, backlog.oldest(level)) for level, name in enumerate(self._classes.all())]
+        return [((name,), 0.0 if arrival is None else max(0.0, now - arrival)) for name, arrival in arrivals]
+
+    def _coverages(self) -> list[Point]:
+        promises = self._room.control.promises
+        return [(("first",), promises.coverage), (("last",), promises.completion_coverage)]
+
+
+def _observe(errors: Histograms, token: str, late: float) -> None:
+    errors.at(token, "late" if late > 0 else "early").observe(abs(late))

@@ -1,0 +1,143 @@
+"""The metrics of this process: counted where things happen, or read off their owners when somebody asks.
+
+The event loop is the only writer and the only reader; a count is an addition to a plain number.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from gateway.telemetry.metrics.family import Family, Kind
+
+Labels = tuple[str, ...]
+"""Values, in the order of the family's labels. An empty one stands for a label that is absent."""
+
+
+class Count:
+    """One series of a counter: add to `value`."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value: float = 0
+
+
+class Histogram:
+    """One series: `counts` of what is at most each bound and above the one before, and of what is above all."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """What a histogram has counted, as of now."""
+
+    counts: tuple[int, ...]
+    sum: float
+
+
+Value = float | Distribution
+Point = tuple[Labels, Value]
+Read = Callable[[], Iterable[Point]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A family and its series, as of now."""
+
+    family: Family
+    points: list[Point]
+
+
+class Counts:
+    """A counter's series by their labels."""
+
+    def __init__(self, labels: int) -> None:
+        self._series: dict[Labels, Count] = {}
+        if not labels:
+            self.at()
+
+    def at(self, *labels: str) -> Count:
+        """The series, which is there from now on."""
+        series = self._series.get(labels)
+        if series is None:
+            series = self._series[labels] = Count()
+        return series
+
+    def read(self) -> list[Point]:
+        return [(labels, series.value) for labels, series in self._series.items()]
+
+
+class Histograms:
+    """A histogram's series by their labels."""
+
+    def __init__(self, labels: int, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._series: dict[Labels, Histogram] = {}
+        if not labels:
+            self.at()
+
+    def at(self, *labels: str) -> Histogram:
+        """The series, which is there from now on."""
+        series = self._series.get(labels)
+        if series is None:
+            series = self._series[labels] = Histogram(self._bounds)
+        return series
+
+    def read(self) -> list[Point]:
+        return [(labels, Distribution(tuple(series.counts), series.sum)) for labels, series in self._series.items()]
+
+
+class Registry:
+    """Every metric, in the order in which they were made known."""
+
+    def __init__(self) -> None:
+        self.before: list[Callable[[], object]] = []  # called before anything is read
+        self._metrics: dict[Family, Read] = {}
+
+    @property
+    def families(self) -> list[Family]:
+        return list(self._metrics)
+
+    def counter(self, name: str, meaning: str, labels: tuple[str, ...] = (), unit: str = "") -> Counts:
+        counts = Counts(len(labels))
+        self._add(Family(name, Kind.COUNTER, unit, meaning, labels), counts.read)
+        return counts
+
+    def histogram(
+        self, name: str, meaning: str, bounds: tuple[float, ...], labels: tuple[str, ...] = (), unit: str = "s"
+    ) -> Histograms:
+        histograms = Histograms(len(labels), bounds)
+        self._add(Family(name, Kind.HISTOGRAM, unit, meaning, labels, bounds), histograms.read)
+        return histograms
+
+    def read(self, family: Family, read: Read) -> None:
+        """A metric that is kept elsewhere."""
+        self._add(family, read)
+
+    def total(self, name: str, meaning: str, read: Callable[[], float], unit: str = "") -> None:
+        """A counter without labels that is kept elsewhere."""
+        self._add(Family(name, Kind.COUNTER, unit, meaning), lambda: [((), read())])
+
+    def gauge(self, name: str, meaning: str, read: Callable[[], float], unit: str = "") -> None:
+        """A gauge without labels."""
+        self._add(Family(name, Kind.GAUGE, unit, meaning), lambda: [((), read())])
+
+    def collect(self) -> list[Reading]:
+        """All of it as of now; what is returned does not change any more."""
+        for prepare in self.before:
+            prepare()
+        return [Reading(family, list(read())) for family, read in self._metrics.items()]
+
+    def _add(self, family: Family, read: Read) -> None:
+        assert all(family.prometheus_name != known.prometheus_name for known in self._metrics), family.name
+        self._metrics[family] = read

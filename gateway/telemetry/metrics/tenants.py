@@ -1,0 +1,134 @@
+"""What each tenant holds, waits for and has used, read when somebody asks; and how its requests ended."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+from admission.fair_queue import Account, FairQueue
+from admission.outcome import Outcome
+from gateway.policies import Policies
+from gateway.telemetry.metrics.fair_shares import FairShares
+from gateway.telemetry.metrics.family import Family, Kind
+from gateway.telemetry.metrics.registry import Point, Registry
+from gateway.telemetry.metrics.tenant_labels import OTHER, TenantLabels
+from gateway.telemetry.metrics.tenant_usage import TenantUsage, Usage
+from gateway.telemetry.story import Story
+from gateway.telemetry.watched_core import WatchedCore
+
+
+class TenantMetrics:
+    """`live` are the requests that have not ended."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        core: WatchedCore,
+        live: Iterable[Story],
+        policies: Policies,
+        block_bytes: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._core, self._backlog = core.core, core.room.backlog
+        self._labels = TenantLabels()
+        self._usage = TenantUsage(self._labels, live)
+        self._shares = FairShares(lambda tenant: policies.current.tenant(tenant).weight)
+        self._block_bytes = block_bytes
+        self._clock = clock
+        self._requests = registry.counter(
+            "sluice.tenant.requests", "Requests of a tenant that have ended.", ("tenant", "outcome")
+        )
+        for outcome in Outcome:
+            self._requests.at(OTHER, outcome)
+        self._used: Mapping[str, Usage] = {}  # when somebody asked last
+        self._served: dict[str, float] = {}
+        self._show_holdings(registry)
+        self._show_usage(registry)
+        registry.gauge("sluice.jain_index", "Fairness among tenants that waited.", lambda: self._shares.index)
+
+    def ended(self, story: Story) -> None:
+        if story.operation is not None and story.outcome is not None and story.tenant is not None:
+            self._requests.at(self._labels.of(story.tenant), story.outcome).value += 1
+            self._usage.ended(story)
+
+    def tick(self) -> None:
+        """Once a second."""
+        self._look()
+        self._service()
+        waiting = {self._labels.of(tenant) for tenant, _ in self._backlog.tenants()}
+        self._shares.tick(dict(self._served), waiting - {OTHER})
+
+    def _show_holdings(self, registry: Registry) -> None:
+        def show(name: str, meaning: str, read: Callable[[], Iterable[tuple[str, float]]], unit: str = "") -> None:
+            registry.read(Family(name, Kind.GAUGE, unit, meaning, ("tenant",)), lambda: _points(self._summed(read())))
+
+        scheduler = self._core.scheduler
+        held, running = scheduler.holdings.allowances.held, scheduler.running
+        show("sluice.running.sequences", "In the batch.", lambda: ((s.tenant, 1) for s in running.values()))
+        show(
+            "sluice.running.tokens", "In their contexts.", lambda: ((s.tenant, s.num_tokens) for s in running.values())
+        )
+        show("sluice.waiting.sequences", "Waiting for the engine.", self._waiting)
+        show("sluice.kv.bytes", "KV memory held.", lambda: ((t, n * self._block_bytes) for t, n in held.items()), "By")
+
+    def _show_usage(self, registry: Registry) -> None:
+        def show(name: str, meaning: str, unit: str, value: Callable[[Usage], float]) -> None:
+            family = Family(name, Kind.COUNTER, unit, meaning, ("tenant",))
+            registry.read(family, lambda: [((label,), value(usage)) for label, usage in self._used.items()])
+
+        block_bytes = self._block_bytes
+        deficit = Family(
+            "sluice.tenant.deficit", Kind.GAUGE, "s", "Credit in the fair queue; below 0, debt.", ("tenant",)
+        )
+        registry.read(deficit, self._credit)
+        service = Family("sluice.tenant.service", Kind.COUNTER, "s", "Engine time used.", ("tenant",))
+        registry.read(service, self._service)
+        show(
+            "sluice.kv.byte_seconds", "KV memory held, times how long.", "By.s", lambda u: u.block_seconds * block_bytes
+        )
+        tokens = Family("sluice.tenant.tokens", Kind.COUNTER, "", "Tokens of a tenant.", ("tenant", "kind"))
+        registry.read(tokens, self._tokens)
+        registry.before.append(self._look)
+
+    def _look(self) -> None:
+        self._used = {OTHER: Usage()} | self._usage.read(self._clock())
+
+    def _service(self) -> list[Point]:
+        """What steps took, by the accounts of the fair queue; where there are none, as was predicted.
+
+        A correction may take back a part of what was charged ahead: what was told already stays.
+        """
+        charged = {label: usage.service for label, usage in self._used.items()}
+        charged |= {name: account.charged for name, account in self._accounts()}
+        for label, value in charged.items():
+            self._served[label] = max(value, self._served.get(label, 0.0))
+        return _points(self._served)
+
+    def _credit(self) -> list[Point]:
+        standing = self._core.standing
+        return _points({OTHER: 0} | {name: standing(name) for name, _ in self._accounts()})
+
+    def _accounts(self) -> list[tuple[str, Account]]:
+        """Of tenants that have series of their own."""
+        queue = self._core.scheduler.waiting
+        accounts = queue.accounts if isinstance(queue, FairQueue) else {}
+        return [(name, accounts[name]) for name in self._labels.names if name in accounts]
+
+    def _tokens(self) -> list[Point]:
+        return [
+            point
+            for label, usage in self._used.items()
+            for point in (((label, "prompt"), usage.prompt_tokens), ((label, "output"), usage.output_tokens))
+        ]
+
+    def _waiting(self) -> Iterable[tuple[str, float]]:
+        return ((tenant, backlog.load.count) for tenant, backlog in self._backlog.tenants())
+
+    def _summed(self, values: Iterable[tuple[str, float]]) -> dict[str, float]:
+        """By label; `OTHER` is always among them."""
+        sums: dict[str, float] = {OTHER: 0}
+        for tenant, value in values:
+            label = self._labels.of(tenant)
+            sums[label] = sums.get(label, 0) + value
+        return sums
+
+
+def _points(values: Mapping[str, float]) -> list[Point]:
+    return [((label,), value) for label, value in values.items()]

@@ -1,0 +1,74 @@
+"""The names of vLLM 0.33, and older ones that dashboards still query. Latencies are those of delivery to the client."""
+
+from collections.abc import Callable
+
+from admission.outcome import Outcome
+from backend.scheduler import Scheduler
+from backend.sequence import FinishReason, Sequence
+from gateway.telemetry.metrics import buckets
+from gateway.telemetry.metrics.family import Family, Kind
+from gateway.telemetry.metrics.registry import Registry
+from gateway.telemetry.story import Story
+
+_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+_ABORT = "abort"
+
+
+class VllmMetrics:
+    def __init__(self, registry: Registry, scheduler: Scheduler, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._show_state(registry, scheduler)
+        self._show_totals(registry, scheduler)
+        self._time(registry)
+        self._successes = registry.counter(
+            "vllm:request_success_total", "Sequences that have ended.", ("finished_reason",)
+        )
+        for reason in (*_REASONS.values(), _ABORT):
+            self._successes.at(reason)
+
+    def _show_state(self, registry: Registry, scheduler: Scheduler) -> None:
+        config, pool = scheduler.config, scheduler.pool
+        registry.gauge("vllm:num_requests_running", "Sequences in the batch.", lambda: len(scheduler.running))
+        registry.gauge("vllm:num_requests_waiting", "Sequences that wait.", lambda: len(scheduler.waiting))
+        for name in ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"):
+            registry.gauge(name, "KV blocks used; 1 is all.", lambda: 1 - pool.num_free / config.num_blocks)
+        info = Family("vllm:cache_config_info", Kind.GAUGE, "", "The KV pool.", ("block_size", "num_gpu_blocks"))
+        registry.read(info, lambda: [((str(config.block_size), str(config.num_blocks)), 1)])
+
+    def _show_totals(self, registry: Registry, scheduler: Scheduler) -> None:
+        counters = scheduler.counters
+        registry.total("vllm:prompt_tokens_total", "Prompt tokens computed.", lambda: counters.prompt_tokens)
+        registry.total("vllm:generation_tokens_total", "Tokens generated.", lambda: counters.generation_tokens)
+        registry.total("vllm:num_preemptions_total", "Preemptions.", lambda: sum(counters.all_preemptions))
+        registry.total("vllm:prefix_cache_queries_total", "Tokens looked up in the prefix cache.", lambda: 0)
+        registry.total("vllm:prefix_cache_hits_total", "Tokens found in the prefix cache.", lambda: 0)
+
+    def _time(self, registry: Registry) -> None:
+        first_tokens = registry.histogram(
+            "vllm:time_to_first_token_seconds", "From arrival to first token.", buckets.VLLM_TIME_TO_FIRST_TOKEN
+        )
+        bounds = buckets.VLLM_INTER_TOKEN_LATENCY
+        gaps = registry.histogram("vllm:inter_token_latency_seconds", "Between two tokens.", bounds)
+        older = "vllm:time_per_output_token_seconds"
+        registry.read(Family(older, Kind.HISTOGRAM, "s", "Between two tokens.", (), bounds), gaps.read)
+        latencies = registry.histogram(
+            "vllm:e2e_request_latency_seconds", "Of requests that completed.", buckets.VLLM_REQUEST_LATENCY
+        )
+        self._first_token, self._gap, self._latency = first_tokens.at(), gaps.at(), latencies.at()
+
+    def tokens_delivered(self, sequence: Sequence, before: int, count: int, last: float) -> float:
+        """`count` tokens go out now, `before` went out earlier, the last of them at `last`; returns now."""
+        now = self._clock()
+        if before:
+            self._gap.observe((now - last) / max(count, 1), count)
+        elif count:
+            self._first_token.observe(now - sequence.arrival)
+            self._gap.observe(0.0, count - 1)
+        return now
+
+    def ended(self, story: Story) -> None:
+        if story.outcome is Outcome.COMPLETED and story.operation is not None and story.ended is not None:
+            self._latency.observe(story.ended - story.began)
+        for trail in story.trails:
+            reason = trail.sequence.finish_reason
+            self._successes.at(_REASONS.get(reason, _ABORT) if reason is not None else _ABORT).value += 1

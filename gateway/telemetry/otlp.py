@@ -1,0 +1,72 @@
+"""The collector that spans and metrics go to, as the settings name it, and who we are to it."""
+
+import logging
+import threading
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import version
+from typing import Literal
+from urllib.parse import unquote
+from uuid import uuid4
+
+from opentelemetry.sdk.resources import Resource
+
+from gateway.settings import Settings
+from gateway.telemetry import semconv
+
+
+@dataclass(frozen=True, slots=True)
+class Collector:
+    """A receiver of OTLP (https://opentelemetry.io/docs/specs/otlp/)."""
+
+    endpoint: str  # a base: over HTTP each signal has a path below it
+    protocol: Literal["grpc", "http"]
+    headers: dict[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Collector | None":
+        if settings.otlp_endpoint is None:
+            return None
+        pairs = settings.otlp_headers.get_secret_value().split(",") if settings.otlp_headers else []
+        headers = {name.lower(): unquote(value) for name, _, value in (pair.partition("=") for pair in pairs)}
+        return cls(settings.otlp_endpoint, settings.otlp_protocol, headers)
+
+    def url(self, signal: Literal["traces", "metrics"]) -> str:
+        """Where to send it."""
+        return self.endpoint if self.protocol == "grpc" else f"{self.endpoint.rstrip('/')}/v1/{signal}"
+
+
+@cache
+def resource() -> Resource:
+    """This process, as every span and metric names it. `OTEL_RESOURCE_ATTRIBUTES` adds to it."""
+    return Resource.create(
+        {
+            semconv.SERVICE_NAME: "sluice",
+            semconv.SERVICE_VERSION: version("sluice"),
+            semconv.SERVICE_INSTANCE_ID: str(uuid4()),
+        }
+    )
+
+
+class Complaints(logging.Handler):
+    """What the SDK's exporters say of a failed export: each thread's first message, and none of them in the log."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._said = threading.local()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not getattr(self._said, "first", ""):
+            self._said.first = record.getMessage()
+
+    def take(self) -> str:
+        """Of this thread since it last asked."""
+        first: str = getattr(self._said, "first", "")
+        self._said.first = ""
+        return first or "it gave no reason"
+
+
+complaints = Complaints()
+_exporters = logging.getLogger("opentelemetry.exporter")
+_exporters.addHandler(complaints)
+_exporters.propagate = False

@@ -1,0 +1,130 @@
+"""Sends spans to a collector from a thread of its own: bounded in memory, never waiting, and every loss is counted.
+
+The SDK's exporters speak OTLP; its batch processor is not used, for it tears traces apart when its queue is full, logs
+on the caller's thread, and counts neither what an exporter failed to deliver nor what it delivered.
+"""
+
+import asyncio
+import logging
+import threading
+from queue import Empty, SimpleQueue
+
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from gateway.telemetry.otlp import Collector, complaints
+
+log = logging.getLogger(__name__)
+
+MAX_WAITING = 8192  # spans
+BATCH = 512  # spans in one export, or one trace more
+INTERVAL = 1.0  # seconds between exports of less than a batch
+TIMEOUT = 5.0  # seconds for one export, its retries included
+FLUSH_SECONDS = 2.0  # that a stopping gateway waits for what is left
+
+
+def otlp_exporter(collector: Collector) -> SpanExporter:
+    """TLS files, proxies and compression are as the standard variables say, such as OTEL_EXPORTER_OTLP_CERTIFICATE."""
+    url, headers = collector.url("traces"), dict(collector.headers)
+    if collector.protocol == "grpc":
+        return GrpcExporter(endpoint=url, headers=headers, timeout=TIMEOUT)
+    return HttpExporter(endpoint=url, headers=headers, timeout=TIMEOUT)
+
+
+class BackgroundExporter:
+    """Each counter is written by one thread and read by any, so nothing is locked."""
+
+    def __init__(self, exporter: SpanExporter, max_waiting: int = MAX_WAITING, interval: float = INTERVAL) -> None:
+        self.num_exported = 0
+        self._num_put = 0
+        self._num_overflowed = 0  # the queue was full
+        self._num_taken = 0
+        self._num_failed = 0  # the collector did not take them
+
+        self._exporter = exporter
+        self._max_waiting = max_waiting
+        self._interval = interval
+        self._queue: SimpleQueue[list[ReadableSpan]] = SimpleQueue()
+        self._due = threading.Event()
+        self._closing = False
+        self._abandoned = False  # there is no more time
+        self._failing = False
+        self._thread = threading.Thread(target=self._run, name="span-exporter", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_waiting(self) -> int:
+        return self._num_put - self._num_taken
+
+    @property
+    def num_dropped(self) -> int:
+        lost = self._num_put - self.num_exported if self._abandoned else self._num_failed
+        return self._num_overflowed + lost
+
+    def put(self, spans: list[ReadableSpan]) -> None:
+        """Send these together; if there is no room for all of them, all are dropped."""
+        waiting = self.num_waiting + len(spans)
+        if self._closing or waiting > self._max_waiting:
+            self._num_overflowed += len(spans)
+            return
+        self._num_put += len(spans)
+        self._queue.put(spans)
+        if waiting >= BATCH and not self._due.is_set():
+            self._due.set()
+
+    async def close(self, seconds: float = FLUSH_SECONDS) -> None:
+        """Send what is left within so many seconds; what was not sent by then is dropped. Nothing may be put after."""
+        await asyncio.to_thread(self._close, seconds)
+
+    def _close(self, seconds: float) -> None:
+        self._closing = True
+        self._due.set()
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            self._abandoned = True
+            left = self._num_put - self.num_exported - self._num_failed
+            log.warning("%d spans were dropped: the collector did not take them in %g s", left, seconds)
+        self._exporter.shutdown()
+
+    def _run(self) -> None:
+        while not self._closing:
+            self._due.wait(self._interval)
+            self._due.clear()
+            self._export_all()
+        self._export_all()
+
+    def _export_all(self) -> None:
+        while not self._abandoned and (batch := self._take_batch()):
+            self._export(batch)
+
+    def _take_batch(self) -> list[ReadableSpan]:
+        batch: list[ReadableSpan] = []
+        try:
+            while len(batch) < BATCH:
+                batch += self._queue.get_nowait()
+        except Empty:
+            pass
+        self._num_taken += len(batch)
+        return batch
+
+    def _export(self, batch: list[ReadableSpan]) -> None:
+        try:
+            delivered = self._exporter.export(batch) is SpanExportResult.SUCCESS
+        except Exception:
+            log.exception("spans could not be exported")
+            delivered = False
+        if delivered:
+            self.num_exported += len(batch)
+        else:
+            self._num_failed += len(batch)
+        self._tell(delivered, complaints.take())
+
+    def _tell(self, delivered: bool, complaint: str) -> None:
+        """Log the first failure and the recovery, not each failure between."""
+        if delivered and self._failing:
+            log.info("the collector takes spans again; %d were dropped meanwhile", self.num_dropped)
+        elif not delivered and not self._failing:
+            log.warning("spans are dropped and counted until the collector takes them: %s", complaint)
+        self._failing = not delivered

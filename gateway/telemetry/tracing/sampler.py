@@ -1,0 +1,119 @@
+"""Which requests are traced: decided when they have ended, so that what went wrong or took long is never missed.
+
+Whatever asks for a trace, traces are capped in all and for each tenant; the last half of either allowance is for
+failures and slow requests, which are therefore kept while clients ask for more than they get.
+"""
+
+from enum import StrEnum
+
+from gateway.telemetry.story import Story
+
+TENANT_SHARE = 0.25  # of all traces, that one tenant may have
+BURST_SECONDS = 2.0  # for which an allowance that was not used is kept
+MAX_TENANTS = 1024  # whose allowances are kept apart; the full ones are forgotten first
+_RESERVED = 0.5
+
+
+class Because(StrEnum):
+    """Why a request is traced."""
+
+    ERROR = "error"  # it was refused, or failed
+    SLOW = "slow"
+    CLIENT = "client"  # its client samples it
+    RATIO = "ratio"
+
+
+class Allowance:
+    """A token bucket of traces. Moments in seconds of any clock."""
+
+    __slots__ = ("_burst", "_level", "_rate", "_since")
+
+    def __init__(self, rate: float, now: float) -> None:
+        self._rate = rate
+        self._burst = self._level = max(1.0, rate * BURST_SECONDS)
+        self._since = now
+
+    def has(self, reserved: bool, now: float) -> bool:
+        """Whether one more may be taken, from what is `reserved` too."""
+        self._level = min(self._burst, self._level + max(0.0, now - self._since) * self._rate)
+        self._since = now
+        return self._level >= (1.0 if reserved else max(1.0, self._burst * _RESERVED))
+
+    def take(self) -> None:
+        self._level -= 1.0
+
+    @property
+    def is_full(self) -> bool:
+        return self._level >= self._burst
+
+
+class Sampler:
+    """Parent-based: a client's own decision holds, and only for a request without a client's trace the ratio decides.
+
+    Errors and slow requests are taken whatever the client decided.
+    """
+
+    def __init__(self, ratio: float, slow_seconds: float, most_per_second: float) -> None:
+        self.num_capped = 0  # that would have been traced
+        self._below = round(ratio * 2**64)
+        self._slow_seconds = slow_seconds
+        self._tenant_rate = most_per_second * TENANT_SHARE
+        self._all = Allowance(most_per_second, 0.0)
+        self._tenants: dict[str | None, Allowance] = {}
+
+    def because(self, story: Story) -> Because | None:
+        """Why a request that has ended is to be traced; None: it is not."""
+        reason = self._reason(story)
+        if reason is None or self._allows(story, reason in (Because.ERROR, Because.SLOW)):
+            return reason
+        self.num_capped += 1
+        return None
+
+    def _reason(self, story: Story) -> Because | None:
+        if story.error is not None:
+            return Because.ERROR
+        if story.tenant is None:  # a probe
+            return None
+        if story.has_failed:
+            return Because.ERROR
+        if longest_wait(story) >= self._slow_seconds:
+            return Because.SLOW
+        trace = story.trace
+        if trace.parent_id is not None:
+            return Because.CLIENT if trace.client_samples else None
+        return Because.RATIO if trace.trace_id % 2**64 < self._below else None
+
+    def _allows(self, story: Story, reserved: bool) -> bool:
+        now = story.ended if story.ended is not None else story.began
+        tenant = self._tenants.get(story.tenant) or self._new_tenant(story.tenant, now)
+        if not (tenant.has(reserved, now) and self._all.has(reserved, now)):
+            return False
+        tenant.take()
+        self._all.take()
+        return True
+
+    def _new_tenant(self, name: str | None, now: float) -> Allowance:
+        if len(self._tenants) >= MAX_TENANTS:
+            self._tenants = {name: kept for name, kept in self._tenants.items() if not kept.is_full}
+            while len(self._tenants) >= MAX_TENANTS:
+                del self._tenants[next(iter(self._tenants))]
+        allowance = self._tenants[name] = Allowance(self._tenant_rate, now)
+        return allowance
+
+
+def longest_wait(story: Story) -> float:
+    """Seconds that a request waited at a stretch: for its first token, for memory, or for its client to read."""
+    ended = story.began if story.ended is None else story.ended
+    first = story.first_token
+    longest = (ended if first is None else first) - story.began
+    for trail in story.trails:
+        if trail.ended is not None:
+            longest = max(longest, ended - trail.ended)
+        if trail.preempted:
+            longest = max(longest, _longest_without_memory(trail.preempted, trail.resumed, trail.ended or ended))
+    return longest
+
+
+def _longest_without_memory(preempted: list[float], resumed: list[float], ended: float) -> float:
+    back = [*resumed, ended]
+    return max(until - since for since, until in zip(preempted, back, strict=False))

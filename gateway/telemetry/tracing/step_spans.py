@@ -1,0 +1,116 @@
+"""Spans of engine steps: one step serves many requests, so its span is in a trace of its own and links to those.
+
+Which requests are traced is known when they end, so a step waits for the ends of all that it served. Of most steps
+nothing is kept at all.
+"""
+
+from collections import deque
+from collections.abc import Callable, Set
+from dataclasses import dataclass, field
+from random import getrandbits
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import Link, SpanContext
+
+from gateway.telemetry import semconv
+from gateway.telemetry.story import Story
+from gateway.telemetry.tracing.span_tree import SAMPLED, Attributes, SpanTree
+from gateway.telemetry.watched_core import Step
+
+PATIENCE = 60.0  # seconds that a step waits for its requests to end
+MAX_STEPS = 32  # that one request waits for, the first ones
+MAX_LINKS = 64  # of one step
+
+
+@dataclass(slots=True, eq=False)
+class StepRecord:
+    """What is kept of a step while requests that it served go on."""
+
+    completed: float
+    elapsed: float  # since it was planned
+    attributes: dict[str, int]
+    num_open: int = 0  # requests that it served and that have not ended
+    links: list[Link] = field(default_factory=list)
+    ended_ns: int = 0  # Unix nanoseconds, by the calendar of the first request that it links to
+    is_done: bool = False
+
+
+class StepSpans:
+    """Keeps `per_second` steps at most. `live` are the requests being served; each is told of once, by `ended`."""
+
+    def __init__(
+        self, resource: Resource, per_second: float, live: Set[Story], emit: Callable[[list[ReadableSpan]], object]
+    ) -> None:
+        self._resource = resource
+        self._live = live
+        self._emit = emit
+        self._interval = 1 / per_second if per_second else float("inf")
+        self._due = float("-inf") if per_second else float("inf")  # when the next step may be kept
+        self._kept: deque[StepRecord] = deque()  # in the order of their completion
+        self._of: dict[Story, list[StepRecord]] = {}
+
+    def completed(self, step: Step) -> None:
+        if step.completed < self._due:
+            return
+        self._due = step.completed + self._interval
+        record = StepRecord(step.completed, step.completed - step.planned, _attributes(step))
+        served = set(step.flight.sequences)
+        for story in self._live:
+            if any(trail.sequence in served for trail in story.trails):
+                self._wait(story, record)
+        if record.num_open:
+            self._kept.append(record)
+        self._let_go(step.completed - PATIENCE)
+
+    def ended(self, story: Story, is_traced: bool) -> None:
+        """A request has; steps that waited for it alone are sent, if any that they served is traced."""
+        for record in self._of.pop(story, ()):
+            record.num_open -= 1
+            if is_traced and not record.is_done and len(record.links) < MAX_LINKS:
+                _link(record, story)
+            if not record.num_open:
+                self._finish(record)
+
+    def close(self) -> None:
+        """Send those that still wait."""
+        self._let_go(float("inf"))
+
+    def _wait(self, story: Story, record: StepRecord) -> None:
+        records = self._of.setdefault(story, [])
+        if len(records) < MAX_STEPS:
+            records.append(record)
+            record.num_open += 1
+
+    def _let_go(self, moment: float) -> None:
+        """Of what has nothing to wait for, or was completed before `moment`."""
+        while self._kept and (self._kept[0].is_done or self._kept[0].completed < moment):
+            self._finish(self._kept.popleft())
+
+    def _finish(self, record: StepRecord) -> None:
+        """Send it once, if there is anything to link to."""
+        if record.links and not record.is_done:
+            tree = SpanTree(self._resource, getrandbits(128) or 1)
+            began_ns = record.ended_ns - round(record.elapsed * 1e9)
+            traces = [f"{link.context.trace_id:032x}" for link in record.links]
+            attributes: Attributes = {**record.attributes, semconv.STEP_TRACES: traces}
+            tree.add(semconv.SPAN_STEP, began_ns, record.ended_ns, None, attributes, links=record.links)
+            self._emit(tree.spans)
+        record.is_done = True
+
+
+def _link(record: StepRecord, story: Story) -> None:
+    record.ended_ns = record.ended_ns or story.unix_ns(record.completed)
+    record.links.append(Link(SpanContext(story.trace.trace_id, story.trace.span_id, False, SAMPLED)))
+
+
+def _attributes(step: Step) -> dict[str, int]:
+    return {
+        semconv.STEP: step.flight.batch.step,
+        semconv.STEP_SEQUENCES: step.num_sequences,
+        semconv.STEP_DECODES: step.num_decodes,
+        semconv.STEP_PREFILL_TOKENS: step.prefill_tokens,
+        semconv.STEP_ADMITTED: len(step.flight.admitted),
+        semconv.STEP_DEVICE_US: round(step.elapsed * 1e6),
+        semconv.STEP_PLANNING_US: round(step.planning * 1e6),
+    }

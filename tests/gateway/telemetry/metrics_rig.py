@@ -1,0 +1,132 @@
+"""A core, its telemetry and their metrics, on a virtual clock, without a socket or a device."""
+
+import re
+from collections.abc import Iterator
+
+from admission.core import CoreConfig, Memory, make_core
+from backend.batch import StepOutput
+from backend.config import EngineConfig
+from backend.sampling import SamplingParams
+from backend.sequence import FinishReason, Sequence
+from gateway.policies import Policies
+from gateway.telemetry.metrics.metrics import Metrics, Sources
+from gateway.telemetry.story import Story, Trail
+from gateway.telemetry.telemetry import Telemetry
+from gateway.telemetry.watched_core import WatchedCore
+from tests.gateway.paper_store import PaperStore
+from tests.gateway.telemetry.stories import a_story
+
+SAMPLE = re.compile(r'([a-z0-9_:]+)\{((?:[a-z_]+="(?:[^"\\\n]|\\["\\n])*",?)*)\} (\S+)')
+LABEL = re.compile(r'([a-z_]+)="((?:[^"\\\n]|\\["\\n])*)"')
+BLOCK_BYTES = 1024
+STEP = 0.01  # seconds
+
+
+class Page:
+    """A parsed page of metrics; parsing fails where the format is broken."""
+
+    def __init__(self, text: str) -> None:
+        assert text.endswith("\n")
+        self.kinds: dict[str, str] = {}
+        self.samples: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+        family = ""
+        for line in text.removesuffix("\n").split("\n"):
+            if line.startswith("# TYPE "):
+                _, _, name, kind = line.split(" ")
+                assert name == family and name not in self.kinds
+                self.kinds[name] = kind
+            elif line.startswith("# HELP "):
+                family = line.split(" ")[2]
+            else:
+                match = SAMPLE.fullmatch(line)
+                assert match, line
+                assert match[1].removeprefix(family) in ("", "_bucket", "_sum", "_count"), "a sample outside its family"
+                series = match[1], frozenset(LABEL.findall(match[2]))
+                assert series not in self.samples
+                self.samples[series] = float(match[3])
+
+    def value(self, name: str, **labels: str) -> float:
+        """The sum of the samples with these labels among theirs; there must be one."""
+        wanted = set(labels.items())
+        found = [value for (other, pairs), value in self.samples.items() if other == name and wanted <= pairs]
+        assert found, f"no sample of {name} with {labels}"
+        return sum(found)
+
+    def labels(self, name: str, label: str) -> set[str]:
+        """The values that a label has."""
+        return {value for (other, pairs) in self.samples if other == name for key, value in pairs if key == label}
+
+    def buckets(self, name: str) -> Iterator[float]:
+        return (value for (found, _), value in self.samples.items() if found == f"{name}_bucket")
+
+
+class PaperEngine:
+    num_streams = 0
+
+
+class Rig:
+    """Each step takes `STEP` seconds."""
+
+    def __init__(self, num_blocks: int = 64, config: CoreConfig | None = None) -> None:
+        engine = EngineConfig(
+            num_blocks=num_blocks,
+            block_size=4,
+            max_num_seqs=8,
+            max_num_batched_tokens=16,
+            prefill_chunk=8,
+            max_model_len=min(128, 4 * num_blocks),
+        )
+        self.now = 100.0
+        self.core = WatchedCore(make_core(config or CoreConfig(memory=Memory.OPTIMISTIC), engine))
+        self.telemetry = Telemetry(lambda: self.now)
+        self.policies = Policies(None)
+        self.store = PaperStore()
+        self.engine = PaperEngine()
+        memory = {"weights": 10, "kv_cache": 20, "other": 0}
+        self.metrics = Metrics(
+            Sources(
+                "embedded",
+                self.engine,  # type: ignore[arg-type]  # all that is read of it
+                self.core,
+                self.telemetry,
+                self.policies,
+                self.store,
+                BLOCK_BYTES,
+                lambda: memory,
+            )
+        )
+
+    def page(self) -> Page:
+        return Page(self.metrics.prometheus_text().decode())
+
+    def arrive(self, name: str, prompt: int = 6, max_tokens: int = 4, tenant: str = "acme", level: int = 0) -> Trail:
+        sequence = Sequence(
+            name, tenant, [1] * prompt, SamplingParams(), max_tokens, 0, frozenset(), priority_class=level
+        )
+        self.core.arrive(sequence, self.now)
+        return self.core.trail(sequence)
+
+    def story(self, *trails: Trail) -> Story:
+        """A live request with these sequences."""
+        tenant = trails[0].sequence.tenant if trails else "acme"
+        story = a_story(began=self.now, tenant=tenant, trails=list(trails), outcome=None, ended=None)
+        self.telemetry.live.add(story)
+        return story
+
+    def step(self) -> bool:
+        if self.core.plan(self.now) is None:
+            return False
+        self.complete()
+        return True
+
+    def complete(self) -> None:
+        self.now += STEP
+        batch = self.core.scheduler.in_flight[0].batch
+        self.core.complete(StepOutput(batch.step, [5] * len(batch.sampled), STEP), self.now)
+
+    def run(self) -> None:
+        while self.step():
+            pass
+
+    def cancel(self, trail: Trail) -> None:
+        self.core.finish(trail.sequence, FinishReason.CANCELLED, self.now)

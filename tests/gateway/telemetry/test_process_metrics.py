@@ -1,0 +1,34 @@
+"""What the gateway says of itself."""
+
+from gateway.telemetry.metrics.process import LAG_TICKS
+from tests.gateway.telemetry.metrics_rig import Rig
+
+
+def test_the_loops_lag_is_the_most_of_late() -> None:
+    rig = Rig()
+    process = rig.metrics.process
+    for lag in (0.0, 0.3, 0.001):
+        process.tick(lag)
+    assert rig.page().value("sluice_loop_lag_seconds") == 0.3
+    for _ in range(LAG_TICKS):
+        process.tick(0.002)
+    assert rig.page().value("sluice_loop_lag_seconds") == 0.002
+
+
+def test_counters_that_others_keep_are_zero_until_they_are_bound() -> None:
+    rig = Rig()
+    assert rig.page().value("sluice_spans_dropped_total") == 0
+    rig.metrics.process.bind("sluice.spans.dropped", lambda: 7)
+    assert rig.page().value("sluice_spans_dropped_total") == 7
+
+
+def test_live_requests_and_the_policy_are_read() -> None:
+    rig = Rig()
+    rig.story()
+    page = rig.page()
+    assert page.value("sluice_live_requests") == 1
+    assert page.value("sluice_policy_info", version=rig.policies.current.version) == 1
+    rig.policies.num_reloads, rig.policies.num_failures = 3, 1
+    page = rig.page()
+    assert page.value("sluice_policy_reloads_total") == 3
+    assert page.value("sluice_policy_reload_failures_total") == 1

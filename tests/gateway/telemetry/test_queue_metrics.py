@@ -1,0 +1,77 @@
+"""What waits, and what was foretold of it."""
+
+import pytest
+
+from admission.core import CoreConfig
+from tests.gateway.telemetry.metrics_rig import Rig
+from tests.gateway.telemetry.stories import a_sequence, a_story, a_trail
+
+
+def rig_with_aging(seconds: float) -> Rig:
+    return Rig(config=CoreConfig(seconds_per_class=seconds))
+
+
+def test_depth_and_age_are_told_for_every_class() -> None:
+    rig = Rig()
+    page = rig.page()
+    assert page.labels("sluice_queue_depth", "class") == {"interactive", "standard", "batch"}
+    assert page.value("sluice_queue_depth") == page.value("sluice_queue_oldest_age_seconds") == 0
+    rig.arrive("a", level=1, tenant="acme")
+    rig.now += 2
+    rig.arrive("b", level=1, tenant="other")
+    rig.now += 3
+    page = rig.page()
+    assert page.value("sluice_queue_depth", **{"class": "standard"}) == page.value("sluice_queue_depth") == 2
+    assert page.value("sluice_queue_oldest_age_seconds", **{"class": "standard"}) == pytest.approx(5)
+    rig.run()
+    assert rig.page().value("sluice_queue_depth") == rig.page().value("sluice_queue_oldest_age_seconds") == 0
+
+
+def test_the_time_in_the_queue_is_known_at_admission() -> None:
+    rig = Rig()
+    rig.arrive("a", level=2)
+    rig.now += 0.2
+    rig.core.plan(rig.now)
+    page = rig.page()
+    assert page.value("sluice_admissions_total", **{"class": "batch"}) == page.value("sluice_admissions_total") == 1
+    assert page.value("sluice_queue_time_seconds_sum", **{"class": "batch"}) == pytest.approx(0.2)
+
+
+def test_a_preempted_sequence_is_admitted_once() -> None:
+    rig = Rig(num_blocks=12)
+    for name in "ab":
+        rig.arrive(name, prompt=8, max_tokens=30)
+    rig.run()
+    page = rig.page()
+    assert page.value("sluice_preemptions_total", cause="memory") > 0
+    assert page.value("sluice_admissions_total") == 2
+    assert page.value("sluice_batch_joined_total") == 2 + page.value("sluice_preemptions_total")
+
+
+def promotions(rig: Rig) -> tuple[float, float]:
+    """Two old ones of a low class and a new urgent one, all of one tenant, where a step has room for two."""
+    for name in ("old", "older"):
+        rig.arrive(name, prompt=20, level=2)
+    rig.now += 3.0
+    rig.arrive("urgent", prompt=20, level=0)
+    rig.run()
+    page = rig.page()
+    return page.value("sluice_promotions_total", **{"class": "batch"}), page.value("sluice_promotions_total")
+
+
+def test_promotions_count_those_whose_age_made_up_for_their_class() -> None:
+    assert promotions(rig_with_aging(1.0)) == (2, 2)
+    assert promotions(rig_with_aging(60.0)) == (0, 0)
+
+
+def test_estimates_are_held_against_what_came() -> None:
+    rig = Rig()
+    sequence = a_sequence()
+    sequence.promised_first, sequence.promised_last = 0.016, 0.076  # came after 0.026 and 0.066
+    for tell in rig.telemetry.on_end:
+        tell(a_story(trails=[a_trail(sequence=sequence), a_trail()]))
+    page = rig.page()
+    assert page.value("sluice_estimate_error_seconds_sum", token="first", side="late") == pytest.approx(0.01)
+    assert page.value("sluice_estimate_error_seconds_sum", token="last", side="early") == pytest.approx(0.01)
+    assert page.value("sluice_estimate_error_seconds_count") == 2
+    assert page.labels("sluice_estimate_coverage_ratio", "token") == {"first", "last"}

@@ -1,0 +1,88 @@
+"""One line for each request, with what an operator asks for first."""
+
+import logging
+from typing import Any
+
+import pytest
+
+from admission.outcome import Outcome
+from gateway.errors import BadRequest, RateLimited
+from gateway.telemetry.logs.request_log import RequestLog
+from tests.gateway.telemetry.stories import a_story, a_trail
+
+BLOCK_BYTES = 1000
+
+
+def line(caplog: pytest.LogCaptureFixture, **changes: Any) -> tuple[int, dict[str, Any]]:
+    """The level and the fields of the one line."""
+    caplog.set_level(logging.DEBUG, "gateway.telemetry.logs.request_log")
+    RequestLog(BLOCK_BYTES)(a_story(**changes))
+    (record,) = caplog.records
+    caplog.clear()
+    return record.levelno, vars(record)["fields"]
+
+
+def test_a_line_has_the_ids_the_outcome_the_tokens_and_the_times(caplog: pytest.LogCaptureFixture) -> None:
+    trail = a_trail()
+    trail.sequence.charged, trail.sequence.kv_block_seconds, trail.sequence.num_preemptions = 0.03, 0.12, 1
+    level, fields = line(caplog, trails=[trail], num_retries=2)
+    assert level == logging.INFO
+    assert fields == {
+        "method": "POST",
+        "path": "/v1/completions",
+        "status": 200,
+        "outcome": "completed",
+        "code": None,
+        "request_id": "req_1",
+        "trace_id": "0af7651916cd43dd8448eb211c80319c",
+        "tenant": "acme",
+        "key_id": "k1",
+        "seconds": 0.08,
+        "retries": 2,
+        "operation": "text_completion",
+        "model": "embedded",
+        "class": "standard",
+        "response_id": "cmpl-1",
+        "prompt_tokens": 10,
+        "output_tokens": 4,
+        "queue_seconds": 0.006,
+        "first_token_seconds": 0.03,
+        "engine_time": 0.03,
+        "kv_byte_seconds": 120,
+        "preemptions": 1,
+    }
+
+
+def test_choices_are_added_up_and_the_queue_is_that_of_the_last(caplog: pytest.LogCaptureFixture) -> None:
+    _, fields = line(caplog, trails=[a_trail(), a_trail(admitted=100.02, first_token=100.025)])
+    assert (fields["prompt_tokens"], fields["output_tokens"]) == (20, 8)
+    assert (fields["queue_seconds"], fields["first_token_seconds"]) == (0.016, 0.025)
+
+
+def test_one_that_never_left_the_queue_waited_until_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    _, fields = line(caplog, outcome=Outcome.EXPIRED, trails=[a_trail(admitted=None, first_token=None)])
+    assert (fields["queue_seconds"], fields["first_token_seconds"]) == (0.076, None)
+
+
+def test_a_refusal_has_its_code_and_not_what_it_quotes(caplog: pytest.LogCaptureFixture) -> None:
+    _, fields = line(caplog, outcome=Outcome.REFUSED, error=RateLimited("limit rpm of acme"), status=429, trails=[])
+    assert (fields["code"], fields["status"], fields["prompt_tokens"]) == ("rate_limit_exceeded", 429, 0)
+    _, fields = line(caplog, outcome=Outcome.INVALID, error=BadRequest("not a role: 'a secret'"), status=400)
+    assert fields["code"] == "invalid_request_error"
+    assert "secret" not in str(fields)
+
+
+def test_what_generates_nothing_has_no_tokens(caplog: pytest.LogCaptureFixture) -> None:
+    _, fields = line(caplog, operation=None, path="/v1/models", method="GET")
+    assert "prompt_tokens" not in fields and "queue_seconds" not in fields
+
+
+def test_a_failure_is_a_warning_and_a_probe_is_for_debugging(caplog: pytest.LogCaptureFixture) -> None:
+    assert line(caplog, outcome=Outcome.FAILED)[0] == logging.WARNING
+    assert line(caplog, outcome=Outcome.COMPLETED, tenant=None, operation=None, path="/livez")[0] == logging.DEBUG
+    assert line(caplog, outcome=Outcome.INVALID, tenant=None, operation=None)[0] == logging.INFO
+
+
+def test_long_names_are_cut(caplog: pytest.LogCaptureFixture) -> None:
+    _, fields = line(caplog, path="/" + "x" * 9000, model="y" * 9000)
+    assert len(fields["path"]) == len(fields["model"]) == 200

@@ -1,0 +1,112 @@
+"""What is read of each tenant."""
+
+import pytest
+
+from admission.core import CoreConfig, Order
+from admission.outcome import Outcome
+from gateway.telemetry.metrics.tenant_labels import MOST_TENANTS
+from gateway.telemetry.story import Trail
+from tests.gateway.telemetry.metrics_rig import BLOCK_BYTES, STEP, Rig
+
+TOTALS = ("sluice_tenant_service_seconds_total", "sluice_kv_byte_seconds_total", "sluice_tenant_tokens_total")
+PER_TENANT = (
+    *TOTALS, "sluice_running_sequences", "sluice_running_tokens", "sluice_waiting_sequences", "sluice_kv_bytes",
+    "sluice_tenant_deficit_seconds", "sluice_tenant_requests_total",
+)  # fmt: skip
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def serve(rig: Rig, *trails: Trail) -> None:
+    """Run them to their ends, as one request."""
+    story = rig.story(*trails)
+    rig.run()
+    rig.telemetry.ended(story, Outcome.COMPLETED)
+
+
+def test_every_series_is_there_before_any_tenant_is(rig: Rig) -> None:
+    page = rig.page()
+    for name in PER_TENANT:
+        assert page.labels(name, "tenant") == {"other"}
+        assert page.value(name) == 0
+
+
+def test_what_runs_and_what_waits_is_told_apart(rig: Rig) -> None:
+    rig.arrive("a", prompt=6, tenant="acme")
+    rig.step()
+    rig.arrive("b", tenant="zeta")
+    page = rig.page()
+    assert page.value("sluice_running_sequences", tenant="acme") == page.value("sluice_running_sequences") == 1
+    assert page.value("sluice_running_tokens", tenant="acme") == 7
+    assert page.value("sluice_waiting_sequences", tenant="zeta") == page.value("sluice_waiting_sequences") == 1
+    assert page.value("sluice_kv_bytes", tenant="acme") == 2 * BLOCK_BYTES
+
+
+def test_usage_counts_to_the_moment_and_never_goes_down(rig: Rig) -> None:
+    trail = rig.arrive("a", prompt=12, max_tokens=20)
+    story = rig.story(trail)
+    seen = []
+    while rig.step():
+        seen.append([rig.page().value(name) for name in TOTALS])
+    rig.telemetry.ended(story, Outcome.COMPLETED)
+    seen.append([rig.page().value(name) for name in TOTALS])
+    for values in zip(*seen, strict=True):
+        assert list(values) == sorted(values)
+    page = rig.page()
+    assert page.value("sluice_tenant_tokens_total", tenant="acme", kind="prompt") == 12
+    assert page.value("sluice_tenant_tokens_total", tenant="acme", kind="output") == 20
+    assert page.value("sluice_kv_byte_seconds_total") == pytest.approx(trail.sequence.kv_block_seconds * BLOCK_BYTES)
+
+
+def test_service_is_what_steps_took(rig: Rig) -> None:
+    for number in range(40):
+        serve(rig, rig.arrive(str(number), prompt=12, max_tokens=20))
+    page = rig.page()
+    busy = page.value("sluice_device_busy_seconds_total")
+    assert page.value("sluice_tenant_service_seconds_total", tenant="acme") == pytest.approx(busy, rel=0.01)
+    credit = rig.core.core.standing("acme")
+    assert page.value("sluice_tenant_deficit_seconds", tenant="acme") == pytest.approx(credit)
+
+
+@pytest.mark.parametrize("order", [Order.FCFS, Order.VTC])
+def test_other_orders_have_service_too(order: Order) -> None:
+    rig = Rig(config=CoreConfig(order=order))
+    serve(rig, rig.arrive("a"))
+    assert rig.page().value("sluice_tenant_service_seconds_total", tenant="acme") > STEP / 10
+    assert rig.page().value("sluice_tenant_deficit_seconds") == 0
+
+
+def test_requests_of_a_tenant_are_counted_by_their_outcome(rig: Rig) -> None:
+    for outcome in (Outcome.REFUSED, Outcome.REFUSED, Outcome.COMPLETED):
+        rig.telemetry.ended(rig.story(), outcome)
+    page = rig.page()
+    assert page.value("sluice_tenant_requests_total", tenant="acme", outcome="refused") == 2
+    assert page.value("sluice_tenant_requests_total") == 3
+
+
+def test_tenants_beyond_the_cap_are_added_up(rig: Rig) -> None:
+    for number in range(MOST_TENANTS + 50):
+        serve(rig, rig.arrive(str(number), prompt=4, max_tokens=2, tenant=f"tenant {number}"))
+    page = rig.page()
+    for name in PER_TENANT:
+        assert len(page.labels(name, "tenant")) <= MOST_TENANTS + 1
+    tokens = "sluice_tenant_tokens_total"
+    assert page.value(tokens, tenant="other", kind="output") == 50 * 2
+    assert page.value(tokens, kind="prompt") == page.value("vllm:prompt_tokens_total")
+
+
+def test_fairness_is_measured_among_those_that_wait(rig: Rig) -> None:
+    tick = rig.metrics._tenants.tick
+    for number in range(30):
+        for tenant in ("acme", "zeta"):
+            rig.arrive(f"{tenant} {number}", prompt=30, max_tokens=30, tenant=tenant)
+    assert rig.page().value("sluice_jain_index") == 1
+    for _ in range(11):
+        tick()
+        for _ in range(10):
+            rig.step()
+    assert rig.page().value("sluice_waiting_sequences", tenant="zeta") > 0
+    assert 0.9 < rig.page().value("sluice_jain_index") <= 1
