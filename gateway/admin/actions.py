@@ -1,0 +1,87 @@
+"""What an admin may change. Every change is in the audit log before it takes effect."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from gateway.admin.audit_log import AuditLog
+from gateway.admin.live_requests import LiveRequests
+from gateway.errors import ApiError, AuditUnavailable, BadRequest, CancelledByAdmin, RequestNotFound
+from gateway.key_source import KeyChange
+from gateway.policies import Policies
+from gateway.scope import RequestScope
+from quotas.policy import Policy
+from quotas.policy_file import PolicyError
+
+log = logging.getLogger(__name__)
+
+MAX_TARGET = 200  # characters
+MAX_IDS = 2000  # characters
+FILES = "files"  # the actor of an edit
+
+
+class Actions:
+    """`drain` has the server stop in order."""
+
+    def __init__(
+        self, requests: LiveRequests, policies: Policies, audit: AuditLog, drain: Callable[[], object]
+    ) -> None:
+        self._requests = requests
+        self._policies = policies
+        self._audit = audit
+        self._drain = drain
+
+    async def cancel(self, actor: str, name: str) -> dict[str, Any]:
+        """End a live request: its client is told so. Raises `RequestNotFound`."""
+        try:
+            scope, target = self._cancellable(name)
+        except ApiError as error:
+            await self._audit.record(actor, "request.cancel", name[:MAX_TARGET], f"refused: {error.message}")
+            raise
+        await self._audit.record(actor, "request.cancel", target, "cancelled")
+        scope.fail(CancelledByAdmin())
+        if not isinstance(scope.error, CancelledByAdmin):
+            await self._audit.record(actor, "request.cancel", target, "had ended")
+            raise RequestNotFound(f"The request {name!r:.150} ended by itself.")
+        return {"cancelled": True}
+
+    def _cancellable(self, name: str) -> tuple[RequestScope, str]:
+        """Its scope, and what the audit log calls it."""
+        story = self._requests.live(name)
+        if story.scope is None:
+            raise BadRequest("The request is still being read: it can be cancelled once it has arrived.")
+        return story.scope, f"{story.request_id} of {story.tenant}"
+
+    async def reload(self, actor: str) -> dict[str, Any]:
+        """Read the policy files now. What that changes is an entry of its own."""
+        if not self._policies.has_files:
+            raise BadRequest(
+                "The built-in policy holds, which has no files: start with --policy PATH to have your own."
+            )
+        await self._audit.record(actor, "policy.reload", self._policies.current.version, "begun")
+        await self._policies.reload()
+        problem = self._policies.problem
+        return {"version": self._policies.current.version, "problem": str(problem) if problem else None}
+
+    async def drain(self, actor: str) -> dict[str, Any]:
+        """Stop as at a first SIGTERM."""
+        await self._audit.record(actor, "drain", "gateway", "begun")
+        self._drain()
+        return {"draining": True}
+
+    async def policy_changed(self, policy: Policy) -> None:
+        await self._note_edit("policy.change", policy.version, "in force")
+
+    async def policy_rejected(self, problem: PolicyError) -> None:
+        result = f"stays in force, an edit was not valid: {problem!s:.500}"
+        await self._note_edit("policy.change", self._policies.current.version, result)
+
+    async def keys_changed(self, change: KeyChange) -> None:
+        await self._note_edit("keys.change", f"{change!s:.{MAX_IDS}}", "in force")
+
+    async def _note_edit(self, action: str, target: str, result: str) -> None:
+        """Of files that an admin wrote: it has taken effect already, so all that can be done is to tell."""
+        try:
+            await self._audit.record(FILES, action, target, result)
+        except AuditUnavailable:
+            log.exception("an edit of the files is not in the audit log: %s", action)

@@ -1,0 +1,111 @@
+"""The paths of the admin API: what each reads or changes.
+
+Moments are in Unix seconds, durations in seconds, null is unknown. Lists are capped; `truncated` counts what is left
+out. docs/admin.md describes each.
+"""
+
+import time
+from typing import Any
+
+from gateway.admin.actions import Actions
+from gateway.admin.audit_log import AuditLog
+from gateway.admin.diagnosis import Diagnosis
+from gateway.admin.history import History
+from gateway.admin.kv_map import kv_map
+from gateway.admin.live_requests import LiveRequests
+from gateway.admin.overview import overview
+from gateway.admin.policy_report import policy_report
+from gateway.admin.process import Process
+from gateway.admin.queue import Queue
+from gateway.admin.router import Route, Router, Visit
+from gateway.admin.rows import refusal_row
+from gateway.admin.tenants import Tenants
+from gateway.admin.unhurried import unhurried
+from gateway.admin.whereabouts import Reasons
+from gateway.service import Service
+
+PREFIX = "/admin/v1"
+
+Json = dict[str, Any]
+
+
+class Api:
+    """Reads the gateway as it is at the moment of each request; `actions` change it."""
+
+    def __init__(self, process: Process, service: Service, history: History, audit: AuditLog) -> None:
+        self._process = process
+        self._service = service
+        self._history = history
+        self._audit = audit
+        scheduler = service.watched.scheduler
+        reasons = Reasons(scheduler)
+        self.requests = LiveRequests(service.telemetry, history, reasons)
+        self._queue = Queue(scheduler, reasons)
+        self._tenants = Tenants(service, history, self.requests)
+        self._diagnosis = Diagnosis(self._doctors_questions, service.metrics.prometheus_text, service.telemetry.clock)
+
+    def router(self, actions: Actions) -> Router:
+        return Router(
+            [
+                Route("GET", f"{PREFIX}/overview", self.overview),
+                Route("GET", f"{PREFIX}/tenants", self.tenants),
+                Route("GET", f"{PREFIX}/tenants/{{name}}", self.tenant),
+                Route("GET", f"{PREFIX}/requests", self.list_requests),
+                Route(
+                    "POST", f"{PREFIX}/requests/{{name}}/cancel", lambda visit: actions.cancel(visit.actor, visit.name)
+                ),
+                Route("GET", f"{PREFIX}/requests/{{name}}", self.request),
+                Route("GET", f"{PREFIX}/queue", self.queue),
+                Route("GET", f"{PREFIX}/kv", self.kv),
+                Route("GET", f"{PREFIX}/policy", self.policy),
+                Route("POST", f"{PREFIX}/policy/reload", lambda visit: actions.reload(visit.actor)),
+                Route("GET", f"{PREFIX}/refusals", self.refusals),
+                Route("GET", f"{PREFIX}/audit", self.audit),
+                Route("GET", f"{PREFIX}/diagnosis", self.diagnosis),
+                Route("POST", f"{PREFIX}/drain", lambda visit: actions.drain(visit.actor)),
+            ]
+        )
+
+    async def overview(self, visit: Visit) -> Json:
+        return overview(self._process, self._service, self._history, time.time())
+
+    async def tenants(self, visit: Visit) -> Json:
+        return await self._tenants.listed()
+
+    async def tenant(self, visit: Visit) -> Json:
+        return await self._tenants.shown(visit.name)
+
+    async def list_requests(self, visit: Visit) -> Json:
+        return await self.requests.listed()
+
+    async def request(self, visit: Visit) -> Json:
+        return self.requests.shown(visit.name)
+
+    async def queue(self, visit: Visit) -> Json:
+        now = self._service.telemetry.clock()
+        return await self._queue.listed(self.requests.stories(), self._service.policies.current, now)
+
+    async def kv(self, visit: Visit) -> Json:
+        return await kv_map(self._service.watched.scheduler, self._service.kv_shape.block_bytes)
+
+    async def policy(self, visit: Visit) -> Json:
+        return await policy_report(self._service.policies)
+
+    async def refusals(self, visit: Visit) -> Json:
+        return {"refusals": await unhurried(self._history.refusals(), refusal_row)}
+
+    async def audit(self, visit: Visit) -> Json:
+        return {"entries": await self._audit.entries()}
+
+    async def diagnosis(self, visit: Visit) -> Json:
+        return await self._diagnosis.report()
+
+    async def _doctors_questions(self) -> dict[str, Json]:
+        visit = Visit("doctor")
+        return {
+            "overview": await self.overview(visit),
+            "tenants": await self.tenants(visit),
+            "queue": await self.queue(visit),
+            "requests": await self.list_requests(visit),
+            "policy": await self.policy(visit),
+        }

@@ -1,0 +1,125 @@
+"""What has happened lately, in bounded memory: the seconds, the requests that ended, the refusals, sums by tenant."""
+
+import asyncio
+from collections import Counter, deque
+from dataclasses import dataclass
+from heapq import merge
+
+from admission.fair_queue import FairQueue
+from admission.outcome import Outcome
+from backend.scheduler import Scheduler
+from gateway.admin.record import Record
+from gateway.admin.series import Gauges, Series
+from gateway.admin.shares import Charges, Shares
+from gateway.admin.whereabouts import is_waiting
+from gateway.telemetry.story import Story
+from gateway.telemetry.telemetry import Telemetry
+from gateway.telemetry.watched_core import Step
+
+MAX_ENDED = 1000
+MAX_REFUSALS = 200
+MAX_OF_STRANGERS = 50  # refusals of those without a valid key, who must not push out the others
+REFUSED = frozenset({Outcome.REFUSED, Outcome.EXPIRED})
+
+
+@dataclass(slots=True)
+class Totals:
+    """Of one tenant's requests that have ended."""
+
+    requests: int = 0
+    refused: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+class History:
+    """A listener of requests and steps, owned by the event loop. Per token it does nothing."""
+
+    def __init__(self, telemetry: Telemetry, scheduler: Scheduler) -> None:
+        self.series = Series(telemetry.clock)
+        self.shares = Shares()
+        self._charges = Charges()
+        self.totals: dict[str, Totals] = {}
+        self.ended: deque[Record] = deque(maxlen=MAX_ENDED)  # oldest first
+        self._refusals: deque[Record] = deque(maxlen=MAX_REFUSALS)
+        self._of_strangers: deque[Record] = deque(maxlen=MAX_OF_STRANGERS)
+        self._telemetry = telemetry
+        self._scheduler = scheduler
+        self._last_step = float("-inf")  # when it was complete
+
+    def request_ended(self, story: Story) -> None:
+        generates = story.operation is not None
+        if not (generates or story.error):
+            return
+        record = Record.of(story)
+        if story.error is not None:
+            (self._of_strangers if story.tenant is None else self._refusals).append(record)
+        if generates:
+            self.series.request_ended(story.outcome in REFUSED)
+        if generates and story.tenant is not None:
+            self.ended.append(record)
+            self._add_up(story.tenant, record)
+            for trail in story.trails:
+                self._charges.ended(trail.sequence)
+
+    def _add_up(self, tenant: str, record: Record) -> None:
+        totals = self.totals.get(tenant)
+        if totals is None:
+            totals = self.totals[tenant] = Totals()
+        totals.requests += 1
+        totals.refused += record.outcome in REFUSED
+        totals.prompt_tokens += record.num_prompt_tokens
+        totals.output_tokens += record.num_output_tokens
+
+    def step_completed(self, step: Step) -> None:
+        gap, self._last_step = step.completed - self._last_step, step.completed
+        self.series.step(step.elapsed, gap, step.num_decodes)
+        for sequence in step.flight.sampled[step.num_decodes :]:
+            if len(sequence.output) == 1:
+                self.series.first_token(step.completed - sequence.arrival)
+
+    def refusals(self) -> list[Record]:
+        """Newest first."""
+        both = merge(reversed(self._refusals), reversed(self._of_strangers), key=_ended, reverse=True)
+        return list(both)[:MAX_REFUSALS]
+
+    async def run(self) -> None:
+        """Runs as long as the server does."""
+        while True:
+            await asyncio.sleep(1 - self._telemetry.clock() % 1)
+            self.tick()
+
+    def tick(self) -> None:
+        """Close the seconds that are over."""
+        scheduler, counters = self._scheduler, self._scheduler.counters
+        self.shares.tick(self._service())
+        self.series.tick(
+            Gauges(
+                len(scheduler.running),
+                self._waiting() if scheduler.waiting else {},
+                scheduler.config.num_blocks - scheduler.pool.num_free,
+                counters.prompt_tokens,
+                counters.generation_tokens,
+            )
+        )
+
+    def _service(self) -> dict[str, float]:
+        """By tenant: what steps took where the fair queue knows it, else what was predicted of them."""
+        self._charges.look(self._scheduler.running.values())
+        queue = self._scheduler.waiting
+        if isinstance(queue, FairQueue):
+            return {name: account.charged for name, account in queue.accounts.items()}
+        return dict(self._charges.total)
+
+    def _waiting(self) -> dict[str, int]:
+        """Sequences by class."""
+        return Counter(
+            story.service_class or ""
+            for story in self._telemetry.live
+            for trail in story.trails
+            if is_waiting(trail.sequence)
+        )
+
+
+def _ended(record: Record) -> float:
+    return record.ended or 0.0

@@ -1,0 +1,70 @@
+// The admin API with a key; every way it can fail has a name.
+
+const PATIENCE = 5000; // milliseconds for one answer, unless it is known to take longer
+
+/** The key is not accepted (any longer). */
+export class Unauthorized extends Error {}
+
+/** The gateway answered, with an error of its own. */
+export class Refused extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** Nothing that could be understood came back. */
+export class Unreachable extends Error {}
+
+export class Api {
+  constructor(key) {
+    this.key = key;
+  }
+
+  get(path, patience = PATIENCE) {
+    return this.#ask("GET", path, patience);
+  }
+
+  post(path) {
+    return this.#ask("POST", path, PATIENCE);
+  }
+
+  async #ask(method, path, patience) {
+    const address = new URL(`admin/v1/${path}`, document.baseURI);
+    const headers = { authorization: `Bearer ${this.key}` };
+    try {
+      const answer = await fetch(address, {
+        method,
+        headers,
+        cache: "no-store",
+        signal: AbortSignal.timeout(patience),
+      });
+      if (answer.ok) return await answer.json();
+      throw await refusal(answer);
+    } catch (error) {
+      if (error instanceof Unauthorized || error instanceof Refused) throw error;
+      throw new Unreachable(error.name === "TimeoutError" ? `no answer within ${patience / 1000} s` : "no answer");
+    }
+  }
+}
+
+async function refusal(answer) {
+  const body = await answer.json().catch(() => null);
+  const message = body?.error?.message ?? `the gateway answered ${answer.status}`;
+  return answer.status === 401 || answer.status === 403
+    ? new Unauthorized(message)
+    : new Refused(answer.status, message);
+}
+
+/** What a promise fails with; null: it does not. */
+export function failure(promise) {
+  return promise.then(
+    () => null,
+    (reason) => reason,
+  );
+}
+
+/** A segment of a path, whatever it holds. */
+export function segment(text) {
+  return encodeURIComponent(String(text).toWellFormed());
+}

@@ -1,0 +1,168 @@
+// Puts the page together: one poll a second, whose answers go to the parts.
+
+import { Unauthorized } from "./api.js";
+import { CancelQuestion } from "./cancel_question.js";
+import { Charts } from "./charts.js";
+import { byId } from "./dom.js";
+import { Freshness } from "./freshness.js";
+import { Poller } from "./poller.js";
+import { Pool } from "./pool.js";
+import { refusalsTable } from "./refusals.js";
+import { requestDetail } from "./request_detail.js";
+import { address, liveTable, recentTable } from "./requests.js";
+import { SignIn } from "./sign_in.js";
+import { Slots, patterns } from "./slots.js";
+import { showFacts, showGauges, showTroubles, troubles } from "./summary.js";
+import { tenantDetail } from "./tenant_detail.js";
+import { tenantsTable } from "./tenants.js";
+import { shown } from "./text.js";
+
+const EVERY_SECOND = ["overview", "tenants", "requests", "queue", "kv", "refusals"];
+const DIAGNOSIS_PERIOD = 10000; // milliseconds
+const DIAGNOSIS_PATIENCE = 30000; // the gateway watches itself for a while before it answers
+
+class Board {
+  #api = null;
+  #findings = [];
+  #diagnosed = -Infinity;
+
+  constructor() {
+    document.body.append(patterns());
+    this.slots = new Slots();
+    this.charts = new Charts(byId("charts"));
+    this.pool = new Pool(byId("pool"), byId("pool-scale"), this.slots);
+    this.request = requestDetail((row) => this.question.ask(this.#api, row));
+    this.tenant = tenantDetail((row) => this.#openRequest(row));
+    this.question = new CancelQuestion();
+    this.tables = this.#makeTables();
+    this.freshness = new Freshness();
+    this.poller = new Poller(
+      () => this.#poll(),
+      (error, wait) => this.#failed(error, wait),
+    );
+    this.signIn = new SignIn((api) => this.#begin(api));
+    this.#listen();
+    this.signIn.begin();
+  }
+
+  #makeTables() {
+    const openRequest = (row) => this.#openRequest(row);
+    const openTenant = (name) => this.tenant.open(this.#api, name, `Tenant ${shown(name)}`);
+    return {
+      tenants: tenantsTable(byId("tenants"), this.slots, openTenant),
+      live: liveTable(byId("live"), openRequest, (row) => this.question.ask(this.#api, row)),
+      recent: recentTable(byId("recent"), openRequest),
+      refusals: refusalsTable(byId("refusals"), openRequest),
+    };
+  }
+
+  #openRequest(row) {
+    this.request.open(this.#api, address(row), `Request ${shown(row.id, 128)}`);
+  }
+
+  #listen() {
+    byId("sign-out").addEventListener("click", () => this.#leave(""));
+    byId("try-now").addEventListener("click", () => this.poller.now());
+    byId("pause").addEventListener("click", () => this.#pause(this.poller.running));
+    byId("filter").addEventListener("input", ({ target }) => {
+      for (const table of Object.values(this.tables)) table.filter(target.value.trim().toLowerCase());
+    });
+    for (const choice of document.querySelectorAll("[name=which]"))
+      choice.addEventListener("change", () => this.#choose(choice.value));
+  }
+
+  #choose(which) {
+    for (const id of ["live", "recent"]) byId(id).hidden = id !== which;
+  }
+
+  #begin(api) {
+    this.#api = api;
+    byId("sign-in").hidden = true;
+    byId("board").hidden = false;
+    this.#pause(false);
+  }
+
+  #leave(why) {
+    this.poller.stop();
+    this.#api = null;
+    for (const dialog of document.querySelectorAll("dialog[open]")) dialog.close();
+    this.signIn.ask(why);
+  }
+
+  #pause(paused) {
+    byId("pause").setAttribute("aria-pressed", paused);
+    if (paused) this.poller.stop();
+    else this.poller.start();
+    this.freshness.pause(paused);
+  }
+
+  async #poll() {
+    const api = this.#api;
+    const answers = await this.#askAll(api);
+    if (api !== this.#api) return;
+    this.#diagnose(api);
+    const { overview } = answers;
+    this.freshness.answered(overview.value);
+    this.#show(
+      Object.fromEntries(
+        Object.entries(answers)
+          .filter(([, { value }]) => value)
+          .map(([part, { value }]) => [part, value]),
+      ),
+    );
+    const unanswered = Object.entries(answers)
+      .filter(([, { reason }]) => reason)
+      .map(([part, { reason }]) => ({ part, error: reason }));
+    showTroubles(troubles(overview.value, this.#findings, unanswered));
+    await Promise.all([this.request.refresh(), this.tenant.refresh()]);
+  }
+
+  /** Of the parts, only the overview must answer. */
+  async #askAll(api) {
+    const settled = await Promise.allSettled(EVERY_SECOND.map((part) => api.get(part)));
+    const [overview] = settled;
+    if (overview.status === "rejected") throw overview.reason;
+    return Object.fromEntries(EVERY_SECOND.map((part, index) => [part, settled[index]]));
+  }
+
+  async #diagnose(api) {
+    if (performance.now() - this.#diagnosed < DIAGNOSIS_PERIOD) return;
+    this.#diagnosed = Infinity; // until it is answered
+    const answer = await api.get("diagnosis", DIAGNOSIS_PATIENCE).catch(() => null);
+    this.#findings = answer?.findings ?? [];
+    this.#diagnosed = performance.now();
+  }
+
+  #show({ overview, tenants, requests, queue, kv, refusals }) {
+    showFacts(overview);
+    showGauges(overview);
+    this.charts.update(overview);
+    if (tenants) this.#showTenants(tenants);
+    if (requests) this.#showRequests(requests, queue?.waiting ?? []);
+    if (kv) this.pool.update(kv);
+    if (refusals) this.tables.refusals.update(refusals.refusals);
+  }
+
+  #showTenants({ tenants, truncated }) {
+    const present = tenants.filter(({ kv_blocks, share }) => kv_blocks || share);
+    present.sort((one, other) => other.kv_blocks - one.kv_blocks || other.share - one.share);
+    this.slots.assign(present.map(({ name }) => name));
+    this.tables.tenants.update(tenants, truncated);
+  }
+
+  #showRequests({ live, recent, truncated }, waiting) {
+    const places = new Map(waiting.map(({ id }, index) => [id, index + 1]));
+    this.tables.live.update(
+      live.map((row) => ({ ...row, place: places.get(row.id) ?? null })),
+      truncated,
+    );
+    this.tables.recent.update(recent);
+  }
+
+  #failed(error, wait) {
+    if (error instanceof Unauthorized) this.#leave("The key is no longer accepted.");
+    else this.freshness.failed(error, wait);
+  }
+}
+
+new Board();

@@ -1,0 +1,31 @@
+"""The files of the page. Only these are ever served: a path is looked up, and no file system is asked."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+DIRECTORY = Path(__file__).parent / "page"
+INDEX = "index.html"
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PageFile:
+    content: bytes
+    content_type: str
+
+
+def page_files(directory: Path = DIRECTORY) -> Mapping[str, PageFile]:
+    """Those that the package has, by the path they are served at; the index is at "/" as well."""
+    files = {
+        f"/{path.relative_to(directory).as_posix()}": PageFile(path.read_bytes(), _TYPES[path.suffix])
+        for path in sorted(directory.rglob("*"))
+        if path.suffix in _TYPES and path.is_file()
+    }
+    index = files.get(f"/{INDEX}")
+    return files if index is None else {"/": index, **files}

@@ -1,0 +1,46 @@
+"""Makes the admin plane of a gateway, and runs it."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from gateway.admin.actions import Actions
+from gateway.admin.api import Api
+from gateway.admin.app import AdminApp
+from gateway.admin.audit_log import AuditLog
+from gateway.admin.history import History
+from gateway.admin.page_files import page_files
+from gateway.admin.port import AdminPort
+from gateway.admin.process import Process
+from gateway.admin.server import AdminServer, serving
+from gateway.beside import beside
+from gateway.key_source import KeySource
+from gateway.service import Service
+from gateway.settings import Settings
+
+AUDIT_LOG = "audit.log"
+
+
+@asynccontextmanager
+async def admin_plane(
+    settings: Settings,
+    service: Service,
+    keys: KeySource,
+    process: Process,
+    port: AdminPort | None,
+) -> AsyncIterator[None]:
+    """Serve it on its port while the block runs; without one there is none, and nothing is watched for it."""
+    if port is None:
+        yield
+        return
+    history = History(service.telemetry, service.watched.scheduler)
+    service.telemetry.on_end.append(history.request_ended)
+    service.watched.on_step.append(history.step_completed)
+    audit = AuditLog(settings.state_dir / AUDIT_LOG)
+    api = Api(process, service, history, audit)
+    actions = Actions(api.requests, service.policies, audit, process.drain)
+    service.policies.on_change.append(actions.policy_changed)
+    service.policies.on_failure.append(actions.policy_rejected)
+    keys.on_change.append(actions.keys_changed)
+    app = AdminApp(port.key, api.router(actions), page_files(), process.probes, service.metrics.prometheus_text)
+    async with serving(AdminServer(settings, app), port.sock), beside(history.run()):
+        yield

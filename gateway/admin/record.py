@@ -1,0 +1,145 @@
+"""A request in short: what the admin plane keeps of one that has ended, and shows of one that has not.
+
+A story holds on to prompts and outputs; a record holds numbers and names.
+"""
+
+from dataclasses import dataclass
+
+from admission.outcome import Outcome
+from gateway.errors import ApiError, BadRequest
+from gateway.telemetry.story import Story, Trail
+
+MAX_LEGS = 16  # sequences of one request that are kept
+MAX_MOMENTS = 32  # of each kind, of one sequence
+MAX_WORDS = 200  # characters of what a client may choose
+
+
+@dataclass(slots=True)
+class Leg:
+    """One sequence of a request. Moments in seconds of the engine's clock."""
+
+    queued: float
+    admitted: float | None
+    prefilled: float | None
+    first_token: float | None
+    ended: float | None
+    preempted: tuple[float, ...]
+    resumed: tuple[float, ...]
+    num_chunks: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+
+    @classmethod
+    def of(cls, trail: Trail) -> "Leg":
+        sequence = trail.sequence
+        return cls(
+            trail.queued,
+            trail.admitted,
+            trail.prefilled,
+            trail.first_token,
+            trail.ended,
+            tuple(trail.preempted[:MAX_MOMENTS]),
+            tuple(trail.resumed[:MAX_MOMENTS]),
+            len(trail.chunks),
+            len(sequence.prompt),
+            len(sequence.output),
+        )
+
+
+@dataclass(slots=True)
+class Refusal:
+    """What a client was told, without its own words."""
+
+    status: int
+    code: str | None
+    reason: str  # one word of few
+    message: str
+
+    @classmethod
+    def of(cls, error: ApiError) -> "Refusal":
+        message = error.message
+        if isinstance(error, BadRequest):  # may quote what the client sent
+            message = f"{error.param or 'The body'} is not valid."
+        return cls(error.status, error.code, error.dropped_reason or error.code or error.type, message[:MAX_WORDS])
+
+
+@dataclass(slots=True)
+class Record:
+    """Moments in seconds of the engine's clock; `began_unix` ties them to the calendar."""
+
+    request_id: str
+    response_id: str | None
+    tenant: str | None
+    key: str | None
+    path: str
+    model: str | None
+    operation: str | None
+    service_class: str | None
+    began_unix: float
+    began: float
+    authenticated: float | None
+    body_read: float | None
+    reserving: float | None
+    reserved: float | None
+    settling: float | None
+    first_byte: float | None
+    ended: float | None
+    outcome: Outcome | None
+    status: int
+    refusal: Refusal | None
+    num_preemptions: int
+    num_legs: int  # those that are kept, and others
+    legs: tuple[Leg, ...]
+
+    @classmethod
+    def of(cls, story: Story) -> "Record":
+        return cls(
+            story.request_id,
+            story.response_id,
+            story.tenant,
+            story.key,
+            story.path[:MAX_WORDS],
+            story.model and story.model[:MAX_WORDS],
+            story.operation,
+            story.service_class,
+            story.began_ns / 1e9,
+            story.began,
+            story.authenticated,
+            story.body_read,
+            story.reserving,
+            story.reserved,
+            story.settling,
+            story.first_byte,
+            story.ended,
+            story.outcome,
+            story.status,
+            Refusal.of(story.error) if story.error is not None else None,
+            story.num_preemptions,
+            len(story.trails),
+            tuple([Leg.of(trail) for trail in story.trails[:MAX_LEGS]]),
+        )
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(leg.num_prompt_tokens for leg in self.legs)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(leg.num_output_tokens for leg in self.legs)
+
+    @property
+    def queue_seconds(self) -> float | None:
+        """From when it began to wait for the engine until all its sequences had been in a step; None: not all were."""
+        admitted = [leg.admitted for leg in self.legs if leg.admitted is not None]
+        if not admitted or len(admitted) < len(self.legs):
+            return None
+        return max(admitted) - min(leg.queued for leg in self.legs)
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds until the engine had its first token."""
+        first = min((leg.first_token for leg in self.legs if leg.first_token is not None), default=None)
+        return None if first is None else first - self.began
+
+    def unix(self, moment: float) -> float:
+        return self.began_unix + moment - self.began

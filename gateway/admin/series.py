@@ -1,0 +1,143 @@
+"""What happened in each of the last seconds."""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from math import floor
+from typing import Any
+
+SECONDS = 300  # that are kept
+BUSY_SECONDS = 10  # over which the device's load is averaged
+MAX_SAMPLES = 8192  # of one second, of each kind; more are not looked at
+
+Gap = tuple[float, int]
+"""Seconds between two tokens of a sequence, and how many sequences had it."""
+
+
+@dataclass(slots=True)
+class Gauges:
+    """What is true at the end of a second. The totals only grow."""
+
+    running: int = 0
+    waiting: dict[str, int] = field(default_factory=dict)  # by class
+    kv_blocks_used: int = 0
+    prompt_tokens: int = 0  # in all
+    output_tokens: int = 0  # in all
+
+
+@dataclass(slots=True)
+class Point:
+    """One second; None: nothing to tell."""
+
+    requests: int | None = None
+    refused: int | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    ttft_p50: float | None = None
+    ttft_p99: float | None = None
+    gap_p50: float | None = None
+    gap_p99: float | None = None
+    running: int | None = None
+    kv_blocks_used: int | None = None
+    waiting: dict[str, int] = field(default_factory=dict)
+    busy: float = 0.0
+
+
+NUMBERS = tuple(name for name in Point.__slots__ if name not in ("waiting", "busy"))
+
+
+class Series:
+    """Told of what happens as it does; `tick`, called about once a second, closes the seconds that are over.
+
+    `clock` in seconds, never backwards.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._second = floor(clock())
+        self._points: deque[Point] = deque([Point()] * SECONDS, SECONDS)
+        self._gauges = Gauges()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._requests = self._refused = 0
+        self._busy = 0.0
+        self._ttfts: list[float] = []
+        self._gaps: list[Gap] = []
+
+    def request_ended(self, is_refused: bool) -> None:
+        self._requests += 1
+        self._refused += is_refused
+
+    def first_token(self, seconds: float) -> None:
+        if len(self._ttfts) < MAX_SAMPLES:
+            self._ttfts.append(seconds)
+
+    def step(self, elapsed: float, gap: float, num_decodes: int) -> None:
+        """A step took the device so long, and each of its decodes had its token so long after the one before."""
+        self._busy += elapsed
+        if num_decodes and len(self._gaps) < MAX_SAMPLES:
+            self._gaps.append((gap, num_decodes))
+
+    def tick(self, gauges: Gauges) -> None:
+        """Where more than a second has passed since the last call, all that happened is told of the last of them."""
+        now = floor(self._clock())
+        passed = now - self._second
+        if passed <= 0:
+            return
+        self._points.extend([Point()] * min(passed - 1, SECONDS))
+        self._points.append(self._closed(gauges, passed))
+        self._second, self._gauges = now, gauges
+        self._begin()
+
+    def _closed(self, gauges: Gauges, passed: int) -> Point:
+        before = self._gauges
+        ttft_p50, ttft_p99 = median_and_p99([(seconds, 1) for seconds in self._ttfts])
+        gap_p50, gap_p99 = median_and_p99(self._gaps)
+        return Point(
+            self._requests,
+            self._refused,
+            gauges.prompt_tokens - before.prompt_tokens,
+            gauges.output_tokens - before.output_tokens,
+            ttft_p50,
+            ttft_p99,
+            gap_p50,
+            gap_p99,
+            gauges.running,
+            gauges.kv_blocks_used,
+            gauges.waiting,
+            min(self._busy / passed, 1.0),
+        )
+
+    @property
+    def busy(self) -> float:
+        """Share of the last seconds in which the device computed."""
+        points = list(self._points)[-BUSY_SECONDS:]
+        return sum(point.busy for point in points) / len(points)
+
+    def to_json(self, end: float, classes: Iterable[str]) -> dict[str, Any]:
+        """`end` is now, in Unix seconds; `classes` are told of even when nothing ever waited in them."""
+        points = list(self._points)
+        seconds: dict[str, Any] = {name: [getattr(point, name) for point in points] for name in NUMBERS}
+        names = dict.fromkeys([*classes, *(name for point in points for name in point.waiting)])
+        seconds["waiting"] = {name: [_waiting(point, name) for point in points] for name in names}
+        return {"seconds": 1, "end": floor(end), "points": seconds}
+
+
+def _waiting(point: Point, name: str) -> int | None:
+    return None if point.running is None else point.waiting.get(name, 0)
+
+
+def median_and_p99(samples: list[Gap]) -> tuple[float | None, float | None]:
+    """The smallest values that half of the weight, and 99 % of it, do not exceed; sorts the samples."""
+    samples.sort()
+    total = sum(weight for _, weight in samples)
+    return _quantile(samples, 0.5 * total), _quantile(samples, 0.99 * total)
+
+
+def _quantile(samples: list[Gap], weight: float) -> float | None:
+    for value, times in samples:
+        weight -= times
+        if weight <= 0:
+            return value
+    return None

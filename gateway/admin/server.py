@@ -1,0 +1,46 @@
+"""The admin port: a server of its own beside that of the tenants, on the same loop."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from gateway.http_config import http_config
+from gateway.settings import ADMIN_CONNECTIONS, Settings
+
+
+class AdminServer(uvicorn.Server):
+    """Takes no signals: it ends with the server of the tenants, after it."""
+
+    def __init__(self, settings: Settings, app: ASGIApp) -> None:
+        config = http_config(settings, ADMIN_CONNECTIONS)
+        config.app = app
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+
+@asynccontextmanager
+async def serving(server: AdminServer, sock: socket.socket) -> AsyncIterator[None]:
+    """It listens while the block runs."""
+    task = asyncio.create_task(server.serve(sockets=[sock]))
+    started = asyncio.create_task(server.listening.wait())
+    await asyncio.wait({task, started}, return_when=asyncio.FIRST_COMPLETED)
+    started.cancel()
+    if task.done():
+        await task
+    try:
+        yield
+    finally:
+        server.should_exit = server.force_exit = True
+        await task

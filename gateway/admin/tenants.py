@@ -1,0 +1,114 @@
+"""The tenants: what each has running, what it used, what is left of its limits."""
+
+from collections import Counter
+from typing import Any
+
+from gateway.admin.history import History, Totals
+from gateway.admin.live_requests import LiveRequests
+from gateway.admin.unhurried import unhurried
+from gateway.admin.whereabouts import is_waiting
+from gateway.errors import TenantNotFound
+from gateway.service import Service
+from quotas.errors import QuotaError
+from quotas.limit import Limit, Resource
+from quotas.policy import TenantPolicy
+from quotas.reservation import LimitState
+
+MAX_ROWS = 1000
+MAX_RECENT = 50
+
+Row = dict[str, Any]
+
+
+class Tenants:
+    """Those that the policy names, that have a key, or that have sent a request."""
+
+    def __init__(self, service: Service, history: History, requests: LiveRequests) -> None:
+        self._service = service
+        self._history = history
+        self._requests = requests
+
+    async def listed(self) -> Row:
+        """Those with the most service in the last minute first."""
+        census = _Census(self._service, self._requests)
+        shares = self._history.shares
+        names = sorted(self._names(), key=lambda name: (-shares.share(name), name))
+        shown = names[:MAX_ROWS]
+        rows = await unhurried(shown, lambda name: self._row(name, census))
+        return {"tenants": rows, "truncated": len(names) - len(shown)}
+
+    async def shown(self, name: str) -> Row:
+        """Raises `TenantNotFound`."""
+        service = self._service
+        if name not in self._names():
+            raise TenantNotFound(f"No tenant {name!r:.100} is in the policy, has a key, or has sent a request.")
+        policy = service.policies.current.tenant(name)
+        return self._row(name, _Census(service, self._requests)) | {
+            "class": policy.default_class,
+            "limits": await self._limits(name, policy),
+            "keys": [{"id": key.key_id, "scopes": key.scopes} for key in service.keys.of_tenant(name)],
+            "recent": self._requests.of_tenant(name, MAX_RECENT),
+        }
+
+    def _names(self) -> set[str]:
+        service = self._service
+        return {*service.policies.current.tenants, *service.keys.tenants(), *self._history.totals}
+
+    def _row(self, name: str, census: "_Census") -> Row:
+        service, history = self._service, self._history
+        totals = history.totals.get(name, Totals())
+        blocks = service.watched.scheduler.holdings.allowances.held[name]
+        return {
+            "name": name,
+            "weight": service.policies.current.tenant(name).weight,
+            "running": census.running[name],
+            "waiting": census.waiting[name],
+            "kv_blocks": blocks,
+            "kv_bytes": blocks * service.kv_shape.block_bytes,
+            "service_seconds": history.shares.total.get(name, 0.0),
+            "share": history.shares.share(name),
+            "credit_seconds": service.watched.core.standing(name) if name in history.shares.total else 0.0,
+            "requests": totals.requests,
+            "refused": totals.refused,
+            "prompt_tokens": totals.prompt_tokens + census.prompt_tokens[name],
+            "output_tokens": totals.output_tokens + census.output_tokens[name],
+        }
+
+    async def _limits(self, name: str, policy: TenantPolicy) -> list[Row]:
+        """The tenant's own; those of its keys are in the policy."""
+        charged = tuple(limit for limit in policy.limits if limit.is_charged)
+        try:
+            states = await self._service.quotas.states(name, None, charged) if charged else ()
+        except QuotaError:  # the store does not answer
+            states = ()
+        known = {state.limit: state for state in states}
+        return [self._limit(name, limit, known.get(limit)) for limit in policy.limits]
+
+    def _limit(self, name: str, limit: Limit, state: LimitState | None) -> Row:
+        left = state.remaining if state is not None else None
+        if limit.resource is Resource.KV_BYTES:
+            held = self._service.watched.scheduler.holdings.allowances.held[name]
+            left = max(0, limit.amount - held * self._service.kv_shape.block_bytes)
+        return {
+            "name": limit.name,
+            "resource": limit.resource,
+            "amount": limit.amount,
+            "left": left,
+            "resets_in": state.reset if state is not None and limit.window else None,
+        }
+
+
+class _Census:
+    """Sequences and tokens of the requests being served, by tenant."""
+
+    def __init__(self, service: Service, requests: LiveRequests) -> None:
+        self.running = Counter(s.tenant for s in service.watched.scheduler.running.values())
+        self.waiting: Counter[str] = Counter()
+        self.prompt_tokens: Counter[str] = Counter()
+        self.output_tokens: Counter[str] = Counter()
+        for story in requests.stories():
+            for trail in story.trails:
+                sequence = trail.sequence
+                self.waiting[sequence.tenant] += is_waiting(sequence)
+                self.prompt_tokens[sequence.tenant] += len(sequence.prompt)
+                self.output_tokens[sequence.tenant] += len(sequence.output)

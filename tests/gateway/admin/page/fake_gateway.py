@@ -1,0 +1,106 @@
+"""The admin port as the gateway has it, over answers that a test chooses."""
+
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import uvicorn
+
+from gateway.admin.api import PREFIX
+from gateway.admin.app import AdminApp
+from gateway.admin.key import AdminKey
+from gateway.admin.page_files import page_files
+from gateway.admin.router import Route, Router, Visit
+from gateway.errors import ApiError
+from tests.gateway.admin.page import page_data
+from tests.gateway.server_process import eventually
+
+KEY = "admin-key-of-a-test"
+
+Json = dict[str, Any]
+
+
+class NotThere(ApiError):
+    status = 404
+    code = "not_found"
+
+
+class FakeGateway:
+    """`answers` by path are what each GET returns, read when it is asked; a part without one is answered 404."""
+
+    def __init__(self) -> None:
+        rows = page_data.requests()
+        self.answers: dict[str, Json] = {
+            "overview": page_data.overview(),
+            "tenants": page_data.tenants(),
+            "requests": rows,
+            "queue": page_data.queue(rows["live"]),
+            "kv": page_data.kv(),
+            "refusals": page_data.refusals(),
+            "diagnosis": page_data.diagnosis(),
+        }
+        self.cancelled: list[str] = []  # ids, in order
+        self.num_overviews = 0
+        self.port = 0
+        self._routes = self._make_routes()
+        self.use_key(KEY)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def use_key(self, key: str) -> None:
+        """It alone is accepted, from the next start."""
+        self._app = AdminApp(AdminKey(key), Router(self._routes), page_files(), {}, lambda: b"")
+
+    def start(self) -> None:
+        """On the port it had before, if it had one."""
+        sock = socket.create_server(("127.0.0.1", self.port))
+        self.port = sock.getsockname()[1]
+        self._server = uvicorn.Server(uvicorn.Config(self._app, log_config=None, lifespan="off"))
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [sock]})
+        self._thread.start()
+        eventually(lambda: self._server.started)
+
+    def stop(self) -> None:
+        """Whoever connects is refused from then on."""
+        self._server.should_exit = self._server.force_exit = True
+        self._thread.join()
+
+    def _make_routes(self) -> list[Route]:
+        return [
+            *(Route("GET", f"{PREFIX}/{part}", self._answer(part)) for part in self.answers),
+            Route("GET", f"{PREFIX}/tenants/{{name}}", self._tenant),
+            Route("POST", f"{PREFIX}/requests/{{name}}/cancel", self._cancel),
+            Route("GET", f"{PREFIX}/requests/{{name}}", self._request),
+        ]
+
+    def _answer(self, part: str) -> Callable[[Visit], Any]:
+        async def answer(visit: Visit) -> Json:
+            self.num_overviews += part == "overview"
+            if part not in self.answers:
+                raise NotThere(f"{part} is broken")
+            return self.answers[part]
+
+        return answer
+
+    async def _tenant(self, visit: Visit) -> Json:
+        return page_data.tenant_detail(visit.name)
+
+    async def _request(self, visit: Visit) -> Json:
+        return page_data.request_detail(self._find(visit.name, "live", "recent"))
+
+    async def _cancel(self, visit: Visit) -> Json:
+        row = self._find(visit.name, "live")
+        self.cancelled.append(row["id"])
+        self.answers["requests"]["live"].remove(row)
+        return {"cancelled": True}
+
+    def _find(self, name: str, *lists: str) -> Json:
+        for rows in lists:
+            for row in self.answers["requests"][rows]:
+                if name in (row["id"], row["response_id"]):
+                    found: Json = row
+                    return found
+        raise NotThere(f"No request {name!r:.100}.")

@@ -1,0 +1,224 @@
+"""Answers of the admin API as a busy gateway would give them; the same ones each time."""
+
+from math import sin
+from random import Random
+from typing import Any
+
+NOW = 1_790_000_000.0
+SECONDS = 300
+CLASSES = ("interactive", "batch", "background")
+TENANTS = ("acme", "globex", "initech", "umbrella", "hooli", "vehement", "massive-dynamic", "stark", "wayne", "tyrell")
+NUM_BLOCKS = 2048
+BLOCK_BYTES = 262_144
+STATES = ("decoding", "decoding", "decoding", "prefill", "waiting", "waiting", "reserving", "reading", "ending")
+
+Json = dict[str, Any]
+
+
+def overview() -> Json:
+    return {
+        "version": "0.1.0",
+        "model": "qwen3-0.6b",
+        "device": "cuda:0 NVIDIA H200",
+        "started": NOW - 11_520,
+        "now": NOW,
+        "draining": False,
+        "policy": {"version": "9f3c2a71", "problem": None},
+        "store": "connected",
+        "engine": {
+            "running": 41,
+            "waiting": 17,
+            "max_num_seqs": 64,
+            "kv_blocks": NUM_BLOCKS,
+            "kv_blocks_used": 1510,
+            "block_bytes": BLOCK_BYTES,
+            "block_tokens": 16,
+            "busy": 0.934,
+        },
+        "series": {"seconds": 1, "end": NOW, "points": points()},
+    }
+
+
+def points() -> Json:
+    random = Random(1)
+    swell = [1 + 0.35 * sin(second / 37) + random.uniform(-0.12, 0.12) for second in range(SECONDS)]
+    burst = [1.0 if 180 < second < 220 else 0.0 for second in range(SECONDS)]
+    quiet = [40 < second < 52 for second in range(SECONDS)]
+    return {
+        "requests": [round(14 * s + 20 * b) for s, b in zip(swell, burst, strict=True)],
+        "refused": [round(16 * b * s) for s, b in zip(swell, burst, strict=True)],
+        "prompt_tokens": [round(2600 * s + 1900 * b) for s, b in zip(swell, burst, strict=True)],
+        "output_tokens": [round(1750 * s) for s in swell],
+        "ttft_p50": [None if q else 0.11 * s + 0.2 * b for s, b, q in zip(swell, burst, quiet, strict=True)],
+        "ttft_p99": [None if q else 0.42 * s + 0.9 * b for s, b, q in zip(swell, burst, quiet, strict=True)],
+        "gap_p50": [0.021 * s for s in swell],
+        "gap_p99": [0.048 * s + 0.03 * b for s, b in zip(swell, burst, strict=True)],
+        "running": [round(38 + 20 * (s - 1) + 18 * b) for s, b in zip(swell, burst, strict=True)],
+        "kv_blocks_used": [round(1500 + 500 * (s - 1) + 300 * b) for s, b in zip(swell, burst, strict=True)],
+        "waiting": {
+            "interactive": [round(3 * b * s) for s, b in zip(swell, burst, strict=True)],
+            "batch": [round(9 * s + 12 * b) for s, b in zip(swell, burst, strict=True)],
+            "background": [round(5 * s) for s in swell],
+        },
+    }
+
+
+def tenant(name: str, rank: int) -> Json:
+    random = Random(rank)
+    blocks = 420 // (rank + 1) if rank < 12 else 0
+    return {
+        "name": name,
+        "weight": 1,
+        "running": 12 // (rank + 1),
+        "waiting": random.randrange(4),
+        "kv_blocks": blocks,
+        "kv_bytes": blocks * BLOCK_BYTES,
+        "service_seconds": 900 / (rank + 1),
+        "share": 0.34 / (rank + 1),
+        "credit_seconds": random.uniform(-0.6, 0.9),
+        "requests": random.randrange(40, 9000),
+        "refused": random.randrange(0, 90) if rank % 3 == 0 else 0,
+        "prompt_tokens": random.randrange(10_000, 4_000_000),
+        "output_tokens": random.randrange(10_000, 2_000_000),
+    }
+
+
+def tenants(names: tuple[str, ...] = TENANTS) -> Json:
+    return {"tenants": [tenant(name, rank) for rank, name in enumerate(names)], "truncated": 0}
+
+
+def tenant_detail(name: str) -> Json:
+    limits = [
+        {"name": "requests-per-minute", "resource": "requests", "amount": 600, "left": 212, "resets_in": 38.8},
+        {"name": "kv", "resource": "kv_bytes", "amount": 268_435_456, "left": 158_334_976, "resets_in": None},
+    ]
+    keys = [{"id": "key_1f0c", "scopes": ["chat"]}]
+    recent = [ended(number, name) for number in range(3)]
+    return tenant(name, 0) | {"class": "interactive", "limits": limits, "keys": keys, "recent": recent}
+
+
+def live(number: int, tenant: str) -> Json:
+    random = Random(number)
+    state = STATES[number % len(STATES)]
+    return {
+        "id": f"req_{Random(number).getrandbits(128):032x}",
+        "response_id": f"chatcmpl-{number:024x}",
+        "tenant": tenant,
+        "key": "key_1f0c",
+        "model": "qwen3-0.6b",
+        "operation": "chat",
+        "class": CLASSES[number % len(CLASSES)],
+        "state": state,
+        "age": 3 + 9 * random.random(),
+        "prompt_tokens": random.randrange(20, 8000),
+        "output_tokens": random.randrange(1, 400) if state == "decoding" else 0,
+        "max_tokens": 512,
+        "kv_blocks": random.randrange(2, 60),
+        "preemptions": int(number % 7 == 0),
+        "reason": "behind others, because the token budget of the step is spent" if state == "waiting" else None,
+    }
+
+
+def ended(number: int, tenant: str) -> Json:
+    random = Random(number)
+    refused = number % 6 == 0
+    return {
+        "id": f"req_{Random(-1 - number).getrandbits(128):032x}",
+        "response_id": None if refused else f"chatcmpl-{number:024x}",
+        "tenant": tenant,
+        "key": "key_1f0c",
+        "model": "qwen3-0.6b",
+        "operation": "chat",
+        "class": CLASSES[number % len(CLASSES)],
+        "outcome": "refused" if refused else "completed",
+        "status": 429 if refused else 200,
+        "code": "rate_limit_exceeded" if refused else None,
+        "ended": NOW - 3 * number - 1,
+        "duration": random.uniform(0.01, 9),
+        "queue_seconds": None if refused else random.uniform(0, 0.4),
+        "ttft": None if refused else random.uniform(0.05, 0.6),
+        "prompt_tokens": random.randrange(20, 8000),
+        "output_tokens": random.randrange(1, 400),
+        "preemptions": 0,
+    }
+
+
+def requests(number: int = 48, names: tuple[str, ...] = TENANTS) -> Json:
+    return {
+        "live": [live(index, names[index * index % len(names)]) for index in range(number)],
+        "recent": [ended(index, names[index * index % len(names)]) for index in range(number)],
+        "truncated": 0,
+    }
+
+
+def timeline() -> list[Json]:
+    chunks = [(0.4 + 0.11 * index, 0.5 + 0.11 * index) for index in range(5)]
+    return [
+        {"at": 0.0, "until": 0.0004, "what": "auth", "detail": "acme"},
+        {"at": 0.0004, "until": 0.006, "what": "body", "detail": ""},
+        {"at": 0.006, "until": 0.0085, "what": "reserve", "detail": ""},
+        {"at": 0.0085, "until": 0.4, "what": "queue", "detail": ""},
+        *({"at": at, "until": until, "what": "prefill", "detail": "512 prompt tokens"} for at, until in chunks),
+        {"at": 0.94, "until": None, "what": "first token", "detail": ""},
+        {"at": 0.94, "until": 1.8, "what": "decode", "detail": "64 tokens"},
+        {"at": 1.8, "until": 2.3, "what": "preempted", "detail": ""},
+        {"at": 2.3, "until": None, "what": "resumed", "detail": ""},
+        {"at": 2.3, "until": None, "what": "decode", "detail": "96 tokens so far"},
+    ]
+
+
+def request_detail(row: Json) -> Json:
+    return row | {"began": NOW - 4, "timeline": timeline()}
+
+
+def queue(rows: list[Json]) -> Json:
+    waiting = [row for row in rows if row["state"] == "waiting"]
+    named = ("id", "tenant", "class", "prompt_tokens", "reason")
+    return {"waiting": [{key: row[key] for key in named} | {"waited": row["age"]} for row in waiting], "truncated": 0}
+
+
+def kv(names: tuple[str, ...] = TENANTS, num_blocks: int = NUM_BLOCKS) -> Json:
+    random = Random(7)
+    runs: list[list[int]] = []
+    left = num_blocks
+    while left > 0:
+        owner = min(int(random.expovariate(0.45)), len(names)) - 1
+        blocks = min(left, random.randrange(1, 24))
+        runs.append([owner, blocks])
+        left -= blocks
+    return {
+        "num_blocks": num_blocks,
+        "block_bytes": BLOCK_BYTES,
+        "block_tokens": 16,
+        "owners": list(names),
+        "runs": runs,
+    }
+
+
+def refusals(number: int = 30, names: tuple[str, ...] = TENANTS) -> Json:
+    kinds = (
+        (429, "rate_limit_exceeded", "requests-per-minute", "600 requests a minute are spent; try again in 12 s."),
+        (503, "deadline_unreachable", "infeasible_deadline", "The first token would come 4.1 s after the deadline."),
+        (429, "queue_full", "queue_full", "The tenant has 64 requests waiting, as many as it may."),
+    )
+    rows = []
+    for index in range(number):
+        status, code, reason, message = kinds[index % len(kinds)]
+        row = {
+            "at": NOW - 2.4 * index,
+            "id": f"req_{index:032x}",
+            "tenant": names[index % 3],
+            "path": "/v1/chat/completions",
+        }
+        rows.append(row | {"status": status, "code": code, "reason": reason, "message": message})
+    return {"refusals": rows}
+
+
+def diagnosis() -> Json:
+    finding = {
+        "trouble": "queue time above target",
+        "evidence": "interactive waits 0.9 s at the 99th percentile; its target is 0.5 s",
+        "remedy": "raise the weight of the class or lower max_num_batched_tokens",
+        "severity": "warning",
+    }
+    return {"findings": [finding]}

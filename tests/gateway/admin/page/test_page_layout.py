@@ -1,0 +1,82 @@
+"""Many tenants, many requests, small screens, both schemes."""
+
+import pytest
+
+from tests.gateway.admin.page import page_data
+from tests.gateway.admin.page.fake_gateway import FakeGateway
+from tests.gateway.admin.page.steps import PageMaker, first_column
+from tests.gateway.admin.page.tab import Page
+
+MANY = tuple(f"tenant-{number:03d}" for number in range(500))
+
+
+@pytest.fixture
+def crowd(gateway: FakeGateway) -> FakeGateway:
+    rows = page_data.requests(1000, MANY)
+    gateway.answers |= {
+        "tenants": page_data.tenants(MANY),
+        "requests": rows,
+        "queue": page_data.queue(rows["live"]),
+        "kv": page_data.kv(MANY, 20_000),
+    }
+    return gateway
+
+
+def test_of_many_tenants_and_requests_the_first_ones_are_drawn_and_the_rest_counted(
+    crowd: FakeGateway, open_board: PageMaker
+) -> None:
+    page = open_board()
+    assert len(first_column(page, "#tenants")) == 12
+    assert page.text("#tenants .foot span") == "and 488 more"
+    assert page.text("#live .foot span") == "and 988 more"
+    assert page.count("*") < 2500
+    page.click("#tenants .foot button")
+    page.until_count("#tenants tbody tr", 62)
+    page.click("#filter")
+    page.type("tenant-49")
+    page.until_count("#tenants tbody tr", 10)
+
+
+def test_rows_the_gateway_left_out_are_counted_as_well(gateway: FakeGateway, open_board: PageMaker) -> None:
+    gateway.answers["tenants"] = gateway.answers["tenants"] | {"truncated": 4321}
+    assert open_board().text("#tenants .foot span") == "and 4,321 more"
+
+
+def test_a_refresh_keeps_the_rows_it_has(crowd: FakeGateway, open_board: PageMaker) -> None:
+    page = open_board()
+    page.js("document.querySelectorAll('tbody tr').forEach(row => { row.known = true })")
+    rows = crowd.answers["requests"]
+    crowd.answers["requests"] = rows | {"live": [row | {"prompt_tokens": 1} for row in rows["live"]]}
+    page.until("document.querySelector('#live tbody tr').children[5].innerText === '1'")
+    assert page.js("[...document.querySelectorAll('#live tbody tr')].every(row => row.known)")
+
+
+def test_no_width_makes_the_page_scroll_sideways(open_board: PageMaker) -> None:
+    page = open_board(width=320)
+    for width in (320, 360, 768, 1280, 1920):
+        page.send("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        page.until(f"innerWidth === {width}")
+        assert page.js("document.documentElement.scrollWidth") <= width
+        rights = "[...document.querySelectorAll('.panel, header *')].map(node => node.getBoundingClientRect().right)"
+        assert max(page.js(rights)) <= width
+
+
+def test_a_table_that_is_wider_than_the_screen_scrolls_by_itself_and_can_be_focused(open_board: PageMaker) -> None:
+    page = open_board(width=320)
+    page.until("(({scrollWidth, clientWidth}) => scrollWidth > clientWidth)(document.querySelector('#live .scroller'))")
+    page.until("document.querySelector('#live .scroller').tabIndex === 0")
+
+
+@pytest.mark.parametrize(("dark", "luminance"), [(False, "light"), (True, "dark")])
+def test_the_scheme_of_the_reader_is_followed(open_board: PageMaker, dark: bool, luminance: str) -> None:
+    page = open_board(dark=dark)
+    background = page.js("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
+    assert (max(background) < 60) is (luminance == "dark")
+
+
+def test_nothing_moves_for_who_wants_no_motion(board: Page) -> None:
+    moving = "getComputedStyle(document.querySelector('.gauge .track span')).transitionDuration"
+    assert board.js(moving) == "0.3s"
+    board.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-reduced-motion", "value": "reduce"}])
+    assert board.js(moving) == "0s"
+    assert board.js("document.getAnimations().length") == 0

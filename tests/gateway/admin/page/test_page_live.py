@@ -1,0 +1,46 @@
+"""The page over a gateway that serves."""
+
+import threading
+
+import httpx
+
+from tests.gateway.admin.page.devtools import Pipe
+from tests.gateway.admin.page.steps import sign_in
+from tests.gateway.admin.page.tab import opened_page
+from tests.gateway.server_process import PATIENCE, ServerProcess
+
+ENDLESS = {"model": "embedded", "prompt": "Count.", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+
+
+def test_a_request_is_seen_followed_cancelled_and_remembered(server: ServerProcess, chromium: Pipe) -> None:
+    heard: list[str] = []
+
+    def listen() -> None:
+        url = f"{server.url}/v1/completions"
+        with httpx.stream("POST", url, json=ENDLESS, headers=server.headers, timeout=PATIENCE) as reply:
+            heard.extend(reply.iter_lines())
+
+    client = threading.Thread(target=listen)
+    with opened_page(chromium) as page:
+        page.go(server.admin_url)
+        page.until("!document.querySelector('#sign-in').hidden")
+        client.start()
+        sign_in(page, server.admin_key)
+        page.until_reads("#live", "decoding")
+        page.until(
+            "[...document.querySelectorAll('.chart > svg .line')].every(line => line.getAttribute('d') !== null)"
+        )
+        assert "demo" in page.text("#tenants") and "demo" in page.text(".pool-legend")
+        page.click("#live button.id")
+        page.until("document.querySelector('#request-dialog .kind-decode')")
+        page.click("#request-dialog .danger")
+        page.click("#cancel-dialog .danger")
+        page.until_reads("#request-dialog", "failed")
+        client.join(PATIENCE)
+        page.press("Escape")
+        page.click("[name=which][value=recent]")
+        page.until_reads("#recent", "cancelled")
+        page.click("#tenants tbody button")
+        page.until_reads("#tenant-dialog", "Its last requests")
+        assert page.complaints() == []
+    assert any('"code":"cancelled"' in line for line in heard)

@@ -1,0 +1,148 @@
+"""One request: its timeline, its end, and a table that holds still for whoever reaches for it."""
+
+from tests.gateway.admin.page.fake_gateway import FakeGateway
+from tests.gateway.admin.page.page_data import live
+from tests.gateway.admin.page.steps import column, first_column
+from tests.gateway.admin.page.tab import Page
+from tests.gateway.server_process import eventually
+
+CANCEL = "#live tbody tr:first-child button[aria-label]"
+
+
+def test_a_request_is_cancelled_only_after_a_second_press(board: Page, gateway: FakeGateway) -> None:
+    label = board.call("selector => document.querySelector(selector).ariaLabel", CANCEL)
+    board.click(CANCEL)
+    board.until("document.querySelector('#cancel-dialog').open")
+    assert board.text("#cancel-title") == label.split(" of ")[0] + "?"
+    assert board.js("document.activeElement.innerText") == "Keep it running"
+    assert gateway.cancelled == []
+    board.click("#cancel-dialog .danger")
+    board.until("!document.querySelector('#cancel-dialog').open")
+    assert len(gateway.cancelled) == 1
+    assert gateway.cancelled[0][:10] in label
+    assert board.text("#announcer").endswith("is cancelled.")
+    board.move(2, 2)
+    board.until(f"!document.querySelector('#live').innerText.includes('{gateway.cancelled[0][:10]}')")
+
+
+def test_thinking_better_of_it_cancels_nothing(board: Page, gateway: FakeGateway) -> None:
+    for way in ("button", "Escape"):
+        board.click(CANCEL)
+        board.until("document.querySelector('#cancel-dialog').open")
+        if way == "button":
+            board.click("#cancel-dialog .answers button")
+        else:
+            board.press(way)
+        board.until("!document.querySelector('#cancel-dialog').open")
+    assert gateway.cancelled == []
+
+
+def test_a_request_that_ended_in_the_meantime_is_said_to_have(board: Page, gateway: FakeGateway) -> None:
+    board.click(CANCEL)
+    board.until("document.querySelector('#cancel-dialog').open")
+    gateway.answers["requests"] = {"live": [], "recent": [], "truncated": 0}
+    board.click("#cancel-dialog .danger")
+    board.until_reads("#cancel-dialog", "It has ended by itself.")
+    assert gateway.cancelled == []
+
+
+def test_a_request_opens_with_its_timeline_as_a_picture_and_in_words(board: Page) -> None:
+    board.click("#live tbody tr:first-child button.id")
+    board.until("document.querySelector('#request-dialog .lanes')")
+    lanes = board.texts("#request-dialog .what")
+    assert lanes == ["auth", "body", "reserve", "queue", "prefill", "first token", "decode", "preempted", "resumed"]
+    assert len(board.texts("#request-dialog .kind-prefill")) == 5
+    words = board.texts("#request-dialog tbody tr")
+    assert words[3].split("\t") == ["8.5 ms", "392 ms", "queue", ""]
+    assert words[-1].split("\t") == ["2.3 s", "goes on", "decode", "96 tokens so far"]
+    assert board.complaints() == []
+
+
+def test_bars_lie_where_their_times_are(board: Page) -> None:
+    places = board.js(
+        """(async () => {
+          const { timeline } = await import("/timeline.js");
+          const entries = [[0, 1, "queue"], [1, 3, "prefill"], [3, null, "first token"], [3, null, "decode"]];
+          const shown = timeline(entries.map(([at, until, what]) => ({ at, until, what, detail: "" })), 4);
+          return [...shown.querySelectorAll(".track > span")].map(({ style }) => [style.left, style.width]);
+        })()"""
+    )
+    assert places == [["0%", "calc(25% - 1px)"], ["25%", "calc(50% - 1px)"], ["75%", ""], ["75%", "calc(25% - 1px)"]]
+
+
+def test_what_had_no_end_when_the_request_ended_ended_with_it(board: Page) -> None:
+    words = board.js(
+        """(async () => {
+          const { timeline } = await import("/timeline.js");
+          const entries = [[0, null, "reserve"], [2, null, "end"]];
+          const shown = timeline(entries.map(([at, until, what]) => ({ at, until, what, detail: "" })), 2);
+          return shown.querySelector("tbody tr").innerText;
+        })()"""
+    )
+    assert words == "0 s2 sreserve"
+
+
+def test_an_open_request_is_followed_and_can_be_cancelled_from_there(board: Page, gateway: FakeGateway) -> None:
+    row = live(0, "acme") | {"state": "decoding", "output_tokens": 7, "age": 99}
+    gateway.answers["requests"] = {"live": [row], "recent": [], "truncated": 0}
+    board.until_count("#live tbody tr", 1)
+    board.click("#live tbody tr:first-child button.id")
+    board.until_reads("#request-dialog", "7 of 512 tokens")
+    gateway.answers["requests"] = {"live": [row | {"output_tokens": 8}], "recent": [], "truncated": 0}
+    board.until_reads("#request-dialog", "8 of 512 tokens")
+    board.click("#request-dialog .danger")
+    board.click("#cancel-dialog .danger")
+    board.until_reads("#request-dialog", "does not remember it")
+    assert gateway.cancelled == [row["id"]]
+
+
+def test_a_request_nobody_remembers_is_said_to_be_forgotten(board: Page) -> None:
+    board.click("#refusals tbody tr:first-child button")
+    board.until_reads("#request-dialog", "does not remember it")
+
+
+def test_a_tenant_opens_with_its_limits_and_what_is_left_of_them(board: Page) -> None:
+    board.click("#tenants tbody tr:first-child button")
+    board.until("document.querySelector('#tenant-dialog table')")
+    rows = board.texts("#tenant-dialog tbody tr")
+    assert rows[0].split("\t") == ["requests-per-minute", "requests", "212", "600", "38.8 s"]
+    assert rows[1].split("\t") == ["kv", "kv_bytes", "151 MiB", "256 MiB", "\N{EN DASH}"]
+
+
+def test_who_waits_has_a_place_in_the_queue(board: Page, gateway: FakeGateway) -> None:
+    row = live(0, "acme") | {"state": "waiting"}
+    gateway.answers |= {
+        "requests": {"live": [row], "recent": [], "truncated": 0},
+        "queue": {"waiting": [{"id": "another"}, {"id": row["id"]}], "truncated": 0},
+    }
+    board.until_reads("#live .state", "waiting, place 2")
+
+
+def test_rows_do_not_move_under_the_pointer_and_their_values_do(board: Page, gateway: FakeGateway) -> None:
+    before = first_column(board, "#live")
+    x, y, _, _ = board.box("#live tbody tr:nth-child(2) td")
+    x, y = x + 9, y + 9
+    board.move(x, y)
+    rows = [row | {"age": 99 - row["age"], "prompt_tokens": 1} for row in gateway.answers["requests"]["live"]]
+    gateway.answers["requests"] = {"live": rows, "recent": [], "truncated": 0}
+
+    def new_values() -> bool:
+        board.move(x + 1, y)
+        board.move(x, y)
+        return set(column(board, "#live", 6)) == {"1"}
+
+    eventually(new_values)
+    assert first_column(board, "#live") == before
+    board.move(2, 2)
+    board.until(f"document.querySelector('#live tbody .id').innerText !== '{before[0]}'")
+
+
+def test_two_requests_of_one_id_are_two_rows(board: Page, gateway: FakeGateway) -> None:
+    rows = [live(number, tenant) | {"id": "mine"} for number, tenant in enumerate(("acme", "globex"))]
+    gateway.answers["requests"] = {"live": rows, "recent": [], "truncated": 0}
+    board.until_count("#live tbody tr", 2)
+    assert sorted(column(board, "#live", 2)) == ["acme", "globex"]
+    board.click("#live [aria-label$='of globex']")
+    board.click("#cancel-dialog .danger")
+    board.until_count("#live tbody tr", 1)
+    assert [row["tenant"] for row in gateway.answers["requests"]["live"]] == ["acme"]

@@ -1,0 +1,179 @@
+"""What an admin may change, and that nothing changes which is not on record."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.admin.actions import Actions
+from gateway.admin.audit_log import AuditLog
+from gateway.admin.live_requests import LiveRequests
+from gateway.admin.whereabouts import Reasons
+from gateway.errors import AuditUnavailable, BadRequest, CancelledByAdmin, RequestNotFound
+from gateway.key_source import KeyChange
+from gateway.policies import Policies
+from gateway.scope import RequestScope
+from tests.gateway.admin.test_history import Site
+from tests.gateway.telemetry.stories import a_story
+
+ONE = "tenants:\n  acme:\n    weight: 2\n"
+TWO = "tenants:\n  acme:\n    weight: 3\n"
+
+
+class Desk(Site):
+    def __init__(self, folder: Path, policy: str | None = None) -> None:
+        super().__init__()
+        self.folder = folder
+        if policy is not None:
+            self.edit(policy)
+        self.policies = Policies(folder / "policy.yaml" if policy is not None else None)
+        self.drains = 0
+        self.audit = AuditLog(folder / "audit.log")
+        requests = LiveRequests(self.telemetry, self.history, Reasons(self.core.scheduler))
+        self.actions = Actions(requests, self.policies, self.audit, self.drain)
+        self.policies.on_change.append(self.actions.policy_changed)
+        self.policies.on_failure.append(self.actions.policy_rejected)
+
+    def edit(self, policy: str) -> None:
+        (self.folder / "policy.yaml").write_text(policy)
+
+    def drain(self) -> None:
+        self.drains += 1
+
+    def lose_the_log(self) -> None:
+        """From now on nothing can be written there."""
+        (self.folder / "audit.log").mkdir()
+
+    async def said(self) -> list[tuple[str, str, str]]:
+        """Newest first."""
+        return [(entry["action"], entry["target"], entry["result"]) for entry in await self.audit.entries()]
+
+
+async def serve(desk: Desk, request_id: str, ended: list[Any]) -> None:
+    """A request that would take for ever."""
+    async with RequestScope({}, _silence, _nothing) as scope:
+        desk.telemetry.live.add(a_story(request_id=request_id, response_id=None, scope=scope, ended=None, trails=[]))
+        await asyncio.Event().wait()
+    ended.append(scope.error)
+
+
+async def _silence() -> Any:
+    await asyncio.Event().wait()
+
+
+async def _nothing(message: Any) -> None: ...
+
+
+async def test_a_cancelled_request_ends_with_an_error_that_says_so(tmp_path: Path) -> None:
+    desk, ended = Desk(tmp_path), []  # type: ignore[var-annotated]
+    task = asyncio.create_task(serve(desk, "r1", ended))
+    await asyncio.sleep(0)
+    assert await desk.actions.cancel("key 1", "r1") == {"cancelled": True}
+    await task
+    (error,) = ended
+    assert isinstance(error, CancelledByAdmin)
+    assert (error.status, error.headers()["x-should-retry"]) == (503, "false")
+    assert await desk.said() == [("request.cancel", "r1 of acme", "cancelled")]
+
+
+async def test_a_request_that_is_not_there_is_on_record_too(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    with pytest.raises(RequestNotFound):
+        await desk.actions.cancel("key 1", "x" * 5000)
+    ((action, target, result),) = await desk.said()
+    assert (action, target) == ("request.cancel", "x" * 200)
+    assert result.startswith("refused: No request 'xxx")
+
+
+async def test_a_request_that_ends_by_itself_meanwhile_was_not_cancelled(tmp_path: Path) -> None:
+    desk, ended = Desk(tmp_path), []  # type: ignore[var-annotated]
+    task = asyncio.create_task(serve(desk, "r1", ended))
+    await asyncio.sleep(0)
+    (story,) = desk.telemetry.live
+    assert story.scope is not None
+    story.scope.fail(BadRequest("something else"))
+    with pytest.raises(RequestNotFound, match="ended by itself"):
+        await desk.actions.cancel("key 1", "r1")
+    await task
+    assert [result for _, _, result in await desk.said()] == ["had ended", "cancelled"]
+
+
+async def test_a_request_whose_error_is_on_its_way_was_not_cancelled(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    async with RequestScope({}, _silence, _nothing) as scope:
+        desk.telemetry.live.add(a_story(request_id="r1", scope=scope, ended=None, trails=[]))
+    with pytest.raises(RequestNotFound, match="ended by itself"):
+        await desk.actions.cancel("key 1", "r1")
+
+
+async def test_a_request_whose_body_still_comes_cannot_be_cancelled_yet(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.telemetry.live.add(a_story(request_id="r1", scope=None, body_read=None))
+    with pytest.raises(BadRequest, match="still being read"):
+        await desk.actions.cancel("key 1", "r1")
+
+
+async def test_nothing_is_done_that_cannot_be_recorded(tmp_path: Path) -> None:
+    desk, ended = Desk(tmp_path, ONE), []  # type: ignore[var-annotated]
+    task = asyncio.create_task(serve(desk, "r1", ended))
+    await asyncio.sleep(0)
+    desk.lose_the_log()
+    desk.edit(TWO)
+    for action in (desk.actions.cancel("k", "r1"), desk.actions.reload("k"), desk.actions.drain("k")):
+        with pytest.raises(AuditUnavailable, match="Nothing was changed"):
+            await action
+    assert not task.done() and desk.drains == 0 and desk.policies.num_reloads == 0
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_drain_is_recorded_and_begun(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    assert await desk.actions.drain("key 1") == {"draining": True}
+    assert desk.drains == 1
+    assert await desk.said() == [("drain", "gateway", "begun")]
+
+
+async def test_a_reload_takes_up_an_edit_at_once_and_records_both(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, ONE)
+    before = desk.policies.current.version
+    desk.edit(TWO)
+    answer = await desk.actions.reload("key 1")
+    after = desk.policies.current.version
+    assert answer == {"version": after, "problem": None} and after != before
+    assert await desk.said() == [("policy.change", after, "in force"), ("policy.reload", before, "begun")]
+
+
+async def test_an_edit_that_is_not_valid_is_told_and_recorded(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, ONE)
+    desk.edit("tenants:\n  acme:\n    wieght: 3\n")
+    answer = await desk.actions.reload("key 1")
+    assert "wieght" in answer["problem"]
+    (action, version, result), _ = await desk.said()
+    assert (action, version) == ("policy.change", desk.policies.current.version)
+    assert result.startswith("stays in force, an edit was not valid:")
+
+
+async def test_an_edit_takes_effect_even_where_it_cannot_be_recorded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk = Desk(tmp_path, ONE)
+    desk.lose_the_log()
+    desk.edit(TWO)
+    await desk.policies.reload()
+    assert desk.policies.current.tenant("acme").weight == 3
+    assert "not in the audit log" in caplog.text
+
+
+async def test_changes_of_keys_are_recorded_by_their_ids(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    await desk.actions.keys_changed(KeyChange(added=("k1", "k2"), removed=("k3",)))
+    assert await desk.said() == [("keys.change", "added k1, k2; removed k3", "in force")]
+
+
+async def test_the_built_in_policy_has_nothing_to_reload(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    with pytest.raises(BadRequest, match="start with --policy PATH"):
+        await desk.actions.reload("key 1")

@@ -1,0 +1,390 @@
+"""The admin port of a real gateway: what an admin sees and does, and what everyone else gets."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.admin.app import MAX_BODY_BYTES
+from gateway.auth import new_key
+from gateway.key_store import KeyStore
+from gateway.settings import ADMIN_CONNECTIONS
+from tests.gateway.raw_client import RawClient, chat, completion, connected, request
+from tests.gateway.server_process import PATIENCE, ServerProcess, eventually, running_server
+
+POLICY = """
+classes:
+  fast: {service_tiers: [priority]}
+  usual: {aging: 2s}
+defaults: {default_class: usual}
+tenants:
+  acme: {weight: 3, limits: {tokens: 100k/min, kv_bytes: 512MiB}}
+  spent: {limits: {requests: {rate: 1/h, burst: 1}}}
+"""
+READS = ("overview", "tenants", "tenants/acme", "requests", "queue", "kv", "policy", "refusals", "audit")
+WRITES = ("requests/req_1/cancel", "policy/reload", "drain")
+
+
+@dataclass
+class Site:
+    """A gateway that runs two sequences at a time, with a policy and keys."""
+
+    server: ServerProcess
+    policy: Path
+    keys: dict[str, str] = field(default_factory=dict)
+
+    def post(self, tenant: str, path: str = "completions", **body: Any) -> httpx.Response:
+        headers = {"authorization": f"Bearer {self.keys[tenant]}"}
+        url = f"{self.server.url}/v1/{path}"
+        return httpx.post(url, json=completion(**body), headers=headers, timeout=PATIENCE)
+
+    @contextmanager
+    def busy(self, tenant: str, count: int) -> Iterator[list[RawClient]]:
+        """With so many long streams of a tenant; they are dropped at the end."""
+        clients = []
+        for _ in range(count):
+            client = RawClient(self.server)
+            body = completion(max_tokens=1900, ignore_eos=True, stream=True)
+            authorization = f"Bearer {self.keys[tenant]}"
+            client.send(request(self.server, body, "/v1/completions", authorization=authorization))
+            clients.append(client)
+        try:
+            yield clients
+        finally:
+            for client in clients:
+                client.close()
+            eventually(lambda: not self.server.admin("requests")["live"])
+
+    def live(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self.server.admin("requests")["live"]
+        return rows
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("admin")
+    policy = folder / "policy.yaml"
+    policy.write_text(POLICY)
+    flags = ("--threads", "1", "--max-num-seqs", "2", "--policy", str(policy))
+    store = KeyStore(folder / "state")
+    keys = {}
+    for tenant in ("acme", "spent"):
+        keys[tenant], record = new_key(tenant, store.pepper())
+        store.add(record)
+    with running_server(folder, *flags) as server:
+        yield Site(server, policy, keys)
+
+
+# who is let in
+
+
+def test_the_announcement_says_where_it_is_and_where_its_key_is(site: Site) -> None:
+    assert f"admin     {site.server.admin_url}, its key in" in site.server.announcement
+    assert site.server.admin_key.startswith("sluice-admin-")
+    assert site.server.admin_key not in site.server.announcement
+
+
+@pytest.mark.parametrize("path", [*(f"/admin/v1/{path}" for path in READS), "/metrics", "/admin/", "/admin/v2/x"])
+@pytest.mark.parametrize("authorization", ["", "Bearer wrong", "Basic x", "Bearer " + "x" * 4000, "TENANT"])
+def test_without_the_admin_key_nothing_is_told(site: Site, path: str, authorization: str) -> None:
+    if authorization == "TENANT":
+        authorization = f"Bearer {site.keys['acme']}"
+    reply = httpx.get(f"{site.server.admin_url}{path}", headers={"authorization": authorization})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (401, "invalid_api_key")
+
+
+@pytest.mark.parametrize("path", WRITES)
+def test_without_the_admin_key_nothing_is_changed(site: Site, path: str) -> None:
+    before = site.server.admin("audit")
+    assert httpx.post(f"{site.server.admin_url}/admin/v1/{path}").status_code == 401
+    assert site.server.admin("audit") == before
+    assert site.server.answers()
+
+
+def test_the_admin_key_opens_nothing_on_the_tenants_port(site: Site) -> None:
+    reply = httpx.get(f"{site.server.url}/v1/models", headers=site.server.admin_headers)
+    assert reply.status_code == 401
+    assert httpx.get(f"{site.server.url}/admin/v1/overview", headers=site.server.admin_headers).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/startupz"])
+def test_probes_need_no_key(site: Site, path: str) -> None:
+    reply = httpx.get(f"{site.server.admin_url}{path}")
+    assert (reply.status_code, reply.json()["status"]) == (200, "ok")
+
+
+# what is seen
+
+
+def test_everything_answers_and_says_so_to_browsers_that_are_not_the_page(site: Site) -> None:
+    for path in READS:
+        reply = httpx.get(f"{site.server.admin_url}/admin/v1/{path}", headers=site.server.admin_headers)
+        assert reply.status_code == 200, reply.text
+        assert reply.headers["content-type"] == "application/json"
+        assert_hardened(reply)
+
+
+def test_a_live_request_is_seen_with_its_state_and_what_waits_with_its_reason(site: Site) -> None:
+    with site.busy("acme", 4):
+        eventually(lambda: [row["state"] for row in site.live()].count("decoding") == 2 and len(site.live()) == 4)
+        decoding = next(row for row in site.live() if row["state"] == "decoding")
+        assert (decoding["tenant"], decoding["class"], decoding["max_tokens"]) == ("acme", "usual", 1900)
+        assert decoding["kv_blocks"] > 0 and decoding["reason"] is None
+        waiting = site.server.admin("queue")["waiting"]
+        assert len(waiting) == 2
+        assert "max_num_seqs sequences were running" in waiting[0]["reason"]
+        engine = site.server.admin("overview")["engine"]
+        assert (engine["running"], engine["waiting"], engine["max_num_seqs"]) == (2, 2, 2)
+        acme = site.server.admin("tenants/acme")
+        assert (acme["running"], acme["waiting"], acme["weight"], acme["class"]) == (2, 2, 3, "usual")
+        limits = {limit["name"]: limit for limit in acme["limits"]}
+        assert 0 < limits["kv_bytes"]["left"] < limits["kv_bytes"]["amount"] == 512 * 2**20
+        assert limits["tokens/min"]["left"] < 100_000
+        kv = site.server.admin("kv")
+        assert kv["owners"] == ["acme"]
+        assert sum(blocks for _, blocks in kv["runs"]) == kv["num_blocks"]
+
+
+def test_a_request_that_ended_keeps_its_timeline(site: Site) -> None:
+    reply = site.post("acme", max_tokens=5, ignore_eos=True)
+    shown = site.server.admin(f"requests/{reply.headers['x-request-id']}")
+    assert (shown["outcome"], shown["output_tokens"], shown["response_id"]) == ("completed", 5, reply.json()["id"])
+    told = [span["what"] for span in shown["timeline"]]
+    assert told == [
+        *("auth", "body", "reserve", "queue", "prefill", "first token", "decode", "settle", "end"),
+    ]
+    assert shown["timeline"][-1]["at"] == pytest.approx(shown["duration"])
+
+
+def test_the_series_counts_what_was_served(site: Site) -> None:
+    site.post("acme", max_tokens=50, ignore_eos=True)
+
+    def counted() -> bool:
+        points = site.server.admin("overview")["series"]["points"]
+        return bool(sum(filter(None, points["output_tokens"])) >= 50 and any(points["requests"]))
+
+    eventually(counted)
+    points = site.server.admin("overview")["series"]["points"]
+    assert {len(values) for name, values in points.items() if name != "waiting"} == {300}
+    assert set(points["waiting"]) == {"fast", "usual"}
+    assert any(points["gap_p99"]) and any(points["ttft_p50"])
+
+
+def test_a_refusal_is_listed_with_its_limit(site: Site) -> None:
+    while site.post("spent", max_tokens=1).status_code == 200:
+        pass
+    newest = site.server.admin("refusals")["refusals"][0]
+    assert (newest["tenant"], newest["status"], newest["reason"]) == ("spent", 429, "rate")
+    assert "limit requests/h is 1" in newest["message"]
+    assert site.server.admin("tenants/spent")["refused"] >= 1
+
+
+def test_what_a_hostile_client_calls_things_is_data_and_no_more(site: Site) -> None:
+    name = "<script>alert(1)</script>" + "x" * 100_000
+    assert site.post("acme", model=name).status_code == 404
+    reply = httpx.get(f"{site.server.admin_url}/admin/v1/refusals", headers=site.server.admin_headers)
+    assert_hardened(reply)
+    newest = reply.json()["refusals"][0]
+    assert "<script>" in newest["message"] and len(reply.content) < 100_000
+    assert max(len(row["model"]) for row in site.server.admin("requests")["recent"]) <= 200
+
+
+def test_tenants_are_those_of_the_policy_and_those_with_keys(site: Site) -> None:
+    assert {"acme", "spent", "demo"} <= {row["name"] for row in site.server.admin("tenants")["tenants"]}
+    reply = httpx.get(f"{site.server.admin_url}/admin/v1/tenants/nobody", headers=site.server.admin_headers)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "tenant_not_found")
+
+
+def test_the_gateway_diagnoses_itself_from_what_it_shows(site: Site) -> None:
+    for finding in site.server.admin("diagnosis")["findings"]:
+        assert finding.keys() == {"name", "trouble", "evidence", "remedy", "severity"}
+
+
+def test_no_secret_is_in_anything_that_is_read(site: Site) -> None:
+    site.post("acme", prompt="a-planted-secret", max_tokens=1)
+    hashes = [record.digest.hex() for record in KeyStore(site.policy.parent / "state").records()]
+    for path in READS:
+        text = json.dumps(site.server.admin(path))
+        for secret in ("a-planted-secret", *site.keys.values(), site.server.admin_key, *hashes):
+            assert secret not in text
+
+
+# what is changed
+
+
+def test_a_cancelled_stream_ends_with_an_error_event(site: Site) -> None:
+    with site.busy("acme", 1) as (client,):
+        eventually(lambda: any(row["state"] == "decoding" for row in site.live()))
+        (row,) = site.live()
+        assert site.server.admin(f"requests/{row['response_id']}/cancel", "POST") == {"cancelled": True}
+        heard = b""
+        while data := client.receive():
+            heard += data
+            if b'"code":"cancelled"' in heard:
+                break
+        assert b"cancelled by an administrator" in heard and b"[DONE]" not in heard
+    ended = site.server.admin(f"requests/{row['id']}")
+    assert (ended["outcome"], ended["code"]) == ("failed", "cancelled")
+    eventually(lambda: site.server.admin("overview")["engine"]["kv_blocks_used"] == 0)
+    newest = site.server.admin("audit")["entries"][0]
+    assert (newest["action"], newest["target"], newest["result"]) == (
+        "request.cancel",
+        f"{row['id']} of acme",
+        "cancelled",
+    )
+    assert newest["actor"].startswith("key ") and "127.0.0.1" in newest["actor"]
+
+
+def test_a_cancelled_request_that_waits_is_answered_503_and_not_retried(site: Site) -> None:
+    answers: list[httpx.Response] = []
+    with site.busy("acme", 2):
+        eventually(lambda: len(site.live()) == 2)
+        waiter = threading.Thread(target=lambda: answers.append(site.post("acme", max_tokens=3)))
+        waiter.start()
+        eventually(lambda: bool(site.server.admin("queue")["waiting"]))
+        site.server.admin(f"requests/{site.server.admin('queue')['waiting'][0]['id']}/cancel", "POST")
+        waiter.join(PATIENCE)
+    assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (503, "cancelled")
+    assert answers[0].headers["x-should-retry"] == "false"
+
+
+def test_a_request_that_is_over_cannot_be_cancelled(site: Site) -> None:
+    name = site.post("acme", max_tokens=1).headers["x-request-id"]
+    url = f"{site.server.admin_url}/admin/v1/requests/{name}/cancel"
+    reply = httpx.post(url, headers=site.server.admin_headers)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "request_not_found")
+
+
+def test_an_edit_of_the_policy_is_in_its_history_and_in_the_audit_log(site: Site) -> None:
+    before = site.server.admin("policy")["version"]
+    site.policy.write_text(POLICY.replace("weight: 3", "weight: 5"))
+    answer = site.server.admin("policy/reload", "POST")
+    shown = site.server.admin("policy")
+    assert shown["version"] == answer["version"] != before
+    assert shown["effective"]["tenants"]["acme"]["weight"] == 5
+    assert shown["history"][0]["changes"] == ["tenant acme", "  weight: 3 -> 5"]
+    assert [edition["version"] for edition in shown["history"]][:2] == [answer["version"], before]
+    actions = [entry["action"] for entry in site.server.admin("audit")["entries"]]
+    assert {"policy.reload", "policy.change"} <= set(actions)
+    site.policy.write_text(POLICY)
+    eventually(lambda: site.server.admin("policy")["version"] == before)
+
+
+def test_a_key_that_is_revoked_is_in_the_audit_log(site: Site) -> None:
+    store = KeyStore(site.policy.parent / "state")
+    _, record = new_key("acme", store.pepper())
+
+    def on_record(change: str) -> bool:
+        return any(entry["target"] == f"{change} {record.id}" for entry in site.server.admin("audit")["entries"])
+
+    store.add(record)
+    eventually(lambda: on_record("added"))
+    assert record.id in [key["id"] for key in site.server.admin("tenants/acme")["keys"]]
+    store.remove(record.id)
+    eventually(lambda: on_record("removed"))
+
+
+# hostile bytes
+
+
+@pytest.mark.parametrize(
+    "path", ["/../key.py", "/%2e%2e/app.py", "/..%2fapp.py", "//etc/passwd", "/page/../app.py", "/app.py", "/%00"]
+)
+def test_no_path_leads_out_of_the_page(site: Site, path: str) -> None:
+    heard = b""
+    with connected(site.server, port=site.server.admin_port) as client:
+        client.send(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+        while data := client.receive():
+            heard += data
+    assert heard.startswith(b"HTTP/1.1 404 ") and b'"code":"unknown_url"' in heard
+
+
+def test_the_page_is_served_to_anyone_and_hardened(site: Site) -> None:
+    reply = httpx.get(site.server.admin_url)
+    assert reply.status_code == 200
+    assert reply.headers["content-type"] == "text/html; charset=utf-8"
+    assert_hardened(reply)
+    assert site.server.admin_key not in reply.text
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_body_that_is_too_large_is_refused(site: Site, method: str) -> None:
+    reply = httpx.request(
+        method,
+        f"{site.server.admin_url}/admin/v1/policy",
+        headers=site.server.admin_headers,
+        content=b" " * (MAX_BODY_BYTES + 1),
+    )
+    assert (reply.status_code, reply.json()["error"]["code"]) == (413, "request_too_large")
+    assert_hardened(reply)
+
+
+@pytest.mark.parametrize(("method", "path"), [("DELETE", "kv"), ("GET", "drain"), ("POST", "overview"), ("PUT", "x")])
+def test_other_methods_and_paths_are_typed_errors(site: Site, method: str, path: str) -> None:
+    url = f"{site.server.admin_url}/admin/v1/{path}"
+    reply = httpx.request(method, url, headers=site.server.admin_headers)
+    assert reply.status_code == (404 if path == "x" else 405)
+    assert {"message", "type", "param", "code"} <= reply.json()["error"].keys()
+    assert_hardened(reply)
+
+
+@pytest.mark.parametrize("name", ["nobody", "%00", "a%0ab", "x" * 3000, "%f0%28%8c%28", "..%2f..%2fetc"])
+def test_names_that_nothing_has_are_404(site: Site, name: str) -> None:
+    for path in (f"requests/{name}", f"tenants/{name}"):
+        url = f"{site.server.admin_url}/admin/v1/{path}"
+        assert httpx.get(url, headers=site.server.admin_headers).status_code == 404
+
+
+def test_whoever_takes_all_connections_of_the_admin_port_is_told_and_tenants_are_served(site: Site) -> None:
+    with ExitStack() as held:
+        clients = [
+            held.enter_context(connected(site.server, port=site.server.admin_port))
+            for _ in range(ADMIN_CONNECTIONS + 1)
+        ]
+        assert b"HTTP/1.1 503 " in clients[-1].receive()
+        assert site.post("acme", max_tokens=1).status_code == 200
+    eventually(lambda: _answers(site.server))
+
+
+def _answers(server: ServerProcess) -> bool:
+    return httpx.get(f"{server.admin_url}/livez").status_code == 200
+
+
+def assert_hardened(reply: httpx.Response) -> None:
+    policy = reply.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self';") and "frame-ancestors 'none'" in policy
+    assert reply.headers["x-content-type-options"] == "nosniff"
+    assert reply.headers["referrer-policy"] == "no-referrer"
+    assert reply.headers["cache-control"] == "no-store"
+
+
+# starts and ends
+
+
+def test_a_drain_lets_answers_end_and_the_admin_watch_it(tmp_path: Path) -> None:
+    with running_server(tmp_path, "--threads", "1") as server, connected(server) as client:
+        client.send(request(server, completion(max_tokens=1500, ignore_eos=True, stream=True), "/v1/completions"))
+        heard = client.receive()
+        assert server.admin("drain", "POST") == {"draining": True}
+        assert server.admin("overview")["draining"] is True
+        assert httpx.get(f"{server.admin_url}/readyz").status_code == 503
+        assert httpx.get(f"{server.admin_url}/livez").status_code == 200
+        while data := client.receive():
+            heard += data
+        assert b"data: [DONE]" in heard
+        assert server.process.wait(PATIENCE) == 0
+    log = (tmp_path / "state" / "audit.log").read_bytes()
+    assert json.loads(log)["action"] == "drain"
+
+
+def test_no_admin_port_where_none_is_wanted(tmp_path: Path) -> None:
+    with running_server(tmp_path, "--threads", "1", "--admin-port", "off") as server:
+        assert server.admin_port == 0 and "admin" not in server.announcement
+        assert httpx.post(f"{server.url}/v1/chat/completions", json=chat(), headers=server.headers).status_code == 200
+    assert not (tmp_path / "state" / "admin-key").exists()

@@ -1,0 +1,80 @@
+"""The gateway's word on itself: two looks, far enough apart, and not more than it takes."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gateway.admin import diagnosis
+from gateway.admin.diagnosis import STALE, Diagnosis
+from gateway.doctor.finding import Finding
+from gateway.doctor.snapshot import SECONDS, Snapshot
+from tests.gateway.admin.clock import Clock
+
+ANSWERS: dict[str, Any] = {
+    "overview": {},
+    "tenants": {"tenants": []},
+    "queue": {"waiting": []},
+    "requests": {"live": []},
+    "policy": {"effective": {"classes": {}}},
+}
+
+
+class Site:
+    """A diagnosis on a clock that sleeping moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = Clock()
+        self.compared: list[tuple[float, float]] = []
+        self.looks = 0
+        self.diagnosis = Diagnosis(self.read, lambda: b"", self.clock)
+        monkeypatch.setattr(diagnosis, "findings", self.findings)
+        monkeypatch.setattr("gateway.admin.diagnosis.asyncio.sleep", self.sleep)
+
+    async def read(self) -> dict[str, Any]:
+        self.looks += 1
+        return ANSWERS
+
+    async def sleep(self, seconds: float) -> None:
+        self.clock.now += seconds
+
+    def findings(self, before: Snapshot, after: Snapshot) -> list[Finding]:
+        self.compared.append((before.at, after.at))
+        return [Finding("slow", "It is slow", "3 s", "Wait")]
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> Site:
+    return Site(monkeypatch)
+
+
+async def test_the_first_answer_compares_two_moments(site: Site) -> None:
+    (finding,) = (await site.diagnosis.report())["findings"]
+    assert finding == {
+        "name": "slow",
+        "trouble": "It is slow",
+        "evidence": "3 s",
+        "remedy": "Wait",
+        "severity": "warning",
+    }
+    assert site.compared == [(100.0, 100.0 + SECONDS)]
+
+
+async def test_the_next_one_compares_with_the_last(site: Site) -> None:
+    await site.diagnosis.report()
+    site.clock.now = 120.0
+    await site.diagnosis.report()
+    assert site.compared[-1] == (100.0 + SECONDS, 120.0)
+    assert site.looks == 3
+
+
+async def test_an_answer_of_long_ago_is_nothing_to_compare_with(site: Site) -> None:
+    await site.diagnosis.report()
+    site.clock.now = 200.0 + STALE
+    await site.diagnosis.report()
+    assert site.compared[-1] == (200.0 + STALE, 200.0 + STALE + SECONDS)
+
+
+async def test_those_who_ask_at_once_are_answered_one_after_the_other(site: Site) -> None:
+    await asyncio.gather(*(site.diagnosis.report() for _ in range(3)))
+    assert all(after - before >= SECONDS for before, after in site.compared)

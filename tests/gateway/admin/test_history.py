@@ -1,0 +1,187 @@
+"""What is remembered, for how long, and of whom."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from admission.core import CoreConfig, make_core
+from admission.outcome import Outcome
+from backend.batch import StepOutput
+from backend.sampling import SamplingParams
+from backend.sequence import Sequence
+from gateway.admin.history import MAX_ENDED, MAX_OF_STRANGERS, MAX_REFUSALS, History
+from gateway.admin.record import MAX_WORDS
+from gateway.errors import BadRequest, InvalidApiKey, ModelNotFound, RateLimited
+from gateway.telemetry.story import Story
+from gateway.telemetry.telemetry import Telemetry
+from gateway.telemetry.watched_core import WatchedCore
+from tests.gateway.admin.clock import Clock
+from tests.gateway.telemetry.stories import a_story
+from tests.gateway.telemetry.test_watched_core import ENGINE
+
+
+class Site:
+    """A core and its history, on one clock."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.core = WatchedCore(make_core(CoreConfig(), ENGINE))
+        self.telemetry = Telemetry(self.clock)
+        self.history = History(self.telemetry, self.core.scheduler)
+        self.core.on_step.append(self.history.step_completed)
+
+    def arrive(self, name: str, prompt: int = 4, max_tokens: int = 4) -> Story:
+        sequence = Sequence(name, "acme", [1] * prompt, SamplingParams(), max_tokens, 0, frozenset())
+        self.core.arrive(sequence, self.clock())
+        story = a_story(trails=[self.core.trail(sequence)], ended=None, outcome=None, service_class="usual")
+        self.telemetry.live.add(story)
+        return story
+
+    def step(self, seconds: float = 0.01) -> None:
+        assert self.core.plan(self.clock()) is not None
+        self.clock.now += seconds
+        batch = self.core.scheduler.in_flight[0].batch
+        self.core.complete(StepOutput(batch.step, [5] * len(batch.sampled), seconds), self.clock())
+
+    def point(self, name: str) -> Any:
+        """Of the second that is over now."""
+        self.clock.now = float(int(self.clock.now) + 1)
+        self.history.tick()
+        return self.history.series.to_json(0.0, [])["points"][name][-1]
+
+
+@pytest.fixture
+def site() -> Site:
+    return Site()
+
+
+def refused(**changes: Any) -> Story:
+    error = RateLimited("Your tenant's limit requests/min is 2: this request asks for 1 and 0 are left.")
+    return a_story(**({"error": error, "outcome": Outcome.REFUSED, "status": 429, "trails": []} | changes))
+
+
+def test_steps_tell_first_tokens_and_gaps_and_load(site: Site) -> None:
+    site.arrive("a")
+    for seconds in (0.02, 0.01, 0.03):
+        site.step(seconds)
+    site.clock.now = float(int(site.clock.now) + 1)
+    site.history.tick()
+    shown = site.history.series.to_json(0.0, [])["points"]
+    assert shown["ttft_p50"][-1] == pytest.approx(0.02)
+    assert shown["gap_p50"][-1] == pytest.approx(0.01)
+    assert shown["gap_p99"][-1] == pytest.approx(0.03)
+    assert site.history.series.busy == pytest.approx(0.06 / 10)
+
+
+def test_tokens_and_blocks_are_read_off_the_scheduler(site: Site) -> None:
+    site.arrive("a")
+    site.step()
+    site.step()
+    assert site.point("output_tokens") == 2
+    site.step()
+    assert (site.point("output_tokens"), site.point("running")) == (1, 1)
+    assert site.point("kv_blocks_used") == 2
+
+
+def test_what_waits_is_counted_by_class(site: Site) -> None:
+    for name in "abcdef":
+        site.arrive(name)
+    site.step()
+    site.clock.now += 1
+    site.history.tick()
+    waiting = site.history.series.to_json(0.0, [])["points"]["waiting"]
+    assert waiting["usual"][-1] == len(site.core.scheduler.waiting) > 0
+
+
+def test_refusals_count_as_requests_and_apart(site: Site) -> None:
+    site.history.request_ended(a_story())
+    site.history.request_ended(refused())
+    site.history.request_ended(a_story(outcome=Outcome.INVALID, error=BadRequest("no", "prompt")))
+    assert site.point("requests") == 3
+    site.history.request_ended(refused())
+    assert site.point("refused") == 1
+
+
+def test_probes_and_lists_of_models_are_no_requests(site: Site) -> None:
+    site.history.request_ended(a_story(operation=None, trails=[]))
+    assert site.point("requests") == 0
+    assert not site.history.ended and not site.history.refusals()
+
+
+def test_a_tenants_sums_are_of_all_its_requests(site: Site) -> None:
+    for story in (a_story(), a_story(), refused(), a_story(tenant="other")):
+        site.history.request_ended(story)
+    acme = site.history.totals["acme"]
+    assert (acme.requests, acme.refused, acme.prompt_tokens, acme.output_tokens) == (3, 1, 20, 8)
+    assert site.history.totals["other"].requests == 1
+
+
+def test_refusals_come_newest_first_and_are_bounded(site: Site) -> None:
+    for number in range(MAX_REFUSALS + 10):
+        site.history.request_ended(refused(request_id=f"r{number}", ended=100.0 + number))
+    ids = [record.request_id for record in site.history.refusals()]
+    assert len(ids) == MAX_REFUSALS
+    assert ids[:2] == [f"r{MAX_REFUSALS + 9}", f"r{MAX_REFUSALS + 8}"]
+
+
+def test_who_has_no_key_cannot_push_out_the_refusals_of_tenants(site: Site) -> None:
+    site.history.request_ended(refused(request_id="ours", ended=100.0))
+    for number in range(10_000):
+        error = InvalidApiKey("Incorrect API key provided.")
+        site.history.request_ended(
+            a_story(tenant=None, error=error, outcome=Outcome.INVALID, trails=[], ended=101.0 + number)
+        )
+    ids = [record.request_id for record in site.history.refusals()]
+    assert ids[-1] == "ours" and len(ids) == MAX_OF_STRANGERS + 1
+    assert [record.request_id for record in site.history.ended] == ["ours"]
+    assert None not in site.history.totals
+
+
+def test_requests_that_ended_are_bounded(site: Site) -> None:
+    for number in range(MAX_ENDED + 5):
+        site.history.request_ended(a_story(request_id=f"r{number}"))
+    assert len(site.history.ended) == MAX_ENDED
+    assert site.history.ended[0].request_id == "r5"
+
+
+def test_nothing_that_a_client_wrote_is_kept_at_length(site: Site) -> None:
+    long = "x" * 100_000
+    site.history.request_ended(a_story(model=long, path=f"/v1/models/{long}", error=ModelNotFound(f"no {long}")))
+    (record,) = site.history.ended
+    assert record.refusal is not None
+    assert max(map(len, (record.model or "", record.path, record.refusal.message))) == MAX_WORDS
+
+
+def test_what_a_bad_request_quotes_is_not_kept(site: Site) -> None:
+    error = BadRequest("prompt must be a string, got 'my secret'.", "prompt")
+    site.history.request_ended(a_story(error=error, outcome=Outcome.INVALID))
+    (record,) = site.history.refusals()
+    assert record.refusal is not None
+    assert record.refusal.message == "prompt is not valid."
+
+
+def test_no_prompt_and_no_output_is_held_by_what_is_kept(site: Site) -> None:
+    story = a_story()
+    site.history.request_ended(story)
+    (record,) = site.history.ended
+    assert (record.num_prompt_tokens, record.num_output_tokens) == (10, 4)
+    kept = [getattr(leg, name) for leg in record.legs for name in leg.__slots__]
+    assert all(value is None or isinstance(value, int | float | tuple) for value in kept)
+
+
+async def test_it_closes_the_seconds_by_itself(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        site.clock.now += seconds
+        if len(slept) == 3:
+            raise asyncio.CancelledError
+
+    site.clock.now = 100.25
+    monkeypatch.setattr("gateway.admin.history.asyncio.sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await site.history.run()
+    assert slept == [0.75, 1.0, 1.0]
+    assert site.history.series.to_json(0.0, [])["points"]["requests"][-3:] == [None, 0, 0]

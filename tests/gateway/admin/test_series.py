@@ -1,0 +1,122 @@
+"""Seconds, on a clock that the test sets."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.admin.series import NUMBERS, SECONDS, Gauges, Series, median_and_p99
+from tests.gateway.admin.clock import Clock
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(100.0)
+
+
+@pytest.fixture
+def series(clock: Clock) -> Series:
+    return Series(clock)
+
+
+def points(series: Series) -> dict[str, Any]:
+    seconds: dict[str, Any] = series.to_json(1.8e9, [])["points"]
+    return seconds
+
+
+def last(series: Series, name: str) -> Any:
+    return points(series)[name][-1]
+
+
+def test_before_anything_happened_every_second_is_unknown(series: Series) -> None:
+    shown = points(series)
+    for name in NUMBERS:
+        assert shown[name] == [None] * SECONDS
+    assert shown["waiting"] == {}
+
+
+def test_what_happened_in_a_second_is_told_when_it_is_over(series: Series, clock: Clock) -> None:
+    series.request_ended(False)
+    series.request_ended(True)
+    series.first_token(0.2)
+    clock.now = 100.9
+    series.tick(Gauges())
+    assert last(series, "requests") is None
+    clock.now = 101.0
+    series.tick(Gauges(running=3, kv_blocks_used=7))
+    names = ("requests", "refused", "ttft_p50", "running", "kv_blocks_used")
+    assert [last(series, name) for name in names] == [2, 1, 0.2, 3, 7]
+    clock.now = 102.0
+    series.tick(Gauges())
+    assert [last(series, name) for name in ("requests", "ttft_p50")] == [0, None]
+
+
+def test_tokens_are_the_growth_of_totals(series: Series, clock: Clock) -> None:
+    for second, total in ((101.0, 10), (102.0, 25), (103.0, 25)):
+        clock.now = second
+        series.tick(Gauges(prompt_tokens=total, output_tokens=2 * total))
+    assert points(series)["prompt_tokens"][-3:] == [10, 15, 0]
+    assert points(series)["output_tokens"][-3:] == [20, 30, 0]
+
+
+def test_seconds_in_which_nobody_looked_are_unknown(series: Series, clock: Clock) -> None:
+    clock.now = 101.0
+    series.tick(Gauges())
+    clock.now = 104.5
+    series.request_ended(False)
+    series.tick(Gauges())
+    assert points(series)["requests"][-4:] == [0, None, None, 1]
+
+
+def test_a_long_stop_leaves_nothing_of_before(series: Series, clock: Clock) -> None:
+    clock.now = 101.0
+    series.tick(Gauges(running=1))
+    clock.now = 1e6
+    series.tick(Gauges(running=2))
+    assert points(series)["running"] == [None] * (SECONDS - 1) + [2]
+
+
+def test_gaps_count_for_each_sequence_that_had_them(series: Series, clock: Clock) -> None:
+    series.step(0.01, 0.01, 99)
+    series.step(0.3, 0.3, 1)
+    series.step(0.5, 0.5, 0)
+    clock.now = 101.0
+    series.tick(Gauges())
+    assert (last(series, "gap_p50"), last(series, "gap_p99")) == (0.01, 0.01)
+
+
+def test_load_is_the_share_of_the_last_ten_seconds(series: Series, clock: Clock) -> None:
+    for second in range(10):
+        series.step(0.5 if second < 5 else 0.0, 0.5, 1)
+        clock.now = 101.0 + second
+        series.tick(Gauges())
+    assert series.busy == pytest.approx(0.25)
+
+
+def test_a_device_is_never_busier_than_all_the_time(series: Series, clock: Clock) -> None:
+    for second in range(10):
+        series.step(1.7, 1.7, 1)
+        clock.now = 101.0 + second
+        series.tick(Gauges())
+    assert series.busy == 1.0
+
+
+def test_every_class_has_a_line_even_if_nothing_ever_waited_in_it(series: Series, clock: Clock) -> None:
+    clock.now = 101.0
+    series.tick(Gauges(waiting={"batch": 4}))
+    shown = series.to_json(1.8e9, ["fast", "usual"])["points"]["waiting"]
+    assert list(shown) == ["fast", "usual", "batch"]
+    assert (shown["fast"][-2:], shown["batch"][-2:]) == ([None, 0], [None, 4])
+
+
+def test_the_end_of_the_series_is_told_in_unix_seconds(series: Series) -> None:
+    assert series.to_json(1.8e9 + 0.7, [])["end"] == 1_800_000_000
+
+
+@given(st.lists(st.tuples(st.floats(0, 10), st.integers(1, 50)), min_size=1, max_size=50))
+def test_quantiles_are_those_of_the_samples_written_out(samples: list[tuple[float, int]]) -> None:
+    written = sorted(value for value, times in samples for _ in range(times))
+    median, p99 = median_and_p99(samples)
+    assert median == written[-(-len(written) // 2) - 1]
+    assert p99 == written[-(-99 * len(written) // 100) - 1]
