@@ -28,7 +28,7 @@ def gateway_process(state_dir: Path, core: int | None = None, **settings: object
 
     It has stopped, and written all it logs, when the block is left. Raises `WorkerFailed` when it does not start.
     """
-    flags = {"port": 0, "log_level": "warning", "state_dir": state_dir, **settings}
+    flags = {"port": 0, "admin_port": 0, "log_level": "warning", "state_dir": state_dir, **settings}
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
     with nullcontext() if core is None else on_core(core):
         process = subprocess.Popen(

@@ -13,9 +13,10 @@ import sys
 import time
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import torch
 import uvloop
@@ -34,6 +35,7 @@ from backend.tokenizer import Tokenizer
 from gateway.app import GC_THRESHOLDS, SWITCH_INTERVAL, serve, serve_engine
 from gateway.connection import bound_socket
 from gateway.settings import Settings
+from gateway.telemetry.story import Chunk, Trail
 from gateway.telemetry.watched_core import WatchedCore
 from gateway.tenancy import open_tenancy
 
@@ -46,10 +48,26 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=0.0, help="how long a step keeps the device busy")
     parser.add_argument("--steps-in-flight", type=int, default=2)
     parser.add_argument("--instant", action="store_true", help="an engine that answers whole at once, without steps")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the gateway")
     arguments = parser.parse_args()
+    chosen = dict(pair.split("=", 1) for pair in arguments.set)
     runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
     with suppress(KeyboardInterrupt), TemporaryDirectory() as state, runner:
-        runner.run(_serve(state, arguments.step_ms / 1000, arguments.steps_in_flight, arguments.instant))
+        settings = Settings(**defaults(Path(state)) | chosen)
+        runner.run(_serve(settings, arguments.step_ms / 1000, arguments.steps_in_flight, arguments.instant))
+
+
+def defaults(state_dir: Path) -> dict[str, Any]:
+    return {"state_dir": state_dir, "demo_key": KEY, "port": 0, "max_num_seqs": 256, "threads": 1}
+
+
+class InstantCore(WatchedCore):
+    """Knows of every sequence what it would of one that the engine took through a single step."""
+
+    def trail(self, sequence: Sequence) -> Trail:
+        now = sequence.arrival
+        chunk = Chunk(0, 0, len(sequence.prompt), now)
+        return Trail(sequence, now, now, 0.0, now, now, now, now, [chunk])
 
 
 class InstantEngine(Engine):
@@ -69,8 +87,7 @@ class InstantEngine(Engine):
         return stream
 
 
-async def _serve(state_dir: str, step_seconds: float, steps_in_flight: int, instant: bool) -> None:
-    settings = Settings(state_dir=state_dir, demo_key=KEY, port=0, max_num_seqs=256, threads=1)
+async def _serve(settings: Settings, step_seconds: float, steps_in_flight: int, instant: bool) -> None:
     model = _simulated_model(steps_in_flight)
     words = model.tokenizer.encode(TEXT, add_special_tokens=False)
     executor = SimulatedExecutor(lambda batch: step_seconds, lambda slot, position: words[position % len(words)])
@@ -85,7 +102,7 @@ async def _serve(state_dir: str, step_seconds: float, steps_in_flight: int, inst
         if not instant:
             await serve(settings, model, executor, tenancy, sock, announce)
             return
-        core = WatchedCore(make_core(CoreConfig(), model.engine_config))
+        core = InstantCore(make_core(CoreConfig(), model.engine_config))
         engine = InstantEngine(core, executor, words)
         await serve_engine(settings, model, engine, core, tenancy, sock, announce)
 

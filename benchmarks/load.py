@@ -8,17 +8,19 @@ import json
 import select
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+OK = 200
 CHUNKED_END = b"0\r\n\r\n"
 RECEIVE_BYTES = 256 * 1024
 EVENT = b"data: "
+DONE = b"data: [DONE]"
 TAIL_BYTES = len(CHUNKED_END)  # kept between reads; shorter than EVENT, so that none is counted twice
 
 
 class BadAnswer(RuntimeError):
-    """The server answered something else than 200, or closed the connection."""
+    """The server answered with another status than was expected, or closed the connection."""
 
 
 @dataclass(slots=True)
@@ -33,20 +35,36 @@ class Load:
     busy: float = 0.0  # share of its core that the generator used
 
 
-def post(path: str, body: Mapping[str, object], key: str = "") -> bytes:
-    """One HTTP/1.1 request as bytes."""
+def post(path: str, body: Mapping[str, object], key: str = "", **headers: object) -> bytes:
+    """One HTTP/1.1 request as bytes; in the names of further headers _ stands for -."""
     content = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     authorization = f"authorization: Bearer {key}\r\n" if key else ""
-    return f"{head}{authorization}content-length: {len(content)}\r\n\r\n".encode() + content
+    further = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
+    return f"{head}{authorization}{further}content-length: {len(content)}\r\n\r\n".encode() + content
 
 
 class Connection:
     """One keep-alive connection with one request at a time."""
 
-    __slots__ = ("_chunked", "_left", "_tail", "event_times", "num_events", "sent_at", "sock")
+    __slots__ = (
+        "_chunked",
+        "_expected",
+        "_left",
+        "_tail",
+        "event_times",
+        "num_events",
+        "said_done",
+        "sent_at",
+        "sock",
+        "status",
+    )
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, expected: Collection[int] = (OK,)) -> None:
+        """`expected`: statuses that answers may have."""
+        self._expected = expected
+        self.status = 0  # of the last answer
+        self.said_done = False  # a stream that is cut short does not
         self.sock = socket.create_connection(("127.0.0.1", port))
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sent_at = 0.0
@@ -58,7 +76,7 @@ class Connection:
 
     def send(self, request: bytes) -> None:
         self._left, self._chunked, self._tail = -1, False, b""
-        self.num_events, self.event_times = 0, []
+        self.num_events, self.event_times, self.said_done = 0, [], False
         self.sent_at = time.perf_counter()
         self.sock.sendall(request)
 
@@ -77,7 +95,8 @@ class Connection:
 
     def _read_head(self, data: bytes) -> bytes:
         head, _, rest = data.partition(b"\r\n\r\n")
-        if not head.startswith(b"HTTP/1.1 200"):
+        self.status = int(head[9:12]) if head.startswith(b"HTTP/1.1 ") else 0
+        if self.status not in self._expected:
             raise BadAnswer(data[:500].decode(errors="replace"))
         _, found, length = head.partition(b"content-length: ")
         self._chunked = not found
@@ -89,6 +108,7 @@ class Connection:
         count = data.count(EVENT)
         self.num_events += count
         self.event_times += [time.perf_counter()] * count
+        self.said_done = self.said_done or DONE in data
         self._tail = data[-TAIL_BYTES:]
         return self._tail == CHUNKED_END
 

@@ -6,14 +6,14 @@ was due, so that a client which falls behind its timetable makes them longer, no
 
 import select
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
-from benchmarks.load import BadAnswer, Connection
+from benchmarks.load import OK, Connection
 
-OVERLOADED = "HTTP/1.1 503"
+OVERLOADED = 503
 
 
 class Due(NamedTuple):
@@ -39,8 +39,9 @@ class Exchange:
     due: float
     sent: float
     first: float | None = None  # event
-    done: float | None = None
-    refused: bool = False
+    done: float | None = None  # when a whole stream was there
+    refused: float | None = None  # when the whole refusal was there
+    status: int | None = None  # of an answer that has ended
 
     def waited(self, now: float) -> float:
         """For its first event; so far, where none has come."""
@@ -62,11 +63,11 @@ class Heard:
         return sum(exchange.done is not None for exchange in self.of(tenant))
 
     def refused(self, tenant: str) -> int:
-        return sum(exchange.refused for exchange in self.of(tenant))
+        return sum(exchange.refused is not None for exchange in self.of(tenant))
 
     def waits(self, tenant: str) -> list[float]:
         """Seconds to the first event, ascending; of requests without one, the seconds until the clients stopped."""
-        return sorted(exchange.waited(self.seconds) for exchange in self.of(tenant) if not exchange.refused)
+        return sorted(exchange.waited(self.seconds) for exchange in self.of(tenant) if exchange.refused is None)
 
     @property
     def latest(self) -> float:
@@ -77,8 +78,9 @@ class Heard:
 class Traffic:
     """Use once, in a block: leaving it closes every connection, which ends what is still running."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, port: int, refusals: Collection[int] = (OVERLOADED,)) -> None:
+        """`refusals`: statuses that answers may have besides 200."""
+        self._port, self._statuses = port, (OK, *refusals)
         self._poll = select.epoll()
         self._idle: list[Connection] = []
         self._open: dict[int, tuple[Connection, Exchange]] = {}
@@ -95,6 +97,10 @@ class Traffic:
         for connection in self._all.values():
             connection.sock.close()
 
+    def connect(self, connections: int) -> None:
+        """Have so many idle ones, so that requests find theirs made."""
+        self._idle += [self._connect() for _ in range(connections)]
+
     def run(
         self,
         seconds: float,
@@ -105,7 +111,7 @@ class Traffic:
         """Send a timetable, in ascending order, beside closed loops by tenant.
 
         Ends after `seconds`; or, `until_answered`, once the timetable is through and nothing is in flight.
-        Raises `BadAnswer` for any answer but 200 and 503.
+        Raises `BadAnswer` for any answer but 200 and refusals.
         """
         self._started, cpu = time.perf_counter(), time.process_time()
         for tenant, loop in (loops or {}).items():
@@ -135,7 +141,7 @@ class Traffic:
         connection.send(request)
 
     def _connect(self) -> Connection:
-        connection = Connection(self._port)
+        connection = Connection(self._port, self._statuses)
         self._all[connection.sock.fileno()] = connection
         self._poll.register(connection.sock.fileno(), select.EPOLLIN)
         return connection
@@ -149,26 +155,26 @@ class Traffic:
 
     def _read(self, fd: int) -> None:
         connection, exchange = self._open[fd]
-        try:
-            complete = connection.receive()
-        except BadAnswer as refusal:
-            if not str(refusal).startswith(OVERLOADED):
-                raise
-            exchange.refused = True
-            self._forget(fd)
-            return
+        complete = connection.receive()
         if exchange.first is None and connection.event_times:
             exchange.first = connection.event_times[0] - self._started
         if complete:
-            exchange.done = self._now()
             del self._open[fd]
             self._idle.append(connection)
-            if exchange.tenant in self._loops:
-                self._send(exchange.tenant, next(self._loops[exchange.tenant]), self._now())
+            self._end(exchange, connection)
+
+    def _end(self, exchange: Exchange, connection: Connection) -> None:
+        """Its answer has ended."""
+        exchange.status = connection.status
+        if connection.status != OK:
+            exchange.refused = self._now()
+            return
+        exchange.done = self._now() if connection.said_done else None
+        if exchange.tenant in self._loops:
+            self._send(exchange.tenant, next(self._loops[exchange.tenant]), self._now())
 
     def _forget(self, fd: int) -> None:
-        """Its server closed it, or refused what it brought."""
-        self._open.pop(fd, None)
+        """Its server closed it."""
         connection = self._all.pop(fd)
         self._idle = [idle for idle in self._idle if idle is not connection]
         self._poll.unregister(fd)

@@ -27,11 +27,23 @@ class Ready:
     kv_bytes: int
     max_model_len: int  # tokens
     demo_key: str | None = field(repr=False)
+    admin_port: int | None = None  # None: there is none
+    admin_host: str = "127.0.0.1"
+    admin_key: str = ""  # where it is
+
+    @property
+    def admin_url(self) -> str:
+        """Where an admin on this machine finds the page."""
+        return f"{self._scheme}://{_reachable(self.admin_host)}:{self.admin_port}"
+
+    @property
+    def _scheme(self) -> str:
+        return "https" if self.tls else "http"
 
     @property
     def url(self) -> str:
         """Where a client on this machine reaches the gateway."""
-        return f"{'https' if self.tls else 'http'}://{_reachable(self.host)}:{self.port}"
+        return f"{self._scheme}://{_reachable(self.host)}:{self.port}"
 
     def __str__(self) -> str:
         tokens = f"{self.num_blocks * self.block_size:,} tokens in {self.num_blocks:,} blocks"
@@ -43,6 +55,8 @@ class Ready:
         ]
         if self.demo_key is not None:
             lines += [f"  demo key  {self.demo_key}"]
+        if self.admin_port is not None:
+            lines += [f"  admin     {self.admin_url}, its key in {self.admin_key}"]
         return "\n".join([*lines, "", "Try it:", "", self.curl(), ""])
 
     def curl(self) -> str:

@@ -5,8 +5,8 @@ from backend.detokenizer import IncrementalDetokenizer
 from backend.sequence import FinishReason, Sequence
 from backend.stream import TokenStream
 from gateway.errors import DeadlineExceeded, Preempted
-from gateway.metrics import Metrics
 from gateway.replies import Choice
+from gateway.telemetry.metrics.metrics import Metrics
 
 
 class Answer:

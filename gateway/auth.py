@@ -49,12 +49,20 @@ class KeyRing:
         """From now on these keys open, and no other."""
         self._entries = {record.id.encode(): _Entry.of(record) for record in records}
 
+    def tenants(self) -> set[str]:
+        """Those that have a key, valid or expired."""
+        return {entry.principal.tenant for entry in self._entries.values()}
+
+    def of_tenant(self, tenant: str) -> list[Principal]:
+        """What the tenant's keys stand for."""
+        return [entry.principal for entry in self._entries.values() if entry.principal.tenant == tenant]
+
     def authenticate(self, authorization: bytes | None) -> Principal:
         """The principal behind an Authorization header.
 
         Raises `InvalidApiKey`, in the same words and after the same work for an unknown, a wrong and an expired key.
         """
-        key = _bearer(authorization)
+        key = bearer_token(authorization)
         entry = self._entries.get(_id_of(key), self._nobody)
         digest, now = hmac.digest(self._pepper, key, "sha256"), self._clock()
         is_present, is_replaced = entry.secret.opens(digest, now), entry.replaced.opens(digest, now)
@@ -139,8 +147,11 @@ def _record(key_id: str, key: str, tenant: str, pepper: bytes, expires: datetime
     return KeyRecord(key_id, tenant, digest, datetime.now(UTC), expires)
 
 
-def _bearer(authorization: bytes | None) -> bytes:
-    """The token of `Bearer <token>` (RFC 6750, with the spaces and the case of the scheme as clients write them)."""
+def bearer_token(authorization: bytes | None) -> bytes:
+    """The token of `Bearer <token>` (RFC 6750, with the spaces and the case of the scheme as clients write them).
+
+    Raises `InvalidApiKey`.
+    """
     if not authorization:
         raise InvalidApiKey("You didn't provide an API key: send it in a header, Authorization: Bearer YOUR_KEY.")
     if len(authorization) > MAX_KEY_BYTES + 16:

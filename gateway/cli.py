@@ -1,10 +1,8 @@
 """The `sluice` command. Exit status: 0 done, 1 it could not be done, 2 it was asked for wrongly, 130 interrupted."""
 
-import errno
 import logging
 import os
 import resource
-import socket
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
@@ -15,19 +13,34 @@ from typing import Any
 
 from admission.simulation.errors import SimulationError
 from backend.errors import BackendError, ConfigError
-from gateway import key_commands, log_commands, plan_command, policy_commands, simulate_command, usage_command
+from gateway import (
+    doctor_command,
+    key_commands,
+    log_commands,
+    plan_command,
+    policy_commands,
+    simulate_command,
+    usage_command,
+)
+from gateway.doctor.errors import DoctorError
 from gateway.flags import SettingsError, add_flags, did_you_mean, load, misspelled
 from gateway.key_store import KeyStoreError
+from gateway.listening import ListenError, why_not_listening
 from gateway.log_commands import LogError
-from gateway.settings import SPARE_FILES, Settings
+from gateway.settings import SPARE_FILES
+from gateway.telemetry.logs.logs import STDERR, logging_to
 from quotas.embedded_errors import EmbeddedStoreError
 from quotas.errors import QuotaError
 from quotas.policy_file import PolicyError
 
+log = logging.getLogger(__name__)
+
 NOTES = """\
 Every flag is a variable too: --max-num-seqs is SLUICE_MAX_NUM_SEQS. A flag wins over its variable.
 SLUICE_PEPPER has no flag, because other users of the machine can read a command line: it is the secret that API keys
-are hashed with (default: DIR/pepper, made at first start); replicas that share keys share it."""
+are hashed with (default: DIR/pepper, made at first start); replicas that share keys share it.
+Nor have SLUICE_ADMIN_KEY, the key of the admin port (default: made at first start, in DIR/admin-key), and
+SLUICE_OTLP_HEADERS, headers for the collector: NAME=VALUE,NAME=VALUE, each VALUE URL-encoded."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(namespace.run(namespace))
     except (SettingsError, ConfigError, PolicyError, SimulationError) as error:
         return _failed(error, 2)
-    except (KeyStoreError, LogError, EmbeddedStoreError, QuotaError, BackendError) as error:
+    except (DoctorError, KeyStoreError, ListenError, LogError, EmbeddedStoreError, QuotaError, BackendError) as error:
         return _failed(error, 1)
     except KeyboardInterrupt:
         return 130
@@ -47,16 +60,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(namespace: Namespace) -> int:
     settings = load(namespace)
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for warning in misspelled(os.environ):
-        print(f"sluice: warning: {warning}", file=sys.stderr)
     _allow_files(settings.max_connections + SPARE_FILES)
     from gateway.app import run  # noqa: PLC0415 - brings torch, seconds that --help need not wait for
 
     try:
-        return run(settings, announce=partial(print, flush=True))
+        with logging_to(STDERR, settings):
+            for warning in misspelled(os.environ):
+                log.warning("%s", warning)
+            return run(settings, announce=partial(print, flush=True))
     except OSError as error:
-        return _failed(_why_not_listening(error, settings), 1)
+        return _failed(why_not_listening(error, settings.host, settings.port), 1)
 
 
 def _allow_files(needed: int) -> None:
@@ -64,18 +77,6 @@ def _allow_files(needed: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-
-
-def _why_not_listening(error: OSError, settings: Settings) -> str:
-    """What to do about an address that cannot be bound; any other error is re-raised."""
-    address = f"{settings.host}:{settings.port}"
-    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-        return f"{settings.host} is not an address of this machine: choose another with --host"
-    if error.errno == errno.EADDRINUSE:
-        return f"{address} is in use: stop what listens there, or choose another port with --port"
-    if error.errno == errno.EACCES and settings.port < 1024:
-        return f"{address} needs privileges that this user lacks: choose a port above 1023 with --port"
-    raise error
 
 
 def _version(_: Namespace) -> int:
@@ -99,6 +100,7 @@ def _parser() -> ArgumentParser:
     usage_command.add_to(commands)
     simulate_command.add_to(commands)
     plan_command.add_to(commands)
+    doctor_command.add_to(commands)
     log_commands.add_to(commands)
     shown = commands.add_parser("version", help="print the version")
     shown.set_defaults(run=_version, parser=shown)

@@ -1,6 +1,7 @@
 """One client connection: uvicorn's HTTP/1.1 protocol with the limits a hostile or broken peer must meet."""
 
 import asyncio
+import logging
 import socket
 from http import HTTPStatus
 from typing import Any
@@ -12,6 +13,8 @@ from uvicorn.server import ServerState
 
 from gateway.errors import ApiError, BadRequest, HeadersTooLarge, Overloaded, RequestTimedOut
 from gateway.responses import encode_headers, request_id
+
+log = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES = 64 * 1024
 SEND_BUFFER_BYTES = 64 * 1024  # bounds what a reader that stopped can make the kernel keep
@@ -71,6 +74,17 @@ class Connection(HttpToolsProtocol):
         self._reads_headers = True
         self._deaf = False
 
+    @property
+    def is_answering(self) -> bool:
+        """Whether a request is being read or answered."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def give_up(self, error: ApiError) -> None:
+        """Drop the connection. A client whose answer has not begun is told why."""
+        self._refuse(error)
+        if self.cycle is not None and self.cycle.response_started:
+            self.transport.abort()
+
     # asyncio's callbacks
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -114,7 +128,7 @@ class Connection(HttpToolsProtocol):
         self._feed(b"\r\n".join([*head, b"", rest]))
 
     def _misheard(self) -> None:
-        if self._answers and not self.cycle.more_body:
+        if self.is_answering and not self.cycle.more_body:
             self._hear_no_more()
         else:
             self._refuse(BadRequest("The request is not valid HTTP/1.1."))
@@ -122,7 +136,7 @@ class Connection(HttpToolsProtocol):
     # the parser's callbacks
 
     def on_message_begin(self) -> None:
-        if self._answers:
+        if self.is_answering:
             self._hear_no_more()
             return
         super().on_message_begin()
@@ -160,10 +174,6 @@ class Connection(HttpToolsProtocol):
 
     # what they share
 
-    @property
-    def _answers(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
-
     def _start_timer(self) -> None:
         if self._timer is None:
             self._timer = self.loop.call_later(self.header_timeout, self._late)
@@ -190,9 +200,10 @@ class Connection(HttpToolsProtocol):
         self._stop_timer()
         if self.transport.is_closing():
             return
-        if not self._answers or not self.cycle.response_started:
+        log.info("a connection was ended", extra={"fields": {"status": error.status, "code": error.code or error.type}})
+        if not self.is_answering or not self.cycle.response_started:
             self.transport.write(_as_http(error))
-        if self._answers:
+        if self.is_answering:
             self.cycle.disconnected = True
         self.transport.close()
 
@@ -201,6 +212,6 @@ def _as_http(error: ApiError) -> bytes:
     """The error as a whole HTTP/1.1 response that ends the connection."""
     body = error.to_body()
     head = [b"HTTP/1.1 %d %s" % (error.status, HTTPStatus(error.status).phrase.encode())]
-    head += [name + b": " + value for name, value in encode_headers(error.headers())]
-    head += [b"x-request-id: " + request_id([]), b"content-length: %d" % len(body), b"connection: close", b"", body]
+    head += [name + b": " + value for name, value in encode_headers(error.headers() | {"connection": "close"})]
+    head += [b"x-request-id: " + request_id([]), b"content-length: %d" % len(body), b"", body]
     return b"\r\n".join(head)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from admission.core import PRIOR, CoreConfig, Order, make_core
+from admission.core import PRIOR, SCALES, CoreConfig, Memory, Order, Overload, Unit, make_core
 from admission.event_log import RecordedCore
 from admission.step_time import StepTimeModel
 from backend.loader import LoadedModel
@@ -23,17 +23,34 @@ def open_core(settings: Settings, model: LoadedModel) -> Iterator[WatchedCore]:
     """The core; its step times are saved when the block is left. Raises `OSError` for an event log it cannot write."""
     path = settings.state_dir / "step_time" / f"{_file_name(model, settings)}.json"
     step_time = _load(path)
-    config = CoreConfig(
-        order=Order(settings.order), max_waiting=settings.max_waiting, prefill_share=settings.prefill_share
-    )
+    config = core_config(settings)
     try:
         if settings.event_log is None:
-            yield WatchedCore(make_core(config, model.engine_config, step_time))
+            yield WatchedCore(make_core(config, model.engine_config, step_time), step_time=step_time)
         else:
             with EventLogFile(settings.event_log, settings.event_log_bytes) as file:
-                yield WatchedCore(RecordedCore(config, model.engine_config, step_time, file.write))
+                core = RecordedCore(config, model.engine_config, step_time, file.write)
+                yield WatchedCore(core, step_time=step_time)
     finally:
         _save(path, step_time)
+
+
+def core_config(settings: Settings) -> CoreConfig:
+    """The choices of the core that an operator has."""
+    unit = Unit(settings.charge)
+    scale = SCALES[unit]
+    return CoreConfig(
+        order=Order(settings.order),
+        unit=unit,
+        quantum=scale.quantum,
+        borrow=scale.borrow,
+        leeway=scale.leeway,
+        memory=Memory(settings.admit),
+        min_free_blocks=settings.min_free_blocks,
+        prefill_share=settings.prefill_share,
+        overload=Overload(settings.overload),
+        max_waiting=settings.max_waiting,
+    )
 
 
 def _file_name(model: LoadedModel, settings: Settings) -> str:

@@ -8,7 +8,7 @@ from starlette.types import Receive, Scope, Send
 from admission.outcome import Outcome
 from backend.errors import DeviceError
 from gateway.auth import Principal
-from gateway.errors import InternalError
+from gateway.errors import InternalError, forget_origin
 from gateway.refusals import refusal_of
 from gateway.responses import Exchange
 from gateway.scope import ClientGone
@@ -27,6 +27,10 @@ class Call:
     send: Send
     exchange: Exchange
     story: Story
+
+
+def _ids(story: Story) -> dict[str, str]:
+    return {"request_id": story.request_id, "trace_id": story.trace.trace}
 
 
 class Endpoint:
@@ -48,17 +52,19 @@ class Endpoint:
             refusal = story.error = refusal_of(error)
             outcome = refusal.outcome
             if isinstance(refusal, InternalError) and not isinstance(error, DeviceError):
-                log.error("a request failed", exc_info=error)
+                log.error("a request failed", exc_info=error, extra={"discreet": True, "fields": _ids(story)})
+            forget_origin(refusal)
             await exchange.fail(refusal)
         finally:
             story.status, story.first_byte = exchange.status, exchange.started
             telemetry.ended(story, outcome)
 
     def authenticate(self, call: Call) -> Principal:
-        """Who asks. Raises `InvalidApiKey`."""
+        """Who asks. Raises `InvalidApiKey`, and `ShuttingDown` where no new request is taken."""
         principal = self.service.keys.authenticate(call.exchange.header(b"authorization"))
         call.story.tenant, call.story.key = principal.tenant, principal.key_id
         call.story.authenticated = self.service.telemetry.clock()
+        self.service.lives.check_open()
         return principal
 
     async def answer(self, call: Call) -> Outcome:

@@ -6,12 +6,13 @@ import orjson
 
 from admission.outcome import Outcome
 from gateway.endpoint import Call, Endpoint
+from gateway.errors import ApiError
 from gateway.limits_report import limits_report
-from gateway.metrics import CONTENT_TYPE
 from gateway.openai import parse_detokenize_request, parse_tokenize_request
 from gateway.replies import detokenized, model_card, models_list, tokenized
 from gateway.responses import encode_headers
 from gateway.service import Service
+from gateway.telemetry.metrics.prometheus import CONTENT_TYPE
 
 
 class ModelsEndpoint(Endpoint):
@@ -81,7 +82,7 @@ class DetokenizeEndpoint(Endpoint):
 
 
 class HealthEndpoint(Endpoint):
-    """GET /livez and /readyz: 200 while `healthy`, else 503. They need no key, so they say nothing that is secret."""
+    """GET /startupz, /livez and /readyz: 200 while `healthy`, else 503. They need no key and tell no secret."""
 
     def __init__(
         self, service: Service, healthy: Callable[[], bool], details: Callable[[], dict[str, object]] = dict
@@ -97,11 +98,22 @@ class HealthEndpoint(Endpoint):
         return Outcome.COMPLETED
 
 
+class FailingEndpoint(Endpoint):
+    """Whatever is asked, the answer is an error."""
+
+    def __init__(self, service: Service, error: ApiError) -> None:
+        super().__init__(service)
+        self._error = error
+
+    async def answer(self, call: Call) -> Outcome:
+        raise self._error
+
+
 class MetricsEndpoint(Endpoint):
     """GET /metrics, in Prometheus' text format."""
 
     async def answer(self, call: Call) -> Outcome:
-        await call.exchange.reply(self.service.metrics.render(), headers=_METRICS)
+        await call.exchange.reply(self.service.metrics.prometheus_text(), headers=_METRICS)
         return Outcome.COMPLETED
 
 

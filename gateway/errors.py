@@ -8,6 +8,8 @@ ApiError
 ├── Forbidden            403  the key lacks a scope
 ├── ModelNotFound        404  unknown, or not allowed to this tenant
 ├── RouteNotFound        404
+├── RequestNotFound      404  on the admin port
+├── TenantNotFound       404  on the admin port
 ├── MethodNotAllowed     405
 ├── RequestTooLarge      413  while reading the body, chunked ones too
 ├── HeadersTooLarge      431
@@ -16,10 +18,12 @@ ApiError
 ├── KvQuotaExceeded      429  the tenant's KV bytes in use
 ├── InsufficientQuota    429  the tenant's long-period budget is spent
 ├── InternalError        500  ours; the message says nothing of the inside
+├── AuditUnavailable     500  on the admin port
 ├── Overloaded           503  the shared queue is full, or every connection is taken
 ├── DeadlineUnmeetable   503
 ├── ShuttingDown         503
 ├── Preempted            503  before the first byte; an error event after it
+├── CancelledByAdmin     503  likewise
 ├── QuotaUnverifiable    503  the quota store is unreachable and policy says closed
 └── DeadlineExceeded     504  while queued
 
@@ -120,6 +124,16 @@ class RouteNotFound(ApiError):
     code = "unknown_url"
 
 
+class RequestNotFound(ApiError):
+    status = 404
+    code = "request_not_found"
+
+
+class TenantNotFound(ApiError):
+    status = 404
+    code = "tenant_not_found"
+
+
 class MethodNotAllowed(ApiError):
     status = 405
     code = "method_not_allowed"
@@ -188,6 +202,15 @@ class InternalError(ApiError):
     outcome = Outcome.FAILED
 
 
+class AuditUnavailable(ApiError):
+    """Nothing is changed that cannot be recorded."""
+
+    status = 500
+    type = "internal_error"
+    code = "audit_unavailable"
+    outcome = Outcome.FAILED
+
+
 class Overloaded(ApiError):
     status = 503
     type = "service_unavailable_error"
@@ -231,6 +254,10 @@ class ShuttingDown(ApiError):
     def __init__(self, message: str = "the server is shutting down; send the request again") -> None:
         super().__init__(message, retry_after=1)
 
+    def headers(self) -> dict[str, str]:
+        """The next attempt is to find another connection, and so perhaps another server."""
+        return super().headers() | {"connection": "close"}
+
 
 class Preempted(ApiError):
     status = 503
@@ -242,6 +269,18 @@ class Preempted(ApiError):
 
     def __init__(self, message: str = "the request lost its memory to others too often; send it again") -> None:
         super().__init__(message, retry_after=1)
+
+
+class CancelledByAdmin(ApiError):
+    status = 503
+    type = "service_unavailable_error"
+    code = "cancelled"
+    outcome = Outcome.FAILED
+    dropped_reason = "cancelled"
+    should_retry = False
+
+    def __init__(self, message: str = "the request was cancelled by an administrator of this server") -> None:
+        super().__init__(message)
 
 
 class QuotaUnverifiable(ApiError):
@@ -259,6 +298,13 @@ class DeadlineExceeded(ApiError):
     outcome = Outcome.EXPIRED
     dropped_reason = "deadline"
     should_retry = False
+
+
+def forget_origin(error: ApiError) -> None:
+    """Let go of the frames that it passed through: they hold the request, which holds it. Such rings are garbage that
+    only the collector finds, and under overload it would stop the loop for tens of milliseconds at a time.
+    """
+    error.__traceback__ = error.__context__ = error.__cause__ = None
 
 
 def context_exceeded(num_tokens: int, max_model_len: int, param: str, at_least: bool = False) -> ApiError:

@@ -23,9 +23,8 @@ def add_flags(parser: ArgumentParser, only: Collection[str] = ()) -> None:
         section = parser.add_argument_group(group)
         for name, field in Settings.model_fields.items():
             if _extra(field)["group"] == group and _extra(field)["unit"] and (not only or name in only):
-                section.add_argument(
-                    _flag(name), dest=name, default=SUPPRESS, metavar=_metavar(field), help=_help(field)
-                )
+                how: Any = {"action": "store_true"} if field.annotation is bool else {"metavar": _metavar(field)}
+                section.add_argument(_flag(name), dest=name, default=SUPPRESS, help=_help(field), **how)
 
 
 def load(namespace: Namespace) -> Settings:
@@ -83,6 +82,8 @@ def _default(field: FieldInfo) -> str:
         return "none" if "auto" not in (field.description or "") else "auto"
     if isinstance(value, ByteSize):
         return human_bytes(value)
+    if isinstance(value, bool):
+        return "on" if value else "off"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

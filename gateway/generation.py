@@ -68,7 +68,7 @@ class GenerationEndpoint(Endpoint):
         entitlement = service.entitlement(principal, "inference")
         service.check_model(request.model)
         entitlement.check_model(request.model)
-        async with RequestScope(call.scope, call.receive, call.send) as life:
+        async with RequestScope(call.scope, call.receive, call.send, service.telemetry.clock) as life:
             call.exchange.send, call.story.scope = life.send, life
             with service.lives.watching(life):
                 prompts = await self.prompts(request)
@@ -304,9 +304,12 @@ class CompletionEndpoint(GenerationEndpoint):
 
 
 def _estimate(answers: list[Answer]) -> dict[str, str]:
-    """What the client is told of its first token: nine in ten come by then."""
-    promised = [answer.sequence.promised for answer in answers if answer.sequence.promised is not None]
-    return {"x-sluice-estimate-ttft-ms": f"{1000 * max(promised):.0f}"} if promised else {}
+    """What the client is told of its first and its last token, in milliseconds: nine in ten come by then."""
+    sequences = [answer.sequence for answer in answers]
+    first = [s.promised_first for s in sequences if s.promised_first is not None]
+    last = [s.promised_last for s in sequences if s.promised_last is not None]
+    told = {"x-sluice-estimate-ttft-ms": first, "x-sluice-estimate-ms": last}
+    return {name: f"{1000 * max(seconds):.0f}" for name, seconds in told.items() if seconds}
 
 
 def _usage(answers: list[Answer], service: Service) -> quota.Usage:

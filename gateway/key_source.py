@@ -3,8 +3,8 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,6 +14,29 @@ from gateway.settings import Settings
 from quotas.policy import KeyPolicy, Policy, TenantPolicy
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyChange:
+    """Ids of keys."""
+
+    added: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()  # rotated, narrowed, or with another expiry
+    removed: tuple[str, ...] = ()
+
+    @staticmethod
+    def between(before: Iterable[KeyRecord], after: Iterable[KeyRecord]) -> "KeyChange":
+        old, new = {record.id: record for record in before}, {record.id: record for record in after}
+        changed = tuple(key_id for key_id in new if key_id in old and new[key_id] != old[key_id])
+        return KeyChange(
+            tuple(key_id for key_id in new if key_id not in old),
+            changed,
+            tuple(key_id for key_id in old if key_id not in new),
+        )
+
+    def __str__(self) -> str:
+        parts = {"added": self.added, "changed": self.changed, "removed": self.removed}
+        return "; ".join(f"{what} {', '.join(ids)}" for what, ids in parts.items() if ids)
 
 
 class KeySource:
@@ -36,6 +59,8 @@ class KeySource:
                 "`sluice keys create TENANT`"
             )
         self.ring = KeyRing(pepper, records)
+        self.on_change: list[Callable[[KeyChange], Awaitable[object]]] = []
+        self._in_force = records
 
     def files(self) -> Iterable[Path]:
         return (self._store.path,)
@@ -53,6 +78,10 @@ class KeySource:
             return
         self.ring.replace(records)
         log.info("%d API keys are in force", len(records))
+        change, self._in_force = KeyChange.between(self._in_force, records), records
+        if change != KeyChange():
+            for changed in self.on_change:
+                await changed(change)
 
     def _records(self, policy: Policy) -> list[KeyRecord]:
         stored = [narrowed(record, policy.tenant(record.tenant)) for record in self._store.records()]

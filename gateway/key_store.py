@@ -1,6 +1,7 @@
 """What the gateway keeps of its API keys between starts: a pepper and the keys' hashes, in one directory.
 
     DIR/pepper     32 random bytes that every hash is keyed with, made at first start
+    DIR/admin-key  the key of the admin API, made at the first start that needs it
     DIR/keys.json  one entry for each key: id, tenant, hmac, created, expires, scopes, name, and after a rotation the
                    hmac and expiry of the secret that it replaced
 
@@ -22,6 +23,9 @@ from typing import Any
 from quotas.policy import SCOPES
 
 PEPPER_BYTES = 32
+ADMIN_PREFIX = "sluice-admin-"
+ADMIN_BYTES = 20
+MIN_ADMIN_KEY = 16  # characters
 
 
 class KeyStoreError(Exception):
@@ -61,18 +65,39 @@ class KeyStore:
     def pepper(self) -> bytes:
         """The pepper, made now if there is none. Processes that start together get the same one."""
         path = self.directory / "pepper"
-        with _explained(path):
-            if not path.exists():
-                self._make_directory()
-                _link_new(path, secrets.token_bytes(PEPPER_BYTES))
-            pepper, mode = path.read_bytes(), path.stat().st_mode
-        if mode & 0o077:
-            raise KeyStoreError(f"{path} may be read by other users: chmod 600 {path}")
+        pepper = self._secret(path, secrets.token_bytes(PEPPER_BYTES))
         if len(pepper) != PEPPER_BYTES:
             raise KeyStoreError(
                 f"{path} holds {len(pepper)} bytes, not {PEPPER_BYTES}: restore it, or delete it and make new keys"
             )
         return pepper
+
+    @property
+    def admin_key_path(self) -> Path:
+        return self.directory / "admin-key"
+
+    def admin_key(self) -> str:
+        """The key of the admin API, made now if there is none."""
+        path = self.admin_key_path
+        fresh = f"{ADMIN_PREFIX}{secrets.token_hex(ADMIN_BYTES)}\n"
+        key = self._secret(path, fresh.encode()).decode("latin-1").strip()
+        if len(key) < MIN_ADMIN_KEY or not all("!" <= character <= "~" for character in key):
+            raise KeyStoreError(
+                f"{path} must hold {MIN_ADMIN_KEY} printable ASCII characters or more, without spaces: restore it, or "
+                "delete it to have a new one made"
+            )
+        return key
+
+    def _secret(self, path: Path, fresh: bytes) -> bytes:
+        """What the file holds; `fresh`, once it was made of that."""
+        with _explained(path):
+            if not path.exists():
+                self._make_directory()
+                _link_new(path, fresh)
+            secret, mode = path.read_bytes(), path.stat().st_mode
+        if mode & 0o077:
+            raise KeyStoreError(f"{path} may be read by other users: chmod 600 {path}")
+        return secret
 
     def records(self) -> list[KeyRecord]:
         path = self.path

@@ -2,14 +2,30 @@
 
 import asyncio
 import logging
+import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from quotas.default_policy import DEFAULT_POLICY
 from quotas.policy import Policy
+from quotas.policy_diff import policy_diff
 from quotas.policy_file import PolicyError, policy_files, read_policy
 
 log = logging.getLogger(__name__)
+
+MAX_EDITIONS = 50  # that are remembered
+MAX_CHANGES = 500  # lines of each
+
+
+@dataclass(frozen=True, slots=True)
+class Edition:
+    """A policy that took effect."""
+
+    version: str
+    at: float  # Unix seconds
+    changes: tuple[str, ...]  # as `policy_diff` tells them, the first `MAX_CHANGES` lines; none of the first edition
 
 
 class Policies:
@@ -19,14 +35,21 @@ class Policies:
     `PolicyError` when there is no valid policy to begin with.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        """A file, a folder of files, or None for the default policy."""
+    def __init__(self, path: Path | None, clock: Callable[[], float] = time.time) -> None:
+        """A file, a folder of files, or None for the default policy; `clock` gives Unix seconds."""
         self._path = path
         self.current: Policy = DEFAULT_POLICY if path is None else read_policy(path)
         self.problem: PolicyError | None = None
         self.num_reloads = 0
         self.num_failures = 0
         self.on_change: list[Callable[[Policy], Awaitable[object]]] = []
+        self.on_failure: list[Callable[[PolicyError], Awaitable[object]]] = []
+        self.history: deque[Edition] = deque([Edition(self.current.version, clock(), ())], MAX_EDITIONS)
+        self._clock = clock
+
+    @property
+    def has_files(self) -> bool:
+        return self._path is not None
 
     def files(self) -> Iterable[Path]:
         """Those that the policy is read from; the path itself while there are none."""
@@ -41,16 +64,25 @@ class Policies:
         """Read the files again."""
         assert self._path is not None, "the default policy has no files"
         try:
-            policy = await asyncio.to_thread(read_policy, self._path)
+            policy, changes = await asyncio.to_thread(_read, self._path, self.current)
         except PolicyError as error:
             self.problem = error
             self.num_failures += 1
             log.error("the edited policy is not valid; version %s stays in force:\n%s", self.current.version, error)
+            for failed in self.on_failure:
+                await failed(error)
             return
         self.problem = None
         if policy.version != self.current.version:
             log.info("policy %s takes the place of %s", policy.version, self.current.version)
+            self.history.append(Edition(policy.version, self._clock(), changes))
             self.current = policy
             self.num_reloads += 1
             for changed in self.on_change:
                 await changed(policy)
+
+
+def _read(path: Path, current: Policy) -> tuple[Policy, tuple[str, ...]]:
+    """What the files say, and what that changes. Raises `PolicyError`."""
+    policy = read_policy(path)
+    return policy, tuple(policy_diff(current, policy)[:MAX_CHANGES])

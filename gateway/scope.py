@@ -1,16 +1,17 @@
 """The lexical life of one request: whatever ends it early cancels the code inside it."""
 
 import asyncio
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from starlette.types import Message, Receive, Scope, Send
 
 from admission.outcome import Outcome
 from gateway.connection import TRANSPORT
-from gateway.errors import ApiError, RequestTimedOut, RequestTooLarge
+from gateway.errors import ApiError, RequestTimedOut, RequestTooLarge, ShuttingDown
 
 
 class ClientGone(Exception):
@@ -63,15 +64,19 @@ class RequestScope:
     """
 
     __slots__ = (
-        "_cancelling", "_receive", "_send", "_task", "_transport", "_watcher", "_writes", "error", "outcome",
-        "writing_since",
+        "_cancelling", "_clock", "_receive", "_send", "_task", "_transport", "_watcher", "_writes", "ended_early",
+        "error", "outcome", "writing_since",
     )  # fmt: skip
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, clock: Callable[[], float] = time.monotonic) -> None:
         self.outcome: Outcome | None = None
+        self.ended_early: float | None = None  # when, in seconds of `clock`
         self.error: ApiError | None = None  # what the client is to be told, if it is still there
         self.writing_since: float | None = None  # the last progress of the writes that wait
+        self._task: asyncio.Task[Any] | None = None  # while its block runs
+        self._watcher: asyncio.Task[None] | None = None
         self._writes = 0
+        self._clock = clock
         self._receive = receive
         self._send = send
         self._transport = scope.get("extensions", {}).get(TRANSPORT, {}).get("transport")
@@ -86,13 +91,16 @@ class RequestScope:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
+        assert self._task is not None and self._watcher is not None
+        task, self._task = self._task, None
         self._watcher.cancel()
+        self._watcher = None  # which ends with an error whose traceback leads to this scope
         if self.outcome is None:
+            self._task = None  # whoever ends it from now on comes too late
             return False
-        assert self._task is not None
         if kind is not asyncio.CancelledError:
             await _absorb_cancellation()
-        if self._task.uncancel() > self._cancelling:  # somebody else cancels the task as well
+        if task.uncancel() > self._cancelling:  # somebody else cancels the task as well
             if kind is None:
                 raise asyncio.CancelledError
             return False
@@ -112,12 +120,12 @@ class RequestScope:
     def end(self, outcome: Outcome) -> None:
         """Cancel the block, once."""
         if self.outcome is None and self._task is not None:
-            self.outcome = outcome
+            self.outcome, self.ended_early = outcome, self._clock()
             self._task.cancel()
 
     def fail(self, error: ApiError) -> None:
         """End it with an error for the client."""
-        if self.outcome is None:
+        if self.outcome is None and self._task is not None:
             self.error = error
             self.end(error.outcome)
 
@@ -145,6 +153,16 @@ class Lives:
     def __init__(self, write_timeout: float) -> None:
         self._write_timeout = write_timeout
         self._scopes: set[RequestScope] = set()
+        self._is_closed = False
+
+    def close(self) -> None:
+        """No new request from now on."""
+        self._is_closed = True
+
+    def check_open(self) -> None:
+        """Raises `ShuttingDown` for a request that comes too late."""
+        if self._is_closed:
+            raise ShuttingDown
 
     @contextmanager
     def watching(self, scope: RequestScope) -> Iterator[None]:

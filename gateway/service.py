@@ -11,10 +11,10 @@ from gateway.auth import KeyRing, Principal
 from gateway.entitlement import Entitlement, Entitlements, KvShape
 from gateway.errors import ModelNotFound, context_exceeded
 from gateway.kv_leases import KvLeases
-from gateway.metrics import Metrics
 from gateway.openai import Limits
 from gateway.policies import Policies
 from gateway.scope import Lives, read_body
+from gateway.telemetry.metrics.metrics import Metrics
 from gateway.telemetry.telemetry import Telemetry
 from gateway.telemetry.watched_core import WatchedCore
 from quotas.quotas import Quotas

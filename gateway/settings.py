@@ -5,6 +5,7 @@ variable, a variable over the default. What depends on the model is checked by t
 """
 
 import os
+import re
 import resource
 from collections.abc import Callable
 from ipaddress import ip_address
@@ -17,8 +18,10 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from gateway.cores import spare_cores
 
 ENV_PREFIX = "SLUICE_"
-GROUPS = ("model", "engine", "memory", "quotas", "network", "security", "logging")
-SPARE_FILES = 64  # descriptors kept for weights, logs and libraries beside the connections
+GROUPS = ("model", "engine", "memory", "quotas", "network", "security", "admin", "logging", "telemetry")
+ADMIN_CONNECTIONS = 32
+SPARE_FILES = 64 + ADMIN_CONNECTIONS  # descriptors kept for weights, logs and libraries beside the connections
+_HEADER = re.compile(r"[\w!#$%&'*+.^`|~-]+=[\x21-\x2b\x2d-\x7e]*", re.ASCII)
 
 
 def _auto(value: object) -> object:
@@ -29,6 +32,15 @@ def _setting(group: str, unit: str, default: Any, description: str, **limits: An
     """A field; a callable default is called at start. `unit` is what the help shows for the value; empty: no flag."""
     made = {"default_factory": default} if callable(default) else {"default": default}
     return Field(**made, description=description, json_schema_extra={"group": group, "unit": unit}, **limits)
+
+
+def _standard(name: str, default: str | None = None) -> Callable[[], str | None]:
+    """The value of a variable that OpenTelemetry has a standard name for."""
+    return lambda: os.environ.get(name) or default
+
+
+def _otlp_protocol(value: object) -> object:
+    return "http" if value == "http/protobuf" else value
 
 
 def default_state_dir() -> Path:
@@ -44,6 +56,7 @@ FractionOrAuto = Annotated[float | None, BeforeValidator(_auto)]
 NameOrAuto = Annotated[str | None, BeforeValidator(_auto)]
 PathOrAuto = Annotated[Path | None, BeforeValidator(_auto)]
 UrlOrAuto = Annotated[SecretStr | None, BeforeValidator(_auto)]
+PortOrOff = Annotated[int, Field(ge=0, le=65_535)] | Literal["off"]
 SecretOrAuto = Annotated[SecretStr | None, BeforeValidator(_auto)]
 
 
@@ -112,8 +125,39 @@ class Settings(BaseSettings):
     max_waiting: int = _setting(
         "engine", "N", 1024, "most requests that wait for the engine; one more is answered 503", ge=1
     )
-    order: Literal["fair", "fcfs"] = _setting(
-        "engine", "HOW", "fair", "who is admitted next: fair among tenants in engine time, or first come, first served"
+    order: Literal[
+        "fair",
+        "fcfs",
+        "round_robin",
+        "shortest_first",
+        "vtc",
+        "virtual_finish",
+        "earliest_deadline",
+        "adaptive_lifo",
+    ] = _setting(
+        "engine",
+        "HOW",
+        "fair",
+        "who is admitted next: fair among tenants by deficit round robin, or another ordering to measure it by "
+        "(see `sluice simulate`)",
+    )
+    charge: Literal["engine_time", "tokens"] = _setting(
+        "engine", "UNIT", "engine_time", "what tenants' shares are counted in"
+    )
+    admit: Literal["forecast", "minimum_free", "optimistic"] = _setting(
+        "engine",
+        "HOW",
+        "forecast",
+        "to KV memory: by a forecast of what those running will need, while --min-free-blocks are free, or whenever a "
+        "prompt fits",
+    )
+    min_free_blocks: int = _setting("engine", "N", 0, "KV blocks that --admit minimum_free leaves free", ge=0)
+    overload: Literal["deadline", "controlled_delay", "bounded", "unbounded"] = _setting(
+        "engine",
+        "HOW",
+        "deadline",
+        "of more work than the machine can do: refuse what would be late, give up what has waited too long (CoDel), "
+        "bound the queue alone, or nothing",
     )
     batching: Literal["continuous", "static"] = _setting(
         "engine", "HOW", "continuous", "static admits no sequence until a whole batch is done: a baseline to measure by"
@@ -131,6 +175,15 @@ class Settings(BaseSettings):
         "CPU threads of the model: all cores but one, which serves the clients",
         ge=1,
         le=1024,
+    )
+    step_timeout: float = _setting(
+        "engine",
+        "SECONDS",
+        120.0,
+        "time for one step of the model, or twenty times as long as is expected of it where that is more, after which "
+        "the device counts as wedged and the process ends with an error",
+        ge=1,
+        le=86_400,
     )
     seed: int = _setting(
         "engine", "N", 0, "seeds the sampling of requests that bring no seed of their own", ge=0, lt=2**63
@@ -202,6 +255,22 @@ class Settings(BaseSettings):
         gt=0,
         le=3600,
     )
+    drain_delay: float = _setting(
+        "network",
+        "SECONDS",
+        0.0,
+        "how long a server that is told to stop serves on while it says it is not ready, so that balancers hear of it",
+        ge=0,
+        le=3600,
+    )
+    drain_timeout: float = _setting(
+        "network",
+        "SECONDS",
+        30.0,
+        "time for requests in flight to end by themselves, after that delay, before they are ended with an error",
+        ge=0,
+        le=86_400,
+    )
     tls_cert_file: Path | None = _setting("network", "FILE", None, "certificate chain (PEM); turns TLS on")
     tls_key_file: Path | None = _setting("network", "FILE", None, "private key of the certificate (PEM)")
 
@@ -218,6 +287,14 @@ class Settings(BaseSettings):
         "security", "", None, "secret that API keys are hashed with, where replicas share it; auto: DIR/pepper"
     )
 
+    admin_host: str = _setting(
+        "admin", "HOST", "127.0.0.1", "address that the admin API and its page listen on", min_length=1
+    )
+    admin_port: PortOrOff = _setting(
+        "admin", "PORT", 8001, "port of the admin API and its page; 0: any free one; off: none"
+    )
+    admin_key: SecretOrAuto = _setting("admin", "", None, "key of the admin API; auto: DIR/admin-key, made when needed")
+
     event_log: Path | None = _setting(
         "logging", "FILE", None, "record the scheduler's events and decisions here, for `sluice explain` and `replay`"
     )
@@ -228,17 +305,70 @@ class Settings(BaseSettings):
         "size at which the event log is rotated; 8 old segments are kept",
         ge=65_536,
     )
-    log_level: Literal["debug", "info", "warning", "error"] = _setting(
-        "logging", "LEVEL", "info", "least severe message that is logged"
+    log_level: Literal["auto", "debug", "info", "warning", "error"] = _setting(
+        "logging", "LEVEL", "auto", "least severe message that is logged; auto: info, with --dev debug"
+    )
+    log_format: Literal["auto", "json", "text"] = _setting(
+        "logging", "FORMAT", "auto", "of the messages on stderr; auto: text on a terminal and with --dev, else json"
+    )
+    dev: bool = _setting(
+        "logging", "BOOL", False, "for development: readable logs, down to debug messages and what errors say"
+    )
+
+    metrics_on_tenant_port: bool = _setting(
+        "telemetry", "true|false", False, "serve /metrics to tenants as well; it names all of them"
+    )
+    metrics_interval: float = _setting(
+        "telemetry", "SECONDS", 15.0, "between two pushes of the metrics to the collector", ge=1, le=3600
+    )
+    otlp_endpoint: str | None = _setting(
+        "telemetry",
+        "URL",
+        _standard("OTEL_EXPORTER_OTLP_ENDPOINT"),
+        "OpenTelemetry collector that spans and metrics are sent to, such as http://localhost:4317 for grpc and "
+        "http://localhost:4318 for http; nothing is sent without one",
+    )
+    otlp_protocol: Annotated[Literal["grpc", "http"], BeforeValidator(_otlp_protocol)] = _setting(
+        "telemetry",
+        "HOW",
+        _standard("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
+        "how the collector is spoken to: OTLP over gRPC, or protobuf over HTTP",
+    )
+    otlp_headers: SecretStr | None = _setting(
+        "telemetry", "", None, "headers for the collector, such as authorization=Bearer%20...: NAME=VALUE,NAME=VALUE"
+    )
+    trace_sample_ratio: float = _setting(
+        "telemetry", "SHARE", 0.01, "of requests without a trace of their own, that are traced", ge=0, le=1
+    )
+    trace_slow_seconds: float = _setting(
+        "telemetry",
+        "SECONDS",
+        2.0,
+        "wait for a first token, for memory or for the client to read, from which a request is traced anyway",
+        gt=0,
+        le=86_400,
+    )
+    trace_max_per_second: float = _setting(
+        "telemetry",
+        "N",
+        40.0,
+        "most requests traced in a second, whatever asks for it; of one tenant a quarter",
+        gt=0,
+        le=100_000,
+    )
+    trace_steps_per_second: float = _setting(
+        "telemetry",
+        "N",
+        5.0,
+        "most engine steps traced in a second, of those that served traced requests",
+        ge=0,
+        le=1000,
     )
 
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the gateway."""
-        try:
-            return ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return _is_loopback(self.host)
 
     @field_validator("demo_key")
     @classmethod
@@ -247,12 +377,33 @@ class Settings(BaseSettings):
             raise ValueError("must be 8 to 512 printable ASCII characters without spaces")
         return key
 
+    @field_validator("admin_key")
+    @classmethod
+    def _admin_key_is_long(cls, key: SecretStr | None) -> SecretStr | None:
+        if key and not (16 <= len(key.get_secret_value()) <= 512 and _is_printable(key.get_secret_value())):
+            raise ValueError("must be 16 to 512 printable ASCII characters without spaces")
+        return key
+
     @field_validator("redis_url")
     @classmethod
     def _redis_url_is_one(cls, url: SecretStr | None) -> SecretStr | None:
         if url and not url.get_secret_value().startswith(("redis://", "rediss://", "unix://")):
             raise ValueError("must begin with redis://, rediss:// or unix://")
         return url
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _otlp_endpoint_is_a_url(cls, url: str | None) -> str | None:
+        if url and not (url.startswith(("http://", "https://")) and "@" not in url):
+            raise ValueError("must begin with http:// or https:// and hold no password: SLUICE_OTLP_HEADERS may")
+        return url
+
+    @field_validator("otlp_headers")
+    @classmethod
+    def _otlp_headers_are_pairs(cls, headers: SecretStr | None) -> SecretStr | None:
+        if headers and not all(map(_HEADER.fullmatch, headers.get_secret_value().split(","))):
+            raise ValueError("must be NAME=VALUE, separated by commas, each VALUE URL-encoded")
+        return headers
 
     @field_validator("pepper")
     @classmethod
@@ -340,6 +491,15 @@ def _files_suffice(settings: Settings) -> str | None:
     )
 
 
+def _admin_key_is_chosen(settings: Settings) -> str | None:
+    if settings.admin_port == "off" or settings.admin_key is not None or _is_loopback(settings.admin_host):
+        return None
+    return (
+        f"--admin-host {settings.admin_host} lets other machines reach the admin API, for which no key is made: set "
+        "SLUICE_ADMIN_KEY, or leave it on 127.0.0.1"
+    )
+
+
 _CHECKS: tuple[Callable[[Settings], str | None], ...] = (
     _one_kv_size,
     _budget_holds_decodes,
@@ -348,7 +508,15 @@ _CHECKS: tuple[Callable[[Settings], str | None], ...] = (
     _default_answer_leaves_room,
     _tls_pair,
     _files_suffice,
+    _admin_key_is_chosen,
 )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def human_bytes(count: int) -> str:

@@ -71,7 +71,7 @@ def serving(command: Path, place: Path) -> Iterator[str]:
     keep = {name: value for name, value in os.environ.items() if not name.startswith(("SLUICE_", "PYTHON"))}
     environ = keep | {"XDG_STATE_HOME": str(place / "state"), "SLUICE_CACHE_DIR": str(place / "cache")}
     with (place / "log").open("w+") as log:
-        arguments = [str(command), "serve", "--port", "0"]
+        arguments = [str(command), "serve", "--port", "0", "--admin-port", "0"]
         process = subprocess.Popen(arguments, cwd=place, env=environ, stdout=subprocess.PIPE, stderr=log, text=True)
         assert process.stdout is not None
         try:
@@ -99,6 +99,8 @@ def test_an_empty_environment_serves_a_streamed_answer(command: Path, place: Pat
         body = json.loads(found(r"-d '(.*)'", announced))
         with httpx.stream("POST", url, headers=headers, json=body, timeout=60) as response:
             events = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+        page = httpx.get(found(r"admin +(\S+),", announced))
+    assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
     assert response.status_code == 200
     assert events[-1] == "[DONE]"
     deltas = [choice["delta"] for event in events[:-1] for choice in json.loads(event)["choices"]]

@@ -6,16 +6,23 @@ from datetime import date
 from quotas.limit import Limit
 from quotas.policy import Outage
 from quotas.reservation import Ask, LimitState, Reservation, Usage
+from quotas.store import Observer
 
 
 class PaperStore:
     is_connected = True
+    num_outages = 0
 
     def __init__(self) -> None:
+        self.on_command: list[Observer] = []
         self.outstanding: dict[str, Reservation] = {}
         self.usages: list[Usage] = []
         self.num_reserved = 0
         self.returned = asyncio.Event()
+
+    @property
+    def num_held(self) -> int:
+        return len(self.outstanding)
 
     async def reserve(
         self, tenant: str, key: str | None, limits: tuple[Limit, ...], ask: Ask, outage: Outage = "closed"

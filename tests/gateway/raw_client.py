@@ -36,12 +36,13 @@ class Reply:
 class RawClient:
     """A TCP connection. Reading blocks for `PATIENCE` seconds at most, then fails the test."""
 
-    def __init__(self, server: ServerProcess, receive_buffer: int | None = None) -> None:
+    def __init__(self, server: ServerProcess, receive_buffer: int | None = None, port: int | None = None) -> None:
+        """`port`: another than that of the tenants."""
         self._socket = socket.socket()
         if receive_buffer is not None:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self._socket.settimeout(PATIENCE)
-        self._socket.connect(("127.0.0.1", server.port))
+        self._socket.connect(("127.0.0.1", port or server.port))
 
     def send(self, *parts: bytes) -> None:
         for part in parts:
@@ -80,8 +81,8 @@ class RawClient:
 
 
 @contextmanager
-def connected(server: ServerProcess, receive_buffer: int | None = None) -> Iterator[RawClient]:
-    client = RawClient(server, receive_buffer)
+def connected(server: ServerProcess, receive_buffer: int | None = None, port: int | None = None) -> Iterator[RawClient]:
+    client = RawClient(server, receive_buffer, port)
     try:
         yield client
     finally:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -25,6 +26,8 @@ class ServerProcess:
     key: str
     announcement: str
     log: Path  # everything it said on stderr
+    admin_port: int  # 0: none
+    admin_key: str
 
     @property
     def url(self) -> str:
@@ -34,9 +37,27 @@ class ServerProcess:
     def headers(self) -> dict[str, str]:
         return {"authorization": f"Bearer {self.key}"}
 
+    @property
+    def admin_url(self) -> str:
+        return f"http://127.0.0.1:{self.admin_port}"
+
+    @property
+    def admin_headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.admin_key}"}
+
+    def admin(self, path: str, method: str = "GET") -> Any:
+        """The answer of the admin API."""
+        reply = httpx.request(method, f"{self.admin_url}/admin/v1/{path}", headers=self.admin_headers)
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    def scrape(self) -> httpx.Response:
+        """What Prometheus reads, on the admin port."""
+        return httpx.get(f"{self.admin_url}/metrics", headers=self.admin_headers)
+
     def metric(self, name: str, label: str = "") -> float:
         """The sum of a metric's samples, or of those with a label such as outcome="failed"."""
-        text = httpx.get(f"{self.url}/metrics").text
+        text = self.scrape().text
         samples = re.findall(rf"^{re.escape(name)}\{{.*{re.escape(label)}.*\}} (\S+)$", text, re.MULTILINE)
         assert samples, f"no metric {name}"
         return sum(map(float, samples))
@@ -44,7 +65,7 @@ class ServerProcess:
     def is_idle(self) -> bool:
         """No request is queued or running and every KV block is free."""
         return not any(map(self.metric, ("vllm:num_requests_running", "vllm:num_requests_waiting"))) and (
-            self.metric("sluice:kv_blocks_used") == 0
+            self.metric("sluice_kv_blocks_used") == 0
         )
 
     def answers(self) -> bool:
@@ -60,11 +81,15 @@ class ServerProcess:
 
 
 @contextmanager
-def running_server(directory: Path, *flags: str) -> Iterator[ServerProcess]:
-    """Start one with its state and its output in `directory`; it is stopped, and must stop, at the end."""
+def running_server(directory: Path, *flags: str, program: str = "gateway.cli") -> Iterator[ServerProcess]:
+    """Start one with its state and its output in `directory`; it is stopped, and must stop, at the end.
+
+    `program` is a module that runs as `sluice` does.
+    """
     stdout, stderr = directory / "stdout", directory / "stderr"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
-    command = [sys.executable, "-m", "gateway.cli", "serve", "--port", "0", "--state-dir", str(directory / "state")]
+    command = [sys.executable, "-m", program, "serve", "--port", "0", "--admin-port", "0"]
+    command += ["--state-dir", str(directory / "state")]
     with stdout.open("wb") as out, stderr.open("wb") as err:
         process = subprocess.Popen([*command, *flags], cwd=ROOT, env=environment, stdout=out, stderr=err)
     try:
@@ -73,12 +98,19 @@ def running_server(directory: Path, *flags: str) -> Iterator[ServerProcess]:
         assert process.poll() is None, stderr.read_text()
         address = re.search(r" is ready at https?://[^:]+:(\d+)$", announcement, re.MULTILINE)
         key = re.search(r"Bearer (\S+?)'", announcement)
+        admin = re.search(r"^  admin     https?://[^:]+:(\d+), its key in (.+)$", announcement, re.MULTILINE)
         assert address
         assert key
-        yield ServerProcess(process, int(address[1]), key[1], announcement, stderr)
+        admin_port, admin_key = (int(admin[1]), _read(Path(admin[2]))) if admin else (0, "")
+        yield ServerProcess(process, int(address[1]), key[1], announcement, stderr, admin_port, admin_key)
     finally:
         process.terminate()
         process.wait(PATIENCE)
+
+
+def _read(path: Path) -> str:
+    """The key, where it is in a file; an environment variable's is not known here."""
+    return path.read_text().strip() if path.is_file() else ""
 
 
 def eventually(condition: Callable[[], bool], patience: float = PATIENCE) -> None:

@@ -67,5 +67,11 @@ def test_without_a_demo_key_the_curl_leaves_a_place_for_one() -> None:
     assert "demo key" not in str(ready)
 
 
+def test_the_admin_plane_is_named_with_where_its_key_is() -> None:
+    ready = replace(READY, admin_port=8001, admin_host="0.0.0.0", admin_key="/state/admin-key")
+    assert "admin     http://127.0.0.1:8001, its key in /state/admin-key" in str(ready)
+    assert "admin" not in str(READY)
+
+
 def test_the_demo_key_is_not_in_the_representation() -> None:
     assert "0123" not in repr(READY)

@@ -51,6 +51,14 @@ def test_anything_else_is_refused(header: bytes | None) -> None:
     assert refused.value.code == "invalid_api_key"
 
 
+def test_an_admin_sees_whose_keys_there_are_and_what_they_stand_for() -> None:
+    other = new_key("other", PEPPER, scopes=("limits",))[1]
+    ring = KeyRing(PEPPER, [RECORD, other])
+    assert ring.tenants() == {"acme", "other"}
+    assert ring.of_tenant("other") == [Principal("other", other.id, ("limits",))]
+    assert ring.of_tenant("nobody") == []
+
+
 @given(st.binary(max_size=700))
 def test_no_bytes_make_it_fail_in_another_way(noise: bytes) -> None:
     for header in (noise, b"Bearer " + noise, b"Bearer sk-sluice-" + RECORD.id.encode() + b"-" + noise):

@@ -24,10 +24,10 @@ def long_request(server: ServerProcess, **fields: object) -> bytes:
 
 def leaves(server: ServerProcess, client: RawClient, leave: Leave, most_tokens: int = 1500) -> None:
     """The client leaves, and the server notices before it has generated that many more tokens."""
-    before = server.metric("sluice:requests_total", DISCONNECTED)
+    before = server.metric("sluice_requests_total", DISCONNECTED)
     generated = server.metric("vllm:generation_tokens_total")
     leave(client)
-    eventually(lambda: server.metric("sluice:requests_total", DISCONNECTED) == before + 1)
+    eventually(lambda: server.metric("sluice_requests_total", DISCONNECTED) == before + 1)
     eventually(server.is_idle)
     assert server.metric("vllm:generation_tokens_total") - generated < most_tokens
     client.close()
@@ -136,12 +136,12 @@ def test_what_others_are_told_does_not_change(server: ServerProcess) -> None:
 
 
 def test_a_stream_that_is_read_to_its_end_is_completed(server: ServerProcess) -> None:
-    before = server.metric("sluice:requests_total", 'outcome="completed"')
+    before = server.metric("sluice_requests_total", 'outcome="completed"')
     body = completion(max_tokens=50, ignore_eos=True, stream=True, stream_options={"include_usage": True})
     with connected(server) as client:
         client.send(request(server, body, "/v1/completions"))
         *_, usage, done, end = client.reply().body.split(b"\n\n")
     assert json.loads(usage.removeprefix(b"data: "))["usage"]["completion_tokens"] == 50
     assert (done, end) == (b"data: [DONE]", b"")
-    eventually(lambda: server.metric("sluice:requests_total", 'outcome="completed"') == before + 1)
+    eventually(lambda: server.metric("sluice_requests_total", 'outcome="completed"') == before + 1)
     assert server.is_idle()

@@ -89,12 +89,12 @@ def test_an_error_of_ours_keeps_its_traceback(app: Run) -> None:
 
 
 def test_a_misspelled_variable_is_warned_of(
-    app: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    app: Run, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     app(lambda settings: 0)
     monkeypatch.setenv("SLUICE_PROT", "1")
     assert main(["serve"]) == 0
-    assert "SLUICE_PROT is not a setting and is ignored (did you mean SLUICE_PORT?)" in capsys.readouterr().err
+    assert "SLUICE_PROT is not a setting and is ignored (did you mean SLUICE_PORT?)" in capfd.readouterr().err
 
 
 def test_a_misspelled_flag_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,7 +61,7 @@ def test_another_model_has_no_tokens_here(server: ServerProcess, path: str) -> N
     assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
 
 
-@pytest.mark.parametrize("path", ["/livez", "/readyz"])
+@pytest.mark.parametrize("path", ["/startupz", "/livez", "/readyz"])
 def test_health_needs_no_key(server: ServerProcess, path: str) -> None:
     reply = httpx.get(f"{server.url}{path}")
     assert (reply.status_code, reply.json()["status"]) == (200, "ok")

@@ -19,6 +19,8 @@ TABLE = [
     (errors.Forbidden("m"), 403, INVALID, "insufficient_permissions", None, None),
     (errors.ModelNotFound("m"), 404, INVALID, "model_not_found", None, None),
     (errors.RouteNotFound("m"), 404, INVALID, "unknown_url", None, None),
+    (errors.RequestNotFound("m"), 404, INVALID, "request_not_found", None, None),
+    (errors.TenantNotFound("m"), 404, INVALID, "tenant_not_found", None, None),
     (errors.MethodNotAllowed("m", "POST"), 405, INVALID, "method_not_allowed", None, None),
     (errors.RequestTooLarge("m"), 413, INVALID, "request_too_large", None, None),
     (errors.HeadersTooLarge("m"), 431, INVALID, "headers_too_large", None, None),
@@ -27,6 +29,7 @@ TABLE = [
     (errors.KvQuotaExceeded("m", retry_after=2), 429, "rate_limit_error", "kv_quota_exceeded", "2", None),
     (errors.InsufficientQuota("m"), 429, "insufficient_quota", "insufficient_quota", None, "false"),
     (errors.InternalError("m"), 500, "internal_error", "internal_error", None, None),
+    (errors.AuditUnavailable("m"), 500, "internal_error", "audit_unavailable", None, None),
     (errors.Overloaded("m", retry_after=0.4), 503, UNAVAILABLE, "server_is_overloaded", "1", None),
     (errors.DeadlineUnmeetable("m", 900, 3), 503, UNAVAILABLE, "deadline_unmeetable", "3", "false"),
     (errors.DeadlineUnmeetable("m", 9, 3, own_backlog=True), 429, UNAVAILABLE, "deadline_unmeetable", "3", "false"),
@@ -34,6 +37,7 @@ TABLE = [
     (errors.DeadlineExceeded("m"), 504, "timeout_error", "deadline_exceeded", None, "false"),
     (errors.ShuttingDown(), 503, UNAVAILABLE, "shutting_down", "1", "true"),
     (errors.Preempted(), 503, UNAVAILABLE, "preempted", "1", "true"),
+    (errors.CancelledByAdmin(), 503, UNAVAILABLE, "cancelled", None, "false"),
     (errors.QuotaUnverifiable("m", retry_after=5), 503, UNAVAILABLE, "quota_unverifiable", "5", None),
 ]
 

@@ -20,11 +20,11 @@ def refusal(*arguments: str) -> str:
     return str(refused.value)
 
 
-def test_every_setting_but_the_pepper_has_a_flag() -> None:
+def test_every_setting_but_the_secrets_has_a_flag() -> None:
     parser = ArgumentParser()
     add_flags(parser)
     flags = {action.dest for action in parser._actions} - {"help"}
-    assert flags == set(Settings.model_fields) - {"pepper"}
+    assert flags == set(Settings.model_fields) - {"pepper", "admin_key", "otlp_headers"}
 
 
 def test_a_flag_wins_over_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,6 +42,12 @@ def test_the_help_shows_units_and_defaults() -> None:
     assert "--max-body-bytes BYTES" in shown
     assert "(default: 4MiB)" in shown
     assert "--dtype auto|float32|float16|bfloat16" in shown
+
+
+def test_a_flag_that_is_on_or_off_needs_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (parse().dev, parse("--dev").dev) == (False, True)
+    monkeypatch.setenv("SLUICE_DEV", "true")
+    assert parse().dev
 
 
 def test_only_the_named_flags_are_added() -> None:

@@ -193,7 +193,7 @@ def test_another_method_is_405_and_says_which(server: ServerProcess, method: str
 
 def test_head_is_get_without_a_body(server: ServerProcess) -> None:
     with connected(server) as client:
-        for path in ("/livez", "/metrics", "/nowhere"):
+        for path in ("/livez", "/readyz", "/nowhere"):
             client.send(f"HEAD {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
             reply = client.reply("HEAD")
             assert reply.status == (404 if path == "/nowhere" else 200)

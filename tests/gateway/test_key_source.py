@@ -8,7 +8,7 @@ import pytest
 
 from gateway.auth import KeyRing, Principal, new_key, rotated
 from gateway.errors import InvalidApiKey
-from gateway.key_source import KeySource
+from gateway.key_source import KeyChange, KeySource
 from gateway.key_store import KeyStore, KeyStoreError
 from gateway.settings import Settings
 from quotas.default_policy import CLASSES, DEFAULTS
@@ -142,6 +142,31 @@ async def test_keys_come_and_go_while_the_gateway_runs(tmp_path: Path) -> None:
     store.remove(stored.id)
     await source.take_policy(EMPTY)
     assert tenant_of(source.ring, stored_key) is tenant_of(source.ring, policy_key) is None
+
+
+async def test_whoever_listens_is_told_which_keys_have_changed(tmp_path: Path) -> None:
+    chosen = settings(tmp_path)
+    store = KeyStore(tmp_path)
+    records = [new_key("acme", store.pepper())[1] for _ in range(3)]
+    for record in records[:2]:
+        store.add(record)
+    source = KeySource(chosen, EMPTY)
+    told: list[KeyChange] = []
+
+    async def tell(change: KeyChange) -> None:
+        told.append(change)
+
+    source.on_change.append(tell)
+    await source.reload()
+    assert told == []
+    with store.edit() as stored:
+        until = datetime.now(UTC) + timedelta(days=1)
+        stored[records[0].id] = rotated(records[0], store.pepper(), None, until)[1]
+        del stored[records[1].id]
+        stored[records[2].id] = records[2]
+    await source.reload()
+    assert told == [KeyChange((records[2].id,), (records[0].id,), (records[1].id,))]
+    assert str(told[0]) == f"added {records[2].id}; changed {records[0].id}; removed {records[1].id}"
 
 
 async def test_a_damaged_key_file_changes_nothing(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ class Site:
 
     def ended(self, outcome: Outcome) -> float:
         """How many requests have, so."""
-        return self.server.metric("sluice:requests_total", f'outcome="{outcome}"')
+        return self.server.metric("sluice_requests_total", f'outcome="{outcome}"')
 
     def client(self, tenant: str, retries: int = 0) -> openai.OpenAI:
         url = f"{self.server.url}/v1"
@@ -228,8 +228,8 @@ def test_an_edited_policy_takes_effect_and_a_bad_edit_does_not(site: Site) -> No
     ready = httpx.get(f"{site.server.url}/readyz")
     assert ready.status_code == 200 and "reqests" not in ready.text
     assert "not valid" in ready.json()["policy"]["problem"]
-    assert site.server.metric("sluice:policy_reload_failures_total") == 1
-    assert site.server.metric("sluice:policy_info", ready.json()["policy"]["version"]) == 1
+    assert site.server.metric("sluice_policy_reload_failures_total") == 1
+    assert site.server.metric("sluice_policy_info", ready.json()["policy"]["version"]) == 1
     site.policy.write_text(POLICY)
     eventually(lambda: httpx.get(f"{site.server.url}/readyz").json()["policy"]["problem"] is None, 5)
 

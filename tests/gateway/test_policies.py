@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.policies import Policies
+from gateway.policies import Edition, Policies
 from quotas.default_policy import DEFAULT_POLICY
 from quotas.policy import Policy
 from quotas.policy_file import PolicyError
@@ -61,6 +61,32 @@ async def test_an_edit_of_comments_alone_changes_nothing(tmp_path: Path) -> None
     (tmp_path / "p.yaml").write_text(f"# a comment\n{ONE}")
     await held.reload()
     assert held.current is before and held.num_reloads == 0
+
+
+async def test_every_version_is_remembered_with_what_it_changed(tmp_path: Path) -> None:
+    now = iter((10.0, 20.0))
+    (tmp_path / "p.yaml").write_text(ONE)
+    held = Policies(tmp_path / "p.yaml", clock=lambda: next(now))
+    first = held.current.version
+    (tmp_path / "p.yaml").write_text(TWO)
+    await held.reload()
+    assert list(held.history) == [
+        Edition(first, 10.0, ()),
+        Edition(held.current.version, 20.0, ("tenant acme", "  weight: 2 -> 3")),
+    ]
+
+
+async def test_whoever_listens_for_failures_is_told_what_is_wrong(tmp_path: Path) -> None:
+    held = policies(tmp_path / "p.yaml")
+    told: list[PolicyError] = []
+
+    async def tell(problem: PolicyError) -> None:
+        told.append(problem)
+
+    held.on_failure.append(tell)
+    (tmp_path / "p.yaml").write_text("tenant: {}\n")
+    await held.reload()
+    assert told == [held.problem]
 
 
 async def test_all_files_of_a_folder_are_taken_up_together(tmp_path: Path) -> None:

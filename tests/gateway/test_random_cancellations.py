@@ -3,175 +3,14 @@
 import asyncio
 import json
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 
-from starlette.types import ASGIApp, Message
-
-from admission.admission import Admission
-from admission.core import CoreConfig, Memory, make_core
 from admission.outcome import Outcome
-from backend.batch import Batch, StepOutput
-from backend.config import EngineConfig
-from backend.engine import Engine
-from backend.flight import Delta
-from backend.paged_kv.block_pool import PagedPool
-from backend.policy import Policy
-from backend.scheduler import Scheduler
 from backend.tokenizer import Tokenizer
-from backend.waiting import WaitingQueue
-from gateway.app import make_app
-from gateway.auth import KeyRing, demo_record
-from gateway.entitlement import Entitlements, KvShape
-from gateway.kv_leases import KvLeases
-from gateway.metrics import Metrics
-from gateway.openai import Limits
-from gateway.policies import Policies
-from gateway.scope import Lives
-from gateway.service import Service
-from gateway.telemetry.telemetry import Telemetry
-from gateway.telemetry.watched_core import WatchedCore
-from quotas import policy as quota_policy
-from quotas.default_policy import CLASSES, DEFAULTS
-from quotas.limit import Limit, Rate, Resource
-from quotas.quotas import Quotas
-from tests.backend.paper_device import PaperDevice, continuation
-from tests.gateway.paper_store import PaperStore
+from tests.backend.paper_device import continuation
+from tests.gateway.paper_gateway import CONFIG, END, Client, Gateway
 
 NUM_CANCELLATIONS = 10_000
 NUM_CLIENTS = 48
-END = 1
-KEY = "sk-sluice-demo-0123456789"
-CONFIG = EngineConfig(
-    num_blocks=26, max_model_len=96, block_size=4, max_num_seqs=8, max_num_batched_tokens=32, prefill_chunk=12
-)
-
-
-class WatchedScheduler(Scheduler):
-    """Fails when a block is released that a step in flight still names, by a record of its own."""
-
-    def __init__(self, waiting: WaitingQueue, policy: Policy) -> None:
-        super().__init__(CONFIG, waiting, policy)
-        self._named: dict[int, frozenset[int]] = {}  # by step
-        self.holdings.pool = self._Pool(self)
-
-    class _Pool(PagedPool):
-        def __init__(self, scheduler: "WatchedScheduler") -> None:
-            super().__init__(CONFIG.num_blocks)
-            self._scheduler = scheduler
-
-        def release(self, blocks: list[int]) -> None:
-            assert not self._scheduler.blocks_in_flight.intersection(blocks), "released while a step still names it"
-            super().release(blocks)
-
-    @property
-    def blocks_in_flight(self) -> frozenset[int]:
-        return frozenset[int]().union(*self._named.values())
-
-    def plan(self) -> Batch | None:
-        batch = super().plan()
-        if batch is not None:
-            tables = {sequence.slot: sequence.block_table for sequence in self.running.values()}
-            self._named[batch.step] = frozenset(block for slot in batch.slots for block in tables[slot])
-        return batch
-
-    def complete(self, output: StepOutput) -> list[Delta]:
-        del self._named[output.step]
-        return super().complete(output)
-
-
-class PaperExecutor:
-    """Executes each step when it is waited for: one may lie launched behind it."""
-
-    def __init__(self) -> None:
-        self._device = PaperDevice(CONFIG.block_size)
-
-    def launch(self, batch: Batch) -> "PaperStep":
-        return PaperStep(lambda: self._device.execute(batch))
-
-
-@dataclass(frozen=True)
-class PaperStep:
-    wait: Callable[[], StepOutput]
-
-
-class Gateway:
-    """Everything that `sluice serve` makes, without a socket and with a device on paper."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        core = make_core(CoreConfig(max_waiting=40, memory=Memory.OPTIMISTIC), CONFIG)  # preempts the most
-        core.scheduler = self.scheduler = WatchedScheduler(core.scheduler.waiting, core.scheduler.policy)
-        watched = WatchedCore(core)
-        self.engine = Engine(watched, PaperExecutor())
-        self.lives = Lives(write_timeout=3600)
-        pepper = bytes(32)
-        self.store = PaperStore()
-        policies = Policies(None)
-        limited = replace(DEFAULTS, limits=(Limit(Resource.TOKENS, 10**9, Rate(60, 10**9)),))
-        policies.current = quota_policy.Policy.of(CLASSES, limited)
-        self.metrics = Metrics("paper", self.scheduler, self.engine.clock, policies)
-        admission = Admission(self.engine, watched)
-        telemetry = Telemetry(self.engine.clock)
-        telemetry.on_end.append(self.metrics.request_ended)
-        service = Service(
-            model="paper",
-            created=0,
-            end_tokens=frozenset([END]),
-            limits=Limits(vocab_size=1024, max_model_len=CONFIG.max_model_len),
-            default_max_tokens=None,
-            tokenizer=tokenizer,
-            admission=admission,
-            keys=KeyRing(pepper, [demo_record(KEY, pepper)]),
-            policies=policies,
-            entitlements=Entitlements(policies),
-            quotas=Quotas(self.store, heartbeat=3600),
-            kv_leases=KvLeases(self.store, admission, 1024, self.engine.clock),
-            kv_shape=KvShape(CONFIG.block_size, 1024),
-            metrics=self.metrics,
-            telemetry=telemetry,
-            watched=watched,
-            lives=self.lives,
-            max_body_bytes=2**20,
-            body_timeout=3600,
-            seeds=random.Random(0),
-        )
-        self.app: ASGIApp = make_app(service, lambda: True, lambda: True)
-
-
-@dataclass
-class Client:
-    """One request over ASGI. What is sent to a client that has left vanishes; one that stops reading blocks."""
-
-    path: str
-    parts: list[bytes]
-    stops_reading_after: int | None = None
-    sent: list[Message] = field(default_factory=list)
-    left: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def receive(self) -> Message:
-        await asyncio.sleep(0)
-        if self.parts and not self.left.is_set():
-            part = self.parts.pop(0)
-            return {"type": "http.request", "body": part, "more_body": bool(self.parts)}
-        await self.left.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(self, message: Message) -> None:
-        if self.stops_reading_after is not None and len(self.sent) >= self.stops_reading_after:
-            await self.left.wait()
-        if self.left.is_set():
-            return
-        self.sent.append(message)
-
-    async def ask(self, app: ASGIApp) -> None:
-        headers = [(b"authorization", f"Bearer {KEY}".encode())]
-        scope = {"type": "http", "method": "POST", "path": self.path, "headers": headers, "query_string": b""}
-        await app({**scope, "root_path": "", "http_version": "1.1"}, self.receive, self.send)
-
-    async def leave_after(self, turns: int) -> None:
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        self.left.set()
 
 
 def random_client(rng: random.Random) -> Client:
@@ -213,7 +52,7 @@ async def stay(gateway: Gateway, rng: random.Random) -> None:
 
 async def play(gateway: Gateway) -> None:
     rng = random.Random(1)
-    outcomes = gateway.metrics._outcomes
+    outcomes = gateway.outcomes
 
     async def leaver() -> None:
         while outcomes[Outcome.DISCONNECTED] < NUM_CANCELLATIONS:
@@ -251,7 +90,7 @@ async def test_ten_thousand_random_cancellations_leave_nothing_behind(embedded_t
     assert asyncio.all_tasks() == before
     assert not gateway.engine.failed.done()
 
-    outcomes = gateway.metrics._outcomes
+    outcomes = gateway.outcomes
     assert outcomes[Outcome.FAILED] == outcomes[Outcome.INVALID] == 0
     assert outcomes[Outcome.DISCONNECTED] >= NUM_CANCELLATIONS
     counters = gateway.scheduler.counters

@@ -93,6 +93,15 @@ async def test_a_disconnect_ends_the_block_at_whichever_await_it_is(turn: int) -
     assert await nothing_is_left()
 
 
+async def test_the_moment_of_an_early_end_is_kept() -> None:
+    peer = Peer()
+    async with RequestScope(SCOPE, peer.receive, peer.send, lambda: 7.5) as life:
+        assert life.ended_early is None
+        peer.leave()
+        await asyncio.Event().wait()
+    assert life.ended_early == 7.5
+
+
 async def test_messages_before_the_disconnect_are_ignored() -> None:
     peer = Peer({"type": "http.request", "body": b"", "more_body": False})
     async with peer.scope() as life:
@@ -207,6 +216,15 @@ async def test_a_failure_keeps_what_the_client_is_to_be_told() -> None:
         await asyncio.Event().wait()
     assert life.outcome is Outcome.FAILED
     assert isinstance(life.error, ShuttingDown)
+
+
+async def test_what_is_over_cannot_be_ended() -> None:
+    async with Peer().scope() as life:
+        await turns(2)
+    life.fail(ShuttingDown())
+    life.end(Outcome.DISCONNECTED)
+    assert life.outcome is None and life.error is None
+    assert await nothing_is_left()
 
 
 async def test_a_refusal_in_the_middle_counts_as_a_refusal() -> None:

@@ -42,8 +42,11 @@ def test_tls_streams_and_refuses_plain_text(certificate: tuple[Path, Path], tmp_
             assert len(events) >= 20
             assert events[-1] == "data: [DONE]"
             assert client.post(f"{url}/v1/completions", content=b" " * 20_000_000).status_code == 413
-        with pytest.raises(httpx.TransportError):
-            httpx.get(f"http://127.0.0.1:{server.port}/livez")
+            admin = client.get(f"https://127.0.0.1:{server.admin_port}/admin/v1/kv", headers=server.admin_headers)
+            assert admin.status_code == 200
+        for port in (server.port, server.admin_port):
+            with pytest.raises(httpx.TransportError):
+                httpx.get(f"http://127.0.0.1:{port}/livez")
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])

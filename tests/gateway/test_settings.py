@@ -102,9 +102,9 @@ def test_every_contradiction_is_named_at_once() -> None:
 
 def test_more_connections_than_open_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
-    with pytest.raises(ValidationError, match="needs 1000 \\+ 64 = 1064 open files, and this process may open 1024"):
+    with pytest.raises(ValidationError, match="needs 1000 \\+ 96 = 1096 open files, and this process may open 1024"):
         Settings(max_connections=1000)
-    assert Settings(max_connections=960).max_connections == 960
+    assert Settings(max_connections=928).max_connections == 928
 
 
 def test_a_certificate_and_its_key_are_taken(tmp_path: Path) -> None:
@@ -167,3 +167,14 @@ def test_the_state_directory_follows_the_xdg_specification(monkeypatch: pytest.M
 
 def test_bytes_are_shown_in_binary_units() -> None:
     assert [human_bytes(count) for count in (100, 4 * 2**20, 3 * 2**29)] == ["100B", "4MiB", "1.5GiB"]
+
+
+def test_the_collector_may_be_named_by_opentelemetrys_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+    settings = Settings()
+    assert (settings.otlp_endpoint, settings.otlp_protocol) == ("http://collector:4318", "http")
+    monkeypatch.setenv("SLUICE_OTLP_ENDPOINT", "http://other:4317")
+    monkeypatch.setenv("SLUICE_OTLP_PROTOCOL", "grpc")
+    settings = Settings()
+    assert (settings.otlp_endpoint, settings.otlp_protocol) == ("http://other:4317", "grpc")

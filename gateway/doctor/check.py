@@ -1,0 +1,40 @@
+"""One thing that a machine or a configuration was looked at for."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Verdict(StrEnum):
+    OK = "ok"
+    WARNING = "warning"  # it serves, worse than it could
+    PROBLEM = "problem"  # it does not serve, or not what it should
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """`found` and `remedy` are parts of one sentence, without a full stop; there is no remedy where all is well."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    remedy: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        return {"name": self.name, "verdict": self.verdict, "found": self.found, "remedy": self.remedy}
+
+    def __str__(self) -> str:
+        text = f"{self.found}: {self.remedy}" if self.remedy else self.found
+        return f"{self.verdict:8} {self.name:11} {text}"
+
+
+def ok(name: str, found: str) -> Check:
+    return Check(name, Verdict.OK, found)
+
+
+def warning(name: str, found: str, remedy: str) -> Check:
+    return Check(name, Verdict.WARNING, found, remedy)
+
+
+def problem(name: str, found: str, remedy: str = "") -> Check:
+    """`found` alone where it says what to do, as the errors of this program do."""
+    return Check(name, Verdict.PROBLEM, " ".join(found.split()), remedy)

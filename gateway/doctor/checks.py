@@ -1,0 +1,25 @@
+"""All that is looked at before a gateway is started. Nothing is served, and nothing is written."""
+
+from gateway.doctor import file_checks, machine_checks, model_checks, network_checks, store_checks
+from gateway.doctor.check import Check
+from gateway.settings import Settings
+
+
+def machine() -> list[Check]:
+    return [machine_checks.python(), machine_checks.torch_build(), machine_checks.kernels(), machine_checks.clock()]
+
+
+def configuration(settings: Settings) -> list[Check]:
+    """On this machine, as it is now."""
+    return [
+        machine_checks.gpu(settings.device),
+        model_checks.threads(settings),
+        *model_checks.model(settings),
+        file_checks.open_files(settings),
+        file_checks.state_dir(settings),
+        file_checks.policy(settings),
+        file_checks.tls(settings),
+        *network_checks.ports(settings),
+        *store_checks.store(settings),
+        network_checks.collector(settings),
+    ]

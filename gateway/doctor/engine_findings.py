@@ -1,0 +1,146 @@
+"""Troubles of the engine: steps, batches, KV memory, the device."""
+
+from admission.explain import REASONS
+from gateway.doctor.finding import Finding, Severity
+from gateway.doctor.own_limits import is_own_limit, is_paused, plain_reason
+from gateway.doctor.snapshot import Snapshot
+from gateway.doctor.window import Window
+
+FULL = 0.9  # of the KV blocks: the forecast of what those running will need holds back about the rest
+SMALL = 0.5  # of max_num_seqs: below it a step reads all weights for less than half of the answers it could serve
+IDLE = 0.7  # of the time: two steps in flight keep a device busy for 0.95 of it and more while there is work
+PREEMPTED = 0.05  # of those that join the batch: each is computed twice, so that is what throughput loses
+LEAST_PREEMPTIONS = 3.0  # fewer are what a forecast that is right nine times in ten costs
+SLOWER = 3.0  # a step with a prompt in it, than one of decodes alone: less is not felt as a pause
+FELT = 0.1  # seconds between two tokens that a reader notices, for classes without a target
+LATE_TOKENS = 0.1  # of the requests that end: targets are meant for nine in ten
+PLANNING = 0.05  # of a step: what the design allows the event loop
+LEAST_STEPS = 20.0  # from which means say something
+STALLED_SECONDS = 2.0  # without a step: longer than any but a step of very many tokens on a CPU
+
+STEP = "sluice_step_duration_seconds"
+
+
+def stalled(window: Window) -> Finding | None:
+    active = [row for row in window.after.live if row["state"] in ("prefill", "decoding") and not is_paused(row)]
+    if window.count(STEP) or not active or not window.both("running") or window.seconds < STALLED_SECONDS:
+        return None
+    return Finding(
+        "device_stalled",
+        "the device completes no step",
+        f"{window.both('running'):.0f} sequences were running for {window.seconds:.1f} s, and no step was completed",
+        "the watchdog ends the process after --step-timeout; see the log for what the device thread does, and the "
+        "device's own log (dmesg; nvidia-smi)",
+        Severity.SERIOUS,
+    )
+
+
+def small_batches(window: Window) -> Finding | None:
+    kv = min(window.before.kv_share, window.after.kv_share)
+    size, most = window.mean("sluice_batch_size"), window.after.engine["max_num_seqs"]
+    is_full = kv >= FULL or (_waits_for_memory(window.before) and _waits_for_memory(window.after))
+    if not is_full or not window.both("waiting") or not 0 < size <= SMALL * most:
+        return None
+    return Finding(
+        "small_batches",
+        "batches are small because KV memory is full",
+        f"{size:.0f} of {most} sequences in a step on average, {kv:.0%} of the KV blocks used, "
+        f"{window.both('waiting'):.0f} waiting",
+        "give KV memory more (--kv-memory-bytes), or have requests hold less: --max-model-len, --default-max-tokens, "
+        "kv_bytes of the tenants that hold most",
+    )
+
+
+def preemptions(window: Window) -> Finding | None:
+    lost, joined = (
+        window.increase("sluice_preemptions_total", cause="memory"),
+        window.increase("sluice_batch_joined_total"),
+    )
+    if lost < LEAST_PREEMPTIONS or lost < PREEMPTED * joined:
+        return None
+    recomputed = window.increase("sluice_recomputed_tokens_total")
+    return Finding(
+        "preemptions",
+        "sequences lose their memory to others and are computed again",
+        f"{lost:.0f} preemptions in {window.seconds:.1f} s, {joined:.0f} sequences joined the batch in that time; "
+        f"{recomputed:,.0f} tokens computed again",
+        "lower --max-num-seqs, or give KV memory more (--kv-memory-bytes); of --admit, forecast preempts least",
+    )
+
+
+def low_utilisation(window: Window) -> Finding | None:
+    busy = window.increase("sluice_device_busy_seconds_total") / window.seconds
+    waits = [row for row in window.after.waiting if not is_own_limit(row["reason"])]
+    if busy >= IDLE or not waits or not window.both("waiting") or window.count(STEP) < LEAST_STEPS:
+        return None
+    lag = window.after.samples.total("sluice_loop_lag_seconds")
+    return Finding(
+        "low_utilisation",
+        "the device is idle while work waits",
+        f"it computed in {busy:.0%} of {window.seconds:.1f} s while {len(waits)} waited; the event loop was late by up "
+        f"to {lag * 1e3:.0f} ms",
+        "leave the event loop a core of its own: lower --threads, or give the process more CPU; `sluice doctor` "
+        "compares threads with cores",
+    )
+
+
+def long_prefills(window: Window) -> Finding | None:
+    mixed = max(window.mean(STEP, kind=kind) for kind in ("mixed", "prefill"))
+    decode = window.mean(STEP, kind="decode") or _since_start(window, "decode")
+    target = _tightest_token_time(window) or FELT
+    is_answering = window.count(STEP, kind="decode") or window.count(STEP, kind="mixed")
+    if not is_answering or not decode or mixed < SLOWER * decode or mixed <= target:
+        return None
+    tokens = window.increase("sluice_prefill_tokens_total") / max(1.0, window.increase("sluice_prefill_chunks_total"))
+    return Finding(
+        "long_prefills",
+        "long prompts make running answers pause",
+        f"a step with a prompt in it takes {mixed * 1e3:.0f} ms on average, one of decodes alone {decode * 1e3:.0f} "
+        f"ms; a token is due every {target * 1e3:.0f} ms; {tokens:,.0f} prompt tokens in a chunk",
+        "lower --prefill-chunk, or --prefill-share; a class with time_per_output_token in the policy has chunks cut "
+        "to keep it",
+    )
+
+
+def slow_answers(window: Window) -> Finding | None:
+    missed = window.increase("sluice_slo_misses_total", target="time_per_output_token")
+    ended = window.increase("sluice_requests_total", outcome="completed")
+    if missed < LEAST_PREEMPTIONS or missed < LATE_TOKENS * ended:
+        return None
+    return Finding(
+        "slow_answers",
+        "answers come slower than their class promises",
+        f"{missed:.0f} of {ended:.0f} that ended in {window.seconds:.1f} s had a longer time per token than its target",
+        "lower --max-num-seqs or --max-num-batched-tokens, or spread the load over more replicas",
+    )
+
+
+def slow_planning(window: Window) -> Finding | None:
+    planning, step = window.mean("sluice_planning_duration_seconds"), window.mean(STEP)
+    if window.count(STEP) < LEAST_STEPS or planning <= PLANNING * step:
+        return None
+    return Finding(
+        "slow_planning",
+        "planning a step takes too much of it",
+        f"{planning * 1e6:.0f} us of the event loop for a step of {step * 1e3:.2f} ms",
+        "give the process a faster or less busy core; if it has one, report it",
+    )
+
+
+def _waits_for_memory(snapshot: Snapshot) -> bool:
+    """Most that wait do. A pool of few blocks is full while some are free."""
+    reasons = [plain_reason(row["reason"]) for row in snapshot.waiting]
+    return 2 * reasons.count(REASONS["memory"]) > len(reasons)
+
+
+def _since_start(window: Window, kind: str) -> float:
+    samples = window.after.samples
+    count = samples.total(f"{STEP}_count", kind=kind)
+    return samples.total(f"{STEP}_sum", kind=kind) / count if count else 0.0
+
+
+def _tightest_token_time(window: Window) -> float | None:
+    """Of the classes that have sequences now."""
+    present = {row["class"] for row in window.after.live}
+    targets = (one.time_per_output_token for name, one in window.after.targets.items() if name in present)
+    return min((target for target in targets if target is not None), default=None)

@@ -1,0 +1,132 @@
+"""Files and limits that a gateway needs of its machine."""
+
+import os
+import resource
+import shutil
+import ssl
+from datetime import UTC, datetime
+from pathlib import Path
+
+from gateway.doctor.check import Check, ok, problem, warning
+from gateway.key_store import KeyStore, KeyStoreError
+from gateway.policies import Policies
+from gateway.settings import SPARE_FILES, Settings
+from quotas.policy_file import PolicyError
+
+LEAST_SPACE = 2**30  # bytes: the store's log, the audit log and an event log fit
+SOON = 30  # days before a certificate ends
+SECRETS = ("pepper", "admin-key", "keys.json")
+
+
+def open_files(settings: Settings, limits: tuple[int, int] | None = None) -> Check:
+    """The settings have compared what is needed with the hard limit."""
+    soft, hard = limits or resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = settings.max_connections + SPARE_FILES
+    found = f"{_limit(hard)} may be open, {needed:,} are needed for {settings.max_connections:,} connections"
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        return problem("open files", found, "raise `ulimit -n`, or lower --max-connections")
+    return ok("open files", found if soft == hard else f"{found} ({_limit(soft)} until it raises its own limit)")
+
+
+def _limit(count: int) -> str:
+    return "any number" if count == resource.RLIM_INFINITY else f"{count:,}"
+
+
+def state_dir(settings: Settings) -> Check:
+    directory = settings.state_dir
+    if not directory.exists():
+        return _new_directory(directory)
+    mode = directory.stat().st_mode
+    if mode & 0o022:
+        return problem("state", f"{directory} may be written by other users", f"chmod 700 {directory}")
+    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+        return problem(
+            "state", f"{directory} cannot be written by {_user()}", "chown it, or choose another --state-dir"
+        )
+    for path in (directory / name for name in SECRETS):
+        if path.exists() and path.stat().st_mode & 0o077:
+            return problem("state", f"{path} may be read by other users", f"chmod 600 {path}")
+    return _contents(directory)
+
+
+def _new_directory(directory: Path) -> Check:
+    above = next(parent for parent in directory.absolute().parents if parent.exists())
+    if not os.access(above, os.W_OK | os.X_OK):
+        return problem("state", f"{directory} cannot be made by {_user()}", "make it, or choose another --state-dir")
+    return ok("state", f"{directory} is made at the first start")
+
+
+def _contents(directory: Path) -> Check:
+    try:
+        keys = KeyStore(directory).records()
+    except KeyStoreError as error:
+        return problem("state", str(error))
+    free = shutil.disk_usage(directory).free
+    found = f"{directory}: {len(keys)} keys, {free / 2**30:.1f} GiB of disk free"
+    if free < LEAST_SPACE:
+        return warning("state", found, "free some: the quota store writes there, and so do logs")
+    return ok("state", found)
+
+
+def _user() -> str:
+    return f"the user with id {os.geteuid()}"
+
+
+def policy(settings: Settings) -> Check:
+    try:
+        current = Policies(settings.policy).current
+    except PolicyError as error:
+        first, *rest = error.problems
+        more = f" (and {len(rest)} more)" if rest else ""
+        return problem("policy", f"{first}{more}", f"`sluice policy check {settings.policy}` names all")
+    if settings.policy is None:
+        return ok("policy", f"the built-in one, which limits nobody; version {current.version}")
+    return ok("policy", f"{len(current.classes)} classes, {len(current.tenants)} tenants, version {current.version}")
+
+
+def tls(settings: Settings) -> Check:
+    """By a handshake with ourselves, in memory."""
+    if settings.tls_cert_file is None or settings.tls_key_file is None:
+        return _without_tls(settings)
+    try:
+        expires = _handshake(settings.tls_cert_file, settings.tls_key_file)
+    except (ssl.SSLError, OSError) as error:
+        return problem("tls", f"{settings.tls_cert_file}: {error}", "make it anew; certificate and key belong together")
+    days = (expires - datetime.now(UTC)).days
+    found = f"{settings.tls_cert_file} ends on {expires:%Y-%m-%d}, in {days} days"
+    return ok("tls", found) if days >= SOON else warning("tls", found, "renew it, then restart: it is read at start")
+
+
+def _without_tls(settings: Settings) -> Check:
+    if settings.is_loopback:
+        return ok("tls", f"none; only this machine reaches {settings.host}")
+    return warning(
+        "tls",
+        f"none, and {settings.host} is reached from other machines",
+        "give --tls-cert-file and --tls-key-file, unless a proxy before the gateway ends TLS",
+    )
+
+
+def _handshake(cert: Path, key: Path) -> datetime:
+    """When the certificate ends. Raises `ssl.SSLError` where it has ended, or does not fit the key."""
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    server.load_cert_chain(cert, key)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.load_verify_locations(cert)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ours = client.wrap_bio(to_client, to_server, server_side=False)
+    theirs = server.wrap_bio(to_server, to_client, server_side=True)
+    done = False
+    while not done:
+        done = _advance(ours) & _advance(theirs)
+    (ends,) = [value for name, value in (ours.getpeercert() or {}).items() if name == "notAfter"]
+    return datetime.fromtimestamp(ssl.cert_time_to_seconds(str(ends)), UTC)
+
+
+def _advance(side: ssl.SSLObject) -> bool:
+    try:
+        side.do_handshake()
+    except ssl.SSLWantReadError:
+        return False
+    return True

@@ -1,0 +1,66 @@
+"""Reads a running gateway over its admin port."""
+
+import time
+from collections.abc import Callable
+from typing import Any, Self
+
+import httpx
+
+from gateway.doctor.errors import DoctorError
+from gateway.doctor.snapshot import PATHS, Snapshot
+
+SECONDS = 10.0  # that an answer may take
+
+
+class LiveGateway:
+    """`url` is that of the admin port, `key` the admin key. TLS is checked against the system's authorities, or those
+    of `SSL_CERT_FILE`.
+    """
+
+    def __init__(self, url: str, key: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client = httpx.Client(timeout=SECONDS, headers={"authorization": f"Bearer {key}"})
+        self._url = url.rstrip("/")
+        self._clock = clock
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def snapshot(self) -> Snapshot:
+        """As of now. Raises `DoctorError`."""
+        metrics = self._get("/metrics").text
+        at = self._clock()
+        answers = {name: self._json(f"/admin/v1/{name}") for name in PATHS}
+        try:
+            return Snapshot.of(at, metrics, answers)
+        except (KeyError, TypeError, ValueError) as error:
+            raise DoctorError(
+                f"{self._url} answers as no gateway of this version does ({type(error).__name__}: {error})"
+            ) from None
+
+    def _json(self, path: str) -> dict[str, Any]:
+        try:
+            answer: dict[str, Any] = self._get(path).json()
+        except ValueError:
+            raise DoctorError(f"{self._url}{path} is no JSON: is it the admin port of a gateway?") from None
+        return answer
+
+    def _get(self, path: str) -> httpx.Response:
+        try:
+            response = self._client.get(f"{self._url}{path}")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise DoctorError(
+                f"{self._url} cannot be read ({error}): name the admin port of a gateway that runs, as it announces it"
+            ) from None
+        if response.status_code == 401:
+            raise DoctorError(
+                f"{self._url} does not take this key: name the file that holds its admin key with --key-file"
+            )
+        if response.status_code != 200:
+            raise DoctorError(
+                f"{self._url}{path} answers {response.status_code}: is it the admin port of a gateway, and not the "
+                "tenants' port?"
+            )
+        return response

@@ -1,0 +1,113 @@
+"""What a machine is, whatever is to be served on it."""
+
+import ctypes
+import platform
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from backend.errors import ConfigError
+from backend.kernels import build
+from backend.kernels.cpu import select_ops
+from gateway.doctor.check import Check, ok, problem, warning
+
+OLDEST_PYTHON = (3, 11)
+EPOCH = datetime(2026, 1, 1, tzinfo=UTC)  # no machine that runs this is from before
+FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve")
+NVIDIA = Path("/proc/driver/nvidia/version")
+_UNSYNCHRONISED = 5  # adjtimex(2): TIME_ERROR
+_TIMEX_BYTES = 256  # at least sizeof(struct timex)
+
+
+def python() -> Check:
+    found = f"{platform.python_version()} on {platform.system()} {platform.release()}, {platform.machine()}"
+    if sys.version_info < OLDEST_PYTHON:
+        return problem("python", found, "install Python 3.11 or newer")
+    if sys.platform != "linux":
+        return problem("python", found, "Sluice runs on Linux")
+    return ok("python", found)
+
+
+def torch_build() -> Check:
+    return ok("torch", f"{torch.__version__}, {'CUDA ' + torch.version.cuda if torch.version.cuda else 'for CPUs'}")
+
+
+def kernels(features: str | None = None) -> Check:
+    """Of a CPU. Compiles nothing."""
+    known = cpu_features() if features is None else features.split()
+    shown = " ".join(name for name in FEATURES if name in known) or "no vector instructions that we know"
+    if build.cached() is None:
+        hint = (
+            "python -m backend.kernels.build" if build.find_compiler() else "install g++ or clang++, then start again"
+        )
+        return warning("kernels", f"not compiled for this processor ({shown}), torch's serve instead, slower", hint)
+    try:
+        select_ops(torch.device("cpu"), torch.float32, "native")
+    except ConfigError:
+        return warning(
+            "kernels",
+            f"the compiled library cannot be used on this processor ({shown}), torch's kernels serve instead, slower",
+            f"delete {build.cached()} and run python -m backend.kernels.build",
+        )
+    return ok("kernels", f"compiled for this processor ({shown}), and they agree with the reference")
+
+
+def cpu_features() -> list[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return []
+    return next(
+        (line.partition(":")[2].split() for line in lines if line.lower().startswith(("flags", "features"))), []
+    )
+
+
+def gpu(device: str) -> Check:
+    """`device` as the settings have it."""
+    if torch.cuda.is_available():
+        return _gpu_found()
+    driver = NVIDIA.read_text().splitlines()[0] if NVIDIA.exists() else None
+    if device == "cuda":
+        seen = f"the driver is there ({driver})" if driver else "there is no NVIDIA driver"
+        return problem(
+            "gpu", f"torch {torch.__version__} finds none; {seen}", "install driver and a CUDA torch, or --device cpu"
+        )
+    if driver and device == "auto":
+        return warning(
+            "gpu",
+            f"a driver is here ({driver}), and torch {torch.__version__} cannot use it",
+            "install a CUDA build of torch, or say --device cpu",
+        )
+    return ok("gpu", "none; the CPU serves")
+
+
+def _gpu_found() -> Check:
+    free, total = torch.cuda.mem_get_info()
+    name, capability = torch.cuda.get_device_name(), ".".join(map(str, torch.cuda.get_device_capability()))
+    found = f"{name}, compute capability {capability}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+    if free < total / 2:
+        return warning("gpu", found, "another process holds most of it; see nvidia-smi")
+    return ok("gpu", found)
+
+
+def clock(now: float | None = None, synchronised: bool | None = None) -> Check:
+    """Keys expire and budgets renew by the calendar. `now` in Unix seconds."""
+    moment = datetime.fromtimestamp(time.time() if now is None else now, UTC)
+    found = f"{moment:%Y-%m-%d %H:%M:%S} UTC"
+    if moment < EPOCH:
+        return problem("clock", found, "set the clock; keys would not expire, and certificates seem not valid yet")
+    synchronised = _is_synchronised() if synchronised is None else synchronised
+    if not synchronised:
+        return warning(
+            "clock", f"{found}, which nothing keeps right", "run chrony, systemd-timesyncd or another NTP client"
+        )
+    return ok("clock", f"{found}, kept right by NTP")
+
+
+def _is_synchronised() -> bool:
+    """As the kernel says (adjtimex(2)); a container's is its host's."""
+    state: int = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
+    return 0 <= state < _UNSYNCHRONISED

@@ -1,0 +1,110 @@
+"""Whether the model is there and fits the machine, and whether the machine is divided well."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from backend.checkpoint import Checkpoint
+from backend.device_memory import check_room, expected_memory
+from backend.errors import BackendError, ConfigError
+from backend.hub import resolve_config
+from backend.loader import select_device
+from backend.model_config import ModelConfig, read_model_config
+from backend.paged_kv.kv_cache import block_bytes
+from backend.roofline import Footprint, human_bytes
+from backend.sizing import DEVICE_TOKEN_BUDGET, free_memory, size_engine
+from gateway.cores import usable_cores
+from gateway.doctor.check import Check, ok, problem, warning
+from gateway.engine_options import engine_options
+from gateway.settings import Settings
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+SPARE_MEMORY = 0.1  # of what is free: for requests, logits and libraries
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a model will take of the memory that is free now, in bytes."""
+
+    weights: int
+    kv: int
+    free: int
+    num_blocks: int
+    max_model_len: int
+
+
+def model(settings: Settings) -> list[Check]:
+    """Its files, and its place in memory. Of a hub name, config.json alone is downloaded."""
+    try:
+        directory = resolve_config(settings.model)
+        config = read_model_config(directory)
+    except BackendError as error:
+        return [problem("model", str(error))]
+    return [_files(settings.model, directory), _memory(settings, config)]
+
+
+def _files(name: str, directory: Path) -> Check:
+    if not any(directory.glob("*.safetensors")):
+        return ok("model", f"{name}: config.json is there, the weights are downloaded at the first start")
+    try:
+        num_bytes = Checkpoint(directory).num_bytes
+    except BackendError as error:
+        return problem("model", str(error))
+    return ok("model", f"{name}: {human_bytes(num_bytes)} of weights in {directory}")
+
+
+def _memory(settings: Settings, config: ModelConfig) -> Check:
+    try:
+        plan = plan_memory(settings, config, free_memory())
+    except ConfigError as error:
+        return problem("memory", str(error))
+    found = (
+        f"weights {human_bytes(plan.weights)} and KV {human_bytes(plan.kv)} ({plan.num_blocks:,} blocks, "
+        f"{plan.max_model_len:,} tokens a request) of {human_bytes(plan.free)} free"
+    )
+    if plan.weights + plan.kv > (1 - SPARE_MEMORY) * plan.free:
+        return warning("memory", found, "leave a tenth free, or the kernel may end the process: --kv-memory-bytes")
+    return ok("memory", found)
+
+
+def plan_memory(settings: Settings, config: ModelConfig, free: int) -> Plan:
+    """`free` of the host; a GPU is asked itself. Raises `ConfigError`, with the arithmetic, where it does not fit."""
+    options, device = engine_options(settings), select_device(settings.device)
+    dtype = _dtype(settings, config, device)
+    footprint = Footprint(config, str(dtype).removeprefix("torch."))
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        tokens = options.max_num_batched_tokens or DEVICE_TOKEN_BUDGET
+        memory = expected_memory(str(device), free, total, config, dtype, tokens, options.max_num_seqs)
+        check_room(memory)
+        engine = size_engine(options, config, dtype, memory.kv_bytes, dedicated=True)
+    else:
+        _check_weights_fit(footprint.weight_bytes, free)
+        engine = size_engine(options, config, dtype, free - footprint.weight_bytes)
+    kv = engine.num_blocks * block_bytes(config, engine.block_size, dtype)
+    return Plan(footprint.weight_bytes, kv, free, engine.num_blocks, engine.max_model_len)
+
+
+def _dtype(settings: Settings, config: ModelConfig, device: torch.device) -> torch.dtype:
+    if settings.dtype != "auto":
+        return DTYPES[settings.dtype]
+    return DTYPES[config.torch_dtype if device.type == "cuda" else "float32"]
+
+
+def _check_weights_fit(weights: int, free: int) -> None:
+    if weights >= free:
+        raise ConfigError(
+            f"the weights take {human_bytes(weights)}, and {human_bytes(free)} are free: a 16-bit --dtype or a smaller "
+            "model, or more memory"
+        )
+
+
+def threads(settings: Settings, cores: int | None = None) -> Check:
+    usable = usable_cores() if cores is None else cores
+    found = f"{settings.threads} for the model on {usable} cores"
+    if settings.threads > usable:
+        return warning("threads", found, f"they wait for one another; lower --threads to {max(1, usable - 1)}")
+    if settings.threads == usable > 1:
+        return warning("threads", found, f"the event loop has no core of its own; lower --threads to {usable - 1}")
+    return ok("threads", found)

@@ -1,0 +1,44 @@
+"""What a gateway reaches, and where it is reached."""
+
+import socket
+from urllib.parse import urlsplit
+
+from gateway.connection import bound_socket
+from gateway.doctor.check import Check, ok, problem, warning
+from gateway.listening import why_not_listening
+from gateway.settings import Settings
+
+CONNECT_SECONDS = 3.0
+OTLP_PORTS = {"grpc": 4317, "http": 4318}
+
+
+def ports(settings: Settings) -> list[Check]:
+    checks = [_port("port", settings.host, settings.port, "--")]
+    if settings.admin_port == "off":
+        return [*checks, ok("admin port", "off: no metrics, no page, and no `sluice doctor --live`")]
+    return [*checks, _port("admin port", settings.admin_host, settings.admin_port, "--admin-")]
+
+
+def _port(name: str, host: str, port: int, prefix: str) -> Check:
+    try:
+        bound_socket(host, port).close()
+    except OSError as error:
+        return problem(name, why_not_listening(error, host, port, prefix))
+    return ok(name, f"{host}:{port} is free" if port else f"any free one of {host}")
+
+
+def collector(settings: Settings) -> Check:
+    """Requests are served without one."""
+    if settings.otlp_endpoint is None:
+        return ok("collector", "none: spans are not sent anywhere (--otlp-endpoint)")
+    parts = urlsplit(settings.otlp_endpoint)
+    host, port = parts.hostname or "", parts.port or OTLP_PORTS[settings.otlp_protocol]
+    try:
+        socket.create_connection((host, port), CONNECT_SECONDS).close()
+    except OSError as error:
+        return warning(
+            "collector",
+            f"{host}:{port} cannot be reached ({error.strerror or error})",
+            "spans and pushed metrics are lost until it can; see --otlp-endpoint",
+        )
+    return ok("collector", f"{host}:{port} accepts connections")

@@ -1,0 +1,164 @@
+"""Troubles of the queue: who waits, for what, and whether that was foretold."""
+
+from collections import Counter
+
+from admission.explain import REASONS
+from gateway.doctor.finding import Finding, Severity
+from gateway.doctor.own_limits import is_own_limit, plain_reason
+from gateway.doctor.snapshot import Json
+from gateway.doctor.window import Window
+
+LATE = 0.1  # of those admitted: a target is meant for nine in ten
+LEAST_ADMISSIONS = 5.0  # fewer say nothing of a tenth
+FLOODING = 0.8  # of all that wait, or are refused: the others are hardly there
+LEAST_FLOOD = 10  # requests; fewer are no flood
+LEAST_ESTIMATES = 30.0  # with fewer, one that fails in ten and one in four look alike
+HELD = 0.75  # of the estimates: nine in ten are meant to, and of 30 three standard errors are 0.16
+EARLY_RETRIES = 0.5  # of those who come back: a client's jitter may make a few early
+TENANTS_NAMED = 3
+
+REMEDIES = {
+    "batch": "serve with --batching continuous, the default",
+    "release": "it passes by itself; if it stays, lower --max-num-seqs",
+    "budget": "raise --max-num-batched-tokens, or add replicas",
+    "slots": "raise --max-num-seqs if KV memory has room, or add replicas",
+    "memory": "give KV memory more (--kv-memory-bytes), lower --default-max-tokens, or add replicas",
+    "allowance": "raise the tenant's kv_bytes in the policy, if it may have more",
+    "tokens": "raise the tenant's token limits in the policy, if it may have more",
+}
+
+
+def not_admitted(window: Window) -> Finding | None:
+    stuck = [row for row in _throughout(window) if not is_own_limit(row["reason"])]
+    if not stuck or window.increase("sluice_admissions_total"):
+        return None
+    reasons = Counter(plain_reason(row["reason"]) for row in stuck)
+    reason, _ = reasons.most_common(1)[0]
+    return Finding(
+        "not_admitted",
+        "requests wait, and none is admitted",
+        f"{len(stuck)} wait, the longest for {_longest(stuck):.1f} s, and none was admitted in {window.seconds:.1f} s: "
+        f"{reason}",
+        _remedy(reason),
+        Severity.SERIOUS,
+    )
+
+
+def held_by_own_limit(window: Window) -> Finding | None:
+    held = [row for row in _throughout(window) if is_own_limit(row["reason"])]
+    if not held:
+        return None
+    tenants = Counter(row["tenant"] for row in held).most_common(TENANTS_NAMED)
+    names = ", ".join(f"{name} ({count})" for name, count in tenants)
+    reason = plain_reason(held[0]["reason"])
+    return Finding(
+        "held_by_own_limit",
+        "requests wait for a limit of their own tenant",
+        f"{len(held)} wait, the longest for {_longest(held):.1f} s, of {names}: {reason}",
+        _remedy(reason),
+    )
+
+
+def above_target(window: Window) -> list[Finding]:
+    return [
+        finding
+        for name, targets in window.after.targets.items()
+        if targets.ttft is not None and (finding := _class_above_target(window, name, targets.ttft))
+    ]
+
+
+def _class_above_target(window: Window, name: str, target: float) -> Finding | None:
+    late = window.beyond(target, "sluice_queue_time_seconds", **{"class": name})
+    oldest = window.after.samples.total("sluice_queue_oldest_age_seconds", **{"class": name})
+    many = late.total >= LEAST_ADMISSIONS and late.share >= LATE
+    if not many and oldest <= target:
+        return None
+    evidence = [f"{late.count:.0f} of {late.total:.0f} that were admitted had waited longer than {late.bound:g} s"]
+    evidence = evidence if many else []
+    evidence += [f"the oldest waits for {oldest:.1f} s"] if oldest > target else []
+    return Finding(
+        f"above_target_{name}",
+        f"class {name} waits longer than its target of {target:g} s to the first token",
+        "; ".join(evidence),
+        "add replicas or capacity; or let the class refuse what would be late (when_late: refuse), so that the rest "
+        "is in time",
+        Severity.SERIOUS if many and late.share >= 0.5 else Severity.WARNING,
+    )
+
+
+def flood_of_work(window: Window) -> Finding | None:
+    """One tenant has nearly all that waits; fairness makes it wait for itself, but it fills the queue."""
+    rows = window.after.tenants
+    waiting = sum(row["waiting"] for row in rows)
+    top = max(rows, key=lambda row: row["waiting"], default=None)
+    if top is None or waiting < LEAST_FLOOD or top["waiting"] < FLOODING * waiting:
+        return None
+    if not any(row["requests"] or row["running"] or row["waiting"] for row in rows if row is not top):
+        return None  # nobody else is there to be disturbed
+    others = _longest([row for row in window.after.waiting if row["tenant"] != top["name"]])
+    return Finding(
+        "flooding_tenant",
+        f"tenant {top['name']} floods the queue",
+        f"{top['waiting']} of {waiting} that wait are its own, and {top['running']} of its run; it had "
+        f"{top['share']:.0%} of the engine's time in the last minute; no other tenant's request waits for longer than "
+        f"{others:.1f} s",
+        "others are served by their weights all the same; bound it in the policy with queued_requests, "
+        "concurrent_requests or a rate, and ask its owner what it does",
+    )
+
+
+def flood_of_refusals(window: Window) -> Finding | None:
+    before = {row["name"]: row["refused"] for row in window.before.tenants}
+    refused = {row["name"]: row["refused"] - before.get(row["name"], 0) for row in window.after.tenants}
+    total, name = sum(refused.values()), max(refused, key=refused.__getitem__, default="")
+    if total < LEAST_FLOOD or refused[name] < FLOODING * total:
+        return None
+    return Finding(
+        "refused_tenant",
+        f"tenant {name} is refused again and again",
+        f"{refused[name]} of {total} refusals in {window.seconds:.1f} s were of its requests",
+        "see /admin/v1/refusals for its limit: raise that in the policy, or ask its owner to obey Retry-After",
+    )
+
+
+def early_retries(window: Window) -> Finding | None:
+    early = window.increase("sluice_retries_total", honoured="false")
+    every = window.increase("sluice_retries_total")
+    if early < LEAST_FLOOD or early < EARLY_RETRIES * every:
+        return None
+    return Finding(
+        "early_retries",
+        "clients come back before the time they were told",
+        f"{early:.0f} of {every:.0f} retries in {window.seconds:.1f} s were earlier than their Retry-After",
+        "the request log names their tenants: have their clients obey Retry-After, or limit their rate",
+    )
+
+
+def estimates_off(window: Window) -> Finding | None:
+    first = {"token": "first"}
+    early = window.count("sluice_estimate_error_seconds", **first, side="early")
+    late = window.count("sluice_estimate_error_seconds", **first, side="late")
+    total = early + late
+    if total < LEAST_ESTIMATES or early >= HELD * total:
+        return None
+    return Finding(
+        "estimates_off",
+        "first tokens come later than clients are told",
+        f"{early:.0f} of {total:.0f} estimates held in {window.seconds:.1f} s; nine in ten are meant to",
+        "estimates are learned again within some hundred requests; if it stays, something outside the engine takes "
+        "its time: other processes on its cores, a throttled device",
+    )
+
+
+def _throughout(window: Window) -> list[Json]:
+    """What has waited for all of the window."""
+    return [row for row in window.after.waiting if row["waited"] >= window.seconds]
+
+
+def _longest(rows: list[Json]) -> float:
+    return max((float(row["waited"]) for row in rows), default=0.0)
+
+
+def _remedy(reason: str) -> str:
+    name = next((name for name, text in REASONS.items() if text == reason), "")
+    return REMEDIES.get(name, "see `sluice explain` for one of them, and the log")

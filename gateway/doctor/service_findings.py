@@ -1,0 +1,156 @@
+"""Troubles around the engine: the quota store, clients, the policy, the event loop, and telemetry itself."""
+
+from gateway.doctor.finding import Finding, Severity
+from gateway.doctor.snapshot import Json
+from gateway.doctor.window import Window
+
+SLOW_STORE = 0.025  # seconds of a call: a request waits for one of them, a twentieth of an urgent class's target
+SLOW_CALLS = 0.5  # of the calls: a store that is far away is slow for all
+LEAST_CALLS = 5.0
+LAG = 0.05  # seconds: longer than the time a token may take in an urgent class
+LONG_LAG = 0.5  # seconds: probes and deadlines suffer as well
+SLOW_READER = "its client reads slowly"  # how the admin API begins its reason
+NAMED = 3
+
+
+def store_away(window: Window) -> Finding | None:
+    outages = window.increase("sluice_store_outages_total")
+    is_away = not window.after.samples.total("sluice_store_connected")
+    if not is_away and not outages:
+        return None
+    return Finding(
+        "store_away",
+        "the quota store does not answer" if is_away else "the quota store was away",
+        f"sluice_store_connected is {0 if is_away else 1}, {outages:.0f} outages began in {window.seconds:.1f} s",
+        "see that Redis runs and is reached within --redis-timeout; tenants are served as their on_store_outage says",
+        Severity.SERIOUS if is_away else Severity.WARNING,
+    )
+
+
+def store_slow(window: Window) -> Finding | None:
+    slow = window.beyond(SLOW_STORE, "sluice_store_latency_seconds")
+    if slow.total < LEAST_CALLS or slow.share < SLOW_CALLS:
+        return None
+    mean = window.mean("sluice_store_latency_seconds")
+    return Finding(
+        "store_slow",
+        "the quota store is slow, and every request waits for it",
+        f"{slow.count:.0f} of {slow.total:.0f} calls took longer than {slow.bound * 1e3:g} ms, {mean * 1e3:.0f} ms on "
+        "average",
+        "put Redis near the gateway and on a core of its own; look for slow commands of others (SLOWLOG GET) and for "
+        "writes to a slow disk (appendfsync always)",
+    )
+
+
+def store_fails(window: Window) -> Finding | None:
+    failed = window.increase("sluice_store_errors_total")
+    if not failed:
+        return None
+    return Finding(
+        "store_fails",
+        "calls to the quota store fail",
+        f"{failed:.0f} of {window.count('sluice_store_latency_seconds'):.0f} calls failed in {window.seconds:.1f} s",
+        "the log names the errors; `sluice doctor --redis-url ...` checks the server",
+    )
+
+
+def slow_clients(window: Window) -> Finding | None:
+    slow = [row for row in window.after.live if str(row["reason"] or "").startswith(SLOW_READER)]
+    if not slow:
+        return None
+    blocks = sum(row["kv_blocks"] for row in slow)
+    tenants = ", ".join(sorted({str(row["tenant"]) for row in slow})[:NAMED])
+    return Finding(
+        "slow_clients",
+        "clients do not read what they asked for",
+        f"{len(slow)} of {len(window.after.live)}, of {tenants}: {_named(slow)}; they hold {blocks} KV blocks",
+        "nobody else waits for them; what makes no progress for --write-timeout is cut. Many: a proxy before the "
+        "gateway buffers or is overloaded",
+    )
+
+
+def _named(rows: list[Json]) -> str:
+    return ", ".join(f"{row['id']} ({str(row['reason']).removeprefix(SLOW_READER + ': ')})" for row in rows[:NAMED])
+
+
+def late_loop(window: Window) -> Finding | None:
+    lag = window.after.samples.total("sluice_loop_lag_seconds")
+    if lag <= LAG:
+        return None
+    return Finding(
+        "late_loop",
+        "the event loop is late",
+        f"by up to {lag * 1e3:.0f} ms in the last 15 s",
+        "leave it a core of its own: lower --threads, or give the process more CPU; `sluice doctor` compares threads "
+        "with cores",
+        Severity.SERIOUS if lag > LONG_LAG else Severity.WARNING,
+    )
+
+
+def invalid_policy(window: Window) -> Finding | None:
+    problem = window.after.overview["policy"]["problem"]
+    if not problem:
+        return None
+    return Finding(
+        "invalid_policy",
+        "the edited policy is not valid, and the one before it stays in force",
+        str(problem).splitlines()[0],
+        "`sluice policy check PATH` names every mistake",
+        Severity.SERIOUS,
+    )
+
+
+def lost_telemetry(window: Window) -> Finding | None:
+    lost = {
+        "spans": window.increase("sluice_spans_dropped_total"),
+        "log lines": window.increase("sluice_log_lines_dropped_total"),
+        "pushes of metrics": window.increase("sluice_metric_exports_total", result="failed")
+        + window.increase("sluice_metric_exports_total", result="skipped"),
+    }
+    found = [f"{count:.0f} {what}" for what, count in lost.items() if count]
+    if not found:
+        return None
+    return Finding(
+        "lost_telemetry",
+        "telemetry is lost",
+        f"{', '.join(found)} in {window.seconds:.1f} s",
+        "see that the collector at --otlp-endpoint runs and keeps up, and that whoever reads the log does; requests "
+        "do not suffer",
+    )
+
+
+def orphans(window: Window) -> Finding | None:
+    found = min(snapshot.samples.total("sluice_orphans") for snapshot in (window.before, window.after))
+    if not found:
+        return None
+    return Finding(
+        "orphans",
+        "sequences run that no request waits for",
+        f"{found:.0f} throughout {window.seconds:.1f} s",
+        "it is a bug: report it with the log; a restart mends it",
+        Severity.SERIOUS,
+    )
+
+
+def unsettled(window: Window) -> Finding | None:
+    held = min(snapshot.samples.total("sluice_reservations_outstanding") for snapshot in (window.before, window.after))
+    is_idle = not any(snapshot.samples.total("sluice_live_requests") for snapshot in (window.before, window.after))
+    if not held or not is_idle or not window.after.samples.total("sluice_store_connected"):
+        return None
+    return Finding(
+        "unsettled",
+        "limits count requests that are over",
+        f"{held:.0f} reservations are not settled, and no request is live",
+        "they are settled with the next heartbeat, a sixth of --quota-lease; if they stay, report it with the log",
+    )
+
+
+def draining(window: Window) -> Finding | None:
+    if not window.after.overview["draining"]:
+        return None
+    return Finding(
+        "draining",
+        "the gateway is about to stop",
+        f"it was told to, and serves {len(window.after.live)} requests to their end",
+        "none is needed; it ends them with an error after --drain-timeout",
+    )

@@ -1,0 +1,48 @@
+"""The core as the settings want it."""
+
+from itertools import product
+from typing import get_args
+
+import pytest
+
+from admission.core import CoreConfig, Memory, Order, Overload, Unit, make_core
+from backend.batch import StepOutput
+from backend.config import EngineConfig
+from backend.sampling import SamplingParams
+from backend.sequence import FinishReason, Sequence
+from gateway.core import core_config
+from gateway.settings import Settings
+
+ENGINE = EngineConfig(num_blocks=64, block_size=4, max_num_seqs=4, max_num_batched_tokens=256, max_model_len=128)
+
+
+@pytest.mark.parametrize(
+    ("setting", "kinds"), [("order", Order), ("charge", Unit), ("admit", Memory), ("overload", Overload)]
+)
+def test_every_choice_of_the_core_is_one_of_the_operators(setting: str, kinds: type[Order]) -> None:
+    assert get_args(Settings.model_fields[setting].annotation) == tuple(kinds)
+
+
+def test_the_defaults_are_the_cores() -> None:
+    assert core_config(Settings()) == CoreConfig()
+
+
+def test_shares_in_tokens_have_a_quantum_in_tokens() -> None:
+    config = core_config(Settings(charge="tokens"))
+    assert (config.unit, config.quantum) == (Unit.TOKENS, 512)
+
+
+@pytest.mark.parametrize(("order", "charge"), list(product(Order, Unit)))
+def test_every_ordering_serves_in_either_unit(order: Order, charge: Unit) -> None:
+    core = make_core(core_config(Settings(order=order.value, charge=charge.value)), ENGINE)
+    sequences = [
+        Sequence(f"{n}", f"tenant-{n % 3}", [1] * (5 + n), SamplingParams(), 9, 0, frozenset(), priority_class=n % 2)
+        for n in range(12)
+    ]
+    now = 0.0
+    for sequence in sequences:
+        core.arrive(sequence, now)
+    while (batch := core.plan(now)) is not None:
+        now += 0.01
+        core.complete(StepOutput(batch.step, [5] * len(batch.sampled), 0.01), now)
+    assert all(sequence.finish_reason is FinishReason.LENGTH for sequence in sequences)

@@ -1,0 +1,32 @@
+"""Who reads the calendar, which may jump. What waits, times out, expires or refills counts monotonic time."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+CALENDAR = re.compile(r"\btime\.time(_ns)?\b|\bfrom time import|\bdatetime\.(now|today|utcnow)\b|\bdate\.today\b")
+READERS = {
+    "backend/chat_template.py": "a template may ask for the date",
+    "gateway/admin/api.py": "moments for people",
+    "gateway/admin/audit_log.py": "moments for people",
+    "gateway/app.py": "created, in the list of models",
+    "gateway/arguments.py": "a command's dates",
+    "gateway/auth.py": "a key expires on a date",
+    "gateway/doctor/file_checks.py": "a certificate expires on a date",
+    "gateway/doctor/machine_checks.py": "the clock itself is checked",
+    "gateway/doctor/store_checks.py": "the clocks of two machines are compared",
+    "gateway/generation.py": "a deadline may be given as a moment",
+    "gateway/key_commands.py": "a command's dates",
+    "gateway/policies.py": "moments for people",
+    "gateway/policy_commands.py": "a budget resets on a date",
+    "gateway/replies.py": "created, in an answer",
+    "gateway/telemetry/metrics/push.py": "the start of a counter, for a collector",
+    "gateway/telemetry/telemetry.py": "a request's beginning; every later moment is counted from it",
+    "gateway/usage_command.py": "a command's dates",
+}
+
+
+def test_nothing_else_reads_the_calendar() -> None:
+    sources = [path for room in ("admission", "backend", "gateway", "quotas") for path in (ROOT / room).rglob("*.py")]
+    readers = {str(path.relative_to(ROOT)) for path in sources if CALENDAR.search(path.read_text())}
+    assert readers - READERS.keys() == set(), "a clock that may jump: use the engine's, or say here why not"
