@@ -24,7 +24,8 @@ KEY_VARIABLE = "SLUICE_ADMIN_KEY"
 NOTES = """\
 It takes the flags and the variables of `sluice serve`, checks the machine and the configuration, and serves nothing.
 With --live it looks twice at a gateway that runs, by its admin port, and names what is wrong with it. The admin key is
-that of --key-file, else of SLUICE_ADMIN_KEY, else of the file admin-key in the state directory.
+that of --key-file, else of SLUICE_ADMIN_KEY, else of the file admin-key in the state directory; SSL_CERT_FILE names the
+authorities that a TLS certificate is checked against.
 Exit status: 0, or 1 when there is a problem, with --live a serious trouble. docs/diagnosis.md has examples."""
 
 

@@ -68,6 +68,18 @@ def preemptions(window: Window) -> Finding | None:
     )
 
 
+def lost_steps(window: Window) -> Finding | None:
+    lost = window.increase("sluice_lost_steps_total")
+    if not lost:
+        return None
+    return Finding(
+        "lost_steps",
+        "the device has no memory for a step",
+        f"{lost:.0f} of {window.count(STEP) + lost:.0f} steps in {window.seconds:.1f} s were planned again with less",
+        "lower --max-num-batched-tokens or --kv-memory-fraction, and see what else uses the device",
+    )
+
+
 def low_utilisation(window: Window) -> Finding | None:
     busy = window.increase("sluice_device_busy_seconds_total") / window.seconds
     waits = [row for row in window.after.waiting if not is_own_limit(row["reason"])]

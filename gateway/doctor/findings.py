@@ -14,6 +14,7 @@ _JUDGES: tuple[Callable[[Window], Finding | None], ...] = (
     service_findings.invalid_policy,
     engine_findings.small_batches,
     engine_findings.preemptions,
+    engine_findings.lost_steps,
     engine_findings.low_utilisation,
     engine_findings.long_prefills,
     engine_findings.slow_answers,

@@ -85,6 +85,11 @@ def test_preemptions() -> None:
     assert "preemptions" not in found({**lost, "sluice_batch_joined_total": 1000.0})
 
 
+def test_steps_that_the_device_had_no_memory_for() -> None:
+    evidence = found({"sluice_lost_steps_total": 2.0})["lost_steps"].evidence
+    assert evidence == "2 of 982 steps in 5.0 s were planned again with less"
+
+
 def test_queue_time_above_a_classs_target() -> None:
     name, label = "sluice_queue_time_seconds", 'class="interactive"'
     before = histogram(name, {"0.25": 0, "0.5": 0, "1": 0, "+Inf": 0}, label)

@@ -1,0 +1,91 @@
+"""Clients of a gateway, of all manners."""
+
+import json
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from tests.gateway.server_process import ServerProcess
+
+PATIENCE = 120.0  # seconds
+RECEIVE_BYTES = 4096  # of a socket that does not want much
+
+
+@dataclass
+class Answers:
+    """What the clients of one load were told."""
+
+    statuses: Counter[int] = field(default_factory=Counter)
+    first_bytes: list[float] = field(default_factory=list)  # seconds
+    ids: list[str] = field(default_factory=list)  # x-request-id of those that completed
+
+    @property
+    def median(self) -> float:
+        ordered = sorted(self.first_bytes)
+        return ordered[len(ordered) // 2] if ordered else float("nan")
+
+
+@contextmanager
+def clients(server: ServerProcess, key: str, number: int, **body: Any) -> Iterator[Answers]:
+    """So many that ask one thing after another, until the block is left."""
+    answers, stop = Answers(), threading.Event()
+    threads = [threading.Thread(target=_ask, args=(server, key, body, answers, stop)) for _ in range(number)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield answers
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def _ask(server: ServerProcess, key: str, body: dict[str, Any], answers: Answers, stop: threading.Event) -> None:
+    with httpx.Client(headers={"authorization": f"Bearer {key}"}, timeout=PATIENCE) as client:
+        while not stop.is_set():
+            began = time.perf_counter()
+            with client.stream("POST", f"{server.url}/v1/completions", json=request(**body)) as answer:
+                answers.statuses[answer.status_code] += 1
+                for number, _ in enumerate(answer.iter_raw()):
+                    if number == 0 and answer.status_code == httpx.codes.OK:
+                        answers.first_bytes.append(time.perf_counter() - began)
+                    if stop.is_set():
+                        return
+                if answer.status_code == httpx.codes.OK:
+                    answers.ids.append(answer.headers["x-request-id"])
+            if answer.status_code != httpx.codes.OK:
+                stop.wait(0.2)
+
+
+def request(prompt_tokens: int = 8, max_tokens: int = 64, **more: Any) -> dict[str, Any]:
+    """A prompt of so many tokens, and an answer of exactly so many."""
+    return {
+        "model": "embedded",
+        "prompt": [2 + number % 500 for number in range(prompt_tokens)],
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "stream": True,
+        **more,
+    }
+
+
+@contextmanager
+def deaf_client(server: ServerProcess, key: str, **body: Any) -> Iterator[None]:
+    """One that asks, and reads nothing of the answer."""
+    content = json.dumps(request(**body)).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+    )
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+        sock.connect(("127.0.0.1", server.port))
+        sock.sendall(head.encode() + content)
+        yield

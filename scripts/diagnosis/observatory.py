@@ -1,0 +1,133 @@
+"""A gateway with all that watches it: a collector of spans, Prometheus with our rules, the dashboard, the doctor."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from tests.deploy.prometheus_process import PROGRAM, Prometheus, running_prometheus
+from tests.gateway.server_process import ROOT, ServerProcess, eventually, running_server
+from tests.gateway.telemetry.otlp_receiver import Receiver, otlp_receiver
+
+DEPLOY = ROOT / "deploy"
+RATE_INTERVAL = "10s"
+SHOWN = ("sluice.tenant.id", "sluice.queue.wait_ms", "sluice.drr.deficit", "sluice.preemptions", "sluice.outcome")
+STEP = ("sluice.step.number", "sluice.step.decodes", "sluice.step.prefill_tokens", "sluice.step.device_us")
+
+
+@dataclass(frozen=True)
+class Observatory:
+    server: ServerProcess
+    receiver: Receiver
+    prometheus: Prometheus
+    keys: dict[str, str]  # by tenant
+
+    def panel(self, title: str) -> str:
+        """The queries of a panel of the dashboard, and what they say now."""
+        panels = json.loads((DEPLOY / "grafana" / "sluice.json").read_text())["panels"]
+        (panel,) = [panel for panel in panels if panel["title"] == title and "targets" in panel]
+        lines = [f"panel {title!r}, in {panel['fieldConfig']['defaults']['unit']}"]
+        for target in panel["targets"]:
+            lines += [f"  {_plain(target['expr'])}", *self._values(target["expr"])]
+        return "\n".join(lines)
+
+    def _values(self, query: str) -> list[str]:
+        query = query.replace("$__rate_interval", RATE_INTERVAL).replace("$job", "sluice").replace("$instance", ".*")
+        rows = [(_labels(labels), value) for labels, value in self.prometheus.query(query) if not isnan(value)]
+        return [f"    {labels:40} {value:.4g}" for labels, value in sorted(rows, key=lambda row: -row[1])]
+
+    def doctor(self) -> str:
+        """What `sluice doctor --live` prints."""
+        command = [sys.executable, "-m", "gateway.cli", "doctor", "--live", self.server.admin_url]
+        environment = os.environ | {"SLUICE_ADMIN_KEY": self.server.admin_key}
+        return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+
+    def trace(self, tenant: str, longest: str) -> str:
+        """Of the tenant's requests, that with the longest span of this name."""
+        eventually(lambda: bool(self._roots(tenant)))
+        time.sleep(1.0)  # the rest of the batch
+        spans = self.receiver.spans
+        of_tenant = {root.trace_id for root in self._roots(tenant)}
+        candidates = [span for span in spans if span.trace_id in of_tenant and span.name.startswith(longest)]
+        worst = max(candidates, key=_seconds)
+        tree = [span for span in spans if span.trace_id == worst.trace_id]
+        steps = [span for span in spans if any(link.trace_id == worst.trace_id for link in span.links)]
+        lines = _told(tree, next(span for span in tree if span.kind == Span.SPAN_KIND_SERVER))
+        return "\n".join([*lines, *map(_step, sorted(steps, key=_seconds)[-1:])])
+
+    def _roots(self, tenant: str) -> list[Span]:
+        return [span for span in self.receiver.spans if _attributes(span).get("sluice.tenant.id") == tenant]
+
+
+@contextmanager
+def observatory(directory: Path, *flags: str, tenants: tuple[str, ...] = ()) -> Iterator[Observatory]:
+    """Everything runs until the block is left. Each of the tenants has a key."""
+    if PROGRAM is None:
+        sys.exit("there is no prometheus on PATH; on Debian: apt install prometheus")
+    keys = {tenant: _new_key(tenant, directory / "state") for tenant in tenants}
+    with ExitStack() as stack:
+        receiver = stack.enter_context(otlp_receiver())
+        tracing = ("--otlp-endpoint", receiver.endpoint("grpc"), "--trace-sample-ratio", "1")
+        server = stack.enter_context(running_server(directory, "--threads", "1", *tracing, *flags))
+        prometheus = stack.enter_context(running_prometheus(directory, server))
+        yield Observatory(server, receiver, prometheus, keys | {"demo": server.key})
+
+
+def _new_key(tenant: str, state: Path) -> str:
+    command = [sys.executable, "-m", "gateway.cli", "keys", "create", tenant, "--state-dir", str(state)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _plain(query: str) -> str:
+    """As a person would ask, of the only gateway there is."""
+    selector = 'job=~"$job",instance=~"$instance"'
+    plain = query.replace("$__rate_interval", RATE_INTERVAL)
+    return plain.replace(f"{{{selector}}}", "").replace(f"{selector},", "")
+
+
+def _labels(metric: dict[str, str]) -> str:
+    kept = {name: value for name, value in metric.items() if name not in ("__name__", "job", "instance", "model_name")}
+    return ", ".join(f'{name}="{value}"' for name, value in kept.items()) or "-"
+
+
+def _attributes(span: Span) -> dict[str, Any]:
+    pairs = ((pair.key, pair.value.WhichOneof("value"), pair.value) for pair in span.attributes)
+    return {key: getattr(value, kind) if kind else None for key, kind, value in pairs}
+
+
+def _seconds(span: Span) -> float:
+    return (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
+
+
+def _step(span: Span) -> str:
+    known = (
+        f"{name.removeprefix('sluice.step.')}={value}" for name, value in _attributes(span).items() if name in STEP
+    )
+    return f"slowest of its steps that were traced: {', '.join(known)}"
+
+
+def _told(tree: list[Span], span: Span, origin: int = 0, depth: int = 0) -> list[str]:
+    """One line a span: when it began, how long it took, what is worth knowing; its children below."""
+    origin = origin or span.start_time_unix_nano
+    at = (span.start_time_unix_nano - origin) / 1e9
+    known = ", ".join(
+        f"{name}={round(value, 3) if isinstance(value, float) else value}"
+        for name, value in _attributes(span).items()
+        if name in SHOWN
+    )
+    events = " ".join(dict.fromkeys(event.name for event in span.events))
+    name = f"{'  ' * depth}{span.name}"
+    lines = [f"{name:34} {at:8.3f} s +{_seconds(span):7.3f} s  {known}{f'  [{events}]' if events else ''}".rstrip()]
+    children = sorted(
+        (one for one in tree if one.parent_span_id == span.span_id), key=lambda one: one.start_time_unix_nano
+    )
+    return lines + [line for child in children for line in _told(tree, child, origin, depth + 1)]

@@ -1,0 +1,70 @@
+"""A real Prometheus, with deploy/'s configuration, that scrapes one gateway every second."""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from socket import socket
+from typing import Any
+
+import httpx
+import yaml
+
+from tests.deploy.documented import DEPLOY
+from tests.gateway.server_process import ServerProcess, eventually
+
+PROGRAM = shutil.which("prometheus")
+
+
+@dataclass(frozen=True)
+class Prometheus:
+    url: str
+
+    def query(self, promql: str) -> list[tuple[dict[str, str], float]]:
+        """The labels and the value of each series that it yields now."""
+        answer = httpx.get(f"{self.url}/api/v1/query", params={"query": promql}).json()
+        assert answer["status"] == "success", answer
+        return [(entry["metric"], float(entry["value"][1])) for entry in answer["data"]["result"]]
+
+    def is_scraping(self) -> bool:
+        try:
+            return bool(self.query('up{job="sluice"} == 1'))
+        except (httpx.HTTPError, ValueError):
+            return False
+
+
+@contextmanager
+def running_prometheus(directory: Path, server: ServerProcess) -> Iterator[Prometheus]:
+    """It has scraped the gateway once when the block begins. Its state is in `directory`."""
+    assert PROGRAM is not None
+    path, key = directory / "prometheus.yaml", directory / "prometheus-key"
+    key.write_text(server.admin_key)
+    path.write_text(yaml.safe_dump(_config(server.admin_port, key)))
+    address = f"127.0.0.1:{free_port()}"
+    flags = [f"--config.file={path}", f"--storage.tsdb.path={directory / 'tsdb'}", f"--web.listen-address={address}"]
+    with (directory / "prometheus.log").open("wb") as log, subprocess.Popen([PROGRAM, *flags], stderr=log) as process:
+        try:
+            prometheus = Prometheus(f"http://{address}")
+            eventually(prometheus.is_scraping)
+            yield prometheus
+        finally:
+            process.terminate()
+
+
+def _config(port: int, key: Path) -> dict[str, Any]:
+    config: dict[str, Any] = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yaml").read_text())
+    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    config["rule_files"] = [str(DEPLOY / "prometheus" / path) for path in config["rule_files"]]
+    config["scrape_configs"] = [job for job in config["scrape_configs"] if job["job_name"] == "sluice"]
+    config["scrape_configs"][0]["static_configs"] = [{"targets": [f"127.0.0.1:{port}"]}]
+    config["scrape_configs"][0]["authorization"]["credentials_file"] = str(key)
+    return config
+
+
+def free_port() -> int:
+    with socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port

@@ -1,0 +1,62 @@
+"""The Grafana dashboard: made by its script, complete, and asking for metrics that there are."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.deploy.documented import DEPLOY, ROOT, documented_metrics, series_of, strangers
+
+TEXT = (DEPLOY / "grafana" / "sluice.json").read_text()
+DASHBOARD: dict[str, Any] = json.loads(TEXT)
+PANELS: list[dict[str, Any]] = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+QUERIES = [target["expr"] for panel in PANELS for target in panel["targets"]]
+
+
+def test_it_is_what_the_script_makes() -> None:
+    script = ROOT / "scripts" / "grafana_dashboard.py"
+    made = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
+    assert made == TEXT, "run: python scripts/grafana_dashboard.py >deploy/grafana/sluice.json"
+
+
+def test_ids_are_unique_and_panels_do_not_overlap() -> None:
+    panels = DASHBOARD["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    cells = [
+        (x, y)
+        for panel in panels
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(set(cells)) == len(cells)
+    assert all(0 <= x < 24 for x, _ in cells)
+
+
+def test_every_panel_has_a_unit_a_description_and_a_query() -> None:
+    for panel in PANELS:
+        assert panel["title"] and len(panel["description"]) > 10, panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        assert panel["targets"] and all(target["expr"] for target in panel["targets"]), panel["title"]
+        assert panel["datasource"]["uid"] == "${datasource}", panel["title"]
+        references = [target["refId"] for target in panel["targets"]]
+        assert len(set(references)) == len(references), panel["title"]
+
+
+@pytest.mark.parametrize("query", sorted(set(QUERIES)))
+def test_a_query_asks_for_what_is_documented(query: str) -> None:
+    assert series_of(query)
+    assert not strangers(query.replace("$__rate_interval", "1m"))
+
+
+def test_every_metric_of_ours_is_shown_somewhere() -> None:
+    shown = set().union(*map(series_of, QUERIES))
+    ours = [metric for metric in documented_metrics() if metric.name.startswith("sluice_")]
+    assert not [metric.name for metric in ours if not metric.series & shown]
+
+
+def test_the_variables_exist_that_queries_use() -> None:
+    names = {variable["name"] for variable in DASHBOARD["templating"]["list"]}
+    assert names == {"datasource", "job", "instance"}
+    assert DASHBOARD["uid"] == "sluice"

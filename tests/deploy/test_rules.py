@@ -1,0 +1,86 @@
+"""Prometheus' rules: valid, tested, about metrics that there are, with a remedy in each alert."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy.documented import DEPLOY, ROOT, strangers
+
+FOLDER = DEPLOY / "prometheus"
+RULES: list[dict[str, Any]] = [
+    rule for group in yaml.safe_load((FOLDER / "rules.yaml").read_text())["groups"] for rule in group["rules"]
+]
+ALERTS = [rule for rule in RULES if "alert" in rule]
+RECORDED = frozenset(rule["record"] for rule in RULES if "record" in rule)
+DASHBOARD = json.loads((DEPLOY / "grafana" / "sluice.json").read_text())
+
+promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian: prometheus) is not installed")
+
+
+def run(*arguments: str | Path) -> None:
+    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@promtool
+def test_promtool_takes_the_rules_and_their_tests_pass() -> None:
+    run("check", "rules", FOLDER / "rules.yaml")
+    run("test", "rules", FOLDER / "rules_test.yaml")
+
+
+@promtool
+def test_promtool_takes_the_configuration() -> None:
+    run("check", "config", "--syntax-only", FOLDER / "prometheus.yaml")
+
+
+@promtool
+def test_promtool_takes_every_query_of_the_dashboard(tmp_path: Path) -> None:
+    queries = [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
+    queries += [annotation["expr"] for annotation in DASHBOARD["annotations"]["list"]]
+    rules = [
+        {"record": f"query:{number}", "expr": query.replace("$__rate_interval", "1m")}
+        for number, query in enumerate(queries)
+    ]
+    path = tmp_path / "queries.yaml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
+    run("check", "rules", path)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("alert") or rule.get("record"))
+def test_a_rule_asks_for_what_is_documented_or_recorded(rule: dict[str, Any]) -> None:
+    assert not strangers(rule["expr"], RECORDED)
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda rule: rule["alert"])
+def test_an_alert_says_how_bad_it_is_what_is_wrong_and_what_to_do(alert: dict[str, Any]) -> None:
+    assert alert["labels"]["severity"] in ("critical", "warning", "info")
+    assert set(alert["annotations"]) == {"summary", "description"}
+    assert len(alert["annotations"]["description"]) > 40
+    assert "for" in alert or "increase(" in alert["expr"]
+
+
+def test_every_alert_is_tested_by_name_and_in_the_documentation() -> None:
+    tests = yaml.safe_load((FOLDER / "rules_test.yaml").read_text())["tests"]
+    assert {alert["alert"] for alert in ALERTS} <= {test["name"] for test in tests}
+    rows = re.findall(r"^\| `(Sluice\w+)` \| (\w+) \|", (ROOT / "docs" / "deploy.md").read_text(), re.MULTILINE)
+    assert {(alert["alert"], alert["labels"]["severity"]) for alert in ALERTS} == set(rows)
+
+
+def test_a_slow_first_token_is_told_of_within_a_minute() -> None:
+    (slow,) = [alert for alert in ALERTS if alert["alert"] == "SluiceSlowFirstToken"]
+    assert slow["expr"] == "sluice:time_to_first_token_seconds:p99_1m > 2"
+    assert slow["for"] == "1m"
+
+
+def test_the_autoscalers_metric_is_one_that_is_recorded() -> None:
+    adapter = yaml.safe_load((DEPLOY / "kubernetes" / "prometheus-adapter.yaml").read_text())
+    (rule,) = adapter["rules"]["custom"]
+    assert re.match(r"[\w:]+", rule["seriesQuery"])[0] in RECORDED  # type: ignore[index]
+    scaler = yaml.safe_load((DEPLOY / "kubernetes" / "horizontalpodautoscaler.yaml").read_text())
+    assert [metric["pods"]["metric"]["name"] for metric in scaler["spec"]["metrics"]] == [rule["name"]["as"]]
