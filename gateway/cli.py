@@ -27,7 +27,7 @@ from gateway.flags import SettingsError, add_flags, did_you_mean, load, misspell
 from gateway.key_store import KeyStoreError
 from gateway.listening import ListenError, why_not_listening
 from gateway.log_commands import LogError
-from gateway.settings import SPARE_FILES
+from gateway.setting_fields import SPARE_FILES
 from gateway.telemetry.logs.logs import STDERR, logging_to
 from quotas.embedded_errors import EmbeddedStoreError
 from quotas.errors import QuotaError

@@ -15,7 +15,7 @@ from gateway.doctor.finding import Finding, Severity
 from gateway.doctor.findings import findings
 from gateway.doctor.snapshot import SECONDS
 from gateway.flags import SettingsError, add_flags, load
-from gateway.settings import default_state_dir
+from gateway.setting_fields import default_state_dir
 from gateway.table import printable
 
 ADMIN_URL = "http://127.0.0.1:8001"

@@ -8,7 +8,8 @@ from typing import Any
 from pydantic import ByteSize, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
-from gateway.settings import ENV_PREFIX, GROUPS, Settings, human_bytes
+from gateway.setting_fields import ENV_PREFIX, GROUPS
+from gateway.settings import Settings, human_bytes
 
 CACHE_DIR = "SLUICE_CACHE_DIR"  # where compiled kernels are kept; read by the engine itself
 

@@ -82,6 +82,12 @@ OVERVIEW = (
         stack=True,
     ),
     Panel(
+        "Clients that do not read",
+        "Answers of which no byte was taken for a second, by replica. The doctor names the requests.",
+        "none",
+        (("sluice_stalled_writes{@}", "{{instance}}"),),
+    ),
+    Panel(
         "Answers in time, by class",
         "Goodput by second: completed within every target and deadline.",
         "reqps",
@@ -473,6 +479,7 @@ TELEMETRY = (
         (
             ("sum(rate(sluice_spans_exported_total{@}[$__rate_interval]))", "exported"),
             ("sum(rate(sluice_spans_dropped_total{@}[$__rate_interval]))", "dropped"),
+            ("sum(rate(sluice_traces_capped_total{@}[$__rate_interval]))", "requests not traced for the cap"),
         ),
     ),
     Panel(

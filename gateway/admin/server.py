@@ -9,7 +9,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.http_config import http_config
-from gateway.settings import ADMIN_CONNECTIONS, Settings
+from gateway.setting_fields import ADMIN_CONNECTIONS
+from gateway.settings import Settings
 
 
 class AdminServer(uvicorn.Server):

@@ -10,7 +10,8 @@ from pathlib import Path
 from gateway.doctor.check import Check, ok, problem, warning
 from gateway.key_store import KeyStore, KeyStoreError
 from gateway.policies import Policies
-from gateway.settings import SPARE_FILES, Settings
+from gateway.setting_fields import SPARE_FILES
+from gateway.settings import Settings
 from quotas.policy_file import PolicyError
 
 LEAST_SPACE = 2**30  # bytes: the store's log, the audit log and an event log fit

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gateway.settings import ENV_PREFIX, GROUPS, Settings, default_state_dir, human_bytes
+from gateway.setting_fields import ENV_PREFIX, GROUPS, default_state_dir
+from gateway.settings import Settings, human_bytes
 
 
 @pytest.fixture(autouse=True)

@@ -81,10 +81,14 @@ class EngineMetrics:
         if tokens:
             self._chunks.value += step.num_sequences - decodes
             self._prefill_tokens.value += tokens
-        self._note_gap(step.completed, decodes)
+        if decodes:
+            self._note_gap(step.completed, decodes)
+        else:  # whoever decodes, and waits for a step of prefills alone, has the longer gap
+            waiting = len(self._scheduler.running) - step.num_sequences
+            self._decodes = max(0, min(self._decodes, waiting))
 
     def _note_gap(self, completed: float, decodes: int) -> None:
-        """Rows of this step and the one before have a gap between their tokens."""
+        """Rows of this step and of the last with decodes have a gap between their tokens."""
         gap, rows = completed - self._completed, min(decodes, self._decodes)
         if rows and self._gap:
             self._jitter.observe(abs(gap - self._gap), rows)

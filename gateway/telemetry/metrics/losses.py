@@ -8,6 +8,7 @@ from gateway.telemetry.tracing.tracing import Tracing
 def count_losses(metrics: ProcessMetrics, tracing: Tracing | None) -> None:
     metrics.bind("sluice.log_lines.dropped", num_lines_dropped)
     if tracing is not None:
-        exporter = tracing.exporter
+        exporter, sampler = tracing.exporter, tracing.sampler
         metrics.bind("sluice.spans.exported", lambda: exporter.num_exported)
         metrics.bind("sluice.spans.dropped", lambda: exporter.num_dropped)
+        metrics.bind("sluice.traces.capped", lambda: sampler.num_capped)

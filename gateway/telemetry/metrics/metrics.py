@@ -23,6 +23,7 @@ from gateway.telemetry.watched_core import WatchedCore
 from quotas.store import Store
 
 TICK = 1.0  # seconds
+STALLED = 1.0  # seconds without progress of a write
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class Metrics:
         self._tenants = TenantMetrics(registry, core, live, policies, sources.block_bytes, clock)
         self._store = StoreMetrics(registry, sources.store)
         self.process = ProcessMetrics(registry, policies, live)
+        registry.gauge("sluice.stalled_writes", "Answers whose client does not read.", self._num_stalled)
         self._vllm = VllmMetrics(registry, scheduler, clock)
         self.tokens_delivered = self._vllm.tokens_delivered
 
@@ -85,6 +87,12 @@ class Metrics:
         self._queue.ended(story)
         self._tenants.ended(story)
         self._vllm.ended(story)
+
+    def _num_stalled(self) -> int:
+        """Writes that have made no progress for a second."""
+        since = self._sources.telemetry.clock() - STALLED
+        scopes = [story.scope for story in self._sources.telemetry.live if story.scope is not None]
+        return sum(scope.writing_since is not None and scope.writing_since < since for scope in scopes)
 
     def _num_orphans(self) -> int:
         trails = (trail for story in self._sources.telemetry.live for trail in story.trails)

@@ -22,6 +22,7 @@ class ProcessMetrics:
         for name, meaning in (
             ("sluice.spans.exported", "Spans handed to the collector."),
             ("sluice.spans.dropped", "Spans lost."),
+            ("sluice.traces.capped", "Requests not traced for the cap."),
             ("sluice.log_lines.dropped", "Log lines lost."),
         ):
             self._show(registry, name, meaning)

@@ -14,7 +14,7 @@ import pytest
 from gateway.admin.app import MAX_BODY_BYTES
 from gateway.auth import new_key
 from gateway.key_store import KeyStore
-from gateway.settings import ADMIN_CONNECTIONS
+from gateway.setting_fields import ADMIN_CONNECTIONS
 from tests.gateway.raw_client import RawClient, chat, completion, connected, request
 from tests.gateway.server_process import PATIENCE, ServerProcess, eventually, running_server
 

@@ -2,6 +2,10 @@
 
 import pytest
 
+from backend.batch import Batch
+from backend.flight import Flight
+from gateway.scope import RequestScope
+from gateway.telemetry.watched_core import Step
 from tests.gateway.telemetry.metrics_rig import BLOCK_BYTES, STEP, Page, Rig
 
 
@@ -84,6 +88,31 @@ def test_even_steps_have_no_jitter_and_a_late_one_has_two(rig: Rig) -> None:
     rig.now += 0.1
     rig.run()
     assert rig.page().value("sluice_token_jitter_seconds_sum") == pytest.approx(0.2)
+
+
+def test_decodes_that_wait_for_a_step_of_prefills_alone_have_jitter(rig: Rig) -> None:
+    waiting = rig.arrive("a", max_tokens=12).sequence
+    rig.core.scheduler.running["a"] = waiting
+    for completed, decodes, prefill in ((1.0, 1, 0), (1.1, 1, 0), (1.2, 1, 0), (1.5, 0, 64), (1.6, 1, 0)):
+        rows = decodes + bool(prefill)
+        batch = Batch(0, decodes, list(range(rows)), [0] * rows, [1] * decodes + [prefill] * bool(prefill))
+        for tell in rig.core.on_step:
+            tell(Step(Flight(batch), completed, completed, 0.1, 0.0))
+        rig.core.scheduler.running["b"] = waiting
+    page = rig.page()
+    assert page.value("sluice_token_jitter_seconds_count") == 2
+    assert page.value("sluice_token_jitter_seconds_sum") == pytest.approx(0.3)
+
+
+def test_a_write_that_makes_no_progress_is_stalled(rig: Rig) -> None:
+    async def nothing(*_: object) -> None: ...
+
+    story = rig.story(rig.arrive("a"))
+    story.scope = RequestScope({"type": "http"}, nothing, nothing)  # type: ignore[arg-type]  # never used
+    story.scope.writing_since = rig.now - 0.5
+    assert rig.page().value("sluice_stalled_writes") == 0
+    rig.now += 1
+    assert rig.page().value("sluice_stalled_writes") == 1
 
 
 def test_tokens_after_the_end_are_counted_as_late(rig: Rig) -> None:
