@@ -61,7 +61,7 @@ class EngineTimeTariff:
 
     def __init__(self, model: StepTimeModel) -> None:
         self._model = model
-        self._overhead = 1.0  # running mean of a step's time over the sum of its marginal parts
+        self._total = self._parts = 0.0  # running means of a step's time, and of the sum of its marginal parts
 
     def costs(self, flight: Flight, work: StepWork) -> list[float]:
         batch, decodes = flight.batch, flight.batch.num_decodes
@@ -73,15 +73,18 @@ class EngineTimeTariff:
         total, parts = model.seconds(work), sum(marginal)
         if parts <= 0:
             return [total / len(marginal)] * len(marginal)
-        scale = total / parts
-        self._overhead += 0.02 * (scale - self._overhead)
-        return [part * scale for part in marginal]
+        weight = 0.02 if self._parts else 1.0
+        self._total += weight * (total - self._total)
+        self._parts += weight * (parts - self._parts)
+        return [part * total / parts for part in marginal]
 
     def estimate(self, prompt: int, output: float) -> float:
+        """With its part of what steps take whatever they do; no more than in steps of its own."""
         model = self._model.fitted
-        _, _, decode, context, _, _, _ = model.coefficients
-        decoding = output * (decode + context * (prompt + output / 2))
-        return (model.marginal(prefill_work(0, prompt)) + decoding) * self._overhead
+        fixed, _, decode, context, _, _, _ = model.coefficients
+        own = model.marginal(prefill_work(0, prompt)) + output * (decode + context * (prompt + output / 2))
+        shared = own * self._total / self._parts if self._parts else own
+        return min(shared, own + (1 + output) * fixed)
 
     def correction(self, charged: float, elapsed: float) -> float:
         return elapsed - charged

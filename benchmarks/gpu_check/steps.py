@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from statistics import median
 
 import torch
@@ -43,6 +44,7 @@ class Plan:
 
 
 REPEATS = 20
+_numbers = count()  # of steps: one with the number of another, or a lower one, would take its place
 LLAMA = Plan("Llama-3-8B", (1, 64, 256), 1024, (1024, 8000), judged=(64, 256))
 QWEN = Plan("Qwen3-0.6B", (1, 64, 256), 1024, (1024, 8000))
 TINY = Plan("tiny", (1, 3), 40, (30,))
@@ -69,7 +71,7 @@ def check(device: torch.device, plan: Plan) -> Iterator[Finding]:
     for batch in plan.batches:
         yield from _decode(runner, plan, batch, roofline)
     for tokens in plan.prompts:
-        timing = _timed(runner, [_prompt(tokens, runner.config.blocks_for(tokens))] * 6)
+        timing = _timed(runner, [_prompt(tokens, runner.config.blocks_for(tokens)) for _ in range(6)])
         rate = 2 * roofline.footprint.num_multiplied * tokens / timing.step
         what = f"{plan.shape}: prefill of {tokens:,}"
         yield Finding(what, timing.step * 1e3, "ms")
@@ -112,6 +114,7 @@ def _timed(runner: ModelRunner, batches: list[Batch]) -> Timing:
     running: deque[PendingStep] = deque()
     launches, steps = [], []
     for batch in batches:
+        batch.step = next(_numbers)
         started = time.perf_counter()
         running.append(runner.launch(batch))
         launches.append(time.perf_counter() - started)
@@ -127,15 +130,15 @@ def _fill(runner: ModelRunner, batch: int, context: int) -> None:
     for slot in range(batch):
         blocks = [(slot * width + n) % runner.config.num_blocks for n in range(width)]
         admitted = Admitted(slot, DRAWN, slot, [1], 1)
-        runner.launch(Batch(0, 0, [slot], [0], [1], [1], [0], [(slot, 0, blocks)], [admitted])).wait()
+        runner.launch(Batch(next(_numbers), 0, [slot], [0], [1], [1], [0], [(slot, 0, blocks)], [admitted])).wait()
 
 
 def _decodes(batch: int, position: int) -> Batch:
     every = list(range(batch))
-    return Batch(1, batch, every, [position] * batch, [1] * batch, [], every)
+    return Batch(0, batch, every, [position] * batch, [1] * batch, [], every)
 
 
 def _prompt(tokens: int, blocks: int) -> Batch:
     """A whole prompt in one step, in slot 0."""
     admitted = Admitted(0, DRAWN, 0, [1] * tokens, tokens)
-    return Batch(2, 0, [0], [0], [tokens], [1] * tokens, [0], [(0, 0, list(range(blocks)))], [admitted])
+    return Batch(0, 0, [0], [0], [tokens], [1] * tokens, [0], [(0, 0, list(range(blocks)))], [admitted])

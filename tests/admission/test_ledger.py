@@ -3,8 +3,11 @@
 import pytest
 
 from admission.core import CoreConfig, Unit, make_core
-from backend.batch import StepOutput
+from admission.ledger import EngineTimeTariff
+from admission.step_time import StepTime, StepTimeModel, StepWork
+from backend.batch import Batch, StepOutput
 from backend.config import EngineConfig
+from backend.flight import Flight
 from backend.sampling import SamplingParams
 from backend.sequence import Sequence
 
@@ -33,3 +36,18 @@ def test_what_sequences_are_charged_adds_up_to_the_time_that_the_device_was_busy
 
 def test_in_tokens_a_sequence_is_charged_its_prompt_once_and_each_generated_token_twice() -> None:
     assert [sequence.charged for sequence in served(Unit.TOKENS, 0.01)] == [9 + 10, 10 + 10, 11 + 10]
+
+
+def test_no_request_is_expected_to_cost_more_than_in_steps_of_its_own() -> None:
+    """Also where a fit found that steps take their time whatever they do, and the next that they do not."""
+    model = StepTimeModel(StepTime((0.002, 0.0, 1e-15, 0.0, 0.0, 0.0, 0.0)))
+    tariff = EngineTimeTariff(model)
+    decodes = Batch(0, 2, [0, 1], [5, 5], [1, 1], [], [0, 1])
+    work = StepWork(decode_tokens=2, decode_context=12)
+    for _ in range(50):
+        assert sum(tariff.costs(Flight(decodes), work)) == pytest.approx(0.002)
+    model.fitted = StepTime((0.001, 4e-5, 4e-5, 3e-7, 0.0, 0.0, 0.0))
+    assert tariff.estimate(7, 24) <= 0.001 * 25 + 4e-5 * 31 + 3e-7 * 24 * 31
+    for _ in range(400):
+        tariff.costs(Flight(decodes), work)
+    assert 0.012 < tariff.estimate(7, 24) < 0.02, "two decode in each step"

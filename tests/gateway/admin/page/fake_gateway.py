@@ -12,18 +12,13 @@ from gateway.admin.app import AdminApp
 from gateway.admin.key import AdminKey
 from gateway.admin.page_files import page_files
 from gateway.admin.router import Route, Router, Visit
-from gateway.errors import ApiError
+from gateway.errors import RouteNotFound
 from tests.gateway.admin.page import page_data
 from tests.gateway.server_process import eventually
 
 KEY = "admin-key-of-a-test"
 
 Json = dict[str, Any]
-
-
-class NotThere(ApiError):
-    status = 404
-    code = "not_found"
 
 
 class FakeGateway:
@@ -80,7 +75,7 @@ class FakeGateway:
         async def answer(visit: Visit) -> Json:
             self.num_overviews += part == "overview"
             if part not in self.answers:
-                raise NotThere(f"{part} is broken")
+                raise RouteNotFound(f"{part} is broken")
             return self.answers[part]
 
         return answer
@@ -103,4 +98,4 @@ class FakeGateway:
                 if name in (row["id"], row["response_id"]):
                     found: Json = row
                     return found
-        raise NotThere(f"No request {name!r:.100}.")
+        raise RouteNotFound(f"No request {name!r:.100}.")
