@@ -271,7 +271,10 @@ class SettingFields(BaseSettings):
     tls_key_file: Path | None = _setting("network", "FILE", None, "private key of the certificate (PEM)")
 
     state_dir: Path = _setting(
-        "security", "DIR", default_state_dir, "where the pepper and the hashes of API keys are kept"
+        "security",
+        "DIR",
+        default_state_dir,
+        "where the pepper, hashes of API keys, the admin key, the audit log, step times and the private store are kept",
     )
     demo_key: SecretOrAuto = _setting(
         "security",
