@@ -72,6 +72,7 @@ class Controller:
         self._ordering = ordering
         self._ledger = ledger
         self.expired: list[Sequence] = []  # not taken yet
+        self._given_up: list[Sequence] = []  # not taken yet
 
     def arrive(self, sequence: Sequence, now: float) -> None:
         """Queue it. Raises a `Refused` that says why not."""
@@ -107,23 +108,30 @@ class Controller:
         return self._ordering.standing(tenant)
 
     def plan(self, now: float) -> Batch | None:
+        if self.scheduler.is_full:
+            return None
         self._expire(now)
         self._ordering.at(now)
         self.scheduler.holdings.now = now
         batch = self.scheduler.plan()
+        for sequence in self.scheduler.take_ended():
+            self._ended(sequence, now)
+            self._given_up.append(sequence)
         if batch is not None:
             flight = self.scheduler.in_flight[-1]
             work = self._ledger.planned(flight)
-            self.room.planned(self.scheduler, flight, work, now)
+            self.room.planned(flight, work, now)
+        self.room.take_back(self.scheduler.preempted, now)
         return batch
 
     def take_ended(self) -> list[Sequence]:
-        """Those that were given up since the last call: their deadlines passed, or their memory went to others."""
-        ended = self.scheduler.take_ended()
-        for sequence in ended:
-            self._ledger.ended(sequence)
+        """Those that were given up since the last call: their deadlines passed, or their memory went to others.
+
+        No decision depends on when it is called.
+        """
         expired, self.expired = self.expired, []
-        return [*expired, *ended]
+        given_up, self._given_up = self._given_up, []
+        return [*expired, *given_up]
 
     def complete(self, output: StepOutput, now: float) -> list[Delta]:
         self._expire(now)
@@ -146,7 +154,8 @@ class Controller:
         self.scheduler.holdings.now = now
         self._ledger.lost()
         feasible = self.scheduler.lost()
-        self.room.lost(self.scheduler, now)
+        self.room.lost()
+        self.room.take_back(self.scheduler.preempted, now)
         return feasible
 
     def _expire(self, now: float) -> None:

@@ -11,7 +11,7 @@ One JSON array a line, times in seconds of the engine's clock:
     ["policy", t, terms]
     ["plan", t, step or null, decodes, checksum, [[id, tokens of prefill] ...], [preempted ...], [why, head] | null,
      {tenant: limit of its own that it is passed over for} or null for the same as before,
-     [those whose deadlines have passed ...]]
+     [those whose deadlines have passed since the last plan ...]]
     ["done", t, step, elapsed, [id of each that an end token ended ...]]
     ["lost", t, step, [preempted ...]]     there was no memory for it; it and those behind it did not take place
 
@@ -55,6 +55,7 @@ class RecordedCore:
         self.room = self._core.room
         self._write = write
         self._held: dict[str, Blocked] = {}
+        self._num_logged = 0  # of the core's expired, which are not taken yet
         fitted = model.fitted
         prior = [list(fitted.coefficients), fitted.knee, model.prior_weight]
         self._log(["log", VERSION, asdict(engine), asdict(config), *prior])
@@ -89,14 +90,14 @@ class RecordedCore:
         return self._core.standing(tenant)
 
     def plan(self, now: float) -> Batch | None:
-        if len(self.scheduler.in_flight) >= self.scheduler.config.steps_in_flight:
+        if self.scheduler.is_full:
             return None
         batch = self._core.plan(now)
-        expired = [sequence.id for sequence in self._core.expired]
-        self._log([*_plan_entry(self.scheduler, batch, now), self._changed_holds(), expired])
+        self._log([*_plan_entry(self.scheduler, batch, now), self._changed_holds(), self._newly_expired()])
         return batch
 
     def take_ended(self) -> list[Sequence]:
+        self._num_logged = 0
         return self._core.take_ended()
 
     def complete(self, output: StepOutput, now: float) -> list[Delta]:
@@ -116,6 +117,11 @@ class RecordedCore:
             return None
         self._held = dict(self.scheduler.held)
         return self._held
+
+    def _newly_expired(self) -> list[str]:
+        expired = [sequence.id for sequence in self._core.expired[self._num_logged :]]
+        self._num_logged += len(expired)
+        return expired
 
     def _log(self, entry: Entry) -> None:
         self._write(json.dumps(entry, separators=(",", ":")))

@@ -1,5 +1,7 @@
 """Between a request's arrival and its first step: who is let in, what waits, who is given up."""
 
+from collections.abc import Iterable
+
 from admission.backlog import Backlog
 from admission.deadline import Patience
 from admission.drain import DrainMeter
@@ -7,7 +9,6 @@ from admission.overload import AdmissionControl
 from admission.pipeline import Pipeline
 from admission.step_time import StepWork
 from backend.flight import Flight
-from backend.scheduler import Scheduler
 from backend.sequence import Sequence, Status
 
 
@@ -32,17 +33,21 @@ class WaitingRoom:
         """Those whose time is over; each is to be ended."""
         return self._patience.due(now)
 
-    def planned(self, scheduler: Scheduler, flight: Flight, work: StepWork, now: float) -> None:
+    def planned(self, flight: Flight, work: StepWork, now: float) -> None:
         """A step was planned that has this work to do."""
         self._pipeline.planned(work, now)
         for sequence in flight.admitted:
             self._leave(sequence, now)
-        self._take_back(scheduler, now)
 
-    def lost(self, scheduler: Scheduler, now: float) -> None:
+    def lost(self) -> None:
         """None of the steps that were planned and not completed took place."""
         self._pipeline.lost()
-        self._take_back(scheduler, now)
+
+    def take_back(self, preempted: Iterable[Sequence], now: float) -> None:
+        """They wait again, unless they run or have ended since. Telling this twice does nothing."""
+        for sequence in preempted:
+            if sequence.status in (Status.PREEMPTED, Status.WAITING):
+                self._wait(sequence, now)
 
     def completed(self, flight: Flight, now: float) -> None:
         """Its tokens have been accounted for. Only prefills bring first tokens."""
@@ -63,12 +68,6 @@ class WaitingRoom:
     def expired(self, sequence: Sequence, now: float) -> None:
         self.control.promises.expired(sequence, now)
         self.ended(sequence, now)
-
-    def _take_back(self, scheduler: Scheduler, now: float) -> None:
-        """Those preempted wait again."""
-        for sequence in scheduler.preempted:
-            if sequence.status in (Status.PREEMPTED, Status.WAITING):
-                self._wait(sequence, now)
 
     def _wait(self, sequence: Sequence, now: float) -> None:
         self.backlog.add(sequence)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 class Counters:
     """Totals since start; they never go down."""
 
+    joined: int = 0  # sequences that were given a slot, each time
     prompt_tokens: int = 0  # computed for the first time
     recomputed_tokens: int = 0  # computed again after a preemption
     generation_tokens: int = 0

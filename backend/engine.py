@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 
 STOP_SECONDS = 10.0  # for the steps in flight of an engine that is stopped
 ABANDON_SECONDS = 1.0  # the same, after a failure: they may never end
+CORE_FAILED = "the core failed"  # a step that is half accounted for cannot be gone back to
 
 
 class Core(Protocol):
@@ -57,8 +58,8 @@ class Engine:
     """Runs a core's plans on an executor, up to two steps ahead.
 
     Owned by one event loop: every method is called there. On a completed step it accounts, plans and submits before any
-    token is delivered. A step for which the device has no memory is planned again with less. After any other device
-    failure every stream raises `DeviceError`, and so does `submit`; `failed` is set.
+    token is delivered. A step for which the device has no memory is planned again with less. After any other failure of
+    the device or of the core every stream raises `DeviceError`, and so does `submit`; `failed` is set.
     """
 
     def __init__(
@@ -131,7 +132,11 @@ class Engine:
 
     def _plan_now(self) -> None:
         self._planning = False
-        self._submit_plans()
+        try:
+            self._submit_plans()
+        except Exception as error:
+            log.critical(CORE_FAILED, exc_info=error)
+            self.fail(DeviceError(CORE_FAILED))
 
     def _submit_plans(self) -> None:
         if self.failed.done():
@@ -151,6 +156,13 @@ class Engine:
             log.debug("a step completed after the event loop had closed")
 
     def _on_step(self, result: StepOutput | BaseException) -> None:
+        try:
+            self._account(result)
+        except Exception as error:
+            log.critical(CORE_FAILED, exc_info=error)
+            self.fail(DeviceError(CORE_FAILED))
+
+    def _account(self, result: StepOutput | BaseException) -> None:
         if isinstance(result, MemoryExhausted) and not self.failed.done() and self.core.lost(self.clock()):
             log.warning("a step is planned again with less: %s", result)
             self._submit_plans()

@@ -30,6 +30,7 @@ class Flight:
     sequences: list[Sequence] = field(default_factory=list)
     sampled: list[Sequence] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
+    billed: list[tuple[Sequence, int]] = field(default_factory=list)  # prompt tokens not computed before
     paused: dict[Sequence, Blocked] = field(default_factory=dict)  # at a limit of their tenants
     decode_context: int = 0  # tokens that the decodes attend to, in all
 
@@ -45,3 +46,5 @@ class Flight:
             sequence.last_step = -1
         for sequence in self.sampled:
             sequence.num_tokens -= 1
+        for sequence, tokens in self.billed:
+            sequence.num_billed_tokens -= tokens

@@ -109,6 +109,11 @@ class Scheduler:
         return bool(self.waiting or self.running or self.in_flight)
 
     @property
+    def is_full(self) -> bool:
+        """Whether as many steps are in flight as may be."""
+        return len(self.in_flight) >= self.config.steps_in_flight
+
+    @property
     def num_kv_slots_unused(self) -> int:
         """Token slots that are allocated but hold no token yet, the lookahead of planned steps included."""
         block_size = self.config.block_size
@@ -123,10 +128,11 @@ class Scheduler:
 
     def plan(self) -> Batch | None:
         """The next step, or None when there is nothing to compute or enough steps are already in flight."""
-        if len(self.in_flight) >= self.config.steps_in_flight:
+        if self.is_full:
             return None
         self.blocked, self.blocked_head, self.preempted = None, None, []
         while not (flight := self._plan_step()).sequences:
+            assert not flight.admitted, "a sequence was seated in a step that does not take place"
             if self._yield_for_the_oldest(flight):
                 continue
             if not self.in_flight and self._budget.restore():
@@ -232,7 +238,7 @@ class Scheduler:
             return Blocked.BATCH
         if self._preempting:
             return Blocked.RELEASE
-        if length == 0 and self.config.batching is Batching.CONTINUOUS:
+        if length == 0 and (self.config.batching is Batching.CONTINUOUS or not flight.sequences):
             return Blocked.BUDGET
         if not self.holdings.has_free_slot:
             return Blocked.SLOTS
@@ -279,6 +285,7 @@ class Scheduler:
         self.holdings.seat(sequence)
         sequence.num_admitted_tokens = sequence.num_tokens
         self.running[sequence.id] = sequence
+        self.counters.joined += 1
         flight.batch.admitted.append(introduce(sequence))
         flight.admitted.append(sequence)
         self.policy.admitted(sequence)
@@ -310,7 +317,7 @@ class Scheduler:
         batch.token_ids += sequence.tokens_at(start, length)
         flight.sequences.append(sequence)
         sequence.num_computed_tokens = start + length
-        self._bill(sequence)
+        self._bill(sequence, flight)
         if sequence.num_computed_tokens == sequence.num_tokens:
             sequence.num_tokens += 1
             batch.sampled.append(row)
@@ -318,12 +325,12 @@ class Scheduler:
         sequence.in_flight += 1
         sequence.last_step = batch.step
 
-    def _bill(self, sequence: Sequence) -> None:
+    def _bill(self, sequence: Sequence, flight: Flight) -> None:
         """Prompt tokens count once, however often they are computed."""
-        computed = min(sequence.num_computed_tokens, len(sequence.prompt))
-        if computed > sequence.num_billed_tokens:
-            self.counters.prompt_tokens += computed - sequence.num_billed_tokens
-            sequence.num_billed_tokens = computed
+        tokens = min(sequence.num_computed_tokens, len(sequence.prompt)) - sequence.num_billed_tokens
+        if tokens > 0:
+            sequence.num_billed_tokens += tokens
+            flight.billed.append((sequence, tokens))
 
     # preemption
 
@@ -394,7 +401,8 @@ class Scheduler:
         last choice does, for good if it has been preempted as often as it may.
         """
         if flight.paused:
-            self._give_way(max(flight.paused, key=_YOUNGEST))
+            if all(s.status is Status.RUNNING for s in flight.paused):  # else one gave way already, to the head
+                self._give_way(max(flight.paused, key=_YOUNGEST))
             return
         victim = max(self.running.values(), key=self._victims.key)
         if self._victims.may_be_preempted(victim):
@@ -450,6 +458,7 @@ class Scheduler:
             if token_id in sequence.end_tokens or len(generated) >= sequence.max_tokens:
                 reason = self._end_of(sequence, token_id)
             deltas.append((sequence, token_id, reason))
+        self.counters.prompt_tokens += sum(tokens for _, tokens in flight.billed)
         self.counters.generation_tokens += len(deltas)
         for sequence in flight.sequences:
             if sequence.status is not Status.RUNNING:

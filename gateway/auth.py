@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from gateway.bearer import MAX_KEY
 from gateway.errors import InvalidApiKey
 from gateway.key_store import KeyRecord, KeyStore, Replaced
 from gateway.settings import Settings
@@ -18,7 +19,6 @@ from quotas.policy import SCOPES
 
 PREFIX = "sk-sluice-"
 DEMO = "demo"  # id of the demo key, and of its tenant
-MAX_KEY_BYTES = 512
 SECRET_BYTES = 20
 _PREFIX = PREFIX.encode()
 _SPACES = b" \t"
@@ -154,8 +154,8 @@ def bearer_token(authorization: bytes | None) -> bytes:
     """
     if not authorization:
         raise InvalidApiKey("You didn't provide an API key: send it in a header, Authorization: Bearer YOUR_KEY.")
-    if len(authorization) > MAX_KEY_BYTES + 16:
-        raise InvalidApiKey(f"The API key is longer than {MAX_KEY_BYTES} bytes.")
+    if len(authorization) > MAX_KEY + 16:
+        raise InvalidApiKey(f"The API key is longer than {MAX_KEY} bytes.")
     scheme, _, key = authorization.strip(_SPACES).replace(b"\t", b" ").partition(b" ")
     key = key.strip(_SPACES)
     if scheme.lower() != b"bearer" or not key or b" " in key:

@@ -54,7 +54,8 @@ class Endpoint:
             if isinstance(refusal, InternalError) and not isinstance(error, DeviceError):
                 log.error("a request failed", exc_info=error, extra={"discreet": True, "fields": _ids(story)})
             forget_origin(refusal)
-            await exchange.fail(refusal)
+            with self.service.lives.last_write(scope):
+                await exchange.fail(refusal)
         finally:
             story.status, story.first_byte = exchange.status, exchange.started
             telemetry.ended(story, outcome)

@@ -1,9 +1,13 @@
 """The core's event log on disk, in segments of bounded size, and reading it back."""
 
+import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
+
+log = logging.getLogger(__name__)
 
 BUFFER_BYTES = 1 << 16
 
@@ -11,7 +15,8 @@ BUFFER_BYTES = 1 << 16
 class EventLogFile:
     """Appends lines to PATH; a full segment becomes PATH.1, the one before it PATH.2, and so on up to `keep`.
 
-    A replay needs every segment since the start; `explain` makes do with what is there.
+    A replay needs every segment since the start; `explain` makes do with what is there. A log that cannot be written
+    any more, of a full disk for instance, ends there: the gateway serves on without one.
     """
 
     def __init__(self, path: Path, segment_bytes: int, keep: int = 8) -> None:
@@ -20,11 +25,20 @@ class EventLogFile:
         self._segment_bytes = segment_bytes
         self._keep = keep
         self._written = 0
+        self._has_failed = False
         if path.exists() and path.stat().st_size:
             self._rotate()
         self._file = self._open()
 
     def write(self, line: str) -> None:
+        if self._has_failed:
+            return
+        try:
+            self._append(line)
+        except OSError as error:
+            self._give_up(error)
+
+    def _append(self, line: str) -> None:
         if self._written + len(line) >= self._segment_bytes and self._written:
             self._file.close()
             self._rotate()
@@ -32,13 +46,22 @@ class EventLogFile:
         self._file.write(line + "\n")
         self._written += len(line) + 1
 
+    def _give_up(self, error: OSError) -> None:
+        self._has_failed = True
+        log.error("the event log %s ends here, and the gateway serves on without it: %s", self._path, error)
+        with suppress(OSError):
+            self._file.close()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as unwritten:
+            self._give_up(unwritten)
 
     def _open(self) -> TextIO:
         self._written = 0
@@ -53,13 +76,16 @@ class EventLogFile:
 
 
 def read_event_log(path: Path) -> Iterator[str]:
-    """The lines of the newest run at PATH, from its first segment that is still there. Raises `OSError`."""
+    """The lines of the newest run at PATH, from its first segment that is still there. Raises `OSError`.
+
+    A last line that was not written to its end is left out.
+    """
     segments = [path]
     while not _begins_a_log(segments[-1]) and (older := _segment(path, len(segments))).exists():
         segments.append(older)
     for segment in reversed(segments):
         with segment.open(encoding="utf-8") as file:
-            yield from (line.rstrip("\n") for line in file)
+            yield from (line.rstrip("\n") for line in file if line.endswith("\n"))
 
 
 def _begins_a_log(segment: Path) -> bool:

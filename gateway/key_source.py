@@ -11,6 +11,7 @@ from pathlib import Path
 from gateway.auth import KeyRing, demo_key, demo_record, pepper_of
 from gateway.key_store import KeyRecord, KeyStore, KeyStoreError
 from gateway.settings import Settings
+from gateway.watch import signature
 from quotas.policy import KeyPolicy, Policy, TenantPolicy
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class KeySource:
         self._policy = policy
         self.demo_key = demo_key(settings, pepper)  # to be shown to who starts the gateway
         self._demo = [demo_record(self.demo_key, pepper)] if self.demo_key else []
+        self.first_read = signature(self.files())  # of the files, before they were read
         records = self._records(policy)
         if not records:
             raise KeyStoreError(
@@ -61,6 +63,7 @@ class KeySource:
         self.ring = KeyRing(pepper, records)
         self.on_change: list[Callable[[KeyChange], Awaitable[object]]] = []
         self._in_force = records
+        self._reloading = asyncio.Lock()
 
     def files(self) -> Iterable[Path]:
         return (self._store.path,)
@@ -70,7 +73,11 @@ class KeySource:
         await self.reload()
 
     async def reload(self) -> None:
-        """Read the key file again."""
+        """Read the key file again. One reload at a time, so that the last that was read is the one in force."""
+        async with self._reloading:
+            await self._reload()
+
+    async def _reload(self) -> None:
         try:
             records = await asyncio.to_thread(self._records, self._policy)
         except KeyStoreError as error:

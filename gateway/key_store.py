@@ -20,6 +20,7 @@ from fcntl import LOCK_EX, flock
 from pathlib import Path
 from typing import Any
 
+from gateway.bearer import is_token, rule
 from quotas.policy import SCOPES
 
 PEPPER_BYTES = 32
@@ -81,10 +82,9 @@ class KeyStore:
         path = self.admin_key_path
         fresh = f"{ADMIN_PREFIX}{secrets.token_hex(ADMIN_BYTES)}\n"
         key = self._secret(path, fresh.encode()).decode("latin-1").strip()
-        if len(key) < MIN_ADMIN_KEY or not all("!" <= character <= "~" for character in key):
+        if not is_token(key, MIN_ADMIN_KEY):
             raise KeyStoreError(
-                f"{path} must hold {MIN_ADMIN_KEY} printable ASCII characters or more, without spaces: restore it, or "
-                "delete it to have a new one made"
+                f"{path} must hold {rule(MIN_ADMIN_KEY)}: restore it, or delete it to have a new one made"
             )
         return key
 

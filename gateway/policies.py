@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from gateway.watch import signature
 from quotas.default_policy import DEFAULT_POLICY
 from quotas.policy import Policy
 from quotas.policy_diff import policy_diff
@@ -38,6 +39,7 @@ class Policies:
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.time) -> None:
         """A file, a folder of files, or None for the default policy; `clock` gives Unix seconds."""
         self._path = path
+        self.first_read = signature(self.files())  # of the files, before they were read
         self.current: Policy = DEFAULT_POLICY if path is None else read_policy(path)
         self.problem: PolicyError | None = None
         self.num_reloads = 0
@@ -46,6 +48,7 @@ class Policies:
         self.on_failure: list[Callable[[PolicyError], Awaitable[object]]] = []
         self.history: deque[Edition] = deque([Edition(self.current.version, clock(), ())], MAX_EDITIONS)
         self._clock = clock
+        self._reloading = asyncio.Lock()
 
     @property
     def has_files(self) -> bool:
@@ -61,10 +64,14 @@ class Policies:
             return (self._path,)
 
     async def reload(self) -> None:
-        """Read the files again."""
+        """Read the files again. One reload at a time: who listens hears of each policy in the order they were read."""
         assert self._path is not None, "the default policy has no files"
+        async with self._reloading:
+            await self._reload(self._path)
+
+    async def _reload(self, path: Path) -> None:
         try:
-            policy, changes = await asyncio.to_thread(_read, self._path, self.current)
+            policy, changes = await asyncio.to_thread(_read, path, self.current)
         except PolicyError as error:
             self.problem = error
             self.num_failures += 1

@@ -79,7 +79,7 @@ class RequestScope:
         self._clock = clock
         self._receive = receive
         self._send = send
-        self._transport = scope.get("extensions", {}).get(TRANSPORT, {}).get("transport")
+        self._transport = _transport(scope)
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.current_task()
@@ -141,6 +141,12 @@ class RequestScope:
         self.end(Outcome.DISCONNECTED)
 
 
+def _transport(scope: Scope) -> asyncio.WriteTransport | None:
+    """The connection's, where the server hands it over."""
+    transport: asyncio.WriteTransport | None = scope.get("extensions", {}).get(TRANSPORT, {}).get("transport")
+    return transport
+
+
 async def _absorb_cancellation() -> None:
     """Let a cancellation that was requested after the block's last await arrive here."""
     with suppress(asyncio.CancelledError):
@@ -171,6 +177,19 @@ class Lives:
             yield
         finally:
             self._scopes.discard(scope)
+
+    @contextmanager
+    def last_write(self, scope: Scope) -> Iterator[None]:
+        """For what a client is told outside of a scope: the connection is dropped when that takes too long."""
+        transport = _transport(scope)
+        if transport is None:
+            yield
+            return
+        late = asyncio.get_running_loop().call_later(self._write_timeout, transport.abort)
+        try:
+            yield
+        finally:
+            late.cancel()
 
     def end_all(self, error: ApiError) -> None:
         """Every client still being served is told `error`."""

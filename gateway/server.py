@@ -7,11 +7,9 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-import uvicorn
-
 from gateway.connection import Connection
 from gateway.errors import ShuttingDown
-from gateway.http_config import http_config
+from gateway.http_server import HttpServer
 from gateway.scope import Lives
 from gateway.settings import Settings
 
@@ -20,15 +18,15 @@ log = logging.getLogger(__name__)
 END_SECONDS = 2.0  # in which requests that are told to end do
 
 
-class Server(uvicorn.Server):
-    """Uvicorn with our connections, which says when it has started and drains when it is told to stop.
+class Server(HttpServer):
+    """The tenants' port, which says when it has started and drains when it is told to stop.
 
     A drain: not ready from that moment, and still serving for `drain_delay`; then new requests are refused, and those
     in flight have `drain_timeout` to end by themselves before they are ended with an error. The port closes last.
     """
 
     def __init__(self, settings: Settings, lives: Lives, on_started: Callable[[], object]) -> None:
-        super().__init__(http_config(settings, settings.max_connections))
+        super().__init__(settings, settings.max_connections)
         self._lives = lives
         self._on_started = on_started
         self._delay = settings.drain_delay

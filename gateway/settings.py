@@ -10,8 +10,11 @@ from typing import Self
 
 from pydantic import ByteSize, SecretStr, field_validator, model_validator
 
+from gateway.bearer import is_token, rule
+from gateway.key_store import MIN_ADMIN_KEY
 from gateway.setting_fields import SPARE_FILES, SettingFields
 
+MIN_DEMO_KEY = 8  # characters
 _HEADER = re.compile(r"[\w!#$%&'*+.^`|~-]+=[\x21-\x2b\x2d-\x7e]*", re.ASCII)
 
 
@@ -26,16 +29,12 @@ class Settings(SettingFields):
     @field_validator("demo_key")
     @classmethod
     def _demo_key_is_a_bearer_token(cls, key: SecretStr | None) -> SecretStr | None:
-        if key and not (8 <= len(key.get_secret_value()) <= 512 and _is_printable(key.get_secret_value())):
-            raise ValueError("must be 8 to 512 printable ASCII characters without spaces")
-        return key
+        return _token(key, MIN_DEMO_KEY)
 
     @field_validator("admin_key")
     @classmethod
     def _admin_key_is_long(cls, key: SecretStr | None) -> SecretStr | None:
-        if key and not (16 <= len(key.get_secret_value()) <= 512 and _is_printable(key.get_secret_value())):
-            raise ValueError("must be 16 to 512 printable ASCII characters without spaces")
-        return key
+        return _token(key, MIN_ADMIN_KEY)
 
     @field_validator("redis_url")
     @classmethod
@@ -177,8 +176,10 @@ def human_bytes(count: int) -> str:
     return ByteSize(count).human_readable().replace(".0", "")
 
 
-def _is_printable(text: str) -> bool:
-    return all("!" <= character <= "~" for character in text)
+def _token(key: SecretStr | None, least: int) -> SecretStr | None:
+    if key and not is_token(key.get_secret_value(), least):
+        raise ValueError(f"must be {rule(least)}")
+    return key
 
 
 def _readable(path: Path) -> bool:

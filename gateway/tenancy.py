@@ -42,9 +42,9 @@ class Tenancy:
         self.policies.on_change.append(take)
 
     async def watch(self) -> None:
-        """Take up edits of the policy and of the keys, for as long as the server runs."""
+        """Take up edits of the policy and of the keys since they were read, for as long as the server runs."""
         self.policies.on_change.append(self.keys.take_policy)
-        watches = [Watch(self.policies.files, self.policies.reload), Watch(self.keys.files, self.keys.reload)]
+        watches = [Watch(source.files, source.reload, source.first_read) for source in (self.policies, self.keys)]
         await asyncio.gather(*(watch.run() for watch in watches))
 
 

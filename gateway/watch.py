@@ -25,16 +25,21 @@ def _entry(path: Path) -> tuple[str, int, int, int] | None:
 class Watch:
     """Calls `changed` when files have changed and then stood still for an interval, so that none is read half written.
 
-    `files` names them; it is asked in a thread, each time.
+    `files` names them; it is asked in a thread, each time. `read` is their signature from before they were read, which
+    may be long ago: what has changed since is a change.
     """
 
     def __init__(
-        self, files: Callable[[], Iterable[Path]], changed: Callable[[], Awaitable[object]], interval: float = INTERVAL
+        self,
+        files: Callable[[], Iterable[Path]],
+        changed: Callable[[], Awaitable[object]],
+        read: Signature,
+        interval: float = INTERVAL,
     ) -> None:
         self._files = files
         self._changed = changed
         self._interval = interval
-        self._taken_up = self._last = signature(files())
+        self._taken_up = self._last = read
 
     async def run(self) -> None:
         """Runs as long as the server does."""

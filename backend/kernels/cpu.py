@@ -3,7 +3,6 @@
 import ctypes
 import importlib
 import logging
-import os
 
 import torch
 from torch import Tensor
@@ -146,13 +145,9 @@ def select_ops(device: torch.device, dtype: torch.dtype, kind: str = "auto") -> 
     triton     Triton's kernels; raises ConfigError without a CUDA device or the package
     torch      plain torch
     reference  the oracle, slow
-
-    "auto" gives way to the environment's `SLUICE_KERNELS`.
     """
-    if kind == "auto":
-        kind = os.environ.get("SLUICE_KERNELS") or kind
     if kind not in KINDS:
-        raise ConfigError(f"kernels (SLUICE_KERNELS) must be one of {', '.join(KINDS)}, got {kind!r}")
+        raise ConfigError(f"kernels must be one of {', '.join(KINDS)}, got {kind!r}")
     if kind == "reference":
         return ReferenceOps()
     if kind == "triton" or (kind == "auto" and device.type == "cuda"):

@@ -88,6 +88,8 @@ class Record:
     status: int
     refusal: Refusal | None
     num_preemptions: int
+    num_prompt_tokens: int  # of all its sequences
+    num_output_tokens: int
     num_legs: int  # those that are kept, and others
     legs: tuple[Leg, ...]
 
@@ -115,17 +117,11 @@ class Record:
             story.status,
             Refusal.of(story.error) if story.error is not None else None,
             story.num_preemptions,
+            story.num_prompt_tokens,
+            story.num_output_tokens,
             len(story.trails),
             tuple([Leg.of(trail) for trail in story.trails[:MAX_LEGS]]),
         )
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return sum(leg.num_prompt_tokens for leg in self.legs)
-
-    @property
-    def num_output_tokens(self) -> int:
-        return sum(leg.num_output_tokens for leg in self.legs)
 
     @property
     def queue_seconds(self) -> float | None:

@@ -5,21 +5,19 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-import uvicorn
 from starlette.types import ASGIApp
 
-from gateway.http_config import http_config
+from gateway.http_server import HttpServer
 from gateway.setting_fields import ADMIN_CONNECTIONS
 from gateway.settings import Settings
 
 
-class AdminServer(uvicorn.Server):
+class AdminServer(HttpServer):
     """Takes no signals: it ends with the server of the tenants, after it."""
 
     def __init__(self, settings: Settings, app: ASGIApp) -> None:
-        config = http_config(settings, ADMIN_CONNECTIONS)
-        config.app = app
-        super().__init__(config)
+        super().__init__(settings, ADMIN_CONNECTIONS)
+        self.config.app = app
         self.listening = asyncio.Event()
 
     @contextmanager

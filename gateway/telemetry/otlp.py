@@ -2,10 +2,11 @@
 
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import version
-from typing import Literal
+from typing import Literal, TypeVar
 from urllib.parse import unquote
 from uuid import uuid4
 
@@ -13,6 +14,11 @@ from opentelemetry.sdk.resources import Resource
 
 from gateway.settings import Settings
 from gateway.telemetry import semconv
+
+TIMEOUT = 5.0  # seconds for one export, its retries included
+
+Signal = Literal["traces", "metrics"]
+Exporter = TypeVar("Exporter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +37,17 @@ class Collector:
         headers = {name.lower(): unquote(value) for name, _, value in (pair.partition("=") for pair in pairs)}
         return cls(settings.otlp_endpoint, settings.otlp_protocol, headers)
 
-    def url(self, signal: Literal["traces", "metrics"]) -> str:
+    def url(self, signal: Signal) -> str:
         """Where to send it."""
         return self.endpoint if self.protocol == "grpc" else f"{self.endpoint.rstrip('/')}/v1/{signal}"
+
+    def exporter(self, signal: Signal, grpc: Callable[..., Exporter], http: Callable[..., Exporter]) -> Exporter:
+        """The SDK's exporter to this collector, of the two kinds that there are.
+
+        TLS files, proxies and compression are as the standard variables say, such as OTEL_EXPORTER_OTLP_CERTIFICATE.
+        """
+        make = grpc if self.protocol == "grpc" else http
+        return make(endpoint=self.url(signal), headers=dict(self.headers), timeout=TIMEOUT)
 
 
 @cache

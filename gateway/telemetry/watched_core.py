@@ -1,9 +1,11 @@
 """The core, watched: what it decides is noted as it passes, and nothing is changed."""
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from admission.controller import Controller
 from admission.event_log import RecordedCore
@@ -15,10 +17,14 @@ from backend.flight import Delta, Flight
 from backend.sequence import FinishReason, Sequence
 from gateway.telemetry.story import Chunk, Trail
 
+Event = TypeVar("Event")
 
-@dataclass(frozen=True, slots=True)
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
 class Step:
-    """One completed step. Moments in seconds of the engine's clock, durations in seconds."""
+    """One completed step; nobody changes it. Moments in seconds of the engine's clock, durations in seconds."""
 
     flight: Flight
     planned: float
@@ -36,7 +42,9 @@ class Step:
 
     @property
     def prefill_tokens(self) -> int:
-        return sum(self.flight.batch.lengths[self.num_decodes :])
+        batch = self.flight.batch
+        decodes = batch.num_decodes
+        return sum(batch.lengths[decodes:]) if len(batch.slots) > decodes else 0
 
 
 class WatchedCore:
@@ -79,11 +87,14 @@ class WatchedCore:
         self._ended(sequence, now)
 
     def plan(self, now: float) -> Batch | None:
+        if self.scheduler.is_full:
+            return None
         began = self._clock()
         batch = self.core.plan(now)
         if batch is not None:
             self._planned.append((now, self._clock() - began))
             self._note_plan(self.scheduler.in_flight[-1], now)
+        self._note_preempted(now)
         return batch
 
     def complete(self, output: StepOutput, now: float) -> list[Delta]:
@@ -93,14 +104,16 @@ class WatchedCore:
         planned, planning = self._planned.popleft()
         if self.on_step:
             step = Step(flight, planned, now, output.elapsed, planning)
-            for tell in self.on_step:
-                tell(step)
+            _tell(self.on_step, step)
         return deltas
 
     def lost(self, now: float) -> bool:
+        step = self.scheduler.in_flight[0].batch.step
         feasible = self.core.lost(now)
         self._planned.clear()
+        self._forget_from(step)
         self._note_preempted(now)
+        self._note_releases(now)
         return feasible
 
     def take_ended(self) -> list[Sequence]:
@@ -124,14 +137,18 @@ class WatchedCore:
             if (trail := self._trails.get(sequence)) is not None:
                 if trail.admitted is None:
                     trail.admitted, trail.standing = now, self.core.standing(sequence.tenant)
-                    for tell in self.on_admit:
-                        tell(trail)
+                    _tell(self.on_admit, trail)
                 else:
                     trail.resumed.append(now)
         for row in range(decodes, len(batch.slots)):
             if (trail := self._trails.get(flight.sequences[row])) is not None:
                 trail.chunks.append(Chunk(batch.step, batch.starts[row], batch.lengths[row], now))
-        self._note_preempted(now)
+
+    def _forget_from(self, step: int) -> None:
+        """This step and those after it did not take place."""
+        for trail in (*self._trails.values(), *self._releasing):
+            while trail.chunks and trail.chunks[-1].step >= step:
+                trail.chunks.pop()
 
     def _note_preempted(self, now: float) -> None:
         for sequence in self.scheduler.preempted:
@@ -165,5 +182,13 @@ class WatchedCore:
                 self._releasing.append(trail)
                 continue
             trail.released = now
-            for tell in self.on_release:
-                tell(trail)
+            _tell(self.on_release, trail)
+
+
+def _tell(listeners: list[Callable[[Event], object]], event: Event) -> None:
+    """A listener that fails is logged, and stops neither the others nor the engine."""
+    for tell in listeners:
+        try:
+            tell(event)
+        except Exception:
+            log.exception("a listener of the core failed")

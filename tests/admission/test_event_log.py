@@ -6,7 +6,7 @@ import pytest
 
 from admission.core import PRIOR, CoreConfig, Memory, Order, Unit
 from admission.event_log import RecordedCore, ReplayMismatch, replay
-from admission.outcome import QueueFull
+from admission.outcome import Refused
 from admission.queue_bounds import QueueBounds
 from admission.step_time import StepTimeModel, StepWork
 from admission.terms import Terms
@@ -27,7 +27,7 @@ CONFIGS = {
 
 
 def record(config: CoreConfig, seed: int, events: int = 400, model: StepTimeModel | None = None) -> list[str]:
-    """A run of random arrivals, cancellations and steps on a clock that only moves forward."""
+    """A run of random arrivals, cancellations, steps and lost steps on a clock that only moves forward."""
     rng, now, lines = random.Random(seed), 100.0, list[str]()
     core = RecordedCore(config, ENGINE, model or StepTimeModel(PRIOR), lines.append)
     flying: deque[Batch] = deque()
@@ -41,10 +41,12 @@ def record(config: CoreConfig, seed: int, events: int = 400, model: StepTimeMode
             )
             sequence.priority_class = rng.randrange(3)
             sequence.token_interval = rng.choice([None, 0.05])
+            sequence.first_token_by = rng.choice([None, None, now + rng.uniform(0, 0.5)])
+            sequence.done_by = rng.choice([None, None, now + rng.uniform(0, 1)])
             try:
                 core.arrive(sequence, now)
                 live.append(sequence)
-            except QueueFull:
+            except Refused:
                 pass
         if live and rng.random() < 0.05:
             core.finish(rng.choice(live), rng.choice([FinishReason.CANCELLED, FinishReason.STOP]), now)
@@ -55,6 +57,9 @@ def record(config: CoreConfig, seed: int, events: int = 400, model: StepTimeMode
             batch = flying.popleft()
             tokens = [7 if rng.random() < 0.05 else 4242 for _ in batch.sampled]
             core.complete(StepOutput(batch.step, tokens, rng.uniform(0.001, 0.02)), now)
+        elif flying and rng.random() < 0.1:
+            core.lost(now)
+            flying.clear()
     return lines
 
 
@@ -63,6 +68,26 @@ def record(config: CoreConfig, seed: int, events: int = 400, model: StepTimeMode
 def test_a_replay_reproduces_every_decision_to_the_byte(config: CoreConfig, seed: int) -> None:
     lines = record(config, seed)
     assert [json.dumps(entry, separators=(",", ":")) for entry in replay(lines)] == lines
+
+
+def test_a_deadline_that_passes_is_logged_with_the_plan_that_follows_and_no_other() -> None:
+    lines: list[str] = []
+    core = RecordedCore(CONFIGS["fair"], ENGINE, StepTimeModel(PRIOR), lines.append)
+    for name in "ab":
+        core.arrive(Sequence(name, "t", [9] * 6, SamplingParams(), 20, 0, frozenset([7])), 1.0)
+    late = Sequence("late", "t", [9] * 6, SamplingParams(), 20, 0, frozenset([7]))
+    late.first_token_by = 2.0
+    core.arrive(late, 1.0)
+    plans = [core.plan(3.0), core.plan(3.0)]
+    assert all(plans) and core.take_ended() == [late]
+    assert [json.loads(line)[-1] for line in lines if line.startswith('["plan"')] == [["late"], []]
+    assert [json.dumps(entry, separators=(",", ":")) for entry in replay(lines)] == lines
+
+
+def test_the_recorded_runs_have_deadlines_that_pass_and_steps_that_are_lost() -> None:
+    entries = [json.loads(line) for line in record(CONFIGS["fair"], 0)]
+    assert any(entry[0] == "lost" for entry in entries)
+    assert any(entry[0] == "plan" and entry[-1] for entry in entries)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -184,6 +184,21 @@ def test_a_paused_sequence_gives_way_when_another_tenant_lacks_memory() -> None:
     assert paused.output == expected(paused)
 
 
+def test_one_gives_way_where_both_who_runs_and_who_waits_lack_memory() -> None:
+    bench = Bench(num_blocks=8, max_model_len=24, steps_in_flight=1)
+    paused, runs = bench.add("paused", 13, 6), bench.add("runs", 11, 10)
+    paused.limit_to(1)
+    while runs.num_computed_tokens < 16:
+        bench.step()
+    waits = bench.add("waits", 4, 2)
+    bench.step()
+    assert (paused.num_yields, runs.num_preemptions, runs.num_yields) == (1, 0, 0)
+    assert runs.num_computed_tokens == 17
+    bench.scheduler.extend(paused, 5)
+    bench.drain()
+    assert all(sequence.output == expected(sequence) for sequence in (paused, runs, waits))
+
+
 def test_cancelling_the_one_that_did_not_fit_lets_the_next_of_its_tenant_in() -> None:
     bench = Bench()
     bench.scheduler.allow("small", 2)

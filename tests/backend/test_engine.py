@@ -9,6 +9,7 @@ from queue import SimpleQueue
 import pytest
 
 from admission.admission import Admission
+from admission.controller import Controller
 from admission.core import CoreConfig, make_core
 from admission.outcome import QueueFull
 from admission.request import Request
@@ -242,3 +243,27 @@ def test_a_consumer_that_wants_the_whole_is_woken_for_the_first_and_the_last_tok
 
 async def test_an_engine_that_never_started_stops_as_well() -> None:
     await Bench().engine.stop()
+
+
+@pytest.mark.parametrize("call", ["plan", "take_ended", "complete", "lost"])
+def test_a_core_that_fails_ends_every_stream_and_refuses_new_ones(
+    call: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("the books are wrong")
+
+    async def scenario(bench: Bench) -> None:
+        with bench.admission.admit(bench.request()) as stream:
+            if call in ("complete", "lost"):
+                await bench.settle()
+            monkeypatch.setattr(Controller, call, fail)
+            bench.executor.allow(MemoryExhausted("no memory") if call == "lost" else None)
+            async with asyncio.timeout(30):
+                with pytest.raises(DeviceError, match="the core failed"):
+                    await drain(stream)
+        with pytest.raises(DeviceError), bench.admission.admit(bench.request("later")):
+            pass
+
+    play(scenario)
+    (record,) = [record for record in caplog.records if record.levelname == "CRITICAL"]
+    assert "the books are wrong" in str(record.exc_info)

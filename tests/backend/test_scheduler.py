@@ -57,6 +57,11 @@ class Bench:
         self.scheduler.complete(self.device.execute(self.flying.popleft()))
         self.scheduler.check_integrity()
 
+    def lose(self) -> None:
+        self.flying.clear()
+        self.scheduler.lost()
+        self.scheduler.check_integrity()
+
     def drain(self) -> None:
         while self.scheduler.has_work:
             while self.plan() is not None:
@@ -207,6 +212,39 @@ def test_prompt_tokens_are_billed_once_however_often_they_are_computed() -> None
     assert bench.scheduler.counters.generation_tokens == sum(len(s.output) for s in sequences)
 
 
+def test_prompt_tokens_of_a_step_that_was_lost_are_not_billed() -> None:
+    bench = Bench()
+    sequence = bench.add(20, 4)
+    bench.plan()
+    bench.complete()
+    bench.plan(), bench.plan()
+    assert sequence.num_billed_tokens == 18 and bench.scheduler.counters.prompt_tokens == 6
+    bench.lose()
+    bench.scheduler.finish(sequence, FinishReason.CANCELLED)
+    assert sequence.num_billed_tokens == bench.scheduler.counters.prompt_tokens == 6
+
+
+def test_static_batching_without_chunking_seats_nobody_whose_prompt_a_smaller_step_cannot_hold() -> None:
+    bench = Bench(batching=Batching.STATIC, prefill_chunk=None, max_num_batched_tokens=40)
+    lost = bench.add(12, 4)
+    bench.plan()
+    bench.lose()
+    bench.scheduler.finish(lost, FinishReason.CANCELLED)
+    sequence = bench.add(30, 4)
+    batch = bench.plan()
+    assert batch is not None and [admitted.slot for admitted in batch.admitted] == [sequence.slot]
+    bench.drain()
+    assert sequence.output == expected(sequence)
+
+
+def test_sequences_that_join_are_counted_each_time() -> None:
+    bench = Bench(num_blocks=10)
+    sequences = [bench.add(6, 25) for _ in range(4)]
+    bench.drain()
+    away = sum(s.num_preemptions + s.num_yields for s in sequences)
+    assert away and bench.scheduler.counters.joined == len(sequences) + away
+
+
 def test_a_token_sampled_after_the_end_is_discarded() -> None:
     bench = Bench()
     sequence = bench.add(3, 20)
@@ -238,7 +276,7 @@ def test_finishing_twice_changes_nothing(waits: bool) -> None:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Any interleaving of arrivals, cancellations, planning and completion, over small pools that must preempt."""
+    """Any interleaving of arrivals, cancellations, plans, completions and lost steps, over pools that must preempt."""
 
     @initialize(
         num_blocks=st.integers(4, 16),
@@ -287,6 +325,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def complete(self) -> None:
         self.bench.complete()
 
+    @precondition(lambda self: self.bench.flying)
+    @rule()
+    def lose(self) -> None:
+        self.bench.lose()
+
     @invariant()
     def blocks_and_slots_are_conserved(self) -> None:
         if hasattr(self, "bench"):
@@ -296,6 +339,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "bench"):
             return
         self.bench.drain()
+        assert self.bench.scheduler.counters.prompt_tokens == sum(s.num_billed_tokens for s in self.sequences)
         for sequence in self.sequences:
             if sequence.id in self.cancelled:
                 assert len(sequence.output) == self.cancelled[sequence.id], "a token came after the cancellation"

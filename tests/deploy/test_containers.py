@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from quotas.policy_file import read_policy
 from tests.deploy.documented import DEPLOY, ROOT
-from tests.deploy.gateways import load, resources
+from tests.deploy.gateways import image, load, resources
 
 CONTAINERFILE = (DEPLOY / "Containerfile").read_text()
 COMPOSE: dict[str, Any] = load("compose.yaml")
@@ -44,6 +45,14 @@ def test_services_name_what_is_declared() -> None:
             assert (DEPLOY / path).exists(), path
         for other, how in service.get("depends_on", {}).items():
             assert how["condition"] == "service_started" or "healthcheck" in SERVICES[other], other
+
+
+def test_the_policy_is_a_folder_so_that_an_edit_takes_effect() -> None:
+    folder = image()["SLUICE_POLICY"]
+    (mounted,) = [volume for volume in SERVICES["gateway"]["volumes"] if folder in volume]
+    source, target, _ = mounted.split(":")
+    assert target == folder, "a file that is mounted stays the one that an editor has replaced"
+    assert read_policy(DEPLOY / source) == read_policy(ROOT / "policies" / "default.yaml")
 
 
 def test_ports_are_open_to_this_machine_alone() -> None:

@@ -89,8 +89,9 @@ def test_probes_ask_what_the_gateway_answers() -> None:
         "liveness": "/livez",
         "readiness": "/readyz",
     }
-    assert {probe["port"] for probe in probes.values()} == {"http"}
-    assert "/livez" in (DEPLOY / "Containerfile").read_text()
+    ports = {name: probe["port"] for name, probe in probes.items()}
+    assert ports == {"startup": "admin", "liveness": "admin", "readiness": "http"}, "a flood must not restart a pod"
+    assert deployed().environment["SLUICE_ADMIN_HOST"] == "0.0.0.0", "the kubelet asks from outside the pod"
 
 
 def test_a_service_of_the_same_name_does_not_set_the_port() -> None:

@@ -1,8 +1,10 @@
+import signal
 from collections.abc import Iterator
 
 import pytest
 from redis import Redis
 
+from tests.gateway.stoppable_store import StoppableStore
 from tests.quotas.servers import BINARIES, running
 
 
@@ -18,3 +20,13 @@ def redis_url(_server: str) -> str:
     with Redis.from_url(_server) as client:
         client.flushall()
     return _server
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoppableStore]:
+    """Runs, until the test does something about that."""
+    store = StoppableStore(tmp_path_factory.mktemp("store") / "s")
+    store.start()
+    yield store
+    store.signal(signal.SIGCONT)
+    store.kill()

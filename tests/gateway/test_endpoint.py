@@ -1,14 +1,19 @@
 """What every endpoint does with an error that nobody foresaw."""
 
+import asyncio
 import json
 import logging
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.types import Message
 
 from admission.outcome import Outcome
+from gateway.connection import TRANSPORT
 from gateway.endpoint import Call, Endpoint
+from gateway.errors import ShuttingDown
+from gateway.scope import Lives
 from gateway.telemetry.logs.log_format import JsonFormat
 from gateway.telemetry.story import Story
 from gateway.telemetry.telemetry import Telemetry
@@ -26,7 +31,7 @@ async def test_an_unforeseen_error_is_logged_with_its_place_and_without_what_it_
 ) -> None:
     telemetry, stories, sent = Telemetry(lambda: 0.0), list[Story](), list[Any]()
     telemetry.on_end.append(stories.append)
-    service: Any = SimpleNamespace(telemetry=telemetry)
+    service: Any = SimpleNamespace(telemetry=telemetry, lives=Lives(write_timeout=30))
     scope = {"type": "http", "method": "POST", "path": "/v1/x", "headers": [(b"x-request-id", b"r1")]}
 
     async def receive() -> dict[str, Any]:
@@ -43,3 +48,36 @@ async def test_an_unforeseen_error_is_logged_with_its_place_and_without_what_it_
     assert "secret" not in JsonFormat().format(record) + str(sent)
     assert sent[0]["status"] == 500
     assert [story.outcome for story in stories] == [Outcome.FAILED]
+
+
+class Refusing(Endpoint):
+    async def answer(self, call: Call) -> Outcome:
+        raise ShuttingDown
+
+
+class StuckReader:
+    """A connection whose client reads nothing: a write ends when the connection is dropped."""
+
+    def __init__(self) -> None:
+        self._dropped = asyncio.Event()
+
+    def abort(self) -> None:
+        self._dropped.set()
+
+    async def send(self, message: Message) -> None:
+        await self._dropped.wait()
+
+
+async def test_an_error_that_nobody_reads_is_given_up_with_its_connection() -> None:
+    reader, telemetry, stories = StuckReader(), Telemetry(lambda: 0.0), list[Story]()
+    telemetry.on_end.append(stories.append)
+    service: Any = SimpleNamespace(telemetry=telemetry, lives=Lives(write_timeout=0.01))
+    extensions = {TRANSPORT: {"transport": reader}}
+    scope = {"type": "http", "method": "POST", "path": "/v1/x", "headers": [], "extensions": extensions}
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b""}
+
+    async with asyncio.timeout(30):
+        await Refusing(service)(scope, receive, reader.send)
+    assert [(story.outcome, type(story.error)) for story in stories] == [(Outcome.FAILED, ShuttingDown)]

@@ -1,6 +1,9 @@
+import errno
 from pathlib import Path
 
-from gateway.event_log_file import EventLogFile, read_event_log
+import pytest
+
+from gateway.event_log_file import BUFFER_BYTES, EventLogFile, read_event_log
 
 HEADER = '["log",1]'
 
@@ -31,3 +34,39 @@ def test_a_new_run_rotates_the_last_one_away_and_is_read_alone(tmp_path: Path) -
     write(tmp_path / "log", [HEADER, "second"])
     assert list(read_event_log(tmp_path / "log")) == [HEADER, "second"]
     assert (tmp_path / "log.1").read_text() == f"{HEADER}\nfirst\n"
+
+
+def test_a_full_disk_ends_the_log_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    with EventLogFile(Path("/dev/full"), 1 << 20) as file:
+        for _ in range(10):
+            file.write("x" * BUFFER_BYTES)
+    (record,) = caplog.records
+    assert "/dev/full ends here" in record.getMessage() and "No space left" in record.getMessage()
+
+
+def test_what_a_full_disk_leaves_unwritten_at_the_end_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with EventLogFile(Path("/dev/full"), 1 << 20) as file:
+        file.write("short")
+        assert not caplog.records
+    assert len(caplog.records) == 1
+
+
+def test_a_segment_that_cannot_be_rotated_ends_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with EventLogFile(tmp_path / "log", segment_bytes=20) as file:
+        file.write(HEADER)
+        monkeypatch.setattr(Path, "replace", refuse)
+        for _ in range(5):
+            file.write('["plan",1]')
+    assert len(caplog.records) == 1
+    assert list(read_event_log(tmp_path / "log")) == [HEADER]
+
+
+def test_a_line_that_was_cut_off_is_not_read(tmp_path: Path) -> None:
+    write(tmp_path / "log", [HEADER, '["plan",1]', '["plan",2]'])
+    (tmp_path / "log").write_text((tmp_path / "log").read_text()[:-4])
+    assert list(read_event_log(tmp_path / "log")) == [HEADER, '["plan",1]']

@@ -1,5 +1,8 @@
 """Which keys open a gateway, from wherever they come, and that a change of them takes effect."""
 
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,7 @@ import pytest
 from gateway.auth import KeyRing, Principal, new_key, rotated
 from gateway.errors import InvalidApiKey
 from gateway.key_source import KeyChange, KeySource
-from gateway.key_store import KeyStore, KeyStoreError
+from gateway.key_store import KeyRecord, KeyStore, KeyStoreError
 from gateway.settings import Settings
 from quotas.default_policy import CLASSES, DEFAULTS
 from quotas.policy import KeyPolicy, Policy, TenantPolicy
@@ -176,4 +179,48 @@ async def test_a_damaged_key_file_changes_nothing(tmp_path: Path) -> None:
     source = KeySource(settings(tmp_path), EMPTY)
     store.path.write_text("{")
     await source.reload()
+    assert tenant_of(source.ring, key) == "acme"
+
+
+async def beside_a_slow_reload(source: KeySource, act: Callable[[], Coroutine[None, None, None]]) -> None:
+    """`act` while a reload has read the key file and not yet taken up what it read."""
+    has_read, may_go_on, read = threading.Event(), threading.Event(), KeyStore.records
+
+    def read_slowly(store: KeyStore) -> list[KeyRecord]:
+        records = read(store)
+        if not has_read.is_set():
+            has_read.set()
+            may_go_on.wait()
+        return records
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(KeyStore, "records", read_slowly)
+        slow = asyncio.create_task(source.reload())
+        await asyncio.to_thread(has_read.wait)
+        quick = asyncio.create_task(act())
+        for _ in range(3):
+            await asyncio.to_thread(tuple)
+        may_go_on.set()
+        await asyncio.gather(slow, quick)
+
+
+async def test_a_key_that_is_revoked_during_a_reload_does_not_come_back(tmp_path: Path) -> None:
+    store = KeyStore(tmp_path)
+    key, record = new_key("acme", store.pepper())
+    source = KeySource(settings(tmp_path), EMPTY)
+    store.add(record)
+
+    async def revoke() -> None:
+        store.remove(record.id)
+        await source.reload()
+
+    await beside_a_slow_reload(source, revoke)
+    assert tenant_of(source.ring, key) is None
+
+
+async def test_a_policy_that_comes_during_a_reload_is_the_one_that_holds(tmp_path: Path) -> None:
+    key, record = new_key("acme", KeyStore(tmp_path).pepper())
+    source = KeySource(settings(tmp_path), EMPTY)
+    policy = policy_with(KeyPolicy(record.id, hmac=record.digest.hex()))
+    await beside_a_slow_reload(source, lambda: source.take_policy(policy))
     assert tenant_of(source.ring, key) == "acme"

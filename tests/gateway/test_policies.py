@@ -1,3 +1,4 @@
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,25 @@ async def test_all_files_of_a_folder_are_taken_up_together(tmp_path: Path) -> No
     assert len(list(held.files())) == 2
     await held.reload()
     assert (held.current.tenant("acme").weight, held.current.tenant("other").weight) == (2, 5)
+
+
+async def test_of_two_reloads_at_once_the_later_edit_wins_for_all_who_listen(tmp_path: Path) -> None:
+    held = policies(tmp_path / "p.yaml")
+    told: list[float] = []
+
+    async def tell(policy: Policy) -> None:
+        if not told:
+            told.append(0)
+            (tmp_path / "p.yaml").write_text(ONE.replace("2", "4"))
+            later.append(asyncio.create_task(held.reload()))
+            for _ in range(3):
+                await asyncio.to_thread(tuple)
+        told.append(policy.tenant("acme").weight)
+
+    later: list[asyncio.Task[None]] = []
+    held.on_change.append(tell)
+    (tmp_path / "p.yaml").write_text(TWO)
+    await held.reload()
+    await later[0]
+    assert told == [0, 3, 4]
+    assert held.current.tenant("acme").weight == 4

@@ -44,9 +44,20 @@ def test_tls_streams_and_refuses_plain_text(certificate: tuple[Path, Path], tmp_
             assert client.post(f"{url}/v1/completions", content=b" " * 20_000_000).status_code == 413
             admin = client.get(f"https://127.0.0.1:{server.admin_port}/admin/v1/kv", headers=server.admin_headers)
             assert admin.status_code == 200
+        probe = {"SLUICE_ADMIN_PORT": str(server.admin_port), "SLUICE_TLS_CERT_FILE": str(cert)}
+        subprocess.run([sys.executable, ROOT / "deploy" / "livez.py"], env=probe, check=True)
         for port in (server.port, server.admin_port):
             with pytest.raises(httpx.TransportError):
                 httpx.get(f"http://127.0.0.1:{port}/livez")
+
+
+def test_a_tls_handshake_has_the_time_that_headers_have(certificate: tuple[Path, Path], tmp_path: Path) -> None:
+    cert, key = certificate
+    flags = ["--tls-cert-file", str(cert), "--tls-key-file", str(key), "--threads", "1", "--header-timeout", "0.2"]
+    with running_server(tmp_path, *flags) as server:
+        for port in (server.port, server.admin_port):
+            with socket.create_connection(("127.0.0.1", port), timeout=20) as silent:
+                assert silent.recv(1) == b"", "the loop's own timeout is 60 s"
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])

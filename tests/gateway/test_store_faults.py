@@ -2,20 +2,16 @@
 
 import os
 import signal
-import subprocess
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from redis import Redis
-from redis.exceptions import RedisError
 
 from tests.gateway.server_process import PATIENCE, ServerProcess, eventually, running_server
-from tests.quotas.servers import BINARIES
+from tests.gateway.stoppable_store import StoppableStore
 
 AMOUNT = 1_000_000
 POLICY = f"tenants: {{demo: {{limits: {{tokens: {AMOUNT}/month, concurrent_requests: 40}}}}}}"
@@ -23,50 +19,8 @@ LEASE = "6"
 LONG = "Tell me a long story about a fox and a lighthouse."
 
 
-@dataclass
-class Store:
-    """A server that the test stops and starts, on one socket; it keeps nothing."""
-
-    path: Path
-    process: "subprocess.Popen[bytes] | None" = field(default=None)
-
-    @property
-    def client(self) -> "Redis[bytes]":
-        return Redis(unix_socket_path=str(self.path))
-
-    def start(self) -> None:
-        command = [BINARIES["valkey"], "--port", "0", "--unixsocket", str(self.path), "--save", ""]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=self.path.parent)
-        eventually(self._answers)
-
-    def signal(self, number: int) -> None:
-        assert self.process is not None
-        self.process.send_signal(number)
-
-    def kill(self) -> None:
-        self.signal(signal.SIGKILL)
-        assert self.process is not None
-        self.process.wait()
-
-    def _answers(self) -> bool:
-        try:
-            with self.client as client:
-                return bool(client.ping())
-        except RedisError:
-            return False
-
-
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    store = Store(tmp_path_factory.mktemp("store") / "s")
-    store.start()
-    yield store
-    store.signal(signal.SIGCONT)
-    store.kill()
-
-
-@pytest.fixture(scope="module")
-def flags(store: Store, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def flags(store: StoppableStore, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     policy = tmp_path_factory.mktemp("policy") / "policy.yaml"
     policy.write_text(POLICY)
     return ["--threads=1", f"--policy={policy}", f"--redis-url=unix://{store.path}", f"--quota-lease={LEASE}"]
@@ -102,12 +56,14 @@ def is_connected(server: ServerProcess) -> bool:
     return bool(httpx.get(f"{server.url}/readyz").json()["quota_store"] == "connected")
 
 
-def has_slice(store: Store) -> bool:
+def has_slice(store: StoppableStore) -> bool:
     with store.client as client:
         return any(name.startswith(b"s:") for name in client.hkeys("sluice:{demo}"))
 
 
-def test_requests_go_on_while_the_store_hangs_and_are_charged_afterwards(store: Store, server: ServerProcess) -> None:
+def test_requests_go_on_while_the_store_hangs_and_are_charged_afterwards(
+    store: StoppableStore, server: ServerProcess
+) -> None:
     spent = tokens(ask(server))
     eventually(lambda: has_slice(store))
     before = used(server)
@@ -128,7 +84,9 @@ def test_requests_go_on_while_the_store_hangs_and_are_charged_afterwards(store: 
 
 
 @pytest.mark.parametrize("fault", ["killed", "flushed"])
-def test_a_store_that_forgot_everything_is_told_what_was_used(store: Store, server: ServerProcess, fault: str) -> None:
+def test_a_store_that_forgot_everything_is_told_what_was_used(
+    store: StoppableStore, server: ServerProcess, fault: str
+) -> None:
     tokens(ask(server))
     eventually(lambda: has_slice(store))
     before = used(server)

@@ -11,7 +11,7 @@ import pytest
 from gateway.auth import new_key
 from gateway.key_store import KeyStore
 from tests.gateway.server_process import PATIENCE, ServerProcess, eventually, running_server
-from tests.gateway.test_store_faults import Store
+from tests.gateway.stoppable_store import StoppableStore
 
 POLICY = """
 classes:
@@ -39,16 +39,7 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    store = Store(tmp_path_factory.mktemp("store") / "s")
-    store.start()
-    yield store
-    store.signal(signal.SIGCONT)
-    store.kill()
-
-
-@pytest.fixture(scope="module")
-def site(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(store: StoppableStore, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """The store stops answering once every tenant was served."""
     folder = tmp_path_factory.mktemp("outage")
     (folder / "policy.yaml").write_text(POLICY)
@@ -66,7 +57,7 @@ def site(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sit
         store.signal(signal.SIGCONT)
 
 
-def _has_slice(store: Store, tenant: str) -> bool:
+def _has_slice(store: StoppableStore, tenant: str) -> bool:
     with store.client as client:
         return any(name.startswith(b"s:") for name in client.hkeys(f"sluice:{{{tenant}}}"))
 

@@ -1,12 +1,12 @@
 from pathlib import Path
 
-from gateway.watch import Watch
+from gateway.watch import Watch, signature
 
 
 class Seen:
     def __init__(self, folder: Path) -> None:
         self.times = 0
-        self.watch = Watch(lambda: folder.glob("*.yaml"), self._changed)
+        self.watch = Watch(lambda: folder.glob("*.yaml"), self._changed, signature(folder.glob("*.yaml")))
 
     async def _changed(self) -> None:
         self.times += 1
@@ -56,3 +56,19 @@ async def test_a_folder_replaced_through_a_link_is_seen(tmp_path: Path) -> None:
     link.unlink()
     link.symlink_to("two")
     assert await seen.look() == 1
+
+
+async def test_what_has_changed_since_the_files_were_read_is_seen(tmp_path: Path) -> None:
+    """The model is loaded in between, which takes minutes."""
+    file = tmp_path / "a.yaml"
+    file.write_text("1")
+    read, times = signature([file]), []
+
+    async def changed() -> None:
+        times.append(1)
+
+    file.write_text("22")
+    watch = Watch(lambda: [file], changed, read)
+    for _ in range(3):
+        await watch.look()
+    assert times == [1]

@@ -17,7 +17,6 @@ class EngineMetrics:
     ) -> None:
         self._scheduler = scheduler
         self._block_bytes = block_bytes
-        self._joined = 0  # by steps that are complete
         self._busy = 0.0
         self._completed, self._decodes = 0.0, 0  # of the last step
         self._gap = 0.0  # between the last two tokens of whoever decoded in both of the last steps; 0: nobody did
@@ -42,7 +41,7 @@ class EngineMetrics:
         counters, config = self._scheduler.counters, self._scheduler.config
         self._sizes = registry.histogram("sluice.batch.size", "Sequences in a step.", buckets.BATCH_SIZE, unit="").at()
         registry.gauge("sluice.batch.size_max", "The most sequences in a step.", lambda: config.max_num_seqs)
-        registry.total("sluice.batch.joined", "Sequences that joined the batch.", self._num_joined)
+        registry.total("sluice.batch.joined", "Sequences that joined the batch.", lambda: counters.joined)
         registry.total("sluice.batch.left", "Sequences that left the batch.", self._num_left)
         self._chunks = registry.counter("sluice.prefill.chunks", "Parts of prompts computed.").at()
         self._prefill_tokens = registry.counter("sluice.prefill.tokens", "Tokens computed in prefills.").at()
@@ -71,21 +70,22 @@ class EngineMetrics:
 
     def stepped(self, step: Step) -> None:
         """O(1) but for the lengths of the prefills."""
-        decodes, tokens = step.num_decodes, step.prefill_tokens
-        (self._mixed if decodes and tokens else self._decode if decodes else self._prefill).observe(step.elapsed)
+        batch, elapsed = step.flight.batch, step.elapsed
+        decodes, rows = batch.num_decodes, len(batch.slots)
         self._planning.observe(step.planning)
-        self._busy += step.elapsed
-        self._joined += len(step.flight.admitted)
-        self._sizes.observe(step.num_sequences)
+        self._sizes.observe(rows)
+        self._busy += elapsed
         self._decode_tokens.value += decodes
-        if tokens:
-            self._chunks.value += step.num_sequences - decodes
-            self._prefill_tokens.value += tokens
+        if rows == decodes:
+            self._decode.observe(elapsed)
+        else:
+            (self._mixed if decodes else self._prefill).observe(elapsed)
+            self._chunks.value += rows - decodes
+            self._prefill_tokens.value += step.prefill_tokens
         if decodes:
             self._note_gap(step.completed, decodes)
         else:  # whoever decodes, and waits for a step of prefills alone, has the longer gap
-            waiting = len(self._scheduler.running) - step.num_sequences
-            self._decodes = max(0, min(self._decodes, waiting))
+            self._decodes = max(0, min(self._decodes, len(self._scheduler.running) - rows))
 
     def _note_gap(self, completed: float, decodes: int) -> None:
         """Rows of this step and of the last with decodes have a gap between their tokens."""
@@ -95,11 +95,8 @@ class EngineMetrics:
         self._gap = gap if rows else 0.0
         self._completed, self._decodes = completed, decodes
 
-    def _num_joined(self) -> int:
-        return self._joined + sum(len(flight.admitted) for flight in self._scheduler.in_flight)
-
     def _num_left(self) -> int:
-        return self._num_joined() - len(self._scheduler.running)
+        return self._scheduler.counters.joined - len(self._scheduler.running)
 
     def _wasted(self) -> float:
         slots = self._scheduler.num_kv_slots_unused

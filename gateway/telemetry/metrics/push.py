@@ -22,17 +22,12 @@ from gateway.telemetry.otlp import Collector, resource
 
 log = logging.getLogger(__name__)
 
-TIMEOUT = 5.0  # seconds for one push, its retries included
 MODEL = "sluice.model.name"  # of the resource: one process serves one model
 LAST_SECONDS = 2.0  # that a stopping gateway waits for the last push
 
 
 def metric_exporter(collector: Collector) -> MetricExporter:
-    """TLS files, proxies and compression are set by the standard variables, as `OTEL_EXPORTER_OTLP_CERTIFICATE`."""
-    url, headers = collector.url("metrics"), dict(collector.headers)
-    if collector.protocol == "grpc":
-        return GrpcExporter(endpoint=url, headers=headers, timeout=TIMEOUT)
-    return HttpExporter(endpoint=url, headers=headers, timeout=TIMEOUT)
+    return collector.exporter("metrics", GrpcExporter, HttpExporter)
 
 
 class MetricPush:

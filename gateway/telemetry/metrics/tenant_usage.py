@@ -32,13 +32,17 @@ class TenantUsage:
         self._labels = labels
         self._live = live
         self._ended: dict[str, Usage] = {}
+        self._told: dict[str, int] = {}  # prompt tokens
 
     def ended(self, story: Story) -> None:
         for trail in story.trails:
             self._of(self._ended, trail).add(trail, story.ended or trail.queued)
 
     def read(self, now: float) -> dict[str, Usage]:
-        """O(sequences of live requests)."""
+        """O(sequences of live requests).
+
+        Prompt tokens count when their step is planned. One that is lost takes them back: what was told already stays.
+        """
         usage = {
             label: Usage(one.prompt_tokens, one.output_tokens, one.block_seconds, one.service)
             for label, one in self._ended.items()
@@ -46,6 +50,8 @@ class TenantUsage:
         for story in self._live:
             for trail in story.trails:
                 self._of(usage, trail).add(trail, now)
+        for label, one in usage.items():
+            one.prompt_tokens = self._told[label] = max(one.prompt_tokens, self._told.get(label, 0))
         return usage
 
     def _of(self, usage: dict[str, Usage], trail: Trail) -> Usage:

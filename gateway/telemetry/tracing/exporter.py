@@ -21,16 +21,11 @@ log = logging.getLogger(__name__)
 MAX_WAITING = 8192  # spans
 BATCH = 512  # spans in one export, or one trace more
 INTERVAL = 1.0  # seconds between exports of less than a batch
-TIMEOUT = 5.0  # seconds for one export, its retries included
 FLUSH_SECONDS = 2.0  # that a stopping gateway waits for what is left
 
 
 def otlp_exporter(collector: Collector) -> SpanExporter:
-    """TLS files, proxies and compression are as the standard variables say, such as OTEL_EXPORTER_OTLP_CERTIFICATE."""
-    url, headers = collector.url("traces"), dict(collector.headers)
-    if collector.protocol == "grpc":
-        return GrpcExporter(endpoint=url, headers=headers, timeout=TIMEOUT)
-    return HttpExporter(endpoint=url, headers=headers, timeout=TIMEOUT)
+    return collector.exporter("traces", GrpcExporter, HttpExporter)
 
 
 class BackgroundExporter:

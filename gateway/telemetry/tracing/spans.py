@@ -30,6 +30,13 @@ from quotas.scripts import Script
 MAX_SEQUENCES = 16  # of one request, whose prefill and decode are shown
 FEWEST_EVENTS = 4  # of a kind, that each of them may have; all together have about as many as one alone
 _ASKED_BESIDE = frozenset({Script.EXTEND, Script.STATES})  # by requests, outside of the phases of their quota
+ROUTES = frozenset(
+    {
+        "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}", "/v1/limits", "/tokenize",
+        "/detokenize", "/startupz", "/livez", "/readyz", "/metrics",
+    }
+)  # fmt: skip
+UNKNOWN = "{unknown}"  # route of what no endpoint answers
 _CUT_SHORT = {
     FinishReason.CANCELLED: semconv.EVENT_CANCELLED,
     FinishReason.EXPIRED: semconv.EVENT_EXPIRED,
@@ -230,5 +237,6 @@ class RequestTrace:
 
 
 def _route(path: str) -> str:
-    """The path with what varies in it left open, so that names of spans are few."""
-    return "/v1/models/{model}" if path.startswith("/v1/models/") else path
+    """The path with what varies in it left open, so that names of spans are few, whatever a stranger asks for."""
+    route = "/v1/models/{model}" if path.startswith("/v1/models/") else path
+    return route if route in ROUTES else UNKNOWN

@@ -207,12 +207,14 @@ def test_the_self_check_names_a_function_that_is_wrong(
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("torch", TorchOps), ("reference", ReferenceOps), ("native", CpuOps)])
-def test_the_implementation_can_be_chosen(
-    kind: str, expected: type, monkeypatch: pytest.MonkeyPatch, native: CpuOps
-) -> None:
+def test_the_implementation_can_be_chosen(kind: str, expected: type, native: CpuOps) -> None:
     assert type(select_ops(CPU, torch.float32, kind)) is expected
-    monkeypatch.setenv("SLUICE_KERNELS", kind)
-    assert type(select_ops(CPU, torch.float32)) is expected
+
+
+def test_only_the_caller_chooses(monkeypatch: pytest.MonkeyPatch, native: CpuOps) -> None:
+    """The gateway has read its environment: what a flag says has won over that."""
+    monkeypatch.setenv("SLUICE_KERNELS", "reference")
+    assert type(select_ops(CPU, torch.float32, "auto")) is CpuOps
 
 
 def test_an_unknown_implementation_is_refused() -> None:

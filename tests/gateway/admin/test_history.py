@@ -11,13 +11,13 @@ from backend.batch import StepOutput
 from backend.sampling import SamplingParams
 from backend.sequence import Sequence
 from gateway.admin.history import MAX_ENDED, MAX_OF_STRANGERS, MAX_REFUSALS, History
-from gateway.admin.record import MAX_WORDS
+from gateway.admin.record import MAX_LEGS, MAX_WORDS
 from gateway.errors import BadRequest, InvalidApiKey, ModelNotFound, RateLimited
 from gateway.telemetry.story import Story
 from gateway.telemetry.telemetry import Telemetry
 from gateway.telemetry.watched_core import WatchedCore
 from tests.gateway.admin.clock import Clock
-from tests.gateway.telemetry.stories import a_story
+from tests.gateway.telemetry.stories import a_story, a_trail
 from tests.gateway.telemetry.test_watched_core import ENGINE
 
 
@@ -115,6 +115,16 @@ def test_a_tenants_sums_are_of_all_its_requests(site: Site) -> None:
     acme = site.history.totals["acme"]
     assert (acme.requests, acme.refused, acme.prompt_tokens, acme.output_tokens) == (3, 1, 20, 8)
     assert site.history.totals["other"].requests == 1
+
+
+def test_a_tenants_sums_are_of_all_prompts_of_a_request_however_many_of_them_are_kept(site: Site) -> None:
+    story = a_story(trails=[a_trail() for _ in range(MAX_LEGS + 4)])
+    site.history.request_ended(story)
+    (record,) = site.history.ended
+    assert len(record.legs) == MAX_LEGS
+    assert (record.num_prompt_tokens, record.num_output_tokens) == (story.num_prompt_tokens, story.num_output_tokens)
+    acme = site.history.totals["acme"]
+    assert (acme.prompt_tokens, acme.output_tokens) == (10 * (MAX_LEGS + 4), 4 * (MAX_LEGS + 4))
 
 
 def test_refusals_come_newest_first_and_are_bounded(site: Site) -> None:

@@ -43,13 +43,15 @@ def test_anything_but_the_key_is_refused(authorization: bytes | None) -> None:
         AdminKey("correct-horse-battery").check(authorization)
 
 
-@pytest.mark.parametrize("content", ["", "short", "with a space in it, sixteen long", "umlaut-ü-umlaut-ü-umlaut"])
+@pytest.mark.parametrize(
+    "content", ["", "short", "x" * 513, "with a space in it, sixteen long", "umlaut-ü-umlaut-ü-umlaut"]
+)
 def test_a_key_file_that_holds_no_key_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "state").mkdir(mode=0o700)
     path = tmp_path / "state" / "admin-key"
     path.touch(mode=0o600)
     path.write_text(content)
-    with pytest.raises(KeyStoreError, match="admin-key must hold 16 printable"):
+    with pytest.raises(KeyStoreError, match="admin-key must hold 16 to 512 printable"):
         admin_key(settings(tmp_path))
 
 
@@ -60,7 +62,7 @@ def test_a_key_that_others_may_read_is_refused(tmp_path: Path) -> None:
         admin_key(settings(tmp_path))
 
 
-@pytest.mark.parametrize("key", ["short", "with a space in it, sixteen long"])
+@pytest.mark.parametrize("key", ["short", "x" * 513, "with a space in it, sixteen long"])
 def test_a_configured_key_must_be_long_and_printable(key: str) -> None:
     with pytest.raises(ValidationError, match="must be 16 to 512 printable ASCII characters"):
         Settings(admin_key=key)

@@ -60,6 +60,19 @@ def test_joined_and_left_never_go_down_while_steps_are_in_flight(rig: Rig) -> No
         assert [pair[one] for pair in seen] == sorted(pair[one] for pair in seen)
 
 
+def test_joined_and_left_never_go_down_when_a_step_is_lost(rig: Rig) -> None:
+    trails = [rig.arrive(name, max_tokens=9) for name in "ab"]
+    rig.core.plan(rig.now)
+    seen = [churn(rig.page())]
+    rig.core.lost(rig.now)
+    seen.append(churn(rig.page()))
+    rig.cancel(trails[0])
+    seen.append(churn(rig.page()))
+    rig.run()
+    seen.append(churn(rig.page()))
+    assert seen == [(2, 0), (2, 0), (2, 1), (2, 2)]
+
+
 def churn(page: Page) -> tuple[float, float]:
     return page.value("sluice_batch_joined_total"), page.value("sluice_batch_left_total")
 

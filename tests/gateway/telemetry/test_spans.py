@@ -8,19 +8,24 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
+from starlette.applications import Starlette
+from starlette.routing import Route
 
 from admission.outcome import Outcome
 from backend.sampling import SamplingParams
 from backend.sequence import FinishReason
 from gateway.entitlement import KvShape
 from gateway.errors import InternalError, InvalidApiKey, Overloaded, RateLimited
+from gateway.health import Health
 from gateway.openai import ChatRequest
+from gateway.routes import Shortcut, make_app, make_probes
+from gateway.service import Service
 from gateway.telemetry import semconv
 from gateway.telemetry.story import Chunk, StoreCall, Story
 from gateway.telemetry.trace_context import TraceContext
 from gateway.telemetry.tracing.sampler import Because
 from gateway.telemetry.tracing.span_tree import MAX_EVENTS, MAX_TEXT, trace_state
-from gateway.telemetry.tracing.spans import FEWEST_EVENTS, MAX_SEQUENCES, spans_of
+from gateway.telemetry.tracing.spans import FEWEST_EVENTS, MAX_SEQUENCES, ROUTES, spans_of
 from quotas.quotas import Grant
 from quotas.reservation import Ask
 from tests.gateway.telemetry.stories import BEGAN_NS, a_sequence, a_story, a_trail
@@ -327,6 +332,16 @@ def test_names_of_spans_are_few_whatever_is_asked_for() -> None:
     root = spans(None, path="/v1/models/" + "x" * 5000, **asked)["GET /v1/models/{model}"]
     assert attributes(root)[semconv.HTTP_ROUTE] == "/v1/models/{model}"
     assert len(attributes(root)[semconv.URL_PATH]) == MAX_TEXT
+    stranger = spans(None, path="/" + "x" * 5000, **asked)["GET {unknown}"]
+    assert attributes(stranger)[semconv.HTTP_ROUTE] == "{unknown}"
+    assert len(attributes(stranger)[semconv.URL_PATH]) == MAX_TEXT
+
+
+def test_every_route_of_the_tenants_port_is_known_by_its_name() -> None:
+    service, health = cast("Service", None), Health(started=bool, alive=bool, ready=bool)
+    app = make_app(service, make_probes(service, health), has_metrics=True)
+    assert isinstance(app, Shortcut) and isinstance(app._app, Starlette)
+    assert {route.path_format for route in app._app.routes if isinstance(route, Route)} == ROUTES
 
 
 @given(st.text(max_size=400), st.text(max_size=400), st.text(max_size=600))

@@ -61,6 +61,18 @@ def test_usage_counts_to_the_moment_and_never_goes_down(rig: Rig) -> None:
     assert page.value("sluice_kv_byte_seconds_total") == pytest.approx(trail.sequence.kv_block_seconds * BLOCK_BYTES)
 
 
+def test_prompt_tokens_that_were_told_stay_when_their_step_is_lost(rig: Rig) -> None:
+    trail = rig.arrive("a", prompt=12, max_tokens=2)
+    story = rig.story(trail)
+    seen = []
+    for pass_on in (lambda: rig.core.plan(rig.now), lambda: rig.core.lost(rig.now), rig.step, rig.run):
+        pass_on()
+        seen.append(rig.page().value("sluice_tenant_tokens_total", tenant="acme", kind="prompt"))
+    rig.telemetry.ended(story, Outcome.COMPLETED)
+    seen.append(rig.page().value("sluice_tenant_tokens_total", tenant="acme", kind="prompt"))
+    assert seen == sorted(seen) and seen[0] == seen[1] > 0 and seen[-1] == 12
+
+
 def test_service_is_what_steps_took(rig: Rig) -> None:
     for number in range(40):
         serve(rig, rig.arrive(str(number), prompt=12, max_tokens=20))

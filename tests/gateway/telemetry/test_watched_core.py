@@ -41,6 +41,9 @@ class Run:
         batch = self.core.scheduler.in_flight[0].batch
         self.core.complete(StepOutput(batch.step, [5] * len(batch.sampled), 0.01), self.now)
 
+    def lose(self) -> None:
+        self.core.lost(self.now)
+
     def step(self) -> bool:
         planned = self.plan()
         if planned:
@@ -80,6 +83,44 @@ def test_a_preempted_sequence_shows_when_it_gave_way_and_when_it_came_back(run: 
     assert all(away < back for away, back in zip(victim.preempted, victim.resumed, strict=True))
 
 
+def test_a_preemption_shows_even_where_no_step_was_planned(run: Run) -> None:
+    trails, in_vain = [], 0
+    for name in "ab":
+        trails.append(run.arrive(name, prompt=4, max_tokens=40))
+        run.now += 0.001  # the younger gives way
+    while run.core.scheduler.has_work:
+        while not run.core.scheduler.is_full:
+            if not run.plan():
+                in_vain += len(run.core.scheduler.preempted)
+                break
+        run.plan()  # says nothing new where as many steps are in flight as may be
+        run.complete()
+    assert in_vain
+    for trail in trails:
+        assert len(trail.preempted) == trail.sequence.num_preemptions + trail.sequence.num_yields
+
+
+def test_a_step_that_was_lost_leaves_no_chunk(run: Run) -> None:
+    trail = run.arrive("a", prompt=20, max_tokens=3)
+    run.step()
+    run.plan(), run.plan()
+    run.lose()
+    assert [chunk.start for chunk in trail.chunks] == [0]
+    while run.step():
+        pass
+    starts = [chunk.start for chunk in trail.chunks]
+    assert starts == sorted(set(starts)) and sum(chunk.length for chunk in trail.chunks) == 20
+
+
+def test_blocks_of_one_that_was_cut_short_are_seen_to_be_released_with_a_step_that_was_lost(run: Run) -> None:
+    trail = run.arrive("a", prompt=20, max_tokens=3)
+    run.plan()
+    run.core.finish(trail.sequence, FinishReason.CANCELLED, run.now)
+    assert not run.released
+    run.lose()
+    assert run.released == [trail] and trail.released == run.now and not trail.chunks
+
+
 def test_blocks_of_one_that_is_cut_short_are_seen_to_be_released_with_its_last_step(run: Run) -> None:
     trail = run.arrive("a", prompt=8, max_tokens=30)
     run.step()
@@ -103,3 +144,19 @@ def test_nothing_is_kept_of_those_that_have_ended(run: Run) -> None:
         run.core.take_ended()
     assert run.core.plan(run.now) is None
     assert not run.core._trails and not run.core._releasing and not run.core._planned
+
+
+def test_a_listener_that_fails_stops_neither_the_others_nor_the_core(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: object) -> None:
+        raise ValueError("a listener's own mistake")
+
+    for listeners in (run.core.on_admit, run.core.on_step, run.core.on_release):
+        listeners.insert(0, fail)
+    trail = run.arrive("a", prompt=4, max_tokens=2)
+    while run.step():
+        pass
+    assert trail.released is not None
+    assert (len(run.steps), run.released) == (2, [trail])
+    assert [record.getMessage() for record in caplog.records] == ["a listener of the core failed"] * 4
