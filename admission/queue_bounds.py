@@ -34,6 +34,13 @@ class QueueBounds:
             if bound is not None and not bound > 0:
                 raise ValueError(f"a bound on waiting {name} must be above 0, got {bound}")
 
+    def times(self, factor: float) -> "QueueBounds":
+        """So many times as much of each unit; of requests at least one."""
+        count = None if self.count is None else max(1, int(factor * self.count))
+        tokens = None if self.tokens is None else max(1, int(factor * self.tokens))
+        size = None if self.bytes is None else max(1, int(factor * self.bytes))
+        return QueueBounds(count, tokens, size, None if self.seconds is None else factor * self.seconds)
+
     def excess(self, waiting: Load, newcomer: Load) -> Excess | None:
         """The first bound that the newcomer would pass. An empty queue takes anything: it can only run at once."""
         if waiting.count == 0:

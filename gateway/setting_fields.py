@@ -119,7 +119,11 @@ class SettingFields(BaseSettings):
         "engine", "TOKENS", None, "max_tokens of a request that names none; auto: what its context leaves", ge=1
     )
     max_waiting: int = _setting(
-        "engine", "N", 1024, "most requests that wait for the engine; one more is answered 503", ge=1
+        "engine",
+        "N",
+        1024,
+        "most requests that wait for the engine; more are answered 503, unless of a tenant within its equal share",
+        ge=1,
     )
     order: Literal[
         "fair",

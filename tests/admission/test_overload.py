@@ -147,10 +147,10 @@ def test_bounds_are_kept_for_all_and_for_each_tenant() -> None:
     waiting(core, 5)
     with pytest.raises(TenantQueueFull, match="2,400 tokens would wait, at most 2,000 may"):
         core.arrive(sequence("own"), 0.0)
-    waiting(core, 3, "b")
-    with pytest.raises(QueueFull, match="9 requests would wait, at most 8 may") as refusal:
-        core.arrive(sequence("all", "c"), 0.0)
-    assert refusal.value.waiting == 8
+    waiting(core, 4, "b")
+    with pytest.raises(QueueFull, match="10 requests would wait, at most 8 may") as refusal:
+        core.arrive(sequence("all", "b"), 0.0)
+    assert refusal.value.waiting == 9
 
 
 def test_a_last_token_is_expected_by_how_long_answers_have_taken() -> None:
@@ -247,3 +247,26 @@ def test_more_backlog_never_lowers_an_estimate(
     core.room.backlog.add(added)
     after = estimator.of(asked, now)
     assert after.first_token >= before.first_token and after.last_token >= before.last_token
+
+
+def test_a_tenant_that_fills_the_queue_is_refused_and_one_within_its_share_is_not() -> None:
+    core = make_core(CoreConfig(max_waiting=8), SMALL)
+    for number in range(8):
+        core.arrive(sequence(f"flood-{number}", tenant="flood"), 0.0)
+    with pytest.raises(QueueFull):
+        core.arrive(sequence("flood-8", tenant="flood"), 0.0)
+    for number in range(4):
+        core.arrive(sequence(f"light-{number}", tenant="light"), 0.0)
+    with pytest.raises(QueueFull):
+        core.arrive(sequence("light-4", tenant="light"), 0.0)
+
+
+def test_however_many_tenants_come_the_queue_stays_bounded() -> None:
+    core = make_core(CoreConfig(max_waiting=8), SMALL)
+    refused = 0
+    for number in range(40):
+        try:
+            core.arrive(sequence(f"{number}", tenant=f"tenant-{number}"), 0.0)
+        except QueueFull:
+            refused += 1
+    assert (len(core.scheduler.waiting), refused) == (16, 24)
