@@ -14,21 +14,22 @@ from backend.flight import Blocked, Delta, Flight
 from backend.holdings import Holdings
 from backend.introductions import Retelling, introduce
 from backend.paged_kv.block_pool import BlockPool
+from backend.passed_over import PassedOver
 from backend.policy import PlainPolicy, Policy
+from backend.preemption import Preemption
+from backend.resident_set import ResidentSet
 from backend.sequence import FinishReason, Sequence, Status
+from backend.tenant_limits import TenantLimits
 from backend.token_budget import TokenBudget
-from backend.victims import Victims
 from backend.waiting import WaitingQueue
 
 _BY_CLASS = attrgetter("priority_class")
-_YOUNGEST = attrgetter("priority_class", "arrival", "id")
 
 
 class Scheduler:
     """Plans steps and accounts for them. Pure: no clock, no I/O, no tensors; one owner calls it.
 
-    Up to `steps_in_flight` planned steps may be incomplete. Blocks and slot of a sequence that ends or is preempted are
-    released when the last step in flight that names it completes, never earlier.
+    Up to `steps_in_flight` planned steps may be incomplete.
 
     A sequence that reaches a limit of its tenant pauses: it keeps its place and its memory, and computes nothing. When
     all of a tenant's sequences are paused for blocks, the youngest gives its own to the others.
@@ -39,19 +40,19 @@ class Scheduler:
 
     def __init__(self, config: EngineConfig, waiting: WaitingQueue, policy: Policy | None = None) -> None:
         self.config = config
-        self.holdings = Holdings(config)
         self.waiting = waiting
         self.policy = policy or PlainPolicy(config)
-        self.running: dict[str, Sequence] = {}  # in the order of admission
+        self.counters = Counters()
         self.in_flight: deque[Flight] = deque()  # oldest first
         self.blocked: Blocked | None = None  # why the last plan left the head of the queue waiting
         self.blocked_head: Sequence | None = None  # which it was
-        self.preempted: list[Sequence] = []  # by the last plan
-        self.held: dict[str, Blocked] = {}  # tenants that are passed over for a limit of their own
+        self._passed_over = PassedOver(waiting)
+        self._residents = ResidentSet(config, waiting, self._passed_over, self.counters)
+        self._limits = TenantLimits(config, self._residents, self.policy)
+        self._preemption = Preemption(config, self._residents, self.policy, self.counters)
+        self.holdings: Holdings = self._residents.holdings
+        self.running: dict[str, Sequence] = self._residents.running  # in the order of admission
         self._ended: list[Sequence] = []
-        self.counters = Counters()
-        self._victims = Victims(self.policy, config.max_preemptions)
-        self._preempting: dict[str, Sequence] = {}  # blocks still held for steps in flight
         self._next_step = 0
         self._budget = TokenBudget(config.max_num_batched_tokens)
         self._retelling = Retelling()
@@ -62,7 +63,7 @@ class Scheduler:
         """Queue a sequence. Its prompt and max_tokens must fit max_model_len."""
         assert 0 < len(sequence.prompt) < sequence.most_tokens <= self.config.max_model_len
         self.waiting.add(sequence)
-        self._look_again(sequence.tenant)
+        self._passed_over.look_again(sequence.tenant)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a sequence in any state; once it has ended, nothing happens. No token of it comes out after this."""
@@ -70,34 +71,37 @@ class Scheduler:
             return
         if sequence.status is Status.WAITING:
             self.waiting.remove(sequence)
-            self._look_again(sequence.tenant)
-        self._finish(sequence, reason)
+            self._passed_over.look_again(sequence.tenant)
+        self._residents.end(sequence, reason)
 
     def allow(self, tenant: str, blocks: int | None) -> None:
         """From now on the tenant may hold this many blocks; None: any number."""
         self.holdings.allowances.allow(tenant, blocks)
-        self._look_again(tenant)
+        self._passed_over.look_again(tenant)
 
     def demand(self, tenant: str) -> int:
         """Blocks that the tenant would hold if it might: those it was denied, and what those it runs may need."""
-        allowances = self.holdings.allowances
-        own = [s for s in self.running.values() if s.tenant == tenant]
-        return max(allowances.held[tenant], allowances.wanted.get(tenant, 0), self._peak(own) if own else 0)
+        return self._limits.demand(tenant)
 
     def extend(self, sequence: Sequence, tokens: int) -> None:
         """Let it generate `tokens` more than it was allowed so far, at most its max_tokens in all."""
         sequence.extend(tokens)
-        self._look_again(sequence.tenant)
-
-    def _look_again(self, tenant: str) -> None:
-        """Something has changed for a tenant that may be held at a limit of its own."""
-        if self.held.pop(tenant, None) is not None:
-            self.waiting.hold(tenant, None)
+        self._passed_over.look_again(sequence.tenant)
 
     def take_ended(self) -> list[Sequence]:
         """Sequences that `plan` has ended since the last call, because nothing else could free the memory they need."""
         ended, self._ended = self._ended, []
         return ended
+
+    @property
+    def preempted(self) -> list[Sequence]:
+        """By the last plan, or the last lost step."""
+        return self._preemption.preempted
+
+    @property
+    def held(self) -> dict[str, Blocked]:
+        """Tenants that are passed over for a limit of their own."""
+        return self._passed_over.limits
 
     @property
     def pool(self) -> BlockPool:
@@ -130,17 +134,20 @@ class Scheduler:
         """The next step, or None when there is nothing to compute or enough steps are already in flight."""
         if self.is_full:
             return None
-        self.blocked, self.blocked_head, self.preempted = None, None, []
+        self.blocked, self.blocked_head = None, None
+        self._preemption.begin()
         while not (flight := self._plan_step()).sequences:
             assert not flight.admitted, "a sequence was seated in a step that does not take place"
-            if self._yield_for_the_oldest(flight):
+            if self._preemption.yield_for_the_oldest(flight):
                 continue
             if not self.in_flight and self._budget.restore():
                 continue
-            if self.in_flight or self._preempting or all(s in flight.paused for s in self.running.values()):
+            if self.in_flight or self._residents.leaving or all(s in flight.paused for s in self.running.values()):
                 return None
-            self._break_deadlock(flight)
-        self._yield_for_the_oldest(flight)
+            if (hopeless := self._preemption.break_deadlock(flight)) is not None:
+                self._ended.append(hopeless)
+                self._residents.end(hopeless, FinishReason.PREEMPTED)
+        self._preemption.yield_for_the_oldest(flight)
         self._next_step += 1
         self.in_flight.append(flight)
         self._retelling.add_to(flight)
@@ -216,10 +223,11 @@ class Scheduler:
             length = self._chunk(sequence, budget)
             self.blocked = self._obstacle(sequence, length, closed, flight)
             if self.blocked in (Blocked.TOKENS, Blocked.ALLOWANCE):
-                self._hold(sequence.tenant, self.blocked)
+                self._passed_over.hold(sequence.tenant, self.blocked)
+                self.blocked = None
                 continue
             if self.blocked in (Blocked.SLOTS, Blocked.MEMORY):
-                self._displace(sequence, flight)
+                self._preemption.displace(sequence, flight)
             if self.blocked is not None:
                 self.blocked_head = sequence
                 break
@@ -232,45 +240,17 @@ class Scheduler:
 
     def _obstacle(self, sequence: Sequence, length: int, closed: bool, flight: Flight) -> Blocked | None:
         """What keeps the head of the queue, whose first chunk would be `length` tokens, from joining this step."""
-        if (limit := self._limit(sequence, flight)) is not None:
+        if (limit := self._limits.met(sequence, flight)) is not None:
             return limit
         if closed:
             return Blocked.BATCH
-        if self._preempting:
+        if self._residents.leaving:
             return Blocked.RELEASE
         if length == 0 and (self.config.batching is Batching.CONTINUOUS or not flight.sequences):
             return Blocked.BUDGET
         if not self.holdings.has_free_slot:
             return Blocked.SLOTS
         return None if self._fits(sequence) else Blocked.MEMORY
-
-    def _limit(self, sequence: Sequence, flight: Flight) -> Blocked | None:
-        """What of its tenant's own keeps it waiting."""
-        if sequence.num_tokens >= sequence.token_limit:
-            return Blocked.TOKENS
-        return None if self._is_allowed(sequence, flight) else Blocked.ALLOWANCE
-
-    def _hold(self, tenant: str, limit: Blocked) -> None:
-        self.held[tenant] = limit
-        self.waiting.hold(tenant, limit)
-        self.blocked = None
-
-    def _is_allowed(self, sequence: Sequence, flight: Flight) -> bool:
-        """Whether its tenant may hold the blocks it starts with, and those that all it runs may still need."""
-        tenant, allowances = sequence.tenant, self.holdings.allowances
-        if allowances.allowed(tenant) is None:
-            return True
-        own = [s for s in self.running.values() if s.tenant == tenant]
-        if any(s in flight.paused for s in own):
-            return False
-        if not allowances.permits(tenant, self.holdings.blocks_to_start(sequence)):
-            return False
-        return allowances.permits_in_all(tenant, self._peak([*own, sequence]))
-
-    def _peak(self, own: list[Sequence]) -> int:
-        """Blocks that these sequences of one tenant may come to need; the oldest must be able to run to its end."""
-        oldest = min(own, key=_YOUNGEST)
-        return max(self.policy.peak(own) if len(own) > 1 else 0, self.config.blocks_for(oldest.most_tokens - 1))
 
     def _fits(self, sequence: Sequence) -> bool:
         """Memory for all its tokens now, a block to spare for each that runs, and the policy's word on the future."""
@@ -281,11 +261,7 @@ class Scheduler:
         return self.policy.admits(sequence, self.running.values(), self.pool.num_free)
 
     def _start(self, sequence: Sequence, flight: Flight) -> None:
-        sequence.status = Status.RUNNING
-        self.holdings.seat(sequence)
-        sequence.num_admitted_tokens = sequence.num_tokens
-        self.running[sequence.id] = sequence
-        self.counters.joined += 1
+        self._residents.seat(sequence)
         flight.batch.admitted.append(introduce(sequence))
         flight.admitted.append(sequence)
         self.policy.admitted(sequence)
@@ -301,7 +277,7 @@ class Scheduler:
             return False
         blocks = holdings.give(sequence, needed)
         if blocks is None:
-            self._make_room(sequence, needed, flight.batch.step)
+            self._preemption.make_room(sequence, needed, flight.batch.step)
             blocks = holdings.give(sequence, needed)
         if blocks is None:
             return False
@@ -332,85 +308,6 @@ class Scheduler:
             sequence.num_billed_tokens += tokens
             flight.billed.append((sequence, tokens))
 
-    # preemption
-
-    def _make_room(self, sequence: Sequence, needed: int, step: int) -> None:
-        """Preempt sequences that rank below this one until `needed` blocks are free or on their way back."""
-        own, key = self._victims.key(sequence), self._victims.key
-        self._preempt_for(needed, [s for s in self._victims.of(self.running.values(), step) if key(s) > own])
-
-    def _displace(self, sequence: Sequence, flight: Flight) -> None:
-        """A head that found no slot or no memory takes those of others, after this step: of sequences that are paused
-        at a limit of another tenant, then of a lower class.
-        """
-        for victim in [s for s in flight.paused if s.tenant != sequence.tenant and s.status is Status.RUNNING]:
-            self._give_way(victim)
-            return
-        below = [s for s in self.running.values() if s.priority_class > sequence.priority_class]
-        lower = self._victims.of(below, None)
-        if lower and not self.holdings.has_free_slot:
-            self._preempt(lower.pop(0))
-        self._preempt_for(self.config.blocks_for(sequence.num_tokens) + len(self.running), lower)
-
-    def _preempt_for(self, needed: int, candidates: list[Sequence]) -> None:
-        coming = self.pool.num_free + sum(len(s.block_table) for s in self._preempting.values())
-        if coming + sum(len(s.block_table) for s in candidates) < needed:
-            return
-        for victim in candidates:
-            if coming >= needed:
-                return
-            coming += len(victim.block_table)
-            self._preempt(victim)
-
-    def _yield_for_the_oldest(self, flight: Flight) -> bool:
-        """Where all of a tenant's sequences are paused for blocks, the youngest gives up its own. Whether any did."""
-        tenants = {s.tenant for s, limit in flight.paused.items() if limit is Blocked.ALLOWANCE}
-        yielded = False
-        for tenant in tenants:
-            own = [s for s in self.running.values() if s.tenant == tenant]
-            if len(own) > 1 and not any(s.in_flight or s in flight.sequences for s in own):
-                self._give_way(max(own, key=_YOUNGEST))
-                yielded = True
-        return yielded
-
-    def _preempt(self, sequence: Sequence) -> None:
-        self.counters.preemptions += 1
-        sequence.num_preemptions += 1
-        sequence.num_kept_tokens = len(sequence.output)
-        self._suspend(sequence)
-
-    def _give_way(self, sequence: Sequence) -> None:
-        """Preempted at a limit of its own tenant."""
-        self.counters.yields += 1
-        self._put_back(sequence)
-
-    def _put_back(self, sequence: Sequence) -> None:
-        """Preempted for what does not count against it."""
-        sequence.num_yields += 1
-        self._suspend(sequence)
-
-    def _suspend(self, sequence: Sequence) -> None:
-        self.preempted.append(sequence)
-        sequence.status = Status.PREEMPTED
-        del self.running[sequence.id]
-        self._preempting[sequence.id] = sequence
-        self._release_if_idle(sequence)
-
-    def _break_deadlock(self, flight: Flight) -> None:
-        """Everyone who could run waits for memory that only another could give. Whoever is paused gives way; else the
-        last choice does, for good if it has been preempted as often as it may.
-        """
-        if flight.paused:
-            if all(s.status is Status.RUNNING for s in flight.paused):  # else one gave way already, to the head
-                self._give_way(max(flight.paused, key=_YOUNGEST))
-            return
-        victim = max(self.running.values(), key=self._victims.key)
-        if self._victims.may_be_preempted(victim):
-            self._preempt(victim)
-        else:
-            self._ended.append(victim)
-            self._finish(victim, FinishReason.PREEMPTED)
-
     # lost steps
 
     def lost(self) -> bool:
@@ -418,25 +315,18 @@ class Scheduler:
 
         The next plan has its number, and as many run as it may have tokens. False when losing goes on for too long.
         """
-        self.preempted = []
+        self._preemption.begin()
         self.counters.lost_steps += 1
         failed = self.in_flight[0]
         while self.in_flight:
-            self._undo(self.in_flight.pop())
+            flight = self.in_flight.pop()
+            flight.undo()
+            self._residents.release(flight.sequences)
         self._next_step = failed.batch.step
         feasible = self._budget.lost(failed.num_tokens)
-        lowest = sorted(self.running.values(), key=self._victims.key, reverse=True)
-        for victim in lowest[: max(0, len(lowest) - self._budget.tokens)]:
-            self.counters.shed += 1
-            self._put_back(victim)
+        self._preemption.shed(self._budget.tokens)
         self._retelling.begin(self.running.values())
         return feasible
-
-    def _undo(self, flight: Flight) -> None:
-        flight.undo()
-        for sequence in flight.sequences:
-            if sequence.status is not Status.RUNNING:
-                self._release_if_idle(sequence)
 
     # accounting
 
@@ -460,9 +350,7 @@ class Scheduler:
             deltas.append((sequence, token_id, reason))
         self.counters.prompt_tokens += sum(tokens for _, tokens in flight.billed)
         self.counters.generation_tokens += len(deltas)
-        for sequence in flight.sequences:
-            if sequence.status is not Status.RUNNING:
-                self._release_if_idle(sequence)
+        self._residents.release(flight.sequences)
         return deltas
 
     def _end_of(self, sequence: Sequence, token_id: int) -> FinishReason | None:
@@ -473,30 +361,9 @@ class Scheduler:
             reason = FinishReason.LENGTH
         else:
             return None
-        self._finish(sequence, reason)
+        self._residents.end(sequence, reason)
         return reason
-
-    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        self.running.pop(sequence.id, None)
-        self._preempting.pop(sequence.id, None)
-        sequence.status = Status.FINISHED
-        sequence.finish_reason = reason
-        self._release_if_idle(sequence)
-
-    def _release_if_idle(self, sequence: Sequence) -> None:
-        """Free blocks and slot, unless a step in flight still names the sequence; a preempted one waits again."""
-        if sequence.in_flight or sequence.slot < 0:
-            return
-        self.holdings.take_back(sequence)
-        self._look_again(sequence.tenant)
-        if sequence.status is Status.PREEMPTED:
-            self.counters.recomputed_tokens += sequence.num_computed_tokens
-            sequence.num_computed_tokens = 0
-            sequence.status = Status.WAITING
-            del self._preempting[sequence.id]
-            self.waiting.restore(sequence)
 
     def check_integrity(self) -> None:
         """Every slot and block is free, or held by exactly one sequence that runs, was preempted or is in flight."""
-        named = [s for flight in self.in_flight for s in flight.sequences]
-        self.holdings.check_integrity({*self.running.values(), *self._preempting.values(), *named})
+        self._residents.check_integrity(s for flight in self.in_flight for s in flight.sequences)

@@ -1,0 +1,112 @@
+"""Who gives way, when a sequence that runs or waits needs the memory or the slot of another.
+
+By recompute (Kwon et al., 2023): whoever is preempted keeps its place and its tokens, and computes them again.
+"""
+
+from backend.config import EngineConfig
+from backend.counters import Counters
+from backend.flight import Blocked, Flight
+from backend.policy import Policy
+from backend.resident_set import ResidentSet
+from backend.sequence import Sequence, Status
+from backend.tenant_limits import YOUNGEST
+from backend.victims import Victims
+
+
+class Preemption:
+    """Takes residents out of the batch, and lets them wait again."""
+
+    def __init__(self, config: EngineConfig, residents: ResidentSet, policy: Policy, counters: Counters) -> None:
+        self.preempted: list[Sequence] = []  # since `begin`
+        self._config = config
+        self._residents = residents
+        self._holdings = residents.holdings
+        self._victims = Victims(policy, config.max_preemptions)
+        self._counters = counters
+
+    def begin(self) -> None:
+        """Another event: nobody was preempted by it yet."""
+        self.preempted = []
+
+    def make_room(self, sequence: Sequence, needed: int, step: int) -> None:
+        """Preempt sequences that rank below this one until `needed` blocks are free or on their way back."""
+        own, key = self._victims.key(sequence), self._victims.key
+        running = self._residents.running.values()
+        self._preempt_for(needed, [s for s in self._victims.of(running, step) if key(s) > own])
+
+    def displace(self, sequence: Sequence, flight: Flight) -> None:
+        """A head that found no slot or no memory takes those of others, after this step: of sequences that are paused
+        at a limit of another tenant, then of a lower class.
+        """
+        for victim in flight.paused:
+            if victim.tenant != sequence.tenant and victim.status is Status.RUNNING:
+                self._give_way(victim)
+                return
+        running = self._residents.running
+        lower = self._victims.of((s for s in running.values() if s.priority_class > sequence.priority_class), None)
+        if lower and not self._holdings.has_free_slot:
+            self._preempt(lower.pop(0))
+        self._preempt_for(self._config.blocks_for(sequence.num_tokens) + len(running), lower)
+
+    def yield_for_the_oldest(self, flight: Flight) -> bool:
+        """Where all of a tenant's sequences are paused for blocks, the youngest gives up its own. Whether any did."""
+        tenants = {s.tenant for s, limit in flight.paused.items() if limit is Blocked.ALLOWANCE}
+        yielded = False
+        for tenant in tenants:
+            own = self._residents.of(tenant)
+            if len(own) > 1 and not any(s.in_flight or s in flight.sequences for s in own):
+                self._give_way(max(own, key=YOUNGEST))
+                yielded = True
+        return yielded
+
+    def break_deadlock(self, flight: Flight) -> Sequence | None:
+        """Everyone who could run waits for memory that only another could give. Whoever is paused gives way; else the
+        last choice does. Returns it when it has been preempted as often as it may, and has to end.
+        """
+        if flight.paused:
+            if all(s.status is Status.RUNNING for s in flight.paused):  # else one gave way already, to the head
+                self._give_way(max(flight.paused, key=YOUNGEST))
+            return None
+        victim = max(self._residents.running.values(), key=self._victims.key)
+        if not self._victims.may_be_preempted(victim):
+            return victim
+        self._preempt(victim)
+        return None
+
+    def shed(self, most: int) -> None:
+        """Steps have room for so many sequences only: the last choices are put back."""
+        lowest = sorted(self._residents.running.values(), key=self._victims.key, reverse=True)
+        for victim in lowest[: max(0, len(lowest) - most)]:
+            self._counters.shed += 1
+            self._put_back(victim)
+
+    def _preempt_for(self, needed: int, candidates: list[Sequence]) -> None:
+        coming = self._holdings.pool.num_free + sum(len(s.block_table) for s in self._residents.leaving.values())
+        if coming + sum(len(s.block_table) for s in candidates) < needed:
+            return
+        for victim in candidates:
+            if coming >= needed:
+                return
+            coming += len(victim.block_table)
+            self._preempt(victim)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """For others, which may happen to it a bounded number of times."""
+        self._counters.preemptions += 1
+        sequence.num_preemptions += 1
+        sequence.num_kept_tokens = len(sequence.output)
+        self._suspend(sequence)
+
+    def _give_way(self, sequence: Sequence) -> None:
+        """At a limit of its own tenant."""
+        self._counters.yields += 1
+        self._put_back(sequence)
+
+    def _put_back(self, sequence: Sequence) -> None:
+        """For what does not count towards the most that it may be preempted."""
+        sequence.num_yields += 1
+        self._suspend(sequence)
+
+    def _suspend(self, sequence: Sequence) -> None:
+        self.preempted.append(sequence)
+        self._residents.suspend(sequence)
