@@ -6,6 +6,7 @@ from typing import Any
 
 from gateway.admin.audit_log import AuditLog
 from gateway.admin.live_requests import LiveRequests
+from gateway.admin.policy_report import problem_of
 from gateway.errors import ApiError, AuditUnavailable, BadRequest, CancelledByAdmin, RequestNotFound
 from gateway.key_source import KeyChange
 from gateway.policies import Policies
@@ -60,8 +61,7 @@ class Actions:
             )
         await self._audit.record(actor, "policy.reload", self._policies.current.version, "begun")
         await self._policies.reload()
-        problem = self._policies.problem
-        return {"version": self._policies.current.version, "problem": str(problem) if problem else None}
+        return {"version": self._policies.current.version, "problem": problem_of(self._policies)}
 
     async def drain(self, actor: str) -> dict[str, Any]:
         """Stop as at a first SIGTERM."""

@@ -22,7 +22,7 @@ BODY_TIMEOUT = 5.0  # seconds
 HARDENING = encode_headers(
     {
         "content-security-policy": (
-            "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+            "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
             "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
         ),
         "x-content-type-options": "nosniff",

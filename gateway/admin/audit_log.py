@@ -46,15 +46,23 @@ class AuditLog:
 
 
 def _append(path: Path, line: bytes) -> None:
-    """One write, so that lines of several processes do not mix."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    """One write, so that lines of several processes do not mix; after a line that was cut short, on one of its own."""
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     try:
+        if not _ends_a_line(descriptor):
+            line = b"\n" + line
         written = os.write(descriptor, line)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
     if written < len(line):
         raise OSError(None, "only a part of the line was written")
+
+
+def _ends_a_line(descriptor: int) -> bool:
+    """Or is empty."""
+    size = os.fstat(descriptor).st_size
+    return size == 0 or os.pread(descriptor, 1, size - 1) == b"\n"
 
 
 def _tail(path: Path) -> list[dict[str, Any]]:

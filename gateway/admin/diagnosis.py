@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from gateway.doctor.finding import Finding
 from gateway.doctor.findings import findings
 from gateway.doctor.snapshot import SECONDS, Snapshot
 
@@ -13,7 +14,8 @@ Json = dict[str, Any]
 
 
 class Diagnosis:
-    """Compares two snapshots, `SECONDS` apart or more; the later one is kept for the next time.
+    """Compares two snapshots, `SECONDS` apart or more. The later one is kept: for the next time, and its findings for
+    those who ask within `SECONDS` of it.
 
     `read` gives the answers of the admin API by the names that the doctor asks for, `metrics` those in Prometheus'
     text format, `clock` seconds.
@@ -30,19 +32,27 @@ class Diagnosis:
         self._clock = clock
         self._lock = asyncio.Lock()
         self._last: Snapshot | None = None
+        self._found: list[Finding] = []
 
     async def report(self) -> Json:
         """At once where it was asked for in the last minute, else after `SECONDS`."""
         async with self._lock:
-            before = await self._before()
-            await asyncio.sleep(max(0.0, SECONDS - (self._clock() - before.at)))
-            after = self._last = await self._snapshot()
-            found = await asyncio.to_thread(findings, before, after)
-        return {"findings": [finding.to_json() for finding in found]}
+            if self._last is None or self._clock() - self._last.at >= SECONDS:
+                await self._look()
+        return {"findings": [finding.to_json() for finding in self._found]}
+
+    async def _look(self) -> None:
+        before, after = await self._before(), await self._snapshot()
+        self._found = await asyncio.to_thread(findings, before, after)
+        self._last = after
 
     async def _before(self) -> Snapshot:
-        last = self._last
-        return last if last is not None and self._clock() - last.at <= STALE else await self._snapshot()
+        """The last one, else one of `SECONDS` ago."""
+        if self._last is not None and self._clock() - self._last.at <= STALE:
+            return self._last
+        first = await self._snapshot()
+        await asyncio.sleep(SECONDS)
+        return first
 
     async def _snapshot(self) -> Snapshot:
         at, answers, text = self._clock(), await self._read(), self._metrics().decode()

@@ -5,9 +5,9 @@ from heapq import nsmallest
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
-from gateway.admin.history import History
+from gateway.admin.history import MAX_ENDED, History
 from gateway.admin.record import Record
-from gateway.admin.rows import Row, ended_row, live_row
+from gateway.admin.rows import MAX_ROWS, Row, ended_row, live_row
 from gateway.admin.timeline import timeline
 from gateway.admin.unhurried import unhurried
 from gateway.admin.whereabouts import Reasons
@@ -15,8 +15,7 @@ from gateway.errors import BadRequest, RequestNotFound
 from gateway.telemetry.story import Story
 from gateway.telemetry.telemetry import Telemetry
 
-MAX_ROWS = 1000
-MAX_ENDED = 200  # rows of those that have ended, of which more are kept
+MAX_RECENT = 200  # rows of those that have ended, of which more are kept
 
 
 class LiveRequests:
@@ -35,7 +34,7 @@ class LiveRequests:
         """Of those being served, the oldest first; of those that have ended, the newest first."""
         live = list(self.stories())
         shown = nsmallest(MAX_ROWS, live, key=lambda story: story.began)
-        ended = list(islice(reversed(self._history.ended), MAX_ENDED))
+        ended = list(islice(reversed(self._history.ended), MAX_RECENT))
         return {
             "live": await unhurried(shown, self._row),
             "recent": await unhurried(ended, ended_row),
@@ -56,7 +55,7 @@ class LiveRequests:
             found = _one_of(reversed(self._history.ended), name)
             if found is None:
                 raise RequestNotFound(
-                    f"No request {name!r:.150} is being served or among the last {MAX_ROWS} that were."
+                    f"No request {name!r:.150} is being served or among the last {MAX_ENDED} that were."
                 )
             row, record = ended_row(found), found
         return row | {"began": record.began_unix, "timeline": [span.to_json() for span in timeline(record)]}

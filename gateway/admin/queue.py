@@ -6,12 +6,11 @@ from typing import Any
 
 from backend.scheduler import Scheduler
 from backend.sequence import Sequence
+from gateway.admin.rows import MAX_ROWS, Row
 from gateway.admin.unhurried import unhurried
 from gateway.admin.whereabouts import Reasons, is_waiting
 from gateway.telemetry.story import Story
 from quotas.policy import Policy
-
-MAX_ROWS = 1000
 
 Place = tuple[bool, bool, float]
 
@@ -38,9 +37,10 @@ class Queue:
         aged = sequence.arrival - sequence.head_start + level.aging
         return sequence.tenant in scheduler.held, sequence is not scheduler.blocked_head, aged
 
-    def _row(self, sequence: Sequence, story: Story, now: float) -> dict[str, Any]:
+    def _row(self, sequence: Sequence, story: Story, now: float) -> Row:
         return {
             "id": story.request_id,
+            "response_id": story.response_id,
             "tenant": sequence.tenant,
             "class": story.service_class,
             "waited": now - sequence.arrival,

@@ -83,6 +83,9 @@ class Record:
     reserved: float | None
     settling: float | None
     first_byte: float | None
+    queued: float | None
+    admitted: float | None
+    first_token: float | None
     ended: float | None
     outcome: Outcome | None
     status: int
@@ -112,6 +115,9 @@ class Record:
             story.reserved,
             story.settling,
             story.first_byte,
+            story.queued,
+            story.admitted,
+            story.first_token,
             story.ended,
             story.outcome,
             story.status,
@@ -126,16 +132,12 @@ class Record:
     @property
     def queue_seconds(self) -> float | None:
         """From when it began to wait for the engine until all its sequences had been in a step; None: not all were."""
-        admitted = [leg.admitted for leg in self.legs if leg.admitted is not None]
-        if not admitted or len(admitted) < len(self.legs):
-            return None
-        return max(admitted) - min(leg.queued for leg in self.legs)
+        return None if self.admitted is None or self.queued is None else self.admitted - self.queued
 
     @property
     def ttft(self) -> float | None:
         """Seconds until the engine had its first token."""
-        first = min((leg.first_token for leg in self.legs if leg.first_token is not None), default=None)
-        return None if first is None else first - self.began
+        return None if self.first_token is None else self.first_token - self.began
 
     def unix(self, moment: float) -> float:
         return self.began_unix + moment - self.began

@@ -6,6 +6,8 @@ from gateway.admin.record import MAX_WORDS, Record
 from gateway.admin.whereabouts import Reasons, state_of
 from gateway.telemetry.story import Story
 
+MAX_ROWS = 1000  # of one list
+
 Row = dict[str, Any]
 
 

@@ -37,6 +37,7 @@ class Shares:
     def __init__(self) -> None:
         self.total: Mapping[str, float] = {}
         self._recent: Counter[str] = Counter()
+        self._recent_of_all = 0.0
         self._ticks: deque[dict[str, float]] = deque()
 
     def tick(self, total: Mapping[str, float]) -> None:
@@ -47,6 +48,7 @@ class Shares:
         self._ticks.append(grown)
         if len(self._ticks) > WINDOW:
             self._add(self._ticks.popleft(), -1)
+        self._recent_of_all = sum(self._recent.values())
 
     def _add(self, service: Mapping[str, float], sign: int) -> None:
         for name, spent in service.items():
@@ -56,5 +58,5 @@ class Shares:
 
     def share(self, tenant: str) -> float:
         """Of all service in the last minute, 0 to 1."""
-        everyone = sum(self._recent.values())
+        everyone = self._recent_of_all
         return min(max(self._recent[tenant] / everyone, 0.0), 1.0) if everyone > 0 else 0.0

@@ -1,10 +1,10 @@
 """The tenants: what each has running, what it used, what is left of its limits."""
 
 from collections import Counter
-from typing import Any
 
 from gateway.admin.history import History, Totals
 from gateway.admin.live_requests import LiveRequests
+from gateway.admin.rows import MAX_ROWS, Row
 from gateway.admin.unhurried import unhurried
 from gateway.admin.whereabouts import is_waiting
 from gateway.errors import TenantNotFound
@@ -14,10 +14,7 @@ from quotas.limit import Limit, Resource
 from quotas.policy import TenantPolicy
 from quotas.reservation import LimitState
 
-MAX_ROWS = 1000
 MAX_RECENT = 50
-
-Row = dict[str, Any]
 
 
 class Tenants:
@@ -30,7 +27,7 @@ class Tenants:
 
     async def listed(self) -> Row:
         """Those with the most service in the last minute first."""
-        census = _Census(self._service, self._requests)
+        census = _Census(self._service, self._history, self._requests)
         shares = self._history.shares
         names = sorted(self._names(), key=lambda name: (-shares.share(name), name))
         shown = names[:MAX_ROWS]
@@ -43,7 +40,7 @@ class Tenants:
         if name not in self._names():
             raise TenantNotFound(f"No tenant {name!r:.100} is in the policy, has a key, or has sent a request.")
         policy = service.policies.current.tenant(name)
-        return self._row(name, _Census(service, self._requests)) | {
+        return self._row(name, _Census(service, self._history, self._requests)) | {
             "class": policy.default_class,
             "limits": await self._limits(name, policy),
             "keys": [{"id": key.key_id, "scopes": key.scopes} for key in service.keys.of_tenant(name)],
@@ -70,8 +67,8 @@ class Tenants:
             "credit_seconds": service.watched.core.standing(name) if name in history.shares.total else 0.0,
             "requests": totals.requests,
             "refused": totals.refused,
-            "prompt_tokens": totals.prompt_tokens + census.prompt_tokens[name],
-            "output_tokens": totals.output_tokens + census.output_tokens[name],
+            "prompt_tokens": census.prompt_tokens[name],
+            "output_tokens": census.output_tokens[name],
         }
 
     async def _limits(self, name: str, policy: TenantPolicy) -> list[Row]:
@@ -99,13 +96,13 @@ class Tenants:
 
 
 class _Census:
-    """Sequences and tokens of the requests being served, by tenant."""
+    """By tenant, as of one moment: sequences of the requests being served, tokens of those and of all that ended."""
 
-    def __init__(self, service: Service, requests: LiveRequests) -> None:
+    def __init__(self, service: Service, history: History, requests: LiveRequests) -> None:
         self.running = Counter(s.tenant for s in service.watched.scheduler.running.values())
         self.waiting: Counter[str] = Counter()
-        self.prompt_tokens: Counter[str] = Counter()
-        self.output_tokens: Counter[str] = Counter()
+        self.prompt_tokens = Counter({name: totals.prompt_tokens for name, totals in history.totals.items()})
+        self.output_tokens = Counter({name: totals.output_tokens for name, totals in history.totals.items()})
         for story in requests.stories():
             for trail in story.trails:
                 sequence = trail.sequence

@@ -1,4 +1,4 @@
-// The admin API with a key; every way it can fail has a name.
+// The admin API with a key; every way it can fail has a name, and a message without a full stop.
 
 const PATIENCE = 5000; // milliseconds for one answer, unless it is known to take longer
 
@@ -50,7 +50,7 @@ export class Api {
 
 async function refusal(answer) {
   const body = await answer.json().catch(() => null);
-  const message = body?.error?.message ?? `the gateway answered ${answer.status}`;
+  const message = body?.error?.message?.replace(/\.$/, "") ?? `the gateway answered ${answer.status}`;
   return answer.status === 401 || answer.status === 403
     ? new Unauthorized(message)
     : new Refused(answer.status, message);

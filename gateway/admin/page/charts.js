@@ -17,7 +17,7 @@ export class Charts {
     const load = new Chart("Load, of what fits", percent, cursor, { figure: "last", top: 1 });
     this.#charts = [
       [tokens, ({ points }) => [line("output", points.output_tokens), line("prompt", points.prompt_tokens)]],
-      [requests, ({ points }) => [line("arrived", points.requests), line("refused", points.refused)]],
+      [requests, ({ points }) => [line("ended", points.requests), line("refused", points.refused)]],
       [firstToken, ({ points }) => [line("p50", points.ttft_p50), line("p99", points.ttft_p99)]],
       [gap, ({ points }) => [line("p50", points.gap_p50), line("p99", points.gap_p99)]],
       [queue, ({ points }) => Object.entries(points.waiting).map(([name, waiting]) => line(name, waiting))],

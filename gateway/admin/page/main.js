@@ -98,22 +98,12 @@ class Board {
 
   async #poll() {
     const api = this.#api;
-    const answers = await this.#askAll(api);
+    const { answers, unanswered } = await this.#askAll(api);
     if (api !== this.#api) return;
     this.#diagnose(api);
-    const { overview } = answers;
-    this.freshness.answered(overview.value);
-    this.#show(
-      Object.fromEntries(
-        Object.entries(answers)
-          .filter(([, { value }]) => value)
-          .map(([part, { value }]) => [part, value]),
-      ),
-    );
-    const unanswered = Object.entries(answers)
-      .filter(([, { reason }]) => reason)
-      .map(([part, { reason }]) => ({ part, error: reason }));
-    showTroubles(troubles(overview.value, this.#findings, unanswered));
+    this.freshness.answered(answers.overview);
+    this.#show(answers);
+    showTroubles(troubles(answers.overview, this.#findings, unanswered));
     await Promise.all([this.request.refresh(), this.tenant.refresh()]);
   }
 
@@ -122,7 +112,9 @@ class Board {
     const settled = await Promise.allSettled(EVERY_SECOND.map((part) => api.get(part)));
     const [overview] = settled;
     if (overview.status === "rejected") throw overview.reason;
-    return Object.fromEntries(EVERY_SECOND.map((part, index) => [part, settled[index]]));
+    const answers = Object.fromEntries(EVERY_SECOND.map((part, index) => [part, settled[index].value]));
+    const unanswered = EVERY_SECOND.map((part, index) => ({ part, error: settled[index].reason }));
+    return { answers, unanswered: unanswered.filter(({ error }) => error) };
   }
 
   async #diagnose(api) {
@@ -151,9 +143,10 @@ class Board {
   }
 
   #showRequests({ live, recent, truncated }, waiting) {
-    const places = new Map(waiting.map(({ id }, index) => [id, index + 1]));
+    const places = new Map(waiting.map((row, index) => [address(row), index + 1]).reverse()); // the first one counts
+    const place = (row) => (row.state === "waiting" ? places.get(address(row)) : null); // it may run by now
     this.tables.live.update(
-      live.map((row) => ({ ...row, place: places.get(row.id) ?? null })),
+      live.map((row) => ({ ...row, place: place(row) })),
       truncated,
     );
     this.tables.recent.update(recent);

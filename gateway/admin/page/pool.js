@@ -56,7 +56,7 @@ export class Pool {
       () => svg("path"),
       (path, [slot, squares]) => {
         setAttribute(path, "class", slot === FREE ? "free" : "held");
-        setAttribute(path, "fill", slot === FREE ? null : paint(slot));
+        setAttribute(path, "fill", paint(slot));
         setAttribute(path, "d", squares);
       },
     );

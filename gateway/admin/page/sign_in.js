@@ -4,6 +4,7 @@ import { Api, Unauthorized, failure } from "./api.js";
 import { byId, setText } from "./dom.js";
 
 const STORED = "sluice-admin-key";
+const SENDABLE = /^[\x21-\x7e]+$/; // no header holds anything else
 
 /** Shows the form, or passes it when the tab has a key; `signedIn(api)` is called with one that was accepted. */
 export class SignIn {
@@ -35,7 +36,7 @@ export class SignIn {
   async #try(key) {
     setText(byId("sign-in-problem"), "");
     const api = new Api(key);
-    const error = await failure(api.get("overview"));
+    const error = SENDABLE.test(key) ? await failure(api.get("overview")) : new Unauthorized();
     if (error !== null) return this.#explain(error);
     sessionStorage.setItem(STORED, key);
     this.field.value = "";

@@ -2,7 +2,7 @@
 
 import { setAttribute, svg } from "./dom.js";
 
-export const NUM_SLOTS = 8;
+const NUM_SLOTS = 8;
 export const OTHERS = "others";
 export const FREE = "free";
 const LOYALTY = 12; // a tenant keeps its slot while it is among so many
@@ -50,14 +50,13 @@ export function swatch() {
 
 export function fillSwatch(square, slot) {
   setAttribute(square.firstElementChild, "fill", paint(slot));
-  setAttribute(square, "class", `swatch ${slot === FREE ? "swatch-free" : ""}`);
 }
 
 export function paint(slot) {
-  return slot === FREE ? "none" : `url(#slot-${slot})`;
+  return slot === FREE ? "var(--slot-free)" : `url(#slot-${slot})`;
 }
 
-/** What `paint` refers to; colours come from style.css. */
+/** What `paint` refers to; colours come from colours.css. */
 export function patterns() {
   const named = [...PATTERNS.map((strokes, index) => [index + 1, strokes]), [OTHERS, ""]];
   const tiles = named.map(([name, strokes]) =>

@@ -37,7 +37,7 @@ export function showGauges({ engine }) {
       "sequences",
       engine.running / engine.max_num_seqs,
     ],
-    ["Waiting", whole(engine.waiting), "requests", null],
+    ["Waiting", whole(engine.waiting), "sequences", null],
     [
       "KV pool",
       percent(engine.kv_blocks_used / engine.kv_blocks),

@@ -115,7 +115,7 @@ export class Table {
     setText(this.count, total === 0 ? this.empty : rest > 0 ? `and ${rest.toLocaleString("en")} more` : "");
     const had = rest - this.#truncated;
     this.more.hidden = had <= 0 || this.limit >= MOST;
-    setText(this.more, `Show ${Math.min(MORE, had)} more`);
+    setText(this.more, `Show ${Math.min(MORE, had, MOST - this.limit)} more`);
     this.foot.hidden = this.count.textContent === "" && this.more.hidden;
   }
 

@@ -64,10 +64,11 @@ function took(marks, end) {
 }
 
 function bar({ at, until, what, detail, goesOn }, end) {
-  const shape = MOMENTS.includes(what) ? "mark" : goesOn ? "bar goes-on" : "bar";
+  const isMoment = MOMENTS.includes(what);
+  const shape = isMoment ? "mark" : goesOn ? "goes-on" : "";
   const mark = el("span", { class: `${shape} ${kind(what)}`, title: `${duration(at)}: ${shown(detail || what, 120)}` });
   const length = (until ?? end) - at;
-  if (shape !== "mark") mark.style.width = `calc(${(100 * length) / end}% - 1px)`; // a gap between neighbours
+  if (!isMoment) mark.style.width = `calc(${(100 * length) / end}% - 1px)`; // a gap between neighbours
   return placed(mark, at / end);
 }
 

@@ -78,6 +78,14 @@ async def test_a_damaged_line_hides_no_other(audit: AuditLog, path: Path) -> Non
     assert [entry["result"] for entry in await audit.entries()] == ["2", "1"]
 
 
+async def test_a_line_that_was_cut_short_takes_none_with_it(audit: AuditLog, path: Path) -> None:
+    await audit.record("a", "b", "c", "1")
+    with path.open("ab") as file:
+        file.write(b'{"at": 1800000000.0, "act')
+    await audit.record("a", "b", "c", "2")
+    assert [entry["result"] for entry in await audit.entries()] == ["2", "1"]
+
+
 async def test_only_the_end_of_a_long_log_is_read(audit: AuditLog, path: Path) -> None:
     fill(path, b'{"result": "old"}\n' * (2 * TAIL_BYTES // 18))
     await audit.record("a", "b", "c", "new")

@@ -75,6 +75,15 @@ async def test_an_answer_of_long_ago_is_nothing_to_compare_with(site: Site) -> N
     assert site.compared[-1] == (200.0 + STALE, 200.0 + STALE + SECONDS)
 
 
-async def test_those_who_ask_at_once_are_answered_one_after_the_other(site: Site) -> None:
-    await asyncio.gather(*(site.diagnosis.report() for _ in range(3)))
-    assert all(after - before >= SECONDS for before, after in site.compared)
+async def test_those_who_ask_at_once_have_one_answer(site: Site) -> None:
+    first, *others = await asyncio.gather(*(site.diagnosis.report() for _ in range(3)))
+    assert others == [first, first]
+    assert site.compared == [(100.0, 100.0 + SECONDS)]
+
+
+async def test_moments_too_close_to_compare_are_not_compared(site: Site) -> None:
+    await site.diagnosis.report()
+    for seconds in (SECONDS - 0.5, 0.5):
+        site.clock.now += seconds
+        await site.diagnosis.report()
+    assert site.compared[1:] == [(100.0 + SECONDS, 100.0 + 2 * SECONDS)]

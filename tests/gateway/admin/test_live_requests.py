@@ -3,7 +3,8 @@
 import pytest
 
 from admission.outcome import Outcome
-from gateway.admin.live_requests import MAX_ROWS, LiveRequests
+from gateway.admin.live_requests import LiveRequests
+from gateway.admin.rows import MAX_ROWS
 from gateway.admin.whereabouts import Reasons
 from gateway.errors import BadRequest, RateLimited, RequestNotFound
 from gateway.telemetry.story import Story

@@ -90,4 +90,6 @@ def test_a_record_has_the_waits_that_tables_show() -> None:
     assert record.unix(100.08) == pytest.approx(1_800_000_000.08)
     waiting = Record.of(a_story(trails=[a_trail(), a_trail(admitted=None, first_token=None)]))
     assert waiting.queue_seconds is None
+    late = Record.of(a_story(trails=[*(a_trail() for _ in range(MAX_LEGS)), a_trail(admitted=100.05)]))
+    assert late.queue_seconds == pytest.approx(0.046)
     assert Record.of(a_story(trails=[])).ttft is None

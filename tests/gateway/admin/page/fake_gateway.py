@@ -75,7 +75,7 @@ class FakeGateway:
         async def answer(visit: Visit) -> Json:
             self.num_overviews += part == "overview"
             if part not in self.answers:
-                raise RouteNotFound(f"{part} is broken")
+                raise RouteNotFound(f"{part} is broken.")
             return self.answers[part]
 
         return answer

@@ -173,7 +173,7 @@ def request_detail(row: Json) -> Json:
 
 def queue(rows: list[Json]) -> Json:
     waiting = [row for row in rows if row["state"] == "waiting"]
-    named = ("id", "tenant", "class", "prompt_tokens", "reason")
+    named = ("id", "response_id", "tenant", "class", "prompt_tokens", "reason")
     return {"waiting": [{key: row[key] for key in named} | {"waited": row["age"]} for row in waiting], "truncated": 0}
 
 

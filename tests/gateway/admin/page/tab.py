@@ -1,12 +1,10 @@
 """One tab of the browser, as a person has it: what it reads, where the mouse goes, which keys are pressed."""
 
-import base64
 import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tests.gateway.admin.page.devtools import PATIENCE, DevToolsError, Pipe
@@ -108,10 +106,6 @@ class Page:
     def type(self, text: str) -> None:
         self.send("Input.insertText", text=text)
 
-    def screenshot(self, path: Path, *, whole: bool = True) -> None:
-        picture = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(picture["data"]))
-
     def events(self, *methods: str) -> list[dict[str, Any]]:
         """The parameters of those that came so far."""
         self.js("0")  # what was sent before its answer has arrived
@@ -126,9 +120,8 @@ class Page:
         return [*logged, *thrown, *said]
 
     def requested(self) -> set[str]:
-        """Every address the page asked for, data: ones left out."""
-        urls = {event["request"]["url"] for event in self.events("Network.requestWillBeSent")}
-        return {url for url in urls if not url.startswith("data:")}
+        """Every address the page asked for."""
+        return {event["request"]["url"] for event in self.events("Network.requestWillBeSent")}
 
 
 @contextmanager

@@ -28,7 +28,7 @@ def test_the_head_says_what_runs_and_how_it_is(board: Page) -> None:
 def test_the_gauges_say_how_full_it_is(board: Page) -> None:
     gauges = " ".join(board.text("#gauges").split())
     memory = "KV pool 74 % 378 MiB of 512 MiB"
-    assert gauges == f"Running 41 / 64 sequences Waiting 17 requests {memory} Engine busy 93 % of the last 10 s"
+    assert gauges == f"Running 41 / 64 sequences Waiting 17 sequences {memory} Engine busy 93 % of the last 10 s"
 
 
 def test_a_store_that_is_gone_a_policy_that_was_not_taken_and_a_drain_stand_at_the_top(

@@ -111,11 +111,15 @@ def test_a_tenant_opens_with_its_limits_and_what_is_left_of_them(board: Page) ->
 
 def test_who_waits_has_a_place_in_the_queue(board: Page, gateway: FakeGateway) -> None:
     row = live(0, "acme") | {"state": "waiting"}
+    ids = {"id": row["id"], "response_id": row["response_id"]}
+    namesake = ids | {"response_id": "chatcmpl-of-another"}
     gateway.answers |= {
         "requests": {"live": [row], "recent": [], "truncated": 0},
-        "queue": {"waiting": [{"id": "another"}, {"id": row["id"]}], "truncated": 0},
+        "queue": {"waiting": [namesake, ids, ids], "truncated": 0},
     }
     board.until_reads("#live .state", "waiting, place 2")
+    gateway.answers["requests"] = {"live": [row | {"state": "decoding"}], "recent": [], "truncated": 0}
+    board.until("document.querySelector('#live .state').innerText === 'decoding'")
 
 
 def test_rows_do_not_move_under_the_pointer_and_their_values_do(board: Page, gateway: FakeGateway) -> None:

@@ -21,6 +21,12 @@ def test_a_wrong_key_is_refused_in_words_and_not_kept(open_page: PageMaker) -> N
     assert page.complaints() == [REJECTED]
 
 
+def test_a_key_that_no_header_can_hold_is_a_wrong_one(open_page: PageMaker) -> None:
+    page = open_page()
+    sign_in(page, KEY + "\N{ZERO WIDTH SPACE}")
+    page.until_reads("#sign-in-problem", "This key is not accepted.")
+
+
 def test_a_wrong_key_can_be_typed_over(open_page: PageMaker) -> None:
     page = open_page()
     sign_in(page, "wrong")

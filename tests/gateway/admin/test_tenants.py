@@ -1,0 +1,48 @@
+"""What the list of tenants says while requests come and go."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gateway.admin.tenants import Tenants
+from gateway.admin.unhurried import SLICE
+from gateway.policies import Policies
+from gateway.service import Service
+from tests.gateway.admin.test_live_requests import Found
+from tests.gateway.telemetry.stories import a_sequence, a_story, a_trail
+
+
+class Listed(Found):
+    def __init__(self) -> None:
+        super().__init__()
+        service = SimpleNamespace(
+            policies=Policies(None),
+            keys=SimpleNamespace(tenants=set),
+            watched=self.core,
+            kv_shape=SimpleNamespace(block_bytes=8),
+        )
+        self.tenants = Tenants(cast(Service, service), self.history, self.requests)
+
+    async def rows(self) -> dict[str, dict[str, Any]]:
+        """By name."""
+        return {row["name"]: row for row in (await self.tenants.listed())["tenants"]}
+
+
+@pytest.fixture
+def site() -> Listed:
+    return Listed()
+
+
+async def test_a_request_that_ends_while_the_list_is_made_is_counted_once(site: Listed) -> None:
+    names = [f"tenant-{number:03d}" for number in range(2 * SLICE)]
+    for name in names:
+        site.end(a_story(tenant=name, trails=[a_trail(sequence=a_sequence(name))]))
+    last = a_story(tenant=names[-1], trails=[a_trail(sequence=a_sequence(names[-1]))])
+    site.telemetry.live.add(last)
+    making = asyncio.create_task(site.rows())
+    await asyncio.sleep(0)
+    site.end(last)
+    assert (await making)[names[-1]]["prompt_tokens"] == 20
+    assert (await site.rows())[names[-1]]["prompt_tokens"] == 20
