@@ -10,12 +10,16 @@ from typing import Literal, TypeVar
 from urllib.parse import unquote
 from uuid import uuid4
 
+from opentelemetry.exporter.otlp.proto.grpc import exporter as grpc_exporter
 from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from gateway.settings import Settings
 from gateway.telemetry import semconv
 
 TIMEOUT = 5.0  # seconds for one export, its retries included
+NAME = "sluice"  # by which receivers know us
+SCOPE = InstrumentationScope(NAME)
 
 Signal = Literal["traces", "metrics"]
 Exporter = TypeVar("Exporter")
@@ -55,11 +59,15 @@ def resource() -> Resource:
     """This process, as every span and metric names it. `OTEL_RESOURCE_ATTRIBUTES` adds to it."""
     return Resource.create(
         {
-            semconv.SERVICE_NAME: "sluice",
+            semconv.SERVICE_NAME: NAME,
             semconv.SERVICE_VERSION: version("sluice"),
             semconv.SERVICE_INSTANCE_ID: str(uuid4()),
         }
     )
+
+
+class _Said(threading.local):
+    first = ""
 
 
 class Complaints(logging.Handler):
@@ -67,16 +75,14 @@ class Complaints(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._said = threading.local()
+        self._said = _Said()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not getattr(self._said, "first", ""):
-            self._said.first = record.getMessage()
+        self._said.first = self._said.first or record.getMessage()
 
     def take(self) -> str:
         """Of this thread since it last asked."""
-        first: str = getattr(self._said, "first", "")
-        self._said.first = ""
+        first, self._said.first = self._said.first, ""
         return first or "it gave no reason"
 
 
@@ -84,3 +90,4 @@ complaints = Complaints()
 _exporters = logging.getLogger("opentelemetry.exporter")
 _exporters.addHandler(complaints)
 _exporters.propagate = False
+grpc_exporter.logger.filters.clear()  # it drops, for 20 s, what another signal's exporter has said too

@@ -133,8 +133,8 @@ class Story:
     @property
     def admitted(self) -> float | None:
         """When the last of its sequences joined a step; None: one never did."""
-        moments = [trail.admitted for trail in self.trails]
-        return None if not moments or None in moments else max(moment for moment in moments if moment is not None)
+        moments = [trail.admitted for trail in self.trails if trail.admitted is not None]
+        return max(moments, default=None) if len(moments) == len(self.trails) else None
 
     @property
     def first_token(self) -> float | None:

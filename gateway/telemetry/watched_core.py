@@ -43,8 +43,7 @@ class Step:
     @property
     def prefill_tokens(self) -> int:
         batch = self.flight.batch
-        decodes = batch.num_decodes
-        return sum(batch.lengths[decodes:]) if len(batch.slots) > decodes else 0
+        return sum(batch.lengths[batch.num_decodes :])
 
 
 class WatchedCore:
@@ -102,9 +101,7 @@ class WatchedCore:
         deltas = self.core.complete(output, now)
         self._note_tokens(flight, deltas, now)
         planned, planning = self._planned.popleft()
-        if self.on_step:
-            step = Step(flight, planned, now, output.elapsed, planning)
-            _tell(self.on_step, step)
+        _tell(self.on_step, Step(flight, planned, now, output.elapsed, planning))
         return deltas
 
     def lost(self, now: float) -> bool:
@@ -170,19 +167,25 @@ class WatchedCore:
 
     def _ended(self, sequence: Sequence, now: float) -> None:
         trail = self._trails.pop(sequence, None)
-        if trail is not None:
-            trail.ended = now
+        if trail is None:
+            return
+        trail.ended = now
+        if sequence.slot < 0:
+            self._released(trail, now)
+        else:
             self._releasing.append(trail)
-            self._note_releases(now)
 
     def _note_releases(self, now: float) -> None:
         held, self._releasing = self._releasing, []
         for trail in held:
-            if trail.sequence.slot >= 0:
+            if trail.sequence.slot < 0:
+                self._released(trail, now)
+            else:
                 self._releasing.append(trail)
-                continue
-            trail.released = now
-            _tell(self.on_release, trail)
+
+    def _released(self, trail: Trail, now: float) -> None:
+        trail.released = now
+        _tell(self.on_release, trail)
 
 
 def _tell(listeners: list[Callable[[Event], object]], event: Event) -> None:

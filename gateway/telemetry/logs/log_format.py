@@ -8,6 +8,7 @@ import json
 import logging
 import traceback
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -37,7 +38,7 @@ class JsonFormat(_Format):
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, Any] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "time": f"{_second(int(record.created))}.{int(record.created % 1 * 1000):03}+00:00",
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
@@ -74,6 +75,11 @@ def unquoted(error: BaseException) -> str:
     before = [unquoted(cause), ""] if cause is not None else []
     frames = "".join(traceback.format_tb(error.__traceback__))
     return "\n".join([*before, f"{frames}{type(error).__module__}.{type(error).__qualname__}"])
+
+
+@lru_cache(maxsize=1)
+def _second(unix: int) -> str:
+    return datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def _json(entry: dict[str, Any]) -> str:

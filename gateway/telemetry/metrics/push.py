@@ -18,7 +18,7 @@ from gateway.settings import Settings
 from gateway.telemetry.metrics.metrics import Metrics
 from gateway.telemetry.metrics.registry import Reading
 from gateway.telemetry.metrics.sdk import metrics_data
-from gateway.telemetry.otlp import Collector, resource
+from gateway.telemetry.otlp import Collector, complaints, resource
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class MetricPush:
         except Exception:
             log.exception("metrics could not be exported")
             delivered = False
-        self._tell(delivered)
+        self._tell(delivered, complaints.take())
         return delivered
 
     def _post(self, result: str) -> None:
@@ -106,12 +106,14 @@ class MetricPush:
         self._busy = False
         self._count(result)
 
-    def _tell(self, delivered: bool) -> None:
+    def _tell(self, delivered: bool, complaint: str) -> None:
         """Log the first failure and the recovery, not each failure between."""
         if delivered and self._failing:
             log.info("the collector takes metrics again")
         elif not delivered and not self._failing:
-            log.warning("the collector does not take metrics: it is tried again every %g s", self._interval)
+            log.warning(
+                "the collector does not take metrics, and is tried again every %g s: %s", self._interval, complaint
+            )
         self._failing = not delivered
 
 

@@ -7,7 +7,7 @@ from backend.sequence import FinishReason
 from gateway.telemetry.metrics import buckets
 from gateway.telemetry.metrics.class_names import ClassNames
 from gateway.telemetry.metrics.family import Family, Kind
-from gateway.telemetry.metrics.registry import Histograms, Point, Registry
+from gateway.telemetry.metrics.registry import Histogram, Labelled, Point, Registry
 from gateway.telemetry.story import Story, Trail
 
 _ANSWERED = (FinishReason.STOP, FinishReason.LENGTH)
@@ -58,8 +58,7 @@ class QueueMetrics:
             sequence = trail.sequence
             if sequence.promised_first is not None and trail.first_token is not None:
                 _observe(self._errors, "first", trail.first_token - trail.queued - sequence.promised_first)
-            answered = trail.ended is not None and sequence.finish_reason in _ANSWERED
-            if sequence.promised_last is not None and trail.ended is not None and answered:
+            if sequence.promised_last is not None and trail.ended is not None and sequence.finish_reason in _ANSWERED:
                 _observe(self._errors, "last", trail.ended - trail.queued - sequence.promised_last)
 
     def _begin(self) -> None:
@@ -86,5 +85,5 @@ class QueueMetrics:
         return [(("first",), promises.coverage), (("last",), promises.completion_coverage)]
 
 
-def _observe(errors: Histograms, token: str, late: float) -> None:
+def _observe(errors: Labelled[Histogram], token: str, late: float) -> None:
     errors.at(token, "late" if late > 0 else "early").observe(abs(late))

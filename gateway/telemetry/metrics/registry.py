@@ -6,11 +6,20 @@ The event loop is the only writer and the only reader; a count is an addition to
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from gateway.telemetry.metrics.family import Family, Kind
 
 Labels = tuple[str, ...]
 """Values, in the order of the family's labels. An empty one stands for a label that is absent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """What a histogram has counted, as of now."""
+
+    counts: tuple[int, ...]
+    sum: float
 
 
 class Count:
@@ -20,6 +29,9 @@ class Count:
 
     def __init__(self) -> None:
         self.value: float = 0
+
+    def read(self) -> float:
+        return self.value
 
 
 class Histogram:
@@ -36,15 +48,11 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
-
-@dataclass(frozen=True, slots=True)
-class Distribution:
-    """What a histogram has counted, as of now."""
-
-    counts: tuple[int, ...]
-    sum: float
+    def read(self) -> Distribution:
+        return Distribution(tuple(self.counts), self.sum)
 
 
+Series = TypeVar("Series", bound=Count | Histogram)
 Value = float | Distribution
 Point = tuple[Labels, Value]
 Read = Callable[[], Iterable[Point]]
@@ -58,43 +66,24 @@ class Reading:
     points: list[Point]
 
 
-class Counts:
-    """A counter's series by their labels."""
+class Labelled(Generic[Series]):
+    """A metric's series by their labels."""
 
-    def __init__(self, labels: int) -> None:
-        self._series: dict[Labels, Count] = {}
+    def __init__(self, labels: int, make: Callable[[], Series]) -> None:
+        self._make = make
+        self._series: dict[Labels, Series] = {}
         if not labels:
             self.at()
 
-    def at(self, *labels: str) -> Count:
+    def at(self, *labels: str) -> Series:
         """The series, which is there from now on."""
         series = self._series.get(labels)
         if series is None:
-            series = self._series[labels] = Count()
+            series = self._series[labels] = self._make()
         return series
 
     def read(self) -> list[Point]:
-        return [(labels, series.value) for labels, series in self._series.items()]
-
-
-class Histograms:
-    """A histogram's series by their labels."""
-
-    def __init__(self, labels: int, bounds: tuple[float, ...]) -> None:
-        self._bounds = bounds
-        self._series: dict[Labels, Histogram] = {}
-        if not labels:
-            self.at()
-
-    def at(self, *labels: str) -> Histogram:
-        """The series, which is there from now on."""
-        series = self._series.get(labels)
-        if series is None:
-            series = self._series[labels] = Histogram(self._bounds)
-        return series
-
-    def read(self) -> list[Point]:
-        return [(labels, Distribution(tuple(series.counts), series.sum)) for labels, series in self._series.items()]
+        return [(labels, series.read()) for labels, series in self._series.items()]
 
 
 class Registry:
@@ -108,36 +97,33 @@ class Registry:
     def families(self) -> list[Family]:
         return list(self._metrics)
 
-    def counter(self, name: str, meaning: str, labels: tuple[str, ...] = (), unit: str = "") -> Counts:
-        counts = Counts(len(labels))
-        self._add(Family(name, Kind.COUNTER, unit, meaning, labels), counts.read)
+    def counter(self, name: str, meaning: str, labels: tuple[str, ...] = ()) -> Labelled[Count]:
+        counts = Labelled(len(labels), Count)
+        self.read(Family(name, Kind.COUNTER, "", meaning, labels), counts.read)
         return counts
 
     def histogram(
         self, name: str, meaning: str, bounds: tuple[float, ...], labels: tuple[str, ...] = (), unit: str = "s"
-    ) -> Histograms:
-        histograms = Histograms(len(labels), bounds)
-        self._add(Family(name, Kind.HISTOGRAM, unit, meaning, labels, bounds), histograms.read)
+    ) -> Labelled[Histogram]:
+        histograms = Labelled(len(labels), lambda: Histogram(bounds))
+        self.read(Family(name, Kind.HISTOGRAM, unit, meaning, labels, bounds), histograms.read)
         return histograms
 
     def read(self, family: Family, read: Read) -> None:
         """A metric that is kept elsewhere."""
-        self._add(family, read)
+        assert all(family.prometheus_name != known.prometheus_name for known in self._metrics), family.name
+        self._metrics[family] = read
 
     def total(self, name: str, meaning: str, read: Callable[[], float], unit: str = "") -> None:
         """A counter without labels that is kept elsewhere."""
-        self._add(Family(name, Kind.COUNTER, unit, meaning), lambda: [((), read())])
+        self.read(Family(name, Kind.COUNTER, unit, meaning), lambda: [((), read())])
 
     def gauge(self, name: str, meaning: str, read: Callable[[], float], unit: str = "") -> None:
         """A gauge without labels."""
-        self._add(Family(name, Kind.GAUGE, unit, meaning), lambda: [((), read())])
+        self.read(Family(name, Kind.GAUGE, unit, meaning), lambda: [((), read())])
 
     def collect(self) -> list[Reading]:
         """All of it as of now; what is returned does not change any more."""
         for prepare in self.before:
             prepare()
         return [Reading(family, list(read())) for family, read in self._metrics.items()]
-
-    def _add(self, family: Family, read: Read) -> None:
-        assert all(family.prometheus_name != known.prometheus_name for known in self._metrics), family.name
-        self._metrics[family] = read

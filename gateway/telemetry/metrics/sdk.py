@@ -15,12 +15,11 @@ from opentelemetry.sdk.metrics.export import (
 )
 from opentelemetry.sdk.metrics.export import Histogram as HistogramData
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from gateway.telemetry.metrics.family import Family, Kind
 from gateway.telemetry.metrics.registry import Distribution, Labels, Point, Reading
+from gateway.telemetry.otlp import SCOPE
 
-SCOPE = InstrumentationScope("sluice")
 _CUMULATIVE = AggregationTemporality.CUMULATIVE
 
 

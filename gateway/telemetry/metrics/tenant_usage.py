@@ -1,7 +1,7 @@
 """What each tenant has used, to the moment: of requests that have ended, and of those that have not."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.telemetry.metrics.tenant_labels import TenantLabels
 from gateway.telemetry.story import Story, Trail
@@ -43,10 +43,7 @@ class TenantUsage:
 
         Prompt tokens count when their step is planned. One that is lost takes them back: what was told already stays.
         """
-        usage = {
-            label: Usage(one.prompt_tokens, one.output_tokens, one.block_seconds, one.service)
-            for label, one in self._ended.items()
-        }
+        usage = {label: replace(one) for label, one in self._ended.items()}
         for story in self._live:
             for trail in story.trails:
                 self._of(usage, trail).add(trail, now)

@@ -60,7 +60,7 @@ class VllmMetrics:
         """`count` tokens go out now, `before` went out earlier, the last of them at `last`; returns now."""
         now = self._clock()
         if before:
-            self._gap.observe((now - last) / max(count, 1), count)
+            self._gap.observe((now - last) / (count or 1), count)
         elif count:
             self._first_token.observe(now - sequence.arrival)
             self._gap.observe(0.0, count - 1)

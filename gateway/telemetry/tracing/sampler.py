@@ -35,16 +35,19 @@ class Allowance:
 
     def has(self, reserved: bool, now: float) -> bool:
         """Whether one more may be taken, from what is `reserved` too."""
-        self._level = min(self._burst, self._level + max(0.0, now - self._since) * self._rate)
-        self._since = now
+        self._fill(now)
         return self._level >= (1.0 if reserved else max(1.0, self._burst * _RESERVED))
 
     def take(self) -> None:
         self._level -= 1.0
 
-    @property
-    def is_full(self) -> bool:
+    def is_full(self, now: float) -> bool:
+        self._fill(now)
         return self._level >= self._burst
+
+    def _fill(self, now: float) -> None:
+        self._level = min(self._burst, self._level + max(0.0, now - self._since) * self._rate)
+        self._since = now
 
 
 class Sampler:
@@ -94,7 +97,7 @@ class Sampler:
 
     def _new_tenant(self, name: str | None, now: float) -> Allowance:
         if len(self._tenants) >= MAX_TENANTS:
-            self._tenants = {name: kept for name, kept in self._tenants.items() if not kept.is_full}
+            self._tenants = {name: kept for name, kept in self._tenants.items() if not kept.is_full(now)}
             while len(self._tenants) >= MAX_TENANTS:
                 del self._tenants[next(iter(self._tenants))]
         allowance = self._tenants[name] = Allowance(self._tenant_rate, now)

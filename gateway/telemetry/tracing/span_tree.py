@@ -7,9 +7,10 @@ from random import getrandbits
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 from opentelemetry.util.types import AttributeValue
+
+from gateway.telemetry.otlp import SCOPE
 
 MAX_TEXT = 256  # characters of an attribute or a name
 MAX_EVENTS = 64  # of one span
@@ -18,7 +19,6 @@ MAX_STATE_MEMBERS = 32  # of tracestate, as the specification has it
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 FAILED = Status(StatusCode.ERROR)
 UNSET = Status(StatusCode.UNSET)
-SCOPE = InstrumentationScope("sluice")
 
 _STATE_MEMBER = re.compile(
     r"(?P<key>[a-z][_0-9a-z*/-]{0,255}|[a-z0-9][_0-9a-z*/-]{0,240}@[a-z][_0-9a-z*/-]{0,13})"

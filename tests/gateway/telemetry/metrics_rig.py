@@ -3,23 +3,19 @@
 import re
 from collections.abc import Iterator
 
-from admission.core import CoreConfig, Memory, make_core
-from backend.batch import StepOutput
+from admission.core import CoreConfig, Memory
 from backend.config import EngineConfig
-from backend.sampling import SamplingParams
-from backend.sequence import FinishReason, Sequence
 from gateway.policies import Policies
 from gateway.telemetry.metrics.metrics import Metrics, Sources
 from gateway.telemetry.story import Story, Trail
 from gateway.telemetry.telemetry import Telemetry
-from gateway.telemetry.watched_core import WatchedCore
 from tests.gateway.paper_store import PaperStore
+from tests.gateway.telemetry.core_run import CoreRun
 from tests.gateway.telemetry.stories import a_story
 
 SAMPLE = re.compile(r'([a-z0-9_:]+)\{((?:[a-z_]+="(?:[^"\\\n]|\\["\\n])*",?)*)\} (\S+)')
 LABEL = re.compile(r'([a-z_]+)="((?:[^"\\\n]|\\["\\n])*)"')
 BLOCK_BYTES = 1024
-STEP = 0.01  # seconds
 
 
 class Page:
@@ -64,9 +60,7 @@ class PaperEngine:
     num_streams = 0
 
 
-class Rig:
-    """Each step takes `STEP` seconds."""
-
+class Rig(CoreRun):
     def __init__(self, num_blocks: int = 64, config: CoreConfig | None = None) -> None:
         engine = EngineConfig(
             num_blocks=num_blocks,
@@ -76,8 +70,7 @@ class Rig:
             prefill_chunk=8,
             max_model_len=min(128, 4 * num_blocks),
         )
-        self.now = 100.0
-        self.core = WatchedCore(make_core(config or CoreConfig(memory=Memory.OPTIMISTIC), engine))
+        super().__init__(config or CoreConfig(memory=Memory.OPTIMISTIC), engine)
         self.telemetry = Telemetry(lambda: self.now)
         self.policies = Policies(None)
         self.store = PaperStore()
@@ -99,13 +92,6 @@ class Rig:
     def page(self) -> Page:
         return Page(self.metrics.prometheus_text().decode())
 
-    def arrive(self, name: str, prompt: int = 6, max_tokens: int = 4, tenant: str = "acme", level: int = 0) -> Trail:
-        sequence = Sequence(
-            name, tenant, [1] * prompt, SamplingParams(), max_tokens, 0, frozenset(), priority_class=level
-        )
-        self.core.arrive(sequence, self.now)
-        return self.core.trail(sequence)
-
     def story(self, *trails: Trail) -> Story:
         """A live request with these sequences."""
         tenant = trails[0].sequence.tenant if trails else "acme"
@@ -113,20 +99,16 @@ class Rig:
         self.telemetry.live.add(story)
         return story
 
-    def step(self) -> bool:
-        if self.core.plan(self.now) is None:
-            return False
-        self.complete()
-        return True
+    def tell(self, story: Story) -> None:
+        """Of a request that has ended."""
+        for listener in self.telemetry.on_end:
+            listener(story)
 
-    def complete(self) -> None:
-        self.now += STEP
-        batch = self.core.scheduler.in_flight[0].batch
-        self.core.complete(StepOutput(batch.step, [5] * len(batch.sampled), STEP), self.now)
 
-    def run(self) -> None:
-        while self.step():
-            pass
-
-    def cancel(self, trail: Trail) -> None:
-        self.core.finish(trail.sequence, FinishReason.CANCELLED, self.now)
+def rig_after_preemptions() -> Rig:
+    """Two sequences have ended that outgrew the memory, so that one gave way to the other."""
+    rig = Rig(num_blocks=12)
+    for name in "ab":
+        rig.arrive(name, prompt=8, max_tokens=30)
+    rig.run()
+    return rig

@@ -1,12 +1,16 @@
 """Stories for tests: a request that was served, changed in what a test is about."""
 
-from typing import Any
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
 
 from admission.outcome import Outcome
 from backend.sampling import SamplingParams
 from backend.sequence import FinishReason, Sequence, Status
 from gateway.telemetry.story import Chunk, Story, Trail
 from gateway.telemetry.trace_context import TraceContext
+from quotas.quotas import Grant
+from quotas.reservation import Ask
 
 BEGAN_NS = 1_800_000_000_000_000_000
 
@@ -32,6 +36,11 @@ def a_trail(**changes: Any) -> Trail:
         "chunks": [Chunk(3, 0, 6, 100.010), Chunk(4, 6, 4, 100.020)],
     }
     return Trail(**(values | changes))
+
+
+def a_grant(ask: Ask | None = None, settlement: asyncio.Task[None] | None = None) -> Grant:
+    """What is read of one when its request has ended; `ask` None: no limit counts."""
+    return cast("Grant", SimpleNamespace(reservation=ask and SimpleNamespace(ask=ask), settlement=settlement))
 
 
 def a_story(**changes: Any) -> Story:

@@ -6,7 +6,8 @@ from backend.batch import Batch
 from backend.flight import Flight
 from gateway.scope import RequestScope
 from gateway.telemetry.watched_core import Step
-from tests.gateway.telemetry.metrics_rig import BLOCK_BYTES, STEP, Page, Rig
+from tests.gateway.telemetry.core_run import STEP
+from tests.gateway.telemetry.metrics_rig import BLOCK_BYTES, Page, Rig, rig_after_preemptions
 
 
 @pytest.fixture
@@ -118,10 +119,8 @@ def test_decodes_that_wait_for_a_step_of_prefills_alone_have_jitter(rig: Rig) ->
 
 
 def test_a_write_that_makes_no_progress_is_stalled(rig: Rig) -> None:
-    async def nothing(*_: object) -> None: ...
-
     story = rig.story(rig.arrive("a"))
-    story.scope = RequestScope({"type": "http"}, nothing, nothing)  # type: ignore[arg-type]  # never used
+    story.scope = RequestScope({}, None, None)  # type: ignore[arg-type]  # nothing is received or sent
     story.scope.writing_since = rig.now - 0.5
     assert rig.page().value("sluice_stalled_writes") == 0
     rig.now += 1
@@ -138,11 +137,7 @@ def test_tokens_after_the_end_are_counted_as_late(rig: Rig) -> None:
 
 
 def test_preemptions_are_counted_by_their_cause() -> None:
-    rig = Rig(num_blocks=12)
-    for name in "ab":
-        rig.arrive(name, prompt=8, max_tokens=30)
-    rig.run()
-    page = rig.page()
+    page = rig_after_preemptions().page()
     assert page.value("sluice_preemptions_total", cause="memory") > 0
     assert page.value("sluice_preemptions_total", cause="limit") == 0
     assert page.value("vllm:num_preemptions_total") == page.value("sluice_preemptions_total")

@@ -3,7 +3,7 @@
 import pytest
 
 from admission.core import CoreConfig
-from tests.gateway.telemetry.metrics_rig import Rig
+from tests.gateway.telemetry.metrics_rig import Rig, rig_after_preemptions
 from tests.gateway.telemetry.stories import a_sequence, a_story, a_trail
 
 
@@ -38,11 +38,7 @@ def test_the_time_in_the_queue_is_known_at_admission() -> None:
 
 
 def test_a_preempted_sequence_is_admitted_once() -> None:
-    rig = Rig(num_blocks=12)
-    for name in "ab":
-        rig.arrive(name, prompt=8, max_tokens=30)
-    rig.run()
-    page = rig.page()
+    page = rig_after_preemptions().page()
     assert page.value("sluice_preemptions_total", cause="memory") > 0
     assert page.value("sluice_admissions_total") == 2
     assert page.value("sluice_batch_joined_total") == 2 + page.value("sluice_preemptions_total")
@@ -68,8 +64,7 @@ def test_estimates_are_held_against_what_came() -> None:
     rig = Rig()
     sequence = a_sequence()
     sequence.promised_first, sequence.promised_last = 0.016, 0.076  # came after 0.026 and 0.066
-    for tell in rig.telemetry.on_end:
-        tell(a_story(trails=[a_trail(sequence=sequence), a_trail()]))
+    rig.tell(a_story(trails=[a_trail(sequence=sequence), a_trail()]))
     page = rig.page()
     assert page.value("sluice_estimate_error_seconds_sum", token="first", side="late") == pytest.approx(0.01)
     assert page.value("sluice_estimate_error_seconds_sum", token="last", side="early") == pytest.approx(0.01)

@@ -23,8 +23,7 @@ def rig() -> Rig:
 
 
 def end(rig: Rig, **changes: Any) -> Page:
-    for tell in rig.telemetry.on_end:
-        tell(a_story(**changes))
+    rig.tell(a_story(**changes))
     return rig.page()
 
 

@@ -108,6 +108,16 @@ def test_tenants_without_number_are_not_remembered() -> None:
     assert len(capped._tenants) <= MAX_TENANTS
 
 
+def test_one_that_has_used_up_its_allowance_is_not_forgotten_for_those_that_have_theirs_back() -> None:
+    capped = sampler(most=40)
+    for number in range(MAX_TENANTS):
+        capped.because(at(number, tenant=str(number), trace=SAMPLED))
+    while capped.because(at(MAX_TENANTS, tenant="0", outcome=Outcome.FAILED)):
+        pass
+    assert capped.because(at(MAX_TENANTS, tenant="new", outcome=Outcome.FAILED)) is Because.ERROR
+    assert capped.because(at(MAX_TENANTS, tenant="0", outcome=Outcome.FAILED)) is None
+
+
 moments = st.lists(st.floats(0, 3), min_size=1, max_size=300).map(sorted)
 kinds = st.sampled_from([Outcome.COMPLETED, Outcome.FAILED])
 

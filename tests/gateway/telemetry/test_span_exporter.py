@@ -85,6 +85,17 @@ async def test_what_a_collector_refuses_is_counted(
     assert said.startswith("spans are dropped and counted until the collector takes them: Failed to export")
 
 
+async def test_every_exporter_says_why_however_lately_another_said_the_same(
+    receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver.manner = Manner.REFUSE
+    for _ in range(2):
+        exporter = BackgroundExporter(otlp_exporter(Collector(receiver.grpc_endpoint, "grpc")))
+        exporter.put(a_trace())
+        await exporter.close()
+    assert ["Failed to export" in line for line in own(caplog)] == [True, True]
+
+
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 async def test_a_collector_that_hangs_holds_nothing_up(receiver: Receiver, protocol: str) -> None:
     receiver.manner = Manner.HANG

@@ -1,4 +1,3 @@
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -26,17 +25,12 @@ from gateway.telemetry.trace_context import TraceContext
 from gateway.telemetry.tracing.sampler import Because
 from gateway.telemetry.tracing.span_tree import MAX_EVENTS, MAX_TEXT, trace_state
 from gateway.telemetry.tracing.spans import FEWEST_EVENTS, MAX_SEQUENCES, ROUTES, spans_of
-from quotas.quotas import Grant
 from quotas.reservation import Ask
-from tests.gateway.telemetry.stories import BEGAN_NS, a_sequence, a_story, a_trail
+from tests.gateway.telemetry.stories import BEGAN_NS, a_grant, a_sequence, a_story, a_trail
 
 RESOURCE = Resource({"service.name": "sluice"})
 KV = KvShape(block_tokens=16, block_bytes=1000)
 CALLS = [StoreCall("reserve", 100.0031, 100.0039, None), StoreCall("settle", 100.0751, 100.081, None)]
-
-
-def a_grant(ask: Ask | None = None) -> Grant:
-    return cast("Grant", SimpleNamespace(reservation=ask and SimpleNamespace(ask=ask), settlement=None))
 
 
 def spans(settled: float | None = 100.082, **changes: Any) -> dict[str, ReadableSpan]:

@@ -6,7 +6,8 @@ from admission.core import CoreConfig, Order
 from admission.outcome import Outcome
 from gateway.telemetry.metrics.tenant_labels import MOST_TENANTS
 from gateway.telemetry.story import Trail
-from tests.gateway.telemetry.metrics_rig import BLOCK_BYTES, STEP, Rig
+from tests.gateway.telemetry.core_run import STEP
+from tests.gateway.telemetry.metrics_rig import BLOCK_BYTES, Rig
 
 TOTALS = ("sluice_tenant_service_seconds_total", "sluice_kv_byte_seconds_total", "sluice_tenant_tokens_total")
 PER_TENANT = (

@@ -1,5 +1,4 @@
 import asyncio
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -15,8 +14,7 @@ from gateway.telemetry.tracing.exporter import BackgroundExporter
 from gateway.telemetry.tracing.sampler import Sampler
 from gateway.telemetry.tracing.step_spans import StepSpans
 from gateway.telemetry.tracing.tracing import Tracing
-from quotas.quotas import Grant
-from tests.gateway.telemetry.stories import BEGAN_NS, a_story
+from tests.gateway.telemetry.stories import BEGAN_NS, a_grant, a_story
 
 NOW = 100.5
 
@@ -35,10 +33,6 @@ def tracing(sent: Sent, ratio: float = 1.0) -> Tracing:
     steps = StepSpans(Resource({}), 5, set(), sent.put)
     exporter = cast("BackgroundExporter", sent)
     return Tracing(Resource({}), KvShape(16, 1000), Sampler(ratio, 2.0, 40.0), steps, exporter, lambda: NOW)
-
-
-def a_grant(settlement: asyncio.Task[None] | None) -> Grant:
-    return cast("Grant", SimpleNamespace(reservation=None, settlement=settlement))
 
 
 def settle_ends(spans: list[ReadableSpan]) -> int:
@@ -60,7 +54,7 @@ async def test_a_trace_is_complete_once_its_quota_is_settled() -> None:
         await told.wait()
 
     settlement = asyncio.create_task(settle())
-    story = a_story(grant=a_grant(settlement))
+    story = a_story(grant=a_grant(settlement=settlement))
     tracing(sent).request_ended(story)
     await asyncio.sleep(0)
     assert not sent.traces
@@ -78,7 +72,7 @@ async def test_a_settlement_that_failed_ends_a_trace_too() -> None:
 
     sent = Sent()
     settlement = asyncio.create_task(settle())
-    tracing(sent).request_ended(a_story(grant=a_grant(settlement)))
+    tracing(sent).request_ended(a_story(grant=a_grant(settlement=settlement)))
     await asyncio.gather(settlement, return_exceptions=True)
     await asyncio.sleep(0)
     assert settle_ends(sent.traces[0]) == pytest.approx(500e6, abs=1e3)
@@ -86,7 +80,7 @@ async def test_a_settlement_that_failed_ends_a_trace_too() -> None:
 
 def test_what_no_limit_counts_is_settled_at_once() -> None:
     sent = Sent()
-    tracing(sent).request_ended(a_story(grant=a_grant(None)))
+    tracing(sent).request_ended(a_story(grant=a_grant()))
     assert settle_ends(sent.traces[0]) == pytest.approx(75e6, abs=1e3)
 
 

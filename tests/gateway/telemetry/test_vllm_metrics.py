@@ -58,8 +58,7 @@ def test_ends_are_counted_by_their_reasons(rig: Rig) -> None:
     trails = [a_trail(sequence=a_sequence()) for _ in ends]
     for trail, reason in zip(trails, ends, strict=True):
         trail.sequence.finish_reason = reason
-    for tell in rig.telemetry.on_end:
-        tell(a_story(trails=trails))
+    rig.tell(a_story(trails=trails))
     page = rig.page()
     counts = {
         reason: page.value("vllm:request_success_total", finished_reason=reason) for reason in ("length", "abort")

@@ -2,53 +2,27 @@ import random
 
 import pytest
 
-from admission.core import CoreConfig, Memory, make_core
-from backend.batch import StepOutput
+from admission.core import CoreConfig, Memory
 from backend.config import EngineConfig
-from backend.sampling import SamplingParams
-from backend.sequence import FinishReason, Sequence
 from gateway.telemetry.story import Trail
-from gateway.telemetry.watched_core import Step, WatchedCore
+from gateway.telemetry.watched_core import Step
+from tests.gateway.telemetry.core_run import CoreRun
 
 ENGINE = EngineConfig(
     num_blocks=12, block_size=4, max_num_seqs=4, max_num_batched_tokens=8, prefill_chunk=8, max_model_len=48
 )
 
 
-class Run:
-    """A core on a virtual clock: each step takes 10 ms."""
-
-    def __init__(self, engine: EngineConfig = ENGINE) -> None:
-        self.core = WatchedCore(make_core(CoreConfig(memory=Memory.OPTIMISTIC), engine))
+class Run(CoreRun):
+    def __init__(self) -> None:
+        super().__init__(CoreConfig(memory=Memory.OPTIMISTIC), ENGINE)
         self.steps: list[Step] = []
         self.released: list[Trail] = []
         self.core.on_step.append(self.steps.append)
         self.core.on_release.append(self.released.append)
-        self.now = 100.0
-
-    def arrive(self, name: str, prompt: int, max_tokens: int, level: int = 0) -> Trail:
-        sequence = Sequence(
-            name, "acme", [1] * prompt, SamplingParams(), max_tokens, 0, frozenset(), priority_class=level
-        )
-        self.core.arrive(sequence, self.now)
-        return self.core.trail(sequence)
-
-    def plan(self) -> bool:
-        return self.core.plan(self.now) is not None
-
-    def complete(self) -> None:
-        self.now += 0.01
-        batch = self.core.scheduler.in_flight[0].batch
-        self.core.complete(StepOutput(batch.step, [5] * len(batch.sampled), 0.01), self.now)
 
     def lose(self) -> None:
         self.core.lost(self.now)
-
-    def step(self) -> bool:
-        planned = self.plan()
-        if planned:
-            self.complete()
-        return planned
 
 
 @pytest.fixture
@@ -58,8 +32,7 @@ def run() -> Run:
 
 def test_a_trail_has_the_moments_of_a_sequence(run: Run) -> None:
     trail = run.arrive("a", prompt=12, max_tokens=3)
-    while run.step():
-        pass
+    run.run()
     assert (trail.queued, trail.admitted) == (100.0, 100.0)
     assert [(chunk.start, chunk.length) for chunk in trail.chunks] == [(0, 8), (8, 4)]
     assert trail.first_token == trail.prefilled == pytest.approx(100.02)
@@ -68,16 +41,14 @@ def test_a_trail_has_the_moments_of_a_sequence(run: Run) -> None:
 
 def test_steps_are_told_of_with_what_they_did(run: Run) -> None:
     run.arrive("a", prompt=12, max_tokens=3)
-    while run.step():
-        pass
+    run.run()
     assert [(step.num_decodes, step.prefill_tokens) for step in run.steps] == [(0, 8), (0, 4), (1, 0), (1, 0)]
     assert all(step.elapsed == 0.01 and step.planning > 0 for step in run.steps)
 
 
 def test_a_preempted_sequence_shows_when_it_gave_way_and_when_it_came_back(run: Run) -> None:
     trails = [run.arrive(name, prompt=8, max_tokens=30) for name in "ab"]
-    while run.step():
-        pass
+    run.run()
     (victim,) = [trail for trail in trails if trail.preempted]
     assert len(victim.resumed) == len(victim.preempted)
     assert all(away < back for away, back in zip(victim.preempted, victim.resumed, strict=True))
@@ -106,8 +77,7 @@ def test_a_step_that_was_lost_leaves_no_chunk(run: Run) -> None:
     run.plan(), run.plan()
     run.lose()
     assert [chunk.start for chunk in trail.chunks] == [0]
-    while run.step():
-        pass
+    run.run()
     starts = [chunk.start for chunk in trail.chunks]
     assert starts == sorted(set(starts)) and sum(chunk.length for chunk in trail.chunks) == 20
 
@@ -115,7 +85,7 @@ def test_a_step_that_was_lost_leaves_no_chunk(run: Run) -> None:
 def test_blocks_of_one_that_was_cut_short_are_seen_to_be_released_with_a_step_that_was_lost(run: Run) -> None:
     trail = run.arrive("a", prompt=20, max_tokens=3)
     run.plan()
-    run.core.finish(trail.sequence, FinishReason.CANCELLED, run.now)
+    run.cancel(trail)
     assert not run.released
     run.lose()
     assert run.released == [trail] and trail.released == run.now and not trail.chunks
@@ -125,7 +95,7 @@ def test_blocks_of_one_that_is_cut_short_are_seen_to_be_released_with_its_last_s
     trail = run.arrive("a", prompt=8, max_tokens=30)
     run.step()
     run.plan()
-    run.core.finish(trail.sequence, FinishReason.CANCELLED, run.now)
+    run.cancel(trail)
     assert trail.ended == run.now and trail.released is None and not run.released
     run.complete()
     assert trail.released == run.now and run.released == [trail]
@@ -137,7 +107,7 @@ def test_nothing_is_kept_of_those_that_have_ended(run: Run) -> None:
     for number in range(300):
         living.append(run.arrive(str(number), rng.randrange(1, 20), rng.randrange(1, 20), rng.randrange(3)))
         if rng.random() < 0.5:
-            run.core.finish(living.pop(rng.randrange(len(living))).sequence, FinishReason.CANCELLED, run.now)
+            run.cancel(living.pop(rng.randrange(len(living))))
         run.step()
         run.core.take_ended()
     while run.step():
@@ -155,8 +125,7 @@ def test_a_listener_that_fails_stops_neither_the_others_nor_the_core(
     for listeners in (run.core.on_admit, run.core.on_step, run.core.on_release):
         listeners.insert(0, fail)
     trail = run.arrive("a", prompt=4, max_tokens=2)
-    while run.step():
-        pass
+    run.run()
     assert trail.released is not None
     assert (len(run.steps), run.released) == (2, [trail])
     assert [record.getMessage() for record in caplog.records] == ["a listener of the core failed"] * 4

@@ -1,0 +1,47 @@
+"""A watched core on a virtual clock, without a device."""
+
+from admission.core import CoreConfig, make_core
+from backend.batch import StepOutput
+from backend.config import EngineConfig
+from backend.sampling import SamplingParams
+from backend.sequence import FinishReason, Sequence
+from gateway.telemetry.story import Trail
+from gateway.telemetry.watched_core import WatchedCore
+
+STEP = 0.01  # seconds
+
+
+class CoreRun:
+    """Each step takes `STEP` seconds."""
+
+    def __init__(self, config: CoreConfig, engine: EngineConfig) -> None:
+        self.core = WatchedCore(make_core(config, engine))
+        self.now = 100.0
+
+    def arrive(self, name: str, prompt: int = 6, max_tokens: int = 4, tenant: str = "acme", level: int = 0) -> Trail:
+        sequence = Sequence(
+            name, tenant, [1] * prompt, SamplingParams(), max_tokens, 0, frozenset(), priority_class=level
+        )
+        self.core.arrive(sequence, self.now)
+        return self.core.trail(sequence)
+
+    def plan(self) -> bool:
+        return self.core.plan(self.now) is not None
+
+    def complete(self) -> None:
+        self.now += STEP
+        batch = self.core.scheduler.in_flight[0].batch
+        self.core.complete(StepOutput(batch.step, [5] * len(batch.sampled), STEP), self.now)
+
+    def step(self) -> bool:
+        planned = self.plan()
+        if planned:
+            self.complete()
+        return planned
+
+    def run(self) -> None:
+        while self.step():
+            pass
+
+    def cancel(self, trail: Trail) -> None:
+        self.core.finish(trail.sequence, FinishReason.CANCELLED, self.now)
