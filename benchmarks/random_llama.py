@@ -9,6 +9,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from benchmarks.cache import cache_dir
 from benchmarks.words import make_word
 from benchmarks.workload import MAX_POSITIONS, VOCAB_SIZE
 
@@ -24,11 +25,6 @@ CONFIG = LlamaConfig(
     bos_token_id=0,
     eos_token_id=1,
 )
-
-
-def cache_dir() -> Path:
-    """Where benchmarks keep what is costly to make: `$SLUICE_CACHE_DIR`/benchmarks, else ~/.cache/sluice/benchmarks."""
-    return Path(os.environ.get("SLUICE_CACHE_DIR") or "~/.cache/sluice").expanduser() / "benchmarks"
 
 
 def random_llama() -> Path:

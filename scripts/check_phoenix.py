@@ -8,34 +8,21 @@ Installs Phoenix, some 1 GB, into an environment of its own below the cache dire
 import os
 import subprocess
 import sys
-import venv
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.own_environment import own_environment
 from benchmarks.processes import ROOT
-from benchmarks.random_llama import cache_dir
 from tests.gateway.telemetry.phoenix import VARIABLE
 
 REQUIREMENT = "arize-phoenix==20.26.1"
-INSTALLED = "installed"  # a file that says that the installation was finished
 
 
 def main() -> int:
     command = [sys.executable, "-m", "pytest", "tests/gateway/telemetry/test_phoenix.py", *sys.argv[1:]]
-    return subprocess.run(command, cwd=ROOT, env=os.environ | {VARIABLE: str(phoenix())}, check=False).returncode
-
-
-def phoenix() -> Path:
-    """The environment's executable."""
-    directory = cache_dir() / REQUIREMENT.replace("==", "-")
-    if not (directory / INSTALLED).exists():
-        print(f"installing {REQUIREMENT} into {directory}", file=sys.stderr)
-        venv.create(directory, with_pip=True, clear=True)
-        pip = [str(directory / "bin" / "python"), "-m", "pip", "--quiet"]
-        subprocess.run([*pip, "install", "--only-binary=:all:", REQUIREMENT], check=True)
-        (directory / INSTALLED).touch()
-    return directory / "bin" / "phoenix"
+    environ = os.environ | {VARIABLE: str(own_environment(REQUIREMENT) / "phoenix")}
+    return subprocess.run(command, cwd=ROOT, env=environ, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -9,17 +9,16 @@ What it prints is Markdown; docs/diagnosis.md has the output of one run. Needs p
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.processes import free_port
 from benchmarks.redis_server import RedisServer
 from scripts.diagnosis.clients import clients, deaf_client
 from scripts.diagnosis.observatory import observatory
 from scripts.diagnosis.slow_proxy import slow_proxy
-from tests.deploy.prometheus_process import free_port
 
 SECONDS = 14.0  # of trouble before somebody looks: more than the dashboard's interval of 10 s
 
@@ -105,12 +104,6 @@ def say(text: str) -> None:
     print(f"{text}\n", flush=True)
 
 
-@contextmanager
-def workplace() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="sluice-") as directory:
-        yield Path(directory)
-
-
 def main() -> int:
     names = sys.argv[1:] or list(TROUBLES)
     if unknown := [name for name in names if name not in TROUBLES]:
@@ -118,8 +111,8 @@ def main() -> int:
     for name in names:
         planted = " ".join((TROUBLES[name].__doc__ or "").split())
         say(f"## {name.replace('_', ' ').capitalize()}\n\n{planted}")
-        with workplace() as directory:
-            TROUBLES[name](directory)
+        with tempfile.TemporaryDirectory(prefix="sluice-") as directory:
+            TROUBLES[name](Path(directory))
     return 0
 
 

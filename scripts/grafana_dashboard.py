@@ -1,13 +1,16 @@
-"""Makes the dashboard, which is edited in grafana_rows.py:
+"""Makes the dashboard, whose panels are in scripts/grafana/:
 
 python scripts/grafana_dashboard.py >deploy/grafana/sluice.json
 """
 
 import json
 import sys
+from pathlib import Path
 
-from grafana_panel import DATASOURCE, SELECTOR, Json
-from grafana_rows import ROWS
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scripts.grafana.panel import DATASOURCE, SELECTOR, Json
+from scripts.grafana.rows import ROWS
 
 UID = "sluice"
 COLUMNS = 24

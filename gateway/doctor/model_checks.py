@@ -9,7 +9,7 @@ from backend.checkpoint import Checkpoint
 from backend.device_memory import check_room, expected_memory
 from backend.errors import BackendError, ConfigError
 from backend.hub import resolve_config
-from backend.loader import select_device
+from backend.loader import DTYPES, select_device
 from backend.model_config import ModelConfig, read_model_config
 from backend.paged_kv.kv_cache import block_bytes
 from backend.roofline import Footprint, human_bytes
@@ -19,7 +19,6 @@ from gateway.doctor.check import Check, ok, problem, warning
 from gateway.engine_options import engine_options
 from gateway.settings import Settings
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 SPARE_MEMORY = 0.1  # of what is free: for requests, logits and libraries
 
 

@@ -32,10 +32,6 @@ class Samples:
         """The sum of the samples that carry the labels; 0 where there are none."""
         return sum(value for _, value in self._matching(name, labels))
 
-    def names(self, name: str, label: str) -> list[str]:
-        """Values of a label, in the order of the samples."""
-        return list(dict.fromkeys(labels.get(label, "") for labels, _ in self.series.get(name, ())))
-
     def buckets(self, name: str, **labels: str) -> dict[float, float]:
         """Of a histogram: by upper bound, how many are at most that; +inf last."""
         counts: dict[float, float] = {}

@@ -120,7 +120,7 @@ def lost_telemetry(window: Window) -> Finding | None:
 
 
 def orphans(window: Window) -> Finding | None:
-    found = min(snapshot.samples.total("sluice_orphans") for snapshot in (window.before, window.after))
+    found = window.throughout("sluice_orphans")
     if not found:
         return None
     return Finding(
@@ -133,7 +133,7 @@ def orphans(window: Window) -> Finding | None:
 
 
 def unsettled(window: Window) -> Finding | None:
-    held = min(snapshot.samples.total("sluice_reservations_outstanding") for snapshot in (window.before, window.after))
+    held = window.throughout("sluice_reservations_outstanding")
     is_idle = not any(snapshot.samples.total("sluice_live_requests") for snapshot in (window.before, window.after))
     if not held or not is_idle or not window.after.samples.total("sluice_store_connected"):
         return None

@@ -21,6 +21,10 @@ class Window:
         """The lesser of the engine's figures of this name: what was there all the time, as far as can be known."""
         return float(min(self.before.engine[name], self.after.engine[name]))
 
+    def throughout(self, gauge: str) -> float:
+        """The lesser of its two values: what was there all the time, as far as can be known."""
+        return min(self.before.samples.total(gauge), self.after.samples.total(gauge))
+
     def increase(self, name: str, **labels: str) -> float:
         """Of a counter; one that was reset in between has begun anew."""
         before, after = self.before.samples.total(name, **labels), self.after.samples.total(name, **labels)

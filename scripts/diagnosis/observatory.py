@@ -1,6 +1,5 @@
 """A gateway with all that watches it: a collector of spans, Prometheus with our rules, the dashboard, the doctor."""
 
-import json
 import os
 import subprocess
 import sys
@@ -14,12 +13,12 @@ from typing import Any
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from scripts.grafana.panel import SELECTOR
+from tests.deploy.dashboard import PANELS, RATE_INTERVAL, filled_in
 from tests.deploy.prometheus_process import PROGRAM, Prometheus, running_prometheus
 from tests.gateway.server_process import ROOT, ServerProcess, eventually, running_server
 from tests.gateway.telemetry.otlp_receiver import Receiver, otlp_receiver
 
-DEPLOY = ROOT / "deploy"
-RATE_INTERVAL = "10s"
 SHOWN = ("sluice.tenant.id", "sluice.queue.wait_ms", "sluice.drr.deficit", "sluice.preemptions", "sluice.outcome")
 STEP = ("sluice.step.number", "sluice.step.decodes", "sluice.step.prefill_tokens", "sluice.step.device_us")
 
@@ -33,16 +32,15 @@ class Observatory:
 
     def panel(self, title: str) -> str:
         """The queries of a panel of the dashboard, and what they say now."""
-        panels = json.loads((DEPLOY / "grafana" / "sluice.json").read_text())["panels"]
-        (panel,) = [panel for panel in panels if panel["title"] == title and "targets" in panel]
+        (panel,) = [panel for panel in PANELS if panel["title"] == title]
         lines = [f"panel {title!r}, in {panel['fieldConfig']['defaults']['unit']}"]
         for target in panel["targets"]:
             lines += [f"  {_plain(target['expr'])}", *self._values(target["expr"])]
         return "\n".join(lines)
 
     def _values(self, query: str) -> list[str]:
-        query = query.replace("$__rate_interval", RATE_INTERVAL).replace("$job", "sluice").replace("$instance", ".*")
-        rows = [(_labels(labels), value) for labels, value in self.prometheus.query(query) if not isnan(value)]
+        answers = self.prometheus.query(filled_in(query))
+        rows = [(_labels(labels), value) for labels, value in answers if not isnan(value)]
         return [f"    {labels:40} {value:.4g}" for labels, value in sorted(rows, key=lambda row: -row[1])]
 
     def doctor(self) -> str:
@@ -89,9 +87,8 @@ def _new_key(tenant: str, state: Path) -> str:
 
 def _plain(query: str) -> str:
     """As a person would ask, of the only gateway there is."""
-    selector = 'job=~"$job",instance=~"$instance"'
     plain = query.replace("$__rate_interval", RATE_INTERVAL)
-    return plain.replace(f"{{{selector}}}", "").replace(f"{selector},", "")
+    return plain.replace(f"{{{SELECTOR}}}", "").replace(f"{SELECTOR},", "")
 
 
 def _labels(metric: dict[str, str]) -> str:

@@ -1,17 +1,22 @@
 """What docs/metrics.md says there is, and what a PromQL expression asks for."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 
 OTHER_LABELS = {"job", "instance", "namespace", "pod", "model_name", "le", "of"}  # of targets, buckets and rules
-_ROW = re.compile(r"^\| `([\w:]+)` \| (counter|gauge|histogram) \|\s*([^|]*?)\s*\|", re.MULTILINE)
-_NAME = re.compile(r"(?<![\w:$.-])((?:sluice|vllm|gen_ai)[_:][\w:]*\w)\b(?!\s*=)")
+PROMETHEUS = {"up": frozenset[str](), "ALERTS": frozenset({"alertname", "alertstate"})}  # its own series
+
+_ROW = re.compile(r"^\| `([\w:]+)` \| (counter|gauge|histogram) \|\s*([^|]*?)\s*\| ([^|]+) \|", re.MULTILINE)
+_GROUPING = re.compile(r"\b(by|without|ignoring|on)\s*\(([^)]*)\)")
+_NO_NAMES = re.compile(rf'"[^"]*"|\{{[^}}]*\}}|\[[^\]]*\]|{_GROUPING.pattern}|\b(?:and|or|unless)\b')
+_NAME = re.compile(r"(?<![\w:.])[A-Za-z_:][\w:]*\b(?!\s*\()")  # of a series: a function's is before a parenthesis
 _MATCHERS = re.compile(r'(\w+)\s*(?:=~|!~|!=|=)\s*"')
-_BY = re.compile(r"\b(?:by|without|ignoring|on)\s*\(([^)]*)\)")
 
 
 @dataclass(frozen=True)
@@ -19,6 +24,7 @@ class Documented:
     name: str
     kind: str
     labels: frozenset[str]
+    unit: str
 
     @property
     def series(self) -> set[str]:
@@ -27,29 +33,49 @@ class Documented:
         return {f"{self.name}{part}" for part in parts}
 
 
+@cache
 def documented_metrics() -> list[Documented]:
     rows = _ROW.findall((ROOT / "docs" / "metrics.md").read_text())
-    return [
-        Documented(name, kind, frozenset(label.strip() for label in labels.split(",") if label.strip()))
-        for name, kind, labels in rows
-    ]
+    return [Documented(name, kind, frozenset(_listed(labels)), unit) for name, kind, labels, unit in rows]
 
 
 def series_of(query: str) -> set[str]:
-    """Names of ours in PromQL."""
-    return set(_NAME.findall(_BY.sub("", query)))
+    """Names of series in PromQL."""
+    return set(_NAME.findall(_NO_NAMES.sub(" ", query)))
 
 
 def labels_of(query: str) -> set[str]:
     """Labels that it matches or groups by."""
-    grouped = {label.strip() for group in _BY.findall(query) for label in group.split(",")}
-    return {*_MATCHERS.findall(query), *grouped} - {""}
+    return {*_MATCHERS.findall(query), *(label for _, labels in _GROUPING.findall(query) for label in _listed(labels))}
 
 
-def strangers(query: str, also: frozenset[str] = frozenset()) -> set[str]:
-    """Series and labels that nothing documents. `also`: series that are recorded."""
-    known = {name: metric for metric in documented_metrics() for name in metric.series}
+def strangers(query: str, recorded: Mapping[str, str] = {}) -> set[str]:
+    """Series and labels that nothing documents. `recorded`: queries by the series that rules make of them."""
+    known = PROMETHEUS | {name: metric.labels for metric in documented_metrics() for name in metric.series}
+    known |= {name: _labels_left(expression, known) for name, expression in recorded.items()}
     series = series_of(query)
-    labels = {label for name in series if name in known for label in known[name].labels}
-    unknown_labels = labels_of(query) - labels - OTHER_LABELS if series <= known.keys() else set()
-    return (series - known.keys() - also) | unknown_labels
+    labels = {label for name in series & known.keys() for label in known[name]}
+    return (series - known.keys()) | (labels_of(query) - labels - OTHER_LABELS)
+
+
+def _labels_left(query: str, known: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    """Of what a rule records, whose query groups by what it leaves out, if at all."""
+    left_out = {label for how, labels in _GROUPING.findall(query) if how == "without" for label in _listed(labels)}
+    return frozenset[str]().union(*(known[name] for name in series_of(query))) - left_out
+
+
+def unit_of(query: str) -> str:
+    """What a query of the dashboard yields, in the words of the documentation; `/s` behind what is by second."""
+    over, *under = map(_unit_of_operand, query.split(" / "))
+    return over if not under else "share" if under == [over] else over.removesuffix("/s")
+
+
+def _unit_of_operand(query: str) -> str:
+    (name,) = series_of(query)
+    (metric,) = (metric for metric in documented_metrics() if name in metric.series)
+    unit = "observations" if name.endswith("_count") else metric.unit
+    return f"{unit}/s" if "rate(" in query and "histogram_quantile(" not in query else unit
+
+
+def _listed(labels: str) -> list[str]:
+    return re.findall(r"\w+", labels)

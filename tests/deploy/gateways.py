@@ -58,7 +58,8 @@ def deployed() -> Gateway:
 def managed() -> Gateway:
     """By systemd."""
     text = (DEPLOY / "systemd" / "sluice.service").read_text()
-    environment = dict(re.findall(r"(?:^Environment=| )(\w+)=(\S+)", text, re.MULTILINE))
+    lines = re.findall(r"^Environment=(.+)$", text, re.MULTILINE)
+    environment = dict(re.findall(r"(\w+)=(\S+)", " ".join(lines)))
     environment |= dict(re.findall(r"^(\w+)=(\S+)$", (DEPLOY / "systemd" / "sluice.env").read_text(), re.MULTILINE))
     (seconds,) = re.findall(r"^TimeoutStopSec=(\d+)$", text, re.MULTILINE)
     return Gateway(environment, float(seconds))

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from socket import socket
 from typing import Any
 
 import httpx
 import yaml
 
+from benchmarks.processes import free_port
 from tests.deploy.documented import DEPLOY
 from tests.gateway.server_process import ServerProcess, eventually
 
@@ -61,10 +61,3 @@ def _config(port: int, key: Path) -> dict[str, Any]:
     config["scrape_configs"][0]["static_configs"] = [{"targets": [f"127.0.0.1:{port}"]}]
     config["scrape_configs"][0]["authorization"]["credentials_file"] = str(key)
     return config
-
-
-def free_port() -> int:
-    with socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port

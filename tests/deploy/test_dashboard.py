@@ -1,18 +1,23 @@
 """The Grafana dashboard: made by its script, complete, and asking for metrics that there are."""
 
-import json
+import re
 import subprocess
 import sys
 from typing import Any
 
 import pytest
 
-from tests.deploy.documented import DEPLOY, ROOT, documented_metrics, series_of, strangers
+from tests.deploy.dashboard import ANNOTATIONS, DASHBOARD, PANELS, QUERIES, TEXT
+from tests.deploy.documented import OTHER_LABELS, ROOT, documented_metrics, series_of, strangers, unit_of
 
-TEXT = (DEPLOY / "grafana" / "sluice.json").read_text()
-DASHBOARD: dict[str, Any] = json.loads(TEXT)
-PANELS: list[dict[str, Any]] = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
-QUERIES = [target["expr"] for panel in PANELS for target in panel["targets"]]
+UNITS = {  # Grafana's, by what a query yields
+    "seconds": {"s"},
+    "bytes": {"bytes"},
+    "share": {"percentunit", "none"},
+    "seconds/s": {"percentunit"},
+    "byte-seconds/s": {"bytes"},
+    "requests/s": {"reqps", "ops"},
+}
 
 
 def test_it_is_what_the_script_makes() -> None:
@@ -47,7 +52,24 @@ def test_every_panel_has_a_unit_a_description_and_a_query() -> None:
 @pytest.mark.parametrize("query", sorted(set(QUERIES)))
 def test_a_query_asks_for_what_is_documented(query: str) -> None:
     assert series_of(query)
-    assert not strangers(query.replace("$__rate_interval", "1m"))
+    assert not strangers(query)
+
+
+def test_annotations_and_variables_ask_for_what_is_documented() -> None:
+    definitions = [one["definition"] for one in DASHBOARD["templating"]["list"] if one["type"] == "query"]
+    chosen = [match.groups() for one in definitions if (match := re.fullmatch(r"label_values\((.+), (\w+)\)", one))]
+    assert len(chosen) == len(definitions) == 2
+    assert {label for _, label in chosen} <= OTHER_LABELS
+    for query in (*ANNOTATIONS, *(series for series, _ in chosen)):
+        assert series_of(query)
+        assert not strangers(query)
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
+def test_a_panels_unit_is_that_of_what_it_shows(panel: dict[str, Any]) -> None:
+    for yielded in (unit_of(target["expr"]) for target in panel["targets"]):
+        counts = {"ops", "short"} if yielded.endswith("/s") else {"none", "short"}
+        assert panel["fieldConfig"]["defaults"]["unit"] in UNITS.get(yielded, counts)
 
 
 def test_every_metric_of_ours_is_shown_somewhere() -> None:

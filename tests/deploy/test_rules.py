@@ -1,6 +1,5 @@
 """Prometheus' rules: valid, tested, about metrics that there are, with a remedy in each alert."""
 
-import json
 import re
 import shutil
 import subprocess
@@ -10,15 +9,17 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deploy.documented import DEPLOY, ROOT, strangers
+from tests.deploy.dashboard import ANNOTATIONS, QUERIES, filled_in
+from tests.deploy.documented import DEPLOY, ROOT, documented_metrics, series_of, strangers
 
 FOLDER = DEPLOY / "prometheus"
 RULES: list[dict[str, Any]] = [
     rule for group in yaml.safe_load((FOLDER / "rules.yaml").read_text())["groups"] for rule in group["rules"]
 ]
 ALERTS = [rule for rule in RULES if "alert" in rule]
-RECORDED = frozenset(rule["record"] for rule in RULES if "record" in rule)
-DASHBOARD = json.loads((DEPLOY / "grafana" / "sluice.json").read_text())
+RECORDED = {rule["record"]: rule["expr"] for rule in RULES if "record" in rule}
+TESTS: list[dict[str, Any]] = yaml.safe_load((FOLDER / "rules_test.yaml").read_text())["tests"]
+ADAPTER = yaml.safe_load((DEPLOY / "kubernetes" / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
 
 promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian: prometheus) is not installed")
 
@@ -41,12 +42,8 @@ def test_promtool_takes_the_configuration() -> None:
 
 @promtool
 def test_promtool_takes_every_query_of_the_dashboard(tmp_path: Path) -> None:
-    queries = [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
-    queries += [annotation["expr"] for annotation in DASHBOARD["annotations"]["list"]]
-    rules = [
-        {"record": f"query:{number}", "expr": query.replace("$__rate_interval", "1m")}
-        for number, query in enumerate(queries)
-    ]
+    queries = map(filled_in, [*QUERIES, *ANNOTATIONS])
+    rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(queries)]
     path = tmp_path / "queries.yaml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
     run("check", "rules", path)
@@ -54,7 +51,23 @@ def test_promtool_takes_every_query_of_the_dashboard(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("alert") or rule.get("record"))
 def test_a_rule_asks_for_what_is_documented_or_recorded(rule: dict[str, Any]) -> None:
+    assert series_of(rule["expr"])
     assert not strangers(rule["expr"], RECORDED)
+
+
+def test_what_is_recorded_is_asked_for() -> None:
+    asked = [alert["expr"] for alert in ALERTS] + [rule["seriesQuery"] for rule in ADAPTER]
+    assert RECORDED.keys() <= set().union(*map(series_of, asked))
+
+
+def test_the_metrics_that_a_remedy_names_exist() -> None:
+    told = " ".join(text for alert in ALERTS for text in alert["annotations"].values())
+    assert set(re.findall(r"\bsluice_\w+", told)) <= {metric.name for metric in documented_metrics()}
+
+
+def test_the_series_that_rules_are_tested_with_exist() -> None:
+    given = [entry["series"] for test in TESTS for entry in test["input_series"]]
+    assert [series for series in given if strangers(series)] == []
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda rule: rule["alert"])
@@ -66,8 +79,9 @@ def test_an_alert_says_how_bad_it_is_what_is_wrong_and_what_to_do(alert: dict[st
 
 
 def test_every_alert_is_tested_by_name_and_in_the_documentation() -> None:
-    tests = yaml.safe_load((FOLDER / "rules_test.yaml").read_text())["tests"]
-    assert {alert["alert"] for alert in ALERTS} <= {test["name"] for test in tests}
+    raised = {test["name"]: str(test["promql_expr_test"]) for test in TESTS}
+    for name in (alert["alert"] for alert in ALERTS):
+        assert f'alertname="{name}"' in raised[name]
     rows = re.findall(r"^\| `(Sluice\w+)` \| (\w+) \|", (ROOT / "docs" / "deploy.md").read_text(), re.MULTILINE)
     assert {(alert["alert"], alert["labels"]["severity"]) for alert in ALERTS} == set(rows)
 
@@ -79,8 +93,7 @@ def test_a_slow_first_token_is_told_of_within_a_minute() -> None:
 
 
 def test_the_autoscalers_metric_is_one_that_is_recorded() -> None:
-    adapter = yaml.safe_load((DEPLOY / "kubernetes" / "prometheus-adapter.yaml").read_text())
-    (rule,) = adapter["rules"]["custom"]
-    assert re.match(r"[\w:]+", rule["seriesQuery"])[0] in RECORDED  # type: ignore[index]
+    (rule,) = ADAPTER
+    assert series_of(rule["seriesQuery"]) <= RECORDED.keys()
     scaler = yaml.safe_load((DEPLOY / "kubernetes" / "horizontalpodautoscaler.yaml").read_text())
     assert [metric["pods"]["metric"]["name"] for metric in scaler["spec"]["metrics"]] == [rule["name"]["as"]]

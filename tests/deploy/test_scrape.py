@@ -1,11 +1,11 @@
 """A real Prometheus scrapes a real gateway by deploy/'s configuration."""
 
-import json
 from collections.abc import Iterator
 
 import pytest
 
-from tests.deploy.documented import DEPLOY, documented_metrics
+from tests.deploy.dashboard import QUERIES, filled_in
+from tests.deploy.documented import documented_metrics
 from tests.deploy.prometheus_process import PROGRAM, Prometheus, running_prometheus
 from tests.gateway.server_process import ServerProcess
 
@@ -26,10 +26,8 @@ def test_every_documented_metric_is_there_from_the_first_scrape(prometheus: Prom
 
 
 def test_every_query_of_the_dashboard_is_answered(prometheus: Prometheus) -> None:
-    panels = json.loads((DEPLOY / "grafana" / "sluice.json").read_text())["panels"]
-    for query in [target["expr"] for panel in panels for target in panel.get("targets", ())]:
-        asked = query.replace("$__rate_interval", "10s").replace("$job", "sluice").replace("$instance", ".*")
-        prometheus.query(asked)
+    for query in QUERIES:
+        prometheus.query(filled_in(query))
 
 
 def test_a_gateway_that_is_well_raises_no_alert(prometheus: Prometheus) -> None:

@@ -45,15 +45,22 @@ HEALTHY: dict[str, float] = BEFORE | {
 }
 
 
-def snapshot(
-    at: float,
-    metrics: Mapping[str, float],
+def snapshot(at: float, metrics: Mapping[str, float], engine: Mapping[str, float] = {}, **now: Any) -> Snapshot:
+    return Snapshot.of(at, exposition(metrics), answers(engine, **now))
+
+
+def exposition(metrics: Mapping[str, float]) -> str:
+    return "".join(f"{name} {value}\n" for name, value in metrics.items())
+
+
+def answers(
     engine: Mapping[str, float] = {},
     tenants: tuple[Row, ...] = (),
     waiting: tuple[Row, ...] = (),
     live: tuple[Row, ...] = (),
     **overview: Any,
-) -> Snapshot:
+) -> dict[str, Row]:
+    """Of the admin API, by the names that the doctor asks for."""
     facts = {
         "running": 8,
         "waiting": len(waiting),
@@ -62,17 +69,13 @@ def snapshot(
         "kv_blocks_used": 40,
         **engine,
     }
-    return Snapshot.of(
-        at,
-        "".join(f"{name} {value}\n" for name, value in metrics.items()),
-        {
-            "overview": {"draining": False, "policy": {"problem": None}, "engine": facts, **overview},
-            "tenants": {"tenants": list(tenants)},
-            "queue": {"waiting": list(waiting)},
-            "requests": {"live": list(live), "recent": []},
-            "policy": {"effective": {"classes": CLASSES}},
-        },
-    )
+    return {
+        "overview": {"draining": False, "policy": {"problem": None}, "engine": facts, **overview},
+        "tenants": {"tenants": list(tenants)},
+        "queue": {"waiting": list(waiting)},
+        "requests": {"live": list(live), "recent": []},
+        "policy": {"effective": {"classes": CLASSES}},
+    }
 
 
 def diagnosed(more: Mapping[str, float] = {}, less: Mapping[str, float] = {}, **now: Any) -> list[Finding]:

@@ -2,6 +2,7 @@
 
 import ssl
 import subprocess
+from errno import EACCES
 from pathlib import Path
 
 import pytest
@@ -113,14 +114,34 @@ def test_little_memory_left_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> Non
 # files
 
 
-@pytest.mark.parametrize(("limits", "verdict"), [((1024, 99_999), OK), ((-1, -1), OK), ((64, 200), PROBLEM)])
-def test_open_files(limits: tuple[int, int], verdict: Verdict) -> None:
-    assert file_checks.open_files(Settings(max_connections=256), limits).verdict is verdict
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [((1024, 99_999), "99,999 may be open, 352 are"), ((99_999, 99_999), "99,999"), ((-1, -1), "any number")],
+)
+def test_open_files(limits: tuple[int, int], said: str) -> None:
+    check = file_checks.open_files(Settings(max_connections=256), limits)
+    assert (check.verdict, check.found.startswith(said)) == (OK, True)
+    assert ("1,024 until" in check.found) == (limits[0] < limits[1])
 
 
 def test_a_state_directory_that_is_made_when_needed(tmp_path: Path) -> None:
     check = file_checks.state_dir(Settings(state_dir=tmp_path / "a" / "b"))
     assert (check.verdict, list(tmp_path.iterdir())) == (OK, [])
+
+
+def test_a_state_directory_that_cannot_be_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(path: Path) -> bool:
+        raise PermissionError(EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", closed)
+    check = file_checks.state_dir(Settings(state_dir=tmp_path))
+    assert (check.verdict, check.found) == (PROBLEM, f"{tmp_path}: Permission denied")
+
+
+def test_a_state_directory_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "state").touch()
+    check = file_checks.state_dir(Settings(state_dir=tmp_path / "state"))
+    assert (check.verdict, check.found) == (PROBLEM, f"{tmp_path / 'state'} is no directory")
 
 
 def test_a_state_directory_that_others_may_write(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from gateway.cli import main
 from gateway.doctor import checks, live
 from gateway.doctor.check import ok, problem, warning
-from tests.gateway.doctor.snapshots import CLASSES, HEALTHY
+from tests.gateway.doctor.snapshots import HEALTHY, answers, exposition
 from tests.gateway.server_process import ServerProcess
 
 Capture = pytest.CaptureFixture[str]
@@ -77,20 +77,13 @@ class Gateway:
 
     def __init__(self, metrics: dict[str, float], **overview: Any) -> None:
         self.metrics = metrics
-        engine = {"running": 1, "waiting": 0, "max_num_seqs": 8, "kv_blocks": 9, "kv_blocks_used": 1}
-        self.answers: dict[str, Any] = {
-            "overview": {"draining": False, "policy": {"problem": None}, "engine": engine, **overview},
-            "tenants": {"tenants": []},
-            "queue": {"waiting": []},
-            "requests": {"live": [], "recent": []},
-            "policy": {"effective": {"classes": CLASSES}},
-        }
+        self.answers = answers(**overview)
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         if request.headers.get("authorization") != "Bearer the-admin-key-here":
             return httpx.Response(401)
         if request.url.path == "/metrics":
-            return httpx.Response(200, text="".join(f"{name} {value}\n" for name, value in self.metrics.items()))
+            return httpx.Response(200, text=exposition(self.metrics))
         answer = self.answers.get(request.url.path.removeprefix("/admin/v1/"))
         return httpx.Response(200, json=answer) if answer is not None else httpx.Response(404)
 
@@ -160,6 +153,22 @@ def test_nobody_there(key: str, capsys: Capture) -> None:
 
 def test_no_key(tmp_path: Path, capsys: Capture) -> None:
     assert main(["doctor", "--live", "--state-dir", str(tmp_path)]) == 1
+    assert f"{tmp_path / 'admin-key'}: No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"", b"\xb5" * 32, "Schl\u00fcssel mit Umlaut".encode()])
+def test_what_is_no_key(tmp_path: Path, capsys: Capture, content: bytes) -> None:
+    path = tmp_path / "pepper"
+    path.write_bytes(content)
+    assert main(["doctor", "--live", "--key-file", str(path)]) == 1
+    assert f"{path} must hold the admin key, 16 to 512 printable ASCII" in capsys.readouterr().err
+
+
+def test_the_key_is_looked_for_where_the_gateway_keeps_it(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_STATE_DIR", str(tmp_path))
+    assert main(["doctor", "--live"]) == 1
     assert f"{tmp_path / 'admin-key'}: No such file" in capsys.readouterr().err
 
 

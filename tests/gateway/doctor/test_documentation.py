@@ -1,10 +1,10 @@
 """docs/diagnosis.md knows every trouble that can be found, and panels that there are."""
 
-import json
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
+from tests.deploy.dashboard import PANELS
+from tests.deploy.documented import ROOT
+
 TEXT = (ROOT / "docs" / "diagnosis.md").read_text()
 
 
@@ -16,7 +16,10 @@ def test_every_finding_has_a_row() -> None:
 
 
 def test_the_panels_that_are_named_exist() -> None:
-    panels = json.loads((ROOT / "deploy" / "grafana" / "sluice.json").read_text())["panels"]
-    titles = {panel["title"] for panel in panels}
+    titles = {panel["title"] for panel in PANELS}
+    table = TEXT.partition("| what is seen | panel |")[2].partition("\n\n")[0]
+    named = re.findall(r"^\| [^|]+ \| ([^|]+) \|", table, re.MULTILINE)
+    assert len(named) == 8
+    assert {title for titles_of_row in named for title in titles_of_row.split("; ")} <= titles
     assert set(re.findall(r"(?<!\*)\*([A-Z][^*\n]+)\*(?!\*)", TEXT)) <= titles
     assert set(re.findall(r"^panel '([^']+)'", TEXT, re.MULTILINE)) <= titles

@@ -1,7 +1,9 @@
-"""One panel of the dashboard, and the queries that panels are made of."""
+"""One panel of the dashboard."""
 
 from dataclasses import dataclass
 from typing import Any
+
+from scripts.grafana.queries import Queries
 
 SELECTOR = 'job=~"$job",instance=~"$instance"'
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
@@ -16,7 +18,7 @@ class Panel:
     title: str
     description: str
     unit: str
-    queries: tuple[tuple[str, str], ...]  # PromQL and legend
+    queries: Queries
     kind: str = "timeseries"
     width: int = 8
     stack: bool = False
@@ -43,7 +45,7 @@ class Panel:
         return 4 if self.kind == "stat" else 8
 
     def _target(self, index: int, query: str, legend: str) -> Json:
-        target = {
+        target: Json = {
             "refId": chr(ord("A") + index),
             "datasource": DATASOURCE,
             "expr": query.replace("@", SELECTOR),
@@ -51,7 +53,7 @@ class Panel:
         }
         if self.kind == "heatmap":
             target["format"] = "heatmap"
-        if self.kind in ("stat", "bargauge"):
+        if self.kind == "stat":
             target["instant"] = True
         return target
 
@@ -83,29 +85,3 @@ class Panel:
                 return {"calculate": False, "yAxis": axis, "color": {"mode": "scheme", "scheme": "Blues", "steps": 32}}
         legend = {"displayMode": "list", "placement": "bottom", "showLegend": True}
         return {"legend": legend, "tooltip": {"mode": "multi", "sort": "desc"}}
-
-
-def quantiles(metric: str, by: str = "", *shares: float) -> tuple[tuple[str, str], ...]:
-    """Of a histogram, over the rate interval, by labels (separated by commas) or over all series."""
-    inner = f"le, {by}" if by else "le"
-    rates = f"sum by ({inner}) (rate({metric}_bucket{{@}}[$__rate_interval]))"
-    legend = "".join(f"{{{{{label}}}}} " for label in by.split(", ") if label)
-    return tuple(
-        (f"histogram_quantile({share:g}, {rates})", f"{legend}p{share * 100:g}") for share in shares or (0.5, 0.9, 0.99)
-    )
-
-
-def rate(metric: str, by: str) -> tuple[tuple[str, str], ...]:
-    return ((f"sum by ({by}) (rate({metric}{{@}}[$__rate_interval]))", f"{{{{{by}}}}}"),)
-
-
-def mean(metric: str, by: str) -> tuple[tuple[str, str], ...]:
-    over = "[$__rate_interval]"
-    total, count = (f"sum by ({by}) (rate({metric}_{part}{{@}}{over}))" for part in ("sum", "count"))
-    return ((f"{total} / {count}", f"{{{{{by}}}}}"),)
-
-
-def per(metric: str, other: str, legend: str, selector: str = "@", of: str = "@") -> tuple[tuple[str, str], ...]:
-    """The rate of one counter by that of another."""
-    rates = (f"sum(rate({name}{{{where}}}[$__rate_interval]))" for name, where in ((metric, selector), (other, of)))
-    return ((" / ".join(rates), legend),)

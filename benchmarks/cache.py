@@ -1,0 +1,9 @@
+"""What benchmarks keep because it is costly to make."""
+
+import os
+from pathlib import Path
+
+
+def cache_dir() -> Path:
+    """`$SLUICE_CACHE_DIR`/benchmarks, else ~/.cache/sluice/benchmarks."""
+    return Path(os.environ.get("SLUICE_CACHE_DIR") or "~/.cache/sluice").expanduser() / "benchmarks"

@@ -1,0 +1,30 @@
+"""Programs with many pinned dependencies, each in a virtual environment of its own."""
+
+import re
+import subprocess
+import sys
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.cache import cache_dir
+
+INSTALLED = "installed"  # a file that says that the installation was finished
+
+
+def own_environment(requirement: str, unused: Sequence[str] = ()) -> Path:
+    """The folder of programs of an environment that has `requirement` (NAME==VERSION), without what is `unused`.
+
+    It is below the cache directory, made at first use from the package index that pip is set up for.
+    """
+    directory = cache_dir() / re.sub(r"(\[.*\])?==", "-", requirement)
+    programs = directory / "bin"
+    if not (directory / INSTALLED).exists():
+        print(f"installing {requirement} into {directory}", file=sys.stderr)
+        venv.create(directory, with_pip=True, clear=True)
+        pip = [str(programs / "python"), "-m", "pip", "--quiet"]
+        subprocess.run([*pip, "install", "--only-binary=:all:", requirement], check=True)
+        if unused:
+            subprocess.run([*pip, "uninstall", "--yes", *unused], check=True)
+        (directory / INSTALLED).touch()
+    return programs

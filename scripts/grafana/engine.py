@@ -1,0 +1,73 @@
+"""Steps, batches and the device."""
+
+from scripts.grafana.panel import Panel
+from scripts.grafana.queries import mean, per, quantiles, total
+
+ENGINE = (
+    Panel(
+        "Device busy",
+        "Share of the time in which it computed, by replica. Low with a queue: the event loop lacks CPU.",
+        "percentunit",
+        (("rate(sluice_device_busy_seconds_total{@}[$__rate_interval])", "{{instance}}"),),
+        most=1,
+    ),
+    Panel(
+        "Batch size",
+        "Sequences in a step: mean, p90, and the most there may be.",
+        "none",
+        (
+            *per("sluice_batch_size_sum", "sluice_batch_size_count", "mean"),
+            *quantiles("sluice_batch_size", "", 0.9),
+            ("max(sluice_batch_size_max{@})", "most"),
+        ),
+    ),
+    Panel(
+        "Time of a step, by kind",
+        "Mean. A mixed step carries prompts beside answers: much longer than a decode, it makes answers pause.",
+        "s",
+        mean("sluice_step_duration_seconds", "kind"),
+    ),
+    Panel(
+        "Slowest steps, by kind",
+        "p99 of the device time.",
+        "s",
+        quantiles("sluice_step_duration_seconds", "kind", 0.99),
+    ),
+    Panel(
+        "Planning",
+        "Time of the event loop to plan a step. Above a twentieth of a step it costs throughput.",
+        "s",
+        quantiles("sluice_planning_duration_seconds", "", 0.5, 0.99),
+    ),
+    Panel(
+        "Joining and leaving the batch",
+        "Sequences by second, after a preemption again.",
+        "ops",
+        total("sluice_batch_joined_total", "joined") + total("sluice_batch_left_total", "left"),
+    ),
+    Panel(
+        "Prompt tokens in a chunk",
+        "Mean size of the parts that prompts are computed in.",
+        "none",
+        per("sluice_prefill_tokens_total", "sluice_prefill_chunks_total", "tokens"),
+    ),
+    Panel(
+        "Late tokens",
+        "Sampled after their sequence had ended: discarded, billed to nobody.",
+        "short",
+        total("sluice_late_tokens_total", "tokens"),
+    ),
+    Panel(
+        "Lost steps",
+        "The device had no memory for them: planned again with less.",
+        "ops",
+        total("sluice_lost_steps_total", "steps"),
+    ),
+    Panel(
+        "Orphans",
+        "Sequences that no request waits for. Anything but 0 is a bug.",
+        "none",
+        (("sum(sluice_orphans{@})", "sequences"),),
+        red=1,
+    ),
+)

@@ -1,0 +1,102 @@
+"""Whether requests are served, and served well."""
+
+from scripts.grafana.panel import Panel
+from scripts.grafana.queries import per, rate, total
+
+OVERVIEW = (
+    Panel(
+        "Requests",
+        "Requests to generate text that ended, by second.",
+        "reqps",
+        total("sluice_requests_total"),
+        "stat",
+        4,
+    ),
+    Panel(
+        "In time",
+        "Share of the completed answers that met every target of their class and every deadline of their own.",
+        "percentunit",
+        per("sluice_goodput_requests_total", "sluice_requests_total", "", of='@,outcome="completed"'),
+        "stat",
+        4,
+        green=0.9,
+        most=1,
+    ),
+    Panel(
+        "Failed",
+        "Share of the requests that ended with an error of ours. The log has each.",
+        "percentunit",
+        per("sluice_requests_total", "sluice_requests_total", "", '@,outcome="failed"'),
+        "stat",
+        4,
+        red=0.01,
+    ),
+    Panel("Waiting", "Sequences that wait for the engine.", "none", (("sum(sluice_queue_depth{@})", ""),), "stat", 4),
+    Panel(
+        "KV memory",
+        "Share of the KV blocks that are used, of the fullest replica. Full with a queue: memory is the limit.",
+        "percentunit",
+        (("max(sluice_kv_blocks_used{@} / sluice_kv_blocks{@})", ""),),
+        "stat",
+        4,
+        red=0.95,
+        most=1,
+    ),
+    Panel(
+        "Quota store",
+        "1: every replica reaches it. 0: one does not, and serves tenants as their on_store_outage says.",
+        "none",
+        (("min(sluice_store_connected{@})", ""),),
+        "stat",
+        4,
+        green=1,
+        most=1,
+    ),
+    Panel(
+        "Requests by outcome",
+        "completed, invalid, refused, expired, disconnected, failed. Failed ones are the gateway's fault.",
+        "reqps",
+        rate("sluice_requests_total", "outcome"),
+        stack=True,
+    ),
+    Panel(
+        "Refusals by reason",
+        "queue_full, deadline: the machine lacks capacity. rate, budget, concurrency, kv_quota: tenants' own limits.",
+        "reqps",
+        rate("sluice_refusals_total", "reason"),
+        stack=True,
+    ),
+    Panel(
+        "Tokens",
+        "Prompt tokens computed and tokens generated.",
+        "short",
+        total("sluice_prefill_tokens_total", "prefill") + total("sluice_decode_tokens_total", "decode"),
+    ),
+    Panel(
+        "Live requests",
+        "Being served, those that wait included, by replica.",
+        "none",
+        (("sluice_live_requests{@}", "{{instance}}"),),
+        stack=True,
+    ),
+    Panel(
+        "Clients that do not read",
+        "Answers of which no byte was taken for a second, by replica. The doctor names the requests.",
+        "none",
+        (("sluice_stalled_writes{@}", "{{instance}}"),),
+    ),
+    Panel(
+        "Answers in time, by class",
+        "Goodput by second: completed within every target and deadline.",
+        "reqps",
+        rate("sluice_goodput_requests_total", "class"),
+        stack=True,
+    ),
+    Panel(
+        "Targets missed",
+        "Answers that ended later than a target, by class and target.",
+        "reqps",
+        (("sum by (class, target) (rate(sluice_slo_misses_total{@}[$__rate_interval]))", "{{class}} {{target}}"),),
+        stack=True,
+    ),
+)

@@ -1,0 +1,23 @@
+"""What the dashboard shows, row by row."""
+
+from scripts.grafana.engine import ENGINE
+from scripts.grafana.estimates import ESTIMATES
+from scripts.grafana.kv_memory import KV
+from scripts.grafana.latency import LATENCY
+from scripts.grafana.overview import OVERVIEW
+from scripts.grafana.queue import QUEUE
+from scripts.grafana.store import STORE
+from scripts.grafana.telemetry import TELEMETRY
+from scripts.grafana.tenants import TENANTS
+
+ROWS = {
+    "Overview": OVERVIEW,
+    "Latency": LATENCY,
+    "Queue, by class": QUEUE,
+    "Tenants": TENANTS,
+    "KV memory": KV,
+    "Engine": ENGINE,
+    "Estimates and overload": ESTIMATES,
+    "Quota store and policy": STORE,
+    "The gateway and its telemetry": TELEMETRY,
+}

@@ -1,0 +1,51 @@
+"""The quota store and the policy."""
+
+from scripts.grafana.panel import Panel
+from scripts.grafana.queries import quantiles, total
+
+STORE = (
+    Panel(
+        "Latency, by script",
+        "p90 of the calls to the quota store. Every request waits for one before it is queued.",
+        "s",
+        quantiles("sluice_store_latency_seconds", "script", 0.9),
+        red=0.025,
+    ),
+    Panel(
+        "Calls and failures",
+        "To the quota store, by second. The log names what failed.",
+        "ops",
+        total("sluice_store_latency_seconds_count", "calls") + total("sluice_store_errors_total", "failures"),
+    ),
+    Panel(
+        "Outages",
+        "Times that the store was lost, in the interval.",
+        "none",
+        (("sum(increase(sluice_store_outages_total{@}[$__rate_interval]))", "outages"),),
+    ),
+    Panel(
+        "Reservations not settled",
+        "Requests that limits count. With no live request: 0 within a heartbeat.",
+        "none",
+        (
+            ("sum(sluice_reservations_outstanding{@})", "reservations"),
+            ("sum(sluice_live_requests{@})", "live requests"),
+        ),
+    ),
+    Panel(
+        "Policy in force",
+        "Replicas by policy version. More than one version for minutes: an edit has not reached all.",
+        "none",
+        (("count by (version) (sluice_policy_info{@})", "{{version}}"),),
+        stack=True,
+    ),
+    Panel(
+        "Edits of the policy",
+        "Taken up, and not valid.",
+        "none",
+        (
+            ("sum(increase(sluice_policy_reloads_total{@}[$__rate_interval]))", "taken up"),
+            ("sum(increase(sluice_policy_reload_failures_total{@}[$__rate_interval]))", "not valid"),
+        ),
+    ),
+)

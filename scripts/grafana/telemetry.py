@@ -1,0 +1,34 @@
+"""The event loop, spans, pushes and log lines."""
+
+from scripts.grafana.panel import Panel
+from scripts.grafana.queries import rate, total
+
+TELEMETRY = (
+    Panel(
+        "Event loop lag",
+        "The most by which it woke late. Above 50 ms: the process lacks CPU, or something blocks it.",
+        "s",
+        (("sluice_loop_lag_seconds{@}", "{{instance}}"),),
+        red=0.05,
+    ),
+    Panel(
+        "Spans",
+        "Handed to the collector, and lost because it is down or slow.",
+        "ops",
+        total("sluice_spans_exported_total", "exported")
+        + total("sluice_spans_dropped_total", "dropped")
+        + total("sluice_traces_capped_total", "requests not traced for the cap"),
+    ),
+    Panel(
+        "Pushes of metrics",
+        "exported, failed, or skipped because the one before was not done.",
+        "ops",
+        rate("sluice_metric_exports_total", "result"),
+    ),
+    Panel(
+        "Log lines dropped",
+        "Because whoever reads the log is slow.",
+        "ops",
+        total("sluice_log_lines_dropped_total", "lines"),
+    ),
+)
