@@ -123,8 +123,7 @@ class Backlog:
         self._levels: dict[int, _Level] = {}
 
     def __contains__(self, sequence: Sequence) -> bool:
-        tenant = self._tenants.get(sequence.tenant)
-        waiting = tenant.classes.get(sequence.priority_class) if tenant else None
+        waiting = self._class(sequence.tenant, sequence.priority_class)
         return waiting is not None and sequence in waiting.sequences
 
     def load_of(self, sequence: Sequence) -> Load:
@@ -161,10 +160,13 @@ class Backlog:
             del self._tenants[sequence.tenant]
         return load
 
-    def of(self, tenant: str) -> Load:
-        """A tenant's waiting work."""
-        backlog = self._tenants.get(tenant)
-        return backlog.load if backlog else Load()
+    def of(self, tenant: str, priority_class: int | None = None) -> Load:
+        """A tenant's waiting work, in all or in a class."""
+        if priority_class is None:
+            backlog = self._tenants.get(tenant)
+            return backlog.load if backlog else Load()
+        waiting = self._class(tenant, priority_class)
+        return waiting.load if waiting else Load()
 
     def most_urgent(self, tenant: str) -> int | None:
         """The class of the most urgent that the tenant has waiting."""
@@ -198,3 +200,12 @@ class Backlog:
     @property
     def num_tenants(self) -> int:
         return len(self._tenants)
+
+    def num_tenants_of(self, priority_class: int) -> int:
+        """Those with work of the class waiting."""
+        level = self._levels.get(priority_class)
+        return len(level.sizes) if level else 0
+
+    def _class(self, tenant: str, priority_class: int) -> _Class | None:
+        backlog = self._tenants.get(tenant)
+        return backlog.classes.get(priority_class) if backlog else None

@@ -50,9 +50,9 @@ class Deadlines:
         self._tolerated = 64  # entries, before those that have ended are cleared out
 
     def arrived(self, sequence: Sequence, now: float) -> None:
-        deadlines = [time for time in (sequence.first_token_by, sequence.done_by) if time is not None]
+        deadlines = _deadlines(sequence)
         if deadlines:
-            self._watch(sequence, min(deadlines) - self._shortest_prefill(sequence))
+            self._watch(sequence, self._latest_start(sequence))
         for time in deadlines:
             self._watch(sequence, time)
 
@@ -60,12 +60,22 @@ class Deadlines:
         pass
 
     def due(self, now: float) -> list[Sequence]:
-        expired = []
+        expired: dict[Sequence, None] = {}  # in the order in which their times passed; each has several
         while self._heap and self._heap[0][0] < now:
             sequence = heappop(self._heap)[2]
-            if sequence not in expired and _is_late(sequence, now):
-                expired.append(sequence)
-        return expired
+            if _is_late(sequence, now) or (_is_idle(sequence) and self._is_too_late(sequence, now)):
+                expired[sequence] = None
+        return list(expired)
+
+    def _is_too_late(self, sequence: Sequence, now: float) -> bool:
+        """To begin with it. When it arrived, a prefill may have been thought to take longer than it does."""
+        latest = self._latest_start(sequence)
+        if latest >= now:
+            self._watch(sequence, latest)
+        return latest < now
+
+    def _latest_start(self, sequence: Sequence) -> float:
+        return min(_deadlines(sequence)) - self._shortest_prefill(sequence)
 
     def _watch(self, sequence: Sequence, time: float) -> None:
         heappush(self._heap, (time, next(self._numbers), sequence))
@@ -75,13 +85,19 @@ class Deadlines:
             self._tolerated = 2 * len(self._heap) + 64
 
 
+def _deadlines(sequence: Sequence) -> list[float]:
+    return [time for time in (sequence.first_token_by, sequence.done_by) if time is not None]
+
+
 def _is_late(sequence: Sequence, now: float) -> bool:
-    """For a sequence of which some deadline, or the latest start for it, has passed."""
+    """Whether a deadline has passed that it has not met."""
     if sequence.status is Status.FINISHED:
         return False
     if sequence.done_by is not None and sequence.done_by < now:
         return True
-    if sequence.output:
-        return False
-    is_idle = sequence.status is Status.WAITING and sequence.num_computed_tokens == 0
-    return is_idle or (sequence.first_token_by is not None and sequence.first_token_by < now)
+    return not sequence.output and sequence.first_token_by is not None and sequence.first_token_by < now
+
+
+def _is_idle(sequence: Sequence) -> bool:
+    """Whether it has had nothing yet, of prefill or of tokens."""
+    return sequence.status is Status.WAITING and sequence.num_computed_tokens == 0 and not sequence.output

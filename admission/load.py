@@ -12,6 +12,11 @@ class Load:
     bytes: int = 0
     seconds: float = 0.0
 
+    def __add__(self, other: "Load") -> "Load":
+        return Load(
+            self.count + other.count, self.tokens + other.tokens, self.bytes + other.bytes, self.seconds + other.seconds
+        )
+
     def add(self, other: "Load") -> None:
         self.count += other.count
         self.tokens += other.tokens

@@ -1,7 +1,7 @@
 """How a request ends. Exactly one `Outcome` each; what led to a refusal travels in the exception.
 
 Refused
-├── QueueFull              as much waits as the queue may hold: ours, not the tenant's doing
+├── QueueFull              as much waits, of all tenants together, as the queue may hold for this one
 ├── TenantQueueFull        as much of the tenant's own waits as it may have waiting
 └── DeadlineUnmeetable     its first or its last token would come too late
 """
@@ -34,7 +34,7 @@ class Refused(Exception):
 
 
 class QueueFull(Refused):
-    """`excess` is the bound on everything that waits; `waiting` requests do."""
+    """`excess` is the bound on everything that waits, or that waits in its class; in all, `waiting` requests do."""
 
     def __init__(self, excess: Excess, waiting: int, retry_after: float) -> None:
         super().__init__(f"the queue is full: {excess}", retry_after)

@@ -21,7 +21,6 @@ from backend.scheduler import Scheduler
 from backend.sequence import Sequence
 
 PROBE_EVERY = 64  # borderline refusals; one of them is admitted, so that estimates are not learned from the lucky alone
-FULLEST = 2.0  # times a shared bound, that tenants within their shares may fill the queue to
 BORDERLINE = 1.25  # times the time that is left
 LENGTH_SHARE = 0.45  # of the prefill time by which a prompt is shorter than the typical one: left to longer ones
 
@@ -44,7 +43,6 @@ class AdmissionControl:
     ) -> None:
         self.promises = Promises(policy.confidence)
         self.deferred = 0  # admitted without a deadline, later than their class is meant to be
-        self.probes = 0
         self._policy, self._scheduler, self._backlog = policy, scheduler, backlog
         self._drain, self._estimator = drain, estimator
         self._terms = Terms()
@@ -71,22 +69,17 @@ class AdmissionControl:
         if excess is not None:
             share = max(1, self._backlog.num_tenants)
             raise TenantQueueFull(excess, self._until_drained((own.seconds + load.seconds) * share, 0.0))
-        self._check_shared_bounds(self._policy.bounds, self._backlog.total, own, load)
-        of_class = self._terms.bounds_of(sequence.priority_class)
-        if of_class is not None:
-            self._check_shared_bounds(of_class, self._backlog.of_class(sequence.priority_class), own, load)
+        self._check_shared_bounds(sequence, own, load)
 
-    def _check_shared_bounds(self, bounds: QueueBounds, waiting: Load, own: Load, load: Load) -> None:
-        """A full queue refuses those who fill it: a tenant within its equal share of it is let in, up to `FULLEST`
-        times what the queue may hold.
-        """
-        excess = bounds.excess(waiting, load)
-        if excess is None:
-            return
-        tenants = self._backlog.num_tenants + (own.count == 0)
-        within_share = bounds.times(1 / tenants).excess(own, load) is None
-        if not within_share or bounds.times(FULLEST).excess(waiting, load) is not None:
-            total = self._backlog.total
+    def _check_shared_bounds(self, sequence: Sequence, own: Load, load: Load) -> None:
+        backlog, level = self._backlog, sequence.priority_class
+        excess = self._policy.bounds.shared_excess(backlog.total, own, backlog.num_tenants, load)
+        of_class = self._terms.bounds_of(level)
+        if excess is None and of_class is not None:
+            own = backlog.of(sequence.tenant, level)
+            excess = of_class.shared_excess(backlog.of_class(level), own, backlog.num_tenants_of(level), load)
+        if excess is not None:
+            total = backlog.total
             raise QueueFull(excess, total.count, self._until_drained(total.seconds + load.seconds, 0.0))
 
     def _check_deadline(self, sequence: Sequence, load: Load, now: float) -> None:
@@ -141,10 +134,7 @@ class AdmissionControl:
         if late.estimate > BORDERLINE * late.slack:
             return False
         self._borderline += 1
-        if self._borderline % PROBE_EVERY:
-            return False
-        self.probes += 1
-        return True
+        return self._borderline % PROBE_EVERY == 0
 
     def _until_possible(self, estimate: Estimate, slack: float) -> float:
         """Seconds until what waits would have drained so far that the same request could be in time."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from admission.load import Load
 
+FULLEST = 2  # times its bound, that tenants within their shares may fill a shared queue to
 _UNITS = {"count": "requests", "tokens": "tokens", "bytes": "bytes", "seconds": "seconds of engine time"}
 
 
@@ -34,13 +35,6 @@ class QueueBounds:
             if bound is not None and not bound > 0:
                 raise ValueError(f"a bound on waiting {name} must be above 0, got {bound}")
 
-    def times(self, factor: float) -> "QueueBounds":
-        """So many times as much of each unit; of requests at least one."""
-        count = None if self.count is None else max(1, int(factor * self.count))
-        tokens = None if self.tokens is None else max(1, int(factor * self.tokens))
-        size = None if self.bytes is None else max(1, int(factor * self.bytes))
-        return QueueBounds(count, tokens, size, None if self.seconds is None else factor * self.seconds)
-
     def excess(self, waiting: Load, newcomer: Load) -> Excess | None:
         """The first bound that the newcomer would pass. An empty queue takes anything: it can only run at once."""
         if waiting.count == 0:
@@ -50,3 +44,25 @@ class QueueBounds:
             if bound is not None and load > bound:
                 return Excess(unit, bound, load)
         return None
+
+    def shared_excess(self, waiting: Load, own: Load, num_tenants: int, newcomer: Load) -> Excess | None:
+        """Of a queue that `num_tenants` share; what waits of the newcomer's tenant is `own`.
+
+        A full queue refuses those who fill it. A tenant within an equal share of it is let in while twice what the
+        queue may hold leaves room for as much again as the tenant has waiting: of tenants that fill it one after
+        another, each leaves half of that room to the next (dynamic thresholds: Choudhury and Hahne, 1998).
+        """
+        excess = self.excess(waiting, newcomer)
+        if excess is None:
+            return None
+        sharing = num_tenants + (own.count == 0)
+        is_within_share = self._scaled(over=sharing).excess(own, newcomer) is None
+        leaves_room = self._scaled(times=FULLEST).excess(waiting + own, newcomer) is None
+        return None if is_within_share and leaves_room else excess
+
+    def _scaled(self, times: int = 1, over: int = 1) -> "QueueBounds":
+        """By times / over; at least one of what comes in whole ones."""
+        count, tokens, size = (
+            None if bound is None else max(1, bound * times // over) for bound in (self.count, self.tokens, self.bytes)
+        )
+        return QueueBounds(count, tokens, size, None if self.seconds is None else self.seconds * times / over)

@@ -60,14 +60,14 @@ class WaitingRoom:
         """It has had its last token."""
         self.control.promises.last_token(sequence, now)
 
+    def expired(self, sequence: Sequence, now: float) -> None:
+        """Its time is over."""
+        self.control.promises.expired(sequence, now)
+
     def ended(self, sequence: Sequence, now: float) -> None:
         """In whatever state; those that expired or were answered have been told of before."""
         self.control.promises.forget(sequence)
         self._leave(sequence, now)
-
-    def expired(self, sequence: Sequence, now: float) -> None:
-        self.control.promises.expired(sequence, now)
-        self.ended(sequence, now)
 
     def _wait(self, sequence: Sequence, now: float) -> None:
         self.backlog.add(sequence)

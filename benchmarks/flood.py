@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 
 from benchmarks import machine
 from benchmarks.load import post
-from benchmarks.report import Report, Spread, scenario_parser
+from benchmarks.report import Report, Spread, quantile, scenario_parser
 from benchmarks.served import Served, served
 from benchmarks.traffic import ClosedLoop, Due, Heard, Traffic
 
@@ -116,8 +116,8 @@ def _request(key: str, max_tokens: int) -> bytes:
 def _note(figures: dict[str, list[float]], heard: Heard, capacity: float) -> None:
     waits = heard.waits(LIGHT)
     row = {
-        "TTFT p50 ms": _quantile(waits, 0.5) * 1e3,
-        "TTFT p99 ms": _quantile(waits, 0.99) * 1e3,
+        "TTFT p50 ms": quantile(waits, 0.5) * 1e3,
+        "TTFT p99 ms": quantile(waits, 0.99) * 1e3,
         "light requests": len(waits),
         "heavy offered, of capacity": len(heard.of(HEAVY)) / heard.seconds / capacity,
         "heavy answered, of capacity": heard.answered(HEAVY) / heard.seconds / capacity,
@@ -128,11 +128,6 @@ def _note(figures: dict[str, list[float]], heard: Heard, capacity: float) -> Non
     }
     for name, value in row.items():
         figures.setdefault(name, []).append(value)
-
-
-def _quantile(ordered: list[float], share: float) -> float:
-    """Nearest rank."""
-    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
 def _tell(report: Report, figures: Figures) -> None:

@@ -26,7 +26,7 @@ from admission.simulation.arrival import Arrival
 from benchmarks import machine
 from benchmarks.load import OK, post
 from benchmarks.overload import drawn_trace
-from benchmarks.report import Report, Spread, scenario_parser
+from benchmarks.report import Report, Spread, quantile, scenario_parser
 from benchmarks.served import Served, served
 from benchmarks.traffic import ClosedLoop, Due, Exchange, Heard, Traffic
 
@@ -166,7 +166,7 @@ def _figures(asked: Sequence[Asked], heard: Heard, seconds: float) -> dict[str, 
         "given up": statuses[GIVEN_UP] / len(pairs),
         "served late": (statuses[OK] - len(good)) / len(pairs),
         **_refusal_times(exchanges),
-        "sent late p99, ms": _quantile(lags, 0.99) * 1e3,
+        "sent late p99, ms": quantile(lags, 0.99) * 1e3,
         "sent late at most, ms": lags[-1] * 1e3,
         "client busy": heard.busy,
     }
@@ -178,12 +178,7 @@ def _refusal_times(exchanges: Iterable[Exchange]) -> dict[str, float]:
         for exchange in exchanges
         if exchange.refused is not None and exchange.status != GIVEN_UP
     )
-    return {REFUSAL_P50: _quantile(times, 0.5) * 1e3, REFUSAL_P99: _quantile(times, 0.99) * 1e3}
-
-
-def _quantile(ordered: list[float], share: float) -> float:
-    """Nearest rank; 0 of nothing."""
-    return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else 0.0
+    return {REFUSAL_P50: quantile(times, 0.5) * 1e3, REFUSAL_P99: quantile(times, 0.99) * 1e3}
 
 
 def _tell(report: Report, capacities: list[float], figures: Figures) -> None:

@@ -23,6 +23,11 @@ def scenario_parser(description: str | None, runs: int) -> ArgumentParser:
     return parser
 
 
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Nearest rank; 0 of nothing."""
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Spread:
     """The median of several runs, and their extremes."""

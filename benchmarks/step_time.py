@@ -11,7 +11,6 @@ import json
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -33,7 +32,7 @@ from backend.sequence import Sequence as Request
 from backend.sequence import Status
 from benchmarks import machine
 from benchmarks.load import post
-from benchmarks.report import Report, Spread, scenario_parser
+from benchmarks.report import Report, Spread, quantile, scenario_parser
 from benchmarks.served import Served, served
 from benchmarks.traffic import Due, Traffic
 from gateway.event_log_file import read_event_log
@@ -198,11 +197,11 @@ def _compare(seen: Path, unseen: Path) -> Figures:
         "first arrival to last token, s": (took, measured.ended - measured.began),
     }
     for name, ours, theirs in (
-        ("first token", simulated.first_token_times, measured.first_token),
-        ("whole request", simulated.durations, measured.duration),
+        ("first token", sorted(simulated.first_token_times), sorted(measured.first_token)),
+        ("whole request", sorted(simulated.durations), sorted(measured.duration)),
     ):
         for share in (0.5, 0.9, 0.99):
-            pairs[f"{name}, p{share * 100:g}, s"] = _at(ours, share), _at(theirs, share)
+            pairs[f"{name}, p{share * 100:g}, s"] = quantile(ours, share), quantile(theirs, share)
     return Figures(len(errors), median(errors), _spread(measured.steps), pairs)
 
 
@@ -223,12 +222,6 @@ def _simulate(log: Path, engine: EngineConfig, fitted: StepTime) -> tuple[Record
     recorder = Recorder(device, Objective(), {})
     core = make_core(CoreConfig(max_waiting=MAX_WAITING), engine)
     return recorder, Loop(core, device, recorder, engine.max_model_len).run(read_trace(log))
-
-
-def _at(values: Iterable[float], share: float) -> float:
-    """Nearest rank."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
 # telling

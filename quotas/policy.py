@@ -23,9 +23,9 @@ class QueueBounds:
     """The most that may wait in a class, over all tenants; None: not bounded here."""
 
     requests: int | None = None
-    tokens: int | None = None  # of prompts and the answers expected
-    bytes: int | None = None  # of KV memory, for the same
-    seconds: float | None = None  # predicted until the last would be admitted
+    tokens: int | None = None  # of their prompts
+    bytes: int | None = None  # of their bodies
+    seconds: float | None = None  # of the engine's time, predicted
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,9 +92,9 @@ def _class() -> Schema:
         queue=_fields(
             "The most that may wait in this class, over all tenants.",
             requests=_number("integer", COUNT, "Such as 256.", minimum=1),
-            tokens=_number("integer", COUNT, "Of prompts and expected answers, such as 1M.", minimum=1),
-            bytes=_text(SIZE, "Of KV memory for the same, such as 64GiB."),
-            seconds=_positive(_text(DURATION, "Predicted until the last would start, such as 30s.")),
+            tokens=_number("integer", COUNT, "Of their prompts, such as 1M.", minimum=1),
+            bytes=_text(SIZE, "Of their bodies, such as 64MiB."),
+            seconds=_positive(_text(DURATION, "Of engine time, predicted, such as 30s.")),
         ),
     )
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import cast
 
 from redis.exceptions import NoScriptError, ResponseError
@@ -17,16 +17,9 @@ from quotas.store_check import check_server
 
 
 class ScriptRunner:
-    def __init__(
-        self,
-        url: str,
-        timeout: float,
-        scripts: Mapping[Script, Source] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, url: str, timeout: float, scripts: Mapping[Script, Source] | None = None) -> None:
         """`url` and `timeout` as in `RedisClient`."""
         self.on_command: list[Observer] = []
-        self._clock = clock
         self.scripts = scripts or load_scripts()
         self.client = RedisClient(url, timeout, self._prepare)
 
@@ -50,14 +43,14 @@ class ScriptRunner:
 
     async def _executed(self, script: Script, packed: bytes) -> list[bytes]:
         """Observed, whether it succeeds or fails."""
-        began, failure = self._clock(), None
+        began, failure = time.monotonic(), None
         try:
             return await self._answered(script, packed)
         except Exception as error:
             failure = error
             raise
         finally:
-            ended = self._clock()
+            ended = time.monotonic()
             for tell in self.on_command:
                 tell(script, began, ended, failure)
 

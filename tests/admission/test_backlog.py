@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from admission.aging import Aging
 from admission.backlog import Backlog, Caps, Turn
 from admission.load import Load
-from admission.queue_bounds import QueueBounds
 from backend.sampling import SamplingParams
 from backend.sequence import Sequence
 
@@ -103,21 +102,3 @@ def test_what_lies_within_caps_is_counted_by_tenant_and_class(
         if tenant not in besides
     )
     assert queue.within(Caps(level, urgent, lower), besides) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("unit", ["count", "tokens", "bytes", "seconds"])
-def test_each_bound_is_kept_and_named(unit: str) -> None:
-    waiting, newcomer = Load(2, 20, 200, 2.0), Load(1, 10, 100, 1.0)
-    most = getattr(waiting, unit) + getattr(newcomer, unit)
-    assert QueueBounds(**{unit: most}).excess(waiting, newcomer) is None
-    excess = QueueBounds(**{unit: most - 0.5}).excess(waiting, newcomer)
-    assert excess is not None and (excess.unit, excess.load) == (unit, most)
-
-
-def test_an_empty_queue_takes_anything() -> None:
-    assert QueueBounds(count=1, tokens=1, bytes=1, seconds=1e-9).excess(Load(), Load(1, 10, 10, 1.0)) is None
-
-
-def test_a_bound_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="a bound on waiting bytes must be above 0, got 0"):
-        QueueBounds(bytes=0)

@@ -27,6 +27,15 @@ def test_whoever_waits_is_given_up_when_even_the_fastest_prefill_would_be_late()
     assert deadlines.due(1.6) == [one]
 
 
+def test_whoever_waits_is_not_given_up_while_prefill_has_turned_out_to_be_fast_enough() -> None:
+    prefill, one = 0.5, sequence("one", first_token_by=2.0)
+    deadlines = Deadlines(lambda _: prefill)
+    deadlines.arrived(one, 0.0)
+    prefill = 0.125
+    assert deadlines.due(1.75) == [] and deadlines.due(1.875) == []
+    assert deadlines.due(1.9) == [one]
+
+
 def test_whoever_is_being_computed_has_until_the_deadline() -> None:
     one = sequence("one", first_token_by=2.0)
     one.status = Status.RUNNING
@@ -42,6 +51,12 @@ def test_whoever_waits_for_its_last_token_is_given_up_when_not_even_the_first_wo
     running.status = Status.RUNNING
     deadlines = watched(running)
     assert deadlines.due(1.6) == [] and deadlines.due(2.1) == [running]
+
+
+def test_whoever_has_missed_several_deadlines_is_given_up_once_and_in_their_order() -> None:
+    late, later = sequence("late", first_token_by=1.0, done_by=4.0), sequence("later", first_token_by=2.0, done_by=3.0)
+    deadlines = watched(later, late)
+    assert deadlines.due(9.0) == [late, later] and deadlines.due(9.0) == []
 
 
 def test_a_first_token_settles_the_first_deadline_and_not_the_last() -> None:

@@ -11,12 +11,14 @@ from admission.controller import Controller
 from admission.core import PRIOR, CoreConfig, Order, Overload, make_core
 from admission.event_log import RecordedCore, replay
 from admission.outcome import DeadlineUnmeetable, QueueFull, TenantQueueFull
+from admission.queue_bounds import QueueBounds
 from admission.simulation.arrival import Arrival
 from admission.simulation.device import DEVICES
 from admission.simulation.loop import Loop
 from admission.simulation.policy import parse_policy
 from admission.simulation.recorder import Fate, Objective, Recorder
 from admission.step_time import StepTimeModel
+from admission.terms import Terms
 from backend.batch import StepOutput
 from backend.config import EngineConfig
 from backend.sampling import SamplingParams
@@ -259,6 +261,16 @@ def test_a_tenant_that_fills_the_queue_is_refused_and_one_within_its_share_is_no
         core.arrive(sequence(f"light-{number}", tenant="light"), 0.0)
     with pytest.raises(QueueFull):
         core.arrive(sequence("light-4", tenant="light"), 0.0)
+
+
+def test_a_full_class_asks_what_a_tenant_has_waiting_in_it_and_not_in_others() -> None:
+    core = make_core(CoreConfig(), SMALL)
+    core.policy_changed(Terms(offsets=(0.0, 2.0), bounds=(QueueBounds(count=8),)), 0.0)
+    waiting(core, 8, "batch", priority_class=1)
+    waiting(core, 8, "flood")
+    core.arrive(sequence("urgent", "batch"), 0.0)
+    with pytest.raises(QueueFull, match="10 requests would wait, at most 8 may"):
+        core.arrive(sequence("flood-8", "flood"), 0.0)
 
 
 def test_however_many_tenants_come_the_queue_stays_bounded() -> None:

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import date, timedelta
 from fractions import Fraction
 from struct import unpack
 from uuid import uuid4
@@ -15,8 +14,9 @@ from hypothesis import strategies as st
 from quotas.errors import NeverFits, Refused, StoreUnavailable
 from quotas.limit import Budget, Limit, Period, Rate, Resource
 from quotas.redis_store import RedisStore
-from quotas.reservation import Ask, Reservation, Usage
+from quotas.reservation import NOTHING, Ask, Reservation, Usage
 from quotas.script_runner import ScriptRunner
+from tests.quotas.bookings import booked
 from tests.quotas.store_model import DAY, stretch
 from tests.quotas.wire import Wire
 
@@ -201,7 +201,8 @@ class World:
                     used, _, _, aside = unpack("<dddd", level)
                     assert aside == 0
                     assert used == 0 or limit.window
-        assert await self._ledger() == _sum(self.spent)
+        days = range(START // DAY, self.now // DAY + 1)
+        assert await booked(self.lives[0].store, self.tenant, days) == sum(self.spent, NOTHING)
 
     async def _advance(self, duration: int) -> None:
         self.now += duration
@@ -254,19 +255,6 @@ class World:
     async def _hash(self, suffix: str) -> dict[bytes, bytes]:
         words = await self.runner.client.execute(b"HGETALL", f"sluice:{{{self.tenant}}}{suffix}".encode())
         return dict(zip(words[::2], words[1::2], strict=True))
-
-    async def _ledger(self) -> tuple[int, int, int]:
-        days = [date(1970, 1, 1) + timedelta(days=day) for day in range(START // DAY, self.now // DAY + 1)]
-        ledgers = [await self.lives[0].store.usage(self.tenant, day) for day in days]
-        return _sum([entry for ledger in ledgers for entry in ledger.values()])
-
-
-def _sum(usages: list[Usage]) -> tuple[int, int, int]:
-    return (
-        sum(usage.requests for usage in usages),
-        sum(usage.input_tokens for usage in usages),
-        sum(usage.output_tokens for usage in usages),
-    )
 
 
 def _check_rate(limit: Limit, rate: Rate, moves: list[tuple[int, int]]) -> None:

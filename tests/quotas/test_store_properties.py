@@ -2,7 +2,6 @@
 
 import asyncio
 from dataclasses import dataclass, field
-from datetime import date, timedelta
 from fractions import Fraction
 from math import ceil
 from uuid import uuid4
@@ -14,8 +13,9 @@ from hypothesis import strategies as st
 from quotas.errors import NeverFits, Refused
 from quotas.limit import Budget, Limit, Period, Rate, Resource
 from quotas.redis_store import RedisStore
-from quotas.reservation import Ask, LimitState, Reservation, Usage
+from quotas.reservation import NOTHING, Ask, LimitState, Reservation, Usage
 from quotas.script_runner import ScriptRunner
+from tests.quotas.bookings import booked
 from tests.quotas.store_model import DAY, Model, Taken
 
 LEASE = 30.0
@@ -166,7 +166,7 @@ class World:
         store = self.lives[0].store
         await store.settle(await store.reserve(self.tenant, None, (), Ask(0)), Usage(requests=0))
         assert not [name for name in await self._state() if name.startswith(b"r:")]
-        assert await self._ledger() == _sum(self.model.spent)
+        assert await booked(store, self.tenant, self.days) == sum(self.model.spent, NOTHING)
         self._check_flows()
 
     def _check_states(self, states: tuple[LimitState, ...]) -> None:
@@ -214,19 +214,6 @@ class World:
     async def _state(self) -> dict[bytes, bytes]:
         words = await self.runner.client.execute(b"HGETALL", f"sluice:{{{self.tenant}}}".encode())
         return dict(zip(words[::2], words[1::2], strict=True))
-
-    async def _ledger(self) -> tuple[int, int, int]:
-        days = [date(1970, 1, 1) + timedelta(days=day) for day in self.days]
-        ledgers = [await self.lives[0].store.usage(self.tenant, day) for day in days]
-        return _sum([entry for ledger in ledgers for entry in ledger.values()])
-
-
-def _sum(usages: list[Usage]) -> tuple[int, int, int]:
-    return (
-        sum(usage.requests for usage in usages),
-        sum(usage.input_tokens for usage in usages),
-        sum(usage.output_tokens for usage in usages),
-    )
 
 
 def _most(limits: list[Limit], duration: int) -> Fraction:

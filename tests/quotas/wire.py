@@ -11,7 +11,7 @@ class Wire(ScriptRunner):
 
     def __init__(self, runner: ScriptRunner) -> None:
         self.scripts = runner.scripts
-        self.on_command, self._clock = runner.on_command, runner._clock
+        self.on_command = runner.on_command
         self.client: RedisClient = runner.client
         self.is_cut = False
         self.losses = 0  # of the next answers, those that do not arrive
