@@ -9,22 +9,12 @@ from queue import SimpleQueue
 
 from backend.batch import Batch, StepOutput
 from backend.errors import MemoryExhausted
-from backend.executor import Executor, PendingStep
+from backend.executor import Executor, Lost, PendingStep
 
 Post = Callable[[StepOutput | BaseException], None]
 """Called on a device thread with each step's output in order, with `MemoryExhausted` in the place of one that was lost,
 or once with what ended it.
 """
-
-
-class Lost:
-    """A step that could not be launched."""
-
-    def __init__(self, error: MemoryExhausted) -> None:
-        self._error = error
-
-    def wait(self) -> StepOutput:
-        raise self._error
 
 
 class DeviceThread:

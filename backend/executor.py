@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from backend.batch import Batch, StepOutput
+from backend.errors import MemoryExhausted
 
 
 class PendingStep(Protocol):
@@ -23,3 +24,13 @@ class Executor(Protocol):
         the next has its number or a lower one: it stands in its place.
         """
         ...
+
+
+class Lost:
+    """A step that could not be launched."""
+
+    def __init__(self, error: MemoryExhausted) -> None:
+        self._error = error
+
+    def wait(self) -> StepOutput:
+        raise self._error

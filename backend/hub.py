@@ -31,10 +31,13 @@ def _local(name_or_path: str) -> Path | None:
     if name_or_path == EMBEDDED:
         return Path(__file__).parent / EMBEDDED
     path = Path(name_or_path).expanduser()
-    if name_or_path and path.is_dir():
-        return path
-    if path.is_file():
-        raise ModelLoadError(f"{path} is a file; name the directory that holds config.json and the weights")
+    try:
+        if name_or_path and path.is_dir():
+            return path
+        if path.is_file():
+            raise ModelLoadError(f"{path} is a file; name the directory that holds config.json and the weights")
+    except OSError as error:
+        raise ModelLoadError(f"{path}: {error.strerror}") from None
     if _HUB_NAME.fullmatch(name_or_path) is None:
         raise ModelLoadError(f"there is no directory {name_or_path!r}, and a hub name has the form organisation/name")
     return None

@@ -1,17 +1,17 @@
 """Offline use: a list of prompts in, texts out, on the same scheduler, kernels and sampler as the server."""
 
 import random
-from collections import deque
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, Literal, Self
 
 from backend.detokenizer import IncrementalDetokenizer
 from backend.errors import InvalidRequest
-from backend.executor import Executor, PendingStep
+from backend.executor import Executor
 from backend.flight import Delta
 from backend.loader import LoadedModel, load_model
 from backend.sampling import SamplingParams
@@ -19,6 +19,7 @@ from backend.scheduler import Scheduler
 from backend.sequence import FinishReason
 from backend.sequence import Sequence as EngineSequence
 from backend.sizing import EngineOptions
+from backend.step_loop import StepLoop
 from backend.waiting import FirstComeFirstServed, HoldingQueue
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
@@ -67,9 +68,9 @@ class LLM:
 
     def _set_up(self, model: LoadedModel, executor: Executor, seed: int) -> None:
         self.model = model
-        self.scheduler = Scheduler(model.engine_config, HoldingQueue(FirstComeFirstServed()))
-        self._executor = executor
-        self._launched: deque[PendingStep] = deque()
+        config = replace(model.engine_config, max_preemptions=sys.maxsize)  # nobody is given up for others
+        self.scheduler = Scheduler(config, HoldingQueue(FirstComeFirstServed()))
+        self._loop = StepLoop(self.scheduler, executor)
         self._seeds = random.Random(seed)
 
     def generate(
@@ -93,10 +94,8 @@ class LLM:
         return [text.completion() for text in texts]
 
     def step(self) -> list[Delta]:
-        """Plan what fits in flight, let the device finish its oldest step, and account for it."""
-        while (batch := self.scheduler.plan()) is not None:
-            self._launched.append(self._executor.launch(batch))
-        return self.scheduler.complete(self._launched.popleft().wait())
+        """The tokens of the oldest step in flight; those that follow it are planned and launched first."""
+        return self._loop.step()
 
     def _run(self, on_delta: Callable[[Delta], object]) -> None:
         while self.scheduler.has_work:

@@ -1,7 +1,6 @@
 """Greedy tokens on the device against transformers', or, where it is not installed, against our reference on a CPU."""
 
 import importlib.util
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +17,7 @@ from backend.sampling import SamplingParams
 from backend.scheduler import Scheduler
 from backend.sequence import Sequence
 from backend.sizing import EngineOptions, size_engine
+from backend.step_loop import StepLoop
 from backend.waiting import FirstComeFirstServed, HoldingQueue
 from backend.weights import load_weights
 from benchmarks.gpu_check.finding import Finding
@@ -61,16 +61,16 @@ def _reference_runner(checkpoint: Path) -> ModelRunner:
 def _tokens(runner: ModelRunner) -> list[list[int]]:
     scheduler = Scheduler(runner.config, HoldingQueue(FirstComeFirstServed()))
     greedy = SamplingParams(temperature=0, ignore_eos=True)
-    for number, prompt in enumerate(PROMPTS):
-        scheduler.add(Sequence(str(number), "", prompt, greedy, NUM_TOKENS, 0, frozenset(), float(number)))
-    tokens: dict[str, list[int]] = {str(number): [] for number in range(len(PROMPTS))}
-    launched = deque()
+    sequences = [
+        Sequence(str(number), "", prompt, greedy, NUM_TOKENS, 0, frozenset(), float(number))
+        for number, prompt in enumerate(PROMPTS)
+    ]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    loop = StepLoop(scheduler, runner)
     while scheduler.has_work:
-        while (batch := scheduler.plan()) is not None:
-            launched.append(runner.launch(batch))
-        for sequence, token, _ in scheduler.complete(launched.popleft().wait()):
-            tokens[sequence.id].append(token)
-    return list(tokens.values())
+        loop.step()
+    return [sequence.output for sequence in sequences]
 
 
 def _by_transformers(checkpoint: Path) -> list[list[int]]:

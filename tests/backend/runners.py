@@ -7,11 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from backend.batch import Batch
 from backend.config import EngineConfig
-from backend.device_thread import Lost
-from backend.errors import MemoryExhausted
-from backend.executor import PendingStep
 from backend.kernels.ops import Ops
 from backend.kernels.reference import ReferenceOps
 from backend.kernels.step import StepInputs
@@ -22,6 +18,7 @@ from backend.paged_kv.kv_cache import KVCache
 from backend.sampling import SamplingParams
 from backend.scheduler import Scheduler
 from backend.sequence import Sequence as EngineSequence
+from backend.step_loop import StepLoop
 from backend.waiting import FirstComeFirstServed, HoldingQueue
 from backend.weights import random_weights
 from benchmarks.model_shapes import LLAMA_32M
@@ -104,26 +101,11 @@ def generate(
         for n, (prompt, params) in pairs
     )
     tokens: dict[str, list[int]] = {sequence.id: [] for sequence in sequences}
-    launched: deque[PendingStep] = deque()
+    loop = StepLoop(scheduler, runner)
     while sequences or scheduler.has_work:
         for _ in range(min(at_once, len(sequences))):
             scheduler.add(sequences.popleft())
-        while not any(isinstance(step, Lost) for step in launched) and (batch := scheduler.plan()) is not None:
-            launched.append(_launch(runner, batch))
-        try:
-            output = launched.popleft().wait()
-        except MemoryExhausted:
-            launched.clear()
-            assert scheduler.lost()
-        else:
-            for sequence, token, _ in scheduler.complete(output):
-                tokens[sequence.id].append(token)
+        for sequence, token, _ in loop.step():
+            tokens[sequence.id].append(token)
     assert scheduler.pool.num_free == runner.config.num_blocks
     return list(tokens.values())
-
-
-def _launch(runner: ModelRunner, batch: Batch) -> PendingStep:
-    try:
-        return runner.launch(batch)
-    except MemoryExhausted as error:
-        return Lost(error)

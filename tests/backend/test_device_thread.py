@@ -28,14 +28,11 @@ class Device:
     def __init__(self) -> None:
         self.launches: SimpleQueue[int] = SimpleQueue()
         self.results: SimpleQueue[BaseException | None] = SimpleQueue()
-        self.refuses = False
-        self.is_full = False
+        self.refusal: Exception | None = None  # of whatever is launched
 
     def launch(self, batch: Batch) -> Step:
-        if self.is_full:
-            raise MemoryExhausted(f"no memory for step {batch.step}")
-        if self.refuses:
-            raise RuntimeError("CUDA error: out of memory")
+        if self.refusal is not None:
+            raise self.refusal
         self.launches.put(batch.step)
         return Step(batch.step, self.results)
 
@@ -103,9 +100,9 @@ def test_a_launch_that_fails_is_posted_after_the_steps_before_it() -> None:
     assert bench.device.launches.get(timeout=PATIENCE) == 0
     bench.device.complete()
     assert isinstance(bench.posted.get(timeout=PATIENCE), StepOutput)
-    bench.device.refuses = True
+    bench.device.refusal = RuntimeError("CUDA error: an illegal memory access")
     bench.thread.submit(Batch(1))
-    assert "out of memory" in str(bench.posted.get(timeout=PATIENCE))
+    assert "illegal memory access" in str(bench.posted.get(timeout=PATIENCE))
     assert bench.thread.stop(PATIENCE)
 
 
@@ -131,13 +128,13 @@ def test_a_step_that_finds_no_memory_at_its_launch_is_lost_after_those_before_it
     bench = Bench()
     bench.thread.submit(Batch(0))
     assert bench.device.launches.get(timeout=PATIENCE) == 0
-    bench.device.is_full = True
+    bench.device.refusal = MemoryExhausted("step 1")
     bench.thread.submit(Batch(1))
     assert bench.posted.empty()
     bench.device.complete()
     assert isinstance(bench.posted.get(timeout=PATIENCE), StepOutput)
     assert isinstance(bench.posted.get(timeout=PATIENCE), MemoryExhausted)
-    bench.device.is_full = False
+    bench.device.refusal = None
     bench.thread.submit(Batch(1))
     assert bench.device.launches.get(timeout=PATIENCE) == 1
     bench.device.complete()

@@ -32,6 +32,11 @@ def test_what_is_neither_a_directory_nor_a_hub_name_is_refused(
         resolve_model(name)
 
 
+def test_a_path_that_the_system_does_not_take_is_refused() -> None:
+    with pytest.raises(ModelLoadError):
+        resolve_model("/models/" + "x" * 5000)
+
+
 def test_a_hub_name_is_downloaded_without_duplicates_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, list[str]] = {}
 

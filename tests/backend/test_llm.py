@@ -1,5 +1,6 @@
 """The whole engine, offline: against transformers' generate on checkpoints it made, and against itself."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -8,14 +9,22 @@ import tokenizers
 import torch
 
 from backend import LLM, SamplingParams
+from backend.batch import Batch
 from backend.config import Batching, KVAllocation
-from backend.errors import ConfigError, InvalidRequest
+from backend.errors import ConfigError, InvalidRequest, MemoryExhausted
+from backend.executor import Executor, PendingStep
 from backend.sizing import EngineOptions
 from tests.backend.families import random_model
 
 NUM_TOKENS = 64
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 DRAWN = SamplingParams(temperature=1, top_p=0.95, seed=3, max_tokens=NUM_TOKENS, ignore_eos=True)
+SCARCE = EngineOptions(
+    max_num_seqs=4,
+    max_num_batched_tokens=32,
+    max_model_len=200,
+    kv_memory_bytes=14 * 16 * 3 * 2 * 2 * 16 * 4,  # blocks x tokens x layers x K/V x heads x dim x fp32
+)
 FAMILIES = ("llama3-scaling", "mistral-window", "qwen2", "qwen3")
 
 # every way to batch, small enough that each one queues, chunks and, where it can, preempts
@@ -70,11 +79,36 @@ def test_greedy_tokens_are_those_of_transformers(checkpoints: dict[str, Path], f
 
 
 def test_preemption_does_not_change_a_token(checkpoints: dict[str, Path]) -> None:
-    kv_bytes = 14 * 16 * 3 * 2 * 2 * 16 * 4  # blocks x tokens x layers x K/V x heads x dim x fp32
-    options = EngineOptions(max_num_seqs=4, max_num_batched_tokens=32, max_model_len=200, kv_memory_bytes=kv_bytes)
-    llm = LLM(str(checkpoints["qwen2"]), options)
+    llm = LLM(str(checkpoints["qwen2"]), SCARCE)
     assert outputs(llm, GREEDY) == oracle("qwen2")
     assert llm.scheduler.counters.preemptions > 0
+
+
+def test_nobody_is_given_up_for_others(checkpoints: dict[str, Path]) -> None:
+    model = LLM(str(checkpoints["qwen2"]), SCARCE).model
+    strict = replace(model, engine_config=replace(model.engine_config, max_preemptions=0))
+    assert outputs(LLM.of(strict, model.runner), GREEDY) == oracle("qwen2")
+
+
+class ScarceExecutor:
+    """Has no memory for one step in five."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._launches = 0
+
+    def launch(self, batch: Batch) -> PendingStep:
+        self._launches += 1
+        if self._launches % 5 == 0:
+            raise MemoryExhausted("no memory for this step")
+        return self._executor.launch(batch)
+
+
+def test_a_step_without_memory_does_not_change_a_token(checkpoints: dict[str, Path]) -> None:
+    model = LLM(str(checkpoints["qwen2"]), SHAPES["chunked"]).model
+    llm = LLM.of(model, ScarceExecutor(model.runner))
+    assert outputs(llm, GREEDY) == oracle("qwen2")
+    assert llm.scheduler.counters.lost_steps > 10
 
 
 def test_the_same_seed_draws_the_same_text_in_any_batch(checkpoints: dict[str, Path]) -> None:
@@ -85,10 +119,8 @@ def test_the_same_seed_draws_the_same_text_in_any_batch(checkpoints: dict[str, P
 def test_penalties_and_minimum_lengths_survive_preemption(checkpoints: dict[str, Path]) -> None:
     penalties = {"repetition_penalty": 1.3, "presence_penalty": 0.5}
     sampling = SamplingParams(temperature=0.8, seed=1, max_tokens=40, stop_token_ids=(7, 9), min_tokens=20, **penalties)
-    kv_bytes = 14 * 16 * 3 * 2 * 2 * 16 * 4
-    tight = EngineOptions(max_num_seqs=4, max_num_batched_tokens=32, max_model_len=200, kv_memory_bytes=kv_bytes)
     roomy = LLM(str(checkpoints["qwen2"]), SHAPES["alone"])
-    squeezed = LLM(str(checkpoints["qwen2"]), tight)
+    squeezed = LLM(str(checkpoints["qwen2"]), SCARCE)
     assert outputs(squeezed, sampling) == outputs(roomy, sampling)
     assert squeezed.scheduler.counters.preemptions > 0
 
