@@ -16,7 +16,7 @@ from backend.model_config import ModelConfig
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 GIB = 2**30
-BLOCK_SIZE = 16
+BLOCK_SIZE = 16  # tokens, as engines have them unless they are told otherwise
 _UNITS = {"GiB": GIB, "MiB": 2**20, "KiB": 2**10}
 RUNTIME_BYTES = GIB  # CUDA's context, libraries, compiled kernels and graphs
 
@@ -78,9 +78,9 @@ class Footprint:
         model = self.model
         return 2 * model.num_layers * model.num_kv_heads * model.head_dim * self.item_bytes
 
-    def kv_bytes(self, tokens: int, block_size: int = BLOCK_SIZE) -> int:
+    def kv_bytes(self, tokens: int) -> int:
         """Of one sequence, in whole blocks."""
-        return -(-tokens // block_size) * block_size * self.kv_bytes_per_token
+        return -(-tokens // BLOCK_SIZE) * BLOCK_SIZE * self.kv_bytes_per_token
 
     def kv_bytes_read(self, context: int) -> int:
         """By one token that attends to `context` tokens, or to its layers' windows."""
@@ -144,7 +144,6 @@ class MemoryPlan:
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    block_size: int = BLOCK_SIZE
 
     @classmethod
     def make(cls, footprint: Footprint, memory: int, max_model_len: int | None, max_num_seqs: int, budget: int) -> Self:
@@ -167,22 +166,22 @@ class MemoryPlan:
 
     @property
     def kv_tokens(self) -> int:
-        return self.kv_bytes // (self.footprint.kv_bytes_per_token * self.block_size) * self.block_size
+        return self.kv_bytes // self.footprint.kv_bytes(BLOCK_SIZE) * BLOCK_SIZE
 
     @property
     def bytes_per_sequence(self) -> int:
-        return self.footprint.kv_bytes(self.max_model_len, self.block_size)
+        return self.footprint.kv_bytes(self.max_model_len)
 
     def sequences_of(self, tokens: int) -> int:
         """How many sequences of `tokens` tokens fit at once."""
-        return self.kv_bytes // self.footprint.kv_bytes(tokens, self.block_size)
+        return self.kv_bytes // self.footprint.kv_bytes(tokens)
 
     @property
     def warnings(self) -> list[str]:
         fit = self.sequences_of(self.max_model_len)
         if fit >= self.max_num_seqs:
             return []
-        each = self.kv_tokens // self.block_size // self.max_num_seqs * self.block_size
+        each = self.kv_tokens // BLOCK_SIZE // self.max_num_seqs * BLOCK_SIZE
         holds = f"KV memory holds {fit:,} sequences of {self.max_model_len:,} tokens"
         if each == 0:
             return [f"{holds}, and max_num_seqs {self.max_num_seqs:,} is never reached: lower it"]
@@ -197,7 +196,7 @@ class MemoryPlan:
 
     def _remedy(self) -> str:
         room = max(0, self.kv_tokens)
-        if room >= self.block_size:
+        if room >= BLOCK_SIZE:
             return f"lower max_model_len to {room:,}, or give more memory"
         narrower = " or a 16-bit dtype" if self.footprint.dtype == "float32" else ""
         return f"a smaller model{narrower}, or more memory"

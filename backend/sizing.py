@@ -10,9 +10,9 @@ from backend.config import Batching, EngineConfig, KVAllocation
 from backend.errors import ConfigError
 from backend.model_config import ModelConfig
 from backend.paged_kv.kv_cache import block_bytes
+from backend.roofline import GIB, human_bytes
 
-MIB = 2**20
-KV_BYTES = 1024 * MIB  # unless a quarter of the free memory, or all that max_num_seqs can use, is less
+KV_BYTES = GIB  # unless a quarter of the free memory, or all that max_num_seqs can use, is less
 TOKEN_BUDGET = 512
 DEVICE_TOKEN_BUDGET = 2048  # on a device of its own, whose products want some hundred rows before they are worth it
 
@@ -71,9 +71,8 @@ def _kv_bytes(options: EngineOptions, per_block: int, max_model_len: int, free_b
     """Bytes for the KV pool. More than `max_num_seqs` sequences of full length can use is never taken unasked."""
     if options.kv_memory_bytes is not None:
         if options.kv_memory_bytes > free_bytes:
-            raise ConfigError(
-                f"kv_memory_bytes asks for {_mib(options.kv_memory_bytes)}, and {_mib(free_bytes)} are free"
-            )
+            asked = human_bytes(options.kv_memory_bytes)
+            raise ConfigError(f"kv_memory_bytes asks for {asked}, and {human_bytes(free_bytes)} are free")
         return options.kv_memory_bytes
     usable = options.max_num_seqs * -(-max_model_len // options.block_size) * per_block
     if options.kv_memory_fraction is not None:
@@ -82,12 +81,12 @@ def _kv_bytes(options: EngineOptions, per_block: int, max_model_len: int, free_b
 
 
 def _check_one_sequence_fits(options: EngineOptions, max_model_len: int, num_blocks: int, per_block: int) -> None:
-    needed = -(-max_model_len // options.block_size)
-    if num_blocks >= needed and num_blocks > 0:
+    needed = max(1, -(-max_model_len // options.block_size))
+    if num_blocks >= needed:
         return
     raise ConfigError(
         f"KV memory holds {num_blocks} blocks of {per_block:,} B ({options.block_size} tokens each), and one sequence "
-        f"of max_model_len {max_model_len} needs {max(needed, 1)} blocks = {_mib(max(needed, 1) * per_block)}: raise "
+        f"of max_model_len {max_model_len} needs {needed} blocks = {needed * per_block:,} B: raise "
         f"kv_memory_bytes to at least that, or lower max_model_len to {num_blocks * options.block_size}"
     )
 
@@ -114,7 +113,3 @@ def _meminfo(key: str) -> int:
         if name == key:
             return int(value.split()[0]) * 1024
     raise ConfigError(f"/proc/meminfo has no {key}: give kv_memory_bytes")
-
-
-def _mib(count: int) -> str:
-    return f"{count / MIB:,.1f} MiB"

@@ -62,7 +62,6 @@ def load(options: Namespace) -> Iterator[Generate]:
         steps_in_flight=options.steps_in_flight,
     )
     llm = ObservedLLM(options.model, engine, dtype=options.dtype, device="cpu")
-    llm.model.runner.warm_up()
 
     def generate(workload: Workload) -> Generated:
         sampling = [SamplingParams(max_tokens=n, temperature=0, ignore_eos=True) for n in workload.max_tokens]

@@ -6,9 +6,17 @@ import pytest
 import torch
 
 from backend import loader
-from backend.device_memory import DeviceMemory, check_room, expected_memory, rehearsal, slot_bytes
+from backend.device_memory import (
+    DeviceMemory,
+    check_room,
+    expected_memory,
+    measured_memory,
+    rehearsal,
+    slot_bytes,
+)
 from backend.errors import ConfigError
 from backend.loader import select_device
+from backend.roofline import RUNTIME_BYTES
 from backend.sizing import EngineOptions, size_engine
 from benchmarks.model_shapes import LLAMA_3_8B
 from tests.backend.runners import MODEL, make_runner
@@ -61,6 +69,41 @@ def test_limits_that_do_not_fit_what_was_measured_are_refused_with_the_arithmeti
     decoder, options = make_runner().decoder, EngineOptions(max_num_seqs=2, max_model_len=64)
     with pytest.raises(ConfigError, match=r"needs 4 blocks.*; cuda:0 has 2\.00 GiB - weights 512\.00 MiB"):
         loader._size_measured(options, decoder, GIB // 2, torch.float32, torch.device("cuda:0"))
+
+
+def test_memory_of_a_model_that_was_let_go_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = [2 * GIB]
+    monkeypatch.setattr(torch.cuda, "empty_cache", kept.clear)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * GIB - sum(kept), 2 * GIB))
+    room = DeviceMemory("cuda:0", 2 * GIB, 2 * GIB, 0, 0, 0, GIB)
+    monkeypatch.setattr(loader, "measured_memory", lambda *arguments: room)
+    decoder, options = make_runner().decoder, EngineOptions(max_num_seqs=2, max_model_len=64)
+    engine = loader._size_measured(options, decoder, 0, torch.float32, torch.device("cuda:0"))
+    assert engine.num_blocks == 2 * 64 // 16
+
+
+def test_memory_is_measured_around_a_step_with_nothing_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def told(name: str, result: object) -> None:
+        def call(*_: object) -> object:
+            calls.append(name)
+            return result
+
+        monkeypatch.setattr(torch.cuda, name, call)
+
+    told("synchronize", None)
+    told("reset_peak_memory_stats", None)
+    told("memory_allocated", 1000)
+    told("max_memory_allocated", 1700)
+    told("empty_cache", None)
+    told("mem_get_info", (5 * RUNTIME_BYTES, 6 * RUNTIME_BYTES))
+    decoder, cpu = make_runner().decoder, torch.device("cpu")
+    memory = measured_memory(decoder, cpu, weights=500, tokens=20, seqs=3, block_size=4)
+    assert memory.activations == 700
+    assert memory.kv_bytes == 4 * RUNTIME_BYTES - 700 - memory.slots
+    assert calls.index("reset_peak_memory_stats") < calls.index("max_memory_allocated") < calls.index("empty_cache")
+    assert calls[-1] == "mem_get_info"
 
 
 def test_the_step_that_measures_stores_nothing_and_runs() -> None:

@@ -5,10 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from backend import device_memory
-from backend.device_memory import measured_memory
 from backend.lane import CpuLane, CudaLane
-from tests.backend.runners import make_runner
 
 
 def test_on_a_cpu_waiting_is_doing() -> None:
@@ -67,27 +64,3 @@ def test_graphs_share_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         lane.capture(lambda: cuda.calls.append("work"))
     assert cuda.calls == ["capture", "work"] * 2
-
-
-def test_memory_is_measured_around_a_step_with_nothing_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-
-    def told(name: str, result: object) -> None:
-        def call(*_: object) -> object:
-            calls.append(name)
-            return result
-
-        monkeypatch.setattr(torch.cuda, name, call)
-
-    told("synchronize", None)
-    told("reset_peak_memory_stats", None)
-    told("memory_allocated", 1000)
-    told("max_memory_allocated", 1700)
-    told("empty_cache", None)
-    told("mem_get_info", (5 * device_memory.RUNTIME_BYTES, 6 * device_memory.RUNTIME_BYTES))
-    decoder, cpu = make_runner().decoder, torch.device("cpu")
-    memory = measured_memory(decoder, cpu, weights=500, tokens=20, seqs=3, block_size=4)
-    assert memory.activations == 700
-    assert memory.kv_bytes == 4 * device_memory.RUNTIME_BYTES - 700 - memory.slots
-    assert calls.index("reset_peak_memory_stats") < calls.index("max_memory_allocated") < calls.index("empty_cache")
-    assert calls[-1] == "mem_get_info"

@@ -1,6 +1,6 @@
-import dataclasses
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +14,10 @@ from backend.kernels.reference import ReferenceOps
 from backend.model import Decoder
 from backend.model_config import ModelConfig
 from backend.weights import Weights, checkpoint_names, load_weights, random_weights
+from benchmarks.model_shapes import QWEN3_06B
 
-CONFIG = ModelConfig(
-    architecture="Qwen3ForCausalLM",
+CONFIG = replace(
+    QWEN3_06B,
     vocab_size=40,
     hidden_size=24,
     intermediate_size=20,
@@ -25,20 +26,12 @@ CONFIG = ModelConfig(
     num_kv_heads=2,
     head_dim=6,
     max_position=64,
-    rms_norm_eps=1e-6,
-    rope_theta=1e4,
-    rope_scaling=None,
-    sliding_window=None,
     attention_bias=True,
     output_bias=True,
     mlp_bias=True,
-    qk_norm=True,
     tie_word_embeddings=False,
-    torch_dtype="float32",
-    bos_token_id=None,
-    eos_token_ids=(),
 )
-TIED = dataclasses.replace(CONFIG, tie_word_embeddings=True)
+TIED = replace(CONFIG, tie_word_embeddings=True)
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
 
 
