@@ -6,21 +6,16 @@ import faulthandler
 import gc
 import logging
 import os
-import random
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable
-from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 
 import torch
 import uvloop
 from tqdm import tqdm
 
-from admission.admission import Admission
 from backend.engine import Engine
 from backend.executor import Executor
 from backend.loader import LoadedModel, load_model
@@ -28,31 +23,22 @@ from gateway.admin.plane import admin_plane
 from gateway.admin.port import AdminPort, open_admin_port
 from gateway.admin.process import Process
 from gateway.announcement import Ready
+from gateway.assembly import open_service
 from gateway.beside import beside
-from gateway.connection import bound_socket
 from gateway.core import open_core
 from gateway.engine_options import engine_options
-from gateway.entitlement import Entitlements, KvShape
 from gateway.health import Health
+from gateway.http_config import check_tls
 from gateway.key_store import KeyStore
-from gateway.kv_leases import KvLeases
-from gateway.openai import Limits
+from gateway.listening import open_port
 from gateway.routes import make_app, make_probes
 from gateway.scope import Lives
 from gateway.server import Server
-from gateway.service import Service
 from gateway.settings import Settings
 from gateway.telemetry.logs.logs import STDERR
-from gateway.telemetry.logs.request_log import RequestLog
-from gateway.telemetry.metrics.device_memory import memory_by_use
-from gateway.telemetry.metrics.losses import count_losses
-from gateway.telemetry.metrics.metrics import Metrics, Sources
 from gateway.telemetry.metrics.push import pushing
-from gateway.telemetry.story import note_command
-from gateway.telemetry.telemetry import Telemetry
-from gateway.telemetry.tracing.tracing import open_tracing
 from gateway.telemetry.watched_core import WatchedCore
-from gateway.tenancy import Tenancy, open_quotas, open_tenancy
+from gateway.tenancy import Tenancy, open_tenancy
 from gateway.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
@@ -70,8 +56,12 @@ def run(settings: Settings, announce: Announce) -> int:
     `announce` is called once, when requests are accepted.
     """
     faulthandler.enable(STDERR)  # what a crash of native code leaves behind
-    sock = bound_socket(settings.host, settings.port)
-    with sock, open_admin_port(settings) as admin, open_tenancy(settings) as tenancy:
+    check_tls(settings)
+    with (
+        open_port(settings.host, settings.port) as sock,
+        open_admin_port(settings) as admin,
+        open_tenancy(settings) as tenancy,
+    ):
         model = _load(settings)
         ready = _ready(settings, model, sock, tenancy.keys.demo_key, admin)
 
@@ -127,79 +117,30 @@ async def serve_engine(
     """Run the gateway over an engine until a signal, or the engine's failure, ends it."""
     lives = Lives(settings.write_timeout)
     server = Server(settings, lives, on_started)
-    kv_shape = KvShape(model.engine_config.block_size, model.kv_bytes // model.engine_config.num_blocks)
-    telemetry = Telemetry(engine.clock)
-    async with (
-        open_tracing(settings, telemetry, core, kv_shape) as tracing,
-        open_quotas(settings, tenancy.store_url) as quotas,
-    ):
-        quotas.store.on_command.append(note_command)
-        admission = Admission(engine, core)
-        kv_leases = KvLeases(quotas.store, admission, kv_shape.block_bytes, engine.clock)
-        metrics = Metrics(
-            Sources(
-                model=served_name(settings),
-                engine=engine,
-                core=core,
-                telemetry=telemetry,
-                policies=tenancy.policies,
-                store=quotas.store,
-                block_bytes=kv_shape.block_bytes,
-                memory=partial(memory_by_use, model),
-            )
-        )
-        count_losses(metrics.process, tracing)
-        watchdog = Watchdog(engine, core, settings.step_timeout, engine.clock)
-        telemetry.on_end.append(RequestLog(kv_shape.block_bytes))
-        service = Service(
-            model=served_name(settings),
-            created=int(time.time()),
-            end_tokens=model.end_tokens,
-            limits=Limits(model.config.vocab_size, model.engine_config.max_model_len, model.sampling_defaults),
-            default_max_tokens=settings.default_max_tokens,
-            tokenizer=model.tokenizer,
-            admission=admission,
-            keys=tenancy.keys.ring,
-            policies=tenancy.policies,
-            entitlements=Entitlements(tenancy.policies),
-            quotas=quotas,
-            kv_leases=kv_leases,
-            kv_shape=kv_shape,
-            metrics=metrics,
-            telemetry=telemetry,
-            watched=core,
-            lives=lives,
-            max_body_bytes=settings.max_body_bytes,
-            body_timeout=settings.body_timeout,
-            seeds=random.Random(settings.seed),
-        )
-        health = Health(
-            started=lambda: server.started,
-            alive=lambda: not engine.failed.done(),
-            ready=lambda: not (engine.failed.done() or server.should_exit),
-        )
-        probes = make_probes(service, health)
+    async with open_service(settings, model, engine, core, tenancy, lives) as service:
+        probes = make_probes(service, _health(server, engine))
         server.config.app = make_app(service, probes, settings.metrics_on_tenant_port)
         engine.failed.add_done_callback(lambda _: server.end())
         engine.start()
-        await tenancy.enforce(admission)
+        await tenancy.enforce(service.admission)
+        watchdog = Watchdog(engine, core, settings.step_timeout, engine.clock)
         device = str(model.runner.device)
         process = Process(version("sluice"), device, probes, lambda: server.should_exit, server.drain)
         async with (
-            pushing(settings, metrics),
-            beside(lives.sweep(), tenancy.watch(), kv_leases.run(), watchdog.run(), metrics.run()),
+            pushing(settings, service.metrics),
+            beside(lives.sweep(), tenancy.watch(), service.kv_leases.run(), watchdog.run(), service.metrics.run()),
             admin_plane(settings, service, tenancy.keys, process, admin),
         ):
             await server.serve(sockets=[sock])
     return 1 if engine.failed.done() else 0
 
 
-def served_name(settings: Settings) -> str:
-    """What clients call the model: a directory goes by its own name, not by its path."""
-    if settings.served_model_name:
-        return settings.served_model_name
-    directory = Path(settings.model).expanduser()
-    return directory.resolve().name if directory.is_dir() else settings.model
+def _health(server: Server, engine: Engine) -> Health:
+    return Health(
+        started=lambda: server.started,
+        alive=lambda: not engine.failed.done(),
+        ready=lambda: not (engine.failed.done() or server.should_exit),
+    )
 
 
 def _load(settings: Settings) -> LoadedModel:
@@ -235,7 +176,7 @@ def _ready(
         host=settings.host,
         port=sock.getsockname()[1],
         tls=settings.tls_cert_file is not None,
-        model=served_name(settings),
+        model=settings.served_name,
         num_parameters=model.num_parameters,
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(model.runner.device),

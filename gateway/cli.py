@@ -23,11 +23,10 @@ from gateway import (
     usage_command,
 )
 from gateway.doctor.errors import DoctorError
+from gateway.event_log_file import EventLogError
 from gateway.flags import SettingsError, add_flags, did_you_mean, load, misspelled
 from gateway.key_store import KeyStoreError
-from gateway.listening import ListenError, why_not_listening
-from gateway.log_commands import LogError
-from gateway.setting_fields import SPARE_FILES
+from gateway.listening import ListenError
 from gateway.telemetry.logs.logs import STDERR, logging_to
 from quotas.embedded_errors import EmbeddedStoreError
 from quotas.errors import QuotaError
@@ -42,6 +41,11 @@ are hashed with (default: DIR/pepper, made at first start); replicas that share 
 Nor have SLUICE_ADMIN_KEY, the key of the admin port (default: made at first start, in DIR/admin-key), and
 SLUICE_OTLP_HEADERS, headers for the collector: NAME=VALUE,NAME=VALUE, each VALUE URL-encoded."""
 
+ASKED_WRONGLY = (SettingsError, ConfigError, PolicyError, SimulationError)
+CANNOT_BE_DONE = (
+    DoctorError, KeyStoreError, ListenError, EventLogError, EmbeddedStoreError, QuotaError, BackendError,
+)  # fmt: skip
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
@@ -50,9 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         namespace.parser.error(_unknown(strangers, namespace.parser))
     try:
         return int(namespace.run(namespace))
-    except (SettingsError, ConfigError, PolicyError, SimulationError) as error:
+    except ASKED_WRONGLY as error:
         return _failed(error, 2)
-    except (DoctorError, KeyStoreError, ListenError, LogError, EmbeddedStoreError, QuotaError, BackendError) as error:
+    except CANNOT_BE_DONE as error:
         return _failed(error, 1)
     except KeyboardInterrupt:
         return 130
@@ -60,16 +64,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(namespace: Namespace) -> int:
     settings = load(namespace)
-    _allow_files(settings.max_connections + SPARE_FILES)
+    _allow_files(settings.open_files)
     from gateway.app import run  # noqa: PLC0415 - brings torch, seconds that --help need not wait for
 
-    try:
-        with logging_to(STDERR, settings):
-            for warning in misspelled(os.environ):
-                log.warning("%s", warning)
-            return run(settings, announce=partial(print, flush=True))
-    except OSError as error:
-        return _failed(why_not_listening(error, settings.host, settings.port), 1)
+    with logging_to(STDERR, settings):
+        for warning in misspelled(os.environ):
+            log.warning("%s", warning)
+        return run(settings, announce=partial(print, flush=True))
 
 
 def _allow_files(needed: int) -> None:

@@ -213,5 +213,5 @@ def _as_http(error: ApiError) -> bytes:
     body = error.to_body()
     head = [b"HTTP/1.1 %d %s" % (error.status, HTTPStatus(error.status).phrase.encode())]
     head += [name + b": " + value for name, value in encode_headers(error.headers() | {"connection": "close"})]
-    head += [b"x-request-id: " + request_id([]), b"content-length: %d" % len(body), b"", body]
+    head += [b"x-request-id: " + request_id(), b"content-length: %d" % len(body), b"", body]
     return b"\r\n".join(head)

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def open_core(settings: Settings, model: LoadedModel) -> Iterator[WatchedCore]:
-    """The core; its step times are saved when the block is left. Raises `OSError` for an event log it cannot write."""
+    """The core; its step times are saved when the block is left. Raises `EventLogError` where it cannot be recorded."""
     path = settings.state_dir / "step_time" / f"{_file_name(model, settings)}.json"
     step_time = _load(path)
     config = core_config(settings)

@@ -12,6 +12,10 @@ log = logging.getLogger(__name__)
 BUFFER_BYTES = 1 << 16
 
 
+class EventLogError(Exception):
+    """An event log that cannot be written or read, or that says nothing of what was asked; the message names it."""
+
+
 class EventLogFile:
     """Appends lines to PATH; a full segment becomes PATH.1, the one before it PATH.2, and so on up to `keep`.
 
@@ -20,15 +24,20 @@ class EventLogFile:
     """
 
     def __init__(self, path: Path, segment_bytes: int, keep: int = 8) -> None:
-        """Begins a new log: what is at PATH from an earlier run is rotated away. Raises `OSError`."""
+        """Begins a new log: what is at PATH from an earlier run is rotated away. Raises `EventLogError`."""
         self._path = path
         self._segment_bytes = segment_bytes
         self._keep = keep
         self._written = 0
         self._has_failed = False
-        if path.exists() and path.stat().st_size:
-            self._rotate()
-        self._file = self._open()
+        try:
+            if path.exists() and path.stat().st_size:
+                self._rotate()
+            self._file = self._open()
+        except OSError as error:
+            raise EventLogError(
+                f"the event log {path} cannot be written: {error.strerror}; name another file with --event-log"
+            ) from None
 
     def write(self, line: str) -> None:
         if self._has_failed:
@@ -76,21 +85,33 @@ class EventLogFile:
 
 
 def read_event_log(path: Path) -> Iterator[str]:
-    """The lines of the newest run at PATH, from its first segment that is still there. Raises `OSError`.
+    """The lines of the newest run at PATH, from its first segment that is still there. Raises `EventLogError`.
 
     A last line that was not written to its end is left out.
     """
+    try:
+        for segment in _segments(path):
+            with segment.open(encoding="utf-8") as file:
+                yield from (line.rstrip("\n") for line in file if line.endswith("\n"))
+    except OSError as error:
+        raise EventLogError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _segments(path: Path) -> list[Path]:
+    """Of the newest run, oldest first."""
     segments = [path]
     while not _begins_a_log(segments[-1]) and (older := _segment(path, len(segments))).exists():
         segments.append(older)
-    for segment in reversed(segments):
-        with segment.open(encoding="utf-8") as file:
-            yield from (line.rstrip("\n") for line in file if line.endswith("\n"))
+    return segments[::-1]
 
 
 def _begins_a_log(segment: Path) -> bool:
-    with segment.open(encoding="utf-8") as file:
-        return file.readline().startswith('["log"')
+    """Raises `EventLogError` for what is no segment of a log."""
+    with segment.open(encoding="utf-8", errors="replace") as file:
+        first = file.readline()
+    if first and not first.startswith('["'):
+        raise EventLogError(f"{segment} is no event log: it begins with {first!r:.80}")
+    return first.startswith('["log"')
 
 
 def _segment(path: Path, number: int) -> Path:

@@ -1,7 +1,7 @@
 """Settings as an operator writes them: flags with their help, `SLUICE_*` variables, and what was wrong with them."""
 
 from argparse import SUPPRESS, ArgumentParser, Namespace
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -18,14 +18,18 @@ class SettingsError(ValueError):
     """Settings that cannot be served: each line names a flag, what it was given and what would work."""
 
 
-def add_flags(parser: ArgumentParser, only: Collection[str] = ()) -> None:
-    """A flag for each of the settings, or for `only` these, in the settings' groups; none for what has no unit."""
+def add_flags(parser: ArgumentParser, only: Mapping[str, str] | None = None) -> None:
+    """A flag for each of the settings, in their groups; none for what has no unit.
+
+    Or for `only` some, of which a command that does not serve says what they mean to it.
+    """
+    meanings = only or {name: field.description or "" for name, field in Settings.model_fields.items()}
     for group in GROUPS:
         section = parser.add_argument_group(group)
         for name, field in Settings.model_fields.items():
-            if _extra(field)["group"] == group and _extra(field)["unit"] and (not only or name in only):
+            if name in meanings and _extra(field)["group"] == group and _extra(field)["unit"]:
                 how: Any = {"action": "store_true"} if field.annotation is bool else {"metavar": _metavar(field)}
-                section.add_argument(_flag(name), dest=name, default=SUPPRESS, help=_help(field), **how)
+                section.add_argument(_flag(name), dest=name, default=SUPPRESS, help=_help(meanings[name], field), **how)
 
 
 def load(namespace: Namespace) -> Settings:
@@ -73,8 +77,8 @@ def _metavar(field: FieldInfo) -> str:
     )
 
 
-def _help(field: FieldInfo) -> str:
-    return f"{field.description} (default: {_default(field)})".replace("%", "%%")
+def _help(meaning: str, field: FieldInfo) -> str:
+    return f"{meaning} (default: {_default(field)})".replace("%", "%%")
 
 
 def _default(field: FieldInfo) -> str:

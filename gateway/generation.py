@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Coroutine
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeVar
 
@@ -11,6 +11,7 @@ from admission.outcome import DeadlineUnmeetable, Outcome
 from admission.request import Request as AdmissionRequest
 from backend.detokenizer import IncrementalDetokenizer
 from backend.sequence import FinishReason
+from backend.stream import TokenStream
 from gateway import sse
 from gateway.answer import Answer
 from gateway.deadlines import read_deadlines
@@ -64,18 +65,18 @@ class GenerationEndpoint(Endpoint):
         body = await service.read_body(call.scope, call.receive)
         request = self.parse(body)
         self._tell(call.story, request)
-        wants = Wants(request, read_deadlines(call.scope["headers"], request.stream, time.time()), arrived, len(body))
+        deadlines = read_deadlines(call.scope["headers"], request.stream, time.time())
         entitlement = service.entitlement(principal, "inference")
         service.check_model(request.model)
         entitlement.check_model(request.model)
-        async with RequestScope(call.scope, call.receive, call.send, service.telemetry.clock) as life:
+        wants = Wants(request, entitlement.service_class(request.service_tier), deadlines, arrived, len(body))
+        async with service.lives.scope(call.scope, call.receive, call.send, service.telemetry.clock) as life:
             call.exchange.send, call.story.scope = life.send, life
-            with service.lives.watching(life):
-                prompts = await self.prompts(request)
-                try:
-                    await self._spend(call, life, entitlement, wants, prompts)
-                except DeadlineUnmeetable as error:
-                    raise unmeetable(error, wants.deadlines.is_relative) from None
+            prompts = await self.prompts(request)
+            try:
+                await self._spend(call, life, entitlement, wants, prompts)
+            except DeadlineUnmeetable as error:
+                raise unmeetable(error, deadlines.is_relative) from None
         if life.error is not None:
             raise life.error
         return life.outcome or Outcome.COMPLETED
@@ -98,7 +99,7 @@ class GenerationEndpoint(Endpoint):
         request, story, clock = wants.request, call.story, self.service.telemetry.clock
         identity = self.identify(request.model)
         story.response_id = identity.id
-        story.service_class = entitlement.service_class(request.service_tier).name
+        story.service_class = wants.service_class.name
         asked = [
             self._ask(f"{identity.id}-{index}", entitlement, wants, prompt) for index, prompt in enumerate(prompts)
         ]
@@ -113,7 +114,7 @@ class GenerationEndpoint(Endpoint):
                 call.exchange.add_headers(rate_headers(grant.states))
             with ExitStack() as admitted:
                 answers = [
-                    admitted.enter_context(self._admit(one, request, prompt, story))
+                    self._answer_from(admitted.enter_context(admission.admit(one)), request, prompt, story)
                     for one, prompt in zip(asked, prompts, strict=True)
                 ]
                 grant.measure = partial(_usage, answers, self.service)
@@ -169,7 +170,6 @@ class GenerationEndpoint(Endpoint):
             expected = service.admission.expected_tokens(entitlement.name, max_tokens)
             allowed = entitlement.reservable(num_prompt_tokens, expected)
         ends = frozenset(sampling.stop_token_ids)
-        service_class = entitlement.service_class(request.service_tier)
         return AdmissionRequest(
             id=request_id,
             tenant=entitlement.name,
@@ -179,19 +179,17 @@ class GenerationEndpoint(Endpoint):
             end_tokens=ends if sampling.ignore_eos else ends | service.end_tokens,
             seed=service.draw_seed() if sampling.seed is None else sampling.seed,
             allowed_tokens=allowed,
-            priority_class=service_class.level,
-            token_interval=wants.token_interval(service_class),
-            first_token_target=service_class.ttft,
-            first_token_by=wants.first_token_by(service_class),
+            priority_class=wants.service_class.level,
+            token_interval=wants.token_interval,
+            first_token_target=wants.service_class.ttft,
+            first_token_by=wants.first_token_by,
             done_by=wants.done_by,
             body_bytes=wants.num_bytes,
         )
 
-    @contextmanager
-    def _admit(
-        self, asked: AdmissionRequest, request: GenerationRequest, prompt: Prompt, story: Story
-    ) -> Iterator[Answer]:
+    def _answer_from(self, stream: TokenStream, request: GenerationRequest, prompt: Prompt, story: Story) -> Answer:
         service = self.service
+        story.trails.append(service.watched.trail(stream.sequence))
         detokenizer = IncrementalDetokenizer(
             service.tokenizer,
             request.sampling.stop,
@@ -200,9 +198,7 @@ class GenerationEndpoint(Endpoint):
             prompt_tail=prompt.tail,
             min_tokens=request.sampling.min_tokens,
         )
-        with service.admission.admit(asked) as stream:
-            story.trails.append(service.watched.trail(stream.sequence))
-            yield Answer(stream, detokenizer, service.admission, service.metrics)
+        return Answer(stream, detokenizer, service.admission, service.metrics)
 
     def _max_tokens(self, request: GenerationRequest, entitlement: Entitlement, num_prompt_tokens: int) -> int:
         """What was asked for, or the default within what the context and the tenant's KV memory leave.

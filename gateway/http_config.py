@@ -1,8 +1,11 @@
 """How every port of the gateway speaks HTTP."""
 
+import ssl
+
 import uvicorn
 
 from gateway.connection import Connection
+from gateway.listening import ListenError
 from gateway.settings import Settings
 
 
@@ -22,6 +25,19 @@ def http_config(settings: Settings, max_connections: int) -> uvicorn.Config:
         ssl_certfile=settings.tls_cert_file,
         ssl_keyfile=settings.tls_key_file,
     )
+
+
+def check_tls(settings: Settings) -> None:
+    """Raises `ListenError` for a certificate and a key with which no port could be served."""
+    if settings.tls_cert_file is None or settings.tls_key_file is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert_file, settings.tls_key_file)
+    except OSError as error:
+        raise ListenError(
+            f"TLS cannot be served with --tls-cert-file {settings.tls_cert_file} and --tls-key-file "
+            f"{settings.tls_key_file}: {error}; they must be PEM, and belong together"
+        ) from None
 
 
 async def _nothing(scope: object, receive: object, send: object) -> None:

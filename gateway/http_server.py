@@ -2,12 +2,14 @@
 
 import asyncio
 import socket
+from collections.abc import Callable
 from functools import partial
 
 import uvicorn
 
 from gateway.connection import Connection
 from gateway.http_config import http_config
+from gateway.listening import ListenError, why_not_listening
 from gateway.settings import Settings
 
 
@@ -27,11 +29,18 @@ class HttpServer(uvicorn.Server):
         assert issubclass(config.http_protocol_class, Connection)
         connection = partial(config.http_protocol_class, config, self.server_state, self.lifespan.state)
         for sock in sockets or ():
-            listener = await asyncio.get_running_loop().create_server(
+            self.servers.append(await self._listen(sock, connection))
+
+    async def _listen(self, sock: socket.socket, connection: Callable[[], asyncio.Protocol]) -> asyncio.Server:
+        """Raises `ListenError`: of two processes that have bound a port, one can listen."""
+        config = self.config
+        try:
+            return await asyncio.get_running_loop().create_server(
                 connection,
                 sock=sock,
                 ssl=config.ssl,
                 ssl_handshake_timeout=self._handshake_timeout if config.ssl else None,
                 backlog=config.backlog,
             )
-            self.servers.append(listener)
+        except OSError as error:
+            raise ListenError(why_not_listening(error, *sock.getsockname()[:2])) from None

@@ -15,6 +15,7 @@ from gateway.key_store import KeyRecord, KeyStore, KeyStoreError
 from gateway.table import table
 from quotas.policy import SCOPES
 
+STATE_DIR = "the gateway's state directory, which keeps the pepper and the hashes of keys"
 OVERLAP = "24h"
 STORED = "Shown this once. Running gateways with this state directory take it within a second."
 PRINTED = "Shown this once, and stored nowhere. The lines below let it in, from a policy file."
@@ -45,7 +46,7 @@ def _add(
 ) -> None:
     parser = actions.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
     add_arguments(parser)
-    add_flags(parser, only=("state_dir",))
+    add_flags(parser, only={"state_dir": STATE_DIR})
     parser.set_defaults(run=run, parser=parser)
 
 

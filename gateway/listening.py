@@ -1,13 +1,23 @@
-"""What to do about an address that cannot be listened on."""
+"""Ports to listen on, and what to do about one that cannot be had."""
 
 import errno
 import socket
+
+from gateway.connection import bound_socket
 
 PRIVILEGED_PORTS = 1024
 
 
 class ListenError(Exception):
-    """The message names the address and the flag to change."""
+    """A port cannot be served; the message names the flag to change."""
+
+
+def open_port(host: str, port: int, prefix: str = "--") -> socket.socket:
+    """A bound socket, of flags such as --host and --port. Raises `ListenError`."""
+    try:
+        return bound_socket(host, port)
+    except OSError as error:
+        raise ListenError(why_not_listening(error, host, port, prefix)) from None
 
 
 def why_not_listening(error: OSError, host: str, port: int, prefix: str = "--") -> str:

@@ -1,17 +1,12 @@
 """`sluice explain` and `sluice replay`: what the core decided, read off its event log."""
 
 from argparse import Namespace, _SubParsersAction
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from admission.event_log import ReplayMismatch, replay
 from admission.explain import explain
-from gateway.event_log_file import read_event_log
-
-
-class LogError(Exception):
-    """An event log that cannot be read, or that says nothing of what was asked."""
+from gateway.event_log_file import EventLogError, read_event_log
 
 
 def add_to(commands: "_SubParsersAction[Any]") -> None:
@@ -24,9 +19,11 @@ def add_to(commands: "_SubParsersAction[Any]") -> None:
 
 
 def _explain(namespace: Namespace) -> int:
-    story = explain(_lines(namespace.log), namespace.request)
+    story = explain(read_event_log(namespace.log), namespace.request)
     if not story:
-        raise LogError(f"{namespace.log} says nothing of {namespace.request}: is it the id of a response, in this log?")
+        raise EventLogError(
+            f"{namespace.log} says nothing of {namespace.request}: is it the id of a response, in this log?"
+        )
     print("\n".join(story))
     return 0
 
@@ -34,16 +31,9 @@ def _explain(namespace: Namespace) -> int:
 def _replay(namespace: Namespace) -> int:
     count = 0
     try:
-        for _ in replay(_lines(namespace.log)):
+        for _ in replay(read_event_log(namespace.log)):
             count += 1
     except ReplayMismatch as error:
-        raise LogError(f"{namespace.log}: not reproduced: {error}") from None
+        raise EventLogError(f"{namespace.log}: not reproduced: {error}") from None
     print(f"{count} entries reproduced to the byte")
     return 0
-
-
-def _lines(path: Path) -> Iterator[str]:
-    try:
-        yield from read_event_log(path)
-    except OSError as error:
-        raise LogError(f"{path} cannot be read: {error.strerror}") from None

@@ -15,7 +15,7 @@ from gateway.flags import add_flags, load
 from gateway.key_store import KeyStore, KeyStoreError
 from gateway.known_key import KnownKey, any_key_of, find_key
 from gateway.settings import Settings
-from gateway.store_question import ask_store
+from gateway.store_question import STORE_FLAGS, ask_store
 from quotas.embedded_errors import EmbeddedStoreError
 from quotas.errors import QuotaError
 from quotas.policy import SERVICE_TIERS, Policy
@@ -79,7 +79,7 @@ def _explain_arguments(parser: ArgumentParser) -> None:
     )
     tiers = ("auto", "default", *SERVICE_TIERS)
     parser.add_argument("--service-tier", choices=tiers, metavar="TIER", help=f"{', '.join(tiers)} (default: auto)")
-    add_flags(parser, only=("redis_url", "state_dir"))
+    add_flags(parser, only=STORE_FLAGS)
     parser.set_defaults(run=_explain)
 
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from secrets import token_hex
+from os import urandom
 from typing import Any, Literal
 
 import orjson
@@ -43,11 +43,11 @@ class Identity:
 
     @classmethod
     def of_chat(cls, model: str, system_fingerprint: str | None = None) -> "Identity":
-        return cls(f"chatcmpl-{token_hex(16)}", int(time.time()), model, system_fingerprint)
+        return cls(f"chatcmpl-{urandom(16).hex()}", int(time.time()), model, system_fingerprint)
 
     @classmethod
     def of_completion(cls, model: str, system_fingerprint: str | None = None) -> "Identity":
-        return cls(f"cmpl-{token_hex(16)}", int(time.time()), model, system_fingerprint)
+        return cls(f"cmpl-{urandom(16).hex()}", int(time.time()), model, system_fingerprint)
 
     def to_json(self, kind: str) -> dict[str, Any]:
         return {

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from secrets import token_hex
+from os import urandom
 
 from starlette.types import Scope, Send
 
@@ -23,14 +23,9 @@ _JSON = encode_headers(JSON)
 _SSE = encode_headers(sse.HEADERS)
 
 
-def request_id(headers: Headers) -> bytes:
+def request_id(given: bytes | None = None) -> bytes:
     """What every answer carries as `x-request-id`: the client's own where it is harmless, else ours."""
-    given = _header(headers, b"x-request-id")
-    return given if given and _SAFE_ID.fullmatch(given) else b"req_" + token_hex(16).encode()
-
-
-def _header(headers: Headers, name: bytes) -> bytes | None:
-    return next((value for key, value in headers if key == name), None)
+    return given if given and _SAFE_ID.fullmatch(given) else b"req_" + urandom(16).hex().encode()
 
 
 class Exchange:
@@ -40,8 +35,8 @@ class Exchange:
 
     def __init__(self, scope: Scope, send: Send, clock: Callable[[], float]) -> None:
         self.send = send
-        self._headers: Headers = scope["headers"]
-        self.request_id = request_id(self._headers)
+        self._headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
+        self.request_id = request_id(self.header(b"x-request-id"))
         self.started: float | None = None  # when its first byte went out, in seconds of `clock`
         self.status = 0  # of HTTP, once it has started
         self._clock = clock
@@ -52,8 +47,8 @@ class Exchange:
         self._also += encode_headers(headers)
 
     def header(self, name: bytes) -> bytes | None:
-        """The request's header, None when it is absent."""
-        return _header(self._headers, name)
+        """The request's header, the first where it is repeated; None when it is absent."""
+        return self._headers.get(name)
 
     async def reply(self, body: bytes, status: int = 200, headers: Headers = _JSON) -> None:
         """The whole answer."""

@@ -64,11 +64,19 @@ class RequestScope:
     """
 
     __slots__ = (
-        "_cancelling", "_clock", "_receive", "_send", "_task", "_transport", "_watcher", "_writes", "ended_early",
-        "error", "outcome", "writing_since",
+        "_cancelling", "_clock", "_living", "_receive", "_send", "_task", "_transport", "_watcher", "_writes",
+        "ended_early", "error", "outcome", "writing_since",
     )  # fmt: skip
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        clock: Callable[[], float] = time.monotonic,
+        living: "set[RequestScope] | None" = None,
+    ) -> None:
+        """`living` has it among its members while its block runs."""
         self.outcome: Outcome | None = None
         self.ended_early: float | None = None  # when, in seconds of `clock`
         self.error: ApiError | None = None  # what the client is to be told, if it is still there
@@ -77,6 +85,7 @@ class RequestScope:
         self._watcher: asyncio.Task[None] | None = None
         self._writes = 0
         self._clock = clock
+        self._living = set[RequestScope]() if living is None else living
         self._receive = receive
         self._send = send
         self._transport = _transport(scope)
@@ -86,17 +95,18 @@ class RequestScope:
         assert self._task is not None
         self._cancelling = self._task.cancelling()
         self._watcher = asyncio.create_task(self._watch())
+        self._living.add(self)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
         assert self._task is not None and self._watcher is not None
-        task, self._task = self._task, None
+        self._living.discard(self)
+        task, self._task = self._task, None  # whoever ends it from now on comes too late
         self._watcher.cancel()
         self._watcher = None  # which ends with an error whose traceback leads to this scope
         if self.outcome is None:
-            self._task = None  # whoever ends it from now on comes too late
             return False
         if kind is not asyncio.CancelledError:
             await _absorb_cancellation()
@@ -170,13 +180,11 @@ class Lives:
         if self._is_closed:
             raise ShuttingDown
 
-    @contextmanager
-    def watching(self, scope: RequestScope) -> Iterator[None]:
-        self._scopes.add(scope)
-        try:
-            yield
-        finally:
-            self._scopes.discard(scope)
+    def scope(
+        self, scope: Scope, receive: Receive, send: Send, clock: Callable[[], float] = time.monotonic
+    ) -> RequestScope:
+        """One that is swept, and ended with the others, while its block runs."""
+        return RequestScope(scope, receive, send, clock, self._scopes)
 
     @contextmanager
     def last_write(self, scope: Scope) -> Iterator[None]:

@@ -26,6 +26,19 @@ class Settings(SettingFields):
         """Whether only this machine can reach the gateway."""
         return _is_loopback(self.host)
 
+    @property
+    def open_files(self) -> int:
+        """How many the process may come to need."""
+        return self.max_connections + SPARE_FILES
+
+    @property
+    def served_name(self) -> str:
+        """What clients call the model: a directory goes by its own name, not by its path."""
+        if self.served_model_name:
+            return self.served_model_name
+        directory = Path(self.model).expanduser()
+        return directory.resolve().name if directory.is_dir() else self.model
+
     @field_validator("demo_key")
     @classmethod
     def _demo_key_is_a_bearer_token(cls, key: SecretStr | None) -> SecretStr | None:
@@ -134,7 +147,7 @@ def _tls_pair(settings: Settings) -> str | None:
 
 def _files_suffice(settings: Settings) -> str | None:
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = settings.max_connections + SPARE_FILES
+    needed = settings.open_files
     if limit == resource.RLIM_INFINITY or needed <= limit:
         return None
     return (
@@ -183,4 +196,4 @@ def _token(key: SecretStr | None, least: int) -> SecretStr | None:
 
 
 def _readable(path: Path) -> bool:
-    return path.is_file() and os.access(path, os.R_OK)
+    return os.access(path, os.R_OK) and path.is_file()  # in this order: in a closed folder the second raises

@@ -12,6 +12,10 @@ from quotas.redis_store import RedisStore
 
 T = TypeVar("T")
 
+STORE_FLAGS = {
+    "redis_url": "the quota store of the gateways, as they were given it; auto: a gateway's private one in DIR",
+    "state_dir": "the gateway's state directory, with its private store and its keys",
+}
 TIMEOUT = 5.0  # seconds; nobody's request waits for this answer
 
 

@@ -9,12 +9,14 @@ from typing import Any
 from gateway import arguments
 from gateway.flags import SettingsError, add_flags, load
 from gateway.policies import Policies
-from gateway.store_question import ask_store
+from gateway.store_question import STORE_FLAGS, ask_store
 from gateway.usage_report import Entry, by_tenant, usage_csv, usage_table
 from quotas.redis_store import RedisStore
 
 LEDGER_DAYS = 400  # that a ledger is kept (lua/ledger.lua)
 AT_ONCE = 256  # questions in one write
+
+PRICES = "policy file, or folder of them, with the prices; auto: the built-in policy, which has none"
 
 NOTES = """\
 Prices are those of the policy as it is now (--policy), whatever they were on the day. The store is the one that a
@@ -30,7 +32,7 @@ def add_to(commands: "_SubParsersAction[Any]") -> None:
     usage.add_argument("--to", metavar="DAY", dest="last", type=arguments.utc_day, help="(default: today, in UTC)")
     usage.add_argument("--by", choices=("tenant", "key"), default="tenant", help="a row for each (default: tenant)")
     usage.add_argument("--csv", action="store_true", help="print comma-separated values, without totals")
-    add_flags(usage, only=("policy", "redis_url", "state_dir"))
+    add_flags(usage, only={"policy": PRICES, **STORE_FLAGS})
     usage.set_defaults(run=_usage, parser=usage)
 
 

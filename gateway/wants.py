@@ -19,9 +19,10 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Wants:
-    """A request and how long its client will wait for it; `arrived` in seconds on the engine's clock."""
+    """A request, the class that serves it and how long its client waits; `arrived` in seconds on the engine's clock."""
 
     request: GenerationRequest
+    service_class: ClassPolicy
     deadlines: Deadlines
     arrived: float
     num_bytes: int
@@ -31,15 +32,17 @@ class Wants:
         seconds = self.deadlines.last_token
         return self.arrived + seconds if seconds < inf else None
 
-    def first_token_by(self, service_class: ClassPolicy) -> float | None:
+    @property
+    def first_token_by(self) -> float | None:
         """By the client's deadline, and by the target of a class that refuses what would be late."""
-        seconds = self.deadlines.first_token
-        if service_class.when_late == "refuse" and service_class.ttft is not None:
-            seconds = min(seconds, service_class.ttft)
+        seconds, target = self.deadlines.first_token, self.service_class.ttft
+        if self.service_class.when_late == "refuse" and target is not None:
+            seconds = min(seconds, target)
         return self.arrived + seconds if seconds < inf else None
 
-    def token_interval(self, service_class: ClassPolicy) -> float | None:
-        promised = service_class.time_per_output_token
+    @property
+    def token_interval(self) -> float | None:
+        promised = self.service_class.time_per_output_token
         if self.deadlines.interval == inf:
             return promised
         return min(self.deadlines.interval, promised or inf)

@@ -1,7 +1,6 @@
 """The command: help that is quick and readable, one clear message for an error, and its exit status."""
 
 import errno
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +11,9 @@ import pytest
 
 from backend.errors import ConfigError, ModelLoadError
 from gateway.cli import main
+from gateway.event_log_file import EventLogError
 from gateway.key_store import KeyStoreError
+from gateway.listening import ListenError
 from gateway.settings import Settings
 
 Run = Callable[[Callable[[Settings], int]], None]
@@ -60,9 +61,8 @@ def test_a_bad_setting_is_one_message_and_status_2(app: Run, capsys: pytest.Capt
         (ConfigError("needs 128 blocks"), 2, "needs 128 blocks"),
         (ModelLoadError("config.json is missing"), 1, "config.json is missing"),
         (KeyStoreError("pepper is unreadable"), 1, "pepper is unreadable"),
-        (OSError(errno.EADDRINUSE, "in use"), 1, "127.0.0.1:8000 is in use"),
-        (OSError(errno.EADDRNOTAVAIL, "no"), 1, "choose another with --host"),
-        (socket.gaierror(-2, "unknown"), 1, "choose another with --host"),
+        (ListenError("127.0.0.1:8000 is in use"), 1, "127.0.0.1:8000 is in use"),
+        (EventLogError("the event log x cannot be written"), 1, "the event log x cannot be written"),
         (KeyboardInterrupt(), 130, ""),
     ],
 )

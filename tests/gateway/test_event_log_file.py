@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.event_log_file import BUFFER_BYTES, EventLogFile, read_event_log
+from gateway.event_log_file import BUFFER_BYTES, EventLogError, EventLogFile, read_event_log
 
 HEADER = '["log",1]'
 
@@ -70,3 +70,20 @@ def test_a_line_that_was_cut_off_is_not_read(tmp_path: Path) -> None:
     write(tmp_path / "log", [HEADER, '["plan",1]', '["plan",2]'])
     (tmp_path / "log").write_text((tmp_path / "log").read_text()[:-4])
     assert list(read_event_log(tmp_path / "log")) == [HEADER, '["plan",1]']
+
+
+def test_a_log_that_cannot_be_begun_is_named_with_its_flag(tmp_path: Path) -> None:
+    with pytest.raises(EventLogError, match=r"nowhere/log cannot be written: No such file .* with --event-log"):
+        EventLogFile(tmp_path / "nowhere" / "log", 100)
+
+
+@pytest.mark.parametrize("content", [b'{"level":"info"}\n', b"garbage", b"\x8b\xff\n"])
+def test_another_file_is_not_taken_for_a_log(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "other").write_bytes(content)
+    with pytest.raises(EventLogError, match=r"other is no event log: it begins with '"):
+        list(read_event_log(tmp_path / "other"))
+
+
+def test_a_log_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(EventLogError, match=r"log cannot be read: No such file"):
+        list(read_event_log(tmp_path / "log"))

@@ -50,10 +50,11 @@ def test_a_flag_that_is_on_or_off_needs_no_value(monkeypatch: pytest.MonkeyPatch
     assert parse().dev
 
 
-def test_only_the_named_flags_are_added() -> None:
+def test_only_the_named_flags_are_added_with_what_they_mean_to_the_command() -> None:
     parser = ArgumentParser()
-    add_flags(parser, only=("state_dir",))
-    assert {action.dest for action in parser._actions} == {"help", "state_dir"}
+    add_flags(parser, only={"policy": "with the prices"})
+    assert {action.dest for action in parser._actions} == {"help", "policy"}
+    assert "--policy PATH with the prices (default: auto)" in " ".join(parser.format_help().split())
 
 
 def test_a_bad_value_is_one_line_that_names_the_flag_the_variable_and_the_value() -> None:

@@ -1,5 +1,7 @@
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -8,6 +10,8 @@ from quotas.default_policy import DEFAULT_POLICY
 from quotas.policy import Policy
 from quotas.policy_file import PolicyError
 
+News = TypeVar("News")
+
 ONE = "tenants:\n  acme:\n    weight: 2\n"
 TWO = "tenants:\n  acme:\n    weight: 3\n"
 
@@ -15,6 +19,13 @@ TWO = "tenants:\n  acme:\n    weight: 3\n"
 def policies(path: Path, text: str = ONE) -> Policies:
     path.write_text(text)
     return Policies(path)
+
+
+def telling(told: list[News]) -> Callable[[News], Awaitable[None]]:
+    async def tell(news: News) -> None:
+        told.append(news)
+
+    return tell
 
 
 def test_without_a_file_the_built_in_policy_holds() -> None:
@@ -29,11 +40,7 @@ def test_an_invalid_policy_is_nothing_to_begin_with(tmp_path: Path) -> None:
 async def test_an_edit_takes_effect_and_whoever_listens_is_told(tmp_path: Path) -> None:
     held = policies(tmp_path / "p.yaml")
     told: list[Policy] = []
-
-    async def tell(policy: Policy) -> None:
-        told.append(policy)
-
-    held.on_change.append(tell)
+    held.on_change.append(telling(told))
     (tmp_path / "p.yaml").write_text(TWO)
     await held.reload()
     assert held.current.tenant("acme").weight == 3
@@ -80,11 +87,7 @@ async def test_every_version_is_remembered_with_what_it_changed(tmp_path: Path) 
 async def test_whoever_listens_for_failures_is_told_what_is_wrong(tmp_path: Path) -> None:
     held = policies(tmp_path / "p.yaml")
     told: list[PolicyError] = []
-
-    async def tell(problem: PolicyError) -> None:
-        told.append(problem)
-
-    held.on_failure.append(tell)
+    held.on_failure.append(telling(told))
     (tmp_path / "p.yaml").write_text("tenant: {}\n")
     await held.reload()
     assert told == [held.problem]

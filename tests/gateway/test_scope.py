@@ -247,15 +247,14 @@ async def test_a_reader_that_stops_is_aborted_by_the_sweep_and_a_slow_one_is_not
 
     async def serve(life: RequestScope) -> None:
         async with life:
-            with lives.watching(life):
-                while True:
-                    await life.send({"type": "http.response.body"})
-                    await asyncio.sleep(0)
+            while True:
+                await life.send({"type": "http.response.body"})
+                await asyncio.sleep(0)
 
     scope = {**SCOPE, "extensions": {TRANSPORT: {"transport": transport}}}
     stuck.reads.clear()
-    lost = RequestScope(scope, stuck.receive, stuck.send)
-    kept = slow.scope()
+    lost = lives.scope(scope, stuck.receive, stuck.send)
+    kept = lives.scope(SCOPE, slow.receive, slow.send)
     tasks = [asyncio.create_task(serve(life)) for life in (lost, kept)]
     await tasks[0]
     assert lost.outcome is Outcome.DISCONNECTED
@@ -299,10 +298,9 @@ async def test_a_shutdown_tells_everyone() -> None:
 
     async def serve(life: RequestScope) -> None:
         async with life:
-            with lives.watching(life):
-                await asyncio.Event().wait()
+            await asyncio.Event().wait()
 
-    scopes = [Peer().scope() for _ in range(3)]
+    scopes = [lives.scope(SCOPE, peer.receive, peer.send) for peer in (Peer(), Peer(), Peer())]
     tasks = [asyncio.create_task(serve(life)) for life in scopes]
     await turns(2)
     lives.end_all(ShuttingDown())

@@ -149,6 +149,13 @@ def test_loopback_addresses_are_told_from_others(host: str, loopback: bool) -> N
     assert Settings(host=host).is_loopback is loopback
 
 
+def test_clients_call_a_model_in_a_directory_by_the_directorys_name(tmp_path: Path) -> None:
+    (tmp_path / "small").mkdir()
+    assert Settings(model=str(tmp_path / "small" / ".." / "small")).served_name == "small"
+    assert Settings(model="Qwen/Qwen3-0.6B").served_name == "Qwen/Qwen3-0.6B"
+    assert Settings(model="embedded", served_model_name="mine").served_name == "mine"
+
+
 def test_secrets_stay_out_of_representations_and_errors() -> None:
     settings = Settings(demo_key="demo-key-0123456789", pepper="pepper-" * 8)
     assert "0123456789" not in repr(settings)
