@@ -1,7 +1,7 @@
 """Why one request waited, was refused, or was preempted, read off an event log."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,8 @@ REASONS = {
     "allowance": "its tenant held as much KV memory as its limit allows",
     "tokens": "its tenant's token limit had no more for it yet",
 }
+BEHIND = "behind others, because "  # and the reason of the first in line
+PAUSED = "paused: "  # and the limit that one which runs has met
 
 
 @dataclass(slots=True)
@@ -65,12 +67,19 @@ class _Story:
         self._previous = 0.0  # when the last entry was made
         self._held: dict[str, str] = {}  # tenants that are passed over, and the limit of their own it is for
         self._why: list[str] | None = None  # what the last plan says of the queue: the obstacle and whose it is
+        self._readers: dict[str, Callable[..., None]] = {
+            "arrive": self._arrive,
+            "plan": self._plan,
+            "done": self._done,
+            "lost": self._lost,
+            "finish": self._finish,
+        }
 
     def read(self, entry: list[Any]) -> None:
-        reader = getattr(self, f"_{entry[0]}", None)
-        if reader is not None:
-            self._wait_until(entry[1])
-            reader(*entry[1:])
+        kind, *said = entry
+        if kind in self._readers:
+            self._wait_until(said[0])
+            self._readers[kind](*said)
 
     def _wait_until(self, now: float) -> None:
         """The time since the last entry was spent for the reason that the last plan gave."""
@@ -154,4 +163,4 @@ def _reason(life: _Life, why: list[str] | None, held: dict[str, str]) -> str:
     if why is None:
         return "until the next step was planned"
     obstacle, head = why
-    return REASONS[obstacle] if head == life.name else f"behind others, because {REASONS[obstacle]}"
+    return REASONS[obstacle] if head == life.name else BEHIND + REASONS[obstacle]

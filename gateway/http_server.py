@@ -18,6 +18,8 @@ class HttpServer(uvicorn.Server):
     60 s: whoever is still at it is no connection yet, and not counted as one.
     """
 
+    prefix = "--"  # of the flags that choose its port
+
     def __init__(self, settings: Settings, max_connections: int) -> None:
         super().__init__(http_config(settings, max_connections))
         self._handshake_timeout = settings.header_timeout
@@ -43,4 +45,5 @@ class HttpServer(uvicorn.Server):
                 backlog=config.backlog,
             )
         except OSError as error:
-            raise ListenError(why_not_listening(error, *sock.getsockname()[:2])) from None
+            host, port, *_ = sock.getsockname()
+            raise ListenError(why_not_listening(error, host, port, self.prefix)) from None

@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gateway.admin.key import AdminKey, admin_key
-from gateway.connection import bound_socket
-from gateway.listening import ListenError, why_not_listening
+from gateway.listening import open_port
 from gateway.settings import Settings
 
 
@@ -27,9 +26,5 @@ def open_admin_port(settings: Settings) -> Iterator[AdminPort | None]:
     if settings.admin_port == "off":
         yield None
         return
-    try:
-        sock = bound_socket(settings.admin_host, settings.admin_port)
-    except OSError as error:
-        raise ListenError(why_not_listening(error, settings.admin_host, settings.admin_port, "--admin-")) from None
-    with sock:
+    with open_port(settings.admin_host, settings.admin_port, "--admin-") as sock:
         yield AdminPort(sock, admin_key(settings))

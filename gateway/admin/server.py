@@ -15,6 +15,8 @@ from gateway.settings import Settings
 class AdminServer(HttpServer):
     """Takes no signals: it ends with the server of the tenants, after it."""
 
+    prefix = "--admin-"
+
     def __init__(self, settings: Settings, app: ASGIApp) -> None:
         super().__init__(settings, ADMIN_CONNECTIONS)
         self.config.app = app

@@ -4,7 +4,7 @@ from asyncio import get_running_loop
 from collections.abc import Iterable
 from enum import StrEnum
 
-from admission.explain import REASONS
+from admission.explain import BEHIND, PAUSED, REASONS
 from backend.scheduler import Scheduler
 from backend.sequence import Sequence, Status
 from gateway.telemetry.story import Story
@@ -82,13 +82,13 @@ class Reasons:
         if scheduler.blocked is None:
             return "until the next step is planned"
         reason = REASONS[scheduler.blocked]
-        return reason if scheduler.blocked_head is sequence else f"behind others, because {reason}"
+        return reason if scheduler.blocked_head is sequence else BEHIND + reason
 
     def _of_running(self, sequence: Sequence) -> str | None:
         """It may stand still at a limit of its tenant."""
         if sequence.num_tokens == sequence.token_limit < sequence.most_tokens:
-            return f"paused: {REASONS['tokens']}"
+            return PAUSED + REASONS["tokens"]
         room = len(sequence.block_table) * self._scheduler.config.block_size
         if sequence.num_computed_tokens >= room and sequence.tenant in self._scheduler.holdings.allowances.wanted:
-            return f"paused: {REASONS['allowance']}"
+            return PAUSED + REASONS["allowance"]
         return None

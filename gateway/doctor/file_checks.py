@@ -10,7 +10,6 @@ from pathlib import Path
 from gateway.doctor.check import Check, ok, problem, warning
 from gateway.key_store import KeyStore, KeyStoreError
 from gateway.policies import Policies
-from gateway.setting_fields import SPARE_FILES
 from gateway.settings import Settings
 from quotas.policy_file import PolicyError
 
@@ -22,7 +21,7 @@ SECRETS = ("pepper", "admin-key", "keys.json")
 def open_files(settings: Settings, limits: tuple[int, int] | None = None) -> Check:
     """They suffice: the settings are refused where the hard limit is lower than what is needed."""
     soft, hard = limits or resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = settings.max_connections + SPARE_FILES
+    needed = settings.open_files
     found = f"{_limit(hard)} may be open, {needed:,} are needed for {settings.max_connections:,} connections"
     return ok("open files", found if soft == hard else f"{found} ({_limit(soft)} until it raises its own limit)")
 

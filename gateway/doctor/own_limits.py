@@ -3,10 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from admission.explain import REASONS
+from admission.explain import BEHIND, PAUSED, REASONS
 
-BEHIND = "behind others, because "
-PAUSED = "paused: "
 OWN_LIMITS = ("allowance", "tokens")  # of `REASONS`: limits of the tenant's own
 
 
