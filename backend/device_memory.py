@@ -45,6 +45,12 @@ class DeviceMemory:
         return f"{self.device} has {human_bytes(self.total)} - {taken} = {human_bytes(self.kv_bytes)} for KV"
 
 
+def free_and_total(device: torch.device) -> tuple[int, int]:
+    """Bytes of a CUDA device; what torch holds for nobody, of a model let go for instance, is free."""
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)
+
+
 def expected_memory(
     device: str, free: int, total: int, model: ModelConfig, dtype: torch.dtype, tokens: int, seqs: int
 ) -> DeviceMemory:
@@ -59,8 +65,7 @@ def measured_memory(
 ) -> DeviceMemory:
     """With `weights` bytes in place: by a step of `tokens`."""
     activations = _peak_bytes(decoder, device, tokens, seqs, block_size)
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(device)
+    free, total = free_and_total(device)
     return DeviceMemory(str(device), total, free, weights, activations, slot_bytes(decoder.config, seqs))
 
 

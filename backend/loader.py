@@ -10,7 +10,7 @@ import torch
 
 from backend.checkpoint import Checkpoint
 from backend.config import EngineConfig
-from backend.device_memory import check_room, expected_memory, measured_memory
+from backend.device_memory import check_room, expected_memory, free_and_total, measured_memory
 from backend.errors import ConfigError
 from backend.generation_config import read_sampling_defaults
 from backend.hub import resolve_model
@@ -100,6 +100,7 @@ def place_model(
     """A runner over weights, which it takes over, with as much KV memory as there is room for beside them."""
     ops = select_ops(device, dtype, kernels)
     if device.type == "cuda":
+        torch.cuda.set_device(device)  # kernels are launched on the current one
         num_bytes = weights.num_parameters * dtype.itemsize
         decoder = Decoder(config, weights, ops, options.max_model_len or config.max_position)
         engine_config = _size_measured(options, decoder, num_bytes, dtype, device)
@@ -121,7 +122,7 @@ def _check_size(options: EngineOptions, config: ModelConfig, dtype: torch.dtype,
     """The limits as they are expected to be. Raises `ConfigError` for what cannot work."""
     if device.type != "cuda":
         return size_engine(options, config, dtype, free_memory())
-    free, total = torch.cuda.mem_get_info(device)
+    free, total = free_and_total(device)
     tokens = options.max_num_batched_tokens or DEVICE_TOKEN_BUDGET
     memory = expected_memory(str(device), free, total, config, dtype, tokens, options.max_num_seqs)
     check_room(memory)
@@ -132,7 +133,7 @@ def _size_measured(
     options: EngineOptions, decoder: Decoder, weight_bytes: int, dtype: torch.dtype, device: torch.device
 ) -> EngineConfig:
     """The limits by what is free beside the weights and beside a step of as many tokens as one may have."""
-    free, _ = torch.cuda.mem_get_info(device)
+    free, _ = free_and_total(device)
     draft = size_engine(options, decoder.config, dtype, free, dedicated=True)
     tokens, seqs = draft.max_num_batched_tokens, draft.max_num_seqs
     memory = measured_memory(decoder, device, weight_bytes, tokens, seqs, draft.block_size)

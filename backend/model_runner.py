@@ -1,6 +1,7 @@
 """From a batch's lists to tensors, through the decoder and the sampler, and back to tokens."""
 
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -109,11 +110,16 @@ class ModelRunner:
             self.stager.release(self._staged.pop()[1])
 
     def warm_up(self) -> None:
-        """Run every kind of step over block 0 and record the graphs, so that no request pays for what happens once."""
-        self._rehearse()
-        if self._logits is not None and self._graphs is None:
-            self._graphs = DecodeGraphs(self._record, self._decode, self._logits)
-            self._rehearse()
+        """Run every kind of step over block 0 and record the graphs, so that no request pays for what happens once.
+
+        Torch keeps a handle of a GPU's libraries for each thread, and gives that of a thread which has ended to the
+        next that asks: so warming up has a thread of its own, and the one that launches steps takes its handle over.
+        """
+        if not self._lane.captures:
+            self._rehearse_sampling()
+            return
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(self._warm_device).result()
 
     def _make_sampler(self) -> Sampler:
         model, seqs = self.decoder.config, self.config.max_num_seqs
@@ -122,7 +128,31 @@ class ModelRunner:
             return SlotSampler(seqs, model.vocab_size, model.eos_token_ids, self.device)
         return DeviceSampler(sample, self._received, seqs, model.vocab_size, model.eos_token_ids)
 
-    def _rehearse(self) -> None:
+    def _warm_device(self) -> None:
+        self._rehearse_prompts()
+        self._rehearse_sampling()
+        if self._logits is not None and self._graphs is None:
+            self._graphs = DecodeGraphs(self._record, self._decode, self._logits)
+            self._rehearse_sampling()
+        self._rehearse_decodes()
+
+    def _rehearse_decodes(self) -> None:
+        """As many as there are slots, for which sampling takes the most memory."""
+        every = list(range(self.config.max_num_seqs))
+        nothing, one = [0] * len(every), [1] * len(every)
+        self.launch(Batch(1, len(every), every, nothing, one, [], every)).wait()
+
+    def _rehearse_prompts(self) -> None:
+        """The longest prompt of one step, half of it and so on: products are loaded by their sizes.
+
+        The longest comes first, so that the others fit the memory that it takes.
+        """
+        length = min(self.config.max_num_batched_tokens, self.config.max_model_len - 1)
+        while length > 0:
+            self._rehearse_prompt(length, SamplingParams(temperature=0))
+            length //= 2
+
+    def _rehearse_sampling(self) -> None:
         """Steps of every kind of sampling."""
         length = min(self.config.block_size, self.config.max_model_len - 1)
         kinds = (
@@ -131,9 +161,13 @@ class ModelRunner:
             SamplingParams(temperature=0),
         )
         for sampling in kinds:
-            admitted = Admitted(0, sampling, 0, [0] * length, length)
-            self.launch(Batch(0, 0, [0], [0], [length], [0] * length, [0], [(0, 0, [0])], [admitted])).wait()
+            self._rehearse_prompt(length, sampling)
             self.launch(Batch(1, 1, [0], [length - 1], [1], [], [0])).wait()
+
+    def _rehearse_prompt(self, length: int, sampling: SamplingParams) -> None:
+        """One whole prompt in slot 0, all of whose context lies in block 0."""
+        blocks, admitted = [0] * self.config.blocks_for(length), Admitted(0, sampling, 0, [0] * length, length)
+        self.launch(Batch(0, 0, [0], [0], [length], [0] * length, [0], [(0, 0, blocks)], [admitted])).wait()
 
     def _record(self, work: Work) -> Graph:
         """Run it first: what libraries load and reserve at a size's first use is not for a graph to hold."""

@@ -29,6 +29,7 @@ from benchmarks.model_shapes import LLAMA_3_8B, QWEN3_06B
 
 BLOCK_SIZE = 16
 CACHED_BYTES = 256 << 20  # calls take turns over at least this much
+MOST_TURNS = 4096  # of small buffers, where launching is most of the time
 REPEATS = 20
 SMALL = replace(
     LLAMA_3_8B, vocab_size=500, hidden_size=96, intermediate_size=80, num_heads=4, num_kv_heads=2, head_dim=64
@@ -42,6 +43,9 @@ class Workload:
     sequences: int
     tokens: int
     context: int
+
+    def __str__(self) -> str:
+        return f"{self.sequences} x {self.tokens} at {self.context}"
 
 
 DECODES = (Workload(1, 1, 1024), Workload(64, 1, 1024), Workload(64, 1, 4096), Workload(256, 1, 1024))
@@ -87,7 +91,7 @@ class Bench:
         shape, step = self.shape, step_of(workload, self.device)
         rows = workload.sequences * workload.tokens
         kv_bytes = 2 * workload.sequences * workload.context * shape.num_kv_heads * shape.head_dim * self.dtype.itemsize
-        layers = turns(kv_bytes)
+        layers = max(turns(kv_bytes), shape.num_layers if self.device.type == "cuda" else 1)  # as far apart as in use
         blocks = workload.sequences * -(-workload.context // BLOCK_SIZE)
         pool = self.normal(blocks, layers, 2, shape.num_kv_heads, BLOCK_SIZE, shape.head_dim)
         caches = cycle([(pool[:, layer, 0], pool[:, layer, 1]) for layer in range(layers)])
@@ -121,27 +125,44 @@ class Bench:
         moved = 3 * rows * inner * self.dtype.itemsize
         yield self._measure("SiLU and multiply", workload, lambda: self.ops.silu_mul(next(inputs)), moved, turns=copies)
 
+    def products(self, workload: Workload) -> Iterator[Measured]:
+        """Those of a layer and, where every row is sampled, the last; each weight is read once."""
+        shape = self.shape
+        query, inner = shape.num_heads * shape.head_dim, shape.intermediate_size
+        sizes = {
+            "QKV": (shape.hidden_size, query + 2 * shape.num_kv_heads * shape.head_dim),
+            "output": (query, shape.hidden_size),
+            "gate and up": (shape.hidden_size, 2 * inner),
+            "down": (inner, shape.hidden_size),
+        }
+        if workload.tokens == 1:
+            sizes["logits"] = (shape.hidden_size, shape.vocab_size)
+        for name, (width, height) in sizes.items():
+            yield self._product(f"product: {name}", workload, width, height)
+
+    def _product(self, name: str, workload: Workload, width: int, height: int) -> Measured:
+        rows = workload.sequences * workload.tokens
+        copies = turns(width * height * self.dtype.itemsize)
+        linears = cycle([self.ops.linear(self.normal(height, width), None) for _ in range(copies)])
+        x = self.normal(rows, width)
+        moved = (width * height + rows * (width + height)) * self.dtype.itemsize
+        return self._measure(name, workload, lambda: next(linears)(x), moved, 2 * rows * width * height, copies)
+
     def sampling(self, workload: Workload) -> Iterator[Measured]:
-        """One row a sequence: unfiltered, with top-k and top-p, and with penalties besides."""
+        """One row a sequence: unfiltered, with top-k and top-p, of flat logits, and with penalties besides."""
         rows, vocab = workload.sequences, self.shape.vocab_size
         logits = self.normal(rows, vocab, dtype=torch.float32) * 4
-        every = torch.arange(rows, device=self.device)
-
-        def filled(value: float) -> Tensor:
-            return torch.full((rows,), value, device=self.device)
-
-        def parameters(top_k: int, top_p: float) -> RowSampling:
-            return RowSampling(filled(0.8), filled(0.0), filled(top_k).int(), filled(top_p), every, every)
-
         penalties = RowPenalties(
-            every,
-            *(filled(0.1), filled(0.1), filled(1.1)),
+            torch.arange(rows, device=self.device),
+            *(torch.full((rows,), strength, device=self.device) for strength in (0.1, 0.1, 1.1)),
             torch.zeros((rows, vocab), dtype=torch.bool, device=self.device),
             torch.zeros((rows, vocab), dtype=torch.int32, device=self.device),
         )
-        plain, filtered = parameters(0, 1.0), parameters(50, 0.9)
+        plain, filtered = rows_drawn(rows, 0, 1.0, self.device), rows_drawn(rows, 50, 0.9, self.device)
         yield self._measure("sampling", workload, lambda: sample(logits, plain), logits.nbytes)
         yield self._measure("sampling, top-k and top-p", workload, lambda: sample(logits, filtered), logits.nbytes)
+        flat, nucleus = 0.8 * logits, rows_drawn(rows, 0, 0.95, self.device)  # some 15,000 candidates of 128,256
+        yield self._measure("sampling, top-p, flat", workload, lambda: sample(flat, nucleus), logits.nbytes)
         moved = 2 * logits.nbytes + 5 * logits.numel()
         penalised = lambda: sample(logits, filtered, penalties)  # noqa: E731
         yield self._measure("sampling, penalties too", workload, penalised, moved)
@@ -157,13 +178,12 @@ class Bench:
     ) -> Measured:
         seconds = best_seconds(body, self.device, turns)
         floor = max(num_bytes / self.peaks.bandwidth, operations / self.peaks.matrix_rate)
-        label = f"{workload.sequences} x {workload.tokens} at {workload.context}"
-        return Measured(kernel, self.name, label, seconds, num_bytes, operations, floor)
+        return Measured(kernel, self.name, str(workload), seconds, num_bytes, operations, floor)
 
 
 def turns(num_bytes: int) -> int:
-    """How many buffers of `num_bytes` take turns so that none is in a cache when its turn comes; 1 on a CPU."""
-    return -(-CACHED_BYTES // num_bytes) if torch.cuda.is_available() else 1
+    """How many buffers of `num_bytes` take turns, so that few are in a cache when their turn comes; 1 on a CPU."""
+    return min(MOST_TURNS, -(-CACHED_BYTES // num_bytes)) if torch.cuda.is_available() else 1
 
 
 def step_of(workload: Workload, device: torch.device) -> StepInputs:
@@ -184,6 +204,16 @@ def step_of(workload: Workload, device: torch.device) -> StepInputs:
         max_query_len=workload.tokens,
         max_context_len=workload.context,
     )
+
+
+def rows_drawn(rows: int, top_k: int, top_p: float, device: torch.device) -> RowSampling:
+    """Every row at temperature 0.8, with a seed and a position of its own."""
+    every = torch.arange(rows, device=device)
+
+    def filled(value: float) -> Tensor:
+        return torch.full((rows,), value, device=device)
+
+    return RowSampling(filled(0.8), filled(0.0), filled(top_k).int(), filled(top_p), every, every)
 
 
 def best_seconds(body: Callable[[], object], device: torch.device, turns: int = 1) -> float:
@@ -230,6 +260,7 @@ def measure_kernels(device: torch.device, dtype: torch.dtype, peaks: Peaks) -> I
         for workload in (*DECODES, *PREFILLS) if gpu else (*SMALL_DECODES, *SMALL_PREFILLS):
             yield from bench.attention(workload)
             yield from bench.rowwise(workload)
+            yield from bench.products(workload)
             if workload.tokens == 1:
                 yield from bench.sampling(workload)
 

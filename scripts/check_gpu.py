@@ -13,13 +13,15 @@ Exit status: 0 when every part ran, 1 when one failed, 3 when a figure misses it
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -37,6 +39,7 @@ from benchmarks.gpu_check.finding import Finding
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if GPU else torch.device("cpu")
 ALL_SECONDS = 570.0
+TOLD_LINES = 12  # of what a part that failed wrote to stderr
 
 
 def environment(device: torch.device) -> Iterable[Finding]:
@@ -55,14 +58,14 @@ class Part:
 
 PARTS = {
     "environment": Part(environment, 60),
-    "correctness": Part(correctness.check, 90),
+    "correctness": Part(correctness.check, 150),
     "agreement": Part(agreement.check, 90),
-    "engine": Part(requests.check_offline, 120),
     "llama-3-8b": Part(partial(steps.check, plan=steps.LLAMA), 120),
-    "qwen3-0.6b": Part(partial(steps.check, plan=steps.QWEN), 90),
-    "beside": Part(beside.check, 120),
-    "http": Part(requests.check_http, 150),
+    "engine": Part(requests.check_offline, 120),
     "kernels": Part(kernels.check, 150),
+    "http": Part(requests.check_http, 150),
+    "beside": Part(beside.check, 120),
+    "qwen3-0.6b": Part(partial(steps.check, plan=steps.QWEN), 90),
 }
 
 
@@ -99,15 +102,21 @@ def run_apart(name: str, seconds: float) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         file, started = Path(folder) / "part.jsonl", time.perf_counter()
         command = [sys.executable, str(Path(__file__).resolve()), "--part", name, "--json", str(file)]
-        process = subprocess.Popen(command, start_new_session=True)
+        errors = Path(folder) / "stderr"
+        with errors.open("w") as stderr:
+            process = subprocess.Popen(command, stderr=stderr, start_new_session=True)
         try:
             status = process.wait(timeout=max(seconds, 1.0))
             failure = "" if status == 0 else f"ended with status {status}"
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-            process.wait()
             failure = f"took longer than {seconds:.0f} s"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # and whatever a part that crashed has left on the device
+            process.wait()
         lines = file.read_text().splitlines() if file.exists() else []
+        if failure:
+            failure = "\n".join([failure, *errors.read_text().splitlines()[-TOLD_LINES:]])
     findings = [Finding(**json.loads(line)) for line in lines]
     return Result(name, findings, failure, time.perf_counter() - started)
 
@@ -118,12 +127,12 @@ def part_main(name: str, file: Path) -> int:
     with file.open("w") as out:
         for finding in PARTS[name].check(DEVICE):
             print(f"  {shown(finding)}", flush=True)
-            own = {key: value for key, value in finding.to_json().items() if key != "met"}
-            print(json.dumps(own), file=out, flush=True)
+            print(json.dumps(asdict(finding)), file=out, flush=True)
     return 0
 
 
-def run_all(names: list[str], apart: bool, limit: float) -> list[Result]:
+def run_all(names: list[str], apart: bool, limit: float, file: Path) -> list[Result]:
+    """The figures are written after each part, so that they are there whatever ends the next."""
     deadline, results = time.perf_counter() + limit, []
     for name in names:
         print(f"{name}:", flush=True)
@@ -134,17 +143,26 @@ def run_all(names: list[str], apart: bool, limit: float) -> list[Result]:
             results.append(run_apart(name, min(PARTS[name].seconds, left)) if apart else run_here(name))
         if results[-1].failure:
             print(f"  FAILED: {results[-1].failure}", flush=True)
+        write(results, file)
     return results
+
+
+def write(results: list[Result], file: Path) -> None:
+    parts = [vars(result) | {"findings": [finding.to_json() for finding in result.findings]} for result in results]
+    versions = {"torch": torch.__version__, "triton": triton.__version__}
+    file.write_text(json.dumps({"gpu": GPU, **versions, "parts": parts}, indent=1))
 
 
 def over_http(results: list[Result]) -> list[Finding]:
     """Its share of the throughput offline, when both were measured."""
-    rates = [f.value for r in results for f in r.findings if f.unit == "tok/s" and isinstance(f.value, float)]
-    return [Finding("over HTTP / offline", rates[1] / rates[0], bound=0.9, sense=">=")] if len(rates) == 2 else []
+    rates = {result.part: found.value for result in results for found in result.findings if found.unit == "tok/s"}
+    if not {"engine", "http"} <= rates.keys():
+        return []
+    return [Finding("over HTTP / offline", rates["http"] / rates["engine"], bound=0.9, sense=">=")]
 
 
 def report(results: list[Result], file: Path) -> int:
-    """The bounds and the failures again, all figures as JSON, and the exit status."""
+    """The bounds and the failures again, and the exit status."""
     found = [finding for result in results for finding in result.findings] + over_http(results)
     judged = [finding for finding in found if finding.met is not None and (GPU or finding.exact)]
     print("\nsummary")
@@ -152,9 +170,6 @@ def report(results: list[Result], file: Path) -> int:
         print(f"  {finding}")
     for result in results:
         print(f"  {result.part:20}{result.seconds:7.1f} s  {'FAILED' if result.failure else 'ran'}")
-    parts = [vars(result) | {"findings": [finding.to_json() for finding in result.findings]} for result in results]
-    versions = {"torch": torch.__version__, "triton": triton.__version__}
-    file.write_text(json.dumps({"gpu": GPU, **versions, "parts": parts}, indent=1))
     print(f"  figures in {file}")
     if any(result.failure for result in results):
         return 1
@@ -171,7 +186,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.part:
         return part_main(options.part, options.json)
-    return report(run_all(options.parts, options.apart, options.seconds), options.json)
+    return report(run_all(options.parts, options.apart, options.seconds, options.json), options.json)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,11 @@ NOT_ON_A_BARE_MACHINE = (
     "huggingface_hub", "hiredis", "httpx", "hypothesis", "opentelemetry", "orjson", "pydantic", "pydantic_settings",
     "pytest", "redis", "starlette", "tqdm", "transformers", "uvicorn", "uvloop", "yaml",
 )  # fmt: skip
+CRASHED = """
+from scripts.check_gpu import run_apart
+result = run_apart("unheard-of", 60)
+assert result.failure.startswith("ended with status 2") and "invalid choice" in result.failure, result.failure
+"""
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 sys.modules.update(dict.fromkeys(sys.argv[1].split(",")))
@@ -22,6 +27,11 @@ import backend, benchmarks.gpu_check
 for package in (backend, benchmarks.gpu_check):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         importlib.import_module(module.name)
+"""
+OVER_HTTP = """
+from scripts.check_gpu import Finding, Result, over_http
+http, engine = (Result(part, [Finding("", rate, "tok/s")]) for part, rate in (("http", 80.0), ("engine", 100.0)))
+assert [found.value for found in over_http([http, engine])] == [0.8] and over_http([http]) == []
 """
 
 pytest.importorskip("triton")
@@ -64,6 +74,14 @@ def test_a_part_that_takes_too_long_is_ended_and_told(tmp_path: Path) -> None:
     assert "took longer than" in str(parts["kernels"]["failure"])
     assert parts["environment"]["failure"] == "no time was left"
     assert "FAILED" in printed
+
+
+def test_a_part_that_crashes_is_told_with_the_end_of_its_errors() -> None:
+    subprocess.run([sys.executable, "-c", CRASHED], cwd=ROOT, check=True)
+
+
+def test_http_is_held_against_offline_in_whatever_order_they_were_measured() -> None:
+    subprocess.run([sys.executable, "-c", OVER_HTTP], cwd=ROOT, check=True)
 
 
 def test_the_engine_imports_on_a_machine_without_the_gateways_packages() -> None:

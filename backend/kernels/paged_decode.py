@@ -234,5 +234,5 @@ def paged_decode(
         BLOCK_D=block_d,
         BLOCK_N=shape.keys,
         JOINED=JOINED if block_d <= 128 else JOINED // 2,
-        num_warps=4,
+        num_warps=1,
     )

@@ -20,7 +20,7 @@ from backend.kernels.sampling_search import draw_filtered, draw_from_tiles, gath
 
 TILE = 1024
 SEARCHED = 2048  # logits that a row's program takes at a time
-GATHERED = 8192  # candidates kept apart for a row; a row that has more is searched where it is
+GATHERED = 32768  # candidates kept apart for a row; a row that has more is searched where it is, many times slower
 
 
 @triton.jit

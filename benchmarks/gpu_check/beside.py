@@ -32,7 +32,7 @@ class Plan:
 
     @property
     def longest(self) -> int:
-        return self.prompt + self.decodes + 1024
+        return self.prompt + ANSWER
 
     def options(self, budget: int, prefill_chunk: int | None) -> EngineOptions:
         return EngineOptions(
@@ -43,6 +43,7 @@ class Plan:
         )
 
 
+ANSWER = 1024  # tokens that each sequence may generate: room for all of them at once, and no end before the measuring's
 GPU = Plan("Llama-3-8B", 64, 1024, 32_768, 0.05, 2048, 100)
 TINY = Plan("tiny", 3, 20, 150, 0.05, 64, 5)
 
@@ -66,11 +67,11 @@ class Rhythm:
 def check(device: torch.device) -> Iterator[Finding]:
     plan = GPU if device.type == "cuda" else TINY
     what = f"{plan.shape}: {plan.prompt:,} tokens beside {plan.decodes} decodes"
-    chunked = _rhythm(plan, _runner(plan, plan.budget, plan.budget, device))
+    chunked = _rhythm(plan, _runner(plan, plan.budget, plan.budget, device), plan.interval)
     yield Finding(f"{what}: p99 between tokens", chunked.gap(0.99) * 1e3, "ms", bound=plan.interval * 1e3)
     yield Finding(f"{what}: median between tokens", chunked.gap(0.5) * 1e3, "ms")
     yield Finding(f"{what}: first token of the prompt", chunked.took, "s")
-    whole = _rhythm(plan, _runner(plan, plan.longest, None, device))
+    whole = _rhythm(plan, _runner(plan, plan.longest + plan.decodes, None, device), None)
     yield Finding(f"{what}: longest gap, unchunked", whole.gap(1.0) * 1e3, "ms")
     yield Finding(f"{what}: tokens/s over unchunked", chunked.rate / whole.rate, bound=0.95, sense=">=")
 
@@ -81,15 +82,16 @@ def _runner(plan: Plan, budget: int, prefill_chunk: int | None, device: torch.de
     return random_runner(model, plan.options(budget, prefill_chunk), device)
 
 
-def _rhythm(plan: Plan, runner: ModelRunner) -> Rhythm:
+def _rhythm(plan: Plan, runner: ModelRunner, interval: float | None) -> Rhythm:
+    """`interval`: what the decodes are promised. A prompt that cannot be cut waits for them to end if they are."""
     core = make_core(CoreConfig(), runner.config)
     for number in range(plan.decodes):
-        core.arrive(_sequence(str(number), plan.context, plan, plan.interval), time.perf_counter())
+        core.arrive(_sequence(str(number), plan.context, interval), time.perf_counter())
     launched: deque[PendingStep] = deque()
     decoding = 0
     while decoding < plan.lead:
         decoding += _step(core, runner, launched) == plan.decodes
-    prompt = _sequence("long", plan.prompt, plan, None)
+    prompt = _sequence("long", plan.prompt, None)
     arrived = last = time.perf_counter()
     core.arrive(prompt, arrived)
     gaps, tokens = [], 0
@@ -101,7 +103,7 @@ def _rhythm(plan: Plan, runner: ModelRunner) -> Rhythm:
     return Rhythm(gaps, last - arrived, tokens + plan.prompt)
 
 
-def _step(core: Controller, runner: ModelRunner, launched: "deque[PendingStep]") -> int:
+def _step(core: Controller, runner: ModelRunner, launched: deque[PendingStep]) -> int:
     """Until the oldest step in flight is complete; how many sequences decoded in it."""
     while (batch := core.plan(time.perf_counter())) is not None:
         launched.append(runner.launch(batch))
@@ -110,7 +112,6 @@ def _step(core: Controller, runner: ModelRunner, launched: "deque[PendingStep]")
     return num_decodes
 
 
-def _sequence(name: str, prompt: int, plan: Plan, interval: float | None) -> Sequence:
+def _sequence(name: str, prompt: int, interval: float | None) -> Sequence:
     sampling = SamplingParams(temperature=0.8, ignore_eos=True)
-    most = plan.longest - prompt
-    return Sequence(name, name, [1] * prompt, sampling, most, 0, frozenset(), token_interval=interval)
+    return Sequence(name, name, [1] * prompt, sampling, ANSWER, 0, frozenset(), token_interval=interval)

@@ -16,9 +16,8 @@ def check(device: torch.device) -> Iterator[Finding]:
     peaks = peaks_of(device, dtype)
     yield Finding("copy bandwidth", peaks.bandwidth / 1e12, "TB/s")
     yield Finding("matrix product", peaks.matrix_rate / 1e12, "TFLOP/s")
-    judged = f"{JUDGED.sequences} x {JUDGED.tokens} at {JUDGED.context}"
     for found in measure_kernels(device, dtype, peaks):
         what = f"{found.kernel}, {found.shape}, {found.workload}"
         yield Finding(what, found.seconds * 1e6, "us")
-        bound = 0.85 if found.kernel == "decode attention" and found.workload == judged else None
+        bound = 0.85 if found.kernel == "decode attention" and found.workload == str(JUDGED) else None
         yield Finding(f"{what}: floor / time", found.fraction, bound=bound, sense=">=")

@@ -35,6 +35,7 @@ def dtype_of(device: torch.device) -> torch.dtype:
 def random_runner(model: ModelConfig, options: EngineOptions, device: torch.device) -> ModelRunner:
     """A runner, warmed up, over weights of seed 0."""
     dtype = dtype_of(device)
+    torch.cuda.empty_cache()  # or the weights would be laid into what is kept of a runner let go, and hold on to it
     with torch.inference_mode():
         weights = random_weights(model, dtype, 0, device)
     runner = place_model(model, options, weights, dtype, device)

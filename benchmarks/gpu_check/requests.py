@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -26,7 +27,7 @@ from benchmarks.load import all_at_once, post
 
 GATEWAY_NEEDS = (
     "starlette", "uvicorn", "uvloop", "httptools", "orjson", "pydantic", "pydantic_settings", "httpx", "yaml", "redis",
-    "tqdm",
+    "opentelemetry", "tqdm",
 )  # fmt: skip
 KEY, NAME = "sk-check", "random"
 
@@ -73,8 +74,7 @@ def _generate(runner: ModelRunner, requests: Requests) -> tuple[float, float, in
 
 def check_http(device: torch.device) -> Iterator[Finding]:
     """Skipped, and said so, where the gateway's packages are not installed."""
-    missing = [name for name in GATEWAY_NEEDS if importlib.util.find_spec(name) is None]
-    if missing:
+    if missing := _missing():
         yield Finding("over HTTP", f"skipped: needs {', '.join(missing)}")
         return
     shape, requests = workload(device)
@@ -87,6 +87,16 @@ def check_http(device: torch.device) -> Iterator[Finding]:
     what = f"{shape}, {len(requests)} requests, over HTTP"
     yield Finding(f"{what}: output tokens/s", tokens / seconds, "tok/s", bound=22_500, sense=">=")
     yield Finding(f"{what}: median time to the first token", firsts[len(firsts) // 2], "s")
+
+
+def _missing() -> list[str]:
+    """What a gateway needs and this machine has not; its own version is read from what is installed."""
+    absent = [name for name in GATEWAY_NEEDS if importlib.util.find_spec(name) is None]
+    try:
+        version("sluice")
+    except PackageNotFoundError:
+        absent.append("sluice (its wheel, without dependencies)")
+    return absent
 
 
 @contextmanager

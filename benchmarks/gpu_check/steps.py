@@ -11,14 +11,14 @@ import torch
 
 from backend.batch import Admitted, Batch
 from backend.executor import PendingStep
-from backend.kernels.row_sampling import RowSampling
 from backend.model_runner import ModelRunner
 from backend.roofline import Footprint, Peaks, Roofline
 from backend.sampling import SamplingParams
 from backend.sizing import EngineOptions
+from benchmarks.gpu_check.breakdown import breakdown
 from benchmarks.gpu_check.finding import Finding
 from benchmarks.gpu_check.models import SHAPES, dtype_of, random_runner
-from benchmarks.kernels_gpu import best_seconds, peaks_of
+from benchmarks.kernels_gpu import best_seconds, peaks_of, rows_drawn
 
 DRAWN = SamplingParams(temperature=0.8, top_p=0.9, top_k=50)
 
@@ -68,6 +68,9 @@ def check(device: torch.device, plan: Plan) -> Iterator[Finding]:
     started = time.perf_counter()
     runner = random_runner(model, plan.options, device)
     yield Finding(f"{plan.shape}: made, warmed up, graphs recorded", time.perf_counter() - started, "s")
+    if device.type == "cuda":
+        yield Finding(f"{plan.shape}: memory left of the reserve", torch.cuda.mem_get_info(device)[0] / 2**30, "GiB")
+    runner.kv.blocks.normal_()  # a device may be faster on zeros
     for batch in plan.batches:
         yield from _decode(runner, plan, batch, roofline)
     for tokens in plan.prompts:
@@ -78,6 +81,17 @@ def check(device: torch.device, plan: Plan) -> Iterator[Finding]:
         bound = 0.6 if plan.judged and tokens == max(plan.prompts) else None
         yield Finding(f"{what}: share of the matrix rate", rate / peaks.flops, bound=bound, sense=">=")
         yield Finding(f"{what}: host and launch", timing.launch * 1e3, "ms")
+    yield from _breakdowns(runner, plan)
+
+
+def _breakdowns(runner: ModelRunner, plan: Plan) -> Iterator[Finding]:
+    """Of decodes that fill the batch, and of the longest prompt."""
+    rows, tokens = max(plan.batches), max(plan.prompts)
+    _fill(runner, rows, plan.context)
+    decodes = [_numbered(_decodes(rows, plan.context + n)) for n in range(4)]
+    yield from breakdown(f"{plan.shape}: decode, batch {rows}", runner, decodes)
+    prompts = [_numbered(_prompt(tokens, runner.config.blocks_for(tokens))) for _ in range(2)]
+    yield from breakdown(f"{plan.shape}: prefill of {tokens:,}", runner, prompts)
 
 
 def _decode(runner: ModelRunner, plan: Plan, batch: int, roofline: Roofline) -> Iterator[Finding]:
@@ -99,22 +113,16 @@ def _sampling_seconds(runner: ModelRunner, rows: int) -> float:
     draw = runner.decoder.ops.sample
     if draw is None:
         return 0.0
-    device, vocab = runner.device, runner.decoder.config.vocab_size
-    logits = 4 * torch.randn((rows, vocab), device=device)
-    every = torch.arange(rows, device=device)
-
-    def filled(value: float) -> torch.Tensor:
-        return torch.full((rows,), value, device=device)
-
-    how = RowSampling(filled(0.8), filled(0.0), filled(50).int(), filled(0.9), every, every)
-    return best_seconds(lambda: draw(logits, how, None), device)
+    logits = 4 * torch.randn((rows, runner.decoder.config.vocab_size), device=runner.device)
+    how = rows_drawn(rows, 50, 0.9, runner.device)
+    return best_seconds(lambda: draw(logits, how, None), runner.device)
 
 
 def _timed(runner: ModelRunner, batches: list[Batch]) -> Timing:
     running: deque[PendingStep] = deque()
     launches, steps = [], []
     for batch in batches:
-        batch.step = next(_numbers)
+        _numbered(batch)
         started = time.perf_counter()
         running.append(runner.launch(batch))
         launches.append(time.perf_counter() - started)
@@ -122,6 +130,11 @@ def _timed(runner: ModelRunner, batches: list[Batch]) -> Timing:
             steps.append(running.popleft().wait().elapsed)
     steps += [step.wait().elapsed for step in running]
     return Timing(median(steps[1:]), median(launches[1:]))
+
+
+def _numbered(batch: Batch) -> Batch:
+    batch.step = next(_numbers)
+    return batch
 
 
 def _fill(runner: ModelRunner, batch: int, context: int) -> None:
@@ -140,5 +153,6 @@ def _decodes(batch: int, position: int) -> Batch:
 
 def _prompt(tokens: int, blocks: int) -> Batch:
     """A whole prompt in one step, in slot 0."""
-    admitted = Admitted(0, DRAWN, 0, [1] * tokens, tokens)
-    return Batch(0, 0, [0], [0], [tokens], [1] * tokens, [0], [(0, 0, list(range(blocks)))], [admitted])
+    token_ids = [7 * n % 599 for n in range(tokens)]
+    admitted = Admitted(0, DRAWN, 0, token_ids, tokens)
+    return Batch(0, 0, [0], [0], [tokens], token_ids, [0], [(0, 0, list(range(blocks)))], [admitted])

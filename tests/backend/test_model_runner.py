@@ -1,5 +1,7 @@
 """The runner that every device shares: padding for graphs, memory that is staged and used again, and failures."""
 
+import threading
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -22,6 +24,12 @@ KINDS = [
 SAMPLING = [KINDS[n % len(KINDS)] for n in range(len(PROMPTS))]
 
 
+def prompt_step(number: int = 0, slot: int = 0, tokens: Sequence[int] = (1,)) -> Batch:
+    """A whole prompt, in the block that has the number of its slot."""
+    admitted = Admitted(slot, SamplingParams(temperature=0), 0, list(tokens), len(tokens))
+    return Batch(number, 0, [slot], [0], [len(tokens)], list(tokens), [0], [(slot, 0, [slot])], [admitted])
+
+
 @pytest.fixture(scope="module")
 def expected() -> list[list[int]]:
     """Each prompt by itself, one step at a time."""
@@ -34,19 +42,37 @@ def test_a_padded_decode_computes_what_the_batch_alone_does(expected: list[list[
     lane = EagerGraphLane()
     runner = make_runner(lane=lane)
     runner.warm_up()
-    assert [graph.replays > 0 for graph in lane.graphs].count(True) == 1  # warming up replays the smallest
+    replayed = [graph.replays > 0 for graph in lane.graphs]
+    assert replayed[0] and replayed[-1] and sum(replayed) == 2, "warming up replays the largest and the smallest"
     assert generate(runner, PROMPTS, SAMPLING, at_once) == expected
     assert sum(graph.replays for graph in lane.graphs) > 9
     assert any(graph.replays for graph in lane.graphs[:2]), "no batch was padded"
 
 
+class WatchedLane(EagerGraphLane):
+    """Knows the threads that launched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: set[threading.Thread] = set()
+
+    def launch(self, work: Work) -> Running:
+        self.threads.add(threading.current_thread())
+        return super().launch(work)
+
+
+def test_a_device_is_warmed_up_by_a_thread_that_ends() -> None:
+    lane = WatchedLane()
+    make_runner(lane=lane).warm_up()
+    assert len(lane.threads) == 1
+    assert not any(thread.is_alive() for thread in lane.threads)
+
+
 def test_padding_reads_and_writes_nobodys_memory() -> None:
     runner = make_runner(lane=EagerGraphLane())
     runner.warm_up()
-    prompt = Admitted(0, SamplingParams(temperature=0), 0, [5, 6], 2)
     for slot in range(5):
-        admitted = replace(prompt, slot=slot)
-        runner.launch(Batch(0, 0, [slot], [0], [2], [5, 6], [0], [(slot, 0, [slot])], [admitted])).wait()
+        runner.launch(prompt_step(slot=slot, tokens=(5, 6))).wait()
     before = runner.kv.blocks.clone()
     five = list(range(5))
     tokens = runner.launch(Batch(1, 5, five, [2] * 5, [1] * 5, [], five)).wait().token_ids
@@ -103,56 +129,28 @@ def test_two_steps_in_flight_stage_in_memory_of_their_own_and_use_it_again(expec
 
 def test_a_third_step_in_flight_is_a_bug() -> None:
     runner = make_runner()
-    admitted = Admitted(0, SamplingParams(), 0, [1], 1)
-    steps = [Batch(n, 0, [0], [0], [1], [1], [0], [(0, 0, [0])], [admitted]) for n in range(3)]
-    running = [runner.launch(step) for step in steps[:2]]
+    running = [runner.launch(prompt_step(number)) for number in range(2)]
     with pytest.raises(AssertionError, match="more steps are in flight"):
-        runner.launch(steps[2])
+        runner.launch(prompt_step(2))
     for step in running:
         step.wait()
-    runner.launch(steps[2]).wait()
+    runner.launch(prompt_step(2)).wait()
 
 
 def test_a_place_in_a_table_that_changes_hands_within_a_plan_ends_with_the_last_block() -> None:
     runner = make_runner()
-    admitted = Admitted(0, SamplingParams(temperature=0), 0, [1] * 5, 5)
     changes = [(0, 0, [7, 8]), (0, 0, [9]), (0, 1, [11])]
-    runner.launch(Batch(0, 0, [0], [0], [5], [1] * 5, [0], changes, [admitted])).wait()
+    runner.launch(replace(prompt_step(tokens=[1] * 5), new_blocks=changes)).wait()
     written = runner.kv.blocks.abs().sum((1, 2, 3, 4, 5)).nonzero().flatten().tolist()
     assert written == [9, 11]
 
 
 class FailingLane(CpuLane):
-    """A device that fails as CUDA does: when work is launched, or later, when it is waited for."""
+    """Every so often a step fails as CUDA's do: when it is launched, or later, when it is waited for."""
 
-    def __init__(self, at_once: bool) -> None:
+    def __init__(self, error: RuntimeError, every: int, at_once: bool) -> None:
         super().__init__()
-        self.at_once = at_once
-
-    def launch(self, work: Work) -> Running:
-        if self.at_once:
-            self._fail()
-        return super().launch(self._fail)
-
-    @staticmethod
-    def _fail() -> None:
-        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
-
-
-@pytest.mark.parametrize("at_once", [True, False])
-def test_what_cuda_reports_is_a_device_error(at_once: bool) -> None:
-    runner = make_runner(lane=FailingLane(at_once))
-    admitted = Admitted(0, SamplingParams(), 0, [1], 1)
-    with pytest.raises(DeviceError, match="illegal memory access"):
-        runner.launch(Batch(0, 0, [0], [0], [1], [1], [0], [(0, 0, [0])], [admitted])).wait()
-
-
-class ScarceLane(CpuLane):
-    """Every so often there is no memory for a step: at its launch, or when most of it is computed."""
-
-    def __init__(self, every: int, at_once: bool) -> None:
-        super().__init__()
-        self.every, self.at_once = every, at_once
+        self.error, self.every, self.at_once = error, every, at_once
         self.launched = self.recovered = 0
 
     def launch(self, work: Work) -> Running:
@@ -166,14 +164,22 @@ class ScarceLane(CpuLane):
     def recover(self) -> None:
         self.recovered += 1
 
-    @staticmethod
-    def _fail() -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    def _fail(self) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_what_cuda_reports_is_a_device_error(at_once: bool) -> None:
+    error = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+    runner = make_runner(lane=FailingLane(error, every=1, at_once=at_once))
+    with pytest.raises(DeviceError, match="illegal memory access"):
+        runner.launch(prompt_step()).wait()
 
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_step_that_finds_no_memory_is_lost_and_nothing_else(expected: list[list[int]], at_once: bool) -> None:
-    lane = ScarceLane(every=5, at_once=at_once)
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    lane = FailingLane(error, every=5, at_once=at_once)
     assert generate(make_runner(lane=lane), PROMPTS, SAMPLING, at_once=3) == expected
     assert lane.recovered > 5
 
@@ -183,7 +189,6 @@ def test_a_cpu_says_in_words_that_it_has_no_memory() -> None:
         def launch(self, work: Work) -> Running:
             return super().launch(lambda: torch.empty(1 << 50))
 
-    admitted = Admitted(0, SamplingParams(), 0, [1], 1)
-    step = make_runner(lane=Greedy()).launch(Batch(0, 0, [0], [0], [1], [1], [0], [(0, 0, [0])], [admitted]))
+    step = make_runner(lane=Greedy()).launch(prompt_step())
     with pytest.raises(MemoryExhausted, match="no memory on cpu for step 0"):
         step.wait()
