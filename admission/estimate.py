@@ -127,9 +127,8 @@ class Estimator:
                 in_progress += left
             if running.token_interval is not None and (interval is None or running.token_interval < interval):
                 interval = running.token_interval
-        budget = scheduler.token_budget - decodes
-        room = max(1, min(budget, self._pace.prefill_room(decodes, context, interval)))
-        mean_context = len(sequence.prompt) // 2
+        budget, mean_context = scheduler.token_budget - decodes, len(sequence.prompt) // 2
+        room = max(1, self._pace.prefill_room(decodes, context, interval, budget).fits(mean_context, budget))
         work = StepWork(room, decodes, context, mean_context, room * mean_context)
         return _Step(room, self._model.fitted.seconds(work), in_progress)
 

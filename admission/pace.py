@@ -1,41 +1,65 @@
 """How much prefill a step can carry without breaking a promise to those who decode in it."""
 
-from admission.step_time import StepTimeModel, StepWork
+from admission.step_time import StepTime, StepTimeModel, StepWork, prefill_work
 from backend.config import EngineConfig
+from backend.policy import PrefillRoom, TokenRoom
+
+
+class TimedRoom:
+    """As many tokens as the step can carry and still last no longer than `seconds`, by what each of them attends to.
+
+    A promise that cannot be kept anyhow leaves room for `least` tokens all the same, so that prompts progress.
+    """
+
+    def __init__(self, step: StepWork, seconds: float, times: StepTime, least: int, most: int) -> None:
+        self._step = step
+        self._seconds = seconds
+        self._times = times
+        self._least = least
+        self._most = most
+
+    def fits(self, start: int, length: int) -> int:
+        """By bisection, where not all of them do: longer chunks never look shorter."""
+        high = max(0, min(length, self._most))
+        if self._lasts(start, high):
+            return high
+        low = max(0, min(high, self._least))
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._lasts(start, middle):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def take(self, start: int, length: int) -> None:
+        self._step += prefill_work(start, length)
+        self._least -= length
+        self._most -= length
+
+    def _lasts(self, start: int, length: int) -> bool:
+        return self._times.seconds(self._step + prefill_work(start, length)) <= self._seconds
 
 
 class Pace:
-    """Prefill tokens by the tightest time between tokens that is promised to a decode of the step.
+    """Prefill by the tightest time between tokens that is promised to a decode of the step.
 
     Where nobody is promised anything, prefill gets `prefill_share` of the token budget beside decodes, and all of it
-    when nothing decodes. A promise that cannot be kept anyhow still leaves room for one block, so that prompts
-    progress.
+    when nothing decodes. A step is predicted to be done before the promised time by as much as predictions are off.
     """
 
     def __init__(self, config: EngineConfig, model: StepTimeModel, prefill_share: float = 1.0) -> None:
         if not 0 < prefill_share <= 1:
             raise ValueError(f"prefill_share must be above 0 and at most 1, got {prefill_share}")
-        self._budget = config.max_num_batched_tokens
         self._block = config.block_size
         self._share = max(config.block_size, int(prefill_share * config.max_num_batched_tokens))
         self._model = model
 
-    def prefill_room(self, num_decodes: int, decode_context: int, interval: float | None) -> int:
+    def prefill_room(self, num_decodes: int, decode_context: int, interval: float | None, tokens: int) -> PrefillRoom:
         if num_decodes == 0:
-            return self._budget
+            return TokenRoom(tokens)
         if interval is None:
-            return self._share
+            return TokenRoom(min(self._share, tokens))
         decodes = StepWork(decode_tokens=num_decodes, decode_context=decode_context)
-        return max(self._block, self._most_within(interval, decodes))
-
-    def _most_within(self, interval: float, decodes: StepWork) -> int:
-        """The largest chunk with which the step is predicted to last at most `interval` (monotone, so by bisection)."""
-        low, high = 0, self._budget
-        while low < high:
-            middle = (low + high + 1) // 2
-            chunk = StepWork(prefill_tokens=middle, prefill_pairs=middle * middle // 2)
-            if self._model.fitted.seconds(decodes + chunk) <= interval:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        seconds = interval / (1 + self._model.relative_error)
+        return TimedRoom(decodes, seconds, self._model.fitted, self._block, tokens)

@@ -7,11 +7,36 @@ from backend.config import EngineConfig
 from backend.sequence import Sequence
 
 
+class PrefillRoom(Protocol):
+    """What is left of a step for prefill."""
+
+    def fits(self, start: int, length: int) -> int:
+        """Of `length` tokens behind `start` computed ones, how many the step can carry."""
+        ...
+
+    def take(self, start: int, length: int) -> None:
+        """It carries these."""
+        ...
+
+
+class TokenRoom:
+    """A number of tokens, whatever they attend to."""
+
+    def __init__(self, tokens: int) -> None:
+        self._tokens = tokens
+
+    def fits(self, start: int, length: int) -> int:
+        return max(0, min(length, self._tokens))
+
+    def take(self, start: int, length: int) -> None:
+        self._tokens -= length
+
+
 class Policy(Protocol):
     """Asked while a step is planned; answers at once."""
 
-    def prefill_room(self, num_decodes: int, decode_context: int, interval: float | None) -> int:
-        """Most prefill tokens for a step with these decodes over `decode_context` tokens in all.
+    def prefill_room(self, num_decodes: int, decode_context: int, interval: float | None, tokens: int) -> PrefillRoom:
+        """For a step with these decodes over `decode_context` tokens in all, and at most `tokens` of prefill.
 
         `interval` is the tightest time between tokens promised to any of them, in seconds.
         """
@@ -40,11 +65,10 @@ class PlainPolicy:
     """No promises, no tenants: prefill fills the step, a free block for everyone who runs, the youngest goes first."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self._budget = config.max_num_batched_tokens
         self._blocks_for = config.blocks_for
 
-    def prefill_room(self, num_decodes: int, decode_context: int, interval: float | None) -> int:
-        return self._budget
+    def prefill_room(self, num_decodes: int, decode_context: int, interval: float | None, tokens: int) -> PrefillRoom:
+        return TokenRoom(tokens)
 
     def admits(self, sequence: Sequence, running: Iterable[Sequence], num_free: int) -> bool:
         return True

@@ -15,7 +15,7 @@ from backend.holdings import Holdings
 from backend.introductions import Retelling, introduce
 from backend.paged_kv.block_pool import BlockPool
 from backend.passed_over import PassedOver
-from backend.policy import PlainPolicy, Policy
+from backend.policy import PlainPolicy, Policy, PrefillRoom
 from backend.preemption import Preemption
 from backend.resident_set import ResidentSet
 from backend.sequence import FinishReason, Sequence, Status
@@ -195,32 +195,36 @@ class Scheduler:
         """Chunks by class, then by admission; those who wait come before those of a lower class who run."""
         num_decodes = flight.batch.num_decodes
         intervals = [s.token_interval for s in flight.sequences if s.token_interval is not None]
-        room = self.policy.prefill_room(num_decodes, flight.decode_context, min(intervals, default=None))
-        budget = min(room, self._budget.tokens - num_decodes)
+        tightest, tokens = min(intervals, default=None), self._budget.tokens - num_decodes
+        room = self.policy.prefill_room(num_decodes, flight.decode_context, tightest, tokens)
         prefilling.sort(key=_BY_CLASS)
         for sequence in prefilling:
             if sequence.priority_class:
-                budget = self._admit_waiting(flight, budget, sequence.priority_class)
-            length = self._chunk(sequence, budget)
-            if length and sequence.status is Status.RUNNING and self._grow(sequence, length, flight):
-                self._schedule_chunk(sequence, length, flight)
-                budget -= length
-        self._admit_waiting(flight, budget, None)
+                self._admit_waiting(flight, room, sequence.priority_class)
+            if sequence.status is Status.RUNNING and (length := self._chunk(sequence, room)):
+                self._prefill(sequence, length, flight, room)
+        self._admit_waiting(flight, room, None)
 
-    def _chunk(self, sequence: Sequence, budget: int) -> int:
+    def _chunk(self, sequence: Sequence, room: PrefillRoom) -> int:
         """Tokens of its prefill that this step computes; 0 when it does not fit."""
-        uncomputed = sequence.num_uncomputed_tokens
+        start, uncomputed = sequence.num_computed_tokens, sequence.num_uncomputed_tokens
         if self.config.prefill_chunk is None:
-            return uncomputed if uncomputed <= budget else 0
-        return max(0, min(uncomputed, budget, self.config.prefill_chunk))
+            return uncomputed if room.fits(start, uncomputed) == uncomputed else 0
+        return room.fits(start, min(uncomputed, self.config.prefill_chunk))
 
-    def _admit_waiting(self, flight: Flight, budget: int, above: int | None) -> int:
-        """Admit heads of the queue, all or those of a class more urgent than `above`; returns the budget left."""
+    def _prefill(self, sequence: Sequence, length: int, flight: Flight, room: PrefillRoom) -> None:
+        start = sequence.num_computed_tokens
+        if self._grow(sequence, length, flight):
+            self._schedule_chunk(sequence, length, flight)
+            room.take(start, length)
+
+    def _admit_waiting(self, flight: Flight, room: PrefillRoom, above: int | None) -> None:
+        """Admit heads of the queue, all or those of a class more urgent than `above`."""
         closed = self.config.batching is Batching.STATIC and bool(self.running or self.in_flight)
         while (sequence := self.waiting.head()) is not None:
             if above is not None and sequence.priority_class >= above:
                 break
-            length = self._chunk(sequence, budget)
+            length = self._chunk(sequence, room)
             self.blocked = self._obstacle(sequence, length, closed, flight)
             if self.blocked in (Blocked.TOKENS, Blocked.ALLOWANCE):
                 self._passed_over.hold(sequence.tenant, self.blocked)
@@ -233,10 +237,8 @@ class Scheduler:
                 break
             self.waiting.remove(sequence)
             self._start(sequence, flight)
-            if length and self._grow(sequence, length, flight):
-                self._schedule_chunk(sequence, length, flight)
-                budget -= length
-        return budget
+            if length:
+                self._prefill(sequence, length, flight, room)
 
     def _obstacle(self, sequence: Sequence, length: int, closed: bool, flight: Flight) -> Blocked | None:
         """What keeps the head of the queue, whose first chunk would be `length` tokens, from joining this step."""
