@@ -37,8 +37,9 @@ CONFIG = {
 class PrivateServer:
     """Runs from when it is made until `stop`, or until the thread that made it ends: see `server_launcher`.
 
-    It is in a session of its own, so that the Ctrl-C that stops a gateway does not reach the server before the gateway
-    has settled. It inherits `lock`, which the caller then closes.
+    It is in a process group of its own, so that the Ctrl-C that stops a gateway does not reach the server before the
+    gateway has settled; not in a session of its own, because Linux shares a core out among sessions (sched(7), autogroup),
+    where the server beside a busy gateway waited for seconds. It inherits `lock`, which the caller then closes.
     """
 
     def __init__(self, directory: StoreDirectory, binary: ServerBinary, lock: FileIO) -> None:
@@ -112,7 +113,7 @@ def _launch(directory: StoreDirectory, binary: ServerBinary, lock: FileIO) -> "s
                 stdout=log,
                 stderr=log,
                 pass_fds=(lock.fileno(),),
-                start_new_session=True,
+                process_group=0,
             )
     except OSError as error:
         raise directory.unusable(error) from None

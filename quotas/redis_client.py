@@ -140,7 +140,8 @@ class RedisClient:
         except BaseException as error:
             await connection.disconnect(nowait=True)
             if isinstance(error, RedisError | OSError):
-                raise StoreUnavailable(f"the quota store cannot be reached: {error}") from error
+                reason = str(error) or f"it takes no connection within {CONNECT_TIMEOUT:g} s"
+                raise StoreUnavailable(f"the quota store cannot be reached: {reason}") from error
             raise
         link = RedisLink(connection, CONNECT_TIMEOUT, self._on_end)
         try:

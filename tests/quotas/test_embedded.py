@@ -142,6 +142,13 @@ def test_a_gateway_settles_after_the_ctrl_c_that_stops_it(tmp_path: Path) -> Non
         assert get(url, "settled") == "after the signal"
 
 
+def test_signals_of_the_terminal_do_not_reach_the_server_which_has_its_gateways_share_of_a_core(tmp_path: Path) -> None:
+    with EmbeddedStore(tmp_path) as url:
+        pid = server_pid(url)
+        assert os.getpgid(pid) == pid
+        assert os.getsid(pid) == os.getsid(0)
+
+
 # several gateways on one state directory
 
 

@@ -3,12 +3,14 @@
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
 
+from quotas import redis_client
 from quotas.errors import StoreUnavailable, StoreUnsuitable
 from quotas.limit import Limit, Rate, Resource
 from quotas.redis_store import RedisStore
@@ -75,6 +77,18 @@ async def test_an_unreachable_store_fails_at_once(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable):
         await store.states("a", None, LIMITS)
     await store.close()
+
+
+async def test_a_store_that_lets_nobody_in_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_client, "CONNECT_TIMEOUT", 0.05)
+    path = tmp_path / "deaf.sock"
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.bind(str(path))
+        deaf.listen()
+        store = RedisStore.at(f"unix://{path}")
+        with pytest.raises(StoreUnavailable, match="it takes no connection within 0.05 s"):
+            await store.connect()
+        await store.close()
 
 
 async def test_a_store_that_evicts_is_refused_with_the_remedy(tmp_path: Path) -> None:
