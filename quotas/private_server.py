@@ -38,8 +38,9 @@ class PrivateServer:
     """Runs from when it is made until `stop`, or until the thread that made it ends: see `server_launcher`.
 
     It is in a process group of its own, so that the Ctrl-C that stops a gateway does not reach the server before the
-    gateway has settled; not in a session of its own, because Linux shares a core out among sessions (sched(7), autogroup),
-    where the server beside a busy gateway waited for seconds. It inherits `lock`, which the caller then closes.
+    gateway has settled; not in a session of its own, because Linux shares a core out among sessions (sched(7),
+    autogroup), and beside a busy gateway the server then waited for seconds. It inherits `lock`, which the caller then
+    closes.
     """
 
     def __init__(self, directory: StoreDirectory, binary: ServerBinary, lock: FileIO) -> None:

@@ -86,7 +86,7 @@ async def test_a_store_that_lets_nobody_in_is_told_so(tmp_path: Path, monkeypatc
         deaf.bind(str(path))
         deaf.listen()
         store = RedisStore.at(f"unix://{path}")
-        with pytest.raises(StoreUnavailable, match="it takes no connection within 0.05 s"):
+        with pytest.raises(StoreUnavailable, match=r"it takes no connection within 0\.05 s"):
             await store.connect()
         await store.close()
 
