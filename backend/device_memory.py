@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from backend.errors import ConfigError
+from backend.graph_shapes import MAX_TOKENS
 from backend.kernels.step import StepInputs
 from backend.model import Decoder
 from backend.model_config import ModelConfig
@@ -24,13 +25,14 @@ class DeviceMemory:
     free: int  # with the weights in place
     weights: int
     activations: int  # the most that a step takes for its own time
+    graphs: int  # what the largest graph keeps for good, as much as a step of its size: the others share it
     slots: int  # what the engine keeps for each slot
-    reserve: int = RUNTIME_BYTES  # graphs, fragments, and what libraries still allocate
+    reserve: int = RUNTIME_BYTES  # what graphs consist of, fragments, and what libraries still allocate
 
     @property
     def kv_bytes(self) -> int:
         """What keys and values may take."""
-        return self.free - self.activations - self.slots - self.reserve
+        return self.free - self.activations - self.graphs - self.slots - self.reserve
 
     def __str__(self) -> str:
         elsewhere = self.total - self.free - self.weights
@@ -38,6 +40,7 @@ class DeviceMemory:
             "weights": self.weights,
             "in use otherwise": elsewhere,
             "activations": self.activations,
+            "graphs": self.graphs,
             "logits and penalties": self.slots,
             "reserve": self.reserve,
         }
@@ -56,17 +59,20 @@ def expected_memory(
 ) -> DeviceMemory:
     """Before anything is loaded: from the config, for steps of `tokens` and up to `seqs` sequences."""
     footprint = Footprint(model, str(dtype).removeprefix("torch."))
-    weights, activations = footprint.weight_bytes, footprint.working_bytes(tokens, 0)
-    return DeviceMemory(device, total, free - weights, weights, activations, slot_bytes(model, seqs))
+    weights = footprint.weight_bytes
+    activations, graphs = (footprint.working_bytes(count, 0) for count in (tokens, min(tokens, MAX_TOKENS)))
+    return DeviceMemory(device, total, free - weights, weights, activations, graphs, slot_bytes(model, seqs))
 
 
 def measured_memory(
     decoder: Decoder, device: torch.device, weights: int, tokens: int, seqs: int, block_size: int
 ) -> DeviceMemory:
-    """With `weights` bytes in place: by a step of `tokens`."""
-    activations = _peak_bytes(decoder, device, tokens, seqs, block_size)
+    """With `weights` bytes in place: by a step of `tokens`, and by one of the most that a graph has."""
+    activations, graphs = (
+        _peak_bytes(decoder, device, count, seqs, block_size) for count in (tokens, min(tokens, MAX_TOKENS))
+    )
     free, total = free_and_total(device)
-    return DeviceMemory(str(device), total, free, weights, activations, slot_bytes(decoder.config, seqs))
+    return DeviceMemory(str(device), total, free, weights, activations, graphs, slot_bytes(decoder.config, seqs))
 
 
 def check_room(memory: DeviceMemory) -> None:

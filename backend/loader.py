@@ -23,7 +23,7 @@ from backend.sizing import DEVICE_TOKEN_BUDGET, EngineOptions, free_memory, size
 from backend.tokenizer import Tokenizer
 from backend.weights import Weights, load_weights
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -138,7 +138,7 @@ def _size_measured(
     tokens, seqs = draft.max_num_batched_tokens, draft.max_num_seqs
     memory = measured_memory(decoder, device, weight_bytes, tokens, seqs, draft.block_size)
     check_room(memory)
-    logger.info("%s", memory)
+    log.info("%s", memory)
     try:
         return size_engine(options, decoder.config, dtype, memory.kv_bytes, dedicated=True)
     except ConfigError as error:

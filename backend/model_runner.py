@@ -1,6 +1,8 @@
 """From a batch's lists to tensors, through the decoder and the sampler, and back to tokens."""
 
+import logging
 from collections import deque
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -9,19 +11,23 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from backend import warm_up
 from backend.batch import Admitted, Batch, StepOutput
 from backend.config import EngineConfig
-from backend.decode_graphs import DecodeGraphs
 from backend.device_sampler import DeviceSampler
 from backend.errors import DeviceError, MemoryExhausted
+from backend.graph_shapes import GraphShapes
 from backend.kernels.step import StepInputs
 from backend.lane import Graph, Lane, Running, Work, make_lane
 from backend.model import Decoder
 from backend.paged_kv.kv_cache import KVCache
 from backend.sampler import Choose, SlotSampler
-from backend.sampling import SamplingParams
 from backend.staging import Staged, Stager
 from backend.step_fields import Layout
+from backend.step_graphs import StepGraphs
+from backend.step_shape import StepShape
+
+log = logging.getLogger(__name__)
 
 
 class Sampler(Protocol):
@@ -66,8 +72,8 @@ class ModelRunner:
         self.kv = kv
         self.config = config
         self.device = kv.blocks.device
+        self.graphs: StepGraphs | None = None
         self._lane = lane or make_lane(self.device)
-        self._graphs: DecodeGraphs | None = None
         layout = Layout.of(config)
         self.stager = Stager(config, layout, self._lane.staging)
         self._memory = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=self.device)
@@ -75,7 +81,7 @@ class ModelRunner:
         self._num_head_bytes = layout.num_head_bytes
         seqs, width = config.max_num_seqs, config.blocks_for(config.max_model_len)
         self._tables = torch.zeros((seqs, width), dtype=torch.int32, device=self.device)
-        self._row_tables = torch.zeros(seqs * width, dtype=torch.int32, device=self.device)
+        self._row_tables = torch.zeros(layout.num_places * width, dtype=torch.int32, device=self.device)
         self._last_tokens = torch.zeros(seqs, dtype=torch.int64, device=self.device)
         self._logits: Tensor | None = None  # [seqs, vocab] fp32, where graphs and all other steps then write theirs
         if self._lane.captures:
@@ -116,7 +122,7 @@ class ModelRunner:
         next that asks: so warming up has a thread of its own, and the one that launches steps takes its handle over.
         """
         if not self._lane.captures:
-            self._rehearse_sampling()
+            self._rehearse(warm_up.sampling(self.config))
             return
         with ThreadPoolExecutor(1) as thread:
             thread.submit(self._warm_device).result()
@@ -129,45 +135,24 @@ class ModelRunner:
         return DeviceSampler(sample, self._received, seqs, model.vocab_size, model.eos_token_ids)
 
     def _warm_device(self) -> None:
-        self._rehearse_prompts()
-        self._rehearse_sampling()
-        if self._logits is not None and self._graphs is None:
-            self._graphs = DecodeGraphs(self._record, self._decode, self._logits)
-            self._rehearse_sampling()
-        self._rehearse_decodes()
+        """Steps without a graph come after the recording of graphs, which gives back the memory that they then keep."""
+        graphs = self.graphs or self._make_graphs()
+        self.graphs = None
+        self._rehearse(warm_up.prompts(self.config))
+        self.graphs = graphs
+        self._rehearse(warm_up.sampling(self.config))
+        self._rehearse([warm_up.decodes(self.config)])
 
-    def _rehearse_decodes(self) -> None:
-        """As many as there are slots, for which sampling takes the most memory."""
-        every = list(range(self.config.max_num_seqs))
-        nothing, one = [0] * len(every), [1] * len(every)
-        self.launch(Batch(1, len(every), every, nothing, one, [], every)).wait()
+    def _rehearse(self, batches: Iterable[Batch]) -> None:
+        for batch in batches:
+            self.launch(batch).wait()
 
-    def _rehearse_prompts(self) -> None:
-        """The longest prompt of one step, half of it and so on: products are loaded by their sizes.
-
-        The longest comes first, so that the others fit the memory that it takes.
-        """
-        length = min(self.config.max_num_batched_tokens, self.config.max_model_len - 1)
-        while length > 0:
-            self._rehearse_prompt(length, SamplingParams(temperature=0))
-            length //= 2
-
-    def _rehearse_sampling(self) -> None:
-        """Steps of every kind of sampling."""
-        length = min(self.config.block_size, self.config.max_model_len - 1)
-        kinds = (
-            SamplingParams(temperature=1, top_p=0.9),
-            SamplingParams(temperature=0, presence_penalty=1, min_tokens=2, stop_token_ids=(0,)),
-            SamplingParams(temperature=0),
-        )
-        for sampling in kinds:
-            self._rehearse_prompt(length, sampling)
-            self.launch(Batch(1, 1, [0], [length - 1], [1], [], [0])).wait()
-
-    def _rehearse_prompt(self, length: int, sampling: SamplingParams) -> None:
-        """One whole prompt in slot 0, all of whose context lies in block 0."""
-        blocks, admitted = [0] * self.config.blocks_for(length), Admitted(0, sampling, 0, [0] * length, length)
-        self.launch(Batch(0, 0, [0], [0], [length], [0] * length, [0], [(0, 0, blocks)], [admitted])).wait()
+    def _make_graphs(self) -> StepGraphs:
+        assert self._logits is not None
+        self._memory.zero_()  # places of no tokens, whatever was staged before
+        graphs = StepGraphs(GraphShapes(self.config), self._record, self._compute_padded, self._logits)
+        log.info("recorded graphs of %d kinds of steps in %.1f s", len(graphs), graphs.seconds)
+        return graphs
 
     def _record(self, work: Work) -> Graph:
         """Run it first: what libraries load and reserve at a size's first use is not for a graph to hold."""
@@ -180,25 +165,20 @@ class ModelRunner:
     def _launch_step(self, batch: Batch) -> _Step:
         for admitted in batch.admitted:
             self._sampler.admit(admitted)
-        num_seqs = len(batch.slots)
-        graphs = self._graphs if batch.num_decodes == num_seqs else None
-        staged = self.stager.stage(batch, num_seqs if graphs is None else graphs.size_for(num_seqs))
+        shape = None if self.graphs is None else self.graphs.shape_for(batch)
+        staged = self.stager.stage(batch, shape or StepShape.of(batch))
         self._staged.append((batch.step, staged))
         choose = self._sampler.stage(staged) if staged.num_sampled else None
-        return _Step(self, batch.step, staged, self._lane.launch(partial(self._run, staged, choose, graphs)))
+        work = partial(self._run, staged, choose, None if shape is None else self.graphs)
+        return _Step(self, batch.step, staged, self._lane.launch(work))
 
     @torch.inference_mode()
-    def _run(self, staged: Staged, choose: Choose | None, graphs: DecodeGraphs | None) -> None:
+    def _run(self, staged: Staged, choose: Choose | None, graphs: StepGraphs | None) -> None:
         self._receive(staged)
-        if graphs is not None:
-            logits = graphs.replay(staged.num_rows)[: staged.num_seqs]
-        else:
-            hidden = self.decoder.forward(self._inputs(staged), self.kv)
-            if choose is None:
-                return
-            logits = self._logits_of(hidden[self._received.last_rows[: staged.num_sampled]])
-        assert choose is not None, "every decode samples"
-        tokens = choose(logits)
+        logits = self._compute(staged.shape, staged.num_sampled) if graphs is None else graphs.replay(staged.shape)
+        if choose is None:
+            return
+        tokens = choose(logits[: staged.num_sampled])
         self._last_tokens.index_copy_(0, self._received.sampled_slots[: staged.num_sampled], tokens)
         staged.piece.tokens[: staged.num_sampled].copy_(tokens, non_blocking=True)
 
@@ -212,27 +192,23 @@ class ModelRunner:
             blocks.copy_(staged.piece.tensors.table_blocks[:count], non_blocking=True)
             self._tables.view(-1).index_copy_(0, places, blocks)
 
-    def _inputs(self, staged: Staged) -> StepInputs:
-        return self._make_inputs(
-            staged.num_tokens, staged.num_rows, staged.num_decodes, staged.max_query_len, staged.max_context_len
-        )
-
     @torch.inference_mode()
-    def _decode(self, num_rows: int) -> None:
-        """The step of a graph: everything in it stays where it is, and depends on no number but `num_rows`."""
-        step = self._make_inputs(num_rows, num_rows, num_rows, 1, self.config.max_model_len)
-        self._logits_of(self.decoder.forward(step, self.kv))
+    def _compute(self, shape: StepShape, num_sampled: int) -> Tensor:
+        """From staged numbers to the logits [num_sampled, vocab] of the rows that sample."""
+        hidden = self.decoder.forward(self._inputs(shape), self.kv)
+        out = None if self._logits is None else self._logits[:num_sampled]
+        return self.decoder.logits(hidden[self._received.last_rows[:num_sampled]], out)
 
-    def _make_inputs(
-        self, num_tokens: int, num_seqs: int, num_decodes: int, max_query_len: int, max_context_len: int
-    ) -> StepInputs:
-        """The step's inputs on the device: decodes are fed what their slots sampled last."""
-        rows, width = self._received, self.config.blocks_for(max_context_len)
-        slots = rows.slots[:num_seqs]
+    def _compute_padded(self, shape: StepShape) -> None:
+        """The step of a graph: all that it reads and writes stays where it is, and depends on the shape alone."""
+        self._compute(shape, min(shape.num_seqs, self.config.max_num_seqs))
+
+    def _inputs(self, shape: StepShape) -> StepInputs:
+        rows, num_seqs, num_tokens = self._received, shape.num_seqs, shape.num_tokens
+        width = self.config.blocks_for(shape.max_context_len)
         tables = self._row_tables[: num_seqs * width].view(num_seqs, width)
-        torch.index_select(self._tables[:, :width], 0, slots, out=tables)
-        if num_decodes:
-            torch.index_select(self._last_tokens, 0, slots[:num_decodes], out=rows.token_ids[:num_decodes])
+        torch.index_select(self._tables[:, :width], 0, rows.slots[:num_seqs], out=tables)
+        self._feed(shape.num_decodes)
         return StepInputs(
             token_ids=rows.token_ids[:num_tokens],
             positions=rows.positions[:num_tokens],
@@ -241,13 +217,17 @@ class ModelRunner:
             context_lens=rows.context_lens[:num_seqs],
             block_tables=tables,
             num_seqs=num_seqs,
-            max_query_len=max_query_len,
-            max_context_len=max_context_len,
-            num_decodes=num_decodes,
+            max_query_len=shape.max_query_len,
+            max_context_len=shape.max_context_len,
+            num_decodes=shape.num_decodes,
         )
 
-    def _logits_of(self, hidden: Tensor) -> Tensor:
-        return self.decoder.logits(hidden, None if self._logits is None else self._logits[: len(hidden)])
+    def _feed(self, num_decodes: int) -> None:
+        """Decodes get what their slots sampled last. Of that many rows, some may be prompts' or padding."""
+        if num_decodes:
+            token_ids = self._received.token_ids[:num_decodes]
+            last = self._last_tokens.index_select(0, self._received.slots[:num_decodes])
+            torch.where(token_ids < 0, last, token_ids, out=token_ids)
 
 
 def _is_out_of_memory(error: RuntimeError | MemoryError) -> bool:

@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from backend.errors import ConfigError
+from backend.graph_shapes import MAX_TOKENS
 from backend.model_config import ModelConfig
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 GIB = 2**30
 BLOCK_SIZE = 16  # tokens, as engines have them unless they are told otherwise
 _UNITS = {"GiB": GIB, "MiB": 2**20, "KiB": 2**10}
-RUNTIME_BYTES = GIB  # CUDA's context, libraries, compiled kernels and graphs
+RUNTIME_BYTES = GIB  # CUDA's context, libraries, compiled kernels, and what graphs consist of
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +161,14 @@ class MemoryPlan:
         return self.footprint.working_bytes(self.max_num_batched_tokens, self.max_num_seqs)
 
     @property
+    def graph_bytes(self) -> int:
+        """What the largest graph keeps of a step's activations."""
+        return self.footprint.working_bytes(min(self.max_num_batched_tokens, MAX_TOKENS), 0)
+
+    @property
     def kv_bytes(self) -> int:
         """What is left for keys and values; below 0 when the weights alone are too large."""
-        return self.memory - self.footprint.weight_bytes - self.working_bytes - RUNTIME_BYTES
+        return self.memory - self.footprint.weight_bytes - self.working_bytes - self.graph_bytes - RUNTIME_BYTES
 
     @property
     def kv_tokens(self) -> int:
@@ -189,8 +195,13 @@ class MemoryPlan:
         return [f"{holds}, not max_num_seqs {self.max_num_seqs:,}: {reached}; lower max_num_seqs or max_model_len"]
 
     def _arithmetic(self) -> str:
-        weights, working = human_bytes(self.footprint.weight_bytes), human_bytes(self.working_bytes)
-        taken = f"weights {weights} - activations {working} - runtime {human_bytes(RUNTIME_BYTES)}"
+        parts = {
+            "weights": self.footprint.weight_bytes,
+            "activations": self.working_bytes,
+            "graphs": self.graph_bytes,
+            "runtime": RUNTIME_BYTES,
+        }
+        taken = " - ".join(f"{name} {human_bytes(count)}" for name, count in parts.items())
         needed = f"one sequence of {self.max_model_len:,} tokens needs {human_bytes(self.bytes_per_sequence)}"
         return f"{human_bytes(self.memory)} of memory - {taken} leave {human_bytes(self.kv_bytes)} for KV, and {needed}"
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from backend.batch import Batch
 from backend.config import EngineConfig
 from backend.step_fields import Layout, StepFields
+from backend.step_shape import StepShape
 
 Ints = npt.NDArray[np.int64]
 Numbers = StepFields[npt.NDArray[Any]]
@@ -36,17 +37,27 @@ class HostPiece:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A step as staged. `num_rows` sequences are computed, of which those after `num_seqs` are padding."""
+    """A step as staged, padded to its shape."""
 
     piece: HostPiece
-    num_tokens: int
-    num_seqs: int
-    num_rows: int
-    num_decodes: int
+    shape: StepShape
     num_sampled: int
     num_changes: int
-    max_query_len: int
-    max_context_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A batch's sequences in its order. All are [rows]."""
+
+    slots: Ints
+    lengths: Ints
+    contexts: Ints  # tokens in the cache once this step's are stored
+    ends: Ints  # of their tokens among the step's
+
+    @classmethod
+    def of(cls, batch: Batch) -> "_Rows":
+        lengths = np.array(batch.lengths)
+        return cls(np.array(batch.slots), lengths, np.array(batch.starts) + lengths, np.cumsum(lengths))
 
 
 class Stager:
@@ -61,28 +72,18 @@ class Stager:
             for _ in range(config.steps_in_flight)
         )
 
-    def stage(self, batch: Batch, num_rows: int) -> Staged:
-        """Take a free piece and write the batch, padded to `num_rows` sequences when it is all decodes."""
+    def stage(self, batch: Batch, shape: StepShape) -> Staged:
+        """Take a free piece and write the batch, padded to `shape`, which holds it."""
         assert self._free, "more steps are in flight than the configuration allows"
         piece = self._free.popleft()
-        starts, lengths, slots = np.array(batch.starts), np.array(batch.lengths), np.array(batch.slots)
+        rows = _Rows.of(batch)
         num_changes = self._change_tables(batch, piece.numbers)
-        self._place_tokens(piece.numbers, starts, lengths, slots)
-        self._place_prompts(piece.numbers, batch)
-        self._place_sampled(piece.numbers, batch, starts, lengths, slots)
-        num_tokens = int(lengths.sum())
-        self._pad(piece.numbers, len(slots), num_rows)
-        return Staged(
-            piece=piece,
-            num_tokens=num_tokens + num_rows - len(slots),
-            num_seqs=len(slots),
-            num_rows=num_rows,
-            num_decodes=num_rows if batch.num_decodes == len(slots) else batch.num_decodes,
-            num_sampled=len(batch.sampled),
-            num_changes=num_changes,
-            max_query_len=int(lengths.max()),
-            max_context_len=int((starts + lengths).max()),
-        )
+        self._place_tokens(piece.numbers, rows)
+        self._place_token_ids(piece.numbers, batch)
+        self._pad_tokens(piece.numbers, int(rows.ends[-1]), shape)
+        self._place_sequences(piece.numbers, batch.num_decodes, rows, shape)
+        self._place_sampled(piece.numbers, np.array(batch.sampled, np.int64), rows)
+        return Staged(piece, shape, len(batch.sampled), num_changes)
 
     def release(self, staged: Staged) -> None:
         """The step has been waited for and its tokens are read: its memory may be written again."""
@@ -102,38 +103,46 @@ class Stager:
         numbers.table_blocks[: len(places)] = self._tables.reshape(-1)[places]
         return len(places)
 
-    def _place_tokens(self, numbers: Numbers, starts: Ints, lengths: Ints, slots: Ints) -> None:
-        ends = np.cumsum(lengths)
-        num_tokens = int(ends[-1])
-        slot_of = np.repeat(slots, lengths)  # [tokens]
-        positions = np.arange(num_tokens) + np.repeat(starts - (ends - lengths), lengths)
+    def _place_tokens(self, numbers: Numbers, rows: _Rows) -> None:
+        num_tokens = int(rows.ends[-1])
+        slot_of = np.repeat(rows.slots, rows.lengths)  # [tokens]
+        positions = np.arange(num_tokens) + np.repeat(rows.contexts - rows.ends, rows.lengths)
         blocks = self._tables[slot_of, positions // self._block_size].astype(np.int64)
         numbers.positions[:num_tokens] = positions
         numbers.slot_mapping[:num_tokens] = blocks * self._block_size + positions % self._block_size
-        numbers.query_start[0] = 0
-        numbers.query_start[1 : len(slots) + 1] = ends
-        numbers.context_lens[: len(slots)] = starts + lengths
-        numbers.slots[: len(slots)] = slots
 
     @staticmethod
-    def _place_prompts(numbers: Numbers, batch: Batch) -> None:
+    def _place_token_ids(numbers: Numbers, batch: Batch) -> None:
         first = batch.num_decodes
+        numbers.token_ids[:first] = -1
         numbers.token_ids[first : first + len(batch.token_ids)] = batch.token_ids
 
     @staticmethod
-    def _place_sampled(numbers: Numbers, batch: Batch, starts: Ints, lengths: Ints, slots: Ints) -> None:
-        count = len(batch.sampled)
-        rows = np.array(batch.sampled, np.int64)
-        numbers.last_rows[:count] = numbers.query_start[rows + 1] - 1
-        numbers.sampled_slots[:count] = slots[rows]
-        numbers.sampled_positions[:count] = (starts + lengths)[rows]
-
-    @staticmethod
-    def _pad(numbers: Numbers, num_seqs: int, num_rows: int) -> None:
-        """Rows of slot 0 without context, one token each, that store nothing."""
-        padding = slice(num_seqs, num_rows)
+    def _pad_tokens(numbers: Numbers, num_tokens: int, shape: StepShape) -> None:
+        """Tokens of no sequence, that are stored nowhere."""
+        padding = slice(num_tokens, shape.num_tokens)
+        numbers.token_ids[padding] = 0
         numbers.positions[padding] = 0
         numbers.slot_mapping[padding] = -1
-        numbers.context_lens[padding] = 0
-        numbers.slots[padding] = 0
-        numbers.query_start[num_seqs + 1 : num_rows + 1] = np.arange(num_seqs + 1, num_rows + 1)
+
+    @staticmethod
+    def _place_sequences(numbers: Numbers, num_decodes: int, rows: _Rows, shape: StepShape) -> None:
+        """Decodes from place 0, prompts from `shape.num_decodes`; a place that is left is slot 0's, without tokens."""
+        places, end = np.arange(len(rows.slots)), shape.num_seqs
+        places[num_decodes:] += shape.num_decodes - num_decodes
+        lengths = np.zeros(end, np.int32)
+        lengths[places] = rows.lengths
+        numbers.query_start[0] = 0
+        np.cumsum(lengths, out=numbers.query_start[1 : end + 1])
+        numbers.context_lens[:end] = 0
+        numbers.context_lens[places] = rows.contexts
+        numbers.slots[:end] = 0
+        numbers.slots[places] = rows.slots
+
+    @staticmethod
+    def _place_sampled(numbers: Numbers, sampled: Ints, rows: _Rows) -> None:
+        count = len(sampled)
+        numbers.last_rows[:count] = rows.ends[sampled] - 1
+        numbers.last_rows[count:] = 0
+        numbers.sampled_slots[:count] = rows.slots[sampled]
+        numbers.sampled_positions[:count] = rows.contexts[sampled]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from backend.config import EngineConfig
+from backend.graph_shapes import MAX_PROMPTS
 
 T = TypeVar("T")
 
@@ -18,13 +19,13 @@ _ALIGNMENT = 256  # bytes; kernels are compiled for addresses that are multiples
 class StepFields(Generic[T]):
     """One step's numbers. Of each array the first so many count; the names are those of `StepInputs`."""
 
-    token_ids: T  # [tokens] int64; the decodes' are fed on the device
+    token_ids: T  # [tokens] int64; -1: a decode's, fed on the device
     positions: T  # [tokens] int64
     slot_mapping: T  # [tokens] int64; -1: padding, nothing is stored
-    query_start: T  # [seqs + 1] int32
-    context_lens: T  # [seqs] int32; 0: padding
-    slots: T  # [seqs] int64
-    last_rows: T  # [seqs] int64, rows of hidden states after which a token is sampled
+    query_start: T  # [places + 1] int32
+    context_lens: T  # [places] int32; 0: padding
+    slots: T  # [places] int64
+    last_rows: T  # [seqs] int64, rows of hidden states after which a token is sampled; 0: padding
     sampled_slots: T  # [seqs] int64, the slots that sample; this and what follows a row for each
     sampled_positions: T  # [seqs] int64, of the sampled tokens in their sequences
     seeds: T  # [seqs] int64
@@ -53,17 +54,19 @@ class Layout:
     begins: tuple[int, ...]  # bytes, in the order of the fields
     counts: tuple[int, ...]
     num_bytes: int
+    num_places: int  # of sequences in a step, those included that pad it
 
     @classmethod
     def of(cls, config: EngineConfig) -> "Layout":
         seqs, width = config.max_num_seqs, config.blocks_for(config.max_model_len)
-        changes = min(seqs * width, 2 * config.num_blocks)
+        places, changes = seqs + MAX_PROMPTS, min(seqs * width, 2 * config.num_blocks)
         by_name = dict.fromkeys(("token_ids", "positions", "slot_mapping"), config.max_num_batched_tokens)
-        by_name |= {"query_start": seqs + 1, "table_places": changes, "table_blocks": changes}
+        by_name |= {"query_start": places + 1, "context_lens": places, "slots": places}
+        by_name |= {"table_places": changes, "table_blocks": changes}
         counts = [by_name.get(field.name, seqs) for field in fields(StepFields)]
         sizes = [count * _dtype(field.name).itemsize for count, field in zip(counts, fields(StepFields), strict=True)]
         begins = list(accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0))
-        return cls(tuple(begins[:-1]), tuple(counts), begins[-1])
+        return cls(tuple(begins[:-1]), tuple(counts), begins[-1], places)
 
     @property
     def num_head_bytes(self) -> int:

@@ -96,7 +96,8 @@ def _memory(name: str, plan: MemoryPlan, context: int) -> str:
             human_bytes(plan.working_bytes),
             f"of {plan.max_num_batched_tokens:,} tokens a step, estimated",
         ),
-        ("runtime", human_bytes(RUNTIME_BYTES), "context, libraries, kernels, graphs, estimated"),
+        ("graphs", human_bytes(plan.graph_bytes), "activations that the largest keeps, estimated"),
+        ("runtime", human_bytes(RUNTIME_BYTES), "context, libraries, kernels, graphs themselves, estimated"),
         ("KV", human_bytes(plan.kv_bytes), f"{plan.kv_tokens:,} tokens of {footprint.kv_bytes_per_token:,} B"),
         *(
             (f"a sequence of {tokens:,}", human_bytes(footprint.kv_bytes(tokens)), f"{plan.sequences_of(tokens):,} fit")

@@ -20,7 +20,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "csrc"
 COMPILE_SECONDS = 300
@@ -87,7 +87,7 @@ def build() -> Path | None:
     """Compile now. Returns the library, or None with the reason logged. Safe beside other builders: last one wins."""
     made = recipe()
     if made.compiler is None:
-        logger.warning("no C++ compiler found (tried $CXX, g++, clang++, c++): torch kernels serve instead")
+        log.warning("no C++ compiler found (tried $CXX, g++, clang++, c++): torch kernels serve instead")
         return None
     try:
         made.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -97,9 +97,9 @@ def build() -> Path | None:
             output.write_bytes(sealed(output.read_bytes()))
             return output.replace(made.target())
     except subprocess.CalledProcessError as error:
-        logger.warning("compiling the kernels failed, torch kernels serve instead:\n%s", error.stderr[-2000:])
+        log.warning("compiling the kernels failed, torch kernels serve instead:\n%s", error.stderr[-2000:])
     except (OSError, subprocess.TimeoutExpired) as error:
-        logger.warning("compiling the kernels failed, torch kernels serve instead: %s", error)
+        log.warning("compiling the kernels failed, torch kernels serve instead: %s", error)
     return None
 
 
@@ -109,12 +109,12 @@ def load(wait: bool) -> ctypes.CDLL | None:
     if path is None and wait:
         path = build()
     elif path is None and find_compiler() is not None:
-        logger.info("building the C++ kernels in the background for the next start; torch kernels serve this one")
+        log.info("building the C++ kernels in the background for the next start; torch kernels serve this one")
         build_in_background()
     try:
         return None if path is None else ctypes.CDLL(str(path))
     except OSError as error:
-        logger.warning("cannot load %s, torch kernels serve instead: %s", path, error)
+        log.warning("cannot load %s, torch kernels serve instead: %s", path, error)
         return None
 
 

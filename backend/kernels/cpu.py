@@ -17,7 +17,7 @@ from backend.kernels.self_check import disagreements
 from backend.kernels.step import StepInputs
 from backend.kernels.torch_ops import TorchOps
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 KINDS = ("auto", "native", "triton", "torch", "reference")
 
@@ -178,11 +178,11 @@ def _native(dtype: torch.dtype, wait: bool) -> CpuOps | None:
     try:
         ops = CpuOps(library)
     except AttributeError as error:
-        logger.error("the kernel library lacks a function, torch kernels serve instead: %s", error)
+        log.error("the kernel library lacks a function, torch kernels serve instead: %s", error)
         return None
     wrong = disagreements(ops, dtype)
     if wrong:
-        logger.error("compiled kernels disagree with the reference (%s), torch kernels serve instead", ", ".join(wrong))
+        log.error("compiled kernels disagree with the reference (%s), torch kernels serve instead", ", ".join(wrong))
         return None
     return ops
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 from backend.kernels import reference
 from backend.kernels.ops import Linear
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 _PROBE_SHAPE = (24, 40)
 
@@ -55,7 +55,7 @@ def packs(dtype: torch.dtype) -> bool:
     try:
         found = packed_linear(weight, bias)(x)
     except (AttributeError, RuntimeError, TypeError) as error:
-        logger.info("oneDNN packed linears are not available for %s: %s", dtype, str(error).splitlines()[0])
+        log.info("oneDNN packed linears are not available for %s: %s", dtype, str(error).splitlines()[0])
         return False
     expected = functional.linear(x.float(), weight.float(), bias.float())
     return found.dtype == dtype and torch.allclose(found.float(), expected, rtol=2e-2, atol=2e-2)

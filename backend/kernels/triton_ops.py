@@ -63,6 +63,6 @@ class TritonOps:
         if decodes:
             paged_decode(*caches, *tables, decodes, scale, window, self._kv_scales)
         if decodes < step.num_seqs:
-            span = (decodes, step.num_seqs, q.shape[0] - decodes)
+            span = (decodes, step.num_seqs, q.shape[0])  # all rows may be prompts': padded decodes have none
             paged_prefill(*caches, step.query_start, *tables, *span, scale, window, self._kv_scales)
         return out

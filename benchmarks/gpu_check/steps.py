@@ -1,9 +1,9 @@
-"""Decode and prefill steps of whole decoders: device time against the roofline, and what a launch costs the host."""
+"""Steps of decoders: decodes, prompts, and both; device time against the roofline, and what a launch costs the host."""
 
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from statistics import median
 
@@ -31,6 +31,7 @@ class Plan:
     batches: tuple[int, ...]
     context: int
     prompts: tuple[int, ...]
+    mixed: tuple[int, int]  # decodes, and tokens of a prompt beside them
     judged: tuple[int, ...] = ()  # batches whose step is held to its floor
 
     @property
@@ -45,9 +46,9 @@ class Plan:
 
 REPEATS = 20
 _numbers = count()  # of steps: one with the number of another, or a lower one, would take its place
-LLAMA = Plan("Llama-3-8B", (1, 64, 256), 1024, (1024, 8000), judged=(64, 256))
-QWEN = Plan("Qwen3-0.6B", (1, 64, 256), 1024, (1024, 8000))
-TINY = Plan("tiny", (1, 3), 40, (30,))
+LLAMA = Plan("Llama-3-8B", (1, 64, 256), 1024, (1024, 8000), (100, 400), judged=(64, 256))
+QWEN = Plan("Qwen3-0.6B", (1, 64, 256), 1024, (1024, 8000), (100, 400))
+TINY = Plan("tiny", (1, 3), 40, (30,), (2, 20))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,9 @@ def check(device: torch.device, plan: Plan) -> Iterator[Finding]:
     yield Finding(f"{plan.shape}: made, warmed up, graphs recorded", time.perf_counter() - started, "s")
     if device.type == "cuda":
         yield Finding(f"{plan.shape}: memory left of the reserve", torch.cuda.mem_get_info(device)[0] / 2**30, "GiB")
+    if runner.graphs is not None:
+        yield Finding(f"{plan.shape}: graphs", len(runner.graphs))
+        yield Finding(f"{plan.shape}: graphs recorded in", runner.graphs.seconds, "s")
     runner.kv.blocks.normal_()  # a device may be faster on zeros
     for batch in plan.batches:
         yield from _decode(runner, plan, batch, roofline)
@@ -80,7 +84,8 @@ def check(device: torch.device, plan: Plan) -> Iterator[Finding]:
         yield Finding(what, timing.step * 1e3, "ms")
         bound = 0.6 if plan.judged and tokens == max(plan.prompts) else None
         yield Finding(f"{what}: share of the matrix rate", rate / peaks.flops, bound=bound, sense=">=")
-        yield Finding(f"{what}: host and launch", timing.launch * 1e3, "ms")
+        yield _host(what, timing, runner.graphs is not None)
+    yield from _mixed(runner, plan)
     yield from _breakdowns(runner, plan)
 
 
@@ -105,7 +110,21 @@ def _decode(runner: ModelRunner, plan: Plan, batch: int, roofline: Roofline) -> 
     yield Finding(f"{what}: sampling / step", sampling / timing.step, bound=0.05 if judged else None)
     without = (timing.step - sampling) / floor
     yield Finding(f"{what}: without sampling / floor", without, bound=1.25 if judged else None)
-    yield Finding(f"{what}: host and launch", timing.launch * 1e3, "ms", bound=1.0 if judged else None)
+    yield _host(what, timing, judged)
+
+
+def _mixed(runner: ModelRunner, plan: Plan) -> Iterator[Finding]:
+    """Decodes, and the whole prompt of another slot."""
+    rows, tokens = plan.mixed
+    what = f"{plan.shape}: {rows} decodes, context {plan.context:,}, and prefill of {tokens:,}"
+    _fill(runner, rows, plan.context)
+    timing = _timed(runner, [_beside(rows, plan.context + n, tokens, runner) for n in range(REPEATS)])
+    yield Finding(f"{what}: step", timing.step * 1e3, "ms")
+    yield _host(what, timing, runner.graphs is not None)
+
+
+def _host(what: str, timing: Timing, judged: bool) -> Finding:
+    return Finding(f"{what}: host and launch", timing.launch * 1e3, "ms", bound=1.0 if judged else None)
 
 
 def _sampling_seconds(runner: ModelRunner, rows: int) -> float:
@@ -151,8 +170,21 @@ def _decodes(batch: int, position: int) -> Batch:
     return Batch(0, batch, every, [position] * batch, [1] * batch, [], every)
 
 
-def _prompt(tokens: int, blocks: int) -> Batch:
-    """A whole prompt in one step, in slot 0."""
+def _prompt(tokens: int, blocks: int, slot: int = 0) -> Batch:
+    """A whole prompt in one step."""
     token_ids = [7 * n % 599 for n in range(tokens)]
-    admitted = Admitted(0, DRAWN, 0, token_ids, tokens)
-    return Batch(0, 0, [0], [0], [tokens], token_ids, [0], [(0, 0, list(range(blocks)))], [admitted])
+    admitted = Admitted(slot, DRAWN, 0, token_ids, tokens)
+    return Batch(0, 0, [slot], [0], [tokens], token_ids, [0], [(slot, 0, list(range(blocks)))], [admitted])
+
+
+def _beside(rows: int, position: int, tokens: int, runner: ModelRunner) -> Batch:
+    """Decodes of slots 0 to `rows`, and a whole prompt in the slot behind them."""
+    decodes, prompt = _decodes(rows, position), _prompt(tokens, runner.config.blocks_for(tokens), rows)
+    return replace(
+        prompt,
+        num_decodes=rows,
+        slots=decodes.slots + prompt.slots,
+        starts=decodes.starts + prompt.starts,
+        lengths=decodes.lengths + prompt.lengths,
+        sampled=[*decodes.sampled, rows],
+    )

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from backend.sampling import SamplingParams
 from backend.scheduler import Scheduler
 from backend.sequence import Sequence as EngineSequence
 from backend.step_loop import StepLoop
+from backend.step_shape import StepShape
 from backend.waiting import FirstComeFirstServed, HoldingQueue
 from backend.weights import random_weights
 from benchmarks.model_shapes import LLAMA_32M
@@ -44,8 +46,9 @@ CONFIG = EngineConfig(
 class EagerGraph:
     """A graph that does its work again."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: partial[object]) -> None:
         self.work = work
+        self.shape: StepShape = work.args[0]
         self.replays = 0
 
     def replay(self) -> None:
@@ -54,7 +57,7 @@ class EagerGraph:
 
 
 class EagerGraphLane(CpuLane):
-    """A CPU whose runner believes that it has graphs: decode-only batches run padded."""
+    """A CPU whose runner believes that it has graphs: steps run padded."""
 
     captures = True
 
@@ -63,6 +66,7 @@ class EagerGraphLane(CpuLane):
         self.graphs: list[EagerGraph] = []
 
     def capture(self, work: Work) -> EagerGraph:
+        assert isinstance(work, partial)
         self.graphs.append(EagerGraph(work))
         return self.graphs[-1]
 

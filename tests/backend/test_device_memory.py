@@ -30,7 +30,7 @@ def memory(total: int) -> DeviceMemory:
 
 def test_the_arithmetic_adds_up_to_the_memory() -> None:
     found = memory(80 * GIB)
-    parts = found.weights + found.activations + found.slots + found.reserve + found.kv_bytes
+    parts = found.weights + found.activations + found.graphs + found.slots + found.reserve + found.kv_bytes
     assert parts + GIB == found.total
     assert "cuda:0 has 80.00 GiB - weights 14.96 GiB - in use otherwise 1.00 GiB" in str(found)
 
@@ -63,7 +63,7 @@ def test_what_cannot_work_is_refused_before_the_weights_are_loaded(monkeypatch: 
 def test_limits_that_do_not_fit_what_was_measured_are_refused_with_the_arithmetic(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    full = DeviceMemory("cuda:0", 2 * GIB, GIB + 10_000, GIB // 2, 5_000, 0, GIB)
+    full = DeviceMemory("cuda:0", 2 * GIB, GIB + 10_000, GIB // 2, 3_000, 2_000, 0, GIB)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (GIB, 2 * GIB))
     monkeypatch.setattr(loader, "measured_memory", lambda *arguments: full)
     decoder, options = make_runner().decoder, EngineOptions(max_num_seqs=2, max_model_len=64)
@@ -75,7 +75,7 @@ def test_memory_of_a_model_that_was_let_go_is_free(monkeypatch: pytest.MonkeyPat
     kept = [2 * GIB]
     monkeypatch.setattr(torch.cuda, "empty_cache", kept.clear)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * GIB - sum(kept), 2 * GIB))
-    room = DeviceMemory("cuda:0", 2 * GIB, 2 * GIB, 0, 0, 0, GIB)
+    room = DeviceMemory("cuda:0", 2 * GIB, 2 * GIB, 0, 0, 0, 0, GIB)
     monkeypatch.setattr(loader, "measured_memory", lambda *arguments: room)
     decoder, options = make_runner().decoder, EngineOptions(max_num_seqs=2, max_model_len=64)
     engine = loader._size_measured(options, decoder, 0, torch.float32, torch.device("cuda:0"))
@@ -100,8 +100,8 @@ def test_memory_is_measured_around_a_step_with_nothing_cached(monkeypatch: pytes
     told("mem_get_info", (5 * RUNTIME_BYTES, 6 * RUNTIME_BYTES))
     decoder, cpu = make_runner().decoder, torch.device("cpu")
     memory = measured_memory(decoder, cpu, weights=500, tokens=20, seqs=3, block_size=4)
-    assert memory.activations == 700
-    assert memory.kv_bytes == 4 * RUNTIME_BYTES - 700 - memory.slots
+    assert memory.activations == memory.graphs == 700
+    assert memory.kv_bytes == 4 * RUNTIME_BYTES - 2 * 700 - memory.slots
     assert calls.index("reset_peak_memory_stats") < calls.index("max_memory_allocated") < calls.index("empty_cache")
     assert calls[-1] == "mem_get_info"
 

@@ -1,5 +1,6 @@
 """The runner that every device shares: padding for graphs, memory that is staged and used again, and failures."""
 
+import random
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,10 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from backend import graph_shapes
 from backend.batch import Admitted, Batch
-from backend.decode_graphs import graph_sizes
 from backend.errors import DeviceError, MemoryExhausted
+from backend.executor import PendingStep
 from backend.lane import CpuLane, Running, Work
+from backend.model_runner import ModelRunner
 from backend.sampling import SamplingParams
 from tests.backend.runners import CONFIG, EagerGraphLane, generate, make_runner
 
@@ -37,16 +40,92 @@ def expected() -> list[list[int]]:
     return generate(make_runner(config=alone), PROMPTS, SAMPLING)
 
 
+@pytest.fixture
+def small_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several sizes within the limits of a small engine, and steps that none of them holds."""
+    monkeypatch.setattr(graph_shapes, "MAX_PROMPTS", 3)
+    monkeypatch.setattr(graph_shapes, "FEWEST_PLACES", 4)
+    monkeypatch.setattr(graph_shapes, "TOKENS_STEP", 8)
+
+
+def replays(lane: EagerGraphLane, prompts: bool) -> list[int]:
+    """How often each graph of steps with prompts, or of decodes alone, was replayed; the largest come first."""
+    return [graph.replays for graph in lane.graphs if (graph.shape.num_prompts > 0) == prompts]
+
+
+def test_warming_up_replays_the_smallest_graphs_and_decodes_in_every_slot() -> None:
+    lane = EagerGraphLane()
+    make_runner(lane=lane).warm_up()
+    decodes, prompts = replays(lane, prompts=False), replays(lane, prompts=True)
+    assert decodes[0] and decodes[-1] and sum(map(bool, decodes)) == 2
+    assert prompts[-1] and sum(map(bool, prompts)) == 1
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 5])
+def test_an_engine_of_few_tokens_a_step_has_graphs_of_as_many(expected: list[list[int]], tokens: int) -> None:
+    config = replace(CONFIG, max_num_seqs=min(tokens, 4), max_num_batched_tokens=tokens, prefill_chunk=tokens)
+    lane = EagerGraphLane()
+    runner = make_runner(lane=lane, config=config)
+    runner.warm_up()
+    assert max(graph.shape.num_tokens for graph in lane.graphs) == tokens
+    assert generate(runner, PROMPTS, SAMPLING) == expected
+
+
+@pytest.mark.usefixtures("small_graphs")
 @pytest.mark.parametrize("at_once", [1, 3, 14])
-def test_a_padded_decode_computes_what_the_batch_alone_does(expected: list[list[int]], at_once: int) -> None:
+def test_a_padded_step_computes_what_the_batch_alone_does(expected: list[list[int]], at_once: int) -> None:
     lane = EagerGraphLane()
     runner = make_runner(lane=lane)
     runner.warm_up()
-    replayed = [graph.replays > 0 for graph in lane.graphs]
-    assert replayed[0] and replayed[-1] and sum(replayed) == 2, "warming up replays the largest and the smallest"
+    for graph in lane.graphs:
+        graph.replays = 0
     assert generate(runner, PROMPTS, SAMPLING, at_once) == expected
-    assert sum(graph.replays for graph in lane.graphs) > 9
-    assert any(graph.replays for graph in lane.graphs[:2]), "no batch was padded"
+    assert sum(map(bool, replays(lane, prompts=True))) >= 4
+    assert sum(map(bool, replays(lane, prompts=False))) >= 4
+
+
+def watch(runner: ModelRunner) -> list[Batch]:
+    """The batches that it is given from now on."""
+    batches: list[Batch] = []
+    launch = runner.launch
+
+    def launch_watched(batch: Batch) -> PendingStep:
+        batches.append(batch)
+        return launch(batch)
+
+    runner.launch = launch_watched  # type: ignore[method-assign, assignment]
+    return batches
+
+
+@pytest.mark.usefixtures("small_graphs")
+def test_sequences_that_are_computed_again_in_padded_steps_go_on_as_they_were(expected: list[list[int]]) -> None:
+    lane = EagerGraphLane()
+    runner = make_runner(lane=lane, config=replace(CONFIG, num_blocks=16))
+    runner.warm_up()
+    batches = watch(runner)
+    assert generate(runner, PROMPTS, SAMPLING, at_once=4) == expected
+    assert sum(len(batch.admitted) for batch in batches) > len(PROMPTS), "nothing was preempted"
+    assert sum(replays(lane, prompts=True)) > 8
+
+
+@pytest.mark.usefixtures("small_graphs")
+def test_random_mixes_of_chunks_and_decodes_are_those_of_an_engine_without_graphs() -> None:
+    generator = random.Random(5)
+    config = replace(CONFIG, max_num_seqs=8, max_num_batched_tokens=40, prefill_chunk=11)
+    held, sampled = set(), set()
+    for _ in range(4):
+        prompts = [[generator.randrange(97) for _ in range(generator.randint(1, 45))] for _ in range(12)]
+        lane, at_once = EagerGraphLane(), generator.randint(1, 5)
+        runner = make_runner(lane=lane, config=config)
+        runner.warm_up()
+        batches = watch(runner)
+        found = generate(runner, prompts, SAMPLING[: len(prompts)], at_once)
+        assert found == generate(make_runner(config=config), prompts, SAMPLING[: len(prompts)], at_once)
+        assert runner.graphs is not None
+        held |= {runner.graphs.shape_for(batch) is not None for batch in batches}
+        sampled |= {bool(batch.sampled) for batch in batches}
+        assert sum(replays(lane, prompts=True)) > 8
+    assert held == sampled == {True, False}, "one kind of step did not occur"
 
 
 class WatchedLane(EagerGraphLane):
@@ -85,18 +164,24 @@ def test_padding_reads_and_writes_nobodys_memory() -> None:
     assert torch.equal(runner.kv.blocks, before)
 
 
-@pytest.mark.parametrize(("most", "sizes"), [(1, [1]), (2, [1, 2]), (11, [1, 2, 4, 8, 11]), (16, [1, 2, 4, 8, 16])])
-def test_graphs_come_in_few_sizes(most: int, sizes: list[int]) -> None:
-    assert graph_sizes(most) == sizes
-
-
-def test_no_batch_is_padded_by_more_than_seven_rows_or_a_quarter() -> None:
-    for most in (1, 7, 64, 250, 256, 300, 1000):
-        sizes = graph_sizes(most)
-        assert sizes == sorted(set(sizes)) and sizes[-1] == most
-        for batch in range(1, most + 1):
-            padding = next(size for size in sizes if size >= batch) - batch
-            assert padding <= max(7, batch / 4)
+def test_padding_beside_prompts_reads_and_writes_nobodys_memory() -> None:
+    lane = EagerGraphLane()
+    runner = make_runner(lane=lane)
+    runner.warm_up()
+    for slot in range(3):
+        runner.launch(prompt_step(slot=slot, tokens=(5, 6))).wait()
+    before, replayed = runner.kv.blocks.clone(), sum(replays(lane, prompts=True))
+    tables, admitted = [(3, 0, [3])], [Admitted(3, SamplingParams(temperature=0), 0, [5, 6], 2)]
+    mixed = Batch(1, 2, [0, 2, 3], [2, 2, 0], [1, 1, 2], [5, 6], [0, 1, 2], tables, admitted)
+    first, second, third = runner.launch(mixed).wait().token_ids
+    assert sum(replays(lane, prompts=True)) == replayed + 1
+    assert first == second, "the same context in both slots"
+    assert [third] == runner.launch(prompt_step(2, slot=4, tokens=(5, 6))).wait().token_ids
+    for block, offset in ((0, 2), (2, 2), (3, 0), (3, 1), (4, 0), (4, 1)):
+        assert not torch.equal(runner.kv.blocks[block, ..., offset, :], before[block, ..., offset, :])
+        before[block, ..., offset, :] = runner.kv.blocks[block, ..., offset, :]
+    before[-1] = runner.kv.blocks[-1]  # the spare block
+    assert torch.equal(runner.kv.blocks, before)
 
 
 class CountingLane(CpuLane):
@@ -145,7 +230,7 @@ def test_a_place_in_a_table_that_changes_hands_within_a_plan_ends_with_the_last_
     assert written == [9, 11]
 
 
-class FailingLane(CpuLane):
+class FailingLane(EagerGraphLane):
     """Every so often a step fails as CUDA's do: when it is launched, or later, when it is waited for."""
 
     def __init__(self, error: RuntimeError, every: int, at_once: bool) -> None:
@@ -177,11 +262,19 @@ def test_what_cuda_reports_is_a_device_error(at_once: bool) -> None:
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_step_that_finds_no_memory_is_lost_and_nothing_else(expected: list[list[int]], at_once: bool) -> None:
+@pytest.mark.parametrize("captures", [True, False])
+def test_a_step_that_finds_no_memory_is_lost_and_nothing_else(
+    expected: list[list[int]], captures: bool, at_once: bool
+) -> None:
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-    lane = FailingLane(error, every=5, at_once=at_once)
-    assert generate(make_runner(lane=lane), PROMPTS, SAMPLING, at_once=3) == expected
+    lane = FailingLane(error, every=1000, at_once=at_once)
+    lane.captures = captures
+    runner = make_runner(lane=lane)
+    runner.warm_up()
+    lane.every = 5
+    assert generate(runner, PROMPTS, SAMPLING, at_once=3) == expected
     assert lane.recovered > 5
+    assert not captures or sum(replays(lane, prompts=True)) > 5
 
 
 def test_a_cpu_says_in_words_that_it_has_no_memory() -> None:

@@ -71,7 +71,7 @@ def test_a_windowed_layer_reads_its_window() -> None:
 
 def test_memory_is_divided_without_remainder_or_overlap() -> None:
     plan = MemoryPlan.make(Footprint(LLAMA_3_8B, "bfloat16"), 80 * 2**30, None, 256, 2048)
-    parts = plan.footprint.weight_bytes + plan.working_bytes + RUNTIME_BYTES + plan.kv_bytes
+    parts = plan.footprint.weight_bytes + plan.working_bytes + plan.graph_bytes + RUNTIME_BYTES + plan.kv_bytes
     assert parts == plan.memory
     assert plan.max_model_len == LLAMA_3_8B.max_position
     assert plan.sequences_of(plan.max_model_len) * plan.bytes_per_sequence <= plan.kv_bytes

@@ -32,7 +32,7 @@ def test_it_prints_the_memory_the_roofline_and_what_does_not_fit(
     assert "ridge at 184 tokens a step" in printed
     assert any(line.split()[:3] == ["256", "12.85", "19,915"] for line in printed.splitlines())
     assert next(line for line in printed.splitlines() if line.startswith("  600")).endswith("does not fit")
-    assert "warning: KV memory holds 63 sequences of 8,192 tokens, not max_num_seqs 600" in printed
+    assert "warning: KV memory holds 62 sequences of 8,192 tokens, not max_num_seqs 600" in printed
 
 
 def test_a_devices_own_figures_take_the_place_of_the_known_ones(model: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from backend.kernels import paged_decode, paged_prefill, reference, triton_lang
+from backend.kernels.step import StepInputs
 from backend.kernels.triton_ops import TritonOps
 from tests.backend.kernels.interpreted.closeness import DTYPES, assert_close
 from tests.backend.kernels.ragged import Heads, Ragged, ragged
@@ -43,6 +44,46 @@ def test_leading_decodes_and_the_sequences_after_them_share_a_step(num_decodes: 
     assert_close(*compared(ragged(MIXED, Heads(4, 2, 64), 16), 30, num_decodes))
 
 
+@pytest.mark.parametrize("window", [None, 30])
+@pytest.mark.parametrize("num_decodes", [0, 2])
+def test_padding_of_both_parts_changes_nothing(num_decodes: int, window: int | None) -> None:
+    """Prompts' rows begin where the decodes' end, and most of them lie within the places that decodes might have."""
+    spans = [*MIXED[:num_decodes], (3, 3), (90, 95), (7, 64)]
+    case = ragged(spans, Heads(4, 2, 64), 16)
+    q = case.normal(case.step.positions.numel() + 9, 4, 64)
+    step = padded(case.step, num_decodes, places=40 if num_decodes else 0, prompts=3)
+    arguments = (case.k_cache, case.v_cache), (64**-0.5, window)
+    found = TritonOps().paged_attention(q, *arguments[0], step, *arguments[1])
+    expected = reference.paged_attention(q, *arguments[0], case.step, *arguments[1])
+    assert_close(found[: len(q) - 9], expected[: len(q) - 9])
+
+
+def padded(step: StepInputs, num_decodes: int, places: int, prompts: int) -> StepInputs:
+    """`step` with `places` for decodes, `prompts` for prompts, and tables of block 0 for those that are left."""
+    sequences = [*range(num_decodes), *range(places, places + step.num_seqs - num_decodes)]
+    counts, contexts = torch.zeros(2, places + prompts, dtype=torch.int32)
+    counts[sequences], contexts[sequences] = step.query_start.diff(), step.context_lens
+    tables = torch.zeros((places + prompts, step.block_tables.shape[1]), dtype=torch.int32)
+    tables[sequences] = step.block_tables
+    return replace(
+        step,
+        query_start=torch.cat((torch.zeros(1), counts.cumsum(0))).int(),
+        context_lens=contexts,
+        block_tables=tables,
+        num_seqs=places + prompts,
+        num_decodes=places,
+    )
+
+
+def test_the_launch_of_a_padded_step_depends_on_its_places_and_rows_alone(recorded: list[tuple[int, ...]]) -> None:
+    for spans, num_decodes in (([(1, 1), (2, 2)], 1), ([(1, 40), (1, 30), (11, 50), (5, 5)], 2)):
+        case = ragged(spans, Heads(2, 1, 16), 16)
+        step = padded(case.step, num_decodes, places=4, prompts=5)
+        q = case.normal(20, 2, 16)
+        TritonOps().paged_attention(q, case.k_cache, case.v_cache, step, 0.25, None)
+    assert recorded[:3] == recorded[3:]
+
+
 def test_more_sequences_than_one_scan_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (paged_decode, paged_prefill):
         monkeypatch.setattr(module, "SCAN", triton_lang.tl.constexpr(4))
@@ -64,20 +105,26 @@ def test_a_row_without_context_gives_zeros() -> None:
     assert not found[1].any()
 
 
-def test_the_launch_of_a_decode_depends_on_the_number_of_sequences_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The grids of attention, instead of its launches."""
     launches: list[tuple[int, ...]] = []
 
     class Recorder:
         def __getitem__(self, grid: tuple[int, ...]) -> Any:
             return lambda *args, **constants: launches.append(grid)
 
-    for name in ("_decode", "_join"):
-        monkeypatch.setattr(paged_decode, name, Recorder())
+    for module, name in ((paged_decode, "_decode"), (paged_decode, "_join"), (paged_prefill, "_prefill")):
+        monkeypatch.setattr(module, name, Recorder())
+    return launches
+
+
+def test_the_launch_of_a_decode_depends_on_the_number_of_sequences_alone(recorded: list[tuple[int, ...]]) -> None:
     for context in (1, 5000):
         case = ragged([(1, context), (1, 3)], Heads(2, 1, 16), 16)
         q = case.normal(2, 2, 16)
         TritonOps().paged_attention(q, case.k_cache, case.v_cache, case.step, 0.25, None)
-    assert launches[:2] == launches[2:]
+    assert recorded[:2] == recorded[2:]
 
 
 def test_one_overwhelming_key_gives_its_value() -> None:

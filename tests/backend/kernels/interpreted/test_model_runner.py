@@ -18,6 +18,7 @@ def test_padded_steps_sampled_on_the_device_give_the_tokens_of_the_runner_in_tor
     lane = EagerGraphLane()
     runner = make_runner(TritonOps(), lane, config)
     runner.warm_up()
-    assert generate(runner, PROMPTS, SAMPLING) == expected
+    assert generate(runner, PROMPTS, SAMPLING, at_once=1) == expected
     assert all(block.isfinite().all() for block in runner.kv.blocks[: config.num_blocks])
-    assert sum(graph.replays for graph in lane.graphs) >= 3
+    assert sum(graph.replays for graph in lane.graphs if not graph.shape.num_prompts) >= 3
+    assert any(graph.replays for graph in lane.graphs if graph.shape.num_prompts and graph.shape.num_decodes)
