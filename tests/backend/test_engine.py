@@ -31,7 +31,7 @@ class _Step:
 
 
 class SteppedExecutor:
-    """Completes a step for each `allow`, or all of them once `free` is called."""
+    """Completes a step for each `allow`, or fails it; all that follow once `free` is called."""
 
     def __init__(self, block_size: int) -> None:
         self._device = PaperDevice(block_size)
@@ -58,10 +58,9 @@ class SteppedExecutor:
         return _Step(lambda: self._wait(batch))
 
     def _wait(self, batch: Batch) -> StepOutput:
-        if not self._free.is_set():
-            error = self._permits.get()
-            if error is not None:
-                raise error
+        error = None if self._free.is_set() and self._permits.empty() else self._permits.get()
+        if error is not None:
+            raise error
         self._launched -= 1
         return self._device.execute(batch)
 
