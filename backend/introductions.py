@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from backend.batch import Admitted
 from backend.flight import Flight
-from backend.sequence import Sequence, Status
+from backend.sequence import Sequence
 
 
 def introduce(sequence: Sequence) -> Admitted:
@@ -23,12 +23,12 @@ class Retelling:
         self._untold = list(running)
 
     def add_to(self, flight: Flight) -> None:
-        """Tell, ahead of what the step itself has to tell: of those that still run all blocks, and who they are if they
-        have sampled nothing yet.
+        """Tell, ahead of what the step itself has to tell: of those that still hold a slot, be it for this step alone,
+        all blocks, and who they are if they have sampled nothing yet.
         """
         if not self._untold:
             return
-        kept = [s for s in self._untold if s.status is Status.RUNNING and s not in flight.admitted]
+        kept = [s for s in self._untold if s.slot >= 0 and s not in flight.admitted]
         prefilling = [s for s in kept if len(s.prompt) + len(s.output) == s.num_admitted_tokens]
         flight.batch.admitted[:0] = [introduce(s) for s in prefilling]
         flight.batch.new_blocks[:0] = [(s.slot, 0, list(s.block_table)) for s in kept]

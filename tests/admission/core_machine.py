@@ -270,6 +270,7 @@ class CoreMachine(RuleBasedStateMachine):
                 self.plan()
                 if len(self.flying) == before:
                     break
+            assert self.flying or not self.scheduler.in_flight, "a step in flight was not computed"
             if self.flying:
                 self.complete(0.5)
 

@@ -2,7 +2,28 @@
 
 from hypothesis import settings
 
+from admission.core import Memory, Order, Unit
 from tests.admission.core_machine import CoreMachine
 
 TestCore = CoreMachine.TestCase
 TestCore.settings = settings(max_examples=2000, stateful_step_count=30, deadline=None)
+
+
+def test_whoever_gives_way_after_the_first_step_since_a_loss_is_told_its_blocks_for_that_step() -> None:
+    machine = CoreMachine()
+    machine.start(7, 1, None, 1, Order.FAIR, Unit.ENGINE_TIME, Memory.FORECAST, 0.0, 0.3, [1.0, 1.0, 1.0])
+    machine.arrive("a", 1, 7, 3, None)
+    machine.plan()
+    machine.complete(1.0)
+    machine.arrive("a", 0, 1, 1, None)
+    machine.plan()
+    machine.arrive("a", 0, 1, 1, None)
+    machine.arrive("a", 0, 4, 1, None)
+    machine.complete(1.0)
+    machine.plan()
+    machine.arrive("a", 0, 1, 1, None)
+    machine.lose()
+    machine.plan()
+    assert [sequence.id for sequence in machine.scheduler.preempted] == ["s0"]
+    machine.complete(1.0)
+    machine.teardown()
