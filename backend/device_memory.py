@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from backend import graph_shapes
 from backend.errors import ConfigError
-from backend.graph_shapes import MAX_TOKENS
 from backend.kernels.step import StepInputs
 from backend.model import Decoder
 from backend.model_config import ModelConfig
@@ -60,7 +60,7 @@ def expected_memory(
     """Before anything is loaded: from the config, for steps of `tokens` and up to `seqs` sequences."""
     footprint = Footprint(model, str(dtype).removeprefix("torch."))
     weights = footprint.weight_bytes
-    activations, graphs = (footprint.working_bytes(count, 0) for count in (tokens, min(tokens, MAX_TOKENS)))
+    activations, graphs = (footprint.working_bytes(count, 0) for count in (tokens, graph_shapes.largest(tokens)))
     return DeviceMemory(device, total, free - weights, weights, activations, graphs, slot_bytes(model, seqs))
 
 
@@ -68,9 +68,9 @@ def measured_memory(
     decoder: Decoder, device: torch.device, weights: int, tokens: int, seqs: int, block_size: int
 ) -> DeviceMemory:
     """With `weights` bytes in place: by a step of `tokens`, and by one of the most that a graph has."""
-    activations, graphs = (
-        _peak_bytes(decoder, device, count, seqs, block_size) for count in (tokens, min(tokens, MAX_TOKENS))
-    )
+    activations = graphs = _peak_bytes(decoder, device, tokens, seqs, block_size)
+    if (most := graph_shapes.largest(tokens)) < tokens:
+        graphs = _peak_bytes(decoder, device, most, seqs, block_size)
     free, total = free_and_total(device)
     return DeviceMemory(str(device), total, free, weights, activations, graphs, slot_bytes(decoder.config, seqs))
 

@@ -25,6 +25,11 @@ FINE_UNTIL = 256
 TOKENS_STEP = 128  # between sizes of steps with prompts, or a quarter of the power of two below
 
 
+def largest(max_num_batched_tokens: int) -> int:
+    """Tokens of the largest shape."""
+    return min(max_num_batched_tokens, MAX_TOKENS)
+
+
 def decode_sizes(max_num_seqs: int) -> list[int]:
     """1, 2, 4, then multiples of 8, beyond 256 of 64, and `max_num_seqs` itself."""
     sizes = [1, 2, 4, *range(FINE, FINE_UNTIL + 1, FINE), *range(FINE_UNTIL + COARSE, max_num_seqs, COARSE)]
@@ -42,7 +47,7 @@ def place_sizes(max_num_seqs: int) -> list[int]:
 
 def token_sizes(max_num_batched_tokens: int) -> list[int]:
     """Multiples of 128, beyond 1,024 four to an octave, and the most that a step may have, `MAX_TOKENS` at most."""
-    most, sizes, size = min(max_num_batched_tokens, MAX_TOKENS), [], 0
+    most, sizes, size = largest(max_num_batched_tokens), [], 0
     while size < most:
         size = min(most, size + max(TOKENS_STEP, (1 << size.bit_length()) // 8))
         sizes.append(size)

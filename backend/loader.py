@@ -69,7 +69,7 @@ def load_model(
     tokenizer = Tokenizer.from_dir(directory, config.vocab_size)
     defaults = read_sampling_defaults(directory)
     target = select_device(device)
-    precision = _precision(dtype, config, target)
+    precision = select_dtype(dtype, config, target)
     _check_size(options, config, precision, target)  # contradictions show before the long load
     weights = _load(directory, config, precision, target, progress)
     num_parameters = weights.num_parameters
@@ -87,6 +87,13 @@ def select_device(name: str) -> torch.device:
             raise ConfigError("device cuda: torch finds none; check the driver and torch's build, or choose cpu")
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device(name)
+
+
+def select_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
+    """The type of that name; `auto` is what the checkpoint stores on a GPU, and float32 on a CPU."""
+    if name == "auto":
+        name = config.torch_dtype if device.type == "cuda" else "float32"
+    return DTYPES[name]
 
 
 def place_model(
@@ -111,17 +118,17 @@ def place_model(
     return ModelRunner(decoder, kv, engine_config)
 
 
-def _precision(dtype: str, config: ModelConfig, device: torch.device) -> torch.dtype:
-    """`auto` is what the checkpoint stores on a GPU, and float32 on a CPU."""
-    if dtype == "auto":
-        dtype = config.torch_dtype if device.type == "cuda" else "float32"
-    return DTYPES[dtype]
-
-
 def _check_size(options: EngineOptions, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> EngineConfig:
     """The limits as they are expected to be. Raises `ConfigError` for what cannot work."""
     if device.type != "cuda":
         return size_engine(options, config, dtype, free_memory())
+    return size_for_device(options, config, dtype, device)
+
+
+def size_for_device(
+    options: EngineOptions, config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> EngineConfig:
+    """The limits of a model that is to be loaded on a CUDA device. Raises `ConfigError`, with the arithmetic."""
     free, total = free_and_total(device)
     tokens = options.max_num_batched_tokens or DEVICE_TOKEN_BUDGET
     memory = expected_memory(str(device), free, total, config, dtype, tokens, options.max_num_seqs)

@@ -11,8 +11,8 @@ because products overlap reading with arithmetic while attention to a long conte
 from dataclasses import dataclass, replace
 from typing import Self
 
+from backend import graph_shapes
 from backend.errors import ConfigError
-from backend.graph_shapes import MAX_TOKENS
 from backend.model_config import ModelConfig
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -163,7 +163,7 @@ class MemoryPlan:
     @property
     def graph_bytes(self) -> int:
         """What the largest graph keeps of a step's activations."""
-        return self.footprint.working_bytes(min(self.max_num_batched_tokens, MAX_TOKENS), 0)
+        return self.footprint.working_bytes(graph_shapes.largest(self.max_num_batched_tokens), 0)
 
     @property
     def kv_bytes(self) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks import machine
 from benchmarks.processes import Worker
 from benchmarks.random_llama import random_llama
-from benchmarks.report import Report, Spread, scenario_parser
+from benchmarks.report import Report, Spread, quantile, scenario_parser
 from benchmarks.vllm_environment import vllm_environ, vllm_python
 from benchmarks.workload import Workload, decode, mixed, varied
 
@@ -146,14 +146,9 @@ def _note(figures: dict[str, list[float]], workload: Workload, answer: dict[str,
     figures["tok/s"].append(workload.num_output_tokens / answer["seconds"])
     for name, values in (("TTFT", firsts), ("gap", gaps)):
         for percent in (50, 99):
-            figures[f"{name} p{percent} ms"].append(_percentile(values, percent) * 1e3)
+            figures[f"{name} p{percent} ms"].append(quantile(sorted(values), percent / 100) * 1e3)
     for name, value in answer["extra"].items():
         figures[name].append(value)
-
-
-def _percentile(values: Sequence[float], percent: float) -> float:
-    """Nearest rank."""
-    return sorted(values)[min(len(values) - 1, int(len(values) * percent / 100))]
 
 
 # telling

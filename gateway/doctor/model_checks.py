@@ -3,17 +3,15 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from backend.checkpoint import Checkpoint
-from backend.device_memory import check_room, expected_memory
+from backend.device_memory import free_and_total
 from backend.errors import BackendError, ConfigError
 from backend.hub import resolve_config
-from backend.loader import DTYPES, select_device
+from backend.loader import select_device, select_dtype, size_for_device
 from backend.model_config import ModelConfig, read_model_config
 from backend.paged_kv.kv_cache import block_bytes
 from backend.roofline import Footprint, human_bytes
-from backend.sizing import DEVICE_TOKEN_BUDGET, free_memory, size_engine
+from backend.sizing import free_memory, size_engine
 from gateway.cores import usable_cores
 from gateway.doctor.check import Check, ok, problem, warning
 from gateway.engine_options import engine_options
@@ -70,25 +68,16 @@ def _memory(settings: Settings, config: ModelConfig) -> Check:
 def plan_memory(settings: Settings, config: ModelConfig, free: int) -> Plan:
     """`free` of the host; a GPU is asked itself. Raises `ConfigError`, with the arithmetic, where it does not fit."""
     options, device = engine_options(settings), select_device(settings.device)
-    dtype = _dtype(settings, config, device)
+    dtype = select_dtype(settings.dtype, config, device)
     footprint = Footprint(config, str(dtype).removeprefix("torch."))
     if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        tokens = options.max_num_batched_tokens or DEVICE_TOKEN_BUDGET
-        memory = expected_memory(str(device), free, total, config, dtype, tokens, options.max_num_seqs)
-        check_room(memory)
-        engine = size_engine(options, config, dtype, memory.kv_bytes, dedicated=True)
+        free, _ = free_and_total(device)
+        engine = size_for_device(options, config, dtype, device)
     else:
         _check_weights_fit(footprint.weight_bytes, free)
         engine = size_engine(options, config, dtype, free - footprint.weight_bytes)
     kv = engine.num_blocks * block_bytes(config, engine.block_size, dtype)
     return Plan(footprint.weight_bytes, kv, free, engine.num_blocks, engine.max_model_len)
-
-
-def _dtype(settings: Settings, config: ModelConfig, device: torch.device) -> torch.dtype:
-    if settings.dtype != "auto":
-        return DTYPES[settings.dtype]
-    return DTYPES[config.torch_dtype if device.type == "cuda" else "float32"]
 
 
 def _check_weights_fit(weights: int, free: int) -> None:

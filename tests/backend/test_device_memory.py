@@ -127,5 +127,5 @@ def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_gpu_serves_what_the_checkpoint_stores_and_a_cpu_float32() -> None:
     for device, dtype in (("cuda", torch.bfloat16), ("cpu", torch.float32)):
-        assert loader._precision("auto", LLAMA_3_8B, torch.device(device)) == dtype
-    assert loader._precision("float16", LLAMA_3_8B, torch.device("cuda")) == torch.float16
+        assert loader.select_dtype("auto", LLAMA_3_8B, torch.device(device)) == dtype
+    assert loader.select_dtype("float16", LLAMA_3_8B, torch.device("cuda")) == torch.float16

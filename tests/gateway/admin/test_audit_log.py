@@ -70,18 +70,11 @@ async def test_writers_side_by_side_do_not_mix_their_lines(path: Path) -> None:
     assert sorted(int(entry["result"]) for entry in await logs[0].entries()) == sorted([*range(30), *range(30)])
 
 
-async def test_a_damaged_line_hides_no_other(audit: AuditLog, path: Path) -> None:
+@pytest.mark.parametrize("damage", [b'{"half": \n[1]\n', b'{"at": 1800000000.0, "act'], ids=["damaged", "cut short"])
+async def test_a_line_that_is_damaged_or_cut_short_hides_no_other(audit: AuditLog, path: Path, damage: bytes) -> None:
     await audit.record("a", "b", "c", "1")
     with path.open("ab") as file:
-        file.write(b'{"half": \n[1]\n')
-    await audit.record("a", "b", "c", "2")
-    assert [entry["result"] for entry in await audit.entries()] == ["2", "1"]
-
-
-async def test_a_line_that_was_cut_short_takes_none_with_it(audit: AuditLog, path: Path) -> None:
-    await audit.record("a", "b", "c", "1")
-    with path.open("ab") as file:
-        file.write(b'{"at": 1800000000.0, "act')
+        file.write(damage)
     await audit.record("a", "b", "c", "2")
     assert [entry["result"] for entry in await audit.entries()] == ["2", "1"]
 
