@@ -37,6 +37,8 @@ class Server(HttpServer):
         """Stop in order."""
         if not self.should_exit:
             self.should_exit = True
+            if not self._delay:
+                self._lives.close()  # `shutdown` is called up to 0.1 s later, when uvicorn next looks
             log.info("draining: %d requests are in flight", len(self.server_state.tasks))
 
     def end(self) -> None:
