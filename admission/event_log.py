@@ -37,7 +37,7 @@ from backend.sampling import SamplingParams
 from backend.scheduler import Scheduler
 from backend.sequence import FinishReason, Sequence
 
-VERSION = 7
+VERSION = 8
 END = 1  # the token that ends a sequence in a replay; all others are 0
 
 Entry = list[Any]

@@ -1,13 +1,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admission.pace import Pace
+from admission.pace import CAUTION, Pace
 from admission.step_time import StepTime, StepTimeModel, StepWork, prefill_work
 from backend.config import EngineConfig
 
 CONFIG = EngineConfig(num_blocks=1000, max_model_len=4096, max_num_batched_tokens=512)
 MODEL = StepTimeModel(StepTime((5e-3, 5e-5, 5e-5, 1e-7, 1e-7, 1e-9, 1e-6)))
-SLACK = 1 + MODEL.relative_error
+SLACK = 1 + CAUTION * MODEL.relative_error
 
 
 def test_prefill_alone_fills_the_step() -> None:

@@ -1,0 +1,73 @@
+"""A prompt of 32k tokens beside 64 answers that were promised a rhythm, on a device that only takes time."""
+
+from collections import deque
+from random import Random
+
+import pytest
+
+from admission.core import CoreConfig, make_core
+from admission.ledger import work_of
+from admission.step_time import StepTime
+from backend.batch import Batch, StepOutput
+from backend.config import EngineConfig
+from backend.sampling import SamplingParams
+from backend.sequence import Sequence
+
+INTERVAL = 0.05  # seconds between tokens, promised
+ANSWERS, CONTEXT, PROMPT, ANSWER, BUDGET = 64, 1024, 32_768, 1024, 2048
+CONFIG = EngineConfig(
+    num_blocks=16_384,
+    max_model_len=PROMPT + ANSWER,
+    max_num_batched_tokens=BUDGET,
+    max_num_seqs=ANSWERS + 1,
+    prefill_chunk=BUDGET,
+)
+DEVICES = {  # of an 8B model on an H200, about: memory-bound and compute-bound at once, and up to a knee
+    "linear": StepTime((4.5e-3, 2.6e-5, 1e-5, 4e-8, 1e-9, 1.4e-9, 0.0)),
+    "hinged": StepTime((6.5e-3, 2e-6, 1e-5, 4e-8, 1e-9, 1.4e-9, 2.4e-5), knee=256),
+}
+
+
+class Machine:
+    """The core with two steps in flight, on a virtual clock; a step's time varies by `noise`, of itself."""
+
+    def __init__(self, device: StepTime, noise: float, seed: int) -> None:
+        self._device = device
+        self._noise = noise
+        self._random = Random(seed)
+        self._core = make_core(CoreConfig(), CONFIG)
+        self._launched: deque[tuple[Batch, float]] = deque()
+        self.now = 0.0
+
+    def arrive(self, name: str, prompt: int, interval: float | None) -> Sequence:
+        sampling = SamplingParams(ignore_eos=True)
+        sequence = Sequence(name, name, [1] * prompt, sampling, ANSWER, 0, frozenset(), token_interval=interval)
+        self._core.arrive(sequence, self.now)
+        return sequence
+
+    def step(self) -> float:
+        """Until the next is complete; its time in seconds, all of which every decode waits."""
+        while (batch := self._core.plan(self.now)) is not None:
+            work = work_of(self._core.scheduler.in_flight[-1])
+            self._launched.append((batch, self._device.seconds(work) * self._random.lognormvariate(0, self._noise)))
+        batch, elapsed = self._launched.popleft()
+        self.now += elapsed
+        self._core.complete(StepOutput(batch.step, [1] * len(batch.sampled), elapsed), self.now)
+        return elapsed
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("noise", [0.01, 0.03])
+def test_the_rhythm_is_kept_and_the_machine_is_used(device: str, noise: float) -> None:
+    gaps: list[float] = []
+    for seed in range(3):
+        machine = Machine(DEVICES[device], noise, seed)
+        answers = [machine.arrive(str(number), CONTEXT, INTERVAL) for number in range(ANSWERS)]
+        while len(answers[-1].output) < 100:
+            machine.step()
+        prompt = machine.arrive("long", PROMPT, None)
+        while not prompt.output:
+            gaps.append(machine.step())
+    gaps.sort()
+    assert gaps[int(0.99 * len(gaps))] <= INTERVAL
+    assert gaps[len(gaps) // 2] > 0.85 * INTERVAL
