@@ -77,11 +77,14 @@ def _server(options: Namespace, core: int, order: str) -> Iterator[Served]:
 
 
 def _capacity(server: Served, seconds: float) -> float:
-    """Heavy requests a second that are completed when some always wait; measured after a warm-up of the same length."""
+    """Heavy requests a second that are completed when some always wait; measured after a warm-up of the same length.
+
+    Takes as long as the first of them does, where that is more than `seconds`.
+    """
     with Traffic(server.port) as clients:
         heard = clients.run(2 * seconds, loops={HEAVY: ClosedLoop(2 * SLOTS, _heavy(server, 0))})
     late = [exchange for exchange in heard.of(HEAVY) if exchange.done is not None and exchange.done > seconds]
-    return len(late) / (heard.seconds - seconds)
+    return len(late) / (heard.seconds - seconds) or _capacity(server, 2 * seconds)
 
 
 def _heavy(server: Served, seed: int) -> Iterator[bytes]:

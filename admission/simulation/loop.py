@@ -76,9 +76,7 @@ class Loop:
         self._done_at = 0.0  # of the newest step
         self._patience: list[tuple[float, int, Sequence]] = []
         self._number = count()
-        self._ends: dict[
-            int, int
-        ] = {}  # by slot: the position at which the answer of a request that declared more ends
+        self._ends: dict[int, int] = {}  # by slot: the position at which an answer ends that may be longer
 
     def run(self, arrivals: Iterable[Arrival], until: float = inf) -> float:
         """All of them, in order of time, to their ends or to a time; returns when the last step ended, in seconds."""
