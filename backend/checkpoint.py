@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -41,6 +42,14 @@ class Checkpoint:
             infos = _read_header(shard)
             _compare_with_index(self.source, shard, set(infos), listed[shard])
             self.infos.update(infos)
+
+    def are_equal(self, name: str, other: str) -> bool:
+        """Whether two tensors hold the same numbers in the same type."""
+        infos = self.infos[name], self.infos[other]
+        if infos[0].dtype != infos[1].dtype:
+            return False
+        with _opened(infos[0].shard) as file, _opened(infos[1].shard) as other_file:
+            return torch.equal(file.get_tensor(name), other_file.get_tensor(other))
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor with its name, shard by shard. Each is a view of the mapped file: copy it before the next."""

@@ -10,7 +10,7 @@ from backend.kernels.step import StepInputs
 from backend.model import Decoder
 from backend.model_config import ModelConfig
 from backend.paged_kv.kv_cache import KVCache
-from backend.roofline import RUNTIME_BYTES, Footprint, human_bytes
+from backend.roofline import RUNTIME_BYTES, Footprint, human_bytes, recorded_bytes
 
 PENALTY_BYTES = 5  # for each slot and token of the vocabulary (`penalties`)
 LOGIT_BYTES = 4
@@ -25,9 +25,9 @@ class DeviceMemory:
     free: int  # with the weights in place
     weights: int
     activations: int  # the most that a step takes for its own time
-    graphs: int  # what the largest graph keeps for good, as much as a step of its size: the others share it
+    graphs: int  # what the largest keeps for good, as much as a step of its size, and what all consist of
     slots: int  # what the engine keeps for each slot
-    reserve: int = RUNTIME_BYTES  # what graphs consist of, fragments, and what libraries still allocate
+    reserve: int = RUNTIME_BYTES  # fragments, and what libraries still allocate
 
     @property
     def kv_bytes(self) -> int:
@@ -60,7 +60,7 @@ def expected_memory(
     """Before anything is loaded: from the config, for steps of `tokens` and up to `seqs` sequences."""
     footprint = Footprint(model, str(dtype).removeprefix("torch."))
     weights = footprint.weight_bytes
-    activations, graphs = (footprint.working_bytes(count, 0) for count in (tokens, graph_shapes.largest(tokens)))
+    activations, graphs = footprint.working_bytes(tokens, 0), footprint.graph_bytes(tokens, seqs)
     return DeviceMemory(device, total, free - weights, weights, activations, graphs, slot_bytes(model, seqs))
 
 
@@ -68,9 +68,10 @@ def measured_memory(
     decoder: Decoder, device: torch.device, weights: int, tokens: int, seqs: int, block_size: int
 ) -> DeviceMemory:
     """With `weights` bytes in place: by a step of `tokens`, and by one of the most that a graph has."""
-    activations = graphs = _peak_bytes(decoder, device, tokens, seqs, block_size)
+    activations = graphs = _step_bytes(decoder, device, tokens, seqs, block_size)
     if (most := graph_shapes.largest(tokens)) < tokens:
-        graphs = _peak_bytes(decoder, device, most, seqs, block_size)
+        graphs = _step_bytes(decoder, device, most, seqs, block_size)
+    graphs += recorded_bytes(decoder.config, tokens, seqs)
     free, total = free_and_total(device)
     return DeviceMemory(str(device), total, free, weights, activations, graphs, slot_bytes(decoder.config, seqs))
 
@@ -104,14 +105,18 @@ def rehearsal(tokens: int, block_size: int, max_position: int, device: torch.dev
     )
 
 
-def _peak_bytes(decoder: Decoder, device: torch.device, tokens: int, seqs: int, block_size: int) -> int:
-    """The most bytes that a step's tensors take at a time, weights and keys and values apart."""
+def _step_bytes(decoder: Decoder, device: torch.device, tokens: int, seqs: int, block_size: int) -> int:
+    """What torch takes from the device for a step's tensors, weights and keys and values apart.
+
+    That is more than they hold at a time, because what was cut for one size does not always serve another.
+    """
     kv = KVCache(decoder.config, 1, block_size, decoder.embedding.dtype, device)
     step = rehearsal(tokens, block_size, len(decoder.cos_sin), device)
     torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()  # or the step would be laid into what is kept of another
     torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
+    before = torch.cuda.memory_reserved(device)
     hidden = decoder.forward(step, kv)
     decoder.logits(hidden[:seqs])
     torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - before
+    return torch.cuda.max_memory_reserved(device) - before

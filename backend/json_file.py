@@ -1,15 +1,17 @@
 """The JSON files of a model directory, read so that every complaint names the file, the key and the value."""
 
 import json
-import math
+import sys
 from pathlib import Path
 from typing import Any
 
 from backend.errors import ModelLoadError
 
+MOST = 2**31  # more than any count in a model
+
 
 class JsonFile:
-    """One JSON object. A key that holds null counts as absent, as it does in transformers.
+    """One JSON object. To all but `mentions` a key that holds null counts as absent.
 
     Getters raise ModelLoadError for a missing key without a default and for a value of the wrong type or range.
     """
@@ -35,6 +37,10 @@ class JsonFile:
         """The value as it stands, None where it is absent."""
         return self._values.get(key)
 
+    def mentions(self, key: str) -> bool:
+        """Whether the key is there at all, null included."""
+        return key in self._values
+
     def wrong(self, key: str, expected: str) -> ModelLoadError:
         """The error for a value that is not what it must be; for the caller to raise."""
         found = repr(self._values[key]) if key in self._values else "missing"
@@ -42,14 +48,14 @@ class JsonFile:
 
     def integer(self, key: str, default: int | None = None, minimum: int = 1) -> int:
         value = self._or_default(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-            raise self.wrong(key, f"an integer of at least {minimum} is expected")
+        if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value < MOST:
+            raise self.wrong(key, f"an integer of at least {minimum} and below {MOST:,} is expected")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number above zero."""
         value = self._or_default(key, default)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
             raise self.wrong(key, "a finite number above 0 is expected")
         return float(value)
 

@@ -68,10 +68,15 @@ class LLM:
 
     def _set_up(self, model: LoadedModel, executor: Executor, seed: int) -> None:
         self.model = model
-        config = replace(model.engine_config, max_preemptions=sys.maxsize)  # nobody is given up for others
-        self.scheduler = Scheduler(config, HoldingQueue(FirstComeFirstServed()))
-        self._loop = StepLoop(self.scheduler, executor)
+        self._executor = executor
         self._seeds = random.Random(seed)
+        self._begin()
+
+    def _begin(self) -> None:
+        """With nothing waiting, running or in flight."""
+        config = replace(self.model.engine_config, max_preemptions=sys.maxsize)  # nobody is given up for others
+        self.scheduler = Scheduler(config, HoldingQueue(FirstComeFirstServed()))
+        self._loop = StepLoop(self.scheduler, self._executor)
 
     def generate(
         self,
@@ -82,16 +87,29 @@ class LLM:
         """Continue every prompt; completions come in the order of the prompts.
 
         `sampling` is shared, or one for each prompt; None is greedy until the model ends its text. Raises
-        `InvalidRequest` before anything runs when a prompt does not fit.
+        `InvalidRequest` before anything runs when a prompt does not fit or is none. When it is interrupted while the
+        device computes, these completions are lost, and others may be asked for.
         """
+        if isinstance(prompts, str):
+            raise InvalidRequest("prompts is one text; a list of prompts is expected", "prompts")
         each = self._sampling(sampling, len(prompts))
         texts = [self._text(index, *pair) for index, pair in enumerate(zip(prompts, each, strict=True))]
-        for text in texts:
-            self.scheduler.add(text.sequence)
         by_sequence = {text.sequence: text for text in texts}
-        with _bar(len(texts), progress) as bar:
-            self._run(lambda delta: bar.update(by_sequence[delta[0]].take(delta, self.scheduler)))
+        try:
+            for text in texts:
+                self.scheduler.add(text.sequence)
+            with _bar(len(texts), progress) as bar:
+                self._run(lambda delta: bar.update(by_sequence[delta[0]].take(delta, self.scheduler)))
+        except BaseException:
+            self._start_over()
+            raise
         return [text.completion() for text in texts]
+
+    def _start_over(self) -> None:
+        try:
+            self._loop.abandon()
+        finally:
+            self._begin()
 
     def step(self) -> list[Delta]:
         """The tokens of the oldest step in flight; those that follow it are planned and launched first."""
@@ -113,7 +131,9 @@ class LLM:
         return list(sampling)
 
     def _text(self, index: int, prompt: Prompt, sampling: SamplingParams) -> "_Text":
-        token_ids = self._encode(prompt)
+        token_ids = self._encode(index, prompt)
+        self._check_in_vocabulary(f"prompt {index}", token_ids, "prompts")
+        self._check_in_vocabulary("stop_token_ids", sampling.stop_token_ids, "stop_token_ids")
         room = self.model.engine_config.max_model_len - len(token_ids)
         if not token_ids or room < (sampling.max_tokens or 1):
             raise InvalidRequest(
@@ -132,19 +152,36 @@ class LLM:
             end_tokens=ends if sampling.ignore_eos else ends | self.model.end_tokens,
             arrival=float(index),
         )
-        tail = () if prompt and isinstance(prompt[0], Mapping) else token_ids
+        tail = () if _is_chat(prompt) else token_ids
         detokenizer = IncrementalDetokenizer(
             self.model.tokenizer, sampling.stop, prompt_tail=tail, min_tokens=sampling.min_tokens
         )
         return _Text(sequence, detokenizer)
 
-    def _encode(self, prompt: Prompt) -> list[int]:
+    def _check_in_vocabulary(self, what: str, token_ids: Sequence[int], param: str) -> None:
+        size = self.model.config.vocab_size
+        for token_id in token_ids:
+            if type(token_id) is not int or not 0 <= token_id < size:
+                raise InvalidRequest(
+                    f"{what} must hold token ids between 0 and {size - 1}, got {token_id!r:.40}", param
+                )
+
+    def _encode(self, index: int, prompt: Prompt) -> list[int]:
         tokenizer = self.model.tokenizer
         if isinstance(prompt, str):
             return tokenizer.encode(prompt, add_special_tokens=True)
-        if prompt and isinstance(prompt[0], Mapping):
+        if not isinstance(prompt, Sequence):
+            expected = "a text, a list of token ids or a list of messages"
+            raise InvalidRequest(
+                f"prompt {index} is of type {type(prompt).__name__}; {expected} is expected", "prompts"
+            )
+        if _is_chat(prompt):
             return tokenizer.encode(tokenizer.render_chat(prompt), add_special_tokens=False)  # type: ignore[arg-type]
         return list(prompt)  # type: ignore[arg-type]
+
+
+def _is_chat(prompt: Prompt) -> bool:
+    return len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def _bar(total: int, shown: bool) -> Any:

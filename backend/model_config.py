@@ -52,7 +52,7 @@ class ModelConfig:
     torch_dtype: str  # as stored: "float32", "float16", "bfloat16"
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
-    full_attention_layers: frozenset[int] = frozenset()  # layers that ignore the sliding window (Qwen2)
+    full_attention_layers: frozenset[int] = frozenset()  # layers that ignore the sliding window
 
     def window(self, layer: int) -> int | None:
         """How many positions back, itself included, a query of `layer` sees; None: all of them."""
@@ -63,6 +63,7 @@ class ModelConfig:
 class _Family:
     """What an architecture fixes without saying it in config.json."""
 
+    model_type: str  # its other name
     always_qkv_bias: bool = False
     bias_keys: bool = False  # attention_bias (q, k, v and o) is read
     mlp_bias_key: bool = False
@@ -73,11 +74,14 @@ class _Family:
 
 
 _FAMILIES = {
-    "LlamaForCausalLM": _Family(bias_keys=True, mlp_bias_key=True),
-    "MistralForCausalLM": _Family(windowed=True),
-    "Qwen2ForCausalLM": _Family(always_qkv_bias=True, windowed=True, window_switch=True),
-    "Qwen3ForCausalLM": _Family(bias_keys=True, qk_norm=True, windowed=True, window_switch=True, head_dim=128),
+    "LlamaForCausalLM": _Family("llama", bias_keys=True, mlp_bias_key=True),
+    "MistralForCausalLM": _Family("mistral", windowed=True),
+    "Qwen2ForCausalLM": _Family("qwen2", always_qkv_bias=True, windowed=True, window_switch=True),
+    "Qwen3ForCausalLM": _Family("qwen3", bias_keys=True, qk_norm=True, windowed=True, window_switch=True, head_dim=128),
 }
+
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+_WINDOW = 4096  # where a windowed family's config.json does not mention sliding_window; null says that there is none
 
 # Keys that change the arithmetic, and the values under which they do not.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -101,6 +105,8 @@ def read_model_config(directory: Path) -> ModelConfig:
     file = JsonFile.read(directory / "config.json")
     architecture = _architecture(file)
     family = _FAMILIES[architecture]
+    if file.get("model_type") not in (None, family.model_type):
+        raise file.wrong("model_type", f"{architecture} is a {family.model_type!r}; correct whichever is wrong")
     for key, neutral in _NEUTRAL.items():
         _refuse_unless_neutral(file, key, neutral)
     heads = file.integer("num_attention_heads")
@@ -139,10 +145,10 @@ def read_model_config(directory: Path) -> ModelConfig:
 
 def _architecture(file: JsonFile) -> str:
     names = file.get("architectures")
-    known = [name for name in names if name in _FAMILIES] if isinstance(names, list) else []
+    known = [family for family in _FAMILIES if family in names] if isinstance(names, list) else []
     if len(known) != 1:
         raise file.wrong("architectures", f"one of {', '.join(_FAMILIES)} is supported")
-    return str(known[0])
+    return known[0]
 
 
 def _refuse_unless_neutral(file: JsonFile, key: str, neutral: tuple[object, ...]) -> None:
@@ -197,17 +203,17 @@ def _eos_token_ids(directory: Path, config: JsonFile) -> tuple[int, ...]:
 def _sliding_window(file: JsonFile, family: _Family) -> tuple[int | None, frozenset[int]]:
     """The window, and the layers that see past it."""
     switched_on = not family.window_switch or file.flag("use_sliding_window", default=False)
-    if not family.windowed or not switched_on or file.get("sliding_window") is None:
+    denied = file.mentions("sliding_window") and file.get("sliding_window") is None
+    if not family.windowed or not switched_on or denied:
         return None, frozenset()
-    layers = file.integer("num_hidden_layers")
-    types = file.get("layer_types") if family.window_switch else None
+    window, layers = file.integer("sliding_window", default=_WINDOW), file.integer("num_hidden_layers")
+    types = file.get("layer_types")
     if types is None:
         first = file.integer("max_window_layers", default=28, minimum=0) if family.window_switch else 0
-        return file.integer("sliding_window"), frozenset(range(min(first, layers)))
-    if not isinstance(types, list) or len(types) != layers or set(types) - {"full_attention", "sliding_attention"}:
+        return window, frozenset(range(min(first, layers)))
+    if not isinstance(types, list) or len(types) != layers or any(kind not in _LAYER_TYPES for kind in types):
         raise file.wrong("layer_types", f'{layers} times "full_attention" or "sliding_attention" is supported')
-    full = frozenset(layer for layer, kind in enumerate(types) if kind == "full_attention")
-    return file.integer("sliding_window"), full
+    return window, frozenset(layer for layer, kind in enumerate(types) if kind == "full_attention")
 
 
 def _rope_theta(file: JsonFile, rope: JsonFile | None) -> float:
@@ -229,7 +235,7 @@ def _rope_scaling(file: JsonFile, rope: JsonFile | None, max_position: int) -> R
         _refuse_unless_neutral(rope, refused, neutral)
     key = "rope_type" if rope.get("rope_type") is not None else "type"
     kind = rope.get(key) or "default"
-    if kind in {"default", "dynamic"}:
+    if kind in ("default", "dynamic"):
         return None
     original = _original_max_position(file, rope, max_position)
     if kind == "linear":

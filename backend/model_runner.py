@@ -155,12 +155,17 @@ class ModelRunner:
         return graphs
 
     def _record(self, work: Work) -> Graph:
-        """Run it first: what libraries load and reserve at a size's first use is not for a graph to hold."""
+        """Run it first: what libraries load and reserve at a size's first use is not for a graph to hold.
+
+        And replay it once: CUDA sends a graph to the device when it is first launched.
+        """
         try:
             self._lane.launch(work).wait()
-            return self._lane.capture(work)
+            graph = self._lane.capture(work)
+            self._lane.launch(graph.replay).wait()
         except RuntimeError as error:
             raise DeviceError(f"{self.device} failed: {error}") from error
+        return graph
 
     def _launch_step(self, batch: Batch) -> _Step:
         for admitted in batch.admitted:

@@ -19,7 +19,9 @@ ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 GIB = 2**30
 BLOCK_SIZE = 16  # tokens, as engines have them unless they are told otherwise
 _UNITS = {"GiB": GIB, "MiB": 2**20, "KiB": 2**10}
-RUNTIME_BYTES = GIB  # CUDA's context, libraries, compiled kernels, and what graphs consist of
+RUNTIME_BYTES = GIB  # CUDA's context, libraries and compiled kernels
+KERNELS = 11  # of a layer in a step, at most
+RECORDED_BYTES = 16 * 1024  # that CUDA keeps of a kernel in a graph; whole models were seen to take 10 to 25 KiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,12 @@ class Footprint:
     @property
     def num_multiplied(self) -> int:
         """Numbers that each step reads: all but the embedding, which serves as a product only where it is tied."""
-        model = self.model
-        return model.num_layers * _layer_weights(model) + model.hidden_size * (1 + model.vocab_size)
+        return self.num_multiplied_by_token + self.model.hidden_size * self.model.vocab_size
+
+    @property
+    def num_multiplied_by_token(self) -> int:
+        """Of those, the ones that every token is multiplied with: the head makes logits of sampled rows alone."""
+        return self.model.num_layers * _layer_weights(self.model) + self.model.hidden_size
 
     @property
     def weight_bytes(self) -> int:
@@ -95,6 +101,17 @@ class Footprint:
         qkv = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
         per_token = 3 * model.hidden_size + qkv + 3 * model.intermediate_size
         return tokens * per_token * self.item_bytes + rows * model.vocab_size * (self.item_bytes + 2 * 4)
+
+    def graph_bytes(self, tokens: int, seqs: int) -> int:
+        """What graphs of steps of up to `tokens` and `seqs` sequences keep, an estimate: activations of the largest,
+        which the others share, and what all consist of.
+        """
+        return self.working_bytes(graph_shapes.largest(tokens), 0) + recorded_bytes(self.model, tokens, seqs)
+
+
+def recorded_bytes(model: ModelConfig, tokens: int, seqs: int) -> int:
+    """What the graphs of steps of up to `tokens` and `seqs` sequences consist of, an estimate."""
+    return graph_shapes.number(tokens, seqs) * model.num_layers * KERNELS * RECORDED_BYTES
 
 
 def _layer_weights(model: ModelConfig) -> int:
@@ -128,7 +145,10 @@ class Roofline:
         return self._products(batch) + batch * self.footprint.kv_bytes_read(context) / self.peaks.bandwidth
 
     def prefill(self, tokens: int) -> float:
-        """Seconds of the products over `tokens` of a prompt; attention within it is not counted."""
+        """Seconds of the products over `tokens` of a prompt, each with its logits; attention within it is not counted.
+
+        An engine that makes logits of the last token alone may be faster.
+        """
         return self._products(tokens)
 
     def _products(self, tokens: int) -> float:
@@ -162,8 +182,7 @@ class MemoryPlan:
 
     @property
     def graph_bytes(self) -> int:
-        """What the largest graph keeps of a step's activations."""
-        return self.footprint.working_bytes(graph_shapes.largest(self.max_num_batched_tokens), 0)
+        return self.footprint.graph_bytes(self.max_num_batched_tokens, self.max_num_seqs)
 
     @property
     def kv_bytes(self) -> int:
@@ -210,7 +229,9 @@ class MemoryPlan:
         if room >= BLOCK_SIZE:
             return f"lower max_model_len to {room:,}, or give more memory"
         narrower = " or a 16-bit dtype" if self.footprint.dtype == "float32" else ""
-        return f"a smaller model{narrower}, or more memory"
+        spare = self.memory - self.footprint.weight_bytes - RUNTIME_BYTES
+        smaller = "smaller max_num_seqs or max_num_batched_tokens, " if spare >= self.footprint.kv_bytes(1) else ""
+        return f"{smaller}a smaller model{narrower}, or more memory"
 
 
 def human_bytes(count: int) -> str:

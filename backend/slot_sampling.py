@@ -8,6 +8,8 @@ from backend.sampling import SamplingParams
 
 Integers = npt.NDArray[np.int64]
 
+_NEVER = 2**63 - 1  # a position that no sequence reaches
+
 
 class SlotSampling:
     """A value of every sampling parameter for every slot; 0 and 1 mean off, as in `SamplingParams`."""
@@ -33,13 +35,13 @@ class SlotSampling:
         self.temperature[slot] = 0 if sampling.greedy else sampling.temperature
         self.seed[slot] = admitted.seed
         self.min_p[slot] = sampling.min_p
-        self.top_k[slot] = max(0, sampling.top_k)
+        self.top_k[slot] = min(max(0, sampling.top_k), self._vocab_size)  # which a device counts in 32 bits
         self.top_p[slot] = sampling.top_p
         self.penalised[slot] = sampling.penalised
         self.presence[slot] = sampling.presence_penalty
         self.frequency[slot] = sampling.frequency_penalty
         self.repetition[slot] = sampling.repetition_penalty
-        self._free_from[slot] = admitted.num_prompt_tokens + sampling.min_tokens
+        self._free_from[slot] = min(admitted.num_prompt_tokens + sampling.min_tokens, _NEVER)
         self._end_tokens[slot] = self._endings(sampling)
 
     def forbidden(self, slots: Integers, positions: Integers) -> list[tuple[int, int]]:

@@ -13,6 +13,7 @@ from backend.model_config import ModelConfig
 
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _DERIVED = ".rotary_emb.inv_freq"  # in old checkpoints; the config says as much
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _CPU = torch.device("cpu")
 
 
@@ -60,13 +61,16 @@ def load_weights(
 ) -> Weights:
     """Read the safetensors of `directory`, converting to `dtype`; one tensor beyond the model is in memory at a time.
 
+    Of a config that ties them, a head that is stored as well is held apart only where it differs from the embedding.
     `progress` is told the bytes of each tensor read; they add up to almost `Checkpoint.num_bytes` (headers apart).
     ModelLoadError names the file, the tensor and both shapes; all but overflow is found before anything is allocated.
     """
     checkpoint = Checkpoint(directory)
-    if "lm_head.weight" in checkpoint.infos:  # stored apart, it wins over tie_word_embeddings, as in transformers
-        config = replace(config, tie_word_embeddings=False)
+    tied, stored = config.tie_word_embeddings, _HEAD in checkpoint.infos
+    config = replace(config, tie_word_embeddings=tied and not stored)
     _check(checkpoint, config)
+    if tied and stored:  # as in transformers
+        config = replace(config, tie_word_embeddings=checkpoint.are_equal(_EMBEDDING, _HEAD))
     weights = empty_weights(config, dtype, device)
     targets = dict(checkpoint_names(config, weights))
     for name, tensor in checkpoint.tensors():
@@ -129,10 +133,10 @@ def _empty_layer(config: ModelConfig, empty: Callable[..., Tensor]) -> LayerWeig
 
 def checkpoint_names(config: ModelConfig, weights: Weights) -> Iterator[tuple[str, Tensor]]:
     """Each tensor's name in a Hugging Face checkpoint, with the memory, often part of a fused tensor, that it fills."""
-    yield "model.embed_tokens.weight", weights.embedding
+    yield _EMBEDDING, weights.embedding
     yield "model.norm.weight", weights.final_norm
     if not config.tie_word_embeddings:
-        yield "lm_head.weight", weights.lm_head
+        yield _HEAD, weights.lm_head
     for index, layer in enumerate(weights.layers):
         for name, target in _layer_names(config, layer):
             if target is not None:
@@ -165,7 +169,7 @@ def _check(checkpoint: Checkpoint, config: ModelConfig) -> None:
     if missing:
         raise ModelLoadError(
             f"{checkpoint.source} lacks {_some(missing)}, which config.json calls for"
-            + ('; if the model ties them, set "tie_word_embeddings": true' if "lm_head.weight" in missing else "")
+            + ('; if the model ties them, set "tie_word_embeddings": true' if _HEAD in missing else "")
         )
     unknown = sorted(name for name in checkpoint.infos.keys() - expected.keys() if not name.endswith(_DERIVED))
     if unknown:

@@ -24,6 +24,7 @@ examples:
 
 _SIZE, _COUNT = argument(units.size), argument(units.count)
 _RATES = {"G": 1e9, "T": 1e12, "P": 1e15}
+TOKEN_BUDGET = 2048  # of a step, unless max_num_seqs is larger
 LARGEST_BATCH = 512  # in the table, unless max_num_seqs is larger
 
 
@@ -41,7 +42,12 @@ def add_to(commands: "_SubParsersAction[Any]") -> None:
     limits = plan.add_argument_group("limits")
     limits.add_argument("--max-num-seqs", metavar="N", type=_COUNT, default=256, help="(default: 256)")
     limits.add_argument("--max-model-len", metavar="TOKENS", type=_COUNT, help="(default: the model's positions)")
-    limits.add_argument("--max-num-batched-tokens", metavar="TOKENS", type=_COUNT, default=2048)
+    limits.add_argument(
+        "--max-num-batched-tokens",
+        metavar="TOKENS",
+        type=_COUNT,
+        help=f"(default: {TOKEN_BUDGET}, or max_num_seqs if that is more)",
+    )
     limits.add_argument("--context", metavar="TOKENS", type=_COUNT, default=1024, help="(default: 1024)")
     device = plan.add_argument_group("device")
     device.add_argument("--gpu", choices=tuple(GPUS), default="h200", help="(default: h200)")
@@ -56,9 +62,8 @@ def _plan(namespace: Namespace) -> int:
     model = read_model_config(resolve_config(namespace.model))
     footprint = Footprint(model, model.torch_dtype if namespace.dtype == "auto" else namespace.dtype)
     wanted_len = _max_model_len(namespace.max_model_len, model)
-    memory = MemoryPlan.make(
-        footprint, namespace.memory, wanted_len, namespace.max_num_seqs, namespace.max_num_batched_tokens
-    )
+    budget = _token_budget(namespace.max_num_batched_tokens, namespace.max_num_seqs)
+    memory = MemoryPlan.make(footprint, namespace.memory, wanted_len, namespace.max_num_seqs, budget)
     context = min(namespace.context, memory.max_model_len)
     print(_memory(namespace.model, memory, context))
     print(_steps(Roofline(footprint, _peaks(namespace)), memory, context), end="")
@@ -71,6 +76,15 @@ def _max_model_len(wanted: int | None, model: ModelConfig) -> int | None:
     if wanted is not None and wanted > model.max_position:
         raise ConfigError(f"--max-model-len {wanted:,}: the model has {model.max_position:,} positions")
     return wanted
+
+
+def _token_budget(wanted: int | None, max_num_seqs: int) -> int:
+    if wanted is not None and wanted < max_num_seqs:
+        raise ConfigError(
+            f"--max-num-batched-tokens {wanted:,}: each of --max-num-seqs {max_num_seqs:,} takes one token of a step; "
+            "raise the first or lower the second"
+        )
+    return wanted or max(TOKEN_BUDGET, max_num_seqs)
 
 
 def _peaks(namespace: Namespace) -> Peaks:
@@ -96,8 +110,8 @@ def _memory(name: str, plan: MemoryPlan, context: int) -> str:
             human_bytes(plan.working_bytes),
             f"of {plan.max_num_batched_tokens:,} tokens a step, estimated",
         ),
-        ("graphs", human_bytes(plan.graph_bytes), "activations that the largest keeps, estimated"),
-        ("runtime", human_bytes(RUNTIME_BYTES), "context, libraries, kernels, graphs themselves, estimated"),
+        ("graphs", human_bytes(plan.graph_bytes), "and activations that the largest keeps, estimated"),
+        ("runtime", human_bytes(RUNTIME_BYTES), "context, libraries, kernels, estimated"),
         ("KV", human_bytes(plan.kv_bytes), f"{plan.kv_tokens:,} tokens of {footprint.kv_bytes_per_token:,} B"),
         *(
             (f"a sequence of {tokens:,}", human_bytes(footprint.kv_bytes(tokens)), f"{plan.sequences_of(tokens):,} fit")
@@ -133,4 +147,8 @@ def _batches(max_num_seqs: int) -> list[int]:
 
 
 def _rate(text: str) -> float:
-    return units.number(text.rstrip("GTP")) * _RATES.get(text[-1:], 1.0)
+    unit = text[-1:]
+    rate = units.number(text.removesuffix(unit)) * _RATES[unit] if unit in _RATES else units.number(text)
+    if rate <= 0:
+        raise ValueError("is not above 0")
+    return rate

@@ -116,7 +116,7 @@ def run_apart(name: str, seconds: float) -> Result:
             process.wait()
         lines = file.read_text().splitlines() if file.exists() else []
         if failure:
-            failure = "\n".join([failure, *errors.read_text().splitlines()[-TOLD_LINES:]])
+            failure = "\n".join([failure, *errors.read_text(errors="replace").splitlines()[-TOLD_LINES:]])
     findings = [Finding(**json.loads(line)) for line in lines]
     return Result(name, findings, failure, time.perf_counter() - started)
 

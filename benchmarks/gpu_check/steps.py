@@ -79,7 +79,7 @@ def check(device: torch.device, plan: Plan) -> Iterator[Finding]:
         yield from _decode(runner, plan, batch, roofline)
     for tokens in plan.prompts:
         timing = _timed(runner, [_prompt(tokens, runner.config.blocks_for(tokens)) for _ in range(6)])
-        rate = 2 * roofline.footprint.num_multiplied * tokens / timing.step
+        rate = 2 * roofline.footprint.num_multiplied_by_token * tokens / timing.step
         what = f"{plan.shape}: prefill of {tokens:,}"
         yield Finding(what, timing.step * 1e3, "ms")
         bound = 0.6 if plan.judged and tokens == max(plan.prompts) else None

@@ -49,7 +49,7 @@ class EagerGraph:
     def __init__(self, work: partial[object]) -> None:
         self.work = work
         self.shape: StepShape = work.args[0]
-        self.replays = 0
+        self.replays = -1  # once it is recorded, of which its first replay is a part, 0
 
     def replay(self) -> None:
         self.replays += 1

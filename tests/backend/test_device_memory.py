@@ -11,6 +11,7 @@ from backend.device_memory import (
     check_room,
     expected_memory,
     measured_memory,
+    recorded_bytes,
     rehearsal,
     slot_bytes,
 )
@@ -94,16 +95,17 @@ def test_memory_is_measured_around_a_step_with_nothing_cached(monkeypatch: pytes
 
     told("synchronize", None)
     told("reset_peak_memory_stats", None)
-    told("memory_allocated", 1000)
-    told("max_memory_allocated", 1700)
+    told("memory_reserved", 1000)
+    told("max_memory_reserved", 1700)
     told("empty_cache", None)
     told("mem_get_info", (5 * RUNTIME_BYTES, 6 * RUNTIME_BYTES))
     decoder, cpu = make_runner().decoder, torch.device("cpu")
     memory = measured_memory(decoder, cpu, weights=500, tokens=20, seqs=3, block_size=4)
-    assert memory.activations == memory.graphs == 700
-    assert memory.kv_bytes == 4 * RUNTIME_BYTES - 2 * 700 - memory.slots
-    assert calls.index("reset_peak_memory_stats") < calls.index("max_memory_allocated") < calls.index("empty_cache")
-    assert calls[-1] == "mem_get_info"
+    recorded = recorded_bytes(MODEL, tokens=20, seqs=3)
+    assert (memory.activations, memory.graphs) == (700, 700 + recorded)
+    assert memory.kv_bytes == 4 * RUNTIME_BYTES - 2 * 700 - recorded - memory.slots
+    step = ["empty_cache", "reset_peak_memory_stats", "memory_reserved", "synchronize", "max_memory_reserved"]
+    assert calls == ["synchronize", *step, "empty_cache", "mem_get_info"]
 
 
 def test_the_step_that_measures_stores_nothing_and_runs() -> None:
@@ -116,6 +118,11 @@ def test_the_step_that_measures_stores_nothing_and_runs() -> None:
 
 def test_slots_take_their_logits_and_penalties() -> None:
     assert slot_bytes(LLAMA_3_8B, 256) == 256 * 128_256 * (4 + 1 + 4)
+
+
+def test_graphs_take_memory_by_their_number_and_their_layers() -> None:
+    assert recorded_bytes(LLAMA_3_8B, 2048, 256) == (12 * 4 + 35) * 32 * 11 * 16_384
+    assert recorded_bytes(replace(LLAMA_3_8B, num_layers=64), 2048, 256) == 2 * recorded_bytes(LLAMA_3_8B, 2048, 256)
 
 
 def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

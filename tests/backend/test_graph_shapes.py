@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from backend.batch import Batch
 from backend.config import EngineConfig
-from backend.graph_shapes import MAX_PROMPTS, MAX_TOKENS, GraphShapes, decode_sizes, place_sizes, token_sizes
+from backend.graph_shapes import MAX_PROMPTS, MAX_TOKENS, GraphShapes, decode_sizes, number, place_sizes, token_sizes
 
 
 def config(max_num_seqs: int, max_num_batched_tokens: int) -> EngineConfig:
@@ -54,6 +54,13 @@ def test_no_shape_has_more_decodes_than_rows_or_one_row_and_a_prompt_beside_it(s
     for shape in GraphShapes(config(min(seqs, tokens), tokens)):
         assert shape.num_decodes <= shape.num_tokens - (shape.num_prompts > 0)
         assert shape.max_query_len > 1 or shape.num_seqs == shape.num_tokens
+
+
+@given(st.integers(1, 600), st.integers(1, 10_000))
+def test_there_are_no_more_shapes_than_their_number_and_few_less(seqs: int, tokens: int) -> None:
+    seqs = min(seqs, tokens)
+    beyond = number(tokens, seqs) - len(list(GraphShapes(config(seqs, tokens))))
+    assert 0 <= beyond <= 2 * len(place_sizes(seqs))
 
 
 @pytest.mark.parametrize(("seqs", "tokens", "mixed"), [(64, 2048, 24), (256, 2048, 47), (256, 8192, 79), (11, 24, 2)])

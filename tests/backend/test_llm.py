@@ -3,13 +3,14 @@
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
 import torch
 
 from backend import LLM, SamplingParams
-from backend.batch import Batch
+from backend.batch import Batch, StepOutput
 from backend.config import Batching, KVAllocation
 from backend.errors import ConfigError, InvalidRequest, MemoryExhausted
 from backend.executor import Executor, PendingStep
@@ -130,6 +131,69 @@ def test_a_prompt_that_does_not_fit_is_refused_before_anything_runs(checkpoints:
     with pytest.raises(InvalidRequest, match="prompt 1 has 45 tokens"):
         llm.generate([[1], [1] * 45], SamplingParams(max_tokens=10), progress=False)
     assert not llm.scheduler.has_work
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ([[1], [1, 131]], "prompt 1 must hold token ids between 0 and 130, got 131"),
+        ([[-1]], "prompt 0 must hold token ids between 0 and 130, got -1"),
+        ([[2**70]], "prompt 0 must hold token ids .*, got 1180591620717411303424"),
+        ([[1.0]], r"got 1\.0"),
+        ([[]], "prompt 0 has 0 tokens"),
+        ([1, 2], "prompt 0 is of type int; a text, a list of token ids or a list of messages is expected"),
+        ([torch.tensor([1, 2])], "prompt 0 is of type Tensor; a text"),
+        ([{"role": "user", "content": "w1"}], "prompt 0 is of type dict; a text"),
+        ("w1 w2", "prompts is one text; a list of prompts is expected"),
+    ],
+)
+def test_what_is_no_prompt_is_refused_before_anything_runs(
+    checkpoints: dict[str, Path], asked: Any, message: str
+) -> None:
+    llm = LLM(str(checkpoints["qwen2"]), EngineOptions(max_model_len=50))
+    with pytest.raises(InvalidRequest, match=message) as caught:
+        llm.generate(asked, SamplingParams(max_tokens=10), progress=False)
+    assert caught.value.param == "prompts"
+    assert not llm.scheduler.has_work
+
+
+def test_stop_tokens_outside_the_vocabulary_are_refused(checkpoints: dict[str, Path]) -> None:
+    llm = LLM(str(checkpoints["qwen2"]), EngineOptions(max_model_len=50))
+    with pytest.raises(InvalidRequest, match="stop_token_ids must hold token ids between 0 and 130, got 131"):
+        llm.generate([[1]], SamplingParams(max_tokens=10, min_tokens=5, stop_token_ids=(131,)), progress=False)
+
+
+class InterruptedExecutor:
+    """Whoever waits for its fifth step is interrupted."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._launches = 0
+
+    def launch(self, batch: Batch) -> PendingStep:
+        self._launches += 1
+        step = self._executor.launch(batch)
+        return InterruptedStep(step) if self._launches == 5 else step
+
+
+class InterruptedStep:
+    def __init__(self, step: PendingStep) -> None:
+        self._step = step
+        self._interrupted = False
+
+    def wait(self) -> StepOutput:
+        if not self._interrupted:
+            self._interrupted = True
+            raise KeyboardInterrupt
+        return self._step.wait()
+
+
+def test_a_generation_that_was_interrupted_leaves_nothing_to_the_next(checkpoints: dict[str, Path]) -> None:
+    model = LLM(str(checkpoints["qwen2"]), SHAPES["chunked"]).model
+    llm = LLM.of(model, InterruptedExecutor(model.runner))
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(prompts(), GREEDY, progress=False)
+    assert outputs(llm, GREEDY) == oracle("qwen2")
 
 
 def test_memory_that_cannot_hold_one_sequence_is_refused_with_the_arithmetic(checkpoints: dict[str, Path]) -> None:

@@ -101,6 +101,12 @@ def test_mistral_has_its_window_on_every_layer_unless_null(tmp_path: Path) -> No
     assert read(tmp_path, MISTRAL | {"sliding_window": None}).window(0) is None
 
 
+def test_a_window_that_is_not_mentioned_is_that_of_transformers(tmp_path: Path) -> None:
+    assert read(tmp_path, MISTRAL).window(0) == 4096
+    assert read(tmp_path, QWEN2 | {"use_sliding_window": True, "max_window_layers": 0}).window(0) == 4096
+    assert read(tmp_path, QWEN2).window(0) is None
+
+
 def test_qwen_has_its_window_only_when_switched_on_and_from_max_window_layers(tmp_path: Path) -> None:
     keys = {"sliding_window": 32, "max_window_layers": 3}
     assert read(tmp_path, QWEN2 | keys).sliding_window is None
@@ -108,9 +114,10 @@ def test_qwen_has_its_window_only_when_switched_on_and_from_max_window_layers(tm
     assert [config.window(layer) for layer in range(4)] == [None, None, None, 32]
 
 
-def test_layer_types_decide_which_qwen_layers_are_windowed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", [MISTRAL, QWEN2, QWEN3])
+def test_layer_types_decide_which_layers_are_windowed(family: dict[str, Any], tmp_path: Path) -> None:
     types = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
-    config = read(tmp_path, QWEN3 | {"sliding_window": 32, "use_sliding_window": True, "layer_types": types})
+    config = read(tmp_path, family | {"sliding_window": 32, "use_sliding_window": True, "layer_types": types})
     assert [config.window(layer) for layer in range(4)] == [32, None, 32, None]
 
 
@@ -129,7 +136,9 @@ def test_end_tokens_are_those_of_generation_config_where_it_names_any(
     [
         (LLAMA | {"architectures": ["GemmaForCausalLM"]}, "architectures is ['GemmaForCausalLM']; one of Llama"),
         (LLAMA | {"architectures": None}, "architectures is None; one of LlamaForCausalLM"),
+        (LLAMA | {"architectures": [{}]}, "architectures is [{}]; one of LlamaForCausalLM"),
         (LLAMA | {"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM'; one of"),
+        (LLAMA | {"model_type": "gemma"}, "model_type is 'gemma'; LlamaForCausalLM is a 'llama'; correct whichever"),
         (LLAMA | {"quantization_config": {"quant_method": "awq"}}, "quantization_config is {'quant_method': 'awq'}"),
         (LLAMA | {"num_local_experts": 8}, "num_local_experts is 8; 0 is supported"),
         (LLAMA | {"hidden_act": "gelu"}, "hidden_act is 'gelu'; 'silu' or 'swish' is supported"),
@@ -137,6 +146,7 @@ def test_end_tokens_are_those_of_generation_config_where_it_names_any(
         (LLAMA | {"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters.partial_rotary_factor is 0.5"),
         (LLAMA | {"rope_parameters": {"full_attention": {}}}, "rope_parameters.full_attention is {}"),
         (LLAMA | {"rope_scaling": {"type": "longrope"}}, "rope_scaling.type is 'longrope'; default, linear"),
+        (LLAMA | {"rope_scaling": {"type": ["linear"]}}, "rope_scaling.type is ['linear']; default, linear"),
         (LLAMA | {"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing; a finite number"),
         (LLAMA | {"rope_scaling": {"type": "linear", "factor": 0}}, "rope_scaling.factor is 0; a finite number"),
         (LLAMA | {"rope_scaling": 3}, "rope_scaling is 3; an object is expected"),
@@ -146,11 +156,13 @@ def test_end_tokens_are_those_of_generation_config_where_it_names_any(
         ),
         (LLAMA | {"rope_theta": 1}, "rope_theta is 1; a base above 1 is expected"),
         (LLAMA | {"rope_theta": "10000"}, "rope_theta is '10000'; a finite number"),
+        (LLAMA | {"rope_theta": 10**400}, f"rope_theta is 1{'0' * 400}; a finite number"),
         (LLAMA | {"num_key_value_heads": 3}, "num_key_value_heads is 3; it must divide num_attention_heads 8"),
         (LLAMA | {"num_attention_heads": 6}, "num_attention_heads is 6; without head_dim it must divide hidden_size"),
         (LLAMA | {"head_dim": 7}, "head_dim is 7; rotary embedding needs an even one"),
         (LLAMA | {"vocab_size": None}, "vocab_size is None; an integer of at least 1"),
         (LLAMA | {"vocab_size": 2.5}, "vocab_size is 2.5; an integer of at least 1"),
+        (LLAMA | {"vocab_size": 2**31}, "vocab_size is 2147483648; an integer of at least 1 and below 2,147,483,648"),
         (LLAMA | {"num_hidden_layers": 0}, "num_hidden_layers is 0; an integer of at least 1"),
         (LLAMA | {"num_hidden_layers": True}, "num_hidden_layers is True; an integer of at least 1"),
         (LLAMA | {"rms_norm_eps": -1e-5}, "rms_norm_eps is -1e-05; a finite number above 0"),
@@ -165,6 +177,10 @@ def test_end_tokens_are_those_of_generation_config_where_it_names_any(
         (
             QWEN2 | {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["full_attention"]},
             'layer_types is [\'full_attention\']; 4 times "full_attention" or "sliding_attention"',
+        ),
+        (
+            MISTRAL | {"layer_types": [[], [], [], []]},
+            'layer_types is [[], [], [], []]; 4 times "full_attention" or "sliding_attention"',
         ),
     ],
 )

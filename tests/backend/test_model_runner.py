@@ -49,14 +49,15 @@ def small_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def replays(lane: EagerGraphLane, prompts: bool) -> list[int]:
-    """How often each graph of steps with prompts, or of decodes alone, was replayed; the largest come first."""
+    """How often each graph of steps with prompts, or of decodes alone, was replayed once recorded; largest first."""
     return [graph.replays for graph in lane.graphs if (graph.shape.num_prompts > 0) == prompts]
 
 
-def test_warming_up_replays_the_smallest_graphs_and_decodes_in_every_slot() -> None:
+def test_warming_up_replays_all_graphs_and_samples_from_the_smallest_and_in_every_slot() -> None:
     lane = EagerGraphLane()
     make_runner(lane=lane).warm_up()
     decodes, prompts = replays(lane, prompts=False), replays(lane, prompts=True)
+    assert min(decodes + prompts) == 0, "a graph was not replayed when it was recorded"
     assert decodes[0] and decodes[-1] and sum(map(bool, decodes)) == 2
     assert prompts[-1] and sum(map(bool, prompts)) == 1
 

@@ -88,13 +88,17 @@ def test_more_sequences_than_memory_holds_are_warned_of() -> None:
     footprint = Footprint(LLAMA_3_8B, "bfloat16")
     assert MemoryPlan.make(footprint, 80 * 2**30, 1024, 64, 2048).warnings == []
     (warning,) = MemoryPlan.make(footprint, 80 * 2**30, 8192, 256, 2048).warnings
-    assert "holds 63 sequences of 8,192 tokens, not max_num_seqs 256: that many fit up to 2,016 tokens each" in warning
-    (warning,) = MemoryPlan.make(footprint, 43 * 2**29, 512, 4000, 512).warnings
+    assert "holds 62 sequences of 8,192 tokens, not max_num_seqs 256: that many fit up to 2,000 tokens each" in warning
+    (warning,) = MemoryPlan.make(footprint, 23 * 2**30, 512, 4000, 4000).warnings
     assert "is never reached" in warning
 
 
 def test_a_model_that_does_not_fit_is_refused_with_the_arithmetic() -> None:
     with pytest.raises(ConfigError, match=r"16\.00 GiB of memory - weights 14\.96 GiB - .* a smaller model"):
         MemoryPlan.make(Footprint(LLAMA_3_8B, "bfloat16"), 16 * 2**30, None, 256, 2048)
+    with pytest.raises(ConfigError, match=r"needs 2\.00 MiB: smaller max_num_seqs or max_num_batched_tokens"):
+        MemoryPlan.make(Footprint(LLAMA_3_8B, "bfloat16"), 80 * 2**30, None, 100_000, 100_000)
+    with pytest.raises(ConfigError, match=r"needs 2\.00 MiB: a smaller model, or more memory"):
+        MemoryPlan.make(Footprint(LLAMA_3_8B, "bfloat16"), 12 * 2**30, None, 256, 2048)
     with pytest.raises(ConfigError, match="lower max_model_len to"):
         MemoryPlan.make(Footprint(LLAMA_3_8B, "bfloat16"), 17 * 2**30, 8192, 16, 512)

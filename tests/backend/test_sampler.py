@@ -10,6 +10,7 @@ from torch import Tensor
 from backend.batch import Admitted
 from backend.sampler import SlotSampler, cutoffs, uniforms
 from backend.sampling import SamplingParams
+from backend.slot_sampling import SlotSampling
 
 VOCAB = 50
 DRAWS = 20_000
@@ -250,6 +251,17 @@ def test_end_and_stop_tokens_wait_for_min_tokens() -> None:
     ignoring = SamplingParams(temperature=0, min_tokens=2, stop_token_ids=(9,), ignore_eos=True)
     for position, expected in ((2, [5, 0]), (3, [5, 0]), (4, [0, 0])):
         assert run(logits, params, ignoring, position=position) == expected
+
+
+def test_limits_beyond_all_tokens_are_none() -> None:
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(3))
+    for most in (VOCAB, 2**31, 2**32 + 1, 2**63 - 1):
+        assert run(logits, SamplingParams(top_k=most)) == run(logits, SamplingParams())
+        slots = SlotSampling(1, VOCAB)
+        slots.admit(Admitted(0, SamplingParams(top_k=most), 0, [1], 1))
+        assert slots.top_k.tolist() == [VOCAB]
+    logits[0, 0] = 100.0
+    assert run(logits, SamplingParams(temperature=0, min_tokens=2**63 - 1), position=10_000) != [0]
 
 
 def test_a_slot_forgets_who_held_it_before() -> None:

@@ -113,6 +113,14 @@ def test_parameters_are_counted_once(config: ModelConfig) -> None:
     assert random_weights(config, torch.float32).num_parameters == expected
 
 
+def test_an_output_matrix_that_is_stored_as_well_is_not_held_twice(tmp_path: Path) -> None:
+    stored = tensors(TIED)
+    twice = stored | {"lm_head.weight": stored["model.embed_tokens.weight"].clone()}
+    weights = load(save(tmp_path, twice), TIED)
+    assert weights.lm_head is weights.embedding
+    assert torch.equal(weights.embedding, stored["model.embed_tokens.weight"])
+
+
 def test_an_output_matrix_stored_apart_is_used_even_if_the_config_ties_it(tmp_path: Path) -> None:
     stored = tensors()
     assert torch.equal(load(save(tmp_path, stored), TIED).lm_head, stored["lm_head.weight"])

@@ -41,11 +41,22 @@ def test_a_devices_own_figures_take_the_place_of_the_known_ones(model: str, caps
     assert "2.00 TB/s and 100 TFLOP/s; ridge at 50 tokens" in capsys.readouterr().out
 
 
+def test_steps_have_a_token_for_each_of_many_sequences(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", model, "--memory", "80GiB", "--max-num-seqs", "4000"]) == 0
+    assert "of 4,000 tokens a step" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--memory", "2x"], "'2x' is not a size such as 512MiB or 2GiB"),
         (["--memory", "80GiB", "--flops", "fast"], "'fast' is not a number"),
+        (["--memory", "80GiB", "--flops", "1TT"], "'1TT' is not a number"),
+        (["--memory", "80GiB", "--flops", "0"], "'0' is not above 0"),
+        (
+            ["--memory", "80GiB", "--max-num-batched-tokens", "255"],
+            "--max-num-batched-tokens 255: each of --max-num-seqs 256 takes one token of a step",
+        ),
         (["--memory", "80GiB", "--max-model-len", "10k"], "the model has 8,192 positions"),
         (["--memory", "12GiB"], "12.00 GiB of memory - weights 14.96 GiB"),
         (["--memory", "80GiB", "--gpu", "abacus"], "invalid choice"),
