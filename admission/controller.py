@@ -71,8 +71,7 @@ class Controller:
         self.room = room
         self._ordering = ordering
         self._ledger = ledger
-        self.expired: list[Sequence] = []  # not taken yet
-        self._given_up: list[Sequence] = []  # not taken yet
+        self.given_up: list[Sequence] = []  # not taken yet
 
     def arrive(self, sequence: Sequence, now: float) -> None:
         """Queue it. Raises a `Refused` that says why not."""
@@ -116,7 +115,7 @@ class Controller:
         batch = self.scheduler.plan()
         for sequence in self.scheduler.take_ended():
             self._ended(sequence, now)
-            self._given_up.append(sequence)
+            self.given_up.append(sequence)
         if batch is not None:
             flight = self.scheduler.in_flight[-1]
             work = self._ledger.planned(flight)
@@ -129,9 +128,8 @@ class Controller:
 
         No decision depends on when it is called.
         """
-        expired, self.expired = self.expired, []
-        given_up, self._given_up = self._given_up, []
-        return [*expired, *given_up]
+        given_up, self.given_up = self.given_up, []
+        return given_up
 
     def complete(self, output: StepOutput, now: float) -> list[Delta]:
         self._expire(now)
@@ -162,7 +160,7 @@ class Controller:
         for sequence in self.room.due(now):
             self.room.expired(sequence, now)
             self.finish(sequence, FinishReason.EXPIRED, now)
-            self.expired.append(sequence)
+            self.given_up.append(sequence)
 
     def _answered(self, sequence: Sequence, now: float) -> None:
         """Its answer is complete."""

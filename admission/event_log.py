@@ -11,8 +11,8 @@ One JSON array a line, times in seconds of the engine's clock:
     ["policy", t, terms]
     ["plan", t, step or null, decodes, checksum, [[id, tokens of prefill] ...], [preempted ...], [why, head] | null,
      {tenant: limit of its own that it is passed over for} or null for the same as before,
-     [those whose deadlines have passed since the last plan ...]]
-    ["done", t, step, elapsed, [id of each that an end token ended ...]]
+     [[each that was given up since the last plan, why] ...]]
+    ["done", t, step, elapsed, [id of each that an end token ended ...], [of each that reached max_tokens ...]]
     ["lost", t, step, [preempted ...]]     there was no memory for it; it and those behind it did not take place
 
 No prompt and no token is in it. The checksum is over slots and starts of all rows, so that a replay that decides
@@ -21,7 +21,7 @@ anything else shows at the first step that differs.
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
 from zlib import crc32
@@ -32,12 +32,13 @@ from admission.step_time import StepTime, StepTimeModel
 from admission.terms import Terms
 from backend.batch import Batch, StepOutput
 from backend.config import Batching, EngineConfig, KVAllocation
+from backend.errors import ConfigError
 from backend.flight import Blocked, Delta
 from backend.sampling import SamplingParams
 from backend.scheduler import Scheduler
 from backend.sequence import FinishReason, Sequence
 
-VERSION = 8
+VERSION = 9
 END = 1  # the token that ends a sequence in a replay; all others are 0
 
 Entry = list[Any]
@@ -55,7 +56,7 @@ class RecordedCore:
         self.room = self._core.room
         self._write = write
         self._held: dict[str, Blocked] = {}
-        self._num_logged = 0  # of the core's expired, which are not taken yet
+        self._num_logged = 0  # of those that the core gave up, which are not taken yet
         fitted = model.fitted
         prior = [list(fitted.coefficients), fitted.knee, model.prior_weight]
         self._log(["log", VERSION, asdict(engine), asdict(config), *prior])
@@ -93,7 +94,7 @@ class RecordedCore:
         if self.scheduler.is_full:
             return None
         batch = self._core.plan(now)
-        self._log([*_plan_entry(self.scheduler, batch, now), self._changed_holds(), self._newly_expired()])
+        self._log([*_plan_entry(self.scheduler, batch, now), self._changed_holds(), self._newly_given_up()])
         return batch
 
     def take_ended(self) -> list[Sequence]:
@@ -102,8 +103,11 @@ class RecordedCore:
 
     def complete(self, output: StepOutput, now: float) -> list[Delta]:
         deltas = self._core.complete(output, now)
-        ended = [sequence.id for sequence, _, reason in deltas if reason is FinishReason.STOP]
-        self._log(["done", now, output.step, output.elapsed, ended])
+        ended = [
+            [sequence.id for sequence, _, reason in deltas if reason is wanted]
+            for wanted in (FinishReason.STOP, FinishReason.LENGTH)
+        ]
+        self._log(["done", now, output.step, output.elapsed, *ended])
         return deltas
 
     def lost(self, now: float) -> bool:
@@ -118,17 +122,35 @@ class RecordedCore:
         self._held = dict(self.scheduler.held)
         return self._held
 
-    def _newly_expired(self) -> list[str]:
-        expired = [sequence.id for sequence in self._core.expired[self._num_logged :]]
-        self._num_logged += len(expired)
-        return expired
+    def _newly_given_up(self) -> list[list[str]]:
+        given_up = self._core.given_up[self._num_logged :]
+        self._num_logged += len(given_up)
+        return [[sequence.id, sequence.finish_reason.value] for sequence in given_up if sequence.finish_reason]
 
     def _log(self, entry: Entry) -> None:
         self._write(json.dumps(entry, separators=(",", ":")))
 
 
-class ReplayMismatch(Exception):
+class LogError(Exception):
+    """A line, counted from 1, that is no entry of an event log, or of none that is whole."""
+
+    def __init__(self, line: int, reason: str) -> None:
+        super().__init__(f"line {line}: {reason}")
+        self.line, self.reason = line, reason
+
+
+class ReplayMismatch(LogError):
     """A replay decided something else than the log says; the message has the line and both decisions."""
+
+
+@contextmanager
+def reading(line: int) -> Iterator[None]:
+    """What is wrong with an entry, or cannot follow those before it, becomes a `LogError`."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError, ConfigError, AssertionError, RecursionError) as error:
+        reason = f"not an entry of an event log that is whole ({type(error).__name__}: {error})"
+        raise LogError(line, reason) from error
 
 
 def replay(
@@ -137,21 +159,30 @@ def replay(
     """Feed a log's events to a fresh core; yields each entry once the core has decided it again.
 
     All sequences are put into `sequences` by their ids; the model of `make_model` is told each step's work and time.
-    Raises `ReplayMismatch` at the first line that is not reproduced to the byte.
+    Raises `ReplayMismatch` at the first line that is not reproduced to the byte, `LogError` at one that cannot be read.
     """
     written: list[str] = []
     sequences = {} if sequences is None else sequences
     core: RecordedCore | None = None
     for number, line in enumerate(lines, 1):
-        entry = json.loads(line)
         written.clear()
-        if core is None:
-            core = _core_of(entry, written.append, make_model)
-        else:
-            _apply(core, entry, sequences)
+        with reading(number):
+            entry = json.loads(line)
+            if core is None:
+                core = _core_of(entry, written.append, make_model)
+            else:
+                _apply(core, entry, sequences)
         if written != [line.rstrip("\n")]:
-            raise ReplayMismatch(f"line {number}: recorded {line.rstrip()}, decided {' '.join(written)}")
+            raise ReplayMismatch(number, f"recorded {line.rstrip()}, decided {' '.join(written)}")
         yield entry
+
+
+def check_version(entry: Entry) -> None:
+    """Of a log's first line. Raises `LogError`."""
+    if entry[0] != "log":
+        raise LogError(1, "the log begins in the middle: its first segment is gone, or it is another file")
+    if entry[1] != VERSION:
+        raise LogError(1, f"a log of version {entry[1]}; this is version {VERSION}")
 
 
 def _arrive_entry(sequence: Sequence, refusal: str | None, now: float) -> Entry:
@@ -177,15 +208,19 @@ def _plan_entry(scheduler: Scheduler, batch: Batch | None, now: float) -> Entry:
     return ["plan", now, batch.step, batch.num_decodes, checksum, chunks, preempted, blocked]
 
 
-def _core_of(entry: Entry, write: Write, make_model: MakeModel) -> RecordedCore:
-    if entry[1] != VERSION:
-        raise ReplayMismatch(f"line 1: a log of version {entry[1]}; this is version {VERSION}")
-    _, _, engine, config, coefficients, knee, prior_weight = entry
-    engine |= {"batching": Batching(engine["batching"]), "kv_allocation": KVAllocation(engine["kv_allocation"])}
+def make_configs(header: Entry) -> tuple[CoreConfig, EngineConfig]:
+    """The settings in a log's first line."""
+    _, _, engine, config, *_ = header
+    engine = engine | {"batching": Batching(engine["batching"]), "kv_allocation": KVAllocation(engine["kv_allocation"])}
     kinds = {"order": Order, "unit": Unit, "memory": Memory, "overload": Overload}
     choices = {name: kind(config[name]) for name, kind in kinds.items()}
-    model = make_model(StepTime(tuple(coefficients), knee), prior_weight)
-    return RecordedCore(CoreConfig(**(config | choices)), EngineConfig(**engine), model, write)
+    return CoreConfig(**(config | choices)), EngineConfig(**engine)
+
+
+def _core_of(entry: Entry, write: Write, make_model: MakeModel) -> RecordedCore:
+    check_version(entry)
+    *_, coefficients, knee, prior_weight = entry
+    return RecordedCore(*make_configs(entry), make_model(StepTime(tuple(coefficients), knee), prior_weight), write)
 
 
 def _apply(core: RecordedCore, entry: Entry, sequences: dict[str, Sequence]) -> None:
@@ -205,13 +240,13 @@ def _apply(core: RecordedCore, entry: Entry, sequences: dict[str, Sequence]) -> 
         core.plan(now)
         core.take_ended()
     elif kind == "done":
-        _, _, step, elapsed, ended = entry
+        _, _, step, elapsed, ended, _ = entry
         sampled = core.scheduler.in_flight[0].sampled
         core.complete(StepOutput(step, [END if sequence.id in ended else 0 for sequence in sampled], elapsed), now)
     elif kind == "lost":
         core.lost(now)
     else:
-        raise ReplayMismatch(f"an entry of unknown kind {kind!r}")
+        raise ValueError(f"an entry of unknown kind {kind!r}")
 
 
 def _sequence_of(entry: Entry, sequences: dict[str, Sequence]) -> Sequence:

@@ -5,6 +5,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from admission.core import Overload
+from admission.event_log import check_version, reading
+
 REASONS = {
     "batch": "the static batch had to drain",
     "release": "memory of preempted sequences was on its way back",
@@ -37,24 +40,36 @@ class _Life:
         self.waits[reason] = self.waits.get(reason, 0.0) + seconds
 
     def end(self, now: float, how: str) -> None:
-        if not self.over:
-            self.over = True
-            self.say(now, how)
+        if self.over:
+            return
+        if self.waits:
+            self.waited(now, "left the queue after waiting")
+        self.over = True
+        self.say(now, how)
 
     def admitted(self, now: float) -> None:
-        if self.waiting_since is None:
-            return
-        self.say(now, f"admitted after waiting {now - self.waiting_since:.3f} s")
+        if self.waiting_since is not None:
+            self.waited(now, "admitted after waiting")
+
+    def waited(self, now: float, what: str) -> None:
+        """How long it has waited until now, and for what."""
+        assert self.waiting_since is not None
+        self.say(now, f"{what} {now - self.waiting_since:.3f} s")
         for reason, seconds in sorted(self.waits.items(), key=lambda item: -item[1]):
             self.lines.append(f"{'':13}{seconds:.3f} s: {reason}")
         self.waiting_since, self.waits = None, {}
 
 
 def explain(lines: Iterable[str], request: str) -> list[str]:
-    """The story of `request`, the id of a response or of one of its sequences; empty when the log does not know it."""
+    """The story of `request`, the id of a response or of one of its sequences; empty when the log does not know it.
+
+    Raises `LogError`.
+    """
     story = _Story(request)
-    for line in lines:
-        story.read(json.loads(line))
+    for number, line in enumerate(lines, 1):
+        with reading(number):
+            story.read(json.loads(line))
+    story.close()
     return [text for life in story.lives.values() for text in (life.name, *life.lines)]
 
 
@@ -64,6 +79,7 @@ class _Story:
     def __init__(self, request: str) -> None:
         self.lives: dict[str, _Life] = {}
         self._request = request
+        self._given_up = _GIVEN_UP
         self._previous = 0.0  # when the last entry was made
         self._held: dict[str, str] = {}  # tenants that are passed over, and the limit of their own it is for
         self._why: list[str] | None = None  # what the last plan says of the queue: the obstacle and whose it is
@@ -77,9 +93,24 @@ class _Story:
 
     def read(self, entry: list[Any]) -> None:
         kind, *said = entry
+        if kind == "log":
+            self._begin(entry)
         if kind in self._readers:
             self._wait_until(said[0])
             self._readers[kind](*said)
+
+    def close(self) -> None:
+        """The log has no more."""
+        for life in self._open():
+            if life.waiting_since is None:
+                life.say(self._previous, "had not ended when the log did")
+            else:
+                life.waited(self._previous, "still waiting when the log ended, for")
+
+    def _begin(self, entry: list[Any]) -> None:
+        check_version(entry)
+        if entry[3]["overload"] == Overload.CONTROLLED_DELAY:
+            self._given_up = _GIVEN_UP | {"expired": "given up: the queue had stood for too long"}
 
     def _wait_until(self, now: float) -> None:
         """The time since the last entry was spent for the reason that the last plan gave."""
@@ -99,11 +130,15 @@ class _Story:
         level: int,
         *rest: Any,
     ) -> None:
-        if name != self._request and not name.startswith(f"{self._request}-"):
+        request, _, index = name.rpartition("-")
+        if name != self._request and not (request == self._request and index.isdecimal()):
             return
         life = self.lives[name] = _Life(name, tenant, now, waiting_since=now)
         life.say(now, f"arrived: tenant {tenant}, class {level}, {prompt} prompt tokens, max_tokens {most}")
-        *_, first, last, refusal = rest
+        *_, first_by, done_by, _, first, last, refusal = rest
+        for what, by in (("first", first_by), ("last", done_by)):
+            if by is not None:
+                life.say(now, f"its {what} token is of no use after {by - now:.3f} s")
         if first is not None:
             life.say(now, f"first token expected within {first:.3f} s, the last within {last:.3f} s")
         if refusal:
@@ -119,12 +154,13 @@ class _Story:
         preempted: list[str],
         why: Any,
         held: dict[str, str] | None,
-        expired: list[str],
+        given_up: list[list[str]],
     ) -> None:
         self._held = self._held if held is None else held
+        why_given_up = dict(given_up)
         for life in self._open():
-            if life.name in expired:
-                life.end(now, "given up: its deadline could not be met any more")
+            if life.name in why_given_up:
+                life.end(now, self._given_up[why_given_up[life.name]])
                 continue
             for name, length in chunks:
                 if name == life.name:
@@ -135,10 +171,12 @@ class _Story:
                 life.waiting_since = now
         self._why = why
 
-    def _done(self, now: float, _: int, __: float, ended: list[str]) -> None:
+    def _done(self, now: float, _: int, __: float, stopped: list[str], full: list[str]) -> None:
         for life in self._open():
-            if life.name in ended:
+            if life.name in stopped:
                 life.end(now, "ended by an end token")
+            elif life.name in full:
+                life.end(now, "ended: it has as many tokens as it may")
 
     def _lost(self, now: float, step: int, preempted: list[str]) -> None:
         for life in self._open():
@@ -154,7 +192,14 @@ class _Story:
         return (life for life in self.lives.values() if not life.over)
 
 
-_ENDINGS = {"cancelled": "its client left, or had it all", "stop": "ended by a stop string"}
+_ENDINGS = {
+    "cancelled": "cancelled: its client left, or an operator or the gateway ended it",
+    "stop": "ended by a stop string",
+}
+_GIVEN_UP = {
+    "expired": "given up: its deadline had passed, or could not be met any more",
+    "preempted": "ended: it lost its memory as often as it may, and nobody else could give any",
+}
 
 
 def _reason(life: _Life, why: list[str] | None, held: dict[str, str]) -> str:

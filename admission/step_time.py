@@ -60,6 +60,8 @@ class StepTime:
     def __post_init__(self) -> None:
         if len(self.coefficients) != NUM_COEFFICIENTS or not all(isfinite(c) and c >= 0 for c in self.coefficients):
             raise ValueError(f"{NUM_COEFFICIENTS} finite coefficients >= 0 are needed, got {self.coefficients}")
+        if self.knee < 1:
+            raise ValueError(f"the knee must be at least 1 token, got {self.knee}")
 
     def seconds(self, work: StepWork) -> float:
         """The whole step."""
@@ -128,7 +130,10 @@ class StepTimeModel:
         """Raises `ValueError`, `KeyError` or `TypeError` for anything but what `to_json` gave."""
         coefficients = tuple(float(value) for value in saved["coefficients"])
         prior = StepTime(coefficients, int(saved["knee"]))  # type: ignore[arg-type]  # StepTime checks the length
-        return cls(prior, prior_weight=min(float(saved["steps"]), 200.0) + 8.0)
+        steps = float(saved["steps"])
+        if not steps >= 0:
+            raise ValueError(f"steps must be at least 0, got {steps}")
+        return cls(prior, prior_weight=min(steps, 200.0) + 8.0)
 
     def _features(self, work: StepWork) -> list[float]:
         tokens = work.prefill_tokens + work.decode_tokens

@@ -1,4 +1,7 @@
-"""The `sluice` command. Exit status: 0 done, 1 it could not be done, 2 it was asked for wrongly, 130 interrupted."""
+"""The `sluice` command.
+
+Exit status: 0 done, 1 it could not be done, 2 it was asked for wrongly, 130 interrupted, 141 nobody reads on.
+"""
 
 import logging
 import os
@@ -53,13 +56,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if strangers:
         namespace.parser.error(_unknown(strangers, namespace.parser))
     try:
-        return int(namespace.run(namespace))
+        status = int(namespace.run(namespace))
+        sys.stdout.flush()
+        return status
     except ASKED_WRONGLY as error:
         return _failed(error, 2)
     except CANNOT_BE_DONE as error:
         return _failed(error, 1)
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at the exit
+        return 141
 
 
 def _serve(namespace: Namespace) -> int:

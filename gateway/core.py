@@ -1,5 +1,6 @@
 """The core of a running gateway: as the settings want it, with what earlier runs learned of this model and device."""
 
+import asyncio
 import json
 import logging
 import os
@@ -20,7 +21,10 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def open_core(settings: Settings, model: LoadedModel) -> Iterator[WatchedCore]:
-    """The core; its step times are saved when the block is left. Raises `EventLogError` where it cannot be recorded."""
+    """The core, on the running loop; its step times are saved when the block is left.
+
+    Raises `EventLogError` where it cannot be recorded.
+    """
     path = settings.state_dir / "step_time" / f"{_file_name(model, settings)}.json"
     step_time = _load(path)
     config = core_config(settings)
@@ -28,7 +32,8 @@ def open_core(settings: Settings, model: LoadedModel) -> Iterator[WatchedCore]:
         if settings.event_log is None:
             yield WatchedCore(make_core(config, model.engine_config, step_time), step_time=step_time)
         else:
-            with EventLogFile(settings.event_log, settings.event_log_bytes) as file:
+            later = asyncio.get_running_loop().call_later
+            with EventLogFile(settings.event_log, settings.event_log_bytes, later=later) as file:
                 core = RecordedCore(config, model.engine_config, step_time, file.write)
                 yield WatchedCore(core, step_time=step_time)
     finally:

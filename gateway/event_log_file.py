@@ -1,7 +1,7 @@
 """The core's event log on disk, in segments of bounded size, and reading it back."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -10,6 +10,9 @@ from typing import Self, TextIO
 log = logging.getLogger(__name__)
 
 BUFFER_BYTES = 1 << 16
+UNSEEN_SECONDS = 0.5  # a line stays in the buffer for this long at the most
+
+Later = Callable[[float, Callable[[], None]], object]  # calls a function so many seconds from now
 
 
 class EventLogError(Exception):
@@ -21,13 +24,17 @@ class EventLogFile:
 
     A replay needs every segment since the start; `explain` makes do with what is there. A log that cannot be written
     any more, of a full disk for instance, ends there: the gateway serves on without one.
+
+    Lines are written in large pieces, and what is pending `UNSEEN_SECONDS` after the first of them.
     """
 
-    def __init__(self, path: Path, segment_bytes: int, keep: int = 8) -> None:
+    def __init__(self, path: Path, segment_bytes: int, keep: int = 8, later: Later = lambda _, __: None) -> None:
         """Begins a new log: what is at PATH from an earlier run is rotated away. Raises `EventLogError`."""
         self._path = path
         self._segment_bytes = segment_bytes
         self._keep = keep
+        self._later = later
+        self._is_due = False  # to be flushed
         self._written = 0
         self._has_failed = False
         try:
@@ -44,6 +51,18 @@ class EventLogFile:
             return
         try:
             self._append(line)
+        except OSError as error:
+            self._give_up(error)
+        if not self._is_due:
+            self._is_due = True
+            self._later(UNSEEN_SECONDS, self._flush)
+
+    def _flush(self) -> None:
+        self._is_due = False
+        if self._file.closed:
+            return
+        try:
+            self._file.flush()
         except OSError as error:
             self._give_up(error)
 
@@ -95,6 +114,8 @@ def read_event_log(path: Path) -> Iterator[str]:
                 yield from (line.rstrip("\n") for line in file if line.endswith("\n"))
     except OSError as error:
         raise EventLogError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise EventLogError(f"{path} is no event log: {error}") from None
 
 
 def _segments(path: Path) -> list[Path]:

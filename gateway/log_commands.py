@@ -4,7 +4,7 @@ from argparse import Namespace, _SubParsersAction
 from pathlib import Path
 from typing import Any
 
-from admission.event_log import ReplayMismatch, replay
+from admission.event_log import LogError, ReplayMismatch, replay
 from admission.explain import explain
 from gateway.event_log_file import EventLogError, read_event_log
 
@@ -19,7 +19,10 @@ def add_to(commands: "_SubParsersAction[Any]") -> None:
 
 
 def _explain(namespace: Namespace) -> int:
-    story = explain(read_event_log(namespace.log), namespace.request)
+    try:
+        story = explain(read_event_log(namespace.log), namespace.request)
+    except LogError as error:
+        raise EventLogError(f"{namespace.log}: {error}") from None
     if not story:
         raise EventLogError(
             f"{namespace.log} says nothing of {namespace.request}: is it the id of a response, in this log?"
@@ -35,5 +38,7 @@ def _replay(namespace: Namespace) -> int:
             count += 1
     except ReplayMismatch as error:
         raise EventLogError(f"{namespace.log}: not reproduced: {error}") from None
+    except LogError as error:
+        raise EventLogError(f"{namespace.log}: {error}") from None
     print(f"{count} entries reproduced to the byte")
     return 0

@@ -4,28 +4,33 @@ The core is the one that serves; only the device and the clock are simulated."""
 
 import sys
 from argparse import ArgumentTypeError, Namespace, _SubParsersAction
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
 from admission.simulation import picture
+from admission.simulation.arrival import Arrival
 from admission.simulation.assignment import Flood
 from admission.simulation.device import DEVICES, Device, find_device
 from admission.simulation.errors import OptionError
 from admission.simulation.json_report import to_json
-from admission.simulation.metrics import duration, number, percent
+from admission.simulation.metrics import duration, number, percent, printable
 from admission.simulation.page import NUM_COLOURS, page
 from admission.simulation.policy import SimulatedPolicy, parse_policy, policy_of
 from admission.simulation.recorder import Objective
 from admission.simulation.study import Results, Study, capacity
 from admission.simulation.table import table
 from admission.simulation.target import Target
-from admission.simulation.traces import READERS, read_trace
+from admission.simulation.traces import FORMATS, read_traffic
 from admission.simulation.workload import Workload
+from gateway.event_log_file import read_event_log
 from gateway.terms import terms_of
 from quotas.policy_file import SUFFIXES, read_policy
 
+DEFAULT_DEVICE = "llama3-8b-a100"
 NOTES = """\
 A policy is a policy file, or an ordering or settings joined by commas, with any field of the core's and the engine's
 configuration:
@@ -53,7 +58,7 @@ def add_to(commands: "_SubParsersAction[Any]") -> None:
 
 def _add_traffic(group: Any) -> None:
     group.add_argument("--trace", metavar="FILE", type=Path, required=True, help="requests and their lengths")
-    group.add_argument("--format", choices=["auto", *READERS], default="auto", help="of the trace (default: auto)")
+    group.add_argument("--format", choices=["auto", *FORMATS], default="auto", help="of the trace (default: auto)")
     group.add_argument("--requests", metavar="N", type=_count, help="use the first N, repeating the trace if need be")
     pace = group.add_mutually_exclusive_group()
     pace.add_argument("--speedup", metavar="X", type=_positive, default=1.0, help="times as fast as recorded")
@@ -84,7 +89,10 @@ def _add_policies(group: Any) -> None:
     group.add_argument("--policy", metavar="P", default="fair", help="(default: fair)")
     group.add_argument("--compare", metavar="P", action="append", default=[], help="another one; may be repeated")
     group.add_argument(
-        "--device", metavar="D", default="llama3-8b-a100", help=f"{', '.join(DEVICES)} or a JSON file of coefficients"
+        "--device",
+        metavar="D",
+        help=f"{', '.join(DEVICES)} or a JSON file of coefficients (default: the one that an event log was recorded "
+        f"on, as it was configured; else {DEFAULT_DEVICE})",
     )
     group.add_argument("--jobs", metavar="N", type=_count, default=1, help="runs at a time (default: 1)")
 
@@ -109,8 +117,9 @@ def _simulate(namespace: Namespace) -> int:
         picture.require()
     study = _study(namespace)
     results = study.run(_progress)
-    _write(namespace, results)
-    print(table(results))
+    facts = _facts(namespace, study)
+    _write(namespace, results, facts)
+    print(f"{facts}\n\n{table(results)}")
     return 0
 
 
@@ -127,19 +136,33 @@ def _policy(text: str, device: Device, option: str) -> SimulatedPolicy:
 
 
 def _study(namespace: Namespace) -> Study:
-    device = find_device(namespace.device)
+    traffic = read_traffic(namespace.trace, namespace.format, read_event_log)
+    device = _device(namespace.device, traffic.device)
     named = [("--policy", namespace.policy), *(("--compare", text) for text in namespace.compare)]
     if len(named) > NUM_COLOURS:
         raise OptionError("--compare", namespace.compare, f"at most {NUM_COLOURS} policies fit one comparison")
-    policies = tuple(_policy(text, device, option) for option, text in named)
-    workload = _at_load(namespace.load, _workload(namespace), policies[0], device)
+    policies = _told_apart([_policy(text, device, option) for option, text in named], [text for _, text in named])
+    workload = _at_load(namespace.load, _workload(namespace, traffic.arrivals), policies[0], device)
     objective = Objective(namespace.good_first_token, namespace.good_per_token)
     return Study(policies, workload, device, objective, namespace.seeds, namespace.jobs)
 
 
-def _workload(namespace: Namespace) -> Workload:
+def _told_apart(policies: Sequence[SimulatedPolicy], texts: Sequence[str]) -> tuple[SimulatedPolicy, ...]:
+    """Files of one name in several folders are called by their paths."""
+    counts = Counter(policy.name for policy in policies)
+    return tuple(
+        replace(policy, name=text) if counts[policy.name] > 1 or not policy.name else policy
+        for policy, text in zip(policies, texts, strict=True)
+    )
+
+
+def _device(name: str | None, recorded: Device | None) -> Device:
+    return recorded if name is None and recorded is not None else find_device(name or DEFAULT_DEVICE)
+
+
+def _workload(namespace: Namespace, arrivals: Sequence[Arrival]) -> Workload:
     return Workload(
-        trace=tuple(read_trace(namespace.trace, namespace.format)),
+        trace=tuple(arrivals),
         requests=namespace.requests,
         speedup=namespace.speedup,
         rate=namespace.rate,
@@ -152,18 +175,18 @@ def _workload(namespace: Namespace) -> Workload:
 
 
 def _at_load(load: float | None, workload: Workload, policy: SimulatedPolicy, device: Device) -> Workload:
-    """The trace sped up to `load` times the capacity, which a run of its own finds."""
+    """What is used of the trace, sped up to `load` times the capacity, which a run of its own finds."""
     if load is None:
         return workload
-    seconds = workload.trace[-1].time
+    used = replace(workload, trace=workload.trace[: workload.size])
+    seconds = used.trace[-1].time
     if seconds == 0:
         raise OptionError("--load", load, "the trace has no length in time to be sped up: use --rate")
-    return replace(workload, speedup=load * capacity(policy, workload, device) * seconds / len(workload.trace))
+    return replace(used, speedup=load * capacity(policy, used, device) * seconds / len(used.trace))
 
 
-def _write(namespace: Namespace, results: Results) -> None:
+def _write(namespace: Namespace, results: Results, facts: str) -> None:
     title = f"{namespace.trace.name}: {' and '.join(results.names)}"
-    facts = _facts(namespace, results.study)
     try:
         if namespace.json:
             namespace.json.write_text(
@@ -193,7 +216,7 @@ def _facts(namespace: Namespace, study: Study) -> str:
         f"flood of {flood.tenant}, {flood.rate:g} a second for {duration(flood.seconds)}" for flood in workload.floods
     ]
     parts.append(f"{study.seeds} seeds" if study.seeds > 1 else "1 seed")
-    return " · ".join(parts)
+    return printable(" · ".join(parts))
 
 
 def _progress(done: int, total: int) -> None:

@@ -56,7 +56,7 @@ def charts(results: Results) -> list[Chart]:
     objective = results.study.objective
     good = f"good: first token within {duration(objective.first_token)}, then {duration(objective.per_token)} a token"
     drawn: list[Chart] = [
-        _fates(runs, good),
+        _fates(runs, results.refusal_reasons, good),
         _distribution("Time to first token", "share of offered requests", runs, lambda s: s.first_token_curve),
         _distribution("Time between tokens", "share of tokens", runs, lambda s: s.interval_curve),
         _over_time("Requests waiting", "requests", number, runs, lambda s: (s.depth.interval, s.depth.values)),
@@ -67,13 +67,14 @@ def charts(results: Results) -> list[Chart]:
     return drawn
 
 
-def _fates(runs: Sequence[Runs], good: str) -> Bars:
-    reasons = sorted({reason for summaries in runs for summary in summaries for reason in summary.refusals})
+def _fates(runs: Sequence[Runs], reasons: Sequence[str], good: str) -> Bars:
     fates: dict[str, Callable[[Summary], float]] = {
         "good": lambda s: s.goodput,
         "completed, too slow": lambda s: s.completed / s.offered - s.goodput,
         **{f"refused: {reason}": _refused_for(reason) for reason in reasons},
     }
+    if any(s.given_up for summaries in runs for s in summaries):
+        fates["given up, too late"] = lambda s: s.given_up / s.offered
     if any(s.left for summaries in runs for s in summaries):
         fates["left waiting"] = lambda s: s.left / s.offered
     if any(s.lost for summaries in runs for s in summaries):
@@ -129,11 +130,12 @@ def _time_axis(longest: float) -> Axis:
 
 def _by_tenant(runs: Sequence[Runs]) -> list[Chart]:
     names = _names(runs)[:MOST_TENANTS]
+    weights = "weight" if len(runs) == 1 else "weight under the first policy"
     shares = {name: _of_tenant(name, lambda tenant: tenant.time_share) for name in names}
     tails = {name: _of_tenant(name, lambda tenant: tenant.first_token.p99) for name in names}
     goodput = {name: _of_tenant(name, lambda tenant: tenant.goodput) for name in names}
     return [
-        _bars("Engine time by tenant", "share of the busy time; the mark is the share by weight", percent, runs, shares,
+        _bars("Engine time by tenant", f"share of the busy time; the mark: by {weights}", percent, runs, shares,
               marks=_fair_shares(runs, names)),
         _bars("First token by tenant, p99", "", duration, runs, tails),
         _bars("Goodput by tenant", "share of its offered requests", percent, runs, goodput),

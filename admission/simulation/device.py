@@ -5,8 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from admission.core import CoreConfig
 from admission.simulation.errors import OptionError
 from admission.step_time import StepTime, StepWork
+from backend.config import EngineConfig
 
 Seconds = Callable[[StepWork], float]
 
@@ -54,6 +56,8 @@ class Device:
     seconds: Seconds
     rates: Piece  # without a fixed part; all >= 0
     kv_tokens: int  # what its memory holds beside the model
+    core: CoreConfig | None = None  # the settings that it was recorded with
+    engine: EngineConfig | None = None
 
 
 # Llama-3-8B on an A100 of 80 GB: microsoft/sarathi-serve, the profile of Agrawal et al. (2024); 128 KiB of KV a token.
@@ -80,9 +84,17 @@ def find_device(name: str) -> Device:
         raise OptionError("--device", name, reason) from None
 
 
+def device_of(name: str, model: StepTime, core: CoreConfig, engine: EngineConfig) -> Device:
+    """One that was recorded."""
+    return Device(name, model.seconds, _rates(model), engine.num_blocks * engine.block_size, core, engine)
+
+
 def _device_of(path: Path) -> Device:
     entry = json.loads(path.read_text(encoding="utf-8"))
-    _, prefill, decode, decode_context, prefill_context, _, _ = coefficients = tuple(entry["coefficients"])
-    model = StepTime(coefficients, int(entry.get("knee", 512)))
-    rates = Piece(0.0, prefill, decode, decode_context, prefill_context)
-    return Device(path.stem, model.seconds, rates, int(entry["kv_tokens"]))
+    model = StepTime(tuple(entry["coefficients"]), int(entry.get("knee", 512)))
+    return Device(path.stem, model.seconds, _rates(model), int(entry["kv_tokens"]))
+
+
+def _rates(model: StepTime) -> Piece:
+    _, prefill, decode, decode_context, prefill_context, _, _ = model.coefficients
+    return Piece(0.0, prefill, decode, decode_context, prefill_context)

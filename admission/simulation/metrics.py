@@ -1,6 +1,6 @@
 """What is printed of a run, and how: one row for each quantity."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from html import escape
 
@@ -108,6 +108,18 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
         Metric("simulated time", lambda s: s.seconds, duration),
     ),
 }
+
+
+def groups(reasons: Iterable[str]) -> dict[str, tuple[Metric, ...]]:
+    """All quantities, with those refused told apart by `reasons`."""
+    named = [Metric(f"refused: {reason}", _refused_for(reason), number) for reason in reasons]
+    after = next(place for place, metric in enumerate(GROUPS["requests"], 1) if metric.label == "refused")
+    requests = GROUPS["requests"]
+    return GROUPS | {"requests": (*requests[:after], *named, *requests[after:])}
+
+
+def _refused_for(reason: str) -> Callable[[Summary], float]:
+    return lambda summary: summary.refusals.get(reason, 0)
 
 
 def _or_dash(value: float | None) -> str:

@@ -1,7 +1,7 @@
 """A comparison as one HTML page that needs nothing else: no script, no font, no request, light and dark."""
 
 from admission.simulation.charts import Chart, charts
-from admission.simulation.metrics import GROUPS, TENANT_COLUMNS, escaped, with_spread
+from admission.simulation.metrics import TENANT_COLUMNS, escaped, groups, with_spread
 from admission.simulation.study import Results
 from admission.simulation.summary import spread
 from admission.simulation.svg import svg
@@ -29,13 +29,17 @@ figcaption p { font-size: 13px; min-height: 1.5em; }
 svg { display: block; width: 100%; height: auto; overflow: visible; }
 svg text { fill: var(--soft); font-size: 12px; font-variant-numeric: tabular-nums; }
 svg .group, svg .value { fill: var(--ink); font-size: 13px; }
+svg .value { paint-order: stroke; stroke: var(--paper); stroke-width: 5px; stroke-linejoin: round; }
 .grid { stroke: var(--rule); } .axis { stroke: var(--axis); }
 .curve { fill: none; stroke-width: 2; stroke-linejoin: round; }
 .whisker { stroke: var(--ink); stroke-width: 1.5; opacity: 0.55; } .mark { stroke: var(--ink); stroke-width: 2; }
 table { border-collapse: collapse; width: 100%; margin: 44px 0 0; font-variant-numeric: tabular-nums; }
 caption { text-align: left; font-weight: 600; font-size: 16px; padding-bottom: 8px; }
 th, td { text-align: right; padding: 4px 12px; border-bottom: 1px solid var(--rule); }
-th { font-weight: 600; } th:first-child, td:first-child { text-align: left; padding-left: 0; overflow-wrap: anywhere; }
+th { font-weight: 600; max-width: 14em; min-width: 5em; overflow-wrap: break-word; vertical-align: bottom; }
+td { white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; padding-left: 0; min-width: 13em; max-width: 26em;
+  white-space: normal; overflow-wrap: break-word; }
 tr.section th { padding-top: 16px; color: var(--soft); font-weight: 500; }
 .wide { overflow-x: auto; }
 """
@@ -70,7 +74,7 @@ def _figure(chart: Chart) -> str:
 def _table(results: Results) -> str:
     width = len(results.names) + 1
     rows = []
-    for group, metrics in GROUPS.items():
+    for group, metrics in groups(results.refusal_reasons).items():
         rows.append(f'<tr class="section"><th colspan="{width}">{escaped(group)}</th></tr>')
         for metric in metrics:
             cells = [with_spread(metric, spread(runs, metric.get)) for runs in results.runs]

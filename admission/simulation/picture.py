@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from math import ceil
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 from warnings import catch_warnings, filterwarnings
 
@@ -36,8 +37,8 @@ def save(results: Results, title: str, facts: str, path: Path) -> None:
     figure = Figure(figsize=(13, sum(heights) + 1.5), dpi=110, layout="constrained")
     parts: Any = figure.subfigures(2, 1, height_ratios=(1.2, sum(heights)))
     head, body = parts
-    head.text(0.02, 0.72, _plain(title), fontsize=17, fontweight="bold", color=_INK)
-    head.text(0.02, 0.47, _plain(facts), fontsize=10, color=_SOFT)
+    head.text(0.02, 0.72, _plain(shortened(title, 84)), fontsize=17, fontweight="bold", color=_INK)
+    head.text(0.02, 0.64, fill(_plain(facts), 160), fontsize=10, color=_SOFT, va="top")
     _key(head, results.names)
     axes = body.subplots(ceil(len(drawn) / _COLUMNS), _COLUMNS, squeeze=False, height_ratios=heights)
     for place, chart in zip(axes.flat, drawn, strict=False):
@@ -54,7 +55,8 @@ def save(results: Results, title: str, facts: str, path: Path) -> None:
 def _key(head: Any, names: Sequence[str]) -> None:
     from matplotlib.patches import Patch  # noqa: PLC0415 - as above
 
-    patches = [Patch(color=colour, label=_plain(name)) for name, colour in zip(names, _COLOURS, strict=False)]
+    labels = [_plain(shortened(name, 128 // len(names))) for name in names]
+    patches = [Patch(color=colour, label=label) for label, colour in zip(labels, _COLOURS, strict=False)]
     head.legend(handles=patches, loc="lower left", bbox_to_anchor=(0.012, 0.0), ncols=4, frameon=False, fontsize=11)
 
 
@@ -94,15 +96,16 @@ def _draw_bars(axes: Any, chart: Bars) -> None:
     longest = max((bar.high for group in chart.bars for bar in group if bar is not None), default=1.0) or 1.0
     for label, group, mark in zip(chart.groups, chart.bars, chart.marks, strict=True):
         top = place
+        if mark is not None:
+            axes.plot([mark, mark], [top - 0.55, top + len(group) - 0.45], color=_INK, linewidth=2)
         for bar, colour in zip(group, _COLOURS, strict=False):
             if bar is not None:
                 axes.barh(place, bar.median, height=0.8, color=colour)
                 axes.plot([bar.low, bar.high], [place, place], color=_INK, alpha=0.55, linewidth=1.5)
                 axes.text(max(bar.median, bar.high) + 0.012 * longest, place, chart.show(bar.median),
-                          va="center", fontsize=9, color=_INK)  # fmt: skip
+                          va="center", fontsize=9, color=_INK,
+                          bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8}, zorder=3)  # fmt: skip
             place += 1
-        if mark is not None:
-            axes.plot([mark, mark], [top - 0.55, place - 0.45], color=_INK, linewidth=2)
         labels.append(((top + place - 1) / 2, _plain(shortened(label, 28))))
         place += 0.8
     axes.set_ylim(place - 0.9, -0.9)

@@ -7,13 +7,13 @@ kv_tokens=10000                        memory in tokens instead of num_blocks
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any
 
 from admission.controller import Controller
-from admission.core import SCALES, CoreConfig, Order, Unit, make_core
+from admission.core import SCALES, CoreConfig, Order, make_core
 from admission.simulation.device import Device
 from admission.simulation.errors import OptionError
 from admission.simulation.target import NO_TARGET, Target
@@ -52,19 +52,20 @@ class SimulatedPolicy:
 
 
 def policy_of(name: str, terms: Terms, targets: tuple[Target, ...], device: Device) -> SimulatedPolicy:
-    """The default core under these terms."""
-    return SimulatedPolicy(name, CoreConfig(), _engine("--policy", {}, device.kv_tokens), terms, targets)
+    """The default core under these terms, or the one that the device was recorded with."""
+    return SimulatedPolicy(name, device.core or CoreConfig(), _engine("--policy", {}, device), terms, targets)
 
 
 def parse_policy(text: str, device: Device, option: str = "--policy") -> SimulatedPolicy:
-    """Raises `OptionError` naming the key."""
+    """What it does not say is as the device was recorded with, or the default. Raises `OptionError` naming the key."""
     values = _pairs(text, option)
-    engine = {key: values.pop(key) for key in _ENGINE_KEYS & values.keys()}
-    tokens = values.pop("kv_tokens", str(device.kv_tokens))
+    engine = {key: values.pop(key) for key in (_ENGINE_KEYS | {"kv_tokens"}) & values.keys()}
     try:
         settings: dict[str, Any] = {key: _value(option, CoreConfig, key, value) for key, value in values.items()}
-        settings = SCALES[settings.get("unit", Unit.ENGINE_TIME)]._asdict() | settings
-        return SimulatedPolicy(text, CoreConfig(**settings), _engine(option, engine, _integer(tokens)))
+        if "unit" in settings:
+            settings = SCALES[settings["unit"]]._asdict() | settings
+        core = replace(device.core or CoreConfig(), **settings)
+        return SimulatedPolicy(text, core, _engine(option, engine, device))
     except (ConfigError, ValueError) as error:
         raise OptionError(option, text, str(error)) from None
 
@@ -84,12 +85,22 @@ def _pairs(text: str, option: str) -> dict[str, str]:
     return pairs
 
 
-def _engine(option: str, given: Mapping[str, str], kv_tokens: int) -> EngineConfig:
-    values: dict[str, Any] = {"block_size": BLOCK_SIZE, "max_num_seqs": MAX_NUM_SEQS}
-    values |= {key: _value(option, EngineConfig, key, value) for key, value in given.items()}
-    values.setdefault("num_blocks", kv_tokens // values["block_size"])
-    values.setdefault("max_model_len", min(MAX_MODEL_LEN, values["num_blocks"] * values["block_size"]))
+def _engine(option: str, given: Mapping[str, str], device: Device) -> EngineConfig:
+    tokens = _integer(given["kv_tokens"]) if "kv_tokens" in given else device.kv_tokens
+    values = _engine_defaults(device)
+    values |= {key: _value(option, EngineConfig, key, value) for key, value in given.items() if key != "kv_tokens"}
+    values.setdefault("num_blocks", tokens // values["block_size"])
+    longest = device.engine.max_model_len if device.engine else MAX_MODEL_LEN
+    values.setdefault("max_model_len", min(longest, values["num_blocks"] * values["block_size"]))
     return EngineConfig(**values)
+
+
+def _engine_defaults(device: Device) -> dict[str, Any]:
+    """All but the sizes of its memory and of a context."""
+    if device.engine is None:
+        return {"block_size": BLOCK_SIZE, "max_num_seqs": MAX_NUM_SEQS}
+    names = {field.name for field in fields(EngineConfig)} - {"num_blocks", "max_model_len"}
+    return {name: getattr(device.engine, name) for name in names}
 
 
 def _value(option: str, config: type, key: str, text: str) -> object:

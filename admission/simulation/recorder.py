@@ -241,7 +241,7 @@ class Recorder:
         parts = {tenant: self._device.rates.marginal(work) for tenant, work in works.items()}
         total = sum(parts.values())
         for tenant, part in parts.items():
-            self.tenants[tenant].seconds += elapsed * part / total
+            self.tenants[tenant].seconds += elapsed * (part / total if total else 1 / len(parts))
 
     def _take(self, deltas: Sequence[Delta], now: float) -> None:
         previous, self._last_completion = self._last_completion, now

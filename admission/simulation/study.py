@@ -54,6 +54,11 @@ class Results:
     def names(self) -> tuple[str, ...]:
         return tuple(policy.name for policy in self.study.policies)
 
+    @property
+    def refusal_reasons(self) -> list[str]:
+        """That any run had."""
+        return sorted({reason for summaries in self.runs for summary in summaries for reason in summary.refusals})
+
 
 def run(
     policy: SimulatedPolicy, arrivals: Sequence[Arrival], device: Device, objective: Objective, seed: int = 1

@@ -5,6 +5,7 @@ from math import log10
 
 from admission.simulation.charts import Axis, Bars, Chart, Lines, Point
 from admission.simulation.metrics import NOTHING, escaped
+from admission.simulation.summary import Spread
 from admission.simulation.ticks import linear_ticks, log_ticks
 
 WIDTH = 540
@@ -88,30 +89,26 @@ def _bars(chart: Bars) -> str:
     for label, group, mark in zip(chart.groups, chart.bars, chart.marks, strict=True):
         parts.append(_text(0, y + 12, shortened(label), kind="group"))
         y += _LABEL_HEIGHT
-        top = y
+        top, figures = y, []
         for policy, bar in enumerate(group):
             if bar is None:
                 parts.append(_text(4, y + 12, NOTHING))
             else:
-                parts += _bar(x, y, policy, (bar.low, bar.median, bar.high), chart.show)
+                parts += _bar(x, y, policy, bar)
+                figures.append(_text(x(max(bar.median, bar.high)) + 7, y + 12, chart.show(bar.median), kind="value"))
             y += _BAR + _BAR_GAP
         if mark is not None:
             parts.append(_line(x(mark), top - 2, x(mark), y - _BAR_GAP + 2, "mark"))
+        parts += figures
         y += _GROUP_GAP
     return _element(y, chart.title, parts)
 
 
-def _bar(
-    x: Scale, y: float, policy: int, spread: tuple[float, float, float], show: Callable[[float], str]
-) -> list[str]:
-    low, median, high = spread
-    middle = y + _BAR / 2
-    parts = [
-        f'<rect x="0" y="{y:.1f}" width="{max(1.0, x(median)):.1f}" height="{_BAR}" rx="2" class="bar p{policy}"/>'
-    ]
-    if x(high) - x(low) > 2:
-        parts.append(_line(x(low), middle, x(high), middle, "whisker"))
-    parts.append(_text(max(x(median), x(high)) + 7, middle + 4.5, show(median), kind="value"))
+def _bar(x: Scale, y: float, policy: int, bar: Spread) -> list[str]:
+    width, low, high = max(1.0, x(bar.median)), x(bar.low), x(bar.high)
+    parts = [f'<rect x="0" y="{y:.1f}" width="{width:.1f}" height="{_BAR}" rx="2" class="bar p{policy}"/>']
+    if high - low > 2:
+        parts.append(_line(low, y + _BAR / 2, high, y + _BAR / 2, "whisker"))
     return parts
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from admission.simulation.metrics import GROUPS, TENANT_COLUMNS, Metric, printable, with_spread
+from admission.simulation.metrics import TENANT_COLUMNS, Metric, groups, printable, with_spread
 from admission.simulation.study import Results
 from admission.simulation.summary import spread
 
@@ -24,7 +24,7 @@ def table(results: Results) -> str:
 
 def _figures(results: Results) -> str:
     rows: list[list[str]] = [["", *results.names]]
-    for group, metrics in GROUPS.items():
+    for group, metrics in groups(results.refusal_reasons).items():
         rows.append([group])
         rows += [[f"  {metric.label}", *_cells(metric, results)] for metric in metrics]
     return _aligned(rows)

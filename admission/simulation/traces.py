@@ -1,45 +1,69 @@
 """Recorded traffic, one reader for each format. A reader yields arrivals in the order of the file, the first at 0 s.
 
-`azure`     CSV with TIMESTAMP, ContextTokens, GeneratedTokens: the Azure LLM inference traces (Patel et al., 2024)
+`azure`     CSV with TIMESTAMP, ContextTokens, GeneratedTokens: the Azure LLM inference traces of 2023 (Patel et al.,
+            2024) and of 2024 (Stojkovic et al., 2025), whose timestamps have a zone
 `mooncake`  JSON lines with timestamp in ms, input_length, output_length, hash_ids (Qin et al., 2024). Its timestamps
             are coarse: `Workload` spreads requests that share one.
-`sluice`    our own event log, whole: a replay of it tells how long every answer became. A request that was refused or
-            left before its end is taken to have wanted all it declared.
+`sluice`    our own event log, whole: see `recording`
 """
 
 import csv
 import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from admission.event_log import Entry, ReplayMismatch, replay
 from admission.simulation.arrival import Arrival
+from admission.simulation.device import Device
 from admission.simulation.errors import OptionError, TraceError
-from backend.sequence import FinishReason, Sequence
+from admission.simulation.recording import read_recording
 
+LogLines = Callable[[Path], Iterable[str]]  # of an event log, from its first segment on
 Reader = Callable[[Path], Iterator[Arrival]]
 
 _AZURE_FIELDS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)?")
+_NUMBER = re.compile(r"\s*\d{1,15}\s*")
+_MOST = 10**15 - 1  # tokens or milliseconds
 
 
-def read_trace(path: Path, format_name: str = "auto") -> list[Arrival]:
-    """All arrivals, by time. Raises `TraceError` naming the line, `OptionError` when the file cannot be opened."""
+class Traffic(NamedTuple):
+    """Arrivals by time, and the device that they were recorded on, where the trace says."""
+
+    arrivals: list[Arrival]
+    device: Device | None = None
+
+
+def _lines(path: Path) -> Iterator[str]:
+    with path.open(encoding="utf-8") as file:
+        yield from file
+
+
+def read_trace(path: Path) -> list[Arrival]:
+    """All arrivals, by time. Raises as `read_traffic` does."""
+    return read_traffic(path).arrivals
+
+
+def read_traffic(path: Path, format_name: str = "auto", log_lines: LogLines = _lines) -> Traffic:
+    """Raises `TraceError` naming the line, `OptionError` when the file cannot be opened."""
     try:
-        reader = READERS[_format_of(path) if format_name == "auto" else format_name]
-        arrivals = sorted(reader(path))
+        kind = _format_of(path) if format_name == "auto" else format_name
+        read = read_recording(path, log_lines(path)) if kind == "sluice" else Traffic(list(READERS[kind](path)))
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError("--trace", str(path), f"cannot be read ({error})") from None
-    if not arrivals:
+    if not read.arrivals:
         raise TraceError(path, 1, "there are no requests in this file")
+    arrivals = sorted(read.arrivals, key=itemgetter(slice(4)))
     start = arrivals[0].time
-    return [arrival._replace(time=arrival.time - start) for arrival in arrivals]
+    return Traffic([arrival._replace(time=arrival.time - start) for arrival in arrivals], read.device)
 
 
 def azure(path: Path) -> Iterator[Arrival]:
     """Raises `TraceError`."""
-    with path.open(newline="", encoding="utf-8") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:
         rows = csv.DictReader(file, strict=True)
         missing = [name for name in _AZURE_FIELDS if name not in (rows.fieldnames or ())]
         if missing:
@@ -57,20 +81,23 @@ def _azure_arrival(path: Path, line: int, row: dict[str, str]) -> Arrival:
     try:
         moment = _seconds(row["TIMESTAMP"])
     except (TypeError, ValueError):
-        raise TraceError(path, line, f"TIMESTAMP must be YYYY-MM-DD HH:MM:SS.f, got {row['TIMESTAMP']!r:.40}") from None
+        form = "YYYY-MM-DD HH:MM:SS.f, with a zone such as +00:00 or none"
+        raise TraceError(path, line, f"TIMESTAMP must be {form}, got {row['TIMESTAMP']!r:.40}") from None
     return Arrival(moment, prompt, output, session=line)
 
 
 def _seconds(timestamp: str) -> float:
-    """Since an arbitrary origin; more decimals than microseconds are kept."""
-    whole, _, fraction = timestamp.partition(".")
-    moment = datetime.fromisoformat(whole.replace(" ", "T") + "+00:00")
-    return moment.timestamp() + (float(f"0.{fraction}") if fraction else 0.0)
+    """Since an arbitrary origin; more decimals than microseconds are kept. Without a zone it is UTC."""
+    match = _TIMESTAMP.fullmatch(timestamp.strip())
+    if match is None:
+        raise ValueError("not a timestamp")
+    whole, fraction, zone = match.groups()
+    return datetime.fromisoformat(whole + (zone or "+00:00")).timestamp() + float(fraction or 0)
 
 
 def mooncake(path: Path) -> Iterator[Arrival]:
     """Raises `TraceError`. A session is the first block of hashes after the one that most requests begin with."""
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         for line, text in enumerate(file, 1):
             if text.strip():
                 yield _mooncake_arrival(path, line, text)
@@ -79,7 +106,7 @@ def mooncake(path: Path) -> Iterator[Arrival]:
 def _mooncake_arrival(path: Path, line: int, text: str) -> Arrival:
     try:
         entry: Any = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TraceError(path, line, f"not JSON: {error}") from None
     if not isinstance(entry, dict):
         raise TraceError(path, line, "must be an object with timestamp, input_length and output_length")
@@ -91,43 +118,19 @@ def _mooncake_arrival(path: Path, line: int, text: str) -> Arrival:
     return Arrival(milliseconds / 1000, prompt, output, session=session if isinstance(session, int) else line)
 
 
-def sluice(path: Path) -> Iterator[Arrival]:
-    """Raises `TraceError`."""
-    sequences: dict[str, Sequence] = {}
-    arrived: list[tuple[int, Entry]] = []
-    line = 0
-    with path.open(encoding="utf-8") as file:
-        try:
-            for line, entry in enumerate(replay(file, sequences), 1):
-                if entry[0] == "arrive":
-                    arrived.append((line, entry))
-        except ReplayMismatch as mismatch:
-            raise TraceError(path, line + 1, f"not reproduced ({mismatch})") from None
-        except (ValueError, TypeError, KeyError, IndexError) as error:
-            raise TraceError(path, line + 1, f"not an entry of an event log that is whole ({error})") from None
-    for line, (_, time, name, tenant, prompt, max_tokens, _, priority_class, *_, refusal) in arrived:
-        output = _answer_length(sequences.get(name), max_tokens, refusal)
-        yield Arrival(time, prompt, output, line, tenant, priority_class, max_tokens)
-
-
-def _answer_length(sequence: Sequence | None, max_tokens: int, refusal: str | None) -> int:
-    ended = sequence is not None and sequence.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
-    if sequence is None or refusal is not None or not ended:
-        return max_tokens
-    return max(1, len(sequence.output))
-
-
-READERS: dict[str, Reader] = {"azure": azure, "mooncake": mooncake, "sluice": sluice}
+READERS: dict[str, Reader] = {"azure": azure, "mooncake": mooncake}
+FORMATS = (*READERS, "sluice")
 
 
 def _format_of(path: Path) -> str:
     """By its first character: a JSON object, a JSON array, or the header of a table."""
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         return {"{": "mooncake", "[": "sluice"}.get(file.read(1), "azure")
 
 
 def _count(path: Path, line: int, name: str, value: object, at_least: int) -> int:
-    number = int(value) if isinstance(value, str) and value.strip().isdecimal() else value
-    if isinstance(number, int) and not isinstance(number, bool) and number >= at_least:
+    number = int(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
+    if isinstance(number, int) and not isinstance(number, bool) and at_least <= number <= _MOST:
         return number
-    raise TraceError(path, line, f"{name} must be an integer of at least {at_least}, got {value!r:.40}")
+    reason = f"must be an integer of at least {at_least} and at most 15 digits"
+    raise TraceError(path, line, f"{name} {reason}, got {value!r:.40}")

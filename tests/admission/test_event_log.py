@@ -5,7 +5,7 @@ from collections import deque
 import pytest
 
 from admission.core import PRIOR, CoreConfig, Memory, Order, Unit
-from admission.event_log import RecordedCore, ReplayMismatch, replay
+from admission.event_log import LogError, RecordedCore, replay
 from admission.outcome import Refused
 from admission.queue_bounds import QueueBounds
 from admission.step_time import StepTimeModel, StepWork
@@ -80,7 +80,7 @@ def test_a_deadline_that_passes_is_logged_with_the_plan_that_follows_and_no_othe
     core.arrive(late, 1.0)
     plans = [core.plan(3.0), core.plan(3.0)]
     assert all(plans) and core.take_ended() == [late]
-    assert [json.loads(line)[-1] for line in lines if line.startswith('["plan"')] == [["late"], []]
+    assert [json.loads(line)[-1] for line in lines if line.startswith('["plan"')] == [[["late", "expired"]], []]
     assert [json.dumps(entry, separators=(",", ":")) for entry in replay(lines)] == lines
 
 
@@ -116,7 +116,26 @@ def test_a_log_that_was_tampered_with_is_noticed_at_the_line() -> None:
     entry = json.loads(lines[number])
     entry[2] += 1
     lines[number] = json.dumps(entry, separators=(",", ":"))
-    with pytest.raises((ReplayMismatch, AssertionError)):
+    with pytest.raises(LogError) as error:
+        list(replay(lines))
+    assert error.value.line == number + 1
+
+
+@pytest.mark.parametrize(
+    ("place", "line", "message"),
+    [
+        (0, '["log",7]', "line 1: a log of version 7; this is version"),
+        (0, '["plan",12.5]', "line 1: the log begins in the middle"),
+        (3, "garbage", "line 4: not an entry of an event log"),
+        (3, "7", "line 4: not an entry of an event log"),
+        (3, '["arrive",1.0,"x"]', "line 4: not an entry of an event log"),
+        (3, '["finish",1.0,"nobody","cancelled"]', "line 4: not an entry of an event log"),
+    ],
+)
+def test_a_line_that_no_gateway_wrote_there_is_named(place: int, line: str, message: str) -> None:
+    lines = record(CONFIGS["fair"], 0)
+    lines[place] = line
+    with pytest.raises(LogError, match=message):
         list(replay(lines))
 
 

@@ -1,19 +1,24 @@
 import json
+from typing import Any
 
+import pytest
+
+from admission.event_log import VERSION, LogError
 from admission.explain import explain
 
+HEADER: list[Any] = ["log", VERSION, {}, {"overload": "deadline"}, [], 512]
 LOG = [
-    ["log", 2, {}, {}, [], 512],
+    HEADER,
     ["arrive", 1.0, "r-0", "acme", 15, 100, 100, 1, None, 0, None, None, None, 0.5, 2.25, None],
     ["plan", 1.5, 0, 3, 0, [], [], ["slots", "other-0"], None, []],
-    ["done", 2.0, 0, 0.1, ["other-9"]],
+    ["done", 2.0, 0, 0.1, ["other-9"], []],
     ["plan", 2.5, 1, 3, 0, [], [], ["memory", "r-0"], None, []],
     ["plan", 3.0, 2, 3, 0, [["r-0", 10]], [], None, None, []],
     ["plan", 3.1, 3, 3, 0, [["r-0", 5]], [], None, None, []],
     ["plan", 4.0, 4, 3, 0, [], ["r-0"], ["release", "r-0"], None, []],
     ["plan", 4.5, 5, 3, 0, [["r-0", 25]], [], None, None, []],
     ["arrive", 4.6, "x-0", "acme", 5, 10, 10, 0, None, 0, None, None, None, None, None, "QueueFull"],
-    ["done", 5.0, 5, 0.1, ["r-0"]],
+    ["done", 5.0, 5, 0.1, ["r-0"], []],
     ["finish", 5.1, "r-0", "cancelled"],
 ]
 LINES = [json.dumps(entry) for entry in LOG]
@@ -40,7 +45,7 @@ def test_the_story_says_when_why_and_how_long_a_request_waited() -> None:
 
 def test_a_tenant_that_is_passed_over_is_told_for_which_limit_of_its_own() -> None:
     log = [
-        ["log", 2, {}, {}, [], 512],
+        HEADER,
         ["arrive", 1.0, "r-0", "acme", 15, 100, 100, 1, None, 0, None, None, None, 0.5, 2.25, None],
         ["plan", 1.0, 0, 3, 0, [], [], None, {"acme": "allowance"}, []],
         ["plan", 1.5, 1, 3, 0, [], [], None, None, []],
@@ -55,7 +60,7 @@ def test_a_tenant_that_is_passed_over_is_told_for_which_limit_of_its_own() -> No
 
 def test_a_step_without_memory_is_told_by_whoever_gave_way_for_it() -> None:
     log = [*LOG[:7], ["lost", 3.5, 3, ["r-0"]], ["plan", 4.0, 3, 0, 0, [["r-0", 15]], [], None, None, []]]
-    assert explain(map(json.dumps, log), "r")[-4:] == [
+    assert explain(map(json.dumps, log), "r")[-5:-1] == [
         "    2.500 s  preempted: the device had no memory for step 3; it will be computed again",
         "    3.000 s  admitted after waiting 0.500 s",
         "             0.500 s: until the next step was planned",
@@ -69,3 +74,69 @@ def test_a_refusal_is_told() -> None:
 
 def test_a_request_that_the_log_does_not_know_has_no_story() -> None:
     assert explain(LINES, "nobody") == []
+
+
+def test_a_wait_that_ends_otherwise_than_with_a_slot_is_told_too() -> None:
+    log = [*LOG[:5], ["finish", 3.25, "r-0", "cancelled"]]
+    assert explain(map(json.dumps, log), "r")[3:] == [
+        "    2.250 s  left the queue after waiting 2.250 s",
+        "             1.000 s: behind others, because max_num_seqs sequences were running",
+        "             0.750 s: KV memory, or what those running may still need of it, had no room",
+        "             0.500 s: until the next step was planned",
+        "    2.250 s  cancelled: its client left, or an operator or the gateway ended it",
+    ]
+
+
+def test_whoever_has_not_ended_when_the_log_does_is_told_so() -> None:
+    assert explain(LINES[:5], "r")[3] == "    1.500 s  still waiting when the log ended, for 1.500 s"
+    assert explain(LINES[:6], "r")[-1] == "    2.000 s  had not ended when the log did"
+
+
+@pytest.mark.parametrize(
+    ("overload", "reason", "told"),
+    [
+        ("deadline", "expired", "given up: its deadline had passed, or could not be met any more"),
+        ("controlled_delay", "expired", "given up: the queue had stood for too long"),
+        ("deadline", "preempted", "ended: it lost its memory as often as it may, and nobody else could give any"),
+    ],
+)
+def test_whoever_was_given_up_is_told_why(overload: str, reason: str, told: str) -> None:
+    header = [*HEADER[:3], {"overload": overload}, *HEADER[4:]]
+    log = [header, LOG[1], ["plan", 1.5, 0, 3, 0, [], [], None, None, [["r-0", reason]]]]
+    assert explain(map(json.dumps, log), "r")[3:] == [
+        "    0.500 s  left the queue after waiting 0.500 s",
+        "             0.500 s: until the next step was planned",
+        f"    0.500 s  {told}",
+    ]
+
+
+def test_an_answer_that_has_all_its_tokens_has_ended() -> None:
+    log = [*LOG[:7], ["done", 3.5, 3, 0.1, [], ["r-0"]]]
+    assert explain(map(json.dumps, log), "r")[-1] == "    2.500 s  ended: it has as many tokens as it may"
+
+
+def test_deadlines_are_told() -> None:
+    arrival = [*LOG[1][:10], 3.0, 11.0, *LOG[1][12:]]
+    assert explain(map(json.dumps, [HEADER, arrival]), "r")[2:4] == [
+        "    0.000 s  its first token is of no use after 2.000 s",
+        "    0.000 s  its last token is of no use after 10.000 s",
+    ]
+
+
+@pytest.mark.parametrize("request_id", ["", "x", "cmpl", "cmpl-12", "cmpl-12-ab-", "0"])
+def test_the_beginning_of_an_id_is_no_id(request_id: str) -> None:
+    arrival = ["arrive", 1.0, "cmpl-12-ab-0", *LOG[1][3:]]
+    lines = list(map(json.dumps, [HEADER, arrival]))
+    assert explain(lines, request_id) == []
+    assert explain(lines, "cmpl-12-ab")[0] == explain(lines, "cmpl-12-ab-0")[0] == "cmpl-12-ab-0"
+
+
+@pytest.mark.parametrize("line", ["garbage", "7", "[]", '["arrive",1.0,"r-1"]', '["plan"]'])
+def test_a_line_that_is_no_entry_is_named(line: str) -> None:
+    with pytest.raises(LogError, match="line 3: not an entry"):
+        explain([*LINES[:2], line], "r")
+
+
+def test_a_log_of_another_version_is_not_guessed_at() -> None:
+    with pytest.raises(LogError, match="a log of version 3"):
+        explain(['["log",3]'], "r")

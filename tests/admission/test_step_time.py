@@ -76,3 +76,9 @@ def test_a_later_start_begins_where_this_one_ended() -> None:
 def test_coefficients_that_cannot_be_are_refused(values: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="7 finite coefficients"):
         StepTime(values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [{"knee": 0}, {"steps": -5}, {"steps": float("nan")}, {"coefficients": [1.0]}])
+def test_what_no_run_saved_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"knee|steps|coefficients"):
+        StepTimeModel.from_json(trained().to_json() | wrong)

@@ -1,6 +1,7 @@
 """The command: help that is quick and readable, one clear message for an error, and its exit status."""
 
 import errno
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -136,3 +137,11 @@ def test_the_version_is_told_in_two_ways(capsys: pytest.CaptureFixture[str]) -> 
 def test_help_does_not_wait_for_torch() -> None:
     code = "import sys, gateway.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_whoever_reads_no_further_ends_a_command_without_a_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with monkeypatch.context() as patched, os.fdopen(writer, "w") as closed:
+        patched.setattr(sys, "stdout", closed)
+        assert main(["version"]) == 141

@@ -1,4 +1,5 @@
 import errno
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,30 @@ def test_what_a_full_disk_leaves_unwritten_at_the_end_is_told(caplog: pytest.Log
     assert len(caplog.records) == 1
 
 
+def test_what_is_written_can_be_read_a_moment_later_and_costs_one_timer(tmp_path: Path) -> None:
+    timers: list[Callable[[], None]] = []
+    with EventLogFile(tmp_path / "log", 1 << 20, later=lambda _, call: timers.append(call)) as file:
+        for line in (HEADER, '["plan",1]'):
+            file.write(line)
+        (flush,) = timers
+        flush()
+        assert list(read_event_log(tmp_path / "log")) == [HEADER, '["plan",1]']
+        file.write('["plan",2]')
+        assert len(timers) == 2
+    timers[1]()
+    assert list(read_event_log(tmp_path / "log"))[-1] == '["plan",2]'
+
+
+def test_a_full_disk_is_told_when_what_is_pending_is_written(caplog: pytest.LogCaptureFixture) -> None:
+    timers: list[Callable[[], None]] = []
+    with EventLogFile(Path("/dev/full"), 1 << 20, later=lambda _, call: timers.append(call)) as file:
+        file.write("short")
+        timers[0]()
+        assert len(caplog.records) == 1
+        file.write("more")
+    assert len(caplog.records) == 1
+
+
 def test_a_segment_that_cannot_be_rotated_ends_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -82,6 +107,12 @@ def test_another_file_is_not_taken_for_a_log(tmp_path: Path, content: bytes) -> 
     (tmp_path / "other").write_bytes(content)
     with pytest.raises(EventLogError, match=r"other is no event log: it begins with '"):
         list(read_event_log(tmp_path / "other"))
+
+
+def test_a_log_with_bytes_that_are_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b'["log",1]\n["plan","\xff"]\n')
+    with pytest.raises(EventLogError, match="log is no event log"):
+        list(read_event_log(tmp_path / "log"))
 
 
 def test_a_log_that_is_not_there_is_named(tmp_path: Path) -> None:

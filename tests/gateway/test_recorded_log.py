@@ -45,8 +45,11 @@ def make_keys(state_dir: Path, *tenants: str) -> list[str]:
 
 
 def record(directory: Path, log: Path, keys: list[str]) -> Recording:
+    """While the server runs its log can be read, up to what has just happened."""
     with running_server(directory, *FLAGS, f"--event-log={log}") as server:
-        return Recording(log, traffic(server, keys))
+        waited = traffic(server, keys)
+        eventually(lambda: any(f'"{waited}-0"' in line for line in read_event_log(log)))
+        return Recording(log, waited)
 
 
 def traffic(server: ServerProcess, keys: list[str]) -> str:

@@ -1,10 +1,19 @@
 """`sluice simulate`: from files to files, and one clear line for what is wrong."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from admission.core import PRIOR, CoreConfig, Overload
+from admission.event_log import RecordedCore
+from admission.simulation.arrival import Arrival
+from admission.simulation.device import DEVICES
+from admission.simulation.loop import Loop
+from admission.simulation.recorder import Objective, Recorder
+from admission.step_time import StepTimeModel
+from backend.config import EngineConfig
 from gateway.cli import main
 
 
@@ -46,6 +55,85 @@ def test_a_policy_file_is_a_policy_and_so_is_its_edit(
     files[1].write_text("classs: {}")
     assert main(["simulate", *traffic, *flags]) == 2
     assert "edited.yaml:1:1" in capsys.readouterr().err
+
+
+def test_the_load_is_of_that_part_of_the_trace_which_is_used(tmp_path: Path) -> None:
+    """Its first half comes ten times as fast as the other, and is as long in tokens."""
+    trace, half = tmp_path / "t.jsonl", tmp_path / "half.jsonl"
+    times = [*range(0, 3000, 100), *range(4000, 34000, 1000)]
+    lines = [json.dumps({"timestamp": time, "input_length": 100, "output_length": 9}) for time in times]
+    trace.write_text("\n".join(lines))
+    half.write_text("\n".join(lines[:30]))
+    reports = [tmp_path / "a.json", tmp_path / "b.json"]
+    for path, report in zip((trace, half), reports, strict=True):
+        assert main(["simulate", "--trace", str(path), "--requests", "30", "--load", "1.5", "--json", str(report)]) == 0
+    one, other = (json.loads(report.read_text())["policies"] for report in reports)
+    assert one == other
+
+
+def test_files_of_one_name_are_told_apart_by_their_folders(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / folder / "policy.yaml" for folder in ("now", "edited")]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text("tenants: {heavy: {weight: 1}}")
+    assert main(["simulate", "--trace", str(trace), "--policy", str(files[0]), "--compare", str(files[1])]) == 0
+    printed = capsys.readouterr().out
+    assert all(str(file) in printed for file in files)
+
+
+def test_what_was_refused_is_told_by_its_reason(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--policy", "overload=bounded,max_waiting=2,max_num_seqs=1", "--speedup", "20"]
+    assert main(["simulate", "--trace", str(trace), *flags]) == 0
+    assert "refused: QueueFull" in capsys.readouterr().out
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """Of a slow machine with two slots: two requests that fill them, one that waits, one too many. Cut off, rotated."""
+    lines: list[str] = []
+    engine = EngineConfig(num_blocks=64, max_model_len=512, max_num_seqs=2)
+    config = CoreConfig(max_waiting=1, overload=Overload.BOUNDED)
+    core = RecordedCore(config, engine, StepTimeModel(PRIOR), lines.append)
+    slow = replace(DEVICES["llama3-8b-a100"], seconds=lambda _: 0.02)
+    arrivals = [Arrival(0.1 * n, 20, 200, tenant="acme", max_tokens=200) for n in range(4)]
+    Loop(core, slow, Recorder(slow, Objective(), {}), 512).run(arrivals)
+    path = tmp_path / "events.log"
+    Path(f"{path}.1").write_text("".join(f"{line}\n" for line in lines[:9]))
+    path.write_text("".join(f"{line}\n" for line in lines[9:]) + '["plan",99')
+    return path
+
+
+def test_an_event_log_is_simulated_on_the_machine_that_recorded_it(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy, report = tmp_path / "policy.yaml", tmp_path / "report.json"
+    policy.write_text("tenants: {acme: {weight: 2}}")
+    flags = ["--policy", str(policy), "--compare", "max_num_seqs=4", "--json", str(report)]
+    assert main(["simulate", "--trace", str(log), *flags]) == 0
+    as_it_was, wider = json.loads(report.read_text())["policies"]
+    assert (as_it_was["engine"]["num_blocks"], as_it_was["engine"]["max_num_seqs"]) == (64, 2)
+    assert as_it_was["core"]["max_waiting"] == 1 and as_it_was["runs"][0]["refusals"] == {"QueueFull": 1}
+    assert as_it_was["runs"][0]["interval"]["p50"] == pytest.approx(0.02, rel=0.1)
+    assert wider["engine"]["max_num_seqs"] == 4 and not wider["runs"][0]["refusals"]
+    assert "device as recorded" in capsys.readouterr().out
+
+
+def test_an_event_log_can_be_simulated_on_another_device(log: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    assert main(["simulate", "--trace", str(log), "--device", "llama3-8b-a100", "--json", str(report)]) == 0
+    (policy,) = json.loads(report.read_text())["policies"]
+    assert policy["engine"]["max_num_seqs"] > 2 and not policy["runs"][0]["refusals"]
+
+
+def test_a_device_on_which_work_costs_nothing_shares_its_steps_evenly(trace: Path, tmp_path: Path) -> None:
+    device, report = tmp_path / "flat.json", tmp_path / "report.json"
+    device.write_text(json.dumps({"coefficients": [0.01, 0, 0, 0, 0, 0, 0], "kv_tokens": 5000}))
+    flags = ["--device", str(device), "--tenants", "3", "--json", str(report)]
+    assert main(["simulate", "--trace", str(trace), *flags]) == 0
+    (policy,) = json.loads(report.read_text())["policies"]
+    assert sum(tenant["time_share"] for tenant in policy["runs"][0]["tenants"]) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(

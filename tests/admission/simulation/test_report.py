@@ -8,14 +8,18 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from admission.simulation import picture
-from admission.simulation.charts import charts
+from admission.simulation.charts import Bars, charts
 from admission.simulation.errors import SimulationError
 from admission.simulation.json_report import to_json
 from admission.simulation.metrics import GROUPS, duration, number, percent
 from admission.simulation.page import page
+from admission.simulation.policy import parse_policy
+from admission.simulation.recorder import Objective
+from admission.simulation.study import Study
 from admission.simulation.svg import svg
 from admission.simulation.table import table
-from tests.admission.simulation.runs import compared
+from admission.simulation.workload import Workload
+from tests.admission.simulation.runs import DEVICE, TRACE, compared
 
 HOSTILE = "<script>alert(1)</script>&\"'$\\frac\x1b[31m"
 
@@ -55,6 +59,20 @@ def test_a_run_in_which_everything_was_refused_still_has_a_report(tmp_path: Path
     assert "TooLong" in page(results, "t", "f") and table(results)
     to_json(results, {})
     picture.save(results, "t", "f", tmp_path / "p.png")
+
+
+def test_the_chart_of_fates_leaves_nobody_out() -> None:
+    """Requests are refused, given up, completed, and leave."""
+    trace = tuple(arrival._replace(done_within=20.0) for arrival in TRACE)
+    workload = Workload(trace, speedup=40.0, patience=1.5)
+    texts = ("overload=controlled_delay,max_num_seqs=2", "overload=bounded,max_num_seqs=2,max_waiting=9", "fair")
+    policies = tuple(parse_policy(text, DEVICE) for text in texts)
+    results = Study(policies, workload, DEVICE, Objective()).run()
+    fates = charts(results)[0]
+    assert isinstance(fates, Bars)
+    assert {"given up, too late", "refused: QueueFull", "left waiting"} <= set(fates.groups)
+    for n in range(len(texts)):
+        assert sum(bars[n].median for bars in fates.bars if bars[n]) == pytest.approx(1.0)
 
 
 def test_the_picture_is_a_png(tmp_path: Path) -> None:
