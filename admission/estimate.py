@@ -2,7 +2,8 @@
 
     first token = steps in flight + max(prefill, places) + half a step          seconds from now
     prefill     = (prefill in progress + waiting ahead in policy order + its own) / tokens a step * step
-    last token  = first token + output quantile * step
+    last token  = first token + full * step + (output quantile - full) * min(step, max(own step, recent steps))
+    full        = steps until all that waits is prefilled, at most the output quantile
 
 A step carries what the decodes and the promised intervals leave of the token budget. Under the fair queue, what is
 ahead of a newcomer is its tenant's own waiting work before it and, of every other tenant, no more than its credit lets
@@ -107,7 +108,8 @@ class Estimator:
         wait = max(prefill, self._wait_for_place(sequence, own + others, step) + prompt)
         first = self._pipeline.remaining(now) + wait + step.seconds / 2
         output = self._lengths.quantile(sequence.tenant, sequence.max_tokens, OUTPUT_QUANTILE)
-        return Estimate(first, first + (output - 1) * step.seconds, own * a_token, prompt, typical, head_start)
+        last = first + self._decoding(output - 1, sequence, step)
+        return Estimate(first, last, own * a_token, prompt, typical, head_start)
 
     def alone(self, sequence: Sequence) -> float:
         """Seconds of prefill on a machine that does nothing else: no schedule is faster."""
@@ -131,6 +133,12 @@ class Estimator:
         room = max(1, self._pace.prefill_room(decodes, context, interval, budget).fits(mean_context, budget))
         work = StepWork(room, decodes, context, mean_context, room * mean_context)
         return _Step(room, self._model.fitted.seconds(work), in_progress)
+
+    def _decoding(self, tokens: float, sequence: Sequence, step: _Step) -> float:
+        """Seconds of so many steps: full ones while prompts wait, then such as there were lately, or its own alone."""
+        full = min(tokens, (step.in_progress + self._backlog.total.tokens) / step.room)
+        alone = self._model.fitted.seconds(StepWork(decode_tokens=1, decode_context=sequence.num_tokens))
+        return full * step.seconds + (tokens - full) * min(step.seconds, max(alone, self._pipeline.typical))
 
     def _ahead(self, sequence: Sequence, now: float, head_start: float) -> tuple[float, float]:
         """Waiting tokens that are computed before the newcomer's: of its own tenant, and of others."""

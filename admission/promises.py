@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from admission.conformal import ADAPTATION_RATE, Conformal
+from admission.conformal import Conformal
 from admission.estimate import Estimate
 from backend.sequence import Sequence
 
 CONFIDENCE = 0.9  # of the bounds that clients are told
 DONE_CONFIDENCE = 0.5  # that one admitted is done by its deadline: an answer that is cut short was computed in vain
 LAST_RATE = 0.003  # of adaptation; a third of what first tokens have
-SHORTEST = 1e-3  # seconds; no error is taken relative to a shorter estimate
+FIRST_RELATIVE_FROM, LAST_RELATIVE_FROM = 0.5, 1e-3  # seconds; no error is taken relative to a shorter estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,23 +38,30 @@ class Promise:
 
 
 class Calibration:
-    """Bounds on first or on last tokens of one class, and the residuals that they are learned from.
+    """Bounds on first or on last tokens of one class.
 
-    Residuals of last tokens grow with what is estimated and are multiples of it (locally weighted conformal prediction:
-    Papadopoulos et al., 2002; Lei et al., 2018). They come in late, so that what adapts to them has to be slow.
+    Errors grow with what is estimated. Only a first token's deadline is held against errors in seconds: in proportion
+    they would be held against long prompts, whose estimates are long. Last tokens come in late, so that what adapts to
+    them has to be slow.
     """
 
-    def __init__(self, decisive: float, *, is_last: bool) -> None:
-        rate = LAST_RATE if is_last else ADAPTATION_RATE
-        self._told, self._likely = Conformal(CONFIDENCE, rate), Conformal(decisive, rate)
-        self._is_last = is_last
+    def __init__(self, told: Conformal, likely: Conformal) -> None:
+        self._told, self._likely = told, likely
         self.kept = 0
         self.broken = 0
 
+    @classmethod
+    def of_first_tokens(cls, confidence: float) -> "Calibration":
+        return cls(Conformal(CONFIDENCE, relative_from=FIRST_RELATIVE_FROM), Conformal(confidence))
+
+    @classmethod
+    def of_last_tokens(cls) -> "Calibration":
+        told, likely = (Conformal(c, LAST_RATE, LAST_RELATIVE_FROM) for c in (CONFIDENCE, DONE_CONFIDENCE))
+        return cls(told, likely)
+
     def bounds(self, estimate: float) -> Bounds:
-        unit = self._unit(estimate)
-        told, likely = (unit * conformal.bound(estimate / unit) for conformal in (self._told, self._likely))
-        return Bounds(estimate, told, likely)
+        likely = self._likely.bound(estimate)
+        return Bounds(estimate, max(self._told.bound(estimate), likely), likely)
 
     def came(self, given: Bounds, seconds: float) -> None:
         """The token, after so many seconds."""
@@ -71,17 +78,11 @@ class Calibration:
     def gave_up(self, given: Bounds, seconds: float) -> None:
         """After so many seconds nobody waits any more; whether the bound would have held is not always known."""
         self.broken += seconds > given.told
-        unit = self._unit(given.estimate)
-        self._learn(given, given.estimate + unit * self._told.beyond((seconds - given.estimate) / unit))
+        self._learn(given, self._told.beyond(given.estimate, seconds))
 
     def _learn(self, given: Bounds, seconds: float, *, is_miss: bool = False) -> None:
-        residual = (seconds - given.estimate) / self._unit(given.estimate)
-        self._told.observe(residual, is_miss or seconds > given.told)
-        self._likely.observe(residual, is_miss or seconds > given.likely)
-
-    def _unit(self, estimate: float) -> float:
-        """Seconds."""
-        return max(estimate, SHORTEST) if self._is_last else 1.0
+        self._told.observe(given.estimate, seconds, is_miss or seconds > given.told)
+        self._likely.observe(given.estimate, seconds, is_miss or seconds > given.likely)
 
 
 class Promises:
@@ -139,12 +140,12 @@ class Promises:
 
     def _first_of(self, priority_class: int) -> Calibration:
         if priority_class not in self._first:
-            self._first[priority_class] = Calibration(self._decisive, is_last=False)
+            self._first[priority_class] = Calibration.of_first_tokens(self._decisive)
         return self._first[priority_class]
 
     def _last_of(self, priority_class: int) -> Calibration:
         if priority_class not in self._last:
-            self._last[priority_class] = Calibration(DONE_CONFIDENCE, is_last=True)
+            self._last[priority_class] = Calibration.of_last_tokens()
         return self._last[priority_class]
 
 

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from admission.controller import Controller
-from admission.core import CoreConfig, Overload, make_core
+from admission.core import PRIOR, CoreConfig, Overload, make_core
 from admission.estimate import Estimate
+from admission.step_time import StepWork
 from backend.config import EngineConfig
 from backend.sampling import SamplingParams
 from backend.sequence import Sequence
@@ -62,6 +63,30 @@ def test_more_backlog_never_lowers_an_estimate(
     after = estimate(core, asked, looked_at)
     nearly = 1 - 1e-9
     assert after.first_token >= nearly * before.first_token and after.last_token >= nearly * before.last_token
+
+
+def decoding(core: Controller) -> float:
+    """Expected seconds from a newcomer's first token to its last, the 100th."""
+    expected = core.room.control._estimator.of(sequence("asked", "other", 10), NOW)
+    return expected.last_token - expected.first_token
+
+
+def test_an_answer_on_an_idle_machine_is_expected_in_steps_of_its_own() -> None:
+    own = PRIOR.seconds(StepWork(decode_tokens=1, decode_context=10))
+    assert decoding(core_with([])) == pytest.approx(99 * own)
+
+
+def test_an_answer_is_expected_in_full_steps_while_prompts_wait_and_then_in_such_as_were_lately() -> None:
+    few, many = (core_with([("a", 8000, 0)] * count) for count in (4, 500))
+    idle, full = decoding(core_with([])), decoding(many)
+    room = few.scheduler.token_budget
+    assert full == pytest.approx(99 * PRIOR.seconds(StepWork(room, 0, 0, 5, room * 5)))
+    share = 4 * 8000 / room / 99
+    assert decoding(few) == pytest.approx(share * full + (1 - share) * idle)
+    few.room._pipeline.typical = idle / 99 * 2
+    assert decoding(few) == pytest.approx(share * full + (1 - share) * 2 * idle)
+    few.room._pipeline.typical = full
+    assert decoding(few) == pytest.approx(full), "no step is expected to be more than full"
 
 
 def test_of_tenants_that_are_alike_a_few_speak_for_all() -> None:

@@ -36,13 +36,13 @@ def test_a_class_of_which_nothing_is_known_is_told_the_estimate_with_a_margin() 
     assert (promise.first.told, promise.last.told) == (1 + COLD_MARGIN, 10 * (1 + COLD_MARGIN))
 
 
-def test_first_tokens_are_late_by_seconds_and_last_ones_in_proportion() -> None:
+def test_clients_are_told_in_proportion_and_a_first_token_is_decided_by_seconds() -> None:
     promises = Promises(0.4)
     for _ in range(ENOUGH):
         answered(promises, estimate(1.0, 10.0), first=1.5, last=5.0)
     promise = promises.promise(0, estimate(3.0, 40.0), 0.0)
-    assert promise.first.told == pytest.approx(3.5)
-    assert promise.last.told == pytest.approx(20.0)
+    assert (promise.first.likely, promise.first.told) == (pytest.approx(3.5), pytest.approx(4.5))
+    assert promise.last.likely == promise.last.told == pytest.approx(20.0)
 
 
 def test_a_last_token_is_never_told_to_come_before_the_first() -> None:
