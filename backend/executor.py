@@ -21,7 +21,8 @@ class Executor(Protocol):
         """Queue a step behind those launched before, without waiting for it.
 
         Raises `MemoryExhausted` when there is no memory for it. Steps launched behind it are then not waited for, and
-        the next has its number or a lower one: it stands in its place.
+        the next has its number or a lower one: it stands in its place. So it is when the caller gives up what is in
+        flight, wherever it was interrupted, and begins anew with step 0.
         """
         ...
 

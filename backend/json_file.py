@@ -1,13 +1,13 @@
 """The JSON files of a model directory, read so that every complaint names the file, the key and the value."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 from backend.errors import ModelLoadError
 
 MOST = 2**31  # more than any count in a model
+_SMALLEST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal numbers of float32, in which models compute
 
 
 class JsonFile:
@@ -53,10 +53,10 @@ class JsonFile:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number above zero."""
+        """A number above zero, within the range of float32."""
         value = self._or_default(key, default)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
-            raise self.wrong(key, "a finite number above 0 is expected")
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not _SMALLEST <= value <= _LARGEST:
+            raise self.wrong(key, "a finite number above 0, within the range of float32, is expected")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:

@@ -87,8 +87,8 @@ class LLM:
         """Continue every prompt; completions come in the order of the prompts.
 
         `sampling` is shared, or one for each prompt; None is greedy until the model ends its text. Raises
-        `InvalidRequest` before anything runs when a prompt does not fit or is none. When it is interrupted while the
-        device computes, these completions are lost, and others may be asked for.
+        `InvalidRequest` before anything runs when a prompt does not fit or is none. When it is interrupted, these
+        completions are lost, and others may be asked for.
         """
         if isinstance(prompts, str):
             raise InvalidRequest("prompts is one text; a list of prompts is expected", "prompts")
@@ -101,15 +101,9 @@ class LLM:
             with _bar(len(texts), progress) as bar:
                 self._run(lambda delta: bar.update(by_sequence[delta[0]].take(delta, self.scheduler)))
         except BaseException:
-            self._start_over()
+            self._begin()
             raise
         return [text.completion() for text in texts]
-
-    def _start_over(self) -> None:
-        try:
-            self._loop.abandon()
-        finally:
-            self._begin()
 
     def step(self) -> list[Delta]:
         """The tokens of the oldest step in flight; those that follow it are planned and launched first."""

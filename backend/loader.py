@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from backend.checkpoint import Checkpoint
 from backend.config import EngineConfig
 from backend.device_memory import check_room, expected_memory, free_and_total, measured_memory
 from backend.errors import ConfigError
@@ -19,6 +18,7 @@ from backend.model import Decoder
 from backend.model_config import ModelConfig, read_model_config
 from backend.model_runner import ModelRunner
 from backend.paged_kv.kv_cache import KVCache, block_bytes
+from backend.shards import Shards
 from backend.sizing import DEVICE_TOKEN_BUDGET, EngineOptions, free_memory, size_engine
 from backend.tokenizer import Tokenizer
 from backend.weights import Weights, load_weights
@@ -155,7 +155,7 @@ def _size_measured(
 def _load(
     directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, progress: Progress
 ) -> Weights:
-    total = Checkpoint(directory).num_bytes
+    total = Shards(directory).num_bytes
     done = 0
 
     def advance(num_bytes: int) -> None:

@@ -5,11 +5,14 @@ The keys are those of transformers, old (`rope_theta`, `rope_scaling`, `torch_dt
 """
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from backend.errors import ModelLoadError
-from backend.json_file import JsonFile
+from backend.json_file import MOST, JsonFile
+from backend.shards import Shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +52,11 @@ class ModelConfig:
     mlp_bias: bool
     qk_norm: bool
     tie_word_embeddings: bool
-    torch_dtype: str  # as stored: "float32", "float16", "bfloat16"
+    torch_dtype: str  # as stored: "float32", "float16", "bfloat16"; float32 where nothing says
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     full_attention_layers: frozenset[int] = frozenset()  # layers that ignore the sliding window
+    dtype_said_by: Literal["config", "weights", "nothing"] = "config"
 
     def window(self, layer: int) -> int | None:
         """How many positions back, itself included, a query of `layer` sees; None: all of them."""
@@ -110,6 +114,7 @@ def read_model_config(directory: Path) -> ModelConfig:
     for key, neutral in _NEUTRAL.items():
         _refuse_unless_neutral(file, key, neutral)
     heads = file.integer("num_attention_heads")
+    dtype, said_by = _dtype(directory, file)
     attention_bias = family.bias_keys and file.flag("attention_bias", default=False)
     rope = file.nested("rope_scaling") or file.nested("rope_parameters")
     max_position = file.integer("max_position_embeddings")
@@ -134,21 +139,28 @@ def read_model_config(directory: Path) -> ModelConfig:
         mlp_bias=family.mlp_bias_key and file.flag("mlp_bias", default=False),
         qk_norm=family.qk_norm,
         tie_word_embeddings=file.flag("tie_word_embeddings", default=False),
-        torch_dtype=_dtype(file),
+        torch_dtype=dtype,
         bos_token_id=None if file.get("bos_token_id") is None else file.integer("bos_token_id", minimum=0),
         eos_token_ids=_eos_token_ids(directory, file),
         full_attention_layers=full_layers,
+        dtype_said_by=said_by,
     )
-    _check_heads(file, config)
+    _check_whole(file, config)
     return config
 
 
 def _architecture(file: JsonFile) -> str:
-    names = file.get("architectures")
-    known = [family for family in _FAMILIES if family in names] if isinstance(names, list) else []
+    """The family's causal model; its base model saved by itself, `LlamaModel`, has the same decoder."""
+    said = file.get("architectures")
+    names = said if isinstance(said, list) else []
+    known = [family for family in _FAMILIES if family in names or _base_of(family) in names]
     if len(known) != 1:
         raise file.wrong("architectures", f"one of {', '.join(_FAMILIES)} is supported")
     return known[0]
+
+
+def _base_of(family: str) -> str:
+    return family.removesuffix("ForCausalLM") + "Model"
 
 
 def _refuse_unless_neutral(file: JsonFile, key: str, neutral: tuple[object, ...]) -> None:
@@ -169,7 +181,7 @@ def _head_dim(file: JsonFile, family: _Family, heads: int) -> int:
     return head_dim
 
 
-def _check_heads(file: JsonFile, config: ModelConfig) -> None:
+def _check_whole(file: JsonFile, config: ModelConfig) -> None:
     if config.num_heads % config.num_kv_heads:
         raise file.wrong("num_key_value_heads", f"it must divide num_attention_heads {config.num_heads}")
     beyond = [token for token in config.eos_token_ids if token >= config.vocab_size]
@@ -178,14 +190,30 @@ def _check_heads(file: JsonFile, config: ModelConfig) -> None:
             f"{file.path}: eos_token_id {beyond[0]} lies outside the vocabulary of {config.vocab_size} tokens; "
             f"correct it here or in generation_config.json"
         )
+    if config.max_position >= MOST:
+        raise ModelLoadError(
+            f"{file.path}: its rope scaling makes a context of {config.max_position:.3g} positions; fewer than "
+            f"{MOST:,} are expected: correct its factor"
+        )
 
 
-def _dtype(file: JsonFile) -> str:
+def _dtype(directory: Path, file: JsonFile) -> tuple[str, Literal["config", "weights", "nothing"]]:
+    """The checkpoint's type and what says so: config.json, else the headers of the weights that are at hand."""
     key = "dtype" if file.get("dtype") is not None else "torch_dtype"
-    value = file.get(key) or "float32"
+    value = file.get(key)
+    if value is None:
+        stored = _stored_dtype(directory)
+        return (stored, "weights") if stored else ("float32", "nothing")
     if value not in _DTYPES:
         raise file.wrong(key, f"one of {', '.join(_DTYPES)} is supported")
-    return str(value)
+    return str(value), "config"
+
+
+def _stored_dtype(directory: Path) -> str | None:
+    """None for weights that are not there, or cannot be read: what is wrong shows when they are loaded."""
+    with suppress(ModelLoadError):
+        return Shards(directory).dtype
+    return None
 
 
 def _eos_token_ids(directory: Path, config: JsonFile) -> tuple[int, ...]:
@@ -267,7 +295,7 @@ def _yarn(rope: JsonFile, original: int, max_position: int) -> RopeScaling:
         original,
         beta_fast=rope.number("beta_fast", default=32.0),
         beta_slow=rope.number("beta_slow", default=1.0),
-        truncate=rope.flag("truncate", default=True),
+        truncate=rope.flag("truncate", default=not rope.mentions("truncate")),  # null is false, as in transformers
         attention_factor=rope.number("attention_factor", default=_yarn_attention_factor(rope, factor)),
     )
 

@@ -64,7 +64,8 @@ class ModelRunner:
     block table, its last token) is read and written by that work alone, in the order of the launches.
 
     A step for which there is no memory has written nothing that it would not write again, up to its last tokens, which
-    take none. It may be launched once more under its number, or another in its place.
+    take none. It may be launched once more under its number, or another in its place. A number that is not above those
+    before begins anew: nobody waits for what is in flight.
     """
 
     def __init__(self, decoder: Decoder, kv: KVCache, config: EngineConfig, lane: Lane | None = None) -> None:
@@ -87,21 +88,21 @@ class ModelRunner:
         if self._lane.captures:
             self._logits = torch.zeros((seqs, decoder.config.vocab_size), dtype=torch.float32, device=self.device)
         self._sampler = self._make_sampler()
-        self._staged: deque[tuple[int, Staged]] = deque()  # by step: those launched and not completed
+        self._staged: deque[Staged] = deque()  # steps launched and not completed
         self._newest = -1  # step
 
     def launch(self, batch: Batch) -> _Step:
-        if batch.step <= self._newest:
-            self._give_back(batch.step)
-        self._newest = batch.step
         try:
+            if batch.step <= self._newest:
+                self._forget_unfinished()
+            self._newest = batch.step
             return self._launch_step(batch)
         except (RuntimeError, MemoryError) as error:
             raise self.failure(batch.step, error) from error
 
     def completed(self) -> None:
         """The oldest step was, and its tokens are read."""
-        self.stager.release(self._staged.popleft()[1])
+        self.stager.release(self._staged.popleft())
 
     def failure(self, step: int, error: RuntimeError | MemoryError) -> DeviceError:
         """What a step's failure means: torch reports whatever CUDA does, after most of which nothing can be trusted."""
@@ -110,10 +111,12 @@ class ModelRunner:
         self._lane.recover()
         return MemoryExhausted(f"no memory on {self.device} for step {step}: {error}")
 
-    def _give_back(self, step: int) -> None:
-        """What was staged for this step and those behind it, which are lost. All before it are completed."""
-        while self._staged and self._staged[-1][0] >= step:
-            self.stager.release(self._staged.pop()[1])
+    def _forget_unfinished(self) -> None:
+        """Whatever was staged is lost, or belongs to a generation that was interrupted at any point."""
+        if self.stager.in_use:
+            self._lane.recover()  # the device may be reading it
+            self.stager.release_all()
+        self._staged.clear()
 
     def warm_up(self) -> None:
         """Run every kind of step over block 0 and record the graphs, so that no request pays for what happens once.
@@ -172,7 +175,7 @@ class ModelRunner:
             self._sampler.admit(admitted)
         shape = None if self.graphs is None else self.graphs.shape_for(batch)
         staged = self.stager.stage(batch, shape or StepShape.of(batch))
-        self._staged.append((batch.step, staged))
+        self._staged.append(staged)
         choose = self._sampler.stage(staged) if staged.num_sampled else None
         work = partial(self._run, staged, choose, None if shape is None else self.graphs)
         return _Step(self, batch.step, staged, self._lane.launch(work))

@@ -1,7 +1,7 @@
 """From a batch's lists to numbers on their way to the device: where every token goes, and which rows are sampled.
 
 Nothing is allocated for a step. Host memory is a ring of as many pieces as steps may be in flight: a piece is written
-when its step is launched and free again when the step has been waited for.
+when its step is launched and free again when the step has been waited for, or when nobody will.
 """
 
 from collections import deque
@@ -67,10 +67,11 @@ class Stager:
         self._block_size = config.block_size
         self._tables = np.zeros((config.max_num_seqs, config.blocks_for(config.max_model_len)), np.int32)
         self._max_changes = layout.counts[-1]
-        self._free = deque(
+        self._pieces = tuple(
             HostPiece(layout, memory(layout.num_bytes), memory(8 * config.max_num_seqs).view(torch.int64))
             for _ in range(config.steps_in_flight)
         )
+        self._free = deque(self._pieces)
 
     def stage(self, batch: Batch, shape: StepShape) -> Staged:
         """Take a free piece and write the batch, padded to `shape`, which holds it."""
@@ -88,6 +89,15 @@ class Stager:
     def release(self, staged: Staged) -> None:
         """The step has been waited for and its tokens are read: its memory may be written again."""
         self._free.append(staged.piece)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a piece was taken and is not free again, if only because staging was interrupted."""
+        return len(self._free) < len(self._pieces)
+
+    def release_all(self) -> None:
+        """No step reads what was staged any more, and nobody waits for one."""
+        self._free = deque(self._pieces)
 
     def _change_tables(self, batch: Batch, numbers: Numbers) -> int:
         """Apply new blocks; how many places changed. A place named twice gets what it holds at last both times."""

@@ -1,10 +1,9 @@
 """Plan, compute, account: the engine of a program that has one thread for it."""
 
 from collections import deque
-from contextlib import suppress
 
 from backend.batch import Batch
-from backend.errors import DeviceError, MemoryExhausted
+from backend.errors import MemoryExhausted
 from backend.executor import Executor, Lost, PendingStep
 from backend.flight import Delta
 from backend.scheduler import Scheduler
@@ -35,13 +34,6 @@ class StepLoop:
             return []
         self._launched.popleft()
         return self.scheduler.complete(output)
-
-    def abandon(self) -> None:
-        """Wait for what was launched, whatever becomes of it: the next on this device may begin anew."""
-        for step in self._launched:
-            with suppress(DeviceError):
-                step.wait()
-        self._launched.clear()
 
     @property
     def _is_losing(self) -> bool:

@@ -7,9 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from backend.checkpoint import Checkpoint, TensorInfo
+from backend.checkpoint import Checkpoint
 from backend.errors import ModelLoadError
 from backend.model_config import ModelConfig
+from backend.shards import TensorInfo
 
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _DERIVED = ".rotary_emb.inv_freq"  # in old checkpoints; the config says as much

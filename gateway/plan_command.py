@@ -1,6 +1,6 @@
 """`sluice plan`: what a model takes of a GPU's memory, how many sequences fit, and the least time its steps can take.
 
-From the model's config.json alone: no weights, no GPU."""
+From the model's config.json: no GPU, and of the weights at most what their files say of themselves."""
 
 from argparse import Namespace, _SubParsersAction
 from dataclasses import replace
@@ -22,6 +22,10 @@ examples:
   sluice plan Qwen/Qwen3-0.6B --memory 80GiB --gpu h100
   sluice plan ./llama-3-8b --memory 24GiB --max-model-len 8192 --bandwidth 0.9TB --flops 150T"""
 
+_ASSUMED = {
+    "weights": "config.json names no dtype: {} is assumed, in which the weights are stored",
+    "nothing": "config.json names no dtype, and there are no weights to tell: {} is assumed; --dtype says another",
+}
 _SIZE, _COUNT = argument(units.size), argument(units.count)
 _RATES = {"G": 1e9, "T": 1e12, "P": 1e15}
 TOKEN_BUDGET = 2048  # of a step, unless max_num_seqs is larger
@@ -65,6 +69,8 @@ def _plan(namespace: Namespace) -> int:
     budget = _token_budget(namespace.max_num_batched_tokens, namespace.max_num_seqs)
     memory = MemoryPlan.make(footprint, namespace.memory, wanted_len, namespace.max_num_seqs, budget)
     context = min(namespace.context, memory.max_model_len)
+    if namespace.dtype == "auto" and model.dtype_said_by != "config":
+        print(f"{_ASSUMED[model.dtype_said_by].format(model.torch_dtype)}\n")
     print(_memory(namespace.model, memory, context))
     print(_steps(Roofline(footprint, _peaks(namespace)), memory, context), end="")
     for warning in memory.warnings:

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from backend.checkpoint import Checkpoint
 from backend.device_memory import free_and_total
 from backend.errors import BackendError, ConfigError
 from backend.hub import resolve_config
@@ -11,6 +10,7 @@ from backend.loader import select_device, select_dtype, size_for_device
 from backend.model_config import ModelConfig, read_model_config
 from backend.paged_kv.kv_cache import block_bytes
 from backend.roofline import Footprint, human_bytes
+from backend.shards import Shards
 from backend.sizing import free_memory, size_engine
 from gateway.cores import usable_cores
 from gateway.doctor.check import Check, ok, problem, warning
@@ -45,7 +45,7 @@ def _files(name: str, directory: Path) -> Check:
     if not any(directory.glob("*.safetensors")):
         return ok("model", f"{name}: config.json is there, the weights are downloaded at the first start")
     try:
-        num_bytes = Checkpoint(directory).num_bytes
+        num_bytes = Shards(directory).num_bytes
     except BackendError as error:
         return problem("model", str(error))
     return ok("model", f"{name}: {human_bytes(num_bytes)} of weights in {directory}")

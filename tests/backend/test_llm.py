@@ -1,8 +1,10 @@
 """The whole engine, offline: against transformers' generate on checkpoints it made, and against itself."""
 
+import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -194,6 +196,42 @@ def test_a_generation_that_was_interrupted_leaves_nothing_to_the_next(checkpoint
     with pytest.raises(KeyboardInterrupt):
         llm.generate(prompts(), GREEDY, progress=False)
     assert outputs(llm, GREEDY) == oracle("qwen2")
+
+
+LAUNCHING = ("backend.staging", "backend.model_runner", "backend.step_loop", "backend.lane")
+
+
+class Interrupt:
+    """Raises KeyboardInterrupt, as a signal does, before the n-th line of what launches steps and waits for them."""
+
+    def __init__(self, line: int) -> None:
+        self._lines = line
+
+    def __enter__(self) -> None:
+        self._before = sys.gettrace()
+        sys.settrace(self._enter_function)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._before)
+
+    def _enter_function(self, frame: FrameType, event: str, _: object) -> Any:
+        return self._pass_line if frame.f_globals["__name__"] in LAUNCHING else None
+
+    def _pass_line(self, frame: FrameType, event: str, _: object) -> Any:
+        self._lines -= event == "line"
+        if self._lines == 0:
+            raise KeyboardInterrupt
+        return self._pass_line
+
+
+def test_a_generation_may_be_interrupted_anywhere(checkpoints: dict[str, Path]) -> None:
+    llm = LLM(str(checkpoints["qwen2"]), SHAPES["chunked"])
+    short, sampling = prompts()[:3], replace(GREEDY, max_tokens=2)
+    expected = [tokens[:2] for tokens in oracle("qwen2")[:3]]
+    for line in range(1, 240, 5):
+        with pytest.raises(KeyboardInterrupt), Interrupt(line):
+            llm.generate(short, sampling, progress=False)
+        assert [one.token_ids for one in llm.generate(short, sampling, progress=False)] == expected, line
 
 
 def test_memory_that_cannot_hold_one_sequence_is_refused_with_the_arithmetic(checkpoints: dict[str, Path]) -> None:

@@ -23,6 +23,7 @@ LLAMA: dict[str, Any] = {
 }
 QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"]}
 QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"]}
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
 MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"]}
 
 
@@ -95,6 +96,12 @@ def test_the_context_follows_the_scaling(scaling: dict[str, Any], max_position: 
     assert read(tmp_path, LLAMA | {"rope_scaling": scaling}).max_position == max_position
 
 
+@pytest.mark.parametrize(("said", "truncate"), [({}, True), ({"truncate": None}, False), ({"truncate": False}, False)])
+def test_a_null_truncate_is_false_as_in_transformers(said: dict[str, Any], truncate: bool, tmp_path: Path) -> None:
+    scaling = read(tmp_path, LLAMA | {"rope_scaling": YARN | said}).rope_scaling
+    assert scaling is not None and scaling.truncate is truncate
+
+
 def test_mistral_has_its_window_on_every_layer_unless_null(tmp_path: Path) -> None:
     config = read(tmp_path, MISTRAL | {"sliding_window": 32})
     assert [config.window(layer) for layer in range(4)] == [32] * 4
@@ -157,6 +164,9 @@ def test_end_tokens_are_those_of_generation_config_where_it_names_any(
         (LLAMA | {"rope_theta": 1}, "rope_theta is 1; a base above 1 is expected"),
         (LLAMA | {"rope_theta": "10000"}, "rope_theta is '10000'; a finite number"),
         (LLAMA | {"rope_theta": 10**400}, f"rope_theta is 1{'0' * 400}; a finite number"),
+        (LLAMA | {"rope_scaling": YARN | {"beta_fast": 1e308}}, "rope_scaling.beta_fast is 1e+308; a finite number"),
+        (LLAMA | {"rope_scaling": YARN | {"beta_slow": 5e-324}}, "rope_scaling.beta_slow is 5e-324; a finite number"),
+        (LLAMA | {"rope_scaling": YARN | {"factor": 1e38}}, "its rope scaling makes a context of 2.56e+40 positions"),
         (LLAMA | {"num_key_value_heads": 3}, "num_key_value_heads is 3; it must divide num_attention_heads 8"),
         (LLAMA | {"num_attention_heads": 6}, "num_attention_heads is 6; without head_dim it must divide hidden_size"),
         (LLAMA | {"head_dim": 7}, "head_dim is 7; rotary embedding needs an even one"),

@@ -1,18 +1,23 @@
 """transformers is the oracle: what it computes from a checkpoint, the paged decoder computes from the same files."""
 
+import json
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from backend.errors import ModelLoadError
 from backend.kernels.build import load
 from backend.kernels.cpu import CpuOps
 from backend.kernels.ops import Ops
 from backend.kernels.reference import ReferenceOps
 from backend.kernels.torch_ops import TorchOps
+from backend.loader import select_dtype
 from backend.model import Decoder
 from backend.model_config import read_model_config
 from backend.weights import load_weights
@@ -111,6 +116,53 @@ def test_shards_load_like_a_single_file(tmp_path: Path) -> None:
     logits = PagedBatch(decoder(tmp_path, ReferenceOps()), [prompt]).step({0: len(prompt)})
     expected = oracle_logits(oracle("qwen3-biases-tied"), prompt)
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+
+
+def without_prefix(model: PreTrainedModel, directory: Path) -> None:
+    """As a base model is saved, with the output matrix where it is a matrix of its own."""
+    model.save_pretrained(directory)
+    stored = load_file(directory / "model.safetensors")
+    save_file({name.removeprefix("model."): one for name, one in stored.items()}, directory / "model.safetensors")
+
+
+def base_alone(model: PreTrainedModel, directory: Path) -> None:
+    model.base_model.save_pretrained(directory)
+    assert not any(name.startswith("model.") for name in load_file(directory / "model.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("family", "save"),
+    [("qwen3-biases-tied", without_prefix), ("qwen2", without_prefix), ("llama-gqa-tied", base_alone)],
+)
+def test_a_base_model_that_was_saved_by_itself_is_served(
+    family: str, save: Callable[[PreTrainedModel, Path], None], tmp_path: Path
+) -> None:
+    save(oracle(family), tmp_path)
+    prompt = prompts(family)[-1]
+    logits = PagedBatch(decoder(tmp_path, ReferenceOps()), [prompt]).step({0: len(prompt)})
+    expected = oracle_logits(AutoModelForCausalLM.from_pretrained(tmp_path), prompt)
+    torch.testing.assert_close(expected, oracle_logits(oracle(family), prompt))
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_base_model_without_an_output_matrix_is_refused(tmp_path: Path) -> None:
+    base_alone(oracle("qwen2"), tmp_path)
+    with pytest.raises(ModelLoadError, match=r'lacks lm_head\.weight.* set "tie_word_embeddings": true'):
+        decoder(tmp_path, ReferenceOps())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shard_size", ["1GB", "100KB"])
+def test_a_type_that_the_config_does_not_name_is_that_of_the_weights(
+    dtype: torch.dtype, shard_size: str, tmp_path: Path
+) -> None:
+    random_model("llama2").to(dtype).save_pretrained(tmp_path, max_shard_size=shard_size)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "dtype"}))
+    config = read_model_config(tmp_path)
+    assert config.dtype_said_by == "weights"
+    assert select_dtype("auto", config, torch.device("cuda")) is dtype
+    assert select_dtype("auto", config, torch.device("cpu")) is torch.float32
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

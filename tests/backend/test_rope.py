@@ -29,11 +29,13 @@ LLAMA_3_1 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+QWEN_2_5 = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 SCALINGS = {
     "none": None,
     "llama 3.1": LLAMA_3_1,
     "llama 3.2": LLAMA_3_1 | {"factor": 32.0},
-    "qwen 2.5 yarn": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+    "qwen 2.5 yarn": QWEN_2_5,
+    "yarn, truncate null": QWEN_2_5 | {"truncate": None},
     "linear": {"type": "linear", "factor": 4.0},
     "dynamic": {"type": "dynamic", "factor": 4.0},
 }

@@ -5,7 +5,9 @@ import sys
 from pathlib import Path
 
 import huggingface_hub
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from gateway.cli import main
 
@@ -73,6 +75,23 @@ def test_what_is_asked_wrongly_is_said_in_one_line(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("asked", ["auto", "float16"])
+def test_where_the_config_names_no_dtype_it_says_what_it_assumes(
+    asked: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(CONFIG.replace("torch_dtype", "comment"))
+    command = ["plan", str(tmp_path), "--memory", "80GiB", "--dtype", asked]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    note = "config.json names no dtype, and there are no weights to tell: float32 is assumed; --dtype says another\n"
+    assert (note in printed, f"{tmp_path}, {asked}" in printed) == (asked == "auto", asked != "auto")
+    save_file({"norm.weight": np.zeros(8, np.float16)}, tmp_path / "model.safetensors")
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert ("float16 is assumed, in which the weights are stored" in printed) == (asked == "auto")
+    assert f"{tmp_path}, float16" in printed
+
+
 def test_of_a_hub_name_only_the_config_is_fetched(
     model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -92,7 +111,9 @@ def test_without_a_network_a_hub_name_is_refused_with_the_remedy(
     assert "name a local directory" in capsys.readouterr().err
 
 
-def test_it_does_not_wait_for_torch() -> None:
+def test_it_does_not_wait_for_torch(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(CONFIG.replace("torch_dtype", "comment"))
+    save_file({"norm.weight": np.zeros(8, np.float16)}, tmp_path / "model.safetensors")
     program = "import sys; from gateway.cli import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
-    command = [sys.executable, "-c", program, "plan", "embedded", "--memory", "2GiB"]
+    command = [sys.executable, "-c", program, "plan", str(tmp_path), "--memory", "80GiB"]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0

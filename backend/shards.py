@@ -1,0 +1,127 @@
+"""The safetensors files of a model directory by their headers. Does without torch, which takes seconds to import."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path, PurePath
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from backend.errors import ModelLoadError
+from backend.json_file import JsonFile
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_BASE, _HEAD = "model.", "lm_head."
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """What a shard's header says of one tensor."""
+
+    shard: Path
+    stored_as: str  # its name there
+    shape: tuple[int, ...]
+    dtype: str  # in safetensors' words: "F32", "BF16", "I8"
+
+
+class Shards:
+    """One model.safetensors, or the shards that model.safetensors.index.json lists.
+
+    Making one reads every header, so that whatever is missing, truncated or contradictory is found before any
+    tensor is read. ModelLoadError names the file. Tensors have the names that they have in a causal language model:
+    those of a base model that was saved by itself get the prefix that they lack.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.source, listed = _shards(directory)
+        self.paths = sorted(listed)
+        self.num_bytes = sum(_size(shard, self.source) for shard in self.paths)
+        stored: dict[str, TensorInfo] = {}
+        for shard in self.paths:
+            infos = _read_header(shard)
+            _compare_with_index(self.source, shard, set(infos), listed[shard])
+            stored.update(infos)
+        self._is_base = not any(name.startswith(_BASE) for name in stored)
+        self.infos = {self.full_name(name): info for name, info in stored.items()}
+
+    def full_name(self, stored_as: str) -> str:
+        """The name of the tensor that a shard holds under this one."""
+        return _BASE + stored_as if self._is_base and not stored_as.startswith(_HEAD) else stored_as
+
+    @property
+    def dtype(self) -> str | None:
+        """That of most of the numbers, in torch's words; None if they are of none that models are served in."""
+        counts: Counter[str] = Counter()
+        for info in self.infos.values():
+            counts[info.dtype] += prod(info.shape)
+        return _DTYPES.get(max(counts, key=lambda dtype: counts[dtype], default=""))
+
+
+def _shards(directory: Path) -> tuple[Path, dict[Path, set[str] | None]]:
+    """The file that speaks for the checkpoint, and each shard with the tensors that an index expects in it."""
+    single, index = directory / _SINGLE, directory / _INDEX
+    if single.exists():
+        return single, {single: None}
+    if index.exists():
+        return index, _read_index(index)
+    if any(directory.glob("*.bin")):
+        raise ModelLoadError(
+            f"{directory} holds only .bin weights, which can run code when loaded; convert them with transformers: "
+            f"AutoModelForCausalLM.from_pretrained(...).save_pretrained(...) writes {_SINGLE}"
+        )
+    raise ModelLoadError(f"{directory} holds neither {_SINGLE} nor {_INDEX}; is it a model directory?")
+
+
+def _read_index(index: Path) -> dict[Path, set[str] | None]:
+    file = JsonFile.read(index)
+    weight_map = file.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelLoadError(f"{index}: weight_map must be an object from tensor names to file names")
+    names: dict[Path, set[str]] = {}
+    for tensor, shard in weight_map.items():
+        if not isinstance(shard, str) or PurePath(shard).name != shard or not shard.endswith(".safetensors"):
+            raise ModelLoadError(
+                f"{index}: weight_map.{tensor} is {shard!r}; a .safetensors file of the same folder is expected"
+            )
+        names.setdefault(index.parent / shard, set()).add(tensor)
+    return dict(names)
+
+
+def _size(shard: Path, source: Path) -> int:
+    try:
+        return shard.stat().st_size
+    except FileNotFoundError:
+        raise ModelLoadError(f"{shard} does not exist, but {source.name} lists it; download it again") from None
+
+
+@contextmanager
+def opened(shard: Path, framework: str) -> Iterator[Any]:
+    """The file, whose tensors are those of `framework`: "np" or "pt"."""
+    try:
+        with safe_open(str(shard), framework=framework) as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise ModelLoadError(f"{shard} is truncated, corrupt or unreadable ({error}); download it again") from error
+
+
+def _read_header(shard: Path) -> dict[str, TensorInfo]:
+    with opened(shard, "np") as file:
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        return {name: TensorInfo(shard, name, tuple(s.get_shape()), s.get_dtype()) for name, s in slices.items()}
+
+
+def _compare_with_index(source: Path, shard: Path, held: set[str], listed: set[str] | None) -> None:
+    """Refuse a shard that holds something else than its index says."""
+    if listed is None or held == listed:
+        return
+    name = min(held ^ listed)
+    found, expected = ("holds", "does not") if name in held else ("does not hold", "does")
+    raise ModelLoadError(
+        f"{shard} {found} {name}, but {source.name} {expected} list it there; the two do not belong together: "
+        f"download both again"
+    )
