@@ -7,6 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
+from admission.simulation.text_file import UNREADABLE, open_text
+
 log = logging.getLogger(__name__)
 
 BUFFER_BYTES = 1 << 16
@@ -106,16 +108,16 @@ class EventLogFile:
 def read_event_log(path: Path) -> Iterator[str]:
     """The lines of the newest run at PATH, from its first segment that is still there. Raises `EventLogError`.
 
-    A last line that was not written to its end is left out.
+    A last line that was not written to its end is left out. Segments may be compressed with gzip.
     """
     try:
         for segment in _segments(path):
-            with segment.open(encoding="utf-8") as file:
+            with open_text(segment) as file:
                 yield from (line.rstrip("\n") for line in file if line.endswith("\n"))
-    except OSError as error:
-        raise EventLogError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise EventLogError(f"{path} is no event log: {error}") from None
+    except UNREADABLE as error:
+        raise EventLogError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _segments(path: Path) -> list[Path]:
@@ -128,7 +130,7 @@ def _segments(path: Path) -> list[Path]:
 
 def _begins_a_log(segment: Path) -> bool:
     """Raises `EventLogError` for what is no segment of a log."""
-    with segment.open(encoding="utf-8", errors="replace") as file:
+    with open_text(segment, errors="replace") as file:
         first = file.readline()
     if first and not first.startswith('["'):
         raise EventLogError(f"{segment} is no event log: it begins with {first!r:.80}")

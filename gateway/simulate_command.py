@@ -11,6 +11,7 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
+from admission.core import Order
 from admission.simulation import picture
 from admission.simulation.arrival import Arrival
 from admission.simulation.assignment import Flood
@@ -19,7 +20,7 @@ from admission.simulation.errors import OptionError
 from admission.simulation.json_report import to_json
 from admission.simulation.metrics import duration, number, percent, printable
 from admission.simulation.page import NUM_COLOURS, page
-from admission.simulation.policy import SimulatedPolicy, parse_policy, policy_of
+from admission.simulation.policy import SimulatedPolicy, as_recorded, parse_policy, policy_of
 from admission.simulation.recorder import Objective
 from admission.simulation.study import Results, Study, capacity
 from admission.simulation.table import table
@@ -30,6 +31,7 @@ from gateway.event_log_file import read_event_log
 from gateway.terms import terms_of
 from quotas.policy_file import SUFFIXES, read_policy
 
+DEFAULT_POLICY = Order.FAIR
 DEFAULT_DEVICE = "llama3-8b-a100"
 NOTES = """\
 A policy is a policy file, or an ordering or settings joined by commas, with any field of the core's and the engine's
@@ -86,7 +88,7 @@ def _add_traffic(group: Any) -> None:
 
 
 def _add_policies(group: Any) -> None:
-    group.add_argument("--policy", metavar="P", default="fair", help="(default: fair)")
+    group.add_argument("--policy", metavar="P", help=f"(default: as an event log was recorded; else {DEFAULT_POLICY})")
     group.add_argument("--compare", metavar="P", action="append", default=[], help="another one; may be repeated")
     group.add_argument(
         "--device",
@@ -125,9 +127,9 @@ def _simulate(namespace: Namespace) -> int:
 
 def _policy(text: str, device: Device, option: str) -> SimulatedPolicy:
     """A policy file, by its path, or an ordering and settings."""
-    path = Path(text)
-    if path.suffix not in SUFFIXES and not path.exists():
+    if not _names_a_file(text):
         return parse_policy(text, device, option)
+    path = Path(text)
     policy = read_policy(path)
     targets = tuple(
         Target(level.ttft, level.time_per_output_token, level.when_late == "refuse") for level in policy.classes
@@ -135,23 +137,37 @@ def _policy(text: str, device: Device, option: str) -> SimulatedPolicy:
     return policy_of(path.name, terms_of(policy), targets, device)
 
 
+def _names_a_file(text: str) -> bool:
+    """Not an ordering, though a file may be called so: that one is named with its folder."""
+    path = Path(text)
+    if path.suffix in SUFFIXES:
+        return True
+    return text not in ("", *Order) and "=" not in text and ("/" in text or path.exists())
+
+
 def _study(namespace: Namespace) -> Study:
     traffic = read_traffic(namespace.trace, namespace.format, read_event_log)
     device = _device(namespace.device, traffic.device)
-    named = [("--policy", namespace.policy), *(("--compare", text) for text in namespace.compare)]
-    if len(named) > NUM_COLOURS:
+    if len(namespace.compare) >= NUM_COLOURS:
         raise OptionError("--compare", namespace.compare, f"at most {NUM_COLOURS} policies fit one comparison")
-    policies = _told_apart([_policy(text, device, option) for option, text in named], [text for _, text in named])
+    first, texts = _first_policy(namespace.policy, device), namespace.compare
+    policies = _told_apart([first, *(_policy(text, device, "--compare") for text in texts)], [namespace.policy, *texts])
     workload = _at_load(namespace.load, _workload(namespace, traffic.arrivals), policies[0], device)
     objective = Objective(namespace.good_first_token, namespace.good_per_token)
     return Study(policies, workload, device, objective, namespace.seeds, namespace.jobs)
 
 
-def _told_apart(policies: Sequence[SimulatedPolicy], texts: Sequence[str]) -> tuple[SimulatedPolicy, ...]:
+def _first_policy(text: str | None, device: Device) -> SimulatedPolicy:
+    if text is None and device.served is not None:
+        return as_recorded(device.served)
+    return _policy(DEFAULT_POLICY if text is None else text, device, "--policy")
+
+
+def _told_apart(policies: Sequence[SimulatedPolicy], texts: Sequence[str | None]) -> tuple[SimulatedPolicy, ...]:
     """Files of one name in several folders are called by their paths."""
     counts = Counter(policy.name for policy in policies)
     return tuple(
-        replace(policy, name=text) if counts[policy.name] > 1 or not policy.name else policy
+        replace(policy, name=text) if text and (counts[policy.name] > 1 or not policy.name) else policy
         for policy, text in zip(policies, texts, strict=True)
     )
 

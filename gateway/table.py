@@ -4,6 +4,8 @@ import csv
 from collections.abc import Sequence
 from io import StringIO
 
+from admission.simulation.text_width import flush_left, flush_right, width
+
 FORMULA = frozenset(
     "=+-@\uff1d\uff0b\uff0d\uff20"
 )  # what spreadsheets take a cell for that begins so (OWASP, CSV injection)
@@ -14,11 +16,11 @@ Row = Sequence[str]
 def table(heading: Row, rows: Sequence[Row], numeric: frozenset[str] = frozenset()) -> str:
     """Columns two spaces apart; those named in `numeric` are flush right."""
     cells = [list(map(printable, row)) for row in (heading, *rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    widths = [max(map(width, column)) for column in zip(*cells, strict=True)]
     return "".join(
         "  ".join(
-            cell.rjust(width) if name in numeric else cell.ljust(width)
-            for cell, width, name in zip(row, widths, heading, strict=True)
+            flush_right(cell, columns) if name in numeric else flush_left(cell, columns)
+            for cell, columns, name in zip(row, widths, heading, strict=True)
         ).rstrip()
         + "\n"
         for row in cells

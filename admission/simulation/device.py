@@ -7,7 +7,9 @@ from pathlib import Path
 
 from admission.core import CoreConfig
 from admission.simulation.errors import OptionError
+from admission.simulation.target import Target
 from admission.step_time import StepTime, StepWork
+from admission.terms import Terms
 from backend.config import EngineConfig
 
 Seconds = Callable[[StepWork], float]
@@ -49,6 +51,17 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
+class Served:
+    """How a gateway served that recorded its decisions."""
+
+    core: CoreConfig
+    engine: EngineConfig
+    prior: tuple[StepTime, float]  # the step times that it began with, and the steps that these count as
+    terms: Terms | None = None  # at the end
+    targets: tuple[Target, ...] = ()  # by class
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
     """`seconds` of a step, and the rates that its time is divided by among its sequences."""
 
@@ -56,8 +69,7 @@ class Device:
     seconds: Seconds
     rates: Piece  # without a fixed part; all >= 0
     kv_tokens: int  # what its memory holds beside the model
-    core: CoreConfig | None = None  # the settings that it was recorded with
-    engine: EngineConfig | None = None
+    served: Served | None = None  # what was recorded on it
 
 
 # Llama-3-8B on an A100 of 80 GB: microsoft/sarathi-serve, the profile of Agrawal et al. (2024); 128 KiB of KV a token.
@@ -84,9 +96,10 @@ def find_device(name: str) -> Device:
         raise OptionError("--device", name, reason) from None
 
 
-def device_of(name: str, model: StepTime, core: CoreConfig, engine: EngineConfig) -> Device:
+def device_of(name: str, model: StepTime, served: Served) -> Device:
     """One that was recorded."""
-    return Device(name, model.seconds, _rates(model), engine.num_blocks * engine.block_size, core, engine)
+    kv_tokens = served.engine.num_blocks * served.engine.block_size
+    return Device(name, model.seconds, _rates(model), kv_tokens, served)
 
 
 def _device_of(path: Path) -> Device:

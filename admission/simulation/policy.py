@@ -14,9 +14,10 @@ from typing import Any
 
 from admission.controller import Controller
 from admission.core import SCALES, CoreConfig, Order, make_core
-from admission.simulation.device import Device
+from admission.simulation.device import Device, Served
 from admission.simulation.errors import OptionError
 from admission.simulation.target import NO_TARGET, Target
+from admission.step_time import StepTime, StepTimeModel
 from admission.terms import Terms
 from backend.config import Batching, EngineConfig, KVAllocation
 from backend.errors import ConfigError
@@ -35,9 +36,10 @@ class SimulatedPolicy:
     engine: EngineConfig
     terms: Terms | None = None
     targets: tuple[Target, ...] = ()  # by class
+    prior: tuple[StepTime, float] | None = None  # step times to begin with, and the steps that these count as
 
     def make_core(self) -> Controller:
-        core = make_core(self.core, self.engine)
+        core = make_core(self.core, self.engine, StepTimeModel(*self.prior) if self.prior else None)
         if self.terms is not None:
             core.policy_changed(self.terms, 0.0)
         return core
@@ -53,7 +55,12 @@ class SimulatedPolicy:
 
 def policy_of(name: str, terms: Terms, targets: tuple[Target, ...], device: Device) -> SimulatedPolicy:
     """The default core under these terms, or the one that the device was recorded with."""
-    return SimulatedPolicy(name, device.core or CoreConfig(), _engine("--policy", {}, device), terms, targets)
+    core, prior = (device.served.core, device.served.prior) if device.served else (CoreConfig(), None)
+    return SimulatedPolicy(name, core, _engine("--policy", {}, device), terms, targets, prior)
+
+
+def as_recorded(served: Served) -> SimulatedPolicy:
+    return SimulatedPolicy("as recorded", served.core, served.engine, served.terms, served.targets, served.prior)
 
 
 def parse_policy(text: str, device: Device, option: str = "--policy") -> SimulatedPolicy:
@@ -64,10 +71,23 @@ def parse_policy(text: str, device: Device, option: str = "--policy") -> Simulat
         settings: dict[str, Any] = {key: _value(option, CoreConfig, key, value) for key, value in values.items()}
         if "unit" in settings:
             settings = SCALES[settings["unit"]]._asdict() | settings
-        core = replace(device.core or CoreConfig(), **settings)
-        return SimulatedPolicy(text, core, _engine(option, engine, device))
+        if device.served is None:
+            return SimulatedPolicy(text, CoreConfig(**settings), _engine(option, engine, device))
+        base = as_recorded(device.served)
+        core, terms = replace(base.core, **settings), _amended(base.terms, settings)
+        return replace(base, name=text, core=core, engine=_engine(option, engine, device), terms=terms)
     except (ConfigError, ValueError) as error:
         raise OptionError(option, text, str(error)) from None
+
+
+def _amended(terms: Terms | None, settings: Mapping[str, Any]) -> Terms | None:
+    """Recorded terms, where they do not contradict the settings."""
+    if terms is not None and "weights" in settings:
+        terms = replace(terms, weights=settings["weights"])
+    if terms is not None and "seconds_per_class" in settings:
+        offsets = tuple(level * settings["seconds_per_class"] for level in range(len(terms.offsets)))
+        terms = replace(terms, offsets=offsets)
+    return terms
 
 
 def _pairs(text: str, option: str) -> dict[str, str]:
@@ -90,17 +110,17 @@ def _engine(option: str, given: Mapping[str, str], device: Device) -> EngineConf
     values = _engine_defaults(device)
     values |= {key: _value(option, EngineConfig, key, value) for key, value in given.items() if key != "kv_tokens"}
     values.setdefault("num_blocks", tokens // values["block_size"])
-    longest = device.engine.max_model_len if device.engine else MAX_MODEL_LEN
+    longest = device.served.engine.max_model_len if device.served else MAX_MODEL_LEN
     values.setdefault("max_model_len", min(longest, values["num_blocks"] * values["block_size"]))
     return EngineConfig(**values)
 
 
 def _engine_defaults(device: Device) -> dict[str, Any]:
     """All but the sizes of its memory and of a context."""
-    if device.engine is None:
+    if device.served is None:
         return {"block_size": BLOCK_SIZE, "max_num_seqs": MAX_NUM_SEQS}
     names = {field.name for field in fields(EngineConfig)} - {"num_blocks", "max_model_len"}
-    return {name: getattr(device.engine, name) for name in names}
+    return {name: getattr(device.served.engine, name) for name in names}
 
 
 def _value(option: str, config: type, key: str, text: str) -> object:

@@ -11,14 +11,16 @@ from typing import NamedTuple
 
 from admission.event_log import Entry, LogError, ReplayMismatch, make_configs, replay
 from admission.simulation.arrival import Arrival
-from admission.simulation.device import Device, device_of
+from admission.simulation.device import Device, Served, device_of
 from admission.simulation.errors import TraceError
+from admission.simulation.target import NO_TARGET, Target
 from admission.step_time import StepTime, StepTimeModel
+from admission.terms import Terms
 from backend.sequence import FinishReason, Sequence
 
 
 class Recording(NamedTuple):
-    """`device` has the step times that were learned by the end, and the settings of the core and the engine."""
+    """`device` has the step times that were learned by the end, and how it was served on."""
 
     arrivals: list[Arrival]
     device: Device
@@ -36,7 +38,7 @@ def read_recording(path: Path, lines: Iterable[str]) -> Recording:
 
     try:
         for line, entry in enumerate(replay(lines, sequences, make_model), 1):
-            if entry[0] in ("log", "arrive"):
+            if entry[0] in ("log", "arrive", "policy"):
                 entries.append((line, entry))
     except ReplayMismatch as mismatch:
         raise TraceError(path, mismatch.line, f"not reproduced: {mismatch.reason}") from None
@@ -44,9 +46,30 @@ def read_recording(path: Path, lines: Iterable[str]) -> Recording:
         raise TraceError(path, error.line, error.reason) from None
     if not entries:
         raise TraceError(path, 1, "there are no requests in this file")
-    (_, header), *arrived = entries
-    arrivals = [_arrival(line, entry, sequences.get(entry[2])) for line, entry in arrived]
-    return Recording(arrivals, device_of("as recorded", models[0].fitted, *make_configs(header)))
+    arrivals = [_arrival(line, entry, sequences.get(entry[2])) for line, entry in entries if entry[0] == "arrive"]
+    return Recording(arrivals, device_of("as recorded", models[0].fitted, _served([entry for _, entry in entries])))
+
+
+def _served(entries: list[Entry]) -> Served:
+    """By the header, the last policy and the arrivals."""
+    *_, coefficients, knee, prior_weight = header = entries[0]
+    policies = [entry for entry in entries if entry[0] == "policy"]
+    return Served(
+        *make_configs(header),
+        prior=(StepTime(tuple(coefficients), knee), prior_weight),
+        terms=Terms.from_json(policies[-1][2]) if policies else None,
+        targets=_targets([entry for entry in entries if entry[0] == "arrive"]),
+    )
+
+
+def _targets(arrived: list[Entry]) -> tuple[Target, ...]:
+    """Of each class, as its last request had them. A class that refuses has a deadline for every first token."""
+    by_class: dict[int, Target] = {}
+    for entry in arrived:
+        level, interval, _, first_by, _, target = entry[7:13]
+        refused = level not in by_class or by_class[level].refuses
+        by_class[level] = Target(target, interval, refused and first_by is not None and target is not None)
+    return tuple(by_class.get(level, NO_TARGET) for level in range(max(by_class, default=-1) + 1))
 
 
 def _arrival(line: int, entry: Entry, sequence: Sequence | None) -> Arrival:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from admission.simulation.metrics import TENANT_COLUMNS, Metric, groups, printable, with_spread
 from admission.simulation.study import Results
 from admission.simulation.summary import spread
+from admission.simulation.text_width import flush_left, flush_right, width
 
 MOST_TENANTS = 12
 
@@ -38,9 +39,9 @@ def _aligned(rows: Sequence[Sequence[str]]) -> str:
     """The first column to the left, the others to the right."""
     cells = [[printable(cell) for cell in row] for row in rows]
     columns = max(len(row) for row in cells)
-    widths = [max((len(row[n]) for row in cells if n < len(row)), default=0) for n in range(columns)]
+    widths = [max((width(row[n]) for row in cells if n < len(row)), default=0) for n in range(columns)]
     lines = []
     for first, *others in cells:
-        right = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=False))
-        lines.append("  ".join([first.ljust(widths[0]), *right]).rstrip())
+        right = map(flush_right, others, widths[1:])
+        lines.append("  ".join([flush_left(first, widths[0]), *right]).rstrip())
     return "\n".join(lines)

@@ -5,6 +5,8 @@
 `mooncake`  JSON lines with timestamp in ms, input_length, output_length, hash_ids (Qin et al., 2024). Its timestamps
             are coarse: `Workload` spreads requests that share one.
 `sluice`    our own event log, whole: see `recording`
+
+Each may be compressed with gzip.
 """
 
 import csv
@@ -20,6 +22,7 @@ from admission.simulation.arrival import Arrival
 from admission.simulation.device import Device
 from admission.simulation.errors import OptionError, TraceError
 from admission.simulation.recording import read_recording
+from admission.simulation.text_file import UNREADABLE, open_text
 
 LogLines = Callable[[Path], Iterable[str]]  # of an event log, from its first segment on
 Reader = Callable[[Path], Iterator[Arrival]]
@@ -38,7 +41,7 @@ class Traffic(NamedTuple):
 
 
 def _lines(path: Path) -> Iterator[str]:
-    with path.open(encoding="utf-8") as file:
+    with open_text(path) as file:
         yield from file
 
 
@@ -52,7 +55,7 @@ def read_traffic(path: Path, format_name: str = "auto", log_lines: LogLines = _l
     try:
         kind = _format_of(path) if format_name == "auto" else format_name
         read = read_recording(path, log_lines(path)) if kind == "sluice" else Traffic(list(READERS[kind](path)))
-    except (OSError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise OptionError("--trace", str(path), f"cannot be read ({error})") from None
     if not read.arrivals:
         raise TraceError(path, 1, "there are no requests in this file")
@@ -63,7 +66,7 @@ def read_traffic(path: Path, format_name: str = "auto", log_lines: LogLines = _l
 
 def azure(path: Path) -> Iterator[Arrival]:
     """Raises `TraceError`."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
+    with open_text(path, newline="") as file:
         rows = csv.DictReader(file, strict=True)
         missing = [name for name in _AZURE_FIELDS if name not in (rows.fieldnames or ())]
         if missing:
@@ -97,7 +100,7 @@ def _seconds(timestamp: str) -> float:
 
 def mooncake(path: Path) -> Iterator[Arrival]:
     """Raises `TraceError`. A session is the first block of hashes after the one that most requests begin with."""
-    with path.open(encoding="utf-8-sig") as file:
+    with open_text(path) as file:
         for line, text in enumerate(file, 1):
             if text.strip():
                 yield _mooncake_arrival(path, line, text)
@@ -124,7 +127,7 @@ FORMATS = (*READERS, "sluice")
 
 def _format_of(path: Path) -> str:
     """By its first character: a JSON object, a JSON array, or the header of a table."""
-    with path.open(encoding="utf-8-sig") as file:
+    with open_text(path) as file:
         return {"{": "mooncake", "[": "sluice"}.get(file.read(1), "azure")
 
 

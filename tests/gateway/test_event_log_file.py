@@ -1,4 +1,5 @@
 import errno
+import gzip
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,6 +29,18 @@ def test_old_segments_are_dropped_beyond_the_limit(tmp_path: Path) -> None:
     kept = list(read_event_log(tmp_path / "log"))
     assert len(list(tmp_path.iterdir())) == 9
     assert kept == lines[-len(kept) :]
+
+
+def test_segments_that_were_compressed_are_read_as_they_were(tmp_path: Path) -> None:
+    lines = [HEADER, *(f'["plan",{n}]' for n in range(50))]
+    write(tmp_path / "log", lines, segment_bytes=200)
+    for number in (1, 3):
+        segment = tmp_path / f"log.{number}"
+        segment.write_bytes(gzip.compress(segment.read_bytes()))
+    assert list(read_event_log(tmp_path / "log")) == lines
+    segment.write_bytes(segment.read_bytes()[:-12])
+    with pytest.raises(EventLogError, match=r"log cannot be read: Compressed file ended"):
+        list(read_event_log(tmp_path / "log"))
 
 
 def test_a_new_run_rotates_the_last_one_away_and_is_read_alone(tmp_path: Path) -> None:

@@ -1,18 +1,22 @@
 """`sluice simulate`: from files to files, and one clear line for what is wrong."""
 
+import gzip
 import json
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from admission.core import PRIOR, CoreConfig, Overload
+from admission.core import PRIOR, CoreConfig, Order, Overload
 from admission.event_log import RecordedCore
 from admission.simulation.arrival import Arrival
 from admission.simulation.device import DEVICES
 from admission.simulation.loop import Loop
 from admission.simulation.recorder import Objective, Recorder
-from admission.step_time import StepTimeModel
+from admission.simulation.target import Target
+from admission.step_time import StepTime, StepTimeModel
+from admission.terms import Terms
 from backend.config import EngineConfig
 from gateway.cli import main
 
@@ -83,6 +87,45 @@ def test_files_of_one_name_are_told_apart_by_their_folders(
     assert all(str(file) in printed for file in files)
 
 
+@pytest.mark.parametrize("rows", [["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46.1,374,44"], None])
+def test_a_compressed_trace_is_read_whatever_its_name(rows: list[str] | None, trace: Path, tmp_path: Path) -> None:
+    if rows is not None:
+        trace.write_text("\n".join(rows))
+    compressed, reports = tmp_path / "compressed", [tmp_path / "a.json", tmp_path / "b.json"]
+    compressed.write_bytes(gzip.compress(trace.read_bytes()))
+    for path, report in zip((trace, compressed), reports, strict=True):
+        assert main(["simulate", "--trace", str(path), "--json", str(report)]) == 0
+    plain, packed = (json.loads(report.read_text())["policies"] for report in reports)
+    assert plain == packed
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-20], lambda data: data[:40] + b"\xff" * 40 + data[80:]])
+def test_a_compressed_trace_that_is_damaged_is_said_in_one_line(
+    damage: Callable[[bytes], bytes], trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace.write_bytes(damage(gzip.compress(trace.read_bytes())))
+    assert main(["simulate", "--trace", str(trace)]) == 2
+    printed = capsys.readouterr().err
+    assert "--trace: cannot be read (" in printed and str(trace) in printed and printed.count("\n") == 1
+
+
+def test_names_of_wide_characters_do_not_move_the_columns(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--trace", str(trace), "--tenants", "東京支社:1,acme:1,Zu\u0308rich:1"]) == 0
+    *_, header, first, second, third = capsys.readouterr().out.rstrip().split("\n")
+    columns = [line + "".join(" " * (character in "東京支社") for character in line) for line in (first, second, third)]
+    assert {len(line.replace("\u0308", "")) for line in columns} == {len(header)}
+
+
+def test_an_ordering_is_meant_even_where_a_file_is_called_so(
+    trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(trace.parent)
+    Path("fcfs").write_text("classs: {}")
+    assert main(["simulate", "--trace", str(trace), "--policy", "fcfs"]) == 0
+    assert main(["simulate", "--trace", str(trace), "--policy", "./fcfs"]) == 2
+    assert "fcfs:1:1" in capsys.readouterr().err
+
+
 def test_what_was_refused_is_told_by_its_reason(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--policy", "overload=bounded,max_waiting=2,max_num_seqs=1", "--speedup", "20"]
     assert main(["simulate", "--trace", str(trace), *flags]) == 0
@@ -120,6 +163,37 @@ def test_an_event_log_is_simulated_on_the_machine_that_recorded_it(
     assert "device as recorded" in capsys.readouterr().out
 
 
+def test_an_event_log_without_a_policy_is_simulated_as_it_was_recorded(tmp_path: Path) -> None:
+    """Nobody is served later than promised there, from the first request on: the step times were known."""
+    lines: list[str] = []
+    engine = EngineConfig(num_blocks=64, max_model_len=512, max_num_seqs=2)
+    config = CoreConfig(order=Order.VTC, confidence=0.6)
+    times = StepTime((0.2, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+    slow = replace(DEVICES["llama3-8b-a100"], seconds=times.seconds)
+    core = RecordedCore(config, engine, StepTimeModel(times, 100), lines.append)
+    core.policy_changed(Terms(weights={"acme": 3.0}, offsets=(0.0, 4.0)), 0.0)
+    recorder, target = Recorder(slow, Objective(), {}), Target(first_token=1.5, interval=0.5, refuses=True)
+    arrivals = [Arrival(0.3 * n, 20, 9 + n % 4, tenant="acme", max_tokens=12) for n in range(40)]
+    Loop(core, slow, recorder, 512, target=lambda _: target).run(arrivals)
+    log, reports = tmp_path / "events.log", [tmp_path / "a.json", tmp_path / "b.json"]
+    log.write_bytes(gzip.compress("".join(f"{line}\n" for line in lines).encode()))
+    entries = [json.loads(line) for line in lines]
+    refused = sum(entry[0] == "arrive" and entry[-1] is not None for entry in entries)
+    completed = sum(len(entry[4]) + len(entry[5]) for entry in entries if entry[0] == "done")
+    for flags, report in zip(([], ["--policy", "order=vtc"]), reports, strict=True):
+        assert main(["simulate", "--trace", str(log), *flags, "--json", str(report)]) == 0
+        (policy,) = json.loads(report.read_text())["policies"]
+        (run,) = policy["runs"]
+        assert policy["core"] == asdict(config) and policy["engine"] == asdict(engine)
+        assert run["refusals"] == {"DeadlineUnmeetable": refused} and run["completed"] == completed > 5
+        assert [tenant["weight"] for tenant in run["tenants"]] == [3.0]
+    assert [json.loads(report.read_text())["policies"][0]["name"] for report in reports] == ["as recorded", "order=vtc"]
+    other = ["--compare", "weights=acme:5,seconds_per_class=1"]
+    assert main(["simulate", "--trace", str(log), *other, "--json", str(reports[0])]) == 0
+    runs = [policy["runs"][0] for policy in json.loads(reports[0].read_text())["policies"]]
+    assert [run["tenants"][0]["weight"] for run in runs] == [3.0, 5.0]
+
+
 def test_an_event_log_can_be_simulated_on_another_device(log: Path, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     assert main(["simulate", "--trace", str(log), "--device", "llama3-8b-a100", "--json", str(report)]) == 0
@@ -146,6 +220,8 @@ def test_a_device_on_which_work_costs_nothing_shares_its_steps_evenly(trace: Pat
         (["--rate", "1", "--load", "1"], "not allowed with"),
         (["--html", "/nowhere/x.html"], "there is no folder /nowhere"),
         (["--device", "abacus"], "--device: must be one of"),
+        (["--compare", ""], "--compare: must be one of fair"),
+        (["--policy", "no/such"], "no/such"),
         (["--compare", "fcfs"] * 4, "at most 4 policies"),
     ],
 )

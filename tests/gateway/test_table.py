@@ -14,6 +14,11 @@ def test_columns_are_as_wide_as_their_widest_cell() -> None:
     assert table(("name", "n", ""), rows, frozenset({"n"})) == "name    n\na       1\nlong  100  x\n"
 
 
+def test_a_wide_character_takes_two_columns_and_a_mark_none() -> None:
+    rows = [("東京", "1"), ("Zu\u0308", "22")]
+    assert table(("name", "n"), rows, frozenset({"n"})) == "name   n\n東京   1\nZu\u0308    22\n"
+
+
 @given(CELLS)
 def test_a_row_is_one_line_whatever_is_in_it(rows: list[tuple[str, str]]) -> None:
     text = table(("one", "two"), rows)
