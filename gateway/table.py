@@ -6,9 +6,8 @@ from io import StringIO
 
 from admission.simulation.text_width import flush_left, flush_right, width
 
-FORMULA = frozenset(
-    "=+-@\uff1d\uff0b\uff0d\uff20"
-)  # what spreadsheets take a cell for that begins so (OWASP, CSV injection)
+FORMULA = frozenset("=+-@\uff1d\uff0b\uff0d\uff20")
+"""What spreadsheets take a cell for that begins so (OWASP, CSV injection)."""
 
 Row = Sequence[str]
 
