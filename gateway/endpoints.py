@@ -6,6 +6,7 @@ import orjson
 
 from admission.outcome import Outcome
 from gateway.endpoint import Call, Endpoint
+from gateway.entitlement import Entitlement
 from gateway.errors import ApiError
 from gateway.limits_report import limits_report
 from gateway.openai import parse_detokenize_request, parse_tokenize_request
@@ -53,10 +54,9 @@ class TokenizeEndpoint(Endpoint):
     async def answer(self, call: Call) -> Outcome:
         service, tokenizer = self.service, self.service.tokenizer
         principal = self.authenticate(call)
-        service.entitlement(principal, "inference")
+        entitlement = service.entitlement(principal, "inference")
         request = parse_tokenize_request(await service.read_body(call.scope, call.receive))
-        if request.model is not None:
-            service.check_model(request.model)
+        _check_model(service, entitlement, request.model)
         text = request.prompt
         if request.messages is not None:
             text = tokenizer.render_chat(request.messages, request.add_generation_prompt)
@@ -73,12 +73,18 @@ class DetokenizeEndpoint(Endpoint):
     async def answer(self, call: Call) -> Outcome:
         service = self.service
         principal = self.authenticate(call)
-        service.entitlement(principal, "inference")
+        entitlement = service.entitlement(principal, "inference")
         request = parse_detokenize_request(await service.read_body(call.scope, call.receive), service.limits)
-        if request.model is not None:
-            service.check_model(request.model)
+        _check_model(service, entitlement, request.model)
         await call.exchange.reply(detokenized(service.tokenizer.decode(request.tokens, skip_special_tokens=False)))
         return Outcome.COMPLETED
+
+
+def _check_model(service: Service, entitlement: Entitlement, model: str | None) -> None:
+    """Whoever names none means the one that is here. Raises `ModelNotFound`."""
+    if model is not None:
+        service.check_model(model)
+    entitlement.check_model(service.model)
 
 
 class HealthEndpoint(Endpoint):

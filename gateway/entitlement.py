@@ -32,6 +32,9 @@ class Entitlement:
         self.kv_bytes = min(
             (limit.amount for limit in self.limits if limit.resource is Resource.KV_BYTES), default=None
         )
+        self._queued = min(
+            (limit.amount for limit in self.limits if limit.resource is Resource.QUEUED_REQUESTS), default=None
+        )
         self._of_answers = [limit for limit in self.limits if limit.resource in GENERATED]
         self._policy = policy
         self._classes: dict[str | None, ClassPolicy] = {}  # by tier
@@ -57,14 +60,23 @@ class Entitlement:
         """Tokens of the longest sequence that the tenant's KV memory could hold."""
         return None if self.kv_bytes is None else self.kv_bytes // shape.block_bytes * shape.block_tokens
 
-    def check_kv(self, num_tokens: int, shape: KvShape) -> None:
-        """Raises `Unsatisfiable` for a sequence that could never be held."""
+    def check_kv(self, num_tokens: int, shape: KvShape, param: str) -> None:
+        """Raises `Unsatisfiable`, about `param`, for a sequence that could never be held."""
         most = self.kv_tokens(shape)
         if most is not None and num_tokens > most:
             raise Unsatisfiable(
-                f"Your tenant's limit kv_bytes is {self.kv_bytes}, which holds {most} tokens: prompt and max_tokens "
+                f"Your tenant's limit kv_bytes is {self.kv_bytes}, which holds {most} tokens: prompt and answer "
                 f"together are {num_tokens}. Lower max_tokens, shorten the prompt, or have the limit raised.",
-                "max_tokens",
+                param,
+            )
+
+    def check_prompts(self, count: int) -> None:
+        """Raises `Unsatisfiable` for more prompts in one request than could ever wait; one alone may always run."""
+        if self._queued is not None and count > max(self._queued, 1):
+            raise Unsatisfiable(
+                f"Your tenant's limit queued_requests is {self._queued}: this request has {count} prompts, each of "
+                "which counts. Send fewer at once, or have the limit raised.",
+                "prompt",
             )
 
     def reservable(self, num_prompt_tokens: int, expected: int) -> int | None:

@@ -310,8 +310,8 @@ def forget_origin(error: ApiError) -> None:
 def context_exceeded(num_tokens: int, max_model_len: int, param: str, at_least: bool = False) -> ApiError:
     """The refusal of a prompt that the context cannot hold."""
     count = f"at least {num_tokens}" if at_least else f"{num_tokens}"
-    message = f"This model's maximum context length is {max_model_len} tokens, but {param} holds {count} tokens."
-    return Unsatisfiable(message, param)
+    context = f"This model's maximum context length is {max_model_len} tokens, answer included"
+    return Unsatisfiable(f"{context}, but {param} holds {count} tokens.", param)
 
 
 def translate(error: Exception) -> ApiError:

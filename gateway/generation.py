@@ -73,6 +73,7 @@ class GenerationEndpoint(Endpoint):
         async with service.lives.scope(call.scope, call.receive, call.send, service.telemetry.clock) as life:
             call.exchange.send, call.story.scope = life.send, life
             prompts = await self.prompts(request)
+            entitlement.check_prompts(len(prompts))
             try:
                 await self._spend(call, life, entitlement, wants, prompts)
             except DeadlineUnmeetable as error:
@@ -105,7 +106,8 @@ class GenerationEndpoint(Endpoint):
         ]
         ask = quota.Ask(1, sum(len(one.prompt) for one in asked), sum(one.tokens_to_begin_with for one in asked))
         admission = self.service.admission
-        self._lease(entitlement, asked)
+        kv_leases, kv_blocks = self.service.kv_leases, self._kv_blocks(asked)
+        kv_leases.use(entitlement.name, entitlement.kv_bytes, kv_blocks)
         quotas, outage = self.service.quotas, entitlement.tenant.on_store_outage
         story.reserving = clock()
         with await quotas.reserve(entitlement.name, entitlement.key, entitlement.charged, ask, outage) as grant:
@@ -113,6 +115,8 @@ class GenerationEndpoint(Endpoint):
             if grant.states:
                 call.exchange.add_headers(rate_headers(grant.states))
             with ExitStack() as admitted:
+                kv_leases.serve(entitlement.name, kv_blocks)
+                admitted.callback(kv_leases.served, entitlement.name, kv_blocks)
                 answers = [
                     self._answer_from(admitted.enter_context(admission.admit(one)), request, prompt, story)
                     for one, prompt in zip(asked, prompts, strict=True)
@@ -153,13 +157,10 @@ class GenerationEndpoint(Endpoint):
         story.settling = self.service.telemetry.clock()
         grant.settle()
 
-    def _lease(self, entitlement: Entitlement, asked: list[AdmissionRequest]) -> None:
-        """See to it that the tenant may soon hold what the longest of these needs, if its KV memory is limited."""
-        leases = self.service.kv_leases
-        if entitlement.kv_bytes is not None or leases.num_tenants:
-            longest = max(len(one.prompt) + one.max_tokens for one in asked)
-            blocks = -(-longest // self.service.kv_shape.block_tokens)
-            leases.use(entitlement.name, entitlement.kv_bytes, blocks)
+    def _kv_blocks(self, asked: list[AdmissionRequest]) -> int:
+        """What the longest of these may need."""
+        longest = max(len(one.prompt) + one.max_tokens for one in asked)
+        return -(-longest // self.service.kv_shape.block_tokens)
 
     def _ask(self, request_id: str, entitlement: Entitlement, wants: Wants, prompt: Prompt) -> AdmissionRequest:
         service, request, sampling = self.service, wants.request, wants.request.sampling
@@ -209,17 +210,19 @@ class GenerationEndpoint(Endpoint):
         room = context - num_prompt_tokens
         if room < 1:
             raise context_exceeded(num_prompt_tokens, context, self.prompt_param)
-        asked = request.sampling.max_tokens
+        asked, field = request.sampling.max_tokens, request.length_field
         if asked is not None and asked > room:
             raise Unsatisfiable(
                 f"This model's maximum context length is {context} tokens, but {num_prompt_tokens} tokens of prompt "
-                f"and {asked} of max_tokens were requested; lower max_tokens to {room} or shorten the prompt.",
-                "max_tokens",
+                f"and {asked} of {field} were requested; lower {field} to {room} or shorten the prompt.",
+                field,
             )
         shape = self.service.kv_shape
-        entitlement.check_kv(num_prompt_tokens + (asked or 1), shape)
+        entitlement.check_kv(num_prompt_tokens + (asked or 1), shape, field if asked else self.prompt_param)
         kv_tokens = entitlement.kv_tokens(shape) or context
-        return asked or min(room, kv_tokens - num_prompt_tokens, self.service.default_max_tokens or room)
+        most = asked or min(room, kv_tokens - num_prompt_tokens, self.service.default_max_tokens or room)
+        _check_least(request.sampling.min_tokens, most)
+        return most
 
     async def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         token_ids = await self.service.encode(text, add_special_tokens, self.prompt_param)
@@ -297,6 +300,15 @@ class CompletionEndpoint(GenerationEndpoint):
 
     def complete(self, identity: Identity, choices: list[Choice], usage: Usage) -> bytes:
         return text_completion(identity, choices, usage)
+
+
+def _check_least(min_tokens: int, most: int) -> None:
+    if min_tokens > most:
+        raise Unsatisfiable(
+            f"min_tokens is {min_tokens}, but this answer may have {most} tokens at most: "
+            "lower min_tokens, shorten the prompt, or set max_tokens.",
+            "min_tokens",
+        )
 
 
 def _estimate(answers: list[Answer]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -57,12 +58,8 @@ class KvLeases:
         self._block_bytes = block_bytes
         self._clock = clock
         self._leases: dict[str, _Lease] = {}
+        self._served: dict[str, Counter[int]] = defaultdict(Counter)  # blocks that each request may need, by tenant
         self._wake = asyncio.Event()
-
-    @property
-    def num_tenants(self) -> int:
-        """Those that have a limit and are active."""
-        return len(self._leases)
 
     def use(self, tenant: str, limit: int | None, blocks: int) -> None:
         """A request of the tenant has come that may need so many blocks.
@@ -83,6 +80,19 @@ class KvLeases:
         if lease.limit != limit or lease.blocks < blocks:
             lease.limit, lease.renewed = limit, float("-inf")
             self._wake.set()
+
+    def serve(self, tenant: str, blocks: int) -> None:
+        """A request of the tenant is let in that may come to need so many blocks: an edit that sets a lower limit leaves
+        it them, until it is `served`.
+        """
+        self._served[tenant][blocks] += 1
+
+    def served(self, tenant: str, blocks: int) -> None:
+        """One such has ended."""
+        served = self._served[tenant]
+        served[blocks] -= 1
+        if not served[blocks]:
+            del served[blocks]
 
     async def run(self) -> None:
         """Runs as long as the server does."""
@@ -106,9 +116,10 @@ class KvLeases:
         demand, lease.coming = max(self._memory.demand(tenant), lease.coming), 0
         if demand:
             lease.wanted_at = now
-        wanted = min(round(demand * HEADROOM) * self._block_bytes, lease.limit)
+        limit = max(lease.limit, max(self._served[tenant], default=0) * self._block_bytes)
+        wanted = min(round(demand * HEADROOM) * self._block_bytes, limit)
         try:
-            granted, seconds = await self._store.lease_kv(tenant, lease.limit, wanted)
+            granted, seconds = await self._store.lease_kv(tenant, limit, wanted)
         except QuotaError as error:
             self._outage(tenant, lease, error)
             return

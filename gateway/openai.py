@@ -38,6 +38,7 @@ class GenerationRequest:
     add_special_tokens: bool  # when the prompt is encoded
     service_tier: Tier | None
     user: str | None
+    length_field: str = "max_tokens"  # the one that bounds the answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +123,7 @@ def _shared(body: GenerationBody, limits: Limits, add_special_tokens: bool) -> d
         "add_special_tokens": _default(body.add_special_tokens, add_special_tokens),
         "service_tier": body.service_tier,
         "user": body.user,
+        "length_field": _length_field(body),
     }
 
 
@@ -132,21 +134,26 @@ _SAMPLING_FIELDS = (
 
 
 def _sampling(body: GenerationBody, limits: Limits) -> SamplingParams:
-    """null stands for the default, which the model may set. Of two token limits the larger counts, as for a quota."""
+    """null stands for the default, which the model may set."""
     given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
-    token_limits = [body.max_tokens, body.max_completion_tokens if isinstance(body, ChatBody) else None]
     stop_token_ids = tuple(body.stop_token_ids or ())
     if stop_token_ids:
         _check_in_vocabulary(stop_token_ids, "stop_token_ids", limits)
     try:
         return _checked(
             **{**limits.sampling_defaults, **given},
-            max_tokens=max((limit for limit in token_limits if limit is not None), default=None),
+            max_tokens=getattr(body, _length_field(body)),
             stop=tuple(body.stop or ()),
             stop_token_ids=stop_token_ids,
         )
     except InvalidRequest as exc:
         raise translate(exc) from exc
+
+
+def _length_field(body: GenerationBody) -> str:
+    """Of two token limits the larger counts, as for a quota."""
+    newer = body.max_completion_tokens if isinstance(body, ChatBody) else None
+    return "max_completion_tokens" if (newer or 0) > (body.max_tokens or 0) else "max_tokens"
 
 
 @lru_cache(maxsize=64, typed=True)

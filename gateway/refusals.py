@@ -29,6 +29,11 @@ _IN_USE: dict[Resource, type[ApiError]] = {
     Resource.QUEUED_REQUESTS: ConcurrencyExceeded,
     Resource.KV_BYTES: KvQuotaExceeded,
 }
+_REMEDIES = {  # of what can never fit, besides another limit
+    Resource.INPUT_TOKENS: "shorten the prompt, or ",
+    Resource.OUTPUT_TOKENS: "lower max_tokens, or ",
+    Resource.TOKENS: "lower max_tokens, shorten the prompt, or ",
+}
 
 
 def refusal_of(error: Exception) -> ApiError:
@@ -64,10 +69,8 @@ def unmeetable(error: DeadlineUnmeetable, is_relative: bool) -> ApiError:
 def _of_quota(error: QuotaError) -> ApiError:
     match error:
         case NeverFits(limit=limit):
-            message = (
-                f"{_figures(error)}, which is more than it ever holds ({limit.capacity}): "
-                "lower max_tokens, shorten the prompt, or have the limit raised."
-            )
+            remedy = f"{_REMEDIES.get(limit.resource, '')}have the limit raised"
+            message = f"{_figures(error)}, which is more than it ever holds ({limit.capacity}): {remedy}."
             return Unsatisfiable(message, details=_details(error))
         case LimitExceeded(limit=limit, retry_after=wait):
             kind = _IN_USE.get(limit.resource, RateLimited)

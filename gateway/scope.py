@@ -11,7 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from admission.outcome import Outcome
 from gateway.connection import TRANSPORT
-from gateway.errors import ApiError, RequestTimedOut, RequestTooLarge, ShuttingDown
+from gateway.errors import ApiError, BadRequest, RequestTimedOut, RequestTooLarge, ShuttingDown
 
 
 class ClientGone(Exception):
@@ -23,9 +23,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int, timeout: float) 
 
     Raises `ApiError` and `ClientGone`. The size is checked while reading, so a chunked body cannot exceed it either.
     """
-    declared = _content_length(scope)
-    if declared > limit:
-        raise RequestTooLarge(f"The request body is larger than the {limit} bytes this server accepts.")
+    _check_headers(scope, limit)
     parts: list[bytes] = []
     size = 0
     while True:
@@ -35,17 +33,27 @@ async def read_body(scope: Scope, receive: Receive, limit: int, timeout: float) 
         part = message.get("body", b"")
         size += len(part)
         if size > limit:
-            raise RequestTooLarge(f"The request body is larger than the {limit} bytes this server accepts.")
+            raise _too_large(limit)
         parts.append(part)
         if not message.get("more_body", False):
             return b"".join(parts)
 
 
-def _content_length(scope: Scope) -> int:
+def _check_headers(scope: Scope, limit: int) -> None:
+    """Raises `ApiError` for a body that would be read in vain."""
     for name, value in scope["headers"]:
-        if name == b"content-length":
-            return int(value) if value.isdigit() else 0
-    return 0
+        if name == b"content-length" and value.isdigit() and int(value) > limit:
+            raise _too_large(limit)
+        if name == b"content-encoding" and value.lower() != b"identity":
+            coding = value[:64].decode("latin-1")
+            raise BadRequest(
+                f"Bodies are read as they come, not decoded: send it without content-encoding, got {coding!r}.",
+                "content-encoding",
+            )
+
+
+def _too_large(limit: int) -> RequestTooLarge:
+    return RequestTooLarge(f"The request body is larger than the {limit} bytes this server accepts.")
 
 
 async def _next_part(receive: Receive, timeout: float) -> Message:

@@ -8,6 +8,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from gateway.errors import BadRequest
 
+NAMELESS = '""'  # how a field whose name is empty is told
 MAX_FIELDS = 64  # in one JSON object; a body can hold 400,000, each of them an error to describe
 
 
@@ -77,7 +78,8 @@ def _bad_request(error: ErrorDetails) -> BadRequest:
 
 def _param(loc: tuple[int | str, ...]) -> str:
     """("messages", 2, "content") becomes messages[2].content."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part[:64]}" for part in loc).removeprefix(".")
+    names = (f"[{part}]" if isinstance(part, int) else f".{part[:64] or NAMELESS}" for part in loc)
+    return "".join(names).removeprefix(".")
 
 
 _EXPECTED = {

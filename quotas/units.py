@@ -60,7 +60,7 @@ _SYNONYMS = (
 
 def number(text: str) -> float:
     if not re.fullmatch(NUMBER, text):
-        raise ValueError("is not a number such as 1 or 2.5")
+        raise ValueError(f"is not a number such as 1 or 2.5{_too_long(text)}")
     return float(text)
 
 
@@ -91,7 +91,7 @@ def positive_duration(text: str) -> float:
 def rate(text: str) -> tuple[int, Rate | Budget]:
     """How much, and in which window. A rate's burst is the amount itself."""
     if not re.fullmatch(RATE, text):
-        raise ValueError(f"{_NOT_A_RATE}{_near_rate(text)}")
+        raise ValueError(f"{_NOT_A_RATE}{_too_long(text) or _near_rate(text)}")
     amount_text, _, unit = text.partition("/")
     if unit in RATE_UNITS:
         amount = burst(amount_text)
@@ -150,8 +150,14 @@ def _whole(text: str, units: Mapping[str, Decimal], complaint: str, least: int, 
 def _scaled(text: str, units: Mapping[str, Decimal], complaint: str) -> Decimal:
     match = re.fullmatch(f"({NUMBER})({'|'.join(units)})", text)
     if not match:
-        raise ValueError(f"{complaint}{_near(text, units)}")
+        raise ValueError(f"{complaint}{_too_long(text) or _near(text, units)}")
     return Decimal(match[1]) * units[match[2]]
+
+
+def _too_long(text: str) -> str:
+    """What NUMBER bounds."""
+    too_long = re.search(r"[0-9]{17}|\.[0-9]{10}", text)
+    return "; it has too many digits: at most 16 before the point and 9 after it" if too_long else ""
 
 
 def _near(text: str, units: Iterable[str]) -> str:

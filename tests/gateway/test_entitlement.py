@@ -56,10 +56,19 @@ def test_a_tier_is_served_up_to_what_the_tenant_may(tier: str | None, level: int
 def test_a_sequence_that_the_kv_limit_can_never_hold_is_refused() -> None:
     limited = entitlement(limits=(Limit(Resource.KV_BYTES, 5 * 4096 + 4095),))
     assert limited.kv_tokens(SHAPE) == 80
-    limited.check_kv(80, SHAPE)
+    limited.check_kv(80, SHAPE, "max_tokens")
     with pytest.raises(Unsatisfiable, match="kv_bytes is 24575, which holds 80 tokens"):
-        limited.check_kv(81, SHAPE)
-    entitlement().check_kv(10**9, SHAPE)
+        limited.check_kv(81, SHAPE, "max_tokens")
+    entitlement().check_kv(10**9, SHAPE, "max_tokens")
+
+
+def test_more_prompts_than_may_ever_wait_are_refused() -> None:
+    limited = entitlement(limits=(Limit(Resource.QUEUED_REQUESTS, 8),))
+    limited.check_prompts(8)
+    with pytest.raises(Unsatisfiable, match="queued_requests is 8: this request has 9 prompts"):
+        limited.check_prompts(9)
+    entitlement(limits=(Limit(Resource.QUEUED_REQUESTS, 0),)).check_prompts(1)
+    entitlement().check_prompts(128)
 
 
 def test_a_request_is_charged_to_all_limits_but_those_of_queues_and_kv_memory() -> None:

@@ -1,5 +1,6 @@
 """What an attacker or a broken client sends: each gets a typed answer or a closed connection, and harms nobody else."""
 
+import gzip
 import json
 from collections.abc import Iterator
 
@@ -99,6 +100,8 @@ BAD_CHATS = [
     ({"logit_bias": {"5": 100}}, "logit_bias"),
     ({f"field{n}": 1 for n in range(50_000)}, None),
     ({"\x00" * 100: 1}, "\x00" * 64),
+    ({"": 1}, '""'),
+    ({"messages": [{"role": "user", "content": "Hi", "": 1}]}, 'messages[0].""'),
 ]
 
 
@@ -128,6 +131,13 @@ def test_token_ids_outside_the_vocabulary_are_400_for_detokenize(server: ServerP
 @pytest.mark.parametrize("text", ["\x00", "\u202e\ufeff", "<|end|><|assistant|>", "\U0001f9ff" * 50, "e\u0301\u0301"])
 def test_odd_text_is_answered(server: ServerProcess, text: str) -> None:
     assert post(server, chat(text, max_tokens=4)).status_code == 200
+
+
+def test_a_compressed_body_is_400_and_said_to_be(server: ServerProcess) -> None:
+    body = gzip.compress(json.dumps(chat()).encode())
+    error = post(server, body, **{"content-encoding": "gzip"}).json()["error"]
+    assert error["param"] == "content-encoding" and "'gzip'" in error["message"]
+    assert post(server, chat(max_tokens=1), **{"content-encoding": "identity"}).status_code == 200
 
 
 # sizes

@@ -117,6 +117,31 @@ async def test_an_edited_limit_is_taken_up_with_the_next_request() -> None:
     assert bench.engine.allowed == {"acme": None}
 
 
+async def test_what_is_served_when_a_limit_is_lowered_may_come_to_its_end() -> None:
+    bench = Bench()
+    bench.engine.needs = 40
+    bench.leases.use("acme", 64 * BLOCK, 30)
+    for blocks in (30, 30, 2):
+        bench.leases.serve("acme", blocks)
+    assert await bench.after(0) == 50
+    bench.leases.use("acme", 4 * BLOCK, 2)
+    bench.leases.served("acme", 30)
+    assert await bench.after(0) == 30
+    bench.leases.served("acme", 30)
+    assert await bench.after(RENEW) == 4
+
+
+async def test_what_is_served_when_a_limit_is_set_may_come_to_its_end() -> None:
+    bench = Bench()
+    bench.engine.needs = 40
+    bench.leases.serve("acme", 30)
+    bench.leases.serve("other", 99)
+    bench.leases.use("acme", 4 * BLOCK, 2)
+    assert await bench.after(0) == 30
+    bench.leases.served("acme", 30)
+    assert await bench.after(RENEW) == 4
+
+
 async def test_an_idle_tenant_returns_its_lease_and_is_forgotten() -> None:
     bench = Bench()
     bench.leases.use("acme", 64 * BLOCK, 8)

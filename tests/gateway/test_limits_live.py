@@ -32,6 +32,8 @@ tenants:
   chatty: {limits: {tokens: {rate: 600k/min, burst: 500}}}
   packed: {limits: {kv_bytes: 800KiB}}
   tiny: {limits: {kv_bytes: 300KiB}}
+  lowered: {limits: {kv_bytes: 16MiB}}
+  queued: {limits: {queued_requests: 2}}
   picky: {models: [another]}
   narrow: {}
   edited: {limits: {requests: 100/min}}
@@ -83,6 +85,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         "chatty",
         "packed",
         "tiny",
+        "lowered",
+        "queued",
         "picky",
         "narrow",
         "edited",
@@ -196,10 +200,40 @@ def test_a_sequence_that_the_kv_limit_cannot_hold_is_refused(site: Site) -> None
     assert undeclared.status_code == 200 and undeclared.json()["choices"][0]["finish_reason"] == "length"
 
 
+def test_more_prompts_than_may_wait_are_no_matter_of_time(site: Site) -> None:
+    with site.client("queued") as client:
+        assert len(client.completions.create(model="embedded", prompt=["1, 2,"] * 2, max_tokens=1).choices) == 2
+        with pytest.raises(openai.BadRequestError, match="queued_requests is 2") as refused:
+            client.completions.create(model="embedded", prompt=["1, 2,"] * 3, max_tokens=1)
+    assert (refused.value.code, refused.value.param) == ("quota_unsatisfiable", "prompt")
+
+
+def test_what_is_served_when_the_kv_limit_is_lowered_comes_to_its_end(site: Site) -> None:
+    replies: list[httpx.Response] = []
+
+    def ask() -> None:
+        replies.append(site.post("lowered", max_tokens=1000, ignore_eos=True))
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: site.server.metric("sluice_kv_blocks_used") > 10)
+    site.policy.write_text(POLICY.replace("kv_bytes: 16MiB", "kv_bytes: 300KiB"))
+    eventually(lambda: site.post("lowered", max_tokens=100).status_code == 400, 5)
+    assert site.post("lowered", max_tokens=1).status_code == 200
+    for thread in threads:
+        thread.join()
+    assert [reply.status_code for reply in replies] == [200] * 3
+    site.policy.write_text(POLICY)
+
+
 def test_a_model_that_a_tenant_may_not_use_does_not_exist_for_it(site: Site) -> None:
     refused = site.post("picky")
     assert (refused.status_code, error_of(refused)["code"]) == (404, "model_not_found")
     assert site.client("picky").models.list().data == []
+    headers = {"authorization": f"Bearer {site.keys['picky']}"}
+    for path, body in (("tokenize", {"prompt": "Hi"}), ("detokenize", {"tokens": [5], "model": "embedded"})):
+        assert httpx.post(f"{site.server.url}/{path}", json=body, headers=headers).status_code == 404
 
 
 def test_headers_that_claim_another_tenant_or_class_change_nothing(site: Site) -> None:

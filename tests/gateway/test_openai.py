@@ -193,6 +193,8 @@ def test_of_two_token_limits_the_larger_counts() -> None:
     assert chat(max_tokens=5, max_completion_tokens=9).sampling.max_tokens == 9
     assert chat(max_tokens=9, max_completion_tokens=5).sampling.max_tokens == 9
     assert chat(max_completion_tokens=5).sampling.max_tokens == 5
+    fields = [chat(max_tokens=5, max_completion_tokens=n).length_field for n in (4, 5, 6)]
+    assert fields == ["max_tokens", "max_tokens", "max_completion_tokens"]
 
 
 @pytest.mark.parametrize(

@@ -241,6 +241,16 @@ def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(client: o
     assert "2048" in caught.value.message
 
 
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens", "min_tokens"])
+def test_an_answer_longer_than_the_context_leaves_is_refused_by_the_field_that_asks_for_it(
+    client: openai.OpenAI, field: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model=MODEL, messages=said(COUNT), extra_body={field: 2040})
+    assert (caught.value.code, caught.value.param) == ("quota_unsatisfiable", field)
+    assert field in caught.value.message
+
+
 def test_the_clients_own_request_id_comes_back(client: openai.OpenAI) -> None:
     reply = client.models.with_raw_response.list(extra_headers={"x-request-id": "mine-1"})
     assert reply.headers["x-request-id"] == "mine-1"

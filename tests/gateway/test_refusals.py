@@ -52,6 +52,11 @@ def test_what_can_never_fit_is_the_requests_own_fault() -> None:
     assert "max_tokens" in str(body["message"])
 
 
+def test_a_limit_of_zero_is_not_blamed_on_the_length_of_the_request() -> None:
+    _, body = told(NeverFits(Limit(Resource.CONCURRENT_REQUESTS, 0), 1))
+    assert str(body["message"]).endswith("(0): have the limit raised.")
+
+
 def test_a_store_that_cannot_tell_is_ours_to_mend() -> None:
     refusal, body = told(StoreUnavailable("redis://:secret@10.0.0.1 timed out"))
     assert (refusal.status, body["code"]) == (503, "quota_unverifiable")

@@ -102,6 +102,13 @@ def test_the_near_miss_is_suggested(reader: Callable[[str], object], text: str, 
     reader(near)
 
 
+@pytest.mark.parametrize("text", ["0.3333333333", "1" * 17, f"{'1' * 17}.5"])
+@pytest.mark.parametrize(("reader", "unit"), [(units.number, ""), (units.count, "k"), (units.rate, "/min")])
+def test_too_many_digits_are_named(reader: Callable[[str], object], unit: str, text: str) -> None:
+    with pytest.raises(ValueError, match=r"too many digits: at most 16 before the point and 9 after it$"):
+        reader(f"{text}{unit}")
+
+
 @pytest.mark.parametrize(("reader", "text"), [(units.size, "1024"), (units.duration, "30"), (units.price, "0.5")])
 def test_a_missing_unit_is_named_and_not_guessed(reader: Callable[[str], object], text: str) -> None:
     with pytest.raises(ValueError, match="it has no unit: "):
