@@ -54,16 +54,21 @@ def rope_and_store(
     v_cache: Tensor,
     step: StepInputs,
 ) -> Tensor:
-    """Rotate queries and keys, write keys and values to their slots, and return the queries [T, Hq, D]."""
+    """Rotate queries and keys, write keys and values to their slots, and return the queries [T, Hq, D].
+
+    Nothing is stored for a token whose slot is negative.
+    """
     head_dim = k_cache.shape[-1]
     block_size = k_cache.shape[2]
     q, k, v = qkv.view(qkv.shape[0], -1, head_dim).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     if q_norm is not None and k_norm is not None:
         q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
     cos, sin = cos_sin[step.positions].chunk(2, dim=-1)
-    block, offset = step.slot_mapping // block_size, step.slot_mapping % block_size
-    k_cache[block, :, offset] = rotate(k, cos, sin)
-    v_cache[block, :, offset] = v
+    stored = step.slot_mapping >= 0
+    slots = step.slot_mapping[stored]
+    block, offset = slots // block_size, slots % block_size
+    k_cache[block, :, offset] = rotate(k, cos, sin)[stored]
+    v_cache[block, :, offset] = v[stored]
     return rotate(q, cos, sin)
 
 

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from backend.kernels.row_sampling import RowPenalties, RowSampling
-from backend.kernels.sampling_search import draw_filtered, draw_from_tiles, gather, lower_bound, uniform
+from backend.kernels.sampling_search import distances, draw_filtered, draw_from_tiles, gather, lower_bound, uniform
 
 TILE = 1024
 SEARCHED = 2048  # logits that a row's program takes at a time
@@ -69,7 +69,7 @@ def _survey(
     heat = tl.where(heat > 0, heat, 1.0)
     largest = tl.max(x, 0)
     anchor = tl.where(largest > -float("inf"), largest, 0.0)
-    weights = tl.exp((x - anchor) / heat)
+    weights = tl.exp(-distances(x, anchor, heat))
     summary = row * tl.num_programs(1) + tile
     tl.store(tile_largest + summary, largest)
     tl.store(tile_argmax + summary, tile * TILE + tl.argmax(x, 0))
@@ -117,15 +117,13 @@ def _choose(
     token = tl.load(tile_argmax + row * num_tiles + tl.argmax(peaks, 0))
     if (heat > 0) & (largest > -float("inf")) & (largest < float("inf")):
         mass = tl.load(tile_mass + row * num_tiles + tiles, mask=present, other=0.0)
-        mass = tl.where(mass > 0, mass * tl.exp((peaks - largest) / heat).to(tl.float64), 0.0)
+        mass *= tl.exp(-distances(peaks, largest, heat)).to(tl.float64)
         drawn = uniform(tl.load(seeds + row), tl.load(positions + row))
         least = tl.load(min_p + row)
         number = tl.load(top_k + row)
         share = tl.load(top_p + row)
         if (least <= 0) & (number <= 0) & (share >= 1):
-            token = draw_from_tiles(
-                logits, candidate_tokens, mass, drawn, largest, heat, num_tiles, vocab, TILE, TILES
-            )  # fmt: skip
+            token = draw_from_tiles(logits, candidate_tokens, mass, drawn, largest, heat, vocab, TILE, TILES)
         else:
             total = tl.sum(mass, 0)
             bound = lower_bound(peaks, total, least, number, share, largest, heat, vocab)

@@ -1,14 +1,16 @@
 """The search of one row of logits, by the program that owns the row: bounds, cut-offs by bisection, and the draw.
 
 A logit is told by its distance: how far it lies, divided by the temperature (`heat`), below the row's largest.
-Distances are fp32 numbers >= 0, whose bits order as they do: a cut-off is such bits, exact to the last one.
+Distances are fp32 numbers >= 0, whose bits order as they do: a cut-off is such bits, exact to the last one. Logits are
+divided before they are subtracted, as `backend.sampler` does, and everywhere alike: when the temperature is low the
+quotients are large, and what they are rounded by is no longer small beside a distance.
 """
 
 import triton
 import triton.language as tl
 
-FAR = tl.constexpr(3.4e38)
-ALL = tl.constexpr(0x7F7FFFFF)  # the cut-off that keeps every finite distance
+FAR = tl.constexpr(87.0)  # beyond it a weight, exp(-distance), is no normal fp32 number: none is drawn from there
+ALL = tl.constexpr(0x42AE0000)  # the cut-off that keeps all others
 
 
 @triton.jit
@@ -26,11 +28,15 @@ def uniform(seed, position):
 
 
 @triton.jit
+def distances(x, largest, heat):
+    """How far below `largest` the logits `x` lie; infinitely for those that cannot be drawn."""
+    return tl.maximum(tl.where(x > -float("inf"), largest / heat - x / heat, float("inf")), 0.0)
+
+
+@triton.jit
 def _below(source, indices, real, largest, heat):
-    """Distances of the logits at `indices`; infinite for those that cannot be drawn."""
-    x = tl.load(source + indices, mask=real, other=-float("inf"))
-    distance = tl.where(x > -float("inf"), largest / heat - x / heat, float("inf"))
-    return tl.maximum(distance, 0.0)
+    """Distances of the logits at `indices`."""
+    return distances(tl.load(source + indices, mask=real, other=-float("inf")), largest, heat)
 
 
 @triton.jit
@@ -91,7 +97,7 @@ def gather(
     """Copy the logits at most `bound` below the largest, and their tokens, in order; returns how many there are."""
     number = 0
     for tile in range(num_tiles):
-        if largest / heat - tl.load(tile_largest + tile) / heat <= bound:
+        if distances(tl.load(tile_largest + tile), largest, heat) <= bound:
             indices = tile * TILE + tl.arange(0, TILE)
             distance = _below(logits, indices, indices < vocab, largest, heat)
             kept = distance <= bound
@@ -119,18 +125,23 @@ def _kth_largest(values, k):
 
 
 @triton.jit
-def draw_from_tiles(logits, tokens, tile_mass, uniform, largest, heat, num_tiles, vocab, TILE: tl.constexpr, TILES):
+def draw_from_tiles(logits, tokens, tile_mass, uniform, largest, heat, vocab, TILE: tl.constexpr, TILES: tl.constexpr):
     """The token of a row without filters: the tile in which the cumulative mass passes the draw, then the place there.
 
-    `tile_mass` [TILES] fp64 is relative to the row's largest logit.
+    `tile_mass` [TILES] fp64 is relative to the row's largest logit, 0 beyond the row's tiles. The tile's weights add up
+    to what is rounded otherwise: the draw takes as large a share of the one as of the other.
     """
     tiles = tl.arange(0, TILES)
     target = uniform * tl.sum(tile_mass, 0)
     ends = tl.cumsum(tile_mass, 0)
-    tile = tl.min(tl.where((ends > target) & (tiles < num_tiles), tiles, num_tiles - 1), 0)
+    last = tl.max(tl.where(tile_mass > 0, tiles, 0), 0)
+    tile = tl.min(tl.where((ends > target) & (tile_mass > 0), tiles, last), 0)
     target -= tl.sum(tl.where(tiles < tile, tile_mass, 0.0), 0)
+    surveyed = tl.sum(tl.where(tiles == tile, tile_mass, 0.0), 0)
     start = tile * TILE
     length = tl.minimum(TILE, vocab - start)
+    _, mass = _measure(logits + start, length, ALL, largest, heat, TILE)
+    target += target * ((mass - surveyed).to(tl.float32) / surveyed.to(tl.float32)).to(tl.float64)
     return start + draw(logits + start, tokens, False, length, ALL, target, largest, heat, TILE)
 
 
@@ -144,7 +155,7 @@ def lower_bound(peaks, total, least, number, share, largest, heat, vocab):
     bound = tl.where(least > 0, -tl.log(tl.maximum(least, 1e-37)), FAR)
     if number > 0:
         kth = _kth_largest(peaks, number)
-        bound = tl.minimum(bound, tl.where(kth > -float("inf"), (largest - kth) / heat + 1e-3, FAR))
+        bound = tl.minimum(bound, distances(kth, largest, heat) + 1e-3)
     elif least <= 0:
         rest = ((1 - share) * total / vocab).to(tl.float32)
         bound = tl.where(share < 1, 1e-3 - tl.log(tl.maximum(rest, 1e-37)), FAR)

@@ -110,7 +110,7 @@ def rope_and_store(
     step: StepInputs,
     kv_scales: tuple[float, float] = (1.0, 1.0),  # what 8-bit keys and values are divided by
 ) -> Tensor:
-    """See `reference.rope_and_store`; nothing is stored for a token whose slot is negative."""
+    """See `reference.rope_and_store`."""
     head_dim, block_size = k_cache.shape[3], k_cache.shape[2]
     tokens, group = qkv.shape[0], num_heads // num_kv_heads
     out = qkv.new_empty((tokens, num_heads, head_dim))

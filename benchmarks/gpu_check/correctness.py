@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from backend.kernels.reference import ReferenceOps
-from backend.kernels.row_sampling import RowSampling
+from backend.kernels.row_sampling import RowPenalties, RowSampling
 from backend.kernels.self_check import TOLERANCE, disagreements
 from backend.kernels.triton_ops import TritonOps
+from backend.penalties import Penalties, PenaltyState
 from backend.sampler import SamplingBatch, sample, uniforms
 from benchmarks.gpu_check.finding import Finding
 from benchmarks.kernels_gpu import BLOCK_SIZE, Workload, step_of
@@ -87,8 +88,10 @@ def _sampling(device: torch.device, vocab: int) -> int:
     """How many of the rows' tokens are not those that torch draws with the same seeds."""
     kinds = [(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (0.7, 40, 1.0, 0.0), (1.2, 0, 0.9, 0.0), (0.9, 50, 0.8, 0.02)]
     rows = kinds * 4
+    penalties = _penalties(len(rows), vocab)
     temperature, top_k, top_p, min_p = zip(*rows, strict=True)
     logits = 3 * torch.randn((len(rows), vocab), generator=torch.Generator().manual_seed(0))
+    logits[::4] -= 20  # below 0, where a penalty multiplies
     seeds = torch.arange(len(rows)) + 2**40
     positions = torch.arange(len(rows)) * 7
     on_device = RowSampling(
@@ -105,6 +108,34 @@ def _sampling(device: torch.device, vocab: int) -> int:
         min_p=torch.tensor(min_p),
         top_k=torch.tensor(top_k),
         top_p=torch.tensor(top_p, dtype=torch.float64),
+        penalties=penalties,
     )
-    found = TritonOps().sample(logits.to(device), on_device, None).cpu()
+    found = TritonOps().sample(logits.to(device, copy=True), on_device, _on_device(penalties, device)).cpu()
     return int((found != sample(logits.clone(), in_torch)).sum())
+
+
+def _penalties(rows: int, vocab: int) -> Penalties:
+    """Every other row of a batch is penalised, in a slot of its own, for tokens it holds in prompt and output."""
+    generator = torch.Generator().manual_seed(1)
+    state, chosen = PenaltyState(rows, vocab), torch.arange(0, rows, 2)
+    state.occurrences.in_prompt.copy_(torch.rand((rows, vocab), generator=generator) < 0.1)
+    state.occurrences.output_counts.random_(0, 3, generator=generator)
+    presence, frequency = 2 * torch.rand((2, len(chosen), 1), generator=generator)
+    return Penalties(state, [], chosen, chosen.flip(0), presence, frequency, 1 + presence)
+
+
+def _on_device(penalties: Penalties, device: torch.device) -> RowPenalties:
+    """The same for all rows, of which the others are in the slots that are left and have none."""
+    held = penalties.state.occurrences
+    slots = torch.arange(len(held.in_prompt))
+    slots[penalties.rows] = penalties.slots
+    strengths = ((penalties.presence, 0.0), (penalties.frequency, 0.0), (penalties.repetition, 1.0))
+    presence, frequency, repetition = (_spread(*strength, penalties.rows, len(slots)) for strength in strengths)
+    return RowPenalties(
+        *(x.to(device) for x in (slots, presence, frequency, repetition, held.in_prompt, held.output_counts.clone()))
+    )
+
+
+def _spread(strengths: Tensor | None, off: float, rows: Tensor, count: int) -> Tensor:
+    assert strengths is not None
+    return torch.full((count,), off).index_copy(0, rows, strengths.squeeze(1))

@@ -62,7 +62,7 @@ struct Cache {
 
 constexpr int64_t MAX_HEAD_DIM = 512;
 
-// One token: its row of qkv to the rotated queries and to its slot of the cache.
+// One token: its row of qkv to the rotated queries and, unless it is negative, to its slot of the cache.
 template <class T>
 void rope_and_store(
     T* q_out, const T* qkv, const float* cos_sin, const T* q_norm, const T* k_norm, float eps, Heads heads, Cache cache,
@@ -77,6 +77,7 @@ void rope_and_store(
         rotate(out, x, cos_sin, cos_sin + half, half);
     };
     for (int64_t h = 0; h < heads.queries; ++h) rotated(q_out + h * dim, qkv + h * dim, q_norm);
+    if (slot < 0) return;
 
     const T* k = qkv + heads.queries * dim;
     const T* v = k + heads.keys * dim;

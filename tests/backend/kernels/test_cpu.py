@@ -123,6 +123,18 @@ def test_rope_and_store_rotates_and_writes_its_slots_only(
     assert_close(case.pool, expected.pool)
 
 
+def test_a_negative_slot_stores_nothing(ops: Ops) -> None:
+    case = ragged([(3, 7)], Heads(4, 2, 16), 4, stored=False)
+    before = case.pool.clone()
+    case.step.slot_mapping[[0, 2]] = -1
+    qkv = case.normal(3, 128)
+    ops.rope_and_store(qkv, 4, 2, torch.randn(8, 16), None, None, EPS, case.k_cache, case.v_cache, case.step)
+    block, offset = divmod(int(case.step.slot_mapping[1]), 4)
+    assert torch.equal(case.v_cache[block, :, offset], qkv[1].view(8, 16)[6:])
+    case.pool[block, 1, :, :, offset] = before[block, 1, :, :, offset]
+    torch.testing.assert_close(case.pool, before, equal_nan=True, rtol=0, atol=0)
+
+
 Rowwise = Callable[[Ops, Tensor, Tensor], Tensor]
 ROWWISE: dict[str, Rowwise] = {
     "rms_norm": lambda ops, x, weight: ops.rms_norm(x, weight, EPS),

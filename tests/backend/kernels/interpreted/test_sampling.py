@@ -106,6 +106,29 @@ def test_tokens_of_no_probability_are_never_drawn() -> None:
     assert set(sampling.sample(logits, rows(*KINDS)).tolist()) <= {7, VOCAB - 2}
 
 
+@pytest.mark.parametrize("top_k", [0, VOCAB])
+def test_the_largest_draw_takes_a_token_that_has_a_probability(top_k: int) -> None:
+    seed, position = 6898019901592872516, 7
+    assert sampler.uniforms(np.array([seed]), np.array([position])) == 1 - 2.0**-53
+    logits = torch.full((32, VOCAB), -1e9)
+    logits[:, 70:110] = torch.randn(32, 40, generator=torch.Generator().manual_seed(0))
+    batch = rows(*[SamplingParams(temperature=0.7, top_k=top_k)] * 32)
+    batch = replace(batch, seeds=torch.full_like(batch.seeds, seed), positions=torch.full_like(batch.seeds, position))
+    assert sampling.sample(logits, batch).tolist() == [109] * 32
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 1e-3])
+def test_a_low_temperature_rounds_alike_in_every_tile(temperature: float) -> None:
+    """Quotients of a million and a distance of one: what they are rounded by is a quarter."""
+    kinds = [SamplingParams(), SamplingParams(top_k=3), SamplingParams(top_p=0.9)] * 40
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.full((len(kinds), VOCAB), -1e9)
+    near = torch.rand(len(kinds), 5, generator=generator) * temperature
+    logits[:, [3, 5, 9, 70, 200]] = torch.rand(len(kinds), 1, generator=generator) * 30 + 10 - near
+    batch = replace(rows(*kinds), temperature=torch.full((len(kinds),), temperature))
+    assert torch.equal(sampling.sample(logits.clone(), batch), in_torch(logits, batch))
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("value", [torch.nan, -torch.inf, torch.inf])
 def test_logits_that_are_not_numbers_give_a_token_of_the_vocabulary(value: float) -> None:
