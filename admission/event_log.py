@@ -38,7 +38,7 @@ from backend.sampling import SamplingParams
 from backend.scheduler import Scheduler
 from backend.sequence import FinishReason, Sequence
 
-VERSION = 9
+VERSION = 10
 END = 1  # the token that ends a sequence in a replay; all others are 0
 
 Entry = list[Any]

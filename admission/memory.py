@@ -6,11 +6,13 @@ future peak. Lengths are random, so a quantile of the sum is held against the po
 """
 
 from collections.abc import Callable, Iterable
-from math import ceil
+from math import ceil, inf
 
 from admission.output_length import OutputLengths
 from backend.config import EngineConfig
 from backend.sequence import Sequence
+
+OVER = 0.9  # of the answers like a newcomer's, when it is taken to be over
 
 Gate = Callable[[Sequence, Iterable[Sequence], int], bool]
 """(newcomer, those running, free blocks) -> may it join? Its own tokens of now are known to fit."""
@@ -33,14 +35,16 @@ class FuturePeak:
         everyone = [sequence, *running]
         if sum(s.most_tokens for s in everyone) + 2 * self._slack * len(everyone) <= self._capacity:
             return True  # even if each becomes as long as it may
-        return self.peak(everyone) <= self._capacity
+        generated = len(sequence.output)
+        lasts = self._lengths.quantile(sequence.tenant, sequence.max_tokens, OVER, generated) - generated
+        return self.peak(everyone, lasts) <= self._capacity
 
     def blocks(self, sequences: Iterable[Sequence]) -> int:
         """Blocks of KV memory at the fullest moment to come."""
         return ceil(self.peak(sequences) / self._block_size)
 
-    def peak(self, sequences: Iterable[Sequence]) -> float:
-        """Tokens of KV memory at the fullest moment to come."""
+    def peak(self, sequences: Iterable[Sequence], steps: float = inf) -> float:
+        """Tokens of KV memory at the fullest moment to come, within so many steps."""
         demands = []
         for sequence in sequences:
             generated = len(sequence.output)
@@ -51,7 +55,7 @@ class FuturePeak:
         for count, (left, holds, square) in enumerate(demands, 1):
             held += holds
             variance += square
-            peak = max(peak, held + left * count + self._deviations * variance**0.5)
+            peak = max(peak, held + min(left, steps) * count + self._deviations * variance**0.5)
         return peak
 
 

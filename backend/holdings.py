@@ -33,6 +33,15 @@ class Holdings:
         needed = self._config.blocks_for(sequence.num_computed_tokens + length) - len(sequence.block_table)
         return self.blocks_to_start(sequence) if self._contiguous and needed > 0 else max(needed, 0)
 
+    def room_to_grow(self, sequence: Sequence, running: Collection[Sequence]) -> int:
+        """Blocks that those running are to have left when it joins them, none of them more than it may come to need: so
+        who was preempted is not back before all can get further than the last time.
+        """
+        if sequence.headroom == 1:
+            return len(running)
+        blocks_for, each = self._config.blocks_for, sequence.headroom
+        return sum(min(each, blocks_for(s.most_tokens - 1) - len(s.block_table)) for s in running)
+
     def fit(self, sequence: Sequence, spare: int) -> bool:
         """Whether the blocks that it starts with are free, and `spare` beside them."""
         needed = self.blocks_to_start(sequence)

@@ -43,8 +43,8 @@ class Policy(Protocol):
         ...
 
     def admits(self, sequence: Sequence, running: Iterable[Sequence], num_free: int) -> bool:
-        """Whether `num_free` blocks suffice for it to join those running. The scheduler has made sure that its tokens
-        fit now; the question is what all of them may still need.
+        """Whether `num_free` blocks suffice for it to join those running that would not give way to it. The scheduler
+        has made sure that its tokens fit now; the question is what all of them may still need.
         """
         ...
 

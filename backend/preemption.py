@@ -18,6 +18,7 @@ class Preemption:
 
     def __init__(self, config: EngineConfig, residents: ResidentSet, policy: Policy, counters: Counters) -> None:
         self.preempted: list[Sequence] = []  # since `begin`
+        self.favoured: Sequence | None = None  # others gave way to it; none of its tenant's since, who may go before it
         self._config = config
         self._residents = residents
         self._holdings = residents.holdings
@@ -34,19 +35,34 @@ class Preemption:
         running = self._residents.running.values()
         self._preempt_for(needed, [s for s in self._victims.of(running, step) if key(s) > own])
 
+    def staying(self, sequence: Sequence) -> list[Sequence]:
+        """Those running that would not give way to it, should memory run out: what others may still need is theirs
+        only while nobody of a higher class wants it.
+        """
+        own, may_go = sequence.priority_class, self._victims.may_be_preempted
+        return [s for s in self._residents.running.values() if s.priority_class <= own or not may_go(s)]
+
     def displace(self, sequence: Sequence, flight: Flight) -> None:
         """A head that found no slot or no memory takes those of others, after this step: of sequences that are paused
-        at a limit of another tenant, then of a lower class.
+        at a limit of another tenant, then of a lower class. It is favoured then over whatever the queue has first.
         """
+        before = len(self.preempted)
+        self._displace(sequence, flight)
+        gave_way = self.preempted[before:]
+        alike = any(s.tenant == sequence.tenant for s in gave_way)
+        self.favoured = sequence if gave_way and not alike else None
+
+    def _displace(self, sequence: Sequence, flight: Flight) -> None:
         for victim in flight.paused:
             if victim.tenant != sequence.tenant and victim.status is Status.RUNNING:
                 self._give_way(victim)
                 return
         running = self._residents.running
-        lower = self._victims.of((s for s in running.values() if s.priority_class > sequence.priority_class), None)
+        lower = self._victims.of((s for s in running.values() if _yields(s, sequence)), None)
         if lower and not self._holdings.has_free_slot:
             self._preempt(lower.pop(0))
-        self._preempt_for(self._config.blocks_for(sequence.num_tokens) + len(running), lower)
+        room = self._holdings.room_to_grow(sequence, running.values())
+        self._preempt_for(self._config.blocks_for(sequence.num_tokens) + room, lower)
 
     def yield_for_the_oldest(self, flight: Flight) -> bool:
         """Where all of a tenant's sequences are paused for blocks, the youngest gives up its own. Whether any did."""
@@ -70,7 +86,7 @@ class Preemption:
         victim = max(self._residents.running.values(), key=self._victims.key)
         if not self._victims.may_be_preempted(victim):
             return victim
-        self._preempt(victim)
+        self._preempt_for_memory(victim)
         return None
 
     def shed(self, most: int) -> None:
@@ -88,7 +104,11 @@ class Preemption:
             if coming >= needed:
                 return
             coming += len(victim.block_table)
-            self._preempt(victim)
+            self._preempt_for_memory(victim)
+
+    def _preempt_for_memory(self, sequence: Sequence) -> None:
+        sequence.headroom *= 2
+        self._preempt(sequence)
 
     def _preempt(self, sequence: Sequence) -> None:
         """For others, which may happen to it a bounded number of times."""
@@ -109,4 +129,14 @@ class Preemption:
 
     def _suspend(self, sequence: Sequence) -> None:
         self.preempted.append(sequence)
+        if self.favoured and self.favoured.tenant == sequence.tenant:
+            self.favoured = None
         self._residents.suspend(sequence)
+
+
+def _yields(resident: Sequence, head: Sequence) -> bool:
+    """To a higher class; but one that gave way and is back, to its own tenant's work only if that came since: by the
+    tenant's own order it was its turn.
+    """
+    had_its_turn = resident.tenant == head.tenant and resident.num_preemptions > 0 and resident.turn > head.turn
+    return resident.priority_class > head.priority_class and not had_its_turn

@@ -32,6 +32,7 @@ class ResidentSet:
         sequence.num_admitted_tokens = sequence.num_tokens
         self.running[sequence.id] = sequence
         self._counters.joined += 1
+        sequence.turn = self._counters.joined
 
     def suspend(self, sequence: Sequence) -> None:
         """It runs no more, and waits again once its memory is free."""

@@ -62,6 +62,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Its prompt and max_tokens must fit max_model_len."""
         assert 0 < len(sequence.prompt) < sequence.most_tokens <= self.config.max_model_len
+        sequence.turn = self.counters.joined
         self.waiting.add(sequence)
         self._passed_over.look_again(sequence.tenant)
 
@@ -221,7 +222,7 @@ class Scheduler:
     def _admit_waiting(self, flight: Flight, room: PrefillRoom, above: int | None) -> None:
         """Admit heads of the queue, all or those of a class more urgent than `above`."""
         closed = self.config.batching is Batching.STATIC and bool(self.running or self.in_flight)
-        while (sequence := self.waiting.head()) is not None:
+        while (sequence := self._head()) is not None:
             if above is not None and sequence.priority_class >= above:
                 break
             length = self._chunk(sequence, room)
@@ -240,6 +241,13 @@ class Scheduler:
             if length:
                 self._prefill(sequence, length, flight, room)
 
+    def _head(self) -> Sequence | None:
+        """Whoever others gave way to, before the queue has one of those first again; else the first in the queue."""
+        favoured = self._preemption.favoured
+        if favoured and favoured.status is Status.WAITING and favoured.tenant not in self._passed_over.limits:
+            return favoured
+        return self.waiting.head()
+
     def _obstacle(self, sequence: Sequence, length: int, closed: bool, flight: Flight) -> Blocked | None:
         """What keeps the head of the queue, whose first chunk would be `length` tokens, from joining this step."""
         if (limit := self._limits.met(sequence, flight)) is not None:
@@ -255,12 +263,12 @@ class Scheduler:
         return None if self._fits(sequence) else Blocked.MEMORY
 
     def _fits(self, sequence: Sequence) -> bool:
-        """Memory for all its tokens now, a block to spare for each that runs, and the policy's word on the future."""
-        if not self.holdings.fit(sequence, len(self.running)):
+        """Memory for all its tokens now, room for those running to grow, and the policy's word on the future."""
+        if not self.holdings.fit(sequence, self.holdings.room_to_grow(sequence, self.running.values())):
             return False
         if not self.running or self.config.kv_allocation is KVAllocation.CONTIGUOUS:
             return True
-        return self.policy.admits(sequence, self.running.values(), self.pool.num_free)
+        return self.policy.admits(sequence, self._preemption.staying(sequence), self.pool.num_free)
 
     def _start(self, sequence: Sequence, flight: Flight) -> None:
         self._residents.seat(sequence)

@@ -61,6 +61,8 @@ class Sequence:
     charged: float = 0.0  # to its tenant for completed steps, in the unit of account
     peak_blocks: int = 0  # the most that it held at a time
     num_kept_tokens: int = 0  # output when it was last preempted
+    headroom: int = 1  # blocks left to each that runs when it joins; doubled each time that its memory went to others
+    turn: int = 0  # slots that anyone had taken by when it arrived, or by when it last took one itself
 
     # while it holds a slot
     slot: int = -1

@@ -6,6 +6,8 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 
 from admission.core import PRIOR, SCALES, CoreConfig, Memory, Order, Overload, Unit, make_core
@@ -59,9 +61,14 @@ def core_config(settings: Settings) -> CoreConfig:
 
 
 def _file_name(model: LoadedModel, settings: Settings) -> str:
-    """One for each model, precision, device and number of threads: what a step's time depends on."""
+    """One for each shape of a model, precision, device, choice of kernels and number of threads: what a step's time
+    depends on. The folder's name is for people.
+    """
     dtype = str(model.dtype).removeprefix("torch.")
-    return f"{model.directory.resolve().name}-{dtype}-{model.runner.device.type}-{settings.threads}"
+    said = json.dumps([asdict(model.config), settings.kernels], sort_keys=True, default=sorted)
+    digest = sha256(said.encode()).hexdigest()[:8]
+    name = model.directory.resolve().name
+    return f"{name}-{digest}-{dtype}-{model.runner.device.type}-{settings.threads}"
 
 
 def _load(path: Path) -> StepTimeModel:

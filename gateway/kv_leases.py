@@ -82,8 +82,8 @@ class KvLeases:
             self._wake.set()
 
     def serve(self, tenant: str, blocks: int) -> None:
-        """A request of the tenant is let in that may come to need so many blocks: an edit that sets a lower limit leaves
-        it them, until it is `served`.
+        """A request of the tenant is let in that may come to need so many blocks: a limit that is lowered meanwhile
+        leaves it them, until it is `served`.
         """
         self._served[tenant][blocks] += 1
 

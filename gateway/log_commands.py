@@ -11,7 +11,8 @@ from gateway.event_log_file import EventLogError, read_event_log
 
 def add_to(commands: "_SubParsersAction[Any]") -> None:
     told = commands.add_parser("explain", help="why a request waited, was refused or was preempted")
-    told.add_argument("request", metavar="REQUEST_ID", help="the id in the response, such as chatcmpl-...")
+    which = "the id in the response, such as chatcmpl-...; of a refusal, the response_id in the request log"
+    told.add_argument("request", metavar="REQUEST_ID", help=which)
     again = commands.add_parser("replay", help="decide an event log again and compare, byte for byte")
     for command, run in ((told, _explain), (again, _replay)):
         command.add_argument("--log", metavar="FILE", type=Path, required=True, help="what --event-log was given")
@@ -25,7 +26,8 @@ def _explain(namespace: Namespace) -> int:
         raise EventLogError(f"{namespace.log}: {error}") from None
     if not story:
         raise EventLogError(
-            f"{namespace.log} says nothing of {namespace.request}: is it the id of a response, in this log?"
+            f"{namespace.log} says nothing of {namespace.request}: is it the id of a response, in this log? That of a "
+            "refusal is in the request log, as response_id in the line that has its request_id"
         )
     print("\n".join(story))
     return 0

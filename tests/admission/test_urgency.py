@@ -13,18 +13,19 @@ from backend.sequence import Sequence, Status
 from tests.admission.test_fair_queue import make
 from tests.backend.paper_device import PaperDevice, continuation
 
+OPTIMISTIC = CoreConfig(memory=Memory.OPTIMISTIC)
 END = 99  # a token that the device on paper never samples
 
 
 class Bench:
     """A core over a device on paper, one step after the other."""
 
-    def __init__(self, **changes: object) -> None:
+    def __init__(self, core: CoreConfig = OPTIMISTIC, **changes: object) -> None:
         fields: dict[str, object] = dict(
             num_blocks=64, max_model_len=128, block_size=4, max_num_seqs=4, max_num_batched_tokens=16, prefill_chunk=16
         )
         self.engine = EngineConfig(**(fields | changes))  # type: ignore[arg-type]
-        self.core = make_core(CoreConfig(memory=Memory.OPTIMISTIC), self.engine)
+        self.core = make_core(core, self.engine)
         self.scheduler = self.core.scheduler
         self.device = PaperDevice(4)
         self.flying: deque[Batch] = deque()

@@ -1,16 +1,23 @@
 """The core as the settings want it."""
 
+from dataclasses import replace
 from itertools import product
-from typing import get_args
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast, get_args
 
 import pytest
+import torch
 
 from admission.core import CoreConfig, Memory, Order, Overload, Unit, make_core
 from backend.batch import StepOutput
 from backend.config import EngineConfig
+from backend.hub import resolve_model
+from backend.loader import LoadedModel
+from backend.model_config import ModelConfig, read_model_config
 from backend.sampling import SamplingParams
 from backend.sequence import FinishReason, Sequence
-from gateway.core import core_config
+from gateway.core import core_config, open_core
 from gateway.settings import Settings
 
 ENGINE = EngineConfig(num_blocks=64, block_size=4, max_num_seqs=4, max_num_batched_tokens=256, max_model_len=128)
@@ -46,3 +53,26 @@ def test_every_ordering_serves_in_either_unit(order: Order, charge: Unit) -> Non
         now += 0.01
         core.complete(StepOutput(batch.step, [5] * len(batch.sampled), 0.01), now)
     assert all(sequence.finish_reason is FinishReason.LENGTH for sequence in sequences)
+
+
+def run(state: Path, directory: Path, config: ModelConfig, kernels: str = "auto") -> str:
+    """A run of a model; returns the name of the file that it kept its step times in."""
+    before = {path: path.stat().st_mtime_ns for path in state.glob("step_time/*")}
+    device = SimpleNamespace(device=torch.device("cpu"))
+    model = SimpleNamespace(
+        directory=directory, config=config, engine_config=ENGINE, dtype=torch.float32, runner=device
+    )
+    with open_core(Settings(state_dir=state, kernels=kernels), cast(LoadedModel, model)):
+        pass
+    (kept,) = [path for path in state.glob("step_time/*") if before.get(path) != path.stat().st_mtime_ns]
+    return kept.name
+
+
+def test_step_times_are_kept_for_what_a_model_is_and_not_for_what_its_folder_is_called(tmp_path: Path) -> None:
+    config = read_model_config(resolve_model("embedded"))
+    larger = replace(config, num_layers=config.num_layers + 1)
+    first = run(tmp_path, Path("/models/a/model"), config)
+    assert first.startswith("model-")
+    assert run(tmp_path, Path("/models/b/model"), config) == first
+    assert len({first, run(tmp_path, Path("/models/b/model"), larger)}) == 2
+    assert len({first, run(tmp_path, Path("/models/a/model"), config, "reference")}) == 2

@@ -120,3 +120,11 @@ def test_a_request_that_waited_is_told_why(
         story = capsys.readouterr().out
         assert "admitted after waiting" in story
         assert "max_num_seqs sequences were running" in story
+
+
+def test_whoever_asks_by_the_id_of_a_refusal_is_told_where_the_response_id_is(
+    recordings: tuple[Recording, Recording], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (log, _), _ = recordings
+    assert cli.main(["explain", "req_0123456789abcdef", "--log", str(log)]) == 1
+    assert "response_id in the line that has its request_id" in capsys.readouterr().err

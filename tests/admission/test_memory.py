@@ -1,0 +1,54 @@
+"""The forecast of the fullest moment to come, and what it lets in."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from admission.memory import FuturePeak
+from admission.output_length import OutputLengths
+from backend.config import EngineConfig
+from backend.sampling import SamplingParams
+from backend.sequence import Sequence
+
+ENGINE = EngineConfig(num_blocks=100, max_model_len=1000, block_size=10)
+
+
+def make(prompt: int, output: int, generated: int = 0, tenant: str = "t") -> Sequence:
+    sequence = Sequence("s", tenant, [0] * prompt, SamplingParams(), output, 0, frozenset())
+    sequence.output = [0] * generated
+    sequence.num_tokens += generated
+    return sequence
+
+
+sequences = st.builds(make, st.integers(1, 50), st.integers(10, 200), st.integers(0, 9))
+
+
+@given(st.lists(sequences, min_size=1, max_size=8), st.integers(0, 120))
+def test_the_peak_within_so_many_steps_is_the_fullest_of_their_moments(running: list[Sequence], steps: int) -> None:
+    """Without history half of what an answer may still have is expected of it."""
+    lives = [((s.max_tokens - len(s.output)) / 2, s.num_tokens + ENGINE.block_size / 2) for s in running]
+    moments = {min(left, steps) for left, _ in lives}
+    fullest = max(sum(holds + moment for left, holds in lives if left >= moment) for moment in moments)
+    assert FuturePeak(ENGINE, OutputLengths(), deviations=0).peak(running, steps) == fullest
+
+
+def test_a_short_answer_joins_long_ones_that_fill_memory_only_when_it_is_over() -> None:
+    gate = FuturePeak(ENGINE, OutputLengths())
+    running = [make(10, 400, generated=20) for _ in range(5)]
+    assert not gate(make(10, 400), running, num_free=80)
+    assert gate(make(10, 8), running, num_free=80)
+
+
+def test_an_answer_that_may_be_long_is_believed_to_be_short_when_its_tenants_were() -> None:
+    lengths = OutputLengths()
+    gate, running = FuturePeak(ENGINE, lengths), [make(10, 400, generated=20) for _ in range(5)]
+    for tenant, length in (("long", 400), ("short", 8)):
+        for _ in range(10):
+            lengths.observe(tenant, 300, length)
+    assert not gate(make(10, 300, tenant="long"), running, num_free=80)
+    assert gate(make(10, 300, tenant="short"), running, num_free=80)
+
+
+def test_what_is_full_before_the_newcomer_is_over_keeps_it_out_however_short_it_is() -> None:
+    gate = FuturePeak(ENGINE, OutputLengths())
+    running = [make(180, 40, generated=10) for _ in range(5)]
+    assert not gate(make(10, 8), running, num_free=4)
