@@ -84,10 +84,9 @@ class Deferred:
 class CudaLane:
     """The current stream of a CUDA device. Work launches kernels and copies there, which the host does not wait for."""
 
-    captures = True
-
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, captures: bool = True) -> None:
         self.device = device
+        self.captures = captures
         self._graph_memory = torch.cuda.graph_pool_handle()  # shared, because one graph runs at a time
 
     def launch(self, work: Work) -> "Span":
@@ -125,5 +124,6 @@ class Span:
         return seconds
 
 
-def make_lane(device: torch.device) -> Lane:
-    return CpuLane() if device.type == "cpu" else CudaLane(device)
+def make_lane(device: torch.device, captures: bool) -> Lane:
+    """`captures`: whether graphs can hold what will run on the device, if it has graphs."""
+    return CpuLane() if device.type == "cpu" else CudaLane(device, captures)

@@ -74,7 +74,7 @@ class ModelRunner:
         self.config = config
         self.device = kv.blocks.device
         self.graphs: StepGraphs | None = None
-        self._lane = lane or make_lane(self.device)
+        self._lane = lane or make_lane(self.device, decoder.ops.captures)
         layout = Layout.of(config)
         self.stager = Stager(config, layout, self._lane.staging)
         self._memory = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=self.device)

@@ -32,6 +32,7 @@ class CpuOps:
     go to `TorchOps`.
     """
 
+    captures = False
     sample = None
 
     def __init__(self, library: ctypes.CDLL) -> None:

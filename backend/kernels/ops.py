@@ -51,6 +51,11 @@ class Ops(Protocol):
     ) -> Tensor: ...
 
     @property
+    def captures(self) -> bool:
+        """Whether a CUDA graph can hold them: on such a device none of them asks the host for anything."""
+        ...
+
+    @property
     def sample(self) -> SampleRows | None:
         """Draws tokens on the device, by the rules of `backend.sampler`; None leaves it to that module."""
         ...

@@ -116,4 +116,5 @@ class ReferenceOps:
     silu_mul = staticmethod(silu_mul)
     rope_and_store = staticmethod(rope_and_store)
     paged_attention = staticmethod(paged_attention)
+    captures = False
     sample = None

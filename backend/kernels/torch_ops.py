@@ -20,6 +20,7 @@ class TorchOps:
     add_rms_norm = staticmethod(reference.add_rms_norm)
     silu_mul = staticmethod(reference.silu_mul)
     rope_and_store = staticmethod(reference.rope_and_store)
+    captures = False
     sample = None
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:

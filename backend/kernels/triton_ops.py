@@ -22,6 +22,7 @@ class TritonOps:
     are stored divided by.
     """
 
+    captures = True
     rms_norm = staticmethod(rms_norm)
     add_rms_norm = staticmethod(add_rms_norm)
     silu_mul = staticmethod(silu_mul)

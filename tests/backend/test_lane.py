@@ -5,7 +5,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from backend.lane import CpuLane, CudaLane
+from backend.kernels.cpu import select_ops
+from backend.lane import CpuLane, CudaLane, make_lane
 
 
 def test_on_a_cpu_waiting_is_doing() -> None:
@@ -64,3 +65,14 @@ def test_graphs_share_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         lane.capture(lambda: cuda.calls.append("work"))
     assert cuda.calls == ["capture", "work"] * 2
+
+
+@pytest.mark.parametrize(
+    ("kernels", "captures"), [("auto", True), ("triton", True), ("torch", False), ("reference", False)]
+)
+def test_kernels_that_ask_the_host_are_not_recorded(
+    kernels: str, captures: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    PaperCuda(monkeypatch)
+    device = torch.device("cuda:0")
+    assert make_lane(device, select_ops(device, torch.bfloat16, kernels).captures).captures is captures
