@@ -26,6 +26,20 @@ def test_whom_others_gave_way_to_goes_before_them_where_the_queue_has_them_first
     assert all(map(as_if_alone, [*patient, urgent]))
 
 
+def test_more_urgent_work_goes_before_whom_others_gave_way_to_in_vain() -> None:
+    bench = Bench(num_blocks=16, max_model_len=64, max_num_seqs=4)
+    stays = bench.arrive(prompt=30, output=20, level=1, tenant="a")
+    gives_way = bench.arrive(prompt=4, output=30, level=2, tenant="b")
+    while not gives_way.output:
+        bench.step()
+    large = bench.arrive(prompt=40, output=4, level=1, tenant="c")
+    while not gives_way.num_preemptions:
+        bench.step()
+    urgent = bench.arrive(prompt=4, output=4, level=0, tenant="u")
+    bench.drain()
+    assert bench.order == [stays, gives_way, urgent, large]
+
+
 def displaced_by(tenant: str) -> tuple[int, list[Status]]:
     """A batch of one, whose sequence gave way to the first of five urgent requests and is back: how often it gives way
     in the next eight steps, and what became of the five by then.
