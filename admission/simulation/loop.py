@@ -5,7 +5,7 @@ the core accounts and plans at once; steps run one after another in the order of
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
@@ -136,8 +136,9 @@ class Loop:
 
     def _plan(self, now: float) -> None:
         while (batch := self._core.plan(now)) is not None:
-            self._note_preempted(now)
+            self._note_preempted(now, self._core.scheduler.in_flight[-1].admitted)
             self._submit(batch, now)
+            self._note_preempted(now)
         self._note_preempted(now)
         for sequence in self._core.take_ended():
             if sequence.finish_reason is FinishReason.EXPIRED:
@@ -145,9 +146,10 @@ class Loop:
             else:
                 self._recorder.evicted(sequence, now)
 
-    def _note_preempted(self, now: float) -> None:
+    def _note_preempted(self, now: float, back: Collection[Sequence] = ()) -> None:
+        """Those that wait again, and those that the same plan has seated again, `back`."""
         for sequence in self._core.scheduler.preempted:
-            if sequence.status in (Status.PREEMPTED, Status.WAITING):
+            if sequence.status in (Status.PREEMPTED, Status.WAITING) or sequence in back:
                 self._recorder.preempted(sequence, now)
 
     def _submit(self, batch: Batch, now: float) -> None:
