@@ -57,8 +57,9 @@ class Preemption:
             if victim.tenant != sequence.tenant and victim.status is Status.RUNNING:
                 self._give_way(victim)
                 return
-        running = self._residents.running
-        lower = self._victims.of((s for s in running.values() if _yields(s, sequence)), None)
+        running, own = self._residents.running, sequence.priority_class
+        below = (s for s in running.values() if s.priority_class > own and not _had_its_turn(s, sequence))
+        lower = self._victims.of(below, None)
         if lower and not self._holdings.has_free_slot:
             self._preempt(lower.pop(0))
         room = self._holdings.room_to_grow(sequence, running.values())
@@ -134,9 +135,6 @@ class Preemption:
         self._residents.suspend(sequence)
 
 
-def _yields(resident: Sequence, head: Sequence) -> bool:
-    """To a higher class; but one that gave way and is back, to its own tenant's work only if that came since: by the
-    tenant's own order it was its turn.
-    """
-    had_its_turn = resident.tenant == head.tenant and resident.num_preemptions > 0 and resident.turn > head.turn
-    return resident.priority_class > head.priority_class and not had_its_turn
+def _had_its_turn(resident: Sequence, head: Sequence) -> bool:
+    """Whether it gave way and came back before its tenant's own work that waits, by that tenant's order."""
+    return resident.tenant == head.tenant and resident.num_preemptions > 0 and resident.turn > head.turn
