@@ -113,9 +113,10 @@ def parse_detokenize_request(raw: bytes, limits: Limits) -> DetokenizeRequest:
 def _shared(body: GenerationBody, limits: Limits, add_special_tokens: bool) -> dict[str, Any]:
     if body.stream_options and not body.stream:
         raise BadRequest("stream_options is only allowed when stream is true.", "stream_options")
+    length_field = _length_field(body)
     return {
         "model": body.model,
-        "sampling": _sampling(body, limits),
+        "sampling": _sampling(body, limits, length_field),
         "stream": bool(body.stream),
         "include_usage": bool(body.stream_options and body.stream_options.include_usage),
         "include_stop": _default(body.include_stop_str_in_output, False),
@@ -123,7 +124,7 @@ def _shared(body: GenerationBody, limits: Limits, add_special_tokens: bool) -> d
         "add_special_tokens": _default(body.add_special_tokens, add_special_tokens),
         "service_tier": body.service_tier,
         "user": body.user,
-        "length_field": _length_field(body),
+        "length_field": length_field,
     }
 
 
@@ -133,7 +134,7 @@ _SAMPLING_FIELDS = (
 )  # fmt: skip
 
 
-def _sampling(body: GenerationBody, limits: Limits) -> SamplingParams:
+def _sampling(body: GenerationBody, limits: Limits, length_field: str) -> SamplingParams:
     """null stands for the default, which the model may set."""
     given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
     stop_token_ids = tuple(body.stop_token_ids or ())
@@ -142,7 +143,7 @@ def _sampling(body: GenerationBody, limits: Limits) -> SamplingParams:
     try:
         return _checked(
             **{**limits.sampling_defaults, **given},
-            max_tokens=getattr(body, _length_field(body)),
+            max_tokens=getattr(body, length_field),
             stop=tuple(body.stop or ()),
             stop_token_ids=stop_token_ids,
         )

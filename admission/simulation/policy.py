@@ -55,8 +55,7 @@ class SimulatedPolicy:
 
 def policy_of(name: str, terms: Terms, targets: tuple[Target, ...], device: Device) -> SimulatedPolicy:
     """The default core under these terms, or the one that the device was recorded with."""
-    core, prior = (device.served.core, device.served.prior) if device.served else (CoreConfig(), None)
-    return SimulatedPolicy(name, core, _engine("--policy", {}, device), terms, targets, prior)
+    return replace(_base("--policy", {}, device), name=name, terms=terms, targets=targets)
 
 
 def as_recorded(served: Served) -> SimulatedPolicy:
@@ -71,13 +70,18 @@ def parse_policy(text: str, device: Device, option: str = "--policy") -> Simulat
         settings: dict[str, Any] = {key: _value(option, CoreConfig, key, value) for key, value in values.items()}
         if "unit" in settings:
             settings = SCALES[settings["unit"]]._asdict() | settings
-        if device.served is None:
-            return SimulatedPolicy(text, CoreConfig(**settings), _engine(option, engine, device))
-        base = as_recorded(device.served)
-        core, terms = replace(base.core, **settings), _amended(base.terms, settings)
-        return replace(base, name=text, core=core, engine=_engine(option, engine, device), terms=terms)
+        base = _base(option, engine, device)
+        return replace(base, name=text, core=replace(base.core, **settings), terms=_amended(base.terms, settings))
     except (ConfigError, ValueError) as error:
         raise OptionError(option, text, str(error)) from None
+
+
+def _base(option: str, given: Mapping[str, str], device: Device) -> SimulatedPolicy:
+    """An engine with these settings; all else as the device was recorded with, or the default."""
+    engine = _engine(option, given, device)
+    if device.served is None:
+        return SimulatedPolicy("default", CoreConfig(), engine)
+    return replace(as_recorded(device.served), engine=engine)
 
 
 def _amended(terms: Terms | None, settings: Mapping[str, Any]) -> Terms | None:
