@@ -1,13 +1,36 @@
-"""Servers that several modules share; each is started when the first test asks for it."""
+"""Which tests run, and the servers that several modules share; each is started when the first test asks for it."""
 
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from backend.hub import resolve_model
 from backend.model_config import read_model_config
 from backend.tokenizer import Tokenizer
+from tests.examples import NIGHTLY
 from tests.gateway.server_process import ServerProcess, running_server
+
+# A machine that is busy with something else fails no test: Hypothesis measures no time.
+patient = [HealthCheck.too_slow]
+settings.register_profile("daily", deadline=None, suppress_health_check=patient)
+settings.register_profile(NIGHTLY, deadline=None, suppress_health_check=patient, max_examples=1000, derandomize=False)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="also run what is marked nightly, and more random examples")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile(NIGHTLY if config.getoption("--all") else "daily")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--all"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("nightly")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -177,3 +178,29 @@ def test_ci_checks_and_tests_and_ends_with_the_summary_of_pytest(machine: Machin
 def test_every_script_can_be_run() -> None:
     scripts = [ROOT / "scripts" / name for name in ("serve", "test", "check", "install", "lock")]
     assert all(os.access(path, os.X_OK) for path in [*scripts, ROOT / ".ci" / "run"])
+
+
+MARKED = """\
+import pytest
+from tests.examples import examples
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", [examples(30)])
+def test_long(number): ...
+
+@pytest.mark.parametrize("number", [examples(30)])
+def test_short(number): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "collected"),
+    [((), ["test_short[30]"]), (("--all",), ["test_long[300]", "test_short[300]"])],
+)
+def test_what_is_marked_nightly_waits_for_the_night_and_random_tests_try_more_then(
+    flags: tuple[str, ...], collected: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "test_it.py").write_text(MARKED)
+    command = [sys.executable, "-m", "pytest", "-c", "pyproject.toml", "-p", "tests.conftest", "--collect-only", "-q"]
+    done = subprocess.run([*command, *flags, tmp_path], check=True, cwd=ROOT, capture_output=True, text=True)
+    assert [line.split("::")[1] for line in done.stdout.splitlines() if "::" in line] == collected, done.stdout

@@ -11,6 +11,7 @@ from admission.backlog import Backlog, Caps, Turn
 from admission.load import Load
 from backend.sampling import SamplingParams
 from backend.sequence import Sequence
+from tests.examples import examples
 
 AGING = Aging(2.0)
 
@@ -25,7 +26,7 @@ def backlog() -> Backlog:
     return Backlog(lambda s: 0.1 * len(s.prompt))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 50), st.integers(0, 2), st.booleans()), max_size=40))
 def test_sums_are_those_of_what_waits(steps: list[tuple[str, int, int, bool]]) -> None:
     queue, waiting = backlog(), []
@@ -79,7 +80,7 @@ def test_a_head_start_overtakes_what_arrived_since() -> None:
     assert [queue.tokens_before("a", turn(1.5, head_start=early)) for early in (0.0, 0.2, 0.6, 2.0)] == [7, 3, 1, 0]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 50), st.integers(0, 2), st.booleans()), max_size=30),
     st.tuples(st.integers(0, 2), st.floats(0, 100), st.floats(0, 100)),

@@ -4,9 +4,10 @@ from hypothesis import settings
 
 from admission.core import Memory, Order, Unit
 from tests.admission.core_machine import CoreMachine
+from tests.examples import examples
 
 TestCore = CoreMachine.TestCase
-TestCore.settings = settings(max_examples=2000, stateful_step_count=30, deadline=None)
+TestCore.settings = settings(max_examples=examples(250), stateful_step_count=30, deadline=None)
 
 
 def test_whoever_gives_way_after_the_first_step_since_a_loss_is_told_its_blocks_for_that_step() -> None:

@@ -13,6 +13,7 @@ from admission.step_time import StepWork
 from backend.config import EngineConfig
 from backend.sampling import SamplingParams
 from backend.sequence import Sequence
+from tests.examples import examples
 
 ENGINE = EngineConfig(num_blocks=4096, max_model_len=8192, max_num_seqs=32, prefill_chunk=512)
 NOW = 10.0
@@ -43,7 +44,7 @@ def estimate(core: Controller, asked: Sequence, looked_at: int) -> Estimate:
         return core.room.control._estimator.of(asked, NOW)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.lists(WAITING, max_size=25),
     WAITING,

@@ -11,6 +11,7 @@ from admission.aging import Aging
 from admission.fair_queue import FairQueue, gap_bound
 from backend.sampling import SamplingParams
 from backend.sequence import Sequence
+from tests.examples import examples
 
 PROMPT, OUTPUT = 1.0, 2.0  # what a token costs (VTC's weights)
 
@@ -53,7 +54,7 @@ class Machine:
         self.served[sequence.tenant] += cost
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     tenants=st.integers(2, 5),

@@ -24,6 +24,7 @@ from backend.batch import StepOutput
 from backend.config import EngineConfig
 from backend.sampling import SamplingParams
 from backend.sequence import FinishReason, Sequence
+from tests.examples import examples
 
 DEVICE = DEVICES["llama3-8b-a100"]
 ENGINE = "max_num_batched_tokens=512,max_num_seqs=192,prefill_chunk=512"
@@ -233,7 +234,7 @@ LISTS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     LISTS,
     st.tuples(st.sampled_from("abcd"), st.integers(1, 3000), st.integers(0, 2)),

@@ -16,6 +16,7 @@ from backend.scheduler import Scheduler
 from backend.sequence import FinishReason, Sequence, Status
 from backend.waiting import FirstComeFirstServed, HoldingQueue
 from tests.backend.paper_device import PaperDevice, continuation
+from tests.examples import examples
 
 END = 3
 
@@ -272,4 +273,4 @@ class AllowanceMachine(RuleBasedStateMachine):
 
 
 TestAllowances = AllowanceMachine.TestCase
-TestAllowances.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestAllowances.settings = settings(max_examples=examples(300), stateful_step_count=40, deadline=None)

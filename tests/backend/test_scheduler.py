@@ -13,6 +13,7 @@ from backend.scheduler import Scheduler
 from backend.sequence import FinishReason, Sequence, Status
 from backend.waiting import FirstComeFirstServed
 from tests.backend.paper_device import PaperDevice, continuation
+from tests.examples import examples
 
 END = 3
 
@@ -348,4 +349,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestScheduler.settings = settings(max_examples=examples(300), stateful_step_count=40, deadline=None)

@@ -23,6 +23,7 @@ from gateway.openai import (
     parse_detokenize_request,
     parse_tokenize_request,
 )
+from tests.examples import examples
 
 LIMITS = Limits(vocab_size=1000, max_model_len=4096)
 PARSERS: list[Callable[[bytes], object]] = [
@@ -304,7 +305,7 @@ def test_any_bytes_are_parsed_or_refused(raw: bytes) -> None:
     survives(raw)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(changes=OBJECTS, messages=st.just(HI) | MESSAGES, prompt=JSON)
 def test_any_change_of_a_request_is_parsed_or_refused(changes: dict[str, Any], messages: Any, prompt: Any) -> None:
     survives(json.dumps({"model": "m", "messages": messages, **changes}).encode())

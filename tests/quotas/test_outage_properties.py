@@ -16,6 +16,7 @@ from quotas.limit import Budget, Limit, Period, Rate, Resource
 from quotas.redis_store import RedisStore
 from quotas.reservation import NOTHING, Ask, Reservation, Usage
 from quotas.script_runner import ScriptRunner
+from tests.examples import examples
 from tests.quotas.bookings import booked
 from tests.quotas.store_model import DAY, stretch
 from tests.quotas.wire import Wire
@@ -266,7 +267,7 @@ def _check_rate(limit: Limit, rate: Rate, moves: list[tuple[int, int]]) -> None:
 
 
 policies = st.fixed_dictionaries({key: some_limits(key) for key in KEYS})
-examples = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+examples = settings(max_examples=examples(300), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @examples

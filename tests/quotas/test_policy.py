@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from quotas.limit import MAX_AMOUNT, MAX_RATE, Budget, Limit, Period, Rate, Resource, Window
 from quotas.policy import SERVICE_TIERS, ClassPolicy, KeyPolicy, Policy, TenantPolicy
+from tests.examples import examples
 from tests.quotas.policies import policies
 
 CLASSES = (
@@ -120,7 +121,7 @@ def test_the_digest_of_a_key_is_not_in_its_repr() -> None:
     assert "c0ffee" not in repr(KeyPolicy("k1", hmac="c0ffee" * 10))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(policies(), st.sampled_from([None, "auto", "default", *SERVICE_TIERS]))
 def test_whatever_is_asked_the_class_is_allowed(found: Policy, service_tier: str | None) -> None:
     for name in (*found.tenants, "stranger"):
@@ -132,7 +133,7 @@ def test_whatever_is_asked_the_class_is_allowed(found: Policy, service_tier: str
             assert not (key and key.highest_class) or served.level >= found.class_named(key.highest_class).level
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(policies())
 def test_the_version_depends_on_the_content_alone(found: Policy) -> None:
     turned = dict(reversed(found.tenants.items()))

@@ -16,6 +16,7 @@ from quotas.policy import ClassPolicy, Policy, Price, QueueBounds
 from quotas.policy_file import PolicyError, parse_policy, read_policy
 from quotas.policy_text import policy_text
 from quotas.yaml_nodes import MAX_BYTES
+from tests.examples import examples
 from tests.quotas.policies import EXAMPLES, POLICIES, parsed, policies, problems_of
 
 TWO_CLASSES = "classes: {high: {service_tiers: [fast]}, low: {service_tiers: [flex]}}\n"
@@ -297,7 +298,7 @@ def test_an_endless_file_is_not_read_to_its_end() -> None:
         read_policy(Path("/dev/zero"))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(policies())
 def test_a_policy_shown_as_yaml_reads_as_the_same_policy(policy: Policy) -> None:
     assert parsed(policy_text(policy)) == policy

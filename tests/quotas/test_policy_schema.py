@@ -10,6 +10,7 @@ from jsonschema import Draft202012Validator
 from quotas.policy import Policy
 from quotas.policy_schema import SCHEMA, fields_of, schema_text
 from quotas.policy_text import policy_text
+from tests.examples import examples
 from tests.quotas.policies import EXAMPLES, POLICIES, as_json, parsed, policies, problems_of
 
 VALID = (
@@ -118,7 +119,7 @@ def test_an_example_names_the_schema_and_follows_it(path: Any) -> None:
     VALIDATOR.validate(as_json(text))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(policies())
 def test_the_schema_accepts_every_policy_that_is_shown(policy: Policy) -> None:
     VALIDATOR.validate(as_json(policy_text(policy)))

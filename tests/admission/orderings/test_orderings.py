@@ -16,6 +16,7 @@ from admission.orderings.virtual_finish import VirtualFinishWithBoost
 from admission.orderings.virtual_token_counter import VirtualTokenCounter
 from backend.sampling import SamplingParams
 from backend.sequence import Sequence
+from tests.examples import examples
 
 ORDERINGS: dict[str, Callable[[], Ordering]] = {
     "fair": lambda: FairQueue(10.0, Aging(1.0)),
@@ -45,7 +46,7 @@ def drain(ordering: Ordering) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ORDERINGS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_every_sequence_is_in_the_queue_until_it_is_removed_wherever_it_stands(name: str, data: st.DataObject) -> None:
     ordering = ORDERINGS[name]()
