@@ -184,7 +184,7 @@ def _ready(
         block_size=config.block_size,
         kv_bytes=model.kv_bytes,
         max_model_len=config.max_model_len,
-        demo_key=demo_key,
+        demo_key=demo_key if settings.is_loopback else None,  # stdout of a container is a log that others read
         admin_port=admin.number if admin else None,
         admin_host=settings.admin_host,
         admin_key="SLUICE_ADMIN_KEY" if settings.admin_key else str(KeyStore(settings.state_dir).admin_key_path),

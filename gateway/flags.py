@@ -107,7 +107,14 @@ def _line(name: str, reasons: list[str], given: str) -> str:
     if not name:  # contradictions between settings say it all
         return "\n".join(reasons)
     what = " or ".join(reasons)
-    return f"{_flag(name)} ({_variable(name)}): {what}{given}"
+    return f"{_source(name)}: {what}{given}"
+
+
+def _source(name: str) -> str:
+    """Where an operator sets it; a secret has no flag, since others may read a command line."""
+    field = Settings.model_fields.get(name)
+    has_flag = field is None or bool(_extra(field)["unit"])
+    return f"{_flag(name)} ({_variable(name)})" if has_flag else _variable(name)
 
 
 def _said(text: str) -> str:

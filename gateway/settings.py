@@ -12,6 +12,7 @@ from pydantic import ByteSize, SecretStr, field_validator, model_validator
 
 from gateway.bearer import is_token, rule
 from gateway.key_store import MIN_ADMIN_KEY
+from gateway.secret_strength import placeholder, weakness
 from gateway.setting_fields import SPARE_FILES, SettingFields
 
 MIN_DEMO_KEY = 8  # characters
@@ -42,12 +43,12 @@ class Settings(SettingFields):
     @field_validator("demo_key")
     @classmethod
     def _demo_key_is_a_bearer_token(cls, key: SecretStr | None) -> SecretStr | None:
-        return _token(key, MIN_DEMO_KEY)
+        return _refuse(_token(key, MIN_DEMO_KEY), placeholder)
 
     @field_validator("admin_key")
     @classmethod
-    def _admin_key_is_long(cls, key: SecretStr | None) -> SecretStr | None:
-        return _token(key, MIN_ADMIN_KEY)
+    def _admin_key_is_strong(cls, key: SecretStr | None) -> SecretStr | None:
+        return _refuse(_token(key, MIN_ADMIN_KEY), weakness)
 
     @field_validator("redis_url")
     @classmethod
@@ -72,10 +73,10 @@ class Settings(SettingFields):
 
     @field_validator("pepper")
     @classmethod
-    def _pepper_is_long(cls, pepper: SecretStr | None) -> SecretStr | None:
+    def _pepper_is_strong(cls, pepper: SecretStr | None) -> SecretStr | None:
         if pepper and len(pepper.get_secret_value().encode()) < 32:
             raise ValueError("must be at least 32 bytes, such as `openssl rand -hex 32` prints")
-        return pepper
+        return _refuse(pepper, weakness)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -193,6 +194,13 @@ def _token(key: SecretStr | None, least: int) -> SecretStr | None:
     if key and not is_token(key.get_secret_value(), least):
         raise ValueError(f"must be {rule(least)}")
     return key
+
+
+def _refuse(secret: SecretStr | None, why: Callable[[str], str | None]) -> SecretStr | None:
+    """Returns the secret; raises `ValueError` with what `why` says against it."""
+    if secret and (reason := why(secret.get_secret_value())):
+        raise ValueError(reason)
+    return secret
 
 
 def _readable(path: Path) -> bool:

@@ -3,7 +3,9 @@
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from gateway.settings import Settings
 from tests.deploy.documented import DEPLOY
 from tests.deploy.gateways import load, resources
 
@@ -39,6 +41,13 @@ def test_names_that_are_referred_to_exist() -> None:
     assert {volume["configMap"]["name"] for volume in pod["volumes"] if "configMap" in volume} <= maps
     target = load("kubernetes/horizontalpodautoscaler.yaml")["spec"]["scaleTargetRef"]
     assert (target["kind"], target["name"]) in named
+
+
+def test_the_template_of_the_secret_opens_nothing_until_it_is_filled_in() -> None:
+    template = load("kubernetes/secret.yaml")["stringData"]
+    for field, key in (("pepper", "pepper"), ("admin_key", "admin-key")):
+        with pytest.raises(ValidationError, match="placeholder"):
+            Settings(**{field: template[key]})
 
 
 def test_selectors_find_their_pods() -> None:

@@ -15,6 +15,7 @@ from gateway.errors import InvalidApiKey
 from gateway.key_store import KeyStore
 from quotas.policy_file import read_policy
 
+PEPPER = "a-pepper-of-more-than-32-bytes-for-tests"
 KEY = re.compile(r"sk-sluice-([0-9a-f]{8})-[0-9a-f]{40}")
 Output = pytest.CaptureFixture[str]
 
@@ -148,10 +149,10 @@ def test_lines_for_a_policy_file_let_in_a_key_that_is_stored_nowhere(
 def test_the_shared_pepper_is_used_where_one_is_set(
     store: KeyStore, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SLUICE_PEPPER", "p" * 40)
+    monkeypatch.setenv("SLUICE_PEPPER", PEPPER)
     key = made(capsys, "create", "acme")
     assert not (store.directory / "pepper").exists()
-    ring = KeyRing(b"p" * 40, store.records())
+    ring = KeyRing(PEPPER.encode(), store.records())
     assert ring.authenticate(f"Bearer {key}".encode()).tenant == "acme"
 
 

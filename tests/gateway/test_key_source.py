@@ -92,7 +92,7 @@ def test_a_demo_key_that_takes_a_stored_id_is_refused(tmp_path: Path) -> None:
 
 
 def test_replicas_that_share_a_pepper_share_the_demo_key_and_need_no_directory(tmp_path: Path) -> None:
-    shared = "s" * 40
+    shared = "a-pepper-that-two-replicas-have-in-common"
     _, one = opened(settings(tmp_path / "one", pepper=shared))
     _, two = opened(settings(tmp_path / "two", pepper=shared))
     assert one == two

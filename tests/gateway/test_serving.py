@@ -103,6 +103,15 @@ def test_a_port_that_is_taken_is_said_in_one_line(server: ServerProcess, tmp_pat
     assert "Traceback" not in done.stderr
 
 
+def test_a_demo_key_that_others_can_use_is_not_printed(tmp_path: Path) -> None:
+    chosen = "sk-of-the-harbour-master-1887"
+    with running_server(tmp_path, "--threads", "1", "--host", "0.0.0.0", "--demo-key", chosen) as server:
+        reply = httpx.get(f"{server.url}/v1/models", headers={"authorization": f"Bearer {chosen}"})
+        assert reply.status_code == 200
+        assert chosen not in server.announcement + server.log.read_text()
+        assert server.key == "YOUR_KEY"
+
+
 def test_the_demo_key_stays_the_same_over_a_restart(tmp_path: Path) -> None:
     keys = []
     for _ in range(2):

@@ -157,12 +157,26 @@ def test_clients_call_a_model_in_a_directory_by_the_directorys_name(tmp_path: Pa
 
 
 def test_secrets_stay_out_of_representations_and_errors() -> None:
-    settings = Settings(demo_key="demo-key-0123456789", pepper="pepper-" * 8)
+    settings = Settings(demo_key="demo-key-0123456789", pepper="pepper-of-the-fish-market-in-1887")
     assert "0123456789" not in repr(settings)
-    assert "pepper-pepper" not in repr(settings)
+    assert "fish-market" not in repr(settings)
     with pytest.raises(ValidationError) as refused:
         Settings(demo_key="a secret with spaces")
     assert "a secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["pepper", "admin_key", "demo_key"])
+def test_what_the_templates_say_instead_of_a_secret_opens_nothing(name: str) -> None:
+    with pytest.raises(ValidationError, match="placeholder that was never replaced; `openssl rand -hex 32`"):
+        Settings(**{name: "REPLACE_WITH_64_HEXADECIMAL_DIGITS"})
+
+
+@pytest.mark.parametrize("name", ["pepper", "admin_key"])
+@pytest.mark.parametrize("secret", ["p" * 40, "0123456789abcdef" * 4, "abcdefghijklmnopqrstuvwxyz0123456789"])
+def test_a_secret_that_would_be_guessed_is_refused_without_repeating_it(name: str, secret: str) -> None:
+    with pytest.raises(ValidationError, match="openssl rand -hex 32") as refused:
+        Settings(**{name: secret})
+    assert secret not in str(refused.value)
 
 
 def test_the_state_directory_follows_the_xdg_specification(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
