@@ -40,7 +40,12 @@ class Entitlement:
         self._classes: dict[str | None, ClassPolicy] = {}  # by tier
 
     def require(self, scope: str) -> None:
-        """Raises `Forbidden` unless the key has the scope."""
+        """Raises `Forbidden` unless the policy admits the tenant, and the key has the scope."""
+        if not self._policy.admits(self.name):
+            raise Forbidden(
+                f"This server serves only tenants that its policy names, and {self.name!r} is none of them: "
+                "have the tenant named there, or use the key of another."
+            )
         if scope not in self.scopes:
             scopes = ", ".join(self.scopes) or "none"
             raise Forbidden(f"This API key may not be used for {scope}: its scopes are {scopes}.")

@@ -12,10 +12,15 @@ from gateway import arguments
 from gateway.auth import new_key, pepper_of, rotated
 from gateway.flags import add_flags, load
 from gateway.key_store import KeyRecord, KeyStore, KeyStoreError
+from gateway.settings import Settings
 from gateway.table import table
+from gateway.unnamed_tenants import told
 from quotas.policy import SCOPES
+from quotas.policy_file import PolicyError, read_policy
+from quotas.problems import did_you_mean
 
 STATE_DIR = "the gateway's state directory, which keeps the pepper and the hashes of keys"
+POLICY = "warn where this policy, the gateway's, does not name the tenant"
 OVERLAP = "24h"
 STORED = "Shown this once. Running gateways with this state directory take it within a second."
 PRINTED = "Shown this once, and stored nowhere. The lines below let it in, from a policy file."
@@ -46,7 +51,7 @@ def _add(
 ) -> None:
     parser = actions.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
     add_arguments(parser)
-    add_flags(parser, only={"state_dir": STATE_DIR})
+    add_flags(parser, only={"state_dir": STATE_DIR} | ({"policy": POLICY} if name == "create" else {}))
     parser.set_defaults(run=run, parser=parser)
 
 
@@ -100,10 +105,24 @@ def _create(namespace: Namespace) -> int:
         print(f"{key}\n{PRINTED}", file=sys.stderr)
         print(_policy_lines(record), end="")
         return 0
+    for line in _doubts(record, settings, store):
+        print(f"sluice: {line}", file=sys.stderr)
     store.add(record)
     print(key)
     print(STORED, file=sys.stderr)
     return 0
+
+
+def _doubts(record: KeyRecord, settings: Settings, store: KeyStore) -> list[str]:
+    """What speaks against the name of the tenant, which nobody checks later: a mistyped one is a tenant of its own."""
+    if settings.policy is None:
+        others = {other.tenant for other in store.records()}
+        near = "" if record.tenant in others else did_you_mean(record.tenant, others)
+        return [f"{record.tenant} has no other key{near}"] if near else []
+    try:
+        return [f"{settings.policy} does not name {line}" for line in told(read_policy(settings.policy), [record])]
+    except PolicyError as error:
+        return [f"whether the policy names {record.tenant} cannot be told: {error.problems[0]}"]
 
 
 def _list(namespace: Namespace) -> int:

@@ -16,6 +16,7 @@ from gateway.key_store import KeyStore, KeyStoreError
 from gateway.known_key import KnownKey, any_key_of, find_key
 from gateway.settings import Settings
 from gateway.store_question import STORE_FLAGS, ask_store
+from gateway.unnamed_tenants import told
 from quotas.embedded_errors import EmbeddedStoreError
 from quotas.errors import QuotaError
 from quotas.policy import SERVICE_TIERS, Policy
@@ -40,7 +41,8 @@ def add_to(commands: "_SubParsersAction[Any]") -> None:
     policy = commands.add_parser("policy", help="check, show and compare policy files", description=__doc__)
     actions = policy.add_subparsers(title="commands", metavar="COMMAND", required=True)
     check = actions.add_parser("check", help="say what is wrong, with file, line and column; exit status 0 or 1")
-    check.add_argument("path", metavar="PATH", type=Path, help=PATH)
+    check.add_argument("paths", metavar="PATH", type=Path, nargs="+", help=f"{PATH}; each is checked by itself")
+    add_flags(check, only={"state_dir": "where keys are looked for whose tenants the policy does not name"})
     check.set_defaults(run=_check)
     show = actions.add_parser("show", help="print what holds for each tenant, defaults filled in, as YAML")
     show.add_argument("path", metavar="PATH", type=Path, help=PATH)
@@ -84,15 +86,33 @@ def _explain_arguments(parser: ArgumentParser) -> None:
 
 
 def _check(namespace: Namespace) -> int:
+    settings = load(namespace)
+    return max(_check_one(path, settings, is_alone=len(namespace.paths) == 1) for path in namespace.paths)
+
+
+def _check_one(path: Path, settings: Settings, is_alone: bool) -> int:
     try:
-        policy = read_policy(namespace.path)
-        num_files = len(policy_files(namespace.path))
+        policy = read_policy(path)
+        num_files = len(policy_files(path))
     except PolicyError as error:
         return _invalid(error, INVALID)
     num_keys = sum(len(tenant.keys) for tenant in policy.tenants.values())
     counts = ((num_files, "file"), (len(policy.classes), "class"), (len(policy.tenants), "tenant"), (num_keys, "key"))
-    print(f"valid: {', '.join(_counted(*entry) for entry in counts)}; version {policy.version}")
+    valid = f"valid: {', '.join(_counted(*entry) for entry in counts)}; version {policy.version}"
+    print(valid if is_alone else f"{path}: {valid}")
+    if is_alone:
+        _warn_of_unnamed(policy, settings)
     return 0
+
+
+def _warn_of_unnamed(policy: Policy, settings: Settings) -> None:
+    """Says which stored keys are of tenants that the policy, if it were the gateway's, would not name."""
+    try:
+        records = KeyStore(settings.state_dir).records()
+    except (KeyStoreError, OSError):
+        return  # whoever checks a policy need not be the gateway's user
+    for line in told(policy, records) if policy.tenants else ():
+        print(f"warning: a stored key's tenant is not named: {line}", file=sys.stderr)
 
 
 def _show(namespace: Namespace) -> int:

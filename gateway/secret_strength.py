@@ -1,12 +1,13 @@
 """Which secrets an operator may not choose: those that whoever has read this project, or tries a few, would guess."""
 
 import re
+from itertools import pairwise
 
 LEAST_DISTINCT = 8  # characters; 32 random hexadecimal digits have fewer once in 10^8
 MAKE_ONE = "`openssl rand -hex 32` prints a good one"
 _PLACEHOLDER = re.compile(
-    r"replace|change[-_ ]?(me|it)|placeholder|your[-_ ]|example|fill[-_ ]?in|hexadecimal|password|letmein|(super|my)[-_ ]?secret"
-    r"|x{6}|<.+>|\$\{",
+    r"replace|change[-_ ]?(me|it)|placeholder|your[-_ ]|example|fill[-_ ]?in|hexadecimal|password|letmein"
+    r"|(super|my)[-_ ]?secret|x{6}|<.+>|\$\{",
     re.IGNORECASE,
 )
 
@@ -34,4 +35,4 @@ def weakness(secret: str) -> str | None:
 
 def _sequential(secret: str) -> int:
     """How many characters come right after, or right before, the one to their left."""
-    return sum(abs(ord(after) - ord(before)) == 1 for before, after in zip(secret, secret[1:], strict=False))
+    return sum(abs(ord(after) - ord(before)) == 1 for before, after in pairwise(secret))

@@ -16,6 +16,7 @@ ALL_MODELS = "*"
 
 Outage = Literal["closed", "open", "lease"]
 Lateness = Literal["wait", "refuse"]
+Unnamed = Literal["allow", "refuse"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +102,22 @@ class Policy:
     classes: tuple[ClassPolicy, ...]  # the most urgent first
     default: TenantPolicy  # of tenants that are not named; its name is empty
     tenants: Mapping[str, TenantPolicy]
+    unnamed_tenants: Unnamed = "allow"  # whether the keys of tenants that are not named open anything
 
     @staticmethod
     def of(
-        classes: tuple[ClassPolicy, ...], default: TenantPolicy, tenants: Mapping[str, TenantPolicy] | None = None
+        classes: tuple[ClassPolicy, ...],
+        default: TenantPolicy,
+        tenants: Mapping[str, TenantPolicy] | None = None,
+        unnamed_tenants: Unnamed = "allow",
     ) -> "Policy":
         tenants = dict(tenants or {})
-        return Policy(_version(classes, default, tenants), classes, default, tenants)
+        version = _version(classes, default, tenants, unnamed_tenants)
+        return Policy(version, classes, default, tenants, unnamed_tenants)
+
+    def admits(self, tenant: str) -> bool:
+        """Whether requests of this tenant are served at all."""
+        return self.unnamed_tenants == "allow" or tenant in self.tenants
 
     def tenant(self, name: str) -> TenantPolicy:
         return self.tenants.get(name, self.default)
@@ -132,10 +142,16 @@ def _covers(models: tuple[str, ...], model: str) -> bool:
     return ALL_MODELS in models or model in models
 
 
-def _version(classes: tuple[ClassPolicy, ...], default: TenantPolicy, tenants: Mapping[str, TenantPolicy]) -> str:
+def _version(
+    classes: tuple[ClassPolicy, ...],
+    default: TenantPolicy,
+    tenants: Mapping[str, TenantPolicy],
+    unnamed_tenants: Unnamed,
+) -> str:
     content = [
         [asdict(entry) for entry in classes],
         asdict(default),
         [asdict(tenants[name]) for name in sorted(tenants)],
+        unnamed_tenants,
     ]
     return sha256(json.dumps(content, default=str, sort_keys=True).encode()).hexdigest()[:12]

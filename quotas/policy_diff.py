@@ -25,12 +25,16 @@ def _classes(old: Policy, new: Policy) -> Iterator[str]:
 
 def _tenants(old: Policy, new: Policy) -> Iterator[str]:
     """A tenant that only one of them names is compared with the defaults, which hold for it in the other."""
-    yield from _section("tenants that are not named", tenant_fields(old.default), tenant_fields(new.default))
+    yield from _section("tenants that are not named", _unnamed(old), _unnamed(new))
     for name in sorted({*old.tenants, *new.tenants}):
         note = "" if name in old.tenants and name in new.tenants else _note(name in new.tenants)
         heading = f"tenant {name}{note}"
         changes = list(_section(heading, tenant_fields(old.tenant(name)), tenant_fields(new.tenant(name))))
         yield from changes or ([heading] if note else [])
+
+
+def _unnamed(policy: Policy) -> dict[str, Any]:
+    return {"unnamed_tenants": policy.unnamed_tenants, **tenant_fields(policy.default)}
 
 
 def _note(is_new: bool) -> str:

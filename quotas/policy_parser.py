@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from quotas import words
 from quotas.class_fields import read_classes
 from quotas.default_policy import DEFAULTS
-from quotas.policy import Policy, TenantPolicy
+from quotas.policy import Policy, TenantPolicy, Unnamed
 from quotas.policy_schema import fields_of
 from quotas.problems import Mark, Problems
 from quotas.section import Section
@@ -31,12 +31,21 @@ def parse(trees: Mapping[str, Node], problems: Problems, is_whole: bool) -> Poli
                 top.note(mark, fields.path, f"is a second time here, after {found[name][0]}")
             else:
                 found[name] = mark, tenants.read(fields, name, default)
-    return Policy.of(classes, default, {name: tenant for name, (_, tenant) in found.items()})
+    having = _holder(tops, "unnamed_tenants")
+    allow: Unnamed = "allow"
+    unnamed = having.value("unnamed_tenants", words.unnamed, allow) if having else allow
+    return Policy.of(classes, default, {name: tenant for name, (_, tenant) in found.items()}, unnamed)
 
 
 def _only(tops: list[Section], name: str) -> Section | None:
     """The one section of this name among the files."""
+    holder = _holder(tops, name)
+    return holder.section(name) if holder else None
+
+
+def _holder(tops: list[Section], name: str) -> Section | None:
+    """The one file that has this field."""
     having = [top for top in tops if name in top]
     for other in having[1:]:
         other.wrong(name, f"is in {having[0].mark.file} already: one file of a policy has it")
-    return having[0].section(name) if having else None
+    return having[0] if having else None

@@ -16,6 +16,7 @@ NO_PRICE = "none"
 MAX_CLASSES = 16
 OUTAGES = ("closed", "open", "lease")
 LATENESS = ("wait", "refuse")
+UNNAMED = ("allow", "refuse")
 
 TENANT_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 CLASS_NAME = r"[a-z][a-z0-9_-]{0,31}"
@@ -165,6 +166,10 @@ def _schema() -> Schema:
         classes=classes | {"type": "object", "minProperties": 1, "maxProperties": MAX_CLASSES},
         defaults=_ref("defaults"),
         tenants=_named(TENANT_NAME, "What each tenant may do.", _ref("tenant")),
+        unnamed_tenants={
+            "enum": list(UNNAMED),
+            "description": "Whether tenants that are not named here are served, as defaults says; default: allow.",
+        },
     )
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

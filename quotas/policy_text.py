@@ -20,6 +20,7 @@ def policy_text(policy: Policy) -> str:
         "classes": {entry.name: class_fields(entry) for entry in policy.classes},
         "defaults": tenant_fields(policy.default),
         "tenants": {name: tenant_fields(policy.tenants[name]) for name in sorted(policy.tenants)},
+        "unnamed_tenants": policy.unnamed_tenants,
     }
     text = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=120)
     return f"# version {policy.version}\n{text}"

@@ -8,8 +8,8 @@ from datetime import UTC, date, datetime, time
 from functools import partial
 
 from quotas import units
-from quotas.policy import SCOPES, SERVICE_TIERS, Lateness, Outage
-from quotas.policy_schema import CLASS_NAME, CURRENCY, HMAC, KEY_ID, LATENESS, MODEL, OUTAGES, TENANT_NAME
+from quotas.policy import SCOPES, SERVICE_TIERS, Lateness, Outage, Unnamed
+from quotas.policy_schema import CLASS_NAME, CURRENCY, HMAC, KEY_ID, LATENESS, MODEL, OUTAGES, TENANT_NAME, UNNAMED
 from quotas.section import one_of
 
 
@@ -47,6 +47,10 @@ def outage(text: str) -> Outage:
 
 def lateness(text: str) -> Lateness:
     return one_of(LATENESS, "a way to treat what is late")(text)  # type: ignore[return-value]
+
+
+def unnamed(text: str) -> Unnamed:
+    return one_of(UNNAMED, "a way to treat tenants that are not named")(text)  # type: ignore[return-value]
 
 
 def weight(text: str) -> float:

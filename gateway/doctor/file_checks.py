@@ -11,6 +11,7 @@ from gateway.doctor.check import Check, ok, problem, warning
 from gateway.key_store import KeyStore, KeyStoreError
 from gateway.policies import Policies
 from gateway.settings import Settings
+from gateway.unnamed_tenants import told
 from quotas.policy_file import PolicyError
 
 LEAST_SPACE = 2**30  # bytes: the store's log, the audit log and an event log fit
@@ -87,6 +88,23 @@ def policy(settings: Settings) -> Check:
     if settings.policy is None:
         return ok("policy", f"the built-in one, which limits nobody; version {current.version}")
     return ok("policy", f"{len(current.classes)} classes, {len(current.tenants)} tenants, version {current.version}")
+
+
+def keys(settings: Settings) -> Check:
+    """Whether each stored key belongs to a tenant that the policy names, where it names any."""
+    try:
+        records = KeyStore(settings.state_dir).records()
+        current = Policies(settings.policy).current
+    except (KeyStoreError, PolicyError, OSError):
+        return ok("keys", "not compared with the policy, for what is said of one of them")
+    unnamed = told(current, records) if current.tenants else []
+    if not unnamed:
+        return ok("keys", f"{len(records)} are stored")
+    return warning(
+        "keys",
+        f"tenants of stored keys that the policy does not name: {'; '.join(unnamed)}",
+        "name them in the policy, or revoke the keys",
+    )
 
 
 def tls(settings: Settings) -> Check:

@@ -10,7 +10,7 @@ import yaml
 from gateway.settings import Settings
 from tests.deploy.documented import DEPLOY
 
-SECRET = "0123456789abcdef" * 4  # for what is not in the file
+SECRET = "9f2c41d7b08e63a5" + "c4d1072e8b5f93a6" * 3  # for what is not in the file
 FILE_SECRETS = re.compile(r"(SLUICE_(?!TLS_)\w+)_FILE")
 
 

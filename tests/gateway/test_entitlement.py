@@ -22,6 +22,14 @@ def test_a_key_that_the_policy_does_not_mention_may_do_what_its_tenant_may() -> 
     entitlement().check_model("anything")
 
 
+@pytest.mark.parametrize("scope", SCOPES)
+def test_a_policy_may_refuse_tenants_that_it_does_not_name(scope: str) -> None:
+    policy = Policy.of(CLASSES, DEFAULTS, {"acme": replace(DEFAULTS, name="acme")}, "refuse")
+    Entitlement(policy, Principal("acme", "k1")).require(scope)
+    with pytest.raises(Forbidden, match=r"'acmee' is none of them: have the tenant named"):
+        Entitlement(policy, Principal("acmee", "k2")).require(scope)
+
+
 def test_a_key_without_the_scope_is_told_which_it_has() -> None:
     with pytest.raises(Forbidden, match=r"inference.*limits"):
         entitlement(KeyPolicy("k1", scopes=("limits",))).require("inference")

@@ -146,6 +146,37 @@ def test_lines_for_a_policy_file_let_in_a_key_that_is_stored_nowhere(
     assert store.records() == []
 
 
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ("tenants: {acme: }", 'does not name acmee (key {id}): nothing limits it; did you mean "acme"?'),
+        ("tenants: {globex: }\ndefaults: {limits: {requests: 5/s}}", "acmee (key {id}): the defaults hold for it"),
+        ("tenants: {acme: }\nunnamed_tenants: refuse", "its keys open nothing (unnamed_tenants: refuse); did you"),
+        ("tenants: {acme: {wieght: 2}}", "whether the policy names acmee cannot be told"),
+    ],
+)
+def test_a_tenant_that_the_policy_does_not_name_is_a_warning(
+    policy: str, said: str, tmp_path: Path, capsys: Output
+) -> None:
+    (tmp_path / "policy.yaml").write_text(policy)
+    assert main(["keys", "create", "acmee", "--policy", str(tmp_path / "policy.yaml")]) == 0
+    printed = capsys.readouterr()
+    key = id_of(printed.out.strip())
+    assert said.format(id=key) in printed.err
+
+
+def test_a_tenant_that_the_policy_names_is_none(tmp_path: Path, capsys: Output) -> None:
+    (tmp_path / "policy.yaml").write_text("tenants: {acme: }")
+    assert main(["keys", "create", "acme", "--policy", str(tmp_path / "policy.yaml")]) == 0
+    assert "acme" not in capsys.readouterr().err
+
+
+def test_without_a_policy_a_name_near_another_tenants_is_a_warning(capsys: Output) -> None:
+    for tenant, said in (("acme", False), ("acmee", True), ("globex", False), ("acme", False)):
+        assert main(["keys", "create", tenant]) == 0
+        assert ('acmee has no other key; did you mean "acme"?' in capsys.readouterr().err) is said
+
+
 def test_the_shared_pepper_is_used_where_one_is_set(
     store: KeyStore, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:

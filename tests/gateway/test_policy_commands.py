@@ -80,6 +80,27 @@ def test_check_counts_what_it_found_and_exits_with_0(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == f"valid: 1 file, 3 classes, 0 tenants, 0 keys; version {version}\n"
 
 
+def test_check_takes_several_paths_each_a_policy_of_its_own(broken: Path, old: Path, new: Path) -> None:
+    done = sluice("policy", "check", new, broken, old)
+    assert done.returncode == 1
+    assert [line.split(": valid")[0] for line in done.stdout.splitlines()] == [str(new), str(old)]
+    assert all(line.startswith((str(broken), "sluice: 2 problems")) for line in done.stderr.splitlines())
+
+
+def test_check_lists_stored_keys_whose_tenant_is_not_named(
+    tmp_path: Path, old: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = KeyStore(tmp_path / "state")
+    for tenant in ("acme", "acmee", "acmee"):
+        store.add(new_key(tenant, store.pepper())[1])
+    assert main(["policy", "check", str(old), "--state-dir", str(store.directory)]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: a stored key's tenant is not named: acmee (2 keys, ")
+    assert line.endswith('nothing limits it; did you mean "acme"?')
+    assert main(["policy", "check", str(POLICIES), "--state-dir", str(store.directory)]) == 0
+    assert capsys.readouterr().err == "", "a policy that names nobody says the same of all"
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_what_show_prints_is_the_same_policy(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["policy", "show", str(path)]) == 0

@@ -21,6 +21,7 @@ from quotas.policy import (
     TenantPolicy,
 )
 from quotas.policy_file import PolicyError, parse_policy
+from quotas.policy_schema import UNNAMED
 from quotas.problems import Problems
 from quotas.yaml_nodes import Fields, Items, Node, Text, compose
 
@@ -154,7 +155,7 @@ def policies(draw: st.DrawFn) -> Policy:
         ids = [f"{index}e{number}" for number in range(draw(st.integers(0, 2)))]
         own = {key_id: draw(keys(key_id, tenant, classes)) for key_id in ids}
         found[name] = TenantPolicy(**{**_fields(tenant), "keys": own})
-    return Policy.of(classes, draw(tenants("", classes)), found)
+    return Policy.of(classes, draw(tenants("", classes)), found, draw(st.sampled_from(UNNAMED)))
 
 
 def _fields(tenant: TenantPolicy) -> dict[str, Any]:

@@ -137,6 +137,8 @@ def test_whatever_is_asked_the_class_is_allowed(found: Policy, service_tier: str
 @given(policies())
 def test_the_version_depends_on_the_content_alone(found: Policy) -> None:
     turned = dict(reversed(found.tenants.items()))
-    assert Policy.of(found.classes, found.default, turned).version == found.version
+    assert Policy.of(found.classes, found.default, turned, found.unnamed_tenants).version == found.version
     more = {**found.tenants, "one-more-tenant": found.default}
-    assert Policy.of(found.classes, found.default, more).version != found.version
+    assert Policy.of(found.classes, found.default, more, found.unnamed_tenants).version != found.version
+    (other,) = {"allow", "refuse"} - {found.unnamed_tenants}
+    assert Policy.of(found.classes, found.default, found.tenants, other).version != found.version

@@ -25,11 +25,17 @@ VALID = (
     "classes: {a: {ttft: 500ms, queue: {requests: 256, tokens: 1M, bytes: 64MiB, seconds: 0.5s}}, b: {aging: 0s}}",
     "classes: {a: {service_tiers: [fast, flex]}, b: }\ndefaults: {highest_class: a, models: [x/y, '*']}",
     "defaults:\ntenants: {no: {on_store_outage: open}}",
+    "unnamed_tenants: refuse\ntenants: {a: }",
+    "unnamed_tenants: allow",
 )
 INVALID = (
     "- a",
     "words",
     "tenant: {}",
+    "unnamed_tenants: maybe",
+    "unnamed_tenants: {}",
+    "unnamed_tenants:",
+    "defaults: {unnamed_tenants: refuse}",
     "tenants: [a]",
     "tenants: {a: 5}",
     "tenants: {-a: {}}",

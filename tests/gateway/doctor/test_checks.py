@@ -10,9 +10,11 @@ import pytest
 from backend.errors import ConfigError
 from backend.hub import resolve_config
 from backend.model_config import read_model_config
+from gateway.auth import new_key
 from gateway.connection import bound_socket
 from gateway.doctor import file_checks, machine_checks, model_checks, network_checks, store_checks
-from gateway.doctor.check import Verdict
+from gateway.doctor.check import Verdict, ok
+from gateway.key_store import KeyStore
 from gateway.settings import Settings
 from quotas.errors import StoreUnavailable
 
@@ -122,6 +124,20 @@ def test_open_files(limits: tuple[int, int], said: str) -> None:
     check = file_checks.open_files(Settings(max_connections=256), limits)
     assert (check.verdict, check.found.startswith(said)) == (OK, True)
     assert ("1,024 until" in check.found) == (limits[0] < limits[1])
+
+
+def test_keys_of_tenants_that_the_policy_does_not_name(tmp_path: Path) -> None:
+    policy, store = tmp_path / "policy.yaml", KeyStore(tmp_path / "state")
+    store.add(new_key("acme", store.pepper())[1])
+    settings = Settings(policy=policy, state_dir=store.directory)
+    policy.write_text("tenants: {acme: }")
+    assert file_checks.keys(settings) == ok("keys", "1 are stored")
+    policy.write_text("tenants: {acne: }")
+    check = file_checks.keys(settings)
+    assert (check.verdict, 'did you mean "acne"?' in check.found) == (WARNING, True)
+    assert file_checks.keys(Settings(state_dir=store.directory)).verdict is OK, "the built-in policy names nobody"
+    policy.write_text("tenants: [")
+    assert file_checks.keys(settings).verdict is OK, "the check of the policy says it"
 
 
 def test_a_state_directory_that_is_made_when_needed(tmp_path: Path) -> None:
