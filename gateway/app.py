@@ -120,6 +120,8 @@ async def serve_engine(
     async with open_service(settings, model, engine, core, tenancy, lives) as service:
         probes = make_probes(service, _health(server, engine))
         server.config.app = make_app(service, probes, settings.metrics_on_tenant_port)
+        service.metrics.process.bind("sluice.connections", lambda: len(server.server_state.connections))
+        service.metrics.process.bind("sluice.tasks", lambda: len(asyncio.all_tasks()))
         engine.failed.add_done_callback(lambda _: server.end())
         engine.start()
         await tenancy.enforce(service.admission)

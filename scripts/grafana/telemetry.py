@@ -12,6 +12,24 @@ TELEMETRY = (
         red=0.05,
     ),
     Panel(
+        "Held by the process",
+        "Connections of clients, tasks of the event loop, spans that wait to be sent. Under a steady load, flat.",
+        "short",
+        (
+            ("sluice_connections{@}", "{{instance}} connections"),
+            ("sluice_tasks{@}", "{{instance}} tasks"),
+            ("sluice_spans_waiting{@}", "{{instance}} spans"),
+            ("process_open_fds{@}", "{{instance}} descriptors"),
+            ("process_threads{@}", "{{instance}} threads"),
+        ),
+    ),
+    Panel(
+        "Memory",
+        "Of the process, in RAM.",
+        "bytes",
+        (("process_resident_memory_bytes{@}", "{{instance}}"),),
+    ),
+    Panel(
         "Spans",
         "Handed to the collector, and lost because it is down or slow.",
         "ops",

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sized
 from gateway.policies import Policies
 from gateway.telemetry.metrics.family import Family, Kind
 from gateway.telemetry.metrics.registry import Registry
+from gateway.telemetry.metrics.resources import show_resources
 
 LAG_TICKS = 15  # of a second each, over which the loop's lag is the most that was seen
 
 
 class ProcessMetrics:
-    """Counters that others keep are 0 until `bind` says who does."""
+    """What others keep is 0 until `bind` says who does."""
 
     def __init__(self, registry: Registry, policies: Policies, live: Sized) -> None:
         self._lags: deque[float] = deque(maxlen=LAG_TICKS)
@@ -20,18 +21,25 @@ class ProcessMetrics:
         self._show_policy(registry, policies)
         registry.gauge("sluice.loop.lag", "The most the event loop was late of late.", self._lag, "s")
         for name, meaning in (
+            ("sluice.connections", "Connections of clients."),
+            ("sluice.tasks", "Tasks of the event loop."),
+            ("sluice.spans.waiting", "Spans that wait for the collector."),
+        ):
+            registry.gauge(name, meaning, self._source(name))
+        for name, meaning in (
             ("sluice.spans.exported", "Spans handed to the collector."),
             ("sluice.spans.dropped", "Spans lost."),
             ("sluice.traces.capped", "Requests not traced for the cap."),
             ("sluice.log_lines.dropped", "Log lines lost."),
         ):
-            self._show(registry, name, meaning)
+            registry.total(name, meaning, self._source(name))
         self._pushes = registry.counter("sluice.metric_exports", "Pushes to the collector.", ("result",))
         for result in ("exported", "failed", "skipped"):
             self._pushes.at(result)
+        show_resources(registry)
 
     def bind(self, name: str, read: Callable[[], float]) -> None:
-        """From now on the counter says what `read` does."""
+        """From now on the metric says what `read` does."""
         assert name in self._sources, name
         self._sources[name] = read
 
@@ -46,9 +54,9 @@ class ProcessMetrics:
     def _lag(self) -> float:
         return max(self._lags, default=0.0)
 
-    def _show(self, registry: Registry, name: str, meaning: str) -> None:
+    def _source(self, name: str) -> Callable[[], float]:
         self._sources[name] = lambda: 0
-        registry.total(name, meaning, lambda: self._read(name))
+        return lambda: self._read(name)
 
     def _read(self, name: str) -> float:
         return self._sources[name]()

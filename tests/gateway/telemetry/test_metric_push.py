@@ -8,7 +8,9 @@ import pytest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, Metric
 
 from gateway.settings import Settings
+from gateway.telemetry.metrics.prometheus import exposition
 from gateway.telemetry.metrics.push import MODEL, MetricPush, metric_exporter, pushing
+from gateway.telemetry.metrics.registry import Reading
 from gateway.telemetry.otlp import Collector, resource
 from tests.gateway.telemetry.metrics_rig import Page, Rig
 from tests.gateway.telemetry.otlp_receiver import Manner, Receiver, otlp_receiver, plain
@@ -30,9 +32,11 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def push_of(rig: Rig, endpoint: str, protocol: Any = "grpc") -> MetricPush:
+def push_of(
+    rig: Rig, endpoint: str, protocol: Any = "grpc", collect: Callable[[], list[Reading]] | None = None
+) -> MetricPush:
     exporter = metric_exporter(Collector(endpoint, protocol, {"authorization": "Bearer secret"}))
-    return MetricPush(exporter, rig.metrics.registry.collect, rig.metrics.process.pushed, resource(), 3600.0)
+    return MetricPush(exporter, collect or rig.metrics.registry.collect, rig.metrics.process.pushed, resource(), 3600.0)
 
 
 def results(rig: Rig) -> dict[str, float]:
@@ -49,8 +53,9 @@ def points(metric: Metric) -> Any:
 async def test_a_push_carries_what_a_scrape_shows(receiver: Receiver, protocol: str) -> None:
     rig = Rig()
     rig.tell(a_story())
-    page = rig.page()
-    push = push_of(rig, receiver.endpoint(protocol), protocol)
+    readings = rig.metrics.registry.collect()  # once: what the kernel says changes meanwhile
+    page = Page(exposition(readings, (("model_name", "embedded"),)).decode())
+    push = push_of(rig, receiver.endpoint(protocol), protocol, lambda: readings)
     push.push()
     await until(lambda: results(rig)["exported"] == 1)
     families = {family.name: family for family in rig.metrics.registry.families if not family.is_foreign}

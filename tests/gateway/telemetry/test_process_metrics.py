@@ -1,5 +1,12 @@
 """What the gateway says of itself."""
 
+import os
+import resource
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
 from gateway.telemetry.metrics.process import LAG_TICKS
 from tests.gateway.telemetry.metrics_rig import Rig
 
@@ -32,3 +39,23 @@ def test_live_requests_and_the_policy_are_read() -> None:
     page = rig.page()
     assert page.value("sluice_policy_reloads_total") == 3
     assert page.value("sluice_policy_reload_failures_total") == 1
+
+
+def test_what_the_process_takes_is_what_the_kernel_says() -> None:
+    rig = Rig()
+    before, stop = rig.page(), threading.Event()
+    thread = threading.Thread(target=stop.wait)
+    with ExitStack() as stack:
+        for _ in range(5):
+            stack.enter_context(Path(os.devnull).open())
+        thread.start()
+        page = rig.page()
+        stop.set()
+    thread.join()
+    assert page.value("process_open_fds") - before.value("process_open_fds") == 5
+    assert page.value("process_threads") - before.value("process_threads") == 1
+    assert page.value("process_max_fds") == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert 0 < page.value("process_start_time_seconds") <= time.time()
+    assert before.value("process_cpu_seconds_total") <= page.value("process_cpu_seconds_total") <= time.process_time()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    assert peak / 4 < page.value("process_resident_memory_bytes") <= peak * 1.01
