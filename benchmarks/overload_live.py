@@ -123,12 +123,12 @@ def _measure(options: Namespace, core: int, trace: Sequence[Arrival], run: int, 
 
 
 def _capacity(server: Served, conversations: Conversations, seconds: float) -> float:
-    """Of the second half of that time."""
+    """Of the second half of that time; or of twice as long, where nobody was served by then."""
     loops = {tenant: ClosedLoop(CROWD // len(TENANTS), conversations.patient(tenant)) for tenant in TENANTS}
     with Traffic(server.port) as clients:
         heard = clients.run(seconds, loops=loops)
     late = [one for one in heard.exchanges if one.done is not None and one.done > seconds / 2]
-    return len(late) / (heard.seconds - seconds / 2)
+    return len(late) / (heard.seconds - seconds / 2) or _capacity(server, conversations, 2 * seconds)
 
 
 def _offer(server: Served, asked: Sequence[Asked], seconds: float) -> Heard:
@@ -150,24 +150,25 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def _figures(asked: Sequence[Asked], heard: Heard, seconds: float) -> dict[str, float]:
-    """Of what was due after the uncounted time; exchanges are in the order of their timetable."""
+    """Of what was due after the uncounted time, which may be nothing; exchanges are in the order of their timetable."""
     start = UNCOUNTED * seconds
     pairs = [pair for pair in zip(asked, heard.exchanges, strict=True) if pair[0].due.at >= start]
     good = [one for one, exchange in pairs if one.is_good(exchange)]
     exchanges = [exchange for _, exchange in pairs]
     statuses = Counter(exchange.status for exchange in exchanges)
     lags = sorted(exchange.sent - exchange.due for exchange in exchanges)
+    all_ = len(pairs) or 1
     return {
         "offered a second": len(pairs) / (seconds - start),
         GOOD: len(good) / (seconds - start),
         TOKENS: sum(one.prompt_tokens + one.output_tokens for one in good) / (seconds - start),
-        "good": len(good) / len(pairs),
-        "refused": (statuses[TOO_MANY] + statuses[UNAVAILABLE]) / len(pairs),
-        "given up": statuses[GIVEN_UP] / len(pairs),
-        "served late": (statuses[OK] - len(good)) / len(pairs),
+        "good": len(good) / all_,
+        "refused": (statuses[TOO_MANY] + statuses[UNAVAILABLE]) / all_,
+        "given up": statuses[GIVEN_UP] / all_,
+        "served late": (statuses[OK] - len(good)) / all_,
         **_refusal_times(exchanges),
         "sent late p99, ms": quantile(lags, 0.99) * 1e3,
-        "sent late at most, ms": lags[-1] * 1e3,
+        "sent late at most, ms": max(lags, default=0.0) * 1e3,
         "client busy": heard.busy,
     }
 
@@ -196,9 +197,9 @@ def _tell(report: Report, capacities: list[float], figures: Figures) -> None:
 
 
 def _beyond(figures: Figures, what: str) -> float:
-    """At 2x over 1x, median over runs."""
+    """At 2x over 1x, median over runs; 0 of a run that had none at 1x, which shows nothing."""
     at_capacity, beyond = (figures[name][what] for name in LOADS)
-    return median(more / less for more, less in zip(beyond, at_capacity, strict=True))
+    return median(more / less if less else 0.0 for more, less in zip(beyond, at_capacity, strict=True))
 
 
 if __name__ == "__main__":

@@ -1,3 +1,6 @@
+from contextlib import AbstractContextManager
+from types import SimpleNamespace
+
 import pytest
 
 from benchmarks.overload_live import (
@@ -9,6 +12,9 @@ from benchmarks.overload_live import (
     TOKENS,
     UNAVAILABLE,
     Asked,
+    Conversations,
+    _beyond,
+    _capacity,
     _figures,
 )
 from benchmarks.traffic import Due, Exchange, Heard
@@ -51,3 +57,23 @@ def test_figures_leave_out_the_start_and_tell_refusals_from_those_given_up() -> 
     assert [figures[what] for what in ("good", "refused", "given up", "served late")] == [0.25] * 4
     assert figures[REFUSAL_P99] == pytest.approx(20)
     assert figures["sent late at most, ms"] == pytest.approx(4)
+
+
+def test_a_machine_too_busy_to_serve_anybody_in_time_is_told_so_and_divides_by_nothing() -> None:
+    figures = _figures([], Heard(10.0, []), seconds=10.0)
+    assert not any(figures.values())
+    assert _beyond({"1x": {GOOD: [0.0, 2.0, 2.0]}, "2x": {GOOD: [3.0, 3.0, 0.0]}}, GOOD) == 0
+
+
+def test_capacity_is_measured_until_somebody_was_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clients(AbstractContextManager["Clients"]):
+        def __init__(self, port: int) -> None: ...
+
+        def __exit__(self, *exception: object) -> None: ...
+
+        def run(self, seconds: float, loops: object) -> Heard:
+            return Heard(seconds, [Exchange("a", 0.0, 0.0, 3.0, 3.5, status=200)] if seconds > 3.5 else [])
+
+    monkeypatch.setattr("benchmarks.overload_live.Traffic", Clients)
+    server = SimpleNamespace(port=0, keys={})
+    assert _capacity(server, Conversations(server, [], 0), 1.0) == 1 / 2  # type: ignore[arg-type]

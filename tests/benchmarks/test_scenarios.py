@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,21 @@ SCENARIOS = (
 )  # fmt: skip
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_it_is_a_command_with_the_flags_of_all(scenario: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"^0$"):
+        import_module(f"benchmarks.{scenario}").main(["--help"])
+    assert {"--runs", "--quick", "--results"} <= set(
+        capsys.readouterr().out.replace("]", " ").replace("[", " ").split()
+    )
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_quick_run_ends_well_and_writes_its_figures(scenario: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", f"benchmarks.{scenario}", "--quick", "--results", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=170)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / f"{scenario}.quick.json").read_text())
     assert all(rows for rows in results["tables"].values())
