@@ -42,7 +42,7 @@ def ways_to_decode() -> Iterator[Way]:
 
 def ways_to_prefill() -> Iterator[Way]:
     yield "as it is", paged_prefill, {}
-    for rows, keys, warps, stages in product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4)):
+    for rows, keys, warps, stages in product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4, 5, 6)):
         yield _tiled(paged_prefill, paged_prefill.Tile(rows, keys, warps, stages))
 
 

@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
-"""Compile every Triton kernel ahead of time, on any machine, and fail if one spills: registers, shared memory, spills.
+"""Compile every Triton kernel ahead of time, on any machine, and fail if one is not what a GPU should get.
 
     scripts/compile_kernels.py                                  with the Triton of this interpreter
     PYTHONPATH=/path/to/triton-3.6 scripts/compile_kernels.py   with one unpacked elsewhere
-    scripts/compile_kernels.py --arch 90 --head-dim 128 --dtype bfloat16 --block-size 16
+    scripts/compile_kernels.py --arch 90 --head-dim 128 --dtype bfloat16 --block-size 16 --kernel prefill
 
 The kernels' own launchers are run on tensors without memory, and what they would launch is compiled instead, so that
 what is compiled here is what a GPU gets: same constants, same warps and stages, same knowledge of alignment.
+
+No kernel may spill, or take more shared memory than the architecture gives a program. Attention in 16 and 8 bits must
+multiply with the architecture's tensor-core instructions, copy keys and values 16 bytes at a time (8 from an 8-bit
+cache), and have copies in flight from one iteration of its loops to the next.
 """
 
 import argparse
@@ -15,9 +19,10 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,6 +56,9 @@ POINTERS = {
 }
 ALIGNED = [["tt.divisibility", 16]]
 OPTIONS = ("num_warps", "num_stages")
+ATTENTION = ("prefill", "decode")
+PRODUCTS = {9: "wgmma.mma_async", 10: "tcgen05.mma"}  # of many rows, by the architecture's major number
+BLOCK_ID_BYTES = 4  # that a decode copies beside keys and values
 
 
 @dataclass(frozen=True)
@@ -85,6 +93,8 @@ class Compiled:
     registers: int
     shared: int  # bytes, static and dynamic
     spilled: int  # bytes of local memory and stack
+    in_flight: int  # copies still in flight where the loops wait for others, the fewest; 0 for a loop without copies
+    faults: tuple[str, ...]
 
 
 def source(launch: Launch) -> ASTSource:
@@ -207,27 +217,64 @@ def record(variant: Variant) -> list[Launch]:
     return launches
 
 
-def compile_variant(variant: Variant) -> list[Compiled]:
+def compile_variant(variant: Variant, kernels: tuple[str, ...] = ()) -> list[Compiled]:
+    """Those of `kernels` (as they are printed) that the variant launches, or all."""
     target = GPUTarget("cuda", variant.arch, 32)
     results: dict[str, Compiled] = {}
     for launch in record(variant):
         flags = "".join(f" {name.lower()}" for name, value in launch.kwargs.items() if value is True)
         label = launch.kernel.__name__.strip("_") + flags
-        if label not in results:
+        if label not in results and (not kernels or label in kernels):
             built = triton.compile(source(launch), target=target, options=launch.options)
             results[label] = inspect(variant, label, built)
     return list(results.values())
 
 
 def inspect(variant: Variant, label: str, built: Any) -> Compiled:
-    """Registers and local memory, as the CUDA tools in Triton's wheel read them from the machine code."""
+    """Registers and local memory, as the CUDA tools in Triton's wheel read them from the machine code; and faults."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(built.asm["cubin"])
         file.flush()
         text = subprocess.run([tool, "--dump-resource-usage", file.name], check=True, capture_output=True, text=True)
     found = {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", text.stdout)}
-    return Compiled(variant, label, found["REG"], built.metadata.shared, found["STACK"] + found["LOCAL"])
+    spilled, shared, in_flight = found["STACK"] + found["LOCAL"], built.metadata.shared, copies_in_flight(built.asm)
+    limit = triton_lang.shared_memory(divmod(variant.arch, 10))
+    faults = [f"spills {spilled} bytes"] if spilled else []
+    if shared > limit:
+        faults.append(f"takes {shared} bytes of shared memory, where a program has {limit}")
+    if label.startswith(ATTENTION) and variant.dtype != "float32":
+        faults += attention_faults(variant, label, built.asm["ptx"], in_flight)
+    return Compiled(variant, label, found["REG"], shared, spilled, in_flight, tuple(faults))
+
+
+def copies_in_flight(code: Mapping[str, str]) -> int:
+    """The fewest copies that a loop with copies leaves in flight where it waits for others."""
+    depth, least = [], []
+    for line in code["ttgir"].splitlines():
+        indent = len(line) - len(line.lstrip())
+        if " scf.for " in line:
+            depth.append(indent)
+        elif depth and line.strip().startswith("}") and indent == depth[-1]:
+            depth.pop()
+        elif depth and (wait := re.search(r"async_wait.*num = (\d+)", line)):
+            least.append(int(wait[1]))
+    return min(least, default=0)
+
+
+def attention_faults(variant: Variant, label: str, ptx: str, in_flight: int) -> Iterator[str]:
+    prefill = label.startswith("prefill")
+    instruction = PRODUCTS.get(variant.arch // 10, "mma.sync") if prefill else "mma.sync"
+    if instruction not in ptx:
+        yield f"does not multiply with {instruction}"
+    widths = {int(width, 0) for width in re.findall(r"cp\.async\.c[ag]\.shared\.global [^;]*?\], (\w+)", ptx)}
+    narrow = {width for width in widths if width < (8 if variant.dtype == "fp8" else 16)}
+    if not prefill:
+        narrow.discard(BLOCK_ID_BYTES)
+    if narrow or not widths:
+        yield f"copies {sorted(widths)} bytes at a time"
+    if not in_flight:
+        yield "waits for copies where it begins them"
 
 
 def variants(options: argparse.Namespace) -> Iterator[Variant]:
@@ -241,22 +288,32 @@ def variants(options: argparse.Namespace) -> Iterator[Variant]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arch", nargs="+", type=int, default=[80, 90])
+    parser.add_argument("--arch", nargs="+", type=int, default=[80, 86, 89, 90, 100, 120])
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--head-dim", nargs="+", type=int, default=[64, 80, 96, 128, 256])
     parser.add_argument("--block-size", nargs="+", type=int, default=[16, 32])
     parser.add_argument("--group", nargs="+", type=int, default=[4], help="query heads that share a key head")
+    parser.add_argument("--kernel", nargs="+", default=[], help="as printed, 'prefill windowed' (default: all)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     options = parser.parse_args()
-    spilling = 0
-    print(f"triton {triton.__version__}\n{'':52}{'kernel':24}{'registers':>10}{'shared':>10}{'spilled':>9}")
-    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
-        for results in pool.map(compile_variant, variants(options)):
-            for found in results:
-                spilling += found.spilled > 0
-                print(f"{found.variant!s:52}{found.kernel:24}{found.registers:10}{found.shared:10}{found.spilled:9}")
-    print(f"{spilling} kernels spill" if spilling else "no kernel spills")
-    return 1 if spilling else 0
+    faults = 0
+    print(f"triton {triton.__version__}\n{'':52}{'kernel':28}{'registers':>10}{'shared':>8}{'in flight':>10}")
+    for found in compile_all(list(variants(options)), tuple(options.kernel), options.jobs):
+        line = f"{found.variant!s:52}{found.kernel:28}{found.registers:10}{found.shared:8}{found.in_flight:10}"
+        print(line, *found.faults, sep="  ", flush=True)
+        faults += len(found.faults)
+    print(f"{faults} faults" if faults else "no kernel has a fault")
+    return 1 if faults else 0
+
+
+def compile_all(wanted: list[Variant], kernels: tuple[str, ...], jobs: int) -> Iterator[Compiled]:
+    if jobs == 1:
+        for variant in wanted:
+            yield from compile_variant(variant, kernels)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        for results in pool.map(partial(compile_variant, kernels=kernels), wanted):
+            yield from results
 
 
 if __name__ == "__main__":

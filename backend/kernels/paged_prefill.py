@@ -21,6 +21,7 @@ from backend.kernels.triton_lang import (
     dot,
     from_cache,
     kernel_view,
+    shared_memory,
 )
 
 MIN_WIDTH = 16  # of a tensor-core product
@@ -37,18 +38,22 @@ class Tile:
 
 
 def tile(q: Tensor, cache: Tensor) -> Tile:
-    """Tiles that need no spills, and shared memory of 163 KiB (sm_80) or 227 KiB (sm_90) at most."""
+    """Tiles that need no spills and fit the shared memory; three stages copy a tile's keys and values one tile ahead.
+
+    sm_90 to sm_110 multiply in groups of four warps, and want more keys at a time; sm_120, which came after them, has
+    the instructions and the shared memory of sm_89.
+    """
     head_dim = q.shape[2]
     if INTERPRETED.value:
         return Tile(rows=32, keys=32, warps=4, stages=1)
     if q.dtype == torch.float32:
         return Tile(rows=16, keys=64, warps=8, stages=1) if head_dim <= 128 else Tile(16, 16, warps=8, stages=2)
-    hopper = capability(q.device) >= (9, 0)
+    grouped = (9, 0) <= capability(q.device) < (12, 0)
     if head_dim <= 128:
-        return Tile(rows=128, keys=64 if hopper else 32, warps=8, stages=3)
+        return Tile(rows=128, keys=64 if grouped else 32, warps=8, stages=3)
     converted = cache.itemsize == 1
-    rows = 128 if hopper and not converted else 64
-    return Tile(rows=rows, keys=16 if converted and not hopper else 32, warps=8, stages=2)
+    roomy = shared_memory(capability(q.device)) >= 163 * 1024 and not converted
+    return Tile(rows=128 if grouped and not converted else 64, keys=32 if grouped or roomy else 16, warps=8, stages=3)
 
 
 @triton.jit
@@ -70,14 +75,21 @@ def _attend(
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Take the keys in [begin, end) into `state`; unless MASKED they exist, and every row sees all of them."""
+    """Take the keys in [begin, end) into `state`; unless MASKED they exist, and every row sees all of them.
+
+    Block ids are loaded a tile before they are used, into registers: were they loaded where they are used, the compiler
+    would spend a stage of its pipeline on them, and wait for keys and values where it has just begun to copy them.
+    """
     largest, total, acc = state
     dims = tl.arange(0, BLOCK_D)
+    offsets = tl.arange(0, BLOCK_N)
+    next_blocks = tl.load(table + (begin + offsets) // BLOCK_SIZE, mask=begin + offsets < end, other=0)
     for start in range(begin, end, BLOCK_N):
-        keys = start + tl.arange(0, BLOCK_N)
+        keys = start + offsets
         inside = (dims < HEAD_DIM)[None, :] & (keys < end)[:, None]
-        block = tl.load(table + keys // BLOCK_SIZE, mask=keys < end, other=0).to(tl.int64)
-        places = block * block_stride + (keys % BLOCK_SIZE) * HEAD_DIM
+        places = next_blocks.to(tl.int64) * block_stride + (keys % BLOCK_SIZE) * HEAD_DIM
+        ahead = keys + BLOCK_N
+        next_blocks = tl.load(table + ahead // BLOCK_SIZE, mask=ahead < end, other=0)
         k = from_cache(tl.load(k_head + places[:, None] + dims[None, :], mask=inside, other=0.0), query.dtype)
         v = from_cache(tl.load(v_head + places[:, None] + dims[None, :], mask=inside, other=0.0), query.dtype)
         scores = dot(query, tl.trans(k), tl.zeros([query.shape[0], BLOCK_N], tl.float32)) * qk_scale

@@ -40,6 +40,13 @@ def capability(device: torch.device) -> tuple[int, int]:
     return CPU_CAPABILITY if device.type == "cpu" else torch.cuda.get_device_capability(device)
 
 
+def shared_memory(compute_capability: tuple[int, int]) -> int:
+    """Bytes of shared memory that one program may have on a device of this compute capability."""
+    if compute_capability in ((8, 0), (8, 7)):
+        return 163 * 1024
+    return (227 if (9, 0) <= compute_capability < (12, 0) else 99) * 1024
+
+
 def kernel_view(cache: Tensor) -> Tensor:
     """`cache` as a kernel takes it: e4m3 as bytes where the device has no instruction to convert it (before sm_89)."""
     if cache.dtype == FP8 and capability(cache.device) < (8, 9):
