@@ -56,7 +56,7 @@ _PositiveInt = Annotated[int, Field(ge=1)]
 class _StreamOptions(Wire):
     include_usage: bool | None = None
     include_obfuscation: Annotated[None, only(False)] = None
-    continuous_usage_stats: Annotated[None, only(False)] = None
+    continuous_usage_stats: bool | None = None  # vLLM's
 
 
 class GenerationBody(Wire):

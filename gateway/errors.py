@@ -2,7 +2,8 @@
 
 ApiError
 ├── BadRequest           400  a malformed, unknown or unsupported field; `param` names it
-├── Unsatisfiable        400  can never fit: context, KV quota, window limit
+├── Unsatisfiable        400  can never fit: KV quota, window limit
+├── ContextLengthExceeded 400  the model's context cannot hold prompt and answer
 ├── RequestTimedOut      400  its headers or body did not arrive in time
 ├── InvalidApiKey        401
 ├── Forbidden            403  the key lacks a scope
@@ -98,6 +99,12 @@ class BadRequest(ApiError):
 class Unsatisfiable(ApiError):
     status = 400
     code = "quota_unsatisfiable"
+    dropped_reason = "unsatisfiable"
+
+
+class ContextLengthExceeded(ApiError):
+    status = 400
+    code = "context_length_exceeded"
     dropped_reason = "unsatisfiable"
 
 
@@ -311,7 +318,7 @@ def context_exceeded(num_tokens: int, max_model_len: int, param: str, at_least: 
     """The refusal of a prompt that the context cannot hold."""
     count = f"at least {num_tokens}" if at_least else f"{num_tokens}"
     context = f"This model's maximum context length is {max_model_len} tokens, answer included"
-    return Unsatisfiable(f"{context}, but {param} holds {count} tokens.", param)
+    return ContextLengthExceeded(f"{context}, but {param} holds {count} tokens.", param)
 
 
 def translate(error: Exception) -> ApiError:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Coroutine
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from gateway.answer import Answer
 from gateway.deadlines import read_deadlines
 from gateway.endpoint import Call, Endpoint
 from gateway.entitlement import Entitlement
-from gateway.errors import BadRequest, Unsatisfiable, context_exceeded
+from gateway.errors import BadRequest, ContextLengthExceeded, Unsatisfiable, context_exceeded
 from gateway.openai import (
     ChatRequest,
     CompletionRequest,
@@ -44,6 +45,7 @@ from gateway.supply import Supply
 from gateway.telemetry.story import Story
 from gateway.wants import Prompt, Wants
 from quotas import reservation as quota
+from quotas.errors import Refused as QuotaRefused
 from quotas.quotas import Grant
 
 Result = TypeVar("Result")
@@ -110,7 +112,12 @@ class GenerationEndpoint(Endpoint):
         kv_leases.use(entitlement.name, entitlement.kv_bytes, kv_blocks)
         quotas, outage = self.service.quotas, entitlement.tenant.on_store_outage
         story.reserving = clock()
-        with await quotas.reserve(entitlement.name, entitlement.key, entitlement.charged, ask, outage) as grant:
+        try:
+            granted = await quotas.reserve(entitlement.name, entitlement.key, entitlement.charged, ask, outage)
+        except QuotaRefused as refusal:
+            call.exchange.add_headers(rate_headers(refusal.measure()))
+            raise
+        with granted as grant:
             story.reserved, story.grant = clock(), grant
             if grant.states:
                 call.exchange.add_headers(rate_headers(grant.states))
@@ -142,7 +149,10 @@ class GenerationEndpoint(Endpoint):
         if request.stream:
             writers = [self.chunks(identity, request.include_usage, index) for index in range(len(answers))]
             await _together(
-                [_stream_one(exchange, answer, writer) for answer, writer in zip(answers, writers, strict=True)]
+                [
+                    _stream_one(exchange, answer, writer, request.continuous_usage)
+                    for answer, writer in zip(answers, writers, strict=True)
+                ]
             )
             self._settle(call.story, grant)
             usage = Usage(num_prompt_tokens, sum(answer.num_tokens for answer in answers))
@@ -212,7 +222,7 @@ class GenerationEndpoint(Endpoint):
             raise context_exceeded(num_prompt_tokens, context, self.prompt_param)
         asked, field = request.sampling.max_tokens, request.length_field
         if asked is not None and asked > room:
-            raise Unsatisfiable(
+            raise ContextLengthExceeded(
                 f"This model's maximum context length is {context} tokens, but {num_prompt_tokens} tokens of prompt "
                 f"and {asked} of {field} were requested; lower {field} to {room} or shorten the prompt.",
                 field,
@@ -220,7 +230,8 @@ class GenerationEndpoint(Endpoint):
         shape = self.service.kv_shape
         entitlement.check_kv(num_prompt_tokens + (asked or 1), shape, field if asked else self.prompt_param)
         kv_tokens = entitlement.kv_tokens(shape) or context
-        most = asked or min(room, kv_tokens - num_prompt_tokens, self.service.default_max_tokens or room)
+        unasked = self.service.default_max_tokens or self.default_max_tokens or room
+        most = asked or min(room, kv_tokens - num_prompt_tokens, unasked)
         _check_least(request.sampling.min_tokens, most)
         return most
 
@@ -234,6 +245,7 @@ class GenerationEndpoint(Endpoint):
 
     operation: str  # of the GenAI conventions
     prompt_param: str
+    default_max_tokens: int | None = None  # of an answer for which neither the client nor the operator sets any
 
     def parse(self, body: bytes) -> Any:
         raise NotImplementedError
@@ -280,6 +292,7 @@ class CompletionEndpoint(GenerationEndpoint):
 
     operation = "text_completion"
     prompt_param = "prompt"
+    default_max_tokens = 16  # as OpenAI's and vLLM's
 
     def parse(self, body: bytes) -> CompletionRequest:
         return parse_completion_request(body, self.service.limits)
@@ -333,13 +346,20 @@ def _usage(answers: list[Answer], service: Service) -> quota.Usage:
     return quota.Usage(computed, generated, kv_byte_seconds=byte_seconds, requests=1 if computed else 0)
 
 
-async def _stream_one(exchange: Exchange, answer: Answer, chunks: Chunks) -> None:
-    """Write one choice's events; the tokens that are pending when a write is due share it."""
-    events = [chunks.start()]
+async def _stream_one(exchange: Exchange, answer: Answer, chunks: Chunks, continuous_usage: bool) -> None:
+    """Write one choice's events; the tokens that are pending when a write is due share it, and with
+    `continuous_usage` one event, which tells how many tokens the choice has by then.
+    """
+    usage = Usage(len(answer.sequence.prompt), 0) if continuous_usage else None
+    events = [chunks.start(usage)]
     while answer.finish_reason is None:
-        events += [chunks.text(piece) for piece in await answer.pieces() if piece]
+        pieces = [piece for piece in await answer.pieces() if piece]
+        if usage is not None:
+            usage = replace(usage, completion_tokens=answer.num_tokens)
+            pieces = ["".join(pieces)] if pieces else []
+        events += [chunks.text(piece, usage) for piece in pieces]
         if answer.finish_reason is not None:
-            events.append(chunks.finish("length" if answer.finish_reason is FinishReason.LENGTH else "stop"))
+            events.append(chunks.finish("length" if answer.finish_reason is FinishReason.LENGTH else "stop", usage))
         if len(events) > 1 or events[0]:
             await exchange.stream(b"".join(events))
         events = [b""]

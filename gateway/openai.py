@@ -1,6 +1,6 @@
 """What clients of the OpenAI API ask for: bodies read, checked, and given the types that the server works with."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -33,6 +33,7 @@ class GenerationRequest:
     sampling: SamplingParams
     stream: bool
     include_usage: bool  # a last chunk with the usage of the stream
+    continuous_usage: bool  # and in every other chunk the usage of its choice so far
     include_stop: bool  # the stop string stays in the text
     skip_special_tokens: bool
     add_special_tokens: bool  # when the prompt is encoded
@@ -73,6 +74,7 @@ class DetokenizeRequest:
 def parse_chat_request(raw: bytes, limits: Limits) -> ChatRequest:
     """Raises `ApiError`, and nothing else, whatever `raw` is."""
     body = read(ChatBody, raw)
+    _check_contents(body.messages)
     return ChatRequest(
         **_shared(body, limits, add_special_tokens=False),
         messages=tuple(_template_message(message) for message in body.messages),
@@ -94,6 +96,7 @@ def parse_tokenize_request(raw: bytes) -> TokenizeRequest:
     body = read(TokenizeBody, raw)
     if (body.prompt is None) == (body.messages is None):
         raise BadRequest("Send either prompt or messages.", "prompt")
+    _check_contents(body.messages or ())
     return TokenizeRequest(
         model=body.model,
         prompt=body.prompt,
@@ -113,12 +116,13 @@ def parse_detokenize_request(raw: bytes, limits: Limits) -> DetokenizeRequest:
 def _shared(body: GenerationBody, limits: Limits, add_special_tokens: bool) -> dict[str, Any]:
     if body.stream_options and not body.stream:
         raise BadRequest("stream_options is only allowed when stream is true.", "stream_options")
-    length_field = _length_field(body)
+    length_field, options = _length_field(body), body.stream_options
     return {
         "model": body.model,
         "sampling": _sampling(body, limits, length_field),
         "stream": bool(body.stream),
-        "include_usage": bool(body.stream_options and body.stream_options.include_usage),
+        "include_usage": bool(options and options.include_usage),
+        "continuous_usage": bool(options and options.include_usage and options.continuous_usage_stats),
         "include_stop": _default(body.include_stop_str_in_output, False),
         "skip_special_tokens": _default(body.skip_special_tokens, True),
         "add_special_tokens": _default(body.add_special_tokens, add_special_tokens),
@@ -161,6 +165,14 @@ def _length_field(body: GenerationBody) -> str:
 def _checked(**fields: Any) -> SamplingParams:
     """Clients seldom change how they sample, so what was checked once is seldom checked again."""
     return SamplingParams(**fields)
+
+
+def _check_contents(messages: Iterable[Message]) -> None:
+    """An answer may be sent back without a text, as it came; whatever else is said has one."""
+    for index, message in enumerate(messages):
+        if message.content is None and message.role != "assistant":
+            param = f"messages[{index}].content"
+            raise BadRequest(f"{param} is required: a string, or an array of text parts.", param)
 
 
 def _template_message(message: Message) -> dict[str, str]:

@@ -78,7 +78,7 @@ def text_completion(identity: Identity, choices: Sequence[Choice], usage: Usage)
 class ChatChunks:
     """The events of one streamed chat choice: `start`, any number of `text`, `finish`, perhaps `usage`, `sse.DONE`.
 
-    Everything but the text is laid out once, when the stream begins.
+    Everything but the text is laid out once, when the stream begins. An event that is given a `usage` tells it.
     """
 
     __slots__ = ("_event", "_text_head", "_text_tail")
@@ -87,14 +87,16 @@ class ChatChunks:
         self._event = _ChunkEvent(identity, "chat.completion.chunk", include_usage, index)
         self._text_head, self._text_tail = self._event.split({"delta": {"content": _HOLE}}, None)
 
-    def start(self) -> bytes:
-        return self._event.choice({"delta": {"role": "assistant", "content": ""}}, None)
+    def start(self, usage: Usage | None = None) -> bytes:
+        return self._event.choice({"delta": {"role": "assistant", "content": ""}}, None, usage)
 
-    def text(self, text: str) -> bytes:
+    def text(self, text: str, usage: Usage | None = None) -> bytes:
+        if usage is not None:
+            return self._event.choice({"delta": {"content": text}}, None, usage)
         return self._text_head + orjson.dumps(text) + self._text_tail
 
-    def finish(self, reason: FinishReason) -> bytes:
-        return self._event.choice({"delta": {}}, reason)
+    def finish(self, reason: FinishReason, usage: Usage | None = None) -> bytes:
+        return self._event.choice({"delta": {}}, reason, usage)
 
     def usage(self, usage: Usage) -> bytes:
         return self._event.usage(usage)
@@ -112,14 +114,16 @@ class CompletionChunks:
         self._event = _ChunkEvent(identity, "text_completion", include_usage, index)
         self._text_head, self._text_tail = self._event.split({"text": _HOLE}, None)
 
-    def start(self) -> bytes:
+    def start(self, usage: Usage | None = None) -> bytes:
         return b""
 
-    def text(self, text: str) -> bytes:
+    def text(self, text: str, usage: Usage | None = None) -> bytes:
+        if usage is not None:
+            return self._event.choice({"text": text}, None, usage)
         return self._text_head + orjson.dumps(text) + self._text_tail
 
-    def finish(self, reason: FinishReason) -> bytes:
-        return self._event.choice({"text": ""}, reason)
+    def finish(self, reason: FinishReason, usage: Usage | None = None) -> bytes:
+        return self._event.choice({"text": ""}, reason, usage)
 
     def usage(self, usage: Usage) -> bytes:
         return self._event.usage(usage)
@@ -162,10 +166,10 @@ class _ChunkEvent:
         self._include_usage = include_usage
         self._index = index
 
-    def choice(self, content: dict[str, Any], finish_reason: FinishReason | None) -> bytes:
+    def choice(self, content: dict[str, Any], finish_reason: FinishReason | None, usage: Usage | None = None) -> bytes:
         choice = {"index": self._index, **content, "logprobs": None, "finish_reason": finish_reason}
-        usage = {"usage": None} if self._include_usage else {}
-        return event(orjson.dumps({**self._fields, "choices": [choice], **usage}))
+        told = {"usage": usage and usage.to_json()} if self._include_usage else {}
+        return event(orjson.dumps({**self._fields, "choices": [choice], **told}))
 
     def split(self, content: dict[str, Any], finish_reason: FinishReason | None) -> tuple[bytes, bytes]:
         """The bytes before and after the text that stands for `_HOLE`."""

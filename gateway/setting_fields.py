@@ -116,7 +116,11 @@ class SettingFields(BaseSettings):
         le=1,
     )
     default_max_tokens: IntOrAuto = _setting(
-        "engine", "TOKENS", None, "max_tokens of a request that names none; auto: what its context leaves", ge=1
+        "engine",
+        "TOKENS",
+        None,
+        "max_tokens of a request that names none; auto: what its context leaves a chat, 16 for a completion",
+        ge=1,
     )
     max_waiting: int = _setting(
         "engine",

@@ -11,9 +11,11 @@ QuotaError
 └── StoreFault           an answer that no working store gives
 """
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 from quotas.limit import Limit
+from quotas.reservation import LimitState
 
 
 class QuotaError(Exception):
@@ -21,13 +23,17 @@ class QuotaError(Exception):
 
 
 class Refused(QuotaError):
-    """`asked` and `left` are in the units of the limit's resource; `left` is never negative."""
+    """`asked` and `left` are in the units of the limit's resource; `left` is never negative.
+
+    `measure` returns the state of each limit that the request would have been charged to, where the store told it.
+    """
 
     def __init__(self, limit: Limit, asked: int, left: int, when: str) -> None:
         super().__init__(f"{limit.name} is {limit.amount}: asked {asked}, left {left}; {when}")
         self.limit = limit
         self.asked = asked
         self.left = left
+        self.measure: Callable[[], tuple[LimitState, ...]] = tuple
 
 
 class NeverFits(Refused):

@@ -156,7 +156,9 @@ class Quotas:
         if refusal.limit.resource is not Resource.CONCURRENT_REQUESTS:
             return refusal
         wait = self._holds.until_next_end(name, refusal.limit.amount)
-        return LimitExceeded(refusal.limit, refusal.asked, refusal.left, wait)
+        waiting = LimitExceeded(refusal.limit, refusal.asked, refusal.left, wait)
+        waiting.measure = refusal.measure
+        return waiting
 
     def _settled(self, settlement: "asyncio.Future[None]", task: "asyncio.Task[None]") -> None:
         self._settling.discard(task)

@@ -24,6 +24,8 @@ CONNECT_TIMEOUT = 1.0  # seconds for the handshake, in the background
 FIRST_DELAY, LONGEST_DELAY = 0.02, 1.0  # seconds between attempts to connect
 NOT_SERVING = (ClusterDownError, OutOfMemoryError, ReadOnlyError, TryAgainError)  # LOADING ends the connection itself
 NOT_SERVING_CODES = ("BUSY", "MISCONF", "NOREPLICAS")  # for which redis-py has no class
+PROBE = command(b"SET", b"sluice:probe", b"1", b"PX", b"1000")  # a write: a server that stores nothing still reads
+PROBE_SECONDS = 1.0  # between two of them
 Prepare = Callable[[RedisLink], Awaitable[None]]
 
 
@@ -47,6 +49,7 @@ class RedisClient:
         self._is_out = False
         self._link: RedisLink | None = None
         self._keeper: asyncio.Task[None] | None = None
+        self._prober: asyncio.Task[None] | None = None  # while a server that is reached does not serve
         self._ended = asyncio.Event()  # when the link in use has
         self._attempted = asyncio.Event()  # unset during the one attempt that calls wait for
         self._reason = StoreUnavailable("the quota store is not connected")
@@ -54,7 +57,8 @@ class RedisClient:
 
     @property
     def is_connected(self) -> bool:
-        return self._link is not None
+        """Whether the server is reached, and took the last write that it was sent."""
+        return self._link is not None and self._prober is None
 
     async def connect(self) -> None:
         """Connect, and stay connected from now on. If the first attempt fails, its `QuotaError` is raised, and further
@@ -66,9 +70,10 @@ class RedisClient:
             raise self._refused
 
     async def close(self) -> None:
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
+        tasks = [task for task in (self._keeper, self._prober) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._link is not None:
             await self._link.close()
         self._reason = StoreUnavailable("the quota store was closed")
@@ -89,7 +94,21 @@ class RedisClient:
             reason = StoreUnavailable(f"the quota store does not serve: {error}")
             if isinstance(error, ReadOnlyError):
                 link.end(reason)  # after a failover another server stands behind the address
+            elif self._prober is None:
+                self._outage_begins()
+                self._prober = asyncio.create_task(self._probe(link))
             raise reason from error
+
+    async def _probe(self, link: RedisLink) -> None:
+        """Wait until the server takes writes again, or is lost. It answers meanwhile, so the link stays in use."""
+        while link is self._link:
+            await asyncio.sleep(PROBE_SECONDS)
+            with suppress(RedisError, QuotaError):
+                await link.submit(PROBE)
+                self._is_out = False
+                self.returned.set()
+                break
+        self._prober = None
 
     async def _relinked(self) -> RedisLink:
         with suppress(TimeoutError):

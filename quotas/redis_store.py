@@ -115,7 +115,9 @@ class RedisStore:
         if not granted and await self._bridge.slices.give_way(account):
             reservation, granted, figures = await self._take(account, ask, outage)
         if not granted:
-            raise account.refusal(ask, figures)
+            refusal = account.refusal(ask, figures)
+            refusal.measure = partial(account.states, figures)
+            raise refusal
         reservation.measure = partial(account.states, figures)
         return reservation
 

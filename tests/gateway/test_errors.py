@@ -14,7 +14,7 @@ TABLE = [
     (errors.BadRequest("m", "n"), 400, INVALID, None, None, None),
     (errors.Unsatisfiable("m"), 400, INVALID, "quota_unsatisfiable", None, None),
     (errors.RequestTimedOut("m"), 400, INVALID, "request_timeout", None, None),
-    (errors.context_exceeded(5, 4, "prompt"), 400, INVALID, "quota_unsatisfiable", None, None),
+    (errors.context_exceeded(5, 4, "prompt"), 400, INVALID, "context_length_exceeded", None, None),
     (errors.InvalidApiKey("m"), 401, INVALID, "invalid_api_key", None, None),
     (errors.Forbidden("m"), 403, INVALID, "insufficient_permissions", None, None),
     (errors.ModelNotFound("m"), 404, INVALID, "model_not_found", None, None),

@@ -111,6 +111,10 @@ def test_a_rate_lets_its_burst_pass_and_then_says_when(site: Site) -> None:
     assert (error["limit"], error["asked"], error["left"]) == ("requests/h", 1, 0)
     assert refused.headers["retry-after"] == "60", "a longer wait would not be honoured"
     assert refused.headers["x-sluice-dropped-reason"] == "rate"
+    assert refused.headers["x-ratelimit-limit-requests"] == "2"
+    assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+    assert refused.headers["x-ratelimit-reset-requests"].endswith("s")
+    assert refused.headers["ratelimit"].startswith('"requests/h";r=0;t=')
     with pytest.raises(openai.RateLimitError):
         site.client("hurried").models.list() and site.client("hurried").chat.completions.create(
             model="embedded", messages=[{"role": "user", "content": "Hi."}]
@@ -122,6 +126,7 @@ def test_a_spent_budget_is_not_retried(site: Site) -> None:
     refused = site.post("spent", max_tokens=40)
     assert (refused.status_code, error_of(refused)["code"]) == (429, "insufficient_quota")
     assert refused.headers["x-should-retry"] == "false" and "retry-after" not in refused.headers
+    assert refused.headers["x-ratelimit-remaining-tokens"] == str(error_of(refused)["left"])
 
 
 def test_what_never_fits_is_a_bad_request_and_costs_nothing(site: Site) -> None:

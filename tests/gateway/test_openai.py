@@ -18,6 +18,7 @@ from gateway.openai import (
     ChatRequest,
     CompletionRequest,
     Limits,
+    TokenizeRequest,
     parse_chat_request,
     parse_completion_request,
     parse_detokenize_request,
@@ -43,6 +44,10 @@ def completion(**fields: Any) -> CompletionRequest:
     return parse_completion_request(orjson.dumps({"model": "m", "prompt": "Hi", **fields}), LIMITS)
 
 
+def tokenize(**fields: Any) -> TokenizeRequest:
+    return parse_tokenize_request(orjson.dumps(fields))
+
+
 def refused(parse: Any, *args: Any, **fields: Any) -> ApiError:
     with pytest.raises(ApiError) as refusal:
         parse(*args, **fields)
@@ -55,14 +60,16 @@ def refused(parse: Any, *args: Any, **fields: Any) -> ApiError:
 def test_the_least_chat_request_gets_the_defaults() -> None:
     assert chat() == ChatRequest(
         model="m", messages=({"role": "user", "content": "Hi"},), sampling=SamplingParams(), stream=False,
-        include_usage=False, include_stop=False, skip_special_tokens=True, add_special_tokens=False,
+        include_usage=False, continuous_usage=False, include_stop=False, skip_special_tokens=True,
+        add_special_tokens=False,
         service_tier=None, user=None, add_generation_prompt=True,
     )  # fmt: skip
 
 
 def test_the_least_completion_request_gets_the_defaults() -> None:
     assert completion() == CompletionRequest(
-        model="m", prompts=("Hi",), sampling=SamplingParams(), stream=False, include_usage=False, include_stop=False,
+        model="m", prompts=("Hi",), sampling=SamplingParams(), stream=False, include_usage=False,
+        continuous_usage=False, include_stop=False,
         skip_special_tokens=True, add_special_tokens=True, service_tier=None, user=None,
     )  # fmt: skip
 
@@ -172,6 +179,15 @@ def test_a_wrong_message_is_refused_by_its_place(message: Any, param: str) -> No
     assert refused(chat, messages=[*HI, message, {"also": "wrong"}]).param == param
 
 
+@pytest.mark.parametrize("role", ["user", "system", "developer"])
+@pytest.mark.parametrize("content", [{}, {"content": None}])
+def test_only_an_answer_may_have_no_content(role: str, content: dict[str, None]) -> None:
+    for parse in (chat, tokenize):
+        refusal = refused(parse, messages=[*HI, {"role": role, **content}])
+        assert (refusal.param, "is required" in refusal.message) == ("messages[1].content", True)
+    assert chat(messages=[*HI, {"role": "assistant", **content}]).messages[1]["content"] == ""
+
+
 def test_messages_become_what_templates_read() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     answer: dict[str, Any] = {
@@ -228,7 +244,7 @@ def test_wrong_prompts_are_refused_by_their_place(prompt: Any, param: str) -> No
 
 def test_an_over_long_prompt_is_refused_with_both_numbers() -> None:
     refusal = refused(completion, prompt=[1] * 5000)
-    assert (refusal.code, refusal.param) == ("quota_unsatisfiable", "prompt")
+    assert (refusal.code, refusal.param) == ("context_length_exceeded", "prompt")
     assert "4096" in refusal.message
     assert "5000" in refusal.message
 

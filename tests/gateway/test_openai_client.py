@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import httpx
 import openai
@@ -237,18 +238,63 @@ def test_a_bad_field_is_a_bad_request_that_names_it(
 def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model=MODEL, messages=said("fox " * 5000))
-    assert caught.value.code == "quota_unsatisfiable"
+    assert caught.value.code == "context_length_exceeded"
     assert "2048" in caught.value.message
 
 
-@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens", "min_tokens"])
+@pytest.mark.parametrize(
+    ("field", "code"),
+    [
+        ("max_tokens", "context_length_exceeded"),
+        ("max_completion_tokens", "context_length_exceeded"),
+        ("min_tokens", "quota_unsatisfiable"),
+    ],
+)
 def test_an_answer_longer_than_the_context_leaves_is_refused_by_the_field_that_asks_for_it(
-    client: openai.OpenAI, field: str
+    client: openai.OpenAI, field: str, code: str
 ) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model=MODEL, messages=said(COUNT), extra_body={field: 2040})
-    assert (caught.value.code, caught.value.param) == ("quota_unsatisfiable", field)
+    assert (caught.value.code, caught.value.param) == (code, field)
     assert field in caught.value.message
+
+
+def test_a_completion_that_names_no_length_has_16_tokens_and_a_chat_what_the_context_leaves(
+    client: openai.OpenAI,
+) -> None:
+    short = client.completions.create(model=MODEL, prompt="Once", extra_body={"ignore_eos": True})
+    assert short.usage is not None
+    assert (short.usage.completion_tokens, short.choices[0].finish_reason) == (16, "length")
+    asked = client.completions.create(model=MODEL, prompt="Once", max_tokens=20, extra_body={"ignore_eos": True})
+    assert asked.usage is not None
+    assert asked.usage.completion_tokens == 20
+    chat = client.chat.completions.create(model=MODEL, messages=said(COUNT), temperature=0)
+    assert chat.usage is not None
+    assert (chat.choices[0].finish_reason, chat.usage.completion_tokens > 16) == ("stop", True)
+
+
+def test_continuous_usage_tells_the_tokens_so_far_in_every_chunk(client: openai.OpenAI) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    chat = client.chat.completions.create(
+        model=MODEL, messages=said(COUNT), max_tokens=9, stream=True, stream_options=options
+    )
+    text = client.completions.create(
+        model=MODEL, prompt=["Once", "Twice upon"], max_tokens=9, stream=True, stream_options=options
+    )
+    for stream in (chat, text):
+        *chunks, last = stream
+        assert last.usage is not None
+        assert last.choices == []
+        by_choice: dict[int, list[Any]] = {}
+        for chunk in chunks:
+            by_choice.setdefault(chunk.choices[0].index, []).append(chunk.usage)
+        for usages in by_choice.values():
+            counts = [usage.completion_tokens for usage in usages]
+            assert counts == sorted(counts)
+            assert all(usage.total_tokens == usage.prompt_tokens + usage.completion_tokens for usage in usages)
+        ends = [usages[-1] for usages in by_choice.values()]
+        assert sum(usage.completion_tokens for usage in ends) == last.usage.completion_tokens
+        assert sum(usage.prompt_tokens for usage in ends) == last.usage.prompt_tokens
 
 
 def test_the_clients_own_request_id_comes_back(client: openai.OpenAI) -> None:

@@ -70,6 +70,47 @@ async def test_a_broken_connection_is_made_anew_within_the_call(url: str) -> Non
     await store.close()
 
 
+async def unserving(redis: Redis, how: str, directory: Path) -> None:
+    """Have the server refuse writes while it answers."""
+    match how:
+        case "NOREPLICAS":
+            await redis.config_set("min-replicas-to-write", 1)
+        case "OOM":
+            await redis.config_set("maxmemory", 1)
+        case "MISCONF":
+            (directory / "dump.rdb").mkdir()  # where the dump would go, which cannot take its place
+            await redis.config_set("save", "3600 1")
+            await redis.set("something", "to save")
+            await redis.bgsave()
+            while (await redis.info("persistence"))["rdb_last_bgsave_status"] != "err":
+                await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("how", ["NOREPLICAS", "OOM", "MISCONF"])
+async def test_a_store_that_answers_and_takes_no_writes_is_no_connected_one(
+    url: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_client, "PROBE_SECONDS", 0.02)
+    store = RedisStore.at(url, timeout=5)
+    await store.connect()
+    store.returned.clear()
+    async with Redis.from_url(url) as redis:
+        before = await redis.config_get("save", "maxmemory", "min-replicas-to-write")
+        await unserving(redis, how, tmp_path)
+        assert store.is_connected, "nobody has asked it for anything yet"
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match=f"does not serve.*{how}" if how != "OOM" else "does not serve"):
+                await store.reserve("a", None, LIMITS, Ask(1, 100, 100))
+            assert not store.is_connected
+        assert store.num_outages == 1
+        for name, value in before.items():
+            await redis.config_set(name, value)
+        await store.returned.wait()
+    assert store.is_connected
+    await store.settle(await store.reserve("a", None, LIMITS, Ask(1, 100, 100)), Usage(100, 0))
+    await store.close()
+
+
 async def test_an_unreachable_store_fails_at_once(tmp_path: Path) -> None:
     store = RedisStore.at(f"unix://{tmp_path}/none.sock")
     with pytest.raises(StoreUnavailable, match="cannot be reached"):

@@ -146,6 +146,7 @@ def a_chat(**sampling: Any) -> ChatRequest:
         sampling=SamplingParams(**sampling),
         stream=True,
         include_usage=False,
+        continuous_usage=False,
         include_stop=False,
         skip_special_tokens=True,
         add_special_tokens=False,
