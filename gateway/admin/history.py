@@ -8,6 +8,7 @@ from heapq import merge
 from admission.fair_queue import FairQueue
 from admission.outcome import Outcome
 from backend.scheduler import Scheduler
+from backend.sequence import Status
 from gateway.admin.record import Record
 from gateway.admin.series import Gauges, Series
 from gateway.admin.shares import Charges, Shares
@@ -97,6 +98,7 @@ class History:
             Gauges(
                 len(scheduler.running),
                 self._waiting() if scheduler.waiting else {},
+                self._waits(),
                 scheduler.config.num_blocks - scheduler.pool.num_free,
                 counters.prompt_tokens,
                 counters.generation_tokens,
@@ -119,6 +121,12 @@ class History:
             for trail in story.trails
             if is_waiting(trail.sequence)
         )
+
+    def _waits(self) -> list[float]:
+        """Seconds that sequences have been without a first token, in the queue or in their prefill."""
+        now = self._telemetry.clock()
+        sequences = (trail.sequence for story in self._telemetry.live for trail in story.trails)
+        return [now - s.arrival for s in sequences if not s.output and s.status is not Status.FINISHED]
 
 
 def _ended(record: Record) -> float:

@@ -46,6 +46,11 @@ class LiveRequests:
         ended = (record for record in reversed(self._history.ended) if record.tenant == tenant)
         return [ended_row(record) for record in islice(ended, most)]
 
+    def live_of_tenant(self, tenant: str, most: int) -> list[Row]:
+        """Those of one that are being served, the oldest first."""
+        live = (story for story in self.stories() if story.tenant == tenant)
+        return [self._row(story) for story in nsmallest(most, live, key=lambda story: story.began)]
+
     def shown(self, name: str) -> dict[str, Any]:
         """One with its timeline. Raises `RequestNotFound`."""
         story = _one_of(self.stories(), name)

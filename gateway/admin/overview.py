@@ -32,6 +32,7 @@ def _engine(service: Service, history: History) -> dict[str, Any]:
     return {
         "running": len(scheduler.running),
         "waiting": len(scheduler.waiting),
+        "oldest_wait": history.series.oldest_wait,
         "max_num_seqs": config.max_num_seqs,
         "kv_blocks": config.num_blocks,
         "kv_blocks_used": config.num_blocks - scheduler.pool.num_free,

@@ -1,4 +1,9 @@
-"""What happened in each of the last seconds."""
+"""What happened in each of the last seconds.
+
+A second by itself has few samples, of which the median and the 99th percentile are often one and the same. Both are
+therefore taken over the `WINDOW` seconds that end with each second. Requests that wait for their first token count with
+the time that they have waited: where nothing gets a first token, latency would otherwise look like silence.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -8,7 +13,8 @@ from typing import Any
 
 SECONDS = 300  # that are kept
 BUSY_SECONDS = 10  # over which the device's load is averaged
-MAX_SAMPLES = 8192  # of one second, of each kind; more are not looked at
+WINDOW = 10  # seconds that a percentile is of
+MAX_SAMPLES = 1024  # of one second, of each kind; more are not looked at
 
 Gap = tuple[float, int]
 """Seconds between two tokens of a sequence, and how many sequences had it."""
@@ -20,6 +26,7 @@ class Gauges:
 
     running: int = 0
     waiting: dict[str, int] = field(default_factory=dict)  # by class
+    waits: list[float] = field(default_factory=list)  # seconds without a first token, of those that have none yet
     kv_blocks_used: int = 0
     prompt_tokens: int = 0  # in all
     output_tokens: int = 0  # in all
@@ -37,6 +44,7 @@ class Point:
     ttft_p99: float | None = None
     gap_p50: float | None = None
     gap_p99: float | None = None
+    oldest_wait: float | None = None  # of those without a first token; 0: none is
     running: int | None = None
     kv_blocks_used: int | None = None
     waiting: dict[str, int] = field(default_factory=dict)
@@ -57,7 +65,13 @@ class Series:
         self._second = floor(clock())
         self._points: deque[Point] = deque([Point()] * SECONDS, SECONDS)
         self._gauges = Gauges()
+        self._lately = _Lately(), _Lately()  # first tokens and gaps
         self._begin()
+
+    @property
+    def oldest_wait(self) -> float:
+        """Seconds, as of the last tick."""
+        return max(self._gauges.waits, default=0.0)
 
     def _begin(self) -> None:
         self._requests = self._refused = 0
@@ -92,8 +106,9 @@ class Series:
 
     def _closed(self, gauges: Gauges, passed: int) -> Point:
         before = self._gauges
-        ttft_p50, ttft_p99 = median_and_p99([(seconds, 1) for seconds in self._ttfts])
-        gap_p50, gap_p99 = median_and_p99(self._gaps)
+        ttfts, gaps = self._lately
+        ttft_p50, ttft_p99 = _with_waits(ttfts.add([(seconds, 1) for seconds in self._ttfts], passed), gauges.waits)
+        gap_p50, gap_p99 = median_and_p99(gaps.add(self._gaps, passed))
         return Point(
             self._requests,
             self._refused,
@@ -103,6 +118,7 @@ class Series:
             ttft_p99,
             gap_p50,
             gap_p99,
+            max(gauges.waits, default=0.0),
             gauges.running,
             gauges.kv_blocks_used,
             gauges.waiting,
@@ -122,6 +138,33 @@ class Series:
         names = dict.fromkeys([*classes, *(name for point in points for name in point.waiting)])
         seconds["waiting"] = {name: [_waiting(point, name) for point in points] for name in names}
         return {"seconds": 1, "end": floor(end), "points": seconds}
+
+
+class _Lately:
+    """Samples of the last `WINDOW` seconds."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[list[Gap]] = deque(maxlen=WINDOW)
+
+    def add(self, samples: list[Gap], passed: int) -> list[Gap]:
+        """Those of a second, `passed` seconds after the last one; returns all of the window, in sorted runs."""
+        self._seconds.extend([] for _ in range(min(passed, WINDOW) - 1))
+        self._seconds.append(sorted(samples))
+        return [sample for second in self._seconds for sample in second]
+
+
+def _with_waits(samples: list[Gap], waits: list[float]) -> tuple[float | None, float | None]:
+    """Median and 99th percentile of those that got a first token; where those that still wait make them longer, of
+    both together. A wait is less than the time to first token that it becomes, so neither figure is too long.
+    """
+    got = median_and_p99(samples)
+    some = waits[:: 1 + len(waits) // MAX_SAMPLES]  # in no particular order
+    both = median_and_p99([*samples, *((wait, 1) for wait in some)])
+    return _longer(got[0], both[0]), _longer(got[1], both[1])
+
+
+def _longer(one: float | None, other: float | None) -> float | None:
+    return max((seconds for seconds in (one, other) if seconds is not None), default=None)
 
 
 def _waiting(point: Point, name: str) -> int | None:

@@ -40,10 +40,12 @@ class Tenants:
         if name not in self._names():
             raise TenantNotFound(f"No tenant {name!r:.100} is in the policy, has a key, or has sent a request.")
         policy = service.policies.current.tenant(name)
-        return self._row(name, _Census(service, self._history, self._requests)) | {
+        census = _Census(service, self._history, self._requests)
+        return self._row(name, census) | {
             "class": policy.default_class,
-            "limits": await self._limits(name, policy),
+            "limits": await self._limits(name, policy, census),
             "keys": [{"id": key.key_id, "scopes": key.scopes} for key in service.keys.of_tenant(name)],
+            "live": self._requests.live_of_tenant(name, MAX_RECENT),
             "recent": self._requests.of_tenant(name, MAX_RECENT),
         }
 
@@ -71,7 +73,7 @@ class Tenants:
             "output_tokens": census.output_tokens[name],
         }
 
-    async def _limits(self, name: str, policy: TenantPolicy) -> list[Row]:
+    async def _limits(self, name: str, policy: TenantPolicy, census: "_Census") -> list[Row]:
         """The tenant's own; those of its keys are in the policy."""
         charged = tuple(limit for limit in policy.limits if limit.is_charged)
         try:
@@ -79,17 +81,22 @@ class Tenants:
         except QuotaError:  # the store does not answer
             states = ()
         known = {state.limit: state for state in states}
-        return [self._limit(name, limit, known.get(limit)) for limit in policy.limits]
+        held = {
+            Resource.KV_BYTES: self._service.watched.scheduler.holdings.allowances.held[name]
+            * self._service.kv_shape.block_bytes,
+            Resource.QUEUED_REQUESTS: census.waiting[name],
+        }
+        return [self._limit(limit, known.get(limit), held.get(limit.resource)) for limit in policy.limits]
 
-    def _limit(self, name: str, limit: Limit, state: LimitState | None) -> Row:
-        left = state.remaining if state is not None else None
-        if limit.resource is Resource.KV_BYTES:
-            held = self._service.watched.scheduler.holdings.allowances.held[name]
-            left = max(0, limit.amount - held * self._service.kv_shape.block_bytes)
+    def _limit(self, limit: Limit, state: LimitState | None, held: int | None) -> Row:
+        """`held` of it by this process, where no store counts it."""
+        left = state.remaining if state is not None else None if held is None else max(0, limit.amount - held)
         return {
             "name": limit.name,
             "resource": limit.resource,
+            "window": limit.window.unit if limit.window else None,
             "amount": limit.amount,
+            "capacity": limit.capacity,
             "left": left,
             "resets_in": state.reset if state is not None and limit.window else None,
         }

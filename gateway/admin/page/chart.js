@@ -10,13 +10,17 @@ export const SPAN = 300; // seconds across
 const RECENT = 10; // seconds the figures of the legend are of
 const NUM_STYLES = 6; // of lines, in style.css
 
-/** `figure`: the "mean" of the last seconds, or the "last" of them; the axis ends at `top`, or not below `least`. */
+/**
+ * `figure`: the "mean" of the last seconds, or the "last" of them; the axis ends at `top`, or not below `least`; with
+ * `band` what is between the first two lines is filled.
+ */
 export class Chart {
   #lines = [];
   #width = 0;
 
-  constructor(title, format, cursor, { figure = "mean", least = 1, top = null } = {}) {
+  constructor(title, format, cursor, { figure = "mean", least = 1, top = null, band = false } = {}) {
     Object.assign(this, { title, format, cursor, figure, least, top });
+    this.band = band ? svg("path", { class: "band" }) : null;
     this.grid = svg("g", { class: "grid" });
     this.paths = svg("g");
     this.pointer = svg("line", { class: "pointer", y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom });
@@ -24,6 +28,7 @@ export class Chart {
       "svg",
       { role: "img", tabindex: 0, height: HEIGHT, ...this.#listeners() },
       this.grid,
+      ...(this.band ? [this.band] : []),
       this.paths,
       this.pointer,
     );
@@ -38,7 +43,10 @@ export class Chart {
     new ResizeObserver(() => this.#draw()).observe(this.element);
   }
 
-  /** `lines`: [{label, points}], one point a second, oldest first, null where there was nothing. */
+  /**
+   * `lines`: [{label, points, style, offScale}], one point a second, oldest first, null where there was nothing; what is
+   * off the scale of the others runs along its top.
+   */
   update(lines) {
     this.#lines = lines;
     this.#draw();
@@ -47,12 +55,18 @@ export class Chart {
   #draw() {
     this.#width = this.drawing.clientWidth;
     if (this.#width === 0) return;
-    const top = this.top ?? roundedUp(Math.max(this.least, ...this.#lines.flatMap(({ points }) => points)));
+    const top = this.top ?? this.#roundTop();
     setAttribute(this.drawing, "viewBox", `0 0 ${this.#width} ${HEIGHT}`);
     this.#drawGrid(top);
     this.#drawLines(top);
     setAttribute(this.drawing, "aria-label", this.#inWords());
     this.#read();
+  }
+
+  #roundTop() {
+    const most = (lines) => Math.max(0, ...lines.flatMap(({ points }) => points));
+    const scale = most(this.#lines.filter(({ offScale }) => !offScale));
+    return roundedUp(Math.max(this.least, scale || most(this.#lines)));
   }
 
   #drawGrid(top) {
@@ -77,6 +91,20 @@ export class Chart {
       setAttribute(path, "class", `line line-${this.#style(line)}`);
       setAttribute(path, "d", this.#path(line.points, top));
     });
+    if (this.band) setAttribute(this.band, "d", this.#area(top));
+  }
+
+  /** Between the first two lines: a box for each second in which both are known. */
+  #area(top) {
+    const [low = [], high = []] = this.#lines.map(({ points }) => points);
+    const width = this.#x(0) - this.#x(1);
+    let area = "";
+    low.forEach((value, index) => {
+      if (value === null || high[index] === null) return;
+      const [x, y] = [this.#x(low.length - 0.5 - index), this.#y(high[index], top)];
+      area += `M${x.toFixed(1)} ${y.toFixed(1)}h${width.toFixed(2)}V${this.#y(value, top).toFixed(1)}h${-width.toFixed(2)}z`;
+    });
+    return area;
   }
 
   #path(points, top) {
@@ -99,7 +127,7 @@ export class Chart {
   }
 
   #style(line) {
-    return 1 + (this.#lines.indexOf(line) % NUM_STYLES);
+    return line.style ?? 1 + (this.#lines.indexOf(line) % NUM_STYLES);
   }
 
   /** The legend's figures: of the second pointed at, else of the last ones. */

@@ -11,15 +11,15 @@ export class Charts {
     const cursor = new Cursor(SPAN);
     const tokens = new Chart("Tokens per second", number, cursor, { least: 10 });
     const requests = new Chart("Requests per second", number, cursor, { least: 2 });
-    const firstToken = new Chart("Time to first token", latency, cursor, { figure: "last", least: 0.001 });
-    const gap = new Chart("Time between tokens", latency, cursor, { figure: "last", least: 0.001 });
+    const firstToken = new Chart("Time to first token", latency, cursor, { figure: "last", least: 0.001, band: true });
+    const gap = new Chart("Time between tokens", latency, cursor, { figure: "last", least: 0.001, band: true });
     const queue = new Chart("Waiting, by class", number, cursor, { figure: "last", least: 2 });
     const load = new Chart("Load, of what fits", percent, cursor, { figure: "last", top: 1 });
     this.#charts = [
       [tokens, ({ points }) => [line("output", points.output_tokens), line("prompt", points.prompt_tokens)]],
       [requests, ({ points }) => [line("ended", points.requests), line("refused", points.refused)]],
-      [firstToken, ({ points }) => [line("p50", points.ttft_p50), line("p99", points.ttft_p99)]],
-      [gap, ({ points }) => [line("p50", points.gap_p50), line("p99", points.gap_p99)]],
+      [firstToken, ({ points }) => [...percentiles(points.ttft_p50, points.ttft_p99), waits(points.oldest_wait)]],
+      [gap, ({ points }) => percentiles(points.gap_p50, points.gap_p99)],
       [queue, ({ points }) => Object.entries(points.waiting).map(([name, waiting]) => line(name, waiting))],
       [
         load,
@@ -35,6 +35,18 @@ export class Charts {
   update({ series, engine }) {
     for (const [chart, lines] of this.#charts) chart.update(lines(series, engine));
   }
+}
+
+function percentiles(p50, p99) {
+  return [
+    { label: "p50", points: p50, style: "p50" },
+    { label: "p99", points: p99, style: "p99" },
+  ];
+}
+
+/** Drawn while somebody waits; one that is stuck does not flatten the others. */
+function waits(points = []) {
+  return { label: "oldest waits", points: points.map((wait) => wait || null), style: "waits", offScale: true };
 }
 
 function line(label, points) {

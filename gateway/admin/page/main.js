@@ -12,7 +12,7 @@ import { requestDetail } from "./request_detail.js";
 import { address, liveTable, recentTable } from "./requests.js";
 import { SignIn } from "./sign_in.js";
 import { Slots, patterns } from "./slots.js";
-import { showFacts, showGauges, showTroubles, troubles } from "./summary.js";
+import { Troubles, showFacts, showGauges, troubles } from "./summary.js";
 import { tenantDetail } from "./tenant_detail.js";
 import { tenantsTable } from "./tenants.js";
 import { shown } from "./text.js";
@@ -23,7 +23,7 @@ const DIAGNOSIS_PATIENCE = 30000; // the gateway watches itself for a while befo
 
 class Board {
   #api = null;
-  #findings = [];
+  #findings = null; // not looked for yet
   #diagnosed = -Infinity;
 
   constructor() {
@@ -35,6 +35,7 @@ class Board {
     this.tenant = tenantDetail((row) => this.#openRequest(row));
     this.question = new CancelQuestion();
     this.tables = this.#makeTables();
+    this.troubles = new Troubles(byId("problems"));
     this.freshness = new Freshness();
     this.poller = new Poller(
       () => this.#poll(),
@@ -103,7 +104,7 @@ class Board {
     this.#diagnose(api);
     this.freshness.answered(answers.overview);
     this.#show(answers);
-    showTroubles(troubles(answers.overview, this.#findings, unanswered));
+    this.troubles.show(troubles(answers.overview, this.#findings ?? [], unanswered), this.#findings !== null);
     await Promise.all([this.request.refresh(), this.tenant.refresh()]);
   }
 
@@ -121,7 +122,7 @@ class Board {
     if (performance.now() - this.#diagnosed < DIAGNOSIS_PERIOD) return;
     this.#diagnosed = Infinity; // until it is answered
     const answer = await api.get("diagnosis", DIAGNOSIS_PATIENCE).catch(() => null);
-    this.#findings = answer?.findings ?? [];
+    this.#findings = answer?.findings ?? this.#findings;
     this.#diagnosed = performance.now();
   }
 

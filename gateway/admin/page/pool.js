@@ -23,7 +23,7 @@ export class Pool {
       pointermove: (event) => this.#point(event),
       pointerleave: () => this.#point(null),
     });
-    this.reading = el("p", { class: "reading muted" }, HINT);
+    this.reading = el("p", { class: "pool-reading muted" }, HINT);
     this.legend = el("ul", { class: "pool-legend" });
     root.append(this.picture, this.reading, this.legend);
     new ResizeObserver(() => this.#draw()).observe(root);

@@ -12,9 +12,9 @@ export function refusalsTable(root, open) {
     columns: [
       quantity("at", "At", clock, { numeric: false }),
       tenantColumn(),
-      quantity("status", "Status", String),
-      { id: "reason", title: "Reason", value: cause, text: (row) => shown(cause(row), 48) },
-      { id: "message", title: "Message", text: ({ message }) => shown(message, 240), minor: true, wide: true },
+      quantity("status", "Status", String, { major: true }),
+      { id: "reason", title: "Reason", value: cause, text: (row) => shown(cause(row), 48), names: true },
+      { id: "message", title: "Message", text: ({ message }) => shown(message, 240), major: true, wide: true },
       idColumn(open, { minor: true }),
     ],
     key: ({ id, at }) => `${id} ${at}`,

@@ -6,7 +6,9 @@ import { shortId, shown } from "./text.js";
 import { age, clock, duration, whole } from "./units.js";
 
 const STATES = ["reading", "reserving", "waiting", "prefill", "decoding", "ending"];
+const LEAST = { least: true };
 const MINOR = { minor: true };
+const MAJOR = { major: true };
 
 /** `open(row)` shows a request's timeline, `cancel(row)` asks whether to end it. */
 export function liveTable(root, open, cancel) {
@@ -20,16 +22,16 @@ export function liveTable(root, open, cancel) {
         title: "Class",
         value: (row) => row.class ?? "",
         text: (row) => shown(row.class, 24),
-        minor: true,
+        ...LEAST,
       },
       { id: "state", title: "State", value: ({ state }) => state, make: () => el("span"), fill: fillState },
       quantity("age", "Age", age),
-      quantity("prompt_tokens", "Prompt", whole, { note: "tokens", ...MINOR }),
-      { ...quantity("output_tokens", "Output", whole, { note: "tokens made, of at most" }), text: output },
-      quantity("kv_blocks", "KV blocks", whole, MINOR),
-      quantity("preemptions", "Preempted", whole, MINOR),
-      { id: "reason", title: "Reason", text: ({ reason }) => (reason ? shown(reason, 160) : ""), wide: true, ...MINOR },
-      { id: "cancel", title: "", make: (current) => cancelButton(current, cancel), fill: () => {} },
+      quantity("prompt_tokens", "Prompt", whole, { note: "tokens", ...LEAST }),
+      { ...quantity("output_tokens", "Output", whole, { note: "tokens made, of at most", ...MINOR }), text: output },
+      quantity("kv_blocks", "KV blocks", whole, LEAST),
+      quantity("preemptions", "Preempted", whole, LEAST),
+      { id: "reason", title: "Reason", text: ({ reason }) => (reason ? shown(reason, 160) : ""), wide: true, ...MAJOR },
+      { id: "cancel", title: "", ...MAJOR, make: (current) => cancelButton(current, cancel), fill: () => {} },
     ],
     key: address,
     matches,
@@ -45,14 +47,14 @@ export function recentTable(root, open) {
     columns: [
       idColumn(open),
       tenantColumn(),
-      { id: "outcome", title: "Outcome", value: (row) => row.outcome ?? "", text: outcome },
+      { id: "outcome", title: "Outcome", value: (row) => row.outcome ?? "", text: outcome, names: true },
       quantity("ended", "Ended", clock),
-      quantity("duration", "Took", duration),
-      quantity("queue_seconds", "Queued", duration, MINOR),
-      quantity("ttft", "First token", duration, MINOR),
-      quantity("prompt_tokens", "Prompt", whole, { note: "tokens", ...MINOR }),
+      quantity("duration", "Took", duration, MAJOR),
+      quantity("queue_seconds", "Queued", duration, LEAST),
+      quantity("ttft", "First token", duration, MAJOR),
+      quantity("prompt_tokens", "Prompt", whole, { note: "tokens", ...LEAST }),
       quantity("output_tokens", "Output", whole, { note: "tokens", ...MINOR }),
-      quantity("preemptions", "Preempted", whole, MINOR),
+      quantity("preemptions", "Preempted", whole, LEAST),
     ],
     key: (row) => `${address(row)} ${row.ended}`,
     matches,
@@ -67,7 +69,7 @@ export function idColumn(open, marks = {}) {
 
 export function tenantColumn() {
   const fill = (name, { tenant }) => setText(name, tenant === null ? "–" : shown(tenant));
-  return { id: "tenant", title: "Tenant", value: ({ tenant }) => tenant ?? "", make: () => el("bdi"), fill };
+  return { id: "tenant", title: "Tenant", value: ({ tenant }) => tenant ?? "", make: () => el("bdi"), fill, names: true };
 }
 
 /** A button that opens a request's timeline; `current()` is its row as it is now. */

@@ -2,7 +2,7 @@
 
 import { byId, el, fillChildren, setAttribute, setText } from "./dom.js";
 import { counted, shown } from "./text.js";
-import { bytes, duration, percent, whole } from "./units.js";
+import { age, bytes, duration, percent, whole } from "./units.js";
 
 /** Facts that seldom change. */
 export function showFacts(overview) {
@@ -37,7 +37,7 @@ export function showGauges({ engine }) {
       "sequences",
       engine.running / engine.max_num_seqs,
     ],
-    ["Waiting", whole(engine.waiting), "sequences", null],
+    ["Waiting", whole(engine.waiting), waits(engine), null],
     [
       "KV pool",
       percent(engine.kv_blocks_used / engine.kv_blocks),
@@ -47,6 +47,11 @@ export function showGauges({ engine }) {
     ["Engine busy", percent(engine.busy), "of the last 10\u00a0s", engine.busy],
   ];
   fillChildren(byId("gauges"), gauges, gauge, fillGauge);
+}
+
+/** Whoever has no first token yet, in the queue or in its prefill. */
+function waits({ oldest_wait: oldest }) {
+  return oldest > 0 ? `sequences, oldest waits ${age(oldest)}` : "sequences";
 }
 
 function gauge() {
@@ -102,16 +107,39 @@ export function troubles(overview, findings, unanswered) {
   return own.filter(Boolean).sort((one, other) => other.serious - one.serious);
 }
 
-export function showTroubles(found) {
-  fillChildren(
-    byId("problems"),
-    found,
-    () => el("li", {}, el("b"), " ", el("span"), " ", el("span", { class: "remedy" })),
-    (entry, { serious, text, remedy }) => {
-      setAttribute(entry, "class", serious ? "serious" : "warning");
-      setText(entry.children[0], serious ? "Serious" : "Warning");
-      setText(entry.children[1], text);
-      setText(entry.children[2], remedy ? `Remedy: ${shown(remedy, 240)}.` : "");
-    },
-  );
+/** One line that counts them, always there so that nothing moves when they come and go; it unfolds. */
+export class Troubles {
+  constructor(root) {
+    this.root = root;
+    [this.count, this.gist] = root.querySelector("summary").children;
+    this.list = root.querySelector("ul");
+  }
+
+  /** `looked`: whether the gateway has been asked for its own findings yet. */
+  show(found, looked) {
+    const severity = found.length === 0 ? "none" : found.some(({ serious }) => serious) ? "serious" : "warning";
+    setAttribute(this.root, "class", `problems ${severity}`);
+    setText(this.count, found.length ? inNumbers(found) : looked ? "No trouble" : "Looking for troubles…");
+    setText(this.gist, found.length === 1 ? inWords(found[0]) : found.map(({ text }) => text).join(" "));
+    const rows = found.length ? found : [{ none: true, text: looked ? "Nothing is wrong that the gateway knows of." : "" }];
+    fillChildren(this.list, rows, () => el("li", {}, el("b"), " ", el("span")), fillTrouble);
+  }
+}
+
+function fillTrouble(entry, trouble) {
+  const severity = trouble.none ? "none" : trouble.serious ? "serious" : "warning";
+  setAttribute(entry, "class", severity);
+  setText(entry.firstElementChild, { serious: "Serious", warning: "Warning", none: "" }[severity]);
+  setText(entry.lastElementChild, inWords(trouble));
+}
+
+function inWords({ text, remedy }) {
+  return remedy ? `${text} Remedy: ${shown(remedy, 240)}.` : text;
+}
+
+function inNumbers(found) {
+  if (found.length === 1) return found[0].serious ? "Serious" : "Warning";
+  const serious = found.filter((trouble) => trouble.serious).length;
+  const parts = [serious && `${serious} serious`, found.length > serious && counted(found.length - serious, "warning")];
+  return parts.filter(Boolean).join(", ");
 }

@@ -8,7 +8,8 @@ const MOST = 500; // rows ever shown: a filter is the way to the rest
 
 /**
  * A column: {id, title, note, value(row) to sort by, text(row), or make(current) and fill(element, row), and the marks
- * numeric, minor (left out on small screens) and wide}; `current()` is the row as it is whenever that is asked.
+ * numeric; least, minor and major (left out where the table is narrow, in this order); names (narrower then), stretches
+ * (as wide as there is room) and wide (the same, in lines)}; `current()` is the row as it is whenever that is asked.
  * Options: columns, key(row), matches(row, words) for the filter, limit, sort {id, descending}, empty, title.
  */
 export class Table {
@@ -191,6 +192,8 @@ function direction({ descending }) {
   return descending ? "descending" : "ascending";
 }
 
-function classes({ numeric, minor, wide }) {
-  return [numeric && "numeric", minor && "minor", wide && "wide"].filter(Boolean).join(" ") || null;
+const MARKS = ["numeric", "least", "minor", "major", "names", "stretches", "wide"];
+
+function classes(column) {
+  return MARKS.filter((mark) => column[mark]).join(" ") || null;
 }

@@ -1,15 +1,16 @@
-// The window that shows one tenant: what it has, what is left of its limits, how its last requests went.
+// The window that shows one tenant: what it has, what is left of its limits, what it runs and how its last requests went.
 
 import { Detail, factList } from "./detail.js";
 import { byId, el } from "./dom.js";
 import { plainTable } from "./plain_table.js";
-import { idButton } from "./requests.js";
+import { idButton, outcome } from "./requests.js";
 import { shown } from "./text.js";
-import { bytes, clock, duration, percent, whole } from "./units.js";
+import { age, bytes, clock, duration, percent, whole } from "./units.js";
 
 const MOST = 12; // keys and requests
-const LIMITS = [["Limit"], ["Of"], ["Left", true], ["Amount", true], ["Full again in", true]];
-const REQUESTS = [["Request"], ["Outcome"], ["Ended", true], ["Took", true], ["First token", true]];
+const LIMITS = [["Limit"], ["Used", true], ["Left", true], ["Of", true], ["Full again in", true]];
+const LIVE = [["Request"], ["State"], ["Age", true], ["Prompt", true], ["Output", true], ["Reason"]];
+const ENDED = [["Request"], ["Outcome"], ["Ended", true], ["Took", true], ["First token", true]];
 
 /** `openRequest(row)` shows one of the tenant's requests. */
 export function tenantDetail(openRequest) {
@@ -18,16 +19,19 @@ export function tenantDetail(openRequest) {
 
 function content(tenant, openRequest) {
   const limits = (tenant.limits ?? []).map(limitCells);
-  const recent = (tenant.recent ?? []).slice(0, MOST).map((row) => requestCells(row, openRequest));
+  const live = (tenant.live ?? []).slice(0, MOST).map((row) => liveCells(row, openRequest));
+  const ended = (tenant.recent ?? []).slice(0, MOST).map((row) => endedCells(row, openRequest));
   return [
     factList(facts(tenant)),
     ...part("Limits", LIMITS, limits, "No limit applies to it."),
-    ...part("Its last requests", REQUESTS, recent, "None is remembered."),
+    ...part("Its requests now", LIVE, live, "None is being served."),
+    ...part("Its last requests", ENDED, ended, "None has ended lately."),
   ];
 }
 
 function facts(tenant) {
-  const keys = (tenant.keys ?? []).slice(0, MOST).map(({ id }) => shown(id, 24));
+  const keys = (tenant.keys ?? []).map(({ id }) => shown(id, 24));
+  const more = keys.length > MOST ? ` and ${whole(keys.length - MOST)} more` : "";
   return {
     Class: shown(tenant.class ?? "–", 24),
     Weight: whole(tenant.weight),
@@ -41,18 +45,31 @@ function facts(tenant) {
     Refused: whole(tenant.refused),
     "Prompt tokens": whole(tenant.prompt_tokens),
     "Output tokens": whole(tenant.output_tokens),
-    Keys: keys.join(", ") || "–",
+    Keys: keys.length ? keys.slice(0, MOST).join(", ") + more : "none",
   };
 }
 
-function limitCells({ name, resource, left, amount, resets_in }) {
+function limitCells({ name, resource, window, left, amount, capacity = amount, resets_in }) {
   const unit = resource.includes("bytes") ? bytes : whole;
-  return [shown(name, 40), shown(resource, 40), unit(left), unit(amount), duration(resets_in)];
+  const most = capacity === amount ? unit(amount) : `${unit(amount)}, ${unit(capacity)} at once`;
+  if (left === null) return [shown(name, 40), "unknown", "unknown", most, "unknown"];
+  const used = capacity ? percent(1 - Math.min(left / capacity, 1)) : "all";
+  return [shown(name, 40), used, unit(left), most, window ? fullAgain(resets_in) : "as requests end"];
 }
 
-function requestCells(row, openRequest) {
-  const { outcome, ended, duration: took, ttft } = row;
-  return [idButton(() => row, openRequest), shown(outcome ?? "–", 40), clock(ended), duration(took), duration(ttft)];
+function fullAgain(seconds) {
+  return seconds ? duration(seconds) : "is full";
+}
+
+function liveCells(row, openRequest) {
+  const { state, age: seconds, prompt_tokens, output_tokens, reason } = row;
+  const cells = [shown(state, 24), age(seconds), whole(prompt_tokens), whole(output_tokens)];
+  return [idButton(() => row, openRequest), ...cells, reason ? shown(reason, 120) : ""];
+}
+
+function endedCells(row, openRequest) {
+  const { ended, duration: took, ttft } = row;
+  return [idButton(() => row, openRequest), outcome(row), clock(ended), duration(took), duration(ttft)];
 }
 
 function part(title, columns, rows, empty) {

@@ -7,6 +7,7 @@ import { shown } from "./text.js";
 import { bytes, compact, duration, percent } from "./units.js";
 
 const MINOR = { minor: true };
+const MAJOR = { major: true };
 
 /** `open(name)` shows one of them. */
 export function tenantsTable(root, slots, open) {
@@ -17,12 +18,12 @@ export function tenantsTable(root, slots, open) {
       { ...quantity("share", "Engine", percent, { note: "share of engine time" }), make: shareCell, fill: fillShare },
       quantity("running", "Running", compact),
       quantity("waiting", "Waiting", compact),
-      quantity("kv_bytes", "KV", bytes),
+      quantity("kv_bytes", "KV", bytes, MAJOR),
       quantity("credit_seconds", "Credit", duration, { note: "engine time it is owed; below zero: debt", ...MINOR }),
-      quantity("requests", "Requests", compact, MINOR),
+      quantity("requests", "Requests", compact, MAJOR),
       quantity("refused", "Refused", compact),
       quantity("prompt_tokens", "Prompt", compact, { note: "tokens", ...MINOR }),
-      quantity("output_tokens", "Output", compact, { note: "tokens", ...MINOR }),
+      quantity("output_tokens", "Output", compact, { note: "tokens", ...MAJOR }),
     ],
     key: ({ name }) => name,
     matches: ({ name }, words) => name.toLowerCase().includes(words),
@@ -40,7 +41,7 @@ function nameColumn(slots, open) {
     fillSwatch(cell.firstElementChild, slots.of(name));
     setText(cell.querySelector("bdi"), shown(name));
   };
-  return { id: "name", title: "Tenant", value: ({ name }) => name, make, fill };
+  return { id: "name", title: "Tenant", value: ({ name }) => name, make, fill, stretches: true };
 }
 
 function shareCell() {

@@ -74,6 +74,15 @@ def test_steps_tell_first_tokens_and_gaps_and_load(site: Site) -> None:
     assert site.history.series.busy == pytest.approx(0.06 / 10)
 
 
+def test_a_request_without_a_first_token_counts_with_its_wait(site: Site) -> None:
+    site.arrive("a")
+    site.arrive("b", prompt=24)  # several steps of prefill
+    site.step(7.5)
+    assert site.point("oldest_wait") == pytest.approx(8.0)
+    assert site.point("ttft_p50") == pytest.approx(7.5)  # of a, which b makes no shorter
+    assert site.point("ttft_p99") == pytest.approx(10.0)
+
+
 def test_tokens_and_blocks_are_read_off_the_scheduler(site: Site) -> None:
     site.arrive("a")
     site.step()

@@ -57,6 +57,15 @@ def test_a_client_that_takes_anothers_response_id_as_its_own_id_does_not_hide_it
     assert found.requests.live("cmpl-1") is victim
 
 
+def test_what_a_tenant_has_running_is_told_oldest_first(found: Found) -> None:
+    for name, began in (("late", 102.0), ("early", 101.0)):
+        found.begin(name, None, began)
+    story = found.begin("of another", None)
+    story.tenant = "globex"
+    assert [row["id"] for row in found.requests.live_of_tenant("acme", 50)] == ["early", "late"]
+    assert [row["id"] for row in found.requests.live_of_tenant("acme", 1)] == ["early"]
+
+
 def test_an_unknown_request_is_said_to_be_unknown(found: Found) -> None:
     with pytest.raises(RequestNotFound):
         found.requests.shown("nothing")

@@ -49,7 +49,48 @@ def test_what_happened_in_a_second_is_told_when_it_is_over(series: Series, clock
     assert [last(series, name) for name in names] == [2, 1, 0.2, 3, 7]
     clock.now = 102.0
     series.tick(Gauges())
-    assert [last(series, name) for name in ("requests", "ttft_p50")] == [0, None]
+    assert last(series, "requests") == 0
+
+
+def test_percentiles_are_of_the_last_ten_seconds_so_that_few_requests_tell_them_apart(
+    series: Series, clock: Clock
+) -> None:
+    shown = []
+    for second, seconds in enumerate([0.1, 0.2, 0.3, *[None] * 10]):
+        if seconds is not None:
+            series.first_token(seconds)
+        series.step(0.01, 0.01 * (1 + second), 1)
+        clock.now = 101.0 + second
+        series.tick(Gauges())
+        shown.append((last(series, "ttft_p50"), last(series, "ttft_p99")))
+    assert shown[:4] == [(0.1, 0.1), (0.1, 0.2), (0.2, 0.3), (0.2, 0.3)]
+    assert shown[9:] == [(0.2, 0.3), (0.2, 0.3), (0.3, 0.3), (None, None)]
+    assert (last(series, "gap_p50"), last(series, "gap_p99")) == pytest.approx((0.08, 0.13))
+
+
+def test_who_still_waits_counts_in_the_time_to_first_token(series: Series, clock: Clock) -> None:
+    for seconds in (0.1, 0.1, 0.1):
+        series.first_token(seconds)
+    clock.now = 101.0
+    series.tick(Gauges(waits=[0.01, 31.0]))
+    names = ("ttft_p50", "ttft_p99", "oldest_wait")
+    assert [last(series, name) for name in names] == [0.1, 31.0, 31.0]  # a newcomer makes nothing look faster
+    clock.now = 120.0
+    series.tick(Gauges(waits=[20.0, 50.0, 21.0]))  # and nobody got a first token
+    assert [last(series, name) for name in names] == [21.0, 50.0, 50.0]
+    assert series.oldest_wait == 50.0
+    clock.now = 121.0
+    series.tick(Gauges())
+    assert [last(series, name) for name in names] == [None, None, 0.0]
+
+
+def test_a_long_stop_leaves_no_samples_of_before(series: Series, clock: Clock) -> None:
+    series.first_token(0.1)
+    clock.now = 101.0
+    series.tick(Gauges())
+    clock.now = 1e6
+    series.tick(Gauges())
+    assert last(series, "ttft_p50") is None
 
 
 def test_tokens_are_the_growth_of_totals(series: Series, clock: Clock) -> None:

@@ -35,6 +35,7 @@ class FakeGateway:
             "refusals": page_data.refusals(),
             "diagnosis": page_data.diagnosis(),
         }
+        self.tenant: Json = page_data.tenant_detail("acme")  # but for its name
         self.cancelled: list[str] = []  # ids, in order
         self.num_overviews = 0
         self.port = 0
@@ -81,7 +82,7 @@ class FakeGateway:
         return answer
 
     async def _tenant(self, visit: Visit) -> Json:
-        return page_data.tenant_detail(visit.name)
+        return self.tenant | {"name": visit.name}
 
     async def _request(self, visit: Visit) -> Json:
         return page_data.request_detail(self._find(visit.name, "live", "recent"))

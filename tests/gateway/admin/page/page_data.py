@@ -28,6 +28,7 @@ def overview() -> Json:
         "engine": {
             "running": 41,
             "waiting": 17,
+            "oldest_wait": 31.4,
             "max_num_seqs": 64,
             "kv_blocks": NUM_BLOCKS,
             "kv_blocks_used": 1510,
@@ -51,6 +52,7 @@ def points() -> Json:
         "output_tokens": [round(1750 * s) for s in swell],
         "ttft_p50": [None if q else 0.11 * s + 0.2 * b for s, b, q in zip(swell, burst, quiet, strict=True)],
         "ttft_p99": [None if q else 0.42 * s + 0.9 * b for s, b, q in zip(swell, burst, quiet, strict=True)],
+        "oldest_wait": [round(31 * b * s) for s, b in zip(swell, burst, strict=True)],
         "gap_p50": [0.021 * s for s in swell],
         "gap_p99": [0.048 * s + 0.03 * b for s, b in zip(swell, burst, strict=True)],
         "running": [round(38 + 20 * (s - 1) + 18 * b) for s, b in zip(swell, burst, strict=True)],
@@ -89,12 +91,28 @@ def tenants(names: tuple[str, ...] = TENANTS) -> Json:
 
 def tenant_detail(name: str) -> Json:
     limits = [
-        {"name": "requests-per-minute", "resource": "requests", "amount": 600, "left": 212, "resets_in": 38.8},
-        {"name": "kv", "resource": "kv_bytes", "amount": 268_435_456, "left": 158_334_976, "resets_in": None},
+        limit("requests/min", "requests", "min", 600, 900, 212, 38.8),
+        limit("tokens/day", "tokens", "day", 2_000_000, 2_000_000, None, None),
+        limit("kv_bytes", "kv_bytes", None, 268_435_456, 268_435_456, 158_334_976, None),
+        limit("queued_requests", "queued_requests", None, 0, 0, 0, None),
     ]
     keys = [{"id": "key_1f0c", "scopes": ["chat"]}]
+    serving = [live(number, name) for number in (0, 4)]
     recent = [ended(number, name) for number in range(3)]
-    return tenant(name, 0) | {"class": "interactive", "limits": limits, "keys": keys, "recent": recent}
+    return tenant(name, 0) | {
+        "class": "interactive",
+        "limits": limits,
+        "keys": keys,
+        "live": serving,
+        "recent": recent,
+    }
+
+
+def limit(
+    name: str, resource: str, window: str | None, amount: int, capacity: int, left: int | None, resets_in: float | None
+) -> Json:
+    row = {"name": name, "resource": resource, "window": window, "amount": amount, "capacity": capacity}
+    return row | {"left": left, "resets_in": resets_in}
 
 
 def live(number: int, tenant: str) -> Json:

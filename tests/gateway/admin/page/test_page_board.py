@@ -4,7 +4,7 @@ import re
 
 from tests.gateway.admin.page.fake_gateway import FakeGateway
 from tests.gateway.admin.page.page_data import NUM_BLOCKS, TENANTS, ended
-from tests.gateway.admin.page.steps import column, first_column
+from tests.gateway.admin.page.steps import PageMaker, column, first_column
 from tests.gateway.admin.page.tab import Page
 
 MINUS = "\N{MINUS SIGN}"
@@ -28,7 +28,8 @@ def test_the_head_says_what_runs_and_how_it_is(board: Page) -> None:
 def test_the_gauges_say_how_full_it_is(board: Page) -> None:
     gauges = " ".join(board.text("#gauges").split())
     memory = "KV pool 74 % 378 MiB of 512 MiB"
-    assert gauges == f"Running 41 / 64 sequences Waiting 17 sequences {memory} Engine busy 93 % of the last 10 s"
+    waiting = "Waiting 17 sequences, oldest waits 31 s"
+    assert gauges == f"Running 41 / 64 sequences {waiting} {memory} Engine busy 93 % of the last 10 s"
 
 
 def test_a_store_that_is_gone_a_policy_that_was_not_taken_and_a_drain_stand_at_the_top(
@@ -37,12 +38,48 @@ def test_a_store_that_is_gone_a_policy_that_was_not_taken_and_a_drain_stand_at_t
     overview = gateway.answers["overview"]
     policy = {"version": "9f3c2a71", "problem": "line 3: unknown field wieght"}
     gateway.answers["overview"] = overview | {"store": "unavailable", "policy": policy, "draining": True}
-    board.until_count("#problems .serious", 2)
+    board.until_count("#problems li.serious", 2)
+    board.until_reads("#problems", "2 serious, 2 warnings")  # the finding is the second one
+    board.click("#problems summary")
     problems = board.text("#problems")
     assert "The store does not answer" in problems
     assert "line 3: unknown field wieght" in problems
     assert "Draining: nothing new is taken; 41 sequences still running." in problems
     assert board.js("document.title").startswith("Draining · ")
+
+
+def test_several_troubles_are_one_line_that_counts_and_unfolds(gateway: FakeGateway, open_board: PageMaker) -> None:
+    finding = gateway.answers["diagnosis"]["findings"][0]
+    gateway.answers["diagnosis"] = {"findings": [finding | {"trouble": f"trouble {n}"} for n in range(9)]}
+    gateway.answers["overview"] |= {"store": "unavailable"}
+    board = open_board()
+    board.until_reads("#problems", "1 serious, 9 warnings")
+    height = board.box("#problems")[3]
+    assert height < 40
+    assert "The store does not answer" in board.text("#problems")  # the most serious one is named
+    board.click("#problems summary")
+    board.until(f"document.querySelector('#problems').clientHeight > {2 * height}")
+    board.press("Enter")  # the focus is on it
+    board.until(f"document.querySelector('#problems').clientHeight <= {height + 1}")
+
+
+def test_a_trouble_that_comes_moves_nothing(gateway: FakeGateway, open_board: PageMaker) -> None:
+    gateway.answers["diagnosis"] = {"findings": []}
+    board = open_board()
+    board.until_reads("#problems", "No trouble")
+    height = board.box("#problems")[3]
+    gateway.answers["overview"] |= {"store": "unavailable"}
+    board.until_reads("#problems", "Serious")
+    assert board.box("#problems")[3] == height
+
+
+def test_percentiles_differ_in_more_than_colour_and_waiting_is_latency(board: Page) -> None:
+    names = [name.split()[-1] for name in board.attributes(".chart:nth-child(3) > svg .line", "class")]
+    assert names == ["line-p50", "line-p99", "line-waits"]
+    lines = "[...document.querySelectorAll('.chart:nth-child(3) > svg .line')]"
+    assert len(set(board.js(f"{lines}.map(line => getComputedStyle(line).strokeDasharray)"))) == 3
+    assert board.attributes(".chart:nth-child(3) .band", "d")[0].count("z") == 289  # seconds in which both are known
+    assert "oldest waits" in board.texts(".chart:nth-child(3) .legend")[0]
 
 
 def test_every_chart_has_axes_with_units_and_says_in_words_what_it_shows(board: Page) -> None:
@@ -67,7 +104,9 @@ def test_a_chart_of_nothing_says_so(board: Page, gateway: FakeGateway) -> None:
     nothing = {name: [None] * 300 for name in points if name != "waiting"} | {"waiting": {}}
     series = {"seconds": 1, "end": 0, "points": nothing}
     gateway.answers["overview"] = gateway.answers["overview"] | {"series": series}
-    board.until_count("[aria-label='Time to first token, last five minutes. p50: nothing. p99: nothing.']", 1)
+    board.until_count(
+        "[aria-label='Time to first token, last five minutes. p50: nothing. p99: nothing. oldest waits: nothing.']", 1
+    )
     assert board.attributes(".chart > svg .line", "d")[0] == ""
 
 

@@ -98,4 +98,4 @@ def test_there_is_one_main_landmark_with_sections_under_headings(board: Page) ->
     roles = [role for role, _ in accessible(board)]
     assert roles.count("main") == roles.count("banner") == 1
     headings = board.texts("#board h1, #board h2")
-    assert headings == ["Sluice qwen3-0.6b", "Now", "Last five minutes", "Tenants", "KV pool", "Requests", "Refusals"]
+    assert headings == ["Sluice qwen3-0.6b", "Now", "Tenants", "KV pool", "Last five minutes", "Requests", "Refusals"]

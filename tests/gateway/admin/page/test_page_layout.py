@@ -61,8 +61,34 @@ def test_no_width_makes_the_page_scroll_sideways(open_board: PageMaker) -> None:
         assert max(page.js(rights)) <= width
 
 
+def test_tenants_are_seen_without_scrolling(crowd: FakeGateway, open_board: PageMaker) -> None:
+    finding = crowd.answers["diagnosis"]["findings"][0]
+    crowd.answers["diagnosis"] = {"findings": [finding] * 9}
+    page = open_board(width=1440)
+    page.until_reads("#problems", "9 warnings")
+    bottoms = "[...document.querySelectorAll('#tenants tbody tr')].map(row => row.getBoundingClientRect().bottom)"
+    assert len(page.js(bottoms)) == 12
+    assert max(page.js(bottoms)) < 600
+    assert page.js("document.querySelector('.chart').getBoundingClientRect().bottom") < 900
+
+
+@pytest.mark.parametrize("width", [400, 800, 1440])
+def test_no_table_is_cut_off(crowd: FakeGateway, open_board: PageMaker, width: int) -> None:
+    page = open_board(width=width)
+    page.until_count("#refusals tbody tr", 8)
+    for which in ("live", "recent"):
+        page.click(f"[name=which][value={which}]")
+        wide = "[...document.querySelectorAll('.scroller')].filter(box => box.scrollWidth > box.clientWidth).length"
+        assert page.js(wide) == 0
+    names = [name for name in first_column(page, "#tenants") if name]
+    assert len(names) == 12
+    widths = "[...document.querySelectorAll('#tenants tbody th')].map(cell => cell.clientWidth)"
+    assert min(page.js(widths)) >= 90
+
+
 def test_a_table_that_is_wider_than_the_screen_scrolls_by_itself_and_can_be_focused(open_board: PageMaker) -> None:
     page = open_board(width=320)
+    page.js("document.querySelector('#live table').style.width = '900px'")
     page.until("(({scrollWidth, clientWidth}) => scrollWidth > clientWidth)(document.querySelector('#live .scroller'))")
     page.until("document.querySelector('#live .scroller').tabIndex === 0")
 

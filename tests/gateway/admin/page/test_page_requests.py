@@ -104,9 +104,26 @@ def test_a_request_nobody_remembers_is_said_to_be_forgotten(board: Page) -> None
 def test_a_tenant_opens_with_its_limits_and_what_is_left_of_them(board: Page) -> None:
     board.click("#tenants tbody tr:first-child button")
     board.until("document.querySelector('#tenant-dialog table')")
-    rows = board.texts("#tenant-dialog tbody tr")
-    assert rows[0].split("\t") == ["requests-per-minute", "requests", "212", "600", "38.8 s"]
-    assert rows[1].split("\t") == ["kv", "kv_bytes", "151 MiB", "256 MiB", "\N{EN DASH}"]
+    rows = [row.split("\t") for row in board.texts("#tenant-dialog h3 + .scroller tbody tr")]
+    assert rows[:4] == [
+        ["requests/min", "76 %", "212", "600, 900 at once", "38.8 s"],
+        ["tokens/day", *["unknown"] * 2, "2,000,000", "unknown"],  # the store does not answer
+        ["kv_bytes", "41 %", "151 MiB", "256 MiB", "as requests end"],
+        ["queued_requests", "all", "0", "0", "as requests end"],
+    ]
+
+
+def test_a_tenant_whose_first_request_runs_is_shown_with_it(board: Page, gateway: FakeGateway) -> None:
+    gateway.tenant = gateway.tenant | {"recent": []}
+    board.click("#tenants tbody tr:first-child button")
+    board.until("document.querySelector('#tenant-dialog table')")
+    titles = board.texts("#tenant-dialog h3")
+    assert titles == ["Limits", "Its requests now", "Its last requests"]
+    assert "None has ended lately." in board.text("#tenant-dialog")
+    running = board.texts("#tenant-dialog h3:nth-of-type(2) + .scroller tbody tr")
+    assert [row.split("\t")[1] for row in running] == ["decoding", "waiting"]
+    board.click("#tenant-dialog h3:nth-of-type(2) + .scroller button")
+    board.until("document.querySelector('#request-dialog').open")
 
 
 def test_who_waits_has_a_place_in_the_queue(board: Page, gateway: FakeGateway) -> None:
