@@ -56,9 +56,21 @@ class DeviceSampler:
         numbers.repetition[:count] = known.repetition[slots]
         forbidden = known.forbidden(slots, numbers.sampled_positions[:count])
         arrived = self._penalties.take_arrived() if known.penalised[slots].any() else None
-        return partial(self._choose, forbidden=forbidden, arrived=arrived)
+        drawn = slots[known.temperature[slots] > 0]
+        filters = {
+            "some_min_p": bool((known.min_p[drawn] > 0).any()),
+            "some_top_k": bool((known.top_k[drawn] > 0).any()),
+            "some_top_p": bool((known.top_p[drawn] < 1).any()),
+        }
+        return partial(self._choose, forbidden=forbidden, arrived=arrived, filters=filters)
 
-    def _choose(self, logits: Tensor, forbidden: list[tuple[int, int]], arrived: list[Admitted] | None) -> Tensor:
+    def _choose(
+        self,
+        logits: Tensor,
+        forbidden: list[tuple[int, int]],
+        arrived: list[Admitted] | None,
+        filters: dict[str, bool],
+    ) -> Tensor:
         """`arrived`: None when no row is penalised."""
         if forbidden:
             pinned = self._device.type == "cuda"
@@ -68,9 +80,9 @@ class DeviceSampler:
         if arrived is not None:
             self._penalties.load(arrived)
             penalties = self._row_penalties(len(logits))
-        return self._sample(logits, self._row_sampling(len(logits)), penalties)
+        return self._sample(logits, self._row_sampling(len(logits), filters), penalties)
 
-    def _row_sampling(self, count: int) -> RowSampling:
+    def _row_sampling(self, count: int, filters: dict[str, bool]) -> RowSampling:
         rows = self._received
         return RowSampling(
             temperature=rows.temperature[:count],
@@ -79,6 +91,7 @@ class DeviceSampler:
             top_p=rows.top_p[:count],
             seeds=rows.seeds[:count],
             positions=rows.sampled_positions[:count],
+            **filters,
         )
 
     def _row_penalties(self, count: int) -> RowPenalties:

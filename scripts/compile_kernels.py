@@ -58,6 +58,7 @@ ALIGNED = [["tt.divisibility", 16]]
 OPTIONS = ("num_warps", "num_stages")
 ATTENTION = ("prefill", "decode")
 PRODUCTS = {9: "wgmma.mma_async", 10: "tcgen05.mma"}  # of many rows, by the architecture's major number
+SEARCHES = ("SEARCH", "SHIFT")
 BLOCK_ID_BYTES = 4  # that a decode copies beside keys and values
 
 
@@ -222,12 +223,17 @@ def compile_variant(variant: Variant, kernels: tuple[str, ...] = ()) -> list[Com
     target = GPUTarget("cuda", variant.arch, 32)
     results: dict[str, Compiled] = {}
     for launch in record(variant):
-        flags = "".join(f" {name.lower()}" for name, value in launch.kwargs.items() if value is True)
-        label = launch.kernel.__name__.strip("_") + flags
+        label = launch.kernel.__name__.strip("_") + told_apart_by(launch.kwargs)
         if label not in results and (not kernels or label in kernels):
             built = triton.compile(source(launch), target=target, options=launch.options)
             results[label] = inspect(variant, label, built)
     return list(results.values())
+
+
+def told_apart_by(constants: Mapping[str, Any]) -> str:
+    """What is on, and which digit a search is for."""
+    on = [name.lower() for name, value in constants.items() if value is True]
+    return "".join(f" {name}" for name in on + [str(constants[name]) for name in SEARCHES if name in constants])
 
 
 def inspect(variant: Variant, label: str, built: Any) -> Compiled:

@@ -16,6 +16,9 @@ class RowSampling:
     top_p: Tensor  # [rows] fp32, 1: off
     seeds: Tensor  # [rows] int64
     positions: Tensor  # [rows] int64, of the sampled tokens in their sequences
+    some_min_p: bool = True  # whether any row has it, as far as the host knows: what none has takes no time
+    some_top_k: bool = True
+    some_top_p: bool = True
 
 
 @dataclass(frozen=True, slots=True)

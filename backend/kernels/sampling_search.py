@@ -1,30 +1,41 @@
-"""The search of one row of logits, by the program that owns the row: bounds, cut-offs by bisection, and the draw.
+"""The cut-offs of rows with filters, found in a bounded number of reads of their logits by the whole device.
 
 A logit is told by its distance: how far it lies, divided by the temperature (`heat`), below the row's largest.
 Distances are fp32 numbers >= 0, whose bits order as they do: a cut-off is such bits, exact to the last one. Logits are
 divided before they are subtracted, as `backend.sampler` does, and everywhere alike: when the temperature is low the
 quotients are large, and what they are rounded by is no longer small beside a distance.
+
+The bits of a cut-off are searched for as three digits (a radix select; Alabi et al., 2012). For each, the programs of a
+row add its logits to a histogram by that digit, in numbers and in mass, and the last of them to finish reads from it
+which digit the cut-off has. Top-p, which is of the mass that top-k leaves, begins from the first digit's histogram
+again: two searches take five reads, one takes three, whatever k, p and the logits are. Masses are counted in whole
+units, so that the order in which programs add them changes nothing.
 """
 
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from backend.kernels.row_sampling import RowSampling
 
 FAR = tl.constexpr(87.0)  # beyond it a weight, exp(-distance), is no normal fp32 number: none is drawn from there
 ALL = tl.constexpr(0x42AE0000)  # the cut-off that keeps all others
 
+FIRST, SECOND, THIRD = (20, 11), (9, 11), (0, 9)  # each digit's lowest bit, and how many it has
+BINS = tl.constexpr(1 << 11)
+CHUNK = tl.constexpr(512)  # bins that are read at a time
+COARSE, BY_NUMBER, BY_MASS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+DONE = tl.constexpr(0)
+UNITS = tl.constexpr(2.0**44)  # of mass that the largest logit has
+MAX_VOCAB = 1 << 19  # whose masses 63 bits hold
 
-@triton.jit
-def _mix(x):
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
-    return x ^ (x >> 31)
-
-
-@triton.jit
-def uniform(seed, position):
-    """A number in [0, 1) of 53 random bits (SplitMix64; Steele et al., 2014)."""
-    state = _mix(seed.to(tl.uint64)) + (position.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15
-    return (_mix(state) >> 11).to(tl.float64) * 1.1102230246251565e-16
+# What is known of a row's search, int64: the cut-off as far as it is known, what is being searched for (DONE, BY_NUMBER
+# or BY_MASS), its digits so far, the number and the mass below these, the mass wanted, the row's largest logit, and how
+# many programs have finished. Then the histograms of the first digit and of the present one, numbers before masses.
+CUT, PHASE, PREFIX, NUMBER, MASS, WANTED, LARGEST, FINISHED = (tl.constexpr(place) for place in range(8))
+HISTOGRAMS = tl.constexpr(8)
+STATE = tl.constexpr(8 + 4 * BINS.value)
+UNFILTERED = tl.constexpr(-1)  # the cut of a row of which every logit is kept
 
 
 @triton.jit
@@ -34,79 +45,19 @@ def distances(x, largest, heat):
 
 
 @triton.jit
-def _below(source, indices, real, largest, heat):
+def below(source, indices, real, largest, heat):
     """Distances of the logits at `indices`."""
     return distances(tl.load(source + indices, mask=real, other=-float("inf")), largest, heat)
 
 
 @triton.jit
-def _measure(source, count, cut, largest, heat, TILE: tl.constexpr):
-    """How many of the first `count` logits of `source` are at most `cut` (bits) below the largest, and their mass."""
-    number = 0
-    mass = tl.zeros([], tl.float64)
-    for start in range(0, count, TILE):
-        indices = start + tl.arange(0, TILE)
-        distance = _below(source, indices, indices < count, largest, heat)
-        kept = distance.to(tl.int32, bitcast=True) <= cut
-        number += tl.sum(kept.to(tl.int32), 0)
-        mass += tl.sum(tl.where(kept, tl.exp(-distance), 0.0).to(tl.float64), 0)
-    return number, mass
-
-
-@triton.jit
-def _bisect(source, count, cut, wanted_number, wanted_mass, largest, heat, TILE: tl.constexpr):
-    """The smallest cut that keeps `wanted_number` logits and `wanted_mass`, or `cut` if that keeps fewer."""
-    low, high = -1, cut
-    while high - low > 1:
-        middle = low + (high - low) // 2
-        number, mass = _measure(source, count, middle, largest, heat, TILE)
-        enough = (number >= wanted_number) & (mass >= wanted_mass)
-        low = tl.where(enough, low, middle)
-        high = tl.where(enough, middle, high)
-    return high
-
-
-@triton.jit
-def draw(source, tokens, gathered, count, cut, target, largest, heat, TILE: tl.constexpr):
-    """The token at which the mass of those within `cut`, in the order of the vocabulary, first exceeds `target`."""
-    before = tl.zeros([], tl.float64)
-    token = -1
-    last = 0
-    for start in range(0, count, TILE):
-        indices = start + tl.arange(0, TILE)
-        real = indices < count
-        distance = _below(source, indices, real, largest, heat)
-        kept = distance.to(tl.int32, bitcast=True) <= cut
-        weights = tl.where(kept, tl.exp(-distance), 0.0).to(tl.float64)
-        ends = before + tl.cumsum(weights, 0)
-        past = kept & (ends > target)
-        chosen = tl.min(tl.where(past, indices, count), 0)
-        token = tl.where((token < 0) & (chosen < count), chosen, token)
-        last = tl.maximum(last, tl.max(tl.where(kept, indices, 0), 0))
-        before += tl.sum(weights, 0)
-    token = tl.where(token < 0, last, token)
-    if gathered:
-        token = tl.load(tokens + token)
-    return token
-
-
-@triton.jit
-def gather(
-    logits, candidates, tokens, tile_largest, num_tiles, vocab, bound, largest, heat, TILE: tl.constexpr, GATHERED
-):
-    """Copy the logits at most `bound` below the largest, and their tokens, in order; returns how many there are."""
-    number = 0
-    for tile in range(num_tiles):
-        if distances(tl.load(tile_largest + tile), largest, heat) <= bound:
-            indices = tile * TILE + tl.arange(0, TILE)
-            distance = _below(logits, indices, indices < vocab, largest, heat)
-            kept = distance <= bound
-            places = number + tl.cumsum(kept.to(tl.int32), 0) - 1
-            stored = kept & (places < GATHERED)
-            tl.store(candidates + places, tl.load(logits + indices, mask=stored, other=0.0), mask=stored)
-            tl.store(tokens + places, indices, mask=stored)
-            number += tl.sum(kept.to(tl.int32), 0)
-    return number
+def is_last(state, programs):
+    """Whether this program is the last of a row's `programs` to come here: then it can read what the others wrote."""
+    tl.debug_barrier()
+    last = tl.atomic_add(state + FINISHED, 1) == programs - 1
+    if last:
+        tl.store(state + FINISHED, 0)
+    return last
 
 
 @triton.jit
@@ -125,28 +76,7 @@ def _kth_largest(values, k):
 
 
 @triton.jit
-def draw_from_tiles(logits, tokens, tile_mass, uniform, largest, heat, vocab, TILE: tl.constexpr, TILES: tl.constexpr):
-    """The token of a row without filters: the tile in which the cumulative mass passes the draw, then the place there.
-
-    `tile_mass` [TILES] fp64 is relative to the row's largest logit, 0 beyond the row's tiles. The tile's weights add up
-    to what is rounded otherwise: the draw takes as large a share of the one as of the other.
-    """
-    tiles = tl.arange(0, TILES)
-    target = uniform * tl.sum(tile_mass, 0)
-    ends = tl.cumsum(tile_mass, 0)
-    last = tl.max(tl.where(tile_mass > 0, tiles, 0), 0)
-    tile = tl.min(tl.where((ends > target) & (tile_mass > 0), tiles, last), 0)
-    target -= tl.sum(tl.where(tiles < tile, tile_mass, 0.0), 0)
-    surveyed = tl.sum(tl.where(tiles == tile, tile_mass, 0.0), 0)
-    start = tile * TILE
-    length = tl.minimum(TILE, vocab - start)
-    _, mass = _measure(logits + start, length, ALL, largest, heat, TILE)
-    target += target * ((mass - surveyed).to(tl.float32) / surveyed.to(tl.float32)).to(tl.float64)
-    return start + draw(logits + start, tokens, False, length, ALL, target, largest, heat, TILE)
-
-
-@triton.jit
-def lower_bound(peaks, total, least, number, share, largest, heat, vocab):
+def _bound(peaks, total, least, number, share, largest, heat, vocab):
     """A distance that no cut-off of the filters exceeds, from the tiles' largest logits `peaks` and the row's mass.
 
     Min-p is its own bound. The k-th largest of the peaks is reached by k logits at least. Without the two, the last
@@ -159,20 +89,234 @@ def lower_bound(peaks, total, least, number, share, largest, heat, vocab):
     elif least <= 0:
         rest = ((1 - share) * total / vocab).to(tl.float32)
         bound = tl.where(share < 1, 1e-3 - tl.log(tl.maximum(rest, 1e-37)), FAR)
-    return tl.where(bound > 0, bound, 0.0)  # and not -0.0, whose bits are negative
+    return tl.minimum(tl.where(bound > 0, bound, 0.0), FAR)  # and not -0.0, whose bits are negative
 
 
 @triton.jit
-def draw_filtered(
-    source, count, gathered, tokens, bound, total, uniform, least, number, share, largest, heat, TILE: tl.constexpr
-):
-    """The token of a row with filters, all of whose possible cut-offs are in the first `count` logits of `source`."""
-    cut = bound.to(tl.int32, bitcast=True)
-    if number > 0:
-        cut = _bisect(source, count, cut, number, 0.0, largest, heat, TILE)
-    _, mass = _measure(source, count, cut, largest, heat, TILE)
+def begin(state, peaks, tile_mass, heat, least, number, share, vocab):
+    """Store what the search of a row begins with; `tile_mass` is relative to each tile's own largest logit."""
+    largest = tl.max(peaks, 0)
+    cut = tl.full([], UNFILTERED, tl.int64)
+    searched = (number > 0) | (share < 1)
+    if (heat > 0) & (largest > -float("inf")) & (largest < float("inf")) & (searched | (least > 0)):
+        total = tl.sum(tile_mass * tl.exp(-distances(peaks, largest, heat)).to(tl.float64), 0)
+        bound = _bound(peaks, total, least, number, share, largest, heat, vocab)
+        cut = bound.to(tl.int32, bitcast=True).to(tl.int64)
+        tl.store(state + PHASE, tl.where(searched, tl.where(number > 0, BY_NUMBER, BY_MASS), DONE))
+        tl.store(state + WANTED, (share * total * UNITS).to(tl.int64))
+        tl.store(state + LARGEST, largest.to(tl.int32, bitcast=True).to(tl.int64))
+    tl.store(state + CUT, cut)
+
+
+@triton.jit
+def _find(histogram, number, mass, wanted, SEARCH: tl.constexpr):
+    """The first bin at whose end the number or the mass, added up from those given, is the wanted one; BINS if none is.
+
+    Then number and mass before that bin, and the mass of all.
+    """
+    digit = tl.full([], BINS, tl.int32)
+    ended = mass
+    for base in range(0, BINS, CHUNK):
+        bins = base + tl.arange(0, CHUNK)
+        numbers = tl.load(histogram + bins, volatile=True)  # other programs' additions, past this one's cache
+        masses = tl.load(histogram + BINS + bins, volatile=True)
+        if SEARCH == BY_NUMBER:
+            reached = number + tl.cumsum(numbers, 0) >= wanted
+        else:
+            reached = mass + tl.cumsum(masses, 0) >= wanted
+        first = tl.min(tl.where(reached, bins, BINS), 0)
+        before = (bins < first) & (digit == BINS)
+        ended += tl.sum(masses, 0)
+        number += tl.sum(tl.where(before, numbers, 0), 0)
+        mass += tl.sum(tl.where(before, masses, 0), 0)
+        digit = tl.minimum(digit, first)
+    return digit, number, mass, ended
+
+
+@triton.jit
+def _share_of(mass, share):
+    """The least mass that top-p keeps of `mass`: the largest logit at least."""
+    return tl.maximum((share * mass.to(tl.float64)).to(tl.int64), 1)
+
+
+@triton.jit
+def _begin_mass(state, wanted, share):
+    """Search for top-p, whose first digit is read from the first digit's histogram; less than is wanted stays uncut."""
+    phase = tl.full([], DONE, tl.int64)
     if share < 1:
-        mass = tl.where((number <= 0) & (least <= 0), total, mass)
-        cut = _bisect(source, count, cut, 1, share * mass, largest, heat, TILE)
-        _, mass = _measure(source, count, cut, largest, heat, TILE)
-    return draw(source, tokens, gathered, count, cut, uniform * mass, largest, heat, TILE)
+        zero = tl.zeros([], tl.int64)
+        digit, _, before, _ = _find(state + HISTOGRAMS, zero, zero, wanted, BY_MASS)
+        tl.store(state + PREFIX, digit)
+        tl.store(state + MASS, before)
+        tl.store(state + WANTED, wanted)
+        phase = tl.where(digit < BINS, BY_MASS, phase)
+    tl.store(state + PHASE, phase)
+
+
+@triton.jit
+def _settle_first(state, least, number, share):
+    """Read the first digit of what is searched for."""
+    zero = tl.zeros([], tl.int64)
+    digit, before, lighter, counted = _find(state + HISTOGRAMS, zero, zero, number, BY_NUMBER)
+    if (number > 0) & (digit < BINS):
+        tl.store(state + PREFIX, digit)
+        tl.store(state + NUMBER, before)
+        tl.store(state + MASS, lighter)
+    else:
+        wanted = _share_of(counted, share)
+        if (number <= 0) & (least <= 0):
+            wanted = tl.maximum(tl.load(state + WANTED), 1)  # of all logits, some of which were not worth counting
+        _begin_mass(state, wanted, share)
+
+
+@triton.jit
+def _settle(state, prefix, number, share, SEARCH: tl.constexpr, SHIFT: tl.constexpr, WIDTH: tl.constexpr):
+    """Read the next digit from its histogram, which is left empty; after the last one the cut-off is known."""
+    histogram = state + HISTOGRAMS + 2 * BINS
+    wanted = tl.load(state + WANTED)
+    if SEARCH == BY_NUMBER:
+        wanted = tl.cast(number, tl.int64)
+    digit, before, lighter, _ = _find(histogram, tl.load(state + NUMBER), tl.load(state + MASS), wanted, SEARCH)
+    prefix = (prefix << WIDTH) | digit
+    kept = lighter + tl.load(histogram + BINS + digit, volatile=True)
+    tl.debug_barrier()  # all of it is read
+    tl.store(histogram + tl.arange(0, 2 * BINS), tl.zeros([2 * BINS], tl.int64))
+    if SHIFT > 0:
+        tl.store(state + PREFIX, prefix)
+        tl.store(state + NUMBER, before)
+        tl.store(state + MASS, lighter)
+    else:
+        tl.store(state + CUT, prefix)
+        if SEARCH == BY_NUMBER:
+            _begin_mass(state, _share_of(kept, share), share)
+        else:
+            tl.store(state + PHASE, DONE)
+
+
+@triton.jit
+def _add(histogram, digits, masses, held):
+    """Count the held logits of a tile. Those of one digit add up here: one address takes one addition at a time."""
+    first = tl.min(tl.where(held, digits, BINS), 0)
+    last = tl.max(tl.where(held, digits, -1), 0)
+    if first == last:
+        tl.atomic_add(histogram + first, tl.sum(held.to(tl.int64), 0), sem="relaxed")
+        tl.atomic_add(histogram + BINS + first, tl.sum(masses, 0), sem="relaxed")
+    else:
+        tl.atomic_add(histogram + digits, held.to(tl.int64), mask=held, sem="relaxed")
+        tl.atomic_add(histogram + BINS + digits, masses, mask=held, sem="relaxed")
+
+
+@triton.jit
+def _count(
+    logits,  # [rows, vocab] fp32
+    tile_largest,  # [rows, tiles] fp32
+    states,  # [rows, STATE] int64
+    temperature,
+    min_p,
+    top_k,
+    top_p,
+    num_tiles,
+    vocab,
+    SEARCH: tl.constexpr,
+    SHIFT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
+    TILES: tl.constexpr,  # that a program takes
+):
+    """Add some of a row's tiles to the histogram of the digit at `SHIFT`; the row's last program reads it."""
+    row = tl.program_id(0).to(tl.int64)
+    state = states + row * STATE
+    cut, phase, prefix = tl.load(state + CUT), tl.load(state + PHASE), tl.load(state + PREFIX)
+    if SEARCH == COARSE:
+        if phase == DONE:
+            return
+    elif phase != SEARCH:
+        return
+    highest, histogram = cut, state + HISTOGRAMS
+    if SEARCH != COARSE:
+        highest = tl.minimum(cut, ((prefix + 1) << (SHIFT + WIDTH)) - 1)
+        histogram += 2 * BINS
+    largest = tl.load(state + LARGEST).to(tl.int32).to(tl.float32, bitcast=True)
+    heat = tl.load(temperature + row)
+    part = tl.program_id(1)
+    for tile in range(part * TILES, tl.minimum((part + 1) * TILES, num_tiles)):
+        nearest = distances(tl.load(tile_largest + row * num_tiles + tile), largest, heat)
+        if nearest.to(tl.int32, bitcast=True) <= highest:
+            tokens = tile * TILE + tl.arange(0, TILE)
+            distance = below(logits + row * vocab, tokens, tokens < vocab, largest, heat)
+            bits = distance.to(tl.int32, bitcast=True)
+            held = bits <= highest
+            if SEARCH != COARSE:
+                held = held & ((bits >> (SHIFT + WIDTH)) == prefix)
+            digits = (bits >> SHIFT) & ((1 << WIDTH) - 1)
+            masses = (tl.where(held, tl.exp(-distance), 0.0) * UNITS).to(tl.int64)
+            _add(histogram, digits, masses, held)
+    if is_last(state, tl.num_programs(1)):
+        number, share = tl.load(top_k + row), tl.load(top_p + row)
+        if SEARCH == COARSE:
+            _settle_first(state, tl.load(min_p + row), number, share)
+        else:
+            _settle(state, prefix, number, share, SEARCH, SHIFT, WIDTH)
+
+
+@triton.jit
+def _weigh(
+    logits, tile_largest, tile_mass, states, temperature, num_tiles, vocab, TILE: tl.constexpr, TILES: tl.constexpr
+):
+    """What each tile of a filtered row weighs within the cut, relative to the row's largest logit."""
+    row = tl.program_id(0).to(tl.int64)
+    state = states + row * STATE
+    cut = tl.load(state + CUT)
+    if cut == UNFILTERED:
+        return
+    largest = tl.load(state + LARGEST).to(tl.int32).to(tl.float32, bitcast=True)
+    heat = tl.load(temperature + row)
+    part = tl.program_id(1)
+    for tile in range(part * TILES, tl.minimum((part + 1) * TILES, num_tiles)):
+        mass = tl.zeros([], tl.float64)
+        nearest = distances(tl.load(tile_largest + row * num_tiles + tile), largest, heat)
+        if nearest.to(tl.int32, bitcast=True) <= cut:
+            mass = measure(logits + row * vocab + tile * TILE, vocab - tile * TILE, cut, largest, heat, TILE)
+        tl.store(tile_mass + row * num_tiles + tile, mass)
+
+
+@triton.jit
+def measure(source, count, cut, largest, heat, TILE: tl.constexpr):
+    """The mass of those of the first `count` logits of `source`, TILE at most, that are within `cut` (bits)."""
+    indices = tl.arange(0, TILE)
+    distance = below(source, indices, indices < count, largest, heat)
+    kept = distance.to(tl.int32, bitcast=True) <= cut
+    return tl.sum(tl.where(kept, tl.exp(-distance), 0.0).to(tl.float64), 0)
+
+
+def search(
+    logits: Tensor,
+    tile_largest: Tensor,
+    tile_mass: Tensor,
+    states: Tensor,
+    rows: RowSampling,
+    tile: int,
+    tiles_of_program: int,
+) -> None:
+    """Leave every filtered row's cut in `states`, and the mass within it of each of its tiles in `tile_mass`."""
+    (num_rows, vocab), num_tiles = logits.shape, tile_largest.shape[1]
+    grid = (num_rows, triton.cdiv(num_tiles, tiles_of_program))
+    digits = [(COARSE, FIRST)] if rows.some_top_k or rows.some_top_p else []
+    digits += [(BY_NUMBER, SECOND), (BY_NUMBER, THIRD)] if rows.some_top_k else []
+    digits += [(BY_MASS, SECOND), (BY_MASS, THIRD)] if rows.some_top_p else []
+    for kind, (shift, width) in digits:
+        _count[grid](
+            *(logits, tile_largest, states, rows.temperature, rows.min_p, rows.top_k, rows.top_p, num_tiles, vocab),
+            SEARCH=kind.value,
+            SHIFT=shift,
+            WIDTH=width,
+            TILE=tile,
+            TILES=tiles_of_program,
+            num_warps=4,
+        )
+    _weigh[grid](
+        *(logits, tile_largest, tile_mass, states, rows.temperature, num_tiles, vocab),
+        TILE=tile,
+        TILES=tiles_of_program,
+        num_warps=4,
+    )

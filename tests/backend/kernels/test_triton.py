@@ -53,7 +53,7 @@ def test_attention_is_compiled_for_every_gpu_without_faults(tmp_path: Path) -> N
 @pytest.mark.timeout(900)
 def test_other_kernels_and_shapes_are_compiled_without_faults(tmp_path: Path) -> None:
     rest = ("decode", "join", "prefill windowed", "rope_and_store normed", "rms_norm adds", "silu_mul")
-    sampling = ("survey penalises", "choose penalises")
+    sampling = ("survey penalises filters", "count 0 20", "count 1 0", "weigh", "choose penalises filters")
     assert "no kernel has a fault" in compiled(tmp_path, *SERVING, "--arch", "90", "--kernel", *rest, *sampling)
     small = ("--dtype", "fp8", "--head-dim", "64", "--block-size", "16", "--group", "7", "--arch", "89")
     assert "no kernel has a fault" in compiled(tmp_path, *small, "--kernel", "prefill", "decode")

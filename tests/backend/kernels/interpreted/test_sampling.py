@@ -1,6 +1,8 @@
 """The device's sampler against the one in torch: the same tokens, for the same seeds, at the same positions."""
 
-from dataclasses import fields, replace
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,12 +11,12 @@ from torch import Tensor
 
 from backend import sampler
 from backend.batch import Admitted
-from backend.kernels import sampling
+from backend.kernels import sampling, sampling_search
 from backend.kernels.sampling import RowPenalties, RowSampling
 from backend.sampler import SamplingBatch
 from backend.sampling import SamplingParams
 
-VOCAB = 300
+VOCAB = 200
 KINDS = (
     SamplingParams(temperature=0),
     SamplingParams(),
@@ -30,13 +32,22 @@ KINDS = (
     SamplingParams(temperature=1.5, top_k=8, top_p=0.8, min_p=0.05),
     SamplingParams(top_k=VOCAB, top_p=0.5),
     SamplingParams(min_p=1e-4, top_p=0.9),
+    SamplingParams(top_k=150, top_p=0.95),
+    SamplingParams(min_p=0.01, top_k=140),
 )
+Logits = Callable[[torch.Generator], Tensor]
+LOGITS: dict[str, Logits] = {
+    "normal": lambda generator: torch.randn(len(KINDS), VOCAB, generator=generator) * 3,
+    "flat": lambda generator: torch.zeros(len(KINDS), VOCAB),
+    "tied": lambda generator: torch.randint(-3, 3, (len(KINDS), VOCAB), generator=generator).float(),
+    "nearly flat": lambda generator: torch.rand(len(KINDS), VOCAB, generator=generator) * 1e-4,
+}
 
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "TILE", 64)
-    monkeypatch.setattr(sampling, "SEARCHED", 256)
+    monkeypatch.setattr(sampling, "SEARCHED", 2)
 
 
 def rows(*kinds: SamplingParams, seed: int = 0, position: int = 9) -> RowSampling:
@@ -66,16 +77,44 @@ def in_torch(logits: Tensor, batch: RowSampling) -> Tensor:
     )
 
 
-@pytest.mark.parametrize("gathered", [8192, 16], ids=["gathered", "searched in place"])
-def test_tokens_are_those_of_the_sampler_in_torch(gathered: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "GATHERED", gathered)
-    logits = torch.randn(len(KINDS), VOCAB, generator=torch.Generator().manual_seed(0)) * 3
+@pytest.mark.parametrize("kind", LOGITS)
+def test_tokens_are_those_of_the_sampler_in_torch(kind: str) -> None:
+    logits = LOGITS[kind](torch.Generator().manual_seed(0))
     batch = rows(*KINDS, seed=2**40)
     assert torch.equal(sampling.sample(logits.clone(), batch), in_torch(logits, batch))
 
 
+@pytest.mark.parametrize(("top_k", "top_p", "digits"), [(True, True, 5), (True, False, 3), (False, True, 3)])
+def test_the_reads_of_the_logits_are_as_many_whatever_the_filters_ask_for(
+    top_k: bool, top_p: bool, digits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One for each digit of a cut-off, besides the first and the last that weigh the tiles: seven at most."""
+    launched: list[str] = []
+
+    class Recorder:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            return lambda *args, **constants: launched.append(self.name)
+
+    for module, name in (
+        *((sampling, name) for name in ("_survey", "_choose")),
+        *((sampling_search, name) for name in ("_count", "_weigh")),
+    ):
+        monkeypatch.setattr(module, name, Recorder(name))
+    batch = replace(rows(*KINDS), some_top_k=top_k, some_top_p=top_p)
+    sampling.sample(torch.zeros(len(KINDS), VOCAB), batch)
+    assert launched == ["_survey", *["_count"] * digits, "_weigh", "_choose"]
+    launched.clear()
+    sampling.sample(
+        torch.zeros(1, VOCAB), replace(rows(KINDS[1]), some_min_p=False, some_top_k=False, some_top_p=False)
+    )
+    assert launched == ["_survey", "_choose"]
+
+
 def test_equal_logits_are_kept_or_cut_together() -> None:
-    kinds = [SamplingParams(top_k=2), SamplingParams(top_p=0.3), SamplingParams(min_p=1)] * 8
+    kinds = [SamplingParams(top_k=2), SamplingParams(top_p=0.3), SamplingParams(min_p=1)] * 5
     logits = torch.tensor([5.0, 1.0, 5.0, -3.0, 5.0]).repeat(len(kinds), 1)
     batch = rows(*kinds)
     tokens = sampling.sample(logits.clone(), batch)
@@ -88,13 +127,13 @@ def test_a_row_draws_the_same_token_alone_and_in_a_batch() -> None:
     batch = rows(*KINDS)
     together = sampling.sample(logits.clone(), batch)
     for row in (1, 6, 11):
-        alone = RowSampling(**{field.name: getattr(batch, field.name)[row : row + 1] for field in fields(batch)})
+        alone = replace(rows(KINDS[row]), seeds=batch.seeds[row : row + 1], positions=batch.positions[row : row + 1])
         assert sampling.sample(logits[row : row + 1].clone(), alone) == together[row]
 
 
 def test_the_seed_and_the_position_decide_the_draw() -> None:
     logits = torch.zeros(1, 2000).expand(12, -1).contiguous()
-    batch = rows(*[SamplingParams()] * 12, seed=-5)
+    batch = replace(rows(*[SamplingParams()] * 12, seed=-5), some_min_p=False, some_top_k=False, some_top_p=False)
     tokens = sampling.sample(logits.clone(), batch)
     assert torch.equal(tokens, in_torch(logits, batch))
     assert len(set(tokens.tolist())) > 9
@@ -110,21 +149,21 @@ def test_tokens_of_no_probability_are_never_drawn() -> None:
 def test_the_largest_draw_takes_a_token_that_has_a_probability(top_k: int) -> None:
     seed, position = 6898019901592872516, 7
     assert sampler.uniforms(np.array([seed]), np.array([position])) == 1 - 2.0**-53
-    logits = torch.full((32, VOCAB), -1e9)
-    logits[:, 70:110] = torch.randn(32, 40, generator=torch.Generator().manual_seed(0))
-    batch = rows(*[SamplingParams(temperature=0.7, top_k=top_k)] * 32)
+    logits = torch.full((8, VOCAB), -1e9)
+    logits[:, 70:110] = torch.randn(8, 40, generator=torch.Generator().manual_seed(0))
+    batch = rows(*[SamplingParams(temperature=0.7, top_k=top_k)] * 8)
     batch = replace(batch, seeds=torch.full_like(batch.seeds, seed), positions=torch.full_like(batch.seeds, position))
-    assert sampling.sample(logits, batch).tolist() == [109] * 32
+    assert sampling.sample(logits, batch).tolist() == [109] * 8
 
 
 @pytest.mark.parametrize("temperature", [1e-5, 1e-3])
 def test_a_low_temperature_rounds_alike_in_every_tile(temperature: float) -> None:
     """Quotients of a million and a distance of one: what they are rounded by is a quarter."""
-    kinds = [SamplingParams(), SamplingParams(top_k=3), SamplingParams(top_p=0.9)] * 40
+    kinds = [SamplingParams(), SamplingParams(top_k=3), SamplingParams(top_p=0.9)] * 8
     generator = torch.Generator().manual_seed(0)
     logits = torch.full((len(kinds), VOCAB), -1e9)
     near = torch.rand(len(kinds), 5, generator=generator) * temperature
-    logits[:, [3, 5, 9, 70, 200]] = torch.rand(len(kinds), 1, generator=generator) * 30 + 10 - near
+    logits[:, [3, 5, 9, 70, 190]] = torch.rand(len(kinds), 1, generator=generator) * 30 + 10 - near
     batch = replace(rows(*kinds), temperature=torch.full((len(kinds),), temperature))
     assert torch.equal(sampling.sample(logits.clone(), batch), in_torch(logits, batch))
 
