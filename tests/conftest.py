@@ -1,7 +1,10 @@
 """Which tests run, and the servers that several modules share; each is started when the first test asks for it."""
 
+import ssl
 from collections.abc import Iterator
+from functools import cache
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -31,6 +34,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if item.get_closest_marker("nightly")]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_tls_context() -> Iterator[None]:
+    """Loading the authorities that a system trusts takes 35 ms, and httpx would do so for every `httpx.get`."""
+    create = httpx.create_ssl_context
+    trusting = cache(create)
+
+    def shared(verify: ssl.SSLContext | str | bool = True, cert: object = None, trust_env: bool = True) -> object:
+        plain = verify is True and cert is None
+        return trusting() if plain else create(verify=verify, cert=cert, trust_env=trust_env)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("httpx._transports.default.create_ssl_context", shared)
+        yield
 
 
 @pytest.fixture(scope="session")

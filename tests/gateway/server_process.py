@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 60.0  # seconds until something that must happen counts as not happening
+PATIENCE = 240.0  # seconds until something that must happen counts as not happening
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class ServerProcess:
         return sum(map(float, samples))
 
     def is_idle(self) -> bool:
-        """No request is queued or running and every KV block is free."""
-        return not any(map(self.metric, ("vllm:num_requests_running", "vllm:num_requests_waiting"))) and (
-            self.metric("sluice_kv_blocks_used") == 0
-        )
+        """No request is being served, each that was has been counted, and every KV block is free."""
+        gauges = "sluice_live_requests|vllm:num_requests_running|vllm:num_requests_waiting|sluice_kv_blocks_used"
+        samples = re.findall(rf"^(?:{gauges})\{{.*\}} (\S+)$", self.scrape().text, re.MULTILINE)
+        return len(samples) == 4 and not any(map(float, samples))
 
     def answers(self) -> bool:
         """It still does what it is for."""
@@ -114,11 +114,12 @@ def _read(path: Path) -> str:
 
 
 def eventually(condition: Callable[[], bool], patience: float = PATIENCE) -> None:
-    """Wait until it holds; fail when it does not within `patience` seconds."""
-    deadline = time.monotonic() + patience
+    """Wait until it holds; fail when it does not within `patience` seconds. Looks less often the longer it takes."""
+    deadline, pause = time.monotonic() + patience, 0.01
     while not condition():
         assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.02)
+        time.sleep(pause)
+        pause = min(1.2 * pause, 0.2)
 
 
 def assert_unharmed(server: ServerProcess, *secrets: str) -> None:

@@ -41,7 +41,12 @@ def test_every_outcome_is_shown_from_the_start_and_counted_with_its_class(rig: R
 
 
 def test_requests_that_generate_nothing_are_not_counted(rig: Rig) -> None:
-    assert end(rig, operation=None, trails=[]).samples == Rig().page().samples
+    assert of_requests(end(rig, operation=None, trails=[])) == of_requests(Rig().page())
+
+
+def of_requests(page: Page) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """All but what the process takes of its machine, which is never twice the same."""
+    return {series: value for series, value in page.samples.items() if not series[0].startswith("process_")}
 
 
 @pytest.mark.parametrize(
