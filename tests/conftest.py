@@ -68,6 +68,7 @@ def impatient_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve
         "--write-timeout": "1",
         "--max-connections": "24",
         "--max-num-seqs": "4",
+        "--overload": "unbounded",  # or it refuses, on a slow machine, what is to be seen waiting
     }
     flags = [word for pair in limits.items() for word in pair]
     with running_server(tmp_path_factory.mktemp("impatient"), "--threads", "1", *flags) as process:

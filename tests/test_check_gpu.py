@@ -48,7 +48,8 @@ def check(tmp_path: Path, *flags: str) -> tuple[int, str, dict[str, dict[str, ob
     return done.returncode, done.stdout, {part["part"]: part for part in json.loads(file.read_text())["parts"]}
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
 def test_every_part_runs(tmp_path: Path) -> None:
     status, printed, parts = check(tmp_path)
     assert status == 0, printed

@@ -170,7 +170,7 @@ def test_ci_checks_and_tests_and_ends_with_the_summary_of_pytest(machine: Machin
         "-m ruff check .",
         "-m ruff format --check .",
         "-m mypy",
-        "-m pytest -k scheduler",
+        "-m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations 15 -k scheduler",
         '-c from importlinter.cli import lint_imports_command; lint_imports_command(["--no-logo"])',
     ]
 

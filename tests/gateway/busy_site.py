@@ -54,8 +54,8 @@ class Site:
                 thread = threading.Thread(target=self._stream, args=(client,))
                 thread.start()
                 open_streams.callback(thread.join)
-            eventually(lambda: self.server.metric("vllm:num_requests_running") == 1, 10)
-            eventually(lambda: self.server.metric("vllm:num_requests_waiting") == waiting, 10)
+            eventually(lambda: self.server.metric("vllm:num_requests_running") == 1)
+            eventually(lambda: self.server.metric("vllm:num_requests_waiting") == waiting)
             try:
                 yield
             finally:
