@@ -14,6 +14,7 @@ from gateway.admin.history import History
 from gateway.admin.kv_map import kv_map
 from gateway.admin.live_requests import LiveRequests
 from gateway.admin.overview import overview
+from gateway.admin.policy_check import MAX_BODY_BYTES, PastedPolicy, PolicyCheck
 from gateway.admin.policy_report import policy_report
 from gateway.admin.process import Process
 from gateway.admin.queue import Queue
@@ -23,6 +24,7 @@ from gateway.admin.tenants import Tenants
 from gateway.admin.unhurried import unhurried
 from gateway.admin.whereabouts import Reasons
 from gateway.service import Service
+from gateway.wire import read
 
 PREFIX = "/admin/v1"
 
@@ -42,6 +44,7 @@ class Api:
         self.requests = LiveRequests(service.telemetry, history, reasons)
         self._queue = Queue(scheduler, reasons)
         self._tenants = Tenants(service, history, self.requests)
+        self._policy_check = PolicyCheck()
         self._diagnosis = Diagnosis(self._doctors_questions, service.metrics.prometheus_text, service.telemetry.clock)
 
     def router(self, actions: Actions) -> Router:
@@ -58,6 +61,8 @@ class Api:
                 Route("GET", f"{PREFIX}/queue", self.queue),
                 Route("GET", f"{PREFIX}/kv", self.kv),
                 Route("GET", f"{PREFIX}/policy", self.policy),
+                Route("GET", f"{PREFIX}/policy/text", self.policy_text),
+                Route("POST", f"{PREFIX}/policy/check", self.check_policy, MAX_BODY_BYTES),
                 Route("POST", f"{PREFIX}/policy/reload", lambda visit: actions.reload(visit.actor)),
                 Route("GET", f"{PREFIX}/refusals", self.refusals),
                 Route("GET", f"{PREFIX}/audit", self.audit),
@@ -90,6 +95,12 @@ class Api:
 
     async def policy(self, visit: Visit) -> Json:
         return await policy_report(self._service.policies)
+
+    async def policy_text(self, visit: Visit) -> Json:
+        return await self._policy_check.text(self._service.policies.current)
+
+    async def check_policy(self, visit: Visit) -> Json:
+        return await self._policy_check.of(read(PastedPolicy, visit.body), self._service.policies.current)
 
     async def refusals(self, visit: Visit) -> Json:
         return {"refusals": await unhurried(self._history.refusals(), refusal_row)}

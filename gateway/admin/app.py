@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping
+from urllib.parse import parse_qsl
 
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -10,14 +11,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.admin.key import AdminKey
 from gateway.admin.page_files import PageFile
 from gateway.admin.router import Router, Visit
-from gateway.errors import ApiError, InternalError, MethodNotAllowed, RouteNotFound
+from gateway.errors import ApiError, BadRequest, InternalError, MethodNotAllowed, RouteNotFound
 from gateway.responses import Exchange, encode_headers
 from gateway.scope import ClientGone, read_body
 from gateway.telemetry.metrics.prometheus import CONTENT_TYPE
 
 log = logging.getLogger(__name__)
 
-MAX_BODY_BYTES = 4096  # no request to this port needs a body
+MAX_QUERY = 16  # fields
 BODY_TIMEOUT = 5.0  # seconds
 HARDENING = encode_headers(
     {
@@ -67,8 +68,8 @@ class AdminApp:
         method, path = scope["method"], scope["path"]
         if path == "/metrics" or path.startswith("/admin/"):
             self._key.check(exchange.header(b"authorization"))
-            await read_body(scope, receive, MAX_BODY_BYTES, BODY_TIMEOUT)
-            await self._answer_admin(scope, exchange)
+            body = await read_body(scope, receive, self._router.max_body_bytes(method, path), BODY_TIMEOUT)
+            await self._answer_admin(scope, exchange, body)
         elif path in self._probes:
             _require_get(method, path)
             await self._probes[path](scope, receive, exchange.send)
@@ -79,19 +80,28 @@ class AdminApp:
         else:
             raise RouteNotFound(f"Unknown request URL: {method} {path:.200}.")
 
-    async def _answer_admin(self, scope: Scope, exchange: Exchange) -> None:
+    async def _answer_admin(self, scope: Scope, exchange: Exchange, body: bytes) -> None:
         method, path = scope["method"], scope["path"]
         if path == "/metrics":
             _require_get(method, path)
             await exchange.reply(self._metrics(), headers=_METRICS)
             return
         handler, name = self._router.find(method, path)
-        answer = await handler(Visit(self._actor(scope), name))
+        query = _query(scope["query_string"])
+        answer = await handler(Visit(self._actor(scope), name, query, body))
         await exchange.reply(orjson.dumps(answer))
 
     def _actor(self, scope: Scope) -> str:
         host, port = scope.get("client") or ("unknown", 0)
         return f"key {self._key.fingerprint} from {host}:{port}"
+
+
+def _query(text: bytes) -> dict[str, str]:
+    """Raises `BadRequest`."""
+    try:
+        return dict(parse_qsl(text.decode("latin-1"), keep_blank_values=True, max_num_fields=MAX_QUERY))
+    except ValueError:
+        raise BadRequest(f"The query has more than {MAX_QUERY} fields.") from None
 
 
 def _require_get(method: str, path: str) -> None:

@@ -16,7 +16,8 @@ async def policy_report(policies: Policies) -> Plain:
     return {
         "version": policy.version,
         "problem": problem,
-        "effective": await asyncio.to_thread(_effective, policy),
+        "has_files": policies.has_files,
+        "effective": await asyncio.to_thread(effective, policy),
         "history": [_edition(edition) for edition in reversed(history)],
     }
 
@@ -31,7 +32,7 @@ def problem_of(policies: Policies) -> str | None:
     return str(policies.problem) if policies.problem else None
 
 
-def _effective(policy: Policy) -> Plain:
+def effective(policy: Policy) -> Plain:
     return {
         "classes": {entry.name: class_fields(entry) for entry in policy.classes},
         "defaults": _tenant(tenant_fields(policy.default)),

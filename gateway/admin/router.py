@@ -1,8 +1,8 @@
 """Which handler answers a path."""
 
 import re
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.errors import MethodNotAllowed, RouteNotFound
@@ -14,9 +14,13 @@ class Visit:
 
     actor: str  # for the audit log
     name: str = ""  # what the path names
+    query: Mapping[str, str] = field(default_factory=dict)  # of each parameter the last value
+    body: bytes = b""
 
 
 Handler = Callable[[Visit], Awaitable[dict[str, Any]]]
+
+MAX_BODY_BYTES = 4096  # of what needs no more, and of what needs none
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,7 @@ class Route:
     method: str
     path: str
     handler: Handler
+    max_body_bytes: int = MAX_BODY_BYTES
 
     def answers(self, method: str) -> bool:
         return method == self.method or (method == "HEAD" and self.method == "GET")
@@ -42,6 +47,11 @@ class Router:
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._routes = tuple(routes)
+
+    def max_body_bytes(self, method: str, path: str) -> int:
+        """That will be read of a request, also of one that no route answers."""
+        answering = (route for route in self._routes if route.answers(method) and route.match(path) is not None)
+        return next((route.max_body_bytes for route in answering), MAX_BODY_BYTES)
 
     def find(self, method: str, path: str) -> tuple[Handler, str]:
         """The handler, and the name in the path. Raises `RouteNotFound` and `MethodNotAllowed`."""

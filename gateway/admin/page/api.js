@@ -25,17 +25,19 @@ export class Api {
     return this.#ask("GET", path, patience);
   }
 
-  post(path) {
-    return this.#ask("POST", path, PATIENCE);
+  /** `content` is sent as JSON. */
+  post(path, content = null, patience = PATIENCE) {
+    return this.#ask("POST", path, patience, content === null ? null : JSON.stringify(content));
   }
 
-  async #ask(method, path, patience) {
+  async #ask(method, path, patience, body = null) {
     const address = new URL(`admin/v1/${path}`, document.baseURI);
     const headers = { authorization: `Bearer ${this.key}` };
     try {
       const answer = await fetch(address, {
         method,
         headers,
+        body,
         cache: "no-store",
         signal: AbortSignal.timeout(patience),
       });

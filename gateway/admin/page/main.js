@@ -5,6 +5,7 @@ import { CancelQuestion } from "./cancel_question.js";
 import { Charts } from "./charts.js";
 import { byId } from "./dom.js";
 import { Freshness } from "./freshness.js";
+import { PolicyView } from "./policy/view.js";
 import { Poller } from "./poller.js";
 import { Pool } from "./pool.js";
 import { refusalsTable } from "./refusals.js";
@@ -16,8 +17,9 @@ import { Troubles, showFacts, showGauges, troubles } from "./summary.js";
 import { tenantDetail } from "./tenant_detail.js";
 import { tenantsTable } from "./tenants.js";
 import { shown } from "./text.js";
+import { Views } from "./views.js";
 
-const EVERY_SECOND = ["overview", "tenants", "requests", "queue", "kv", "refusals"];
+const NOW = ["tenants", "requests", "queue", "kv", "refusals"]; // what the first view asks each second
 const DIAGNOSIS_PERIOD = 10000; // milliseconds
 const DIAGNOSIS_PATIENCE = 30000; // the gateway watches itself for a while before it answers
 
@@ -35,12 +37,14 @@ class Board {
     this.tenant = tenantDetail((row) => this.#openRequest(row));
     this.question = new CancelQuestion();
     this.tables = this.#makeTables();
+    this.others = { policy: new PolicyView() };
     this.troubles = new Troubles(byId("problems"));
     this.freshness = new Freshness();
     this.poller = new Poller(
       () => this.#poll(),
       (error, wait) => this.#failed(error, wait),
     );
+    this.views = new Views(["now", ...Object.keys(this.others)], () => this.#turn());
     this.signIn = new SignIn((api) => this.#begin(api));
     this.#listen();
     this.signIn.begin();
@@ -66,7 +70,8 @@ class Board {
     byId("try-now").addEventListener("click", () => this.poller.now());
     byId("pause").addEventListener("click", () => this.#pause(this.poller.running));
     byId("filter").addEventListener("input", ({ target }) => {
-      for (const table of Object.values(this.tables)) table.filter(target.value.trim().toLowerCase());
+      const tables = [this.tables, ...Object.values(this.others).map((view) => view.tables)].flatMap(Object.values);
+      for (const table of tables) table.filter(target.value.trim().toLowerCase());
     });
     for (const choice of document.querySelectorAll("[name=which]"))
       choice.addEventListener("change", () => this.#choose(choice.value));
@@ -74,6 +79,12 @@ class Board {
 
   #choose(which) {
     for (const id of ["live", "recent"]) byId(id).hidden = id !== which;
+  }
+
+  /** To another view, which is asked for even while the page is paused. */
+  #turn() {
+    if (this.poller.running) this.poller.now();
+    else if (this.#api !== null) this.#poll().catch((error) => this.#failed(error, 0));
   }
 
   #begin(api) {
@@ -99,7 +110,7 @@ class Board {
 
   async #poll() {
     const api = this.#api;
-    const { answers, unanswered } = await this.#askAll(api);
+    const { answers, unanswered } = await this.#askAll(api, this.views.current);
     if (api !== this.#api) return;
     this.#diagnose(api);
     this.freshness.answered(answers.overview);
@@ -108,14 +119,19 @@ class Board {
     await Promise.all([this.request.refresh(), this.tenant.refresh()]);
   }
 
-  /** Of the parts, only the overview must answer. */
-  async #askAll(api) {
-    const settled = await Promise.allSettled(EVERY_SECOND.map((part) => api.get(part)));
-    const [overview] = settled;
-    if (overview.status === "rejected") throw overview.reason;
-    const answers = Object.fromEntries(EVERY_SECOND.map((part, index) => [part, settled[index].value]));
-    const unanswered = EVERY_SECOND.map((part, index) => ({ part, error: settled[index].reason }));
-    return { answers, unanswered: unanswered.filter(({ error }) => error) };
+  /** For the view that is shown. Of the parts, only the overview must answer. */
+  async #askAll(api, view) {
+    const parts = view === "now" ? [...NOW] : [];
+    const asked = Promise.allSettled(parts.map((part) => api.get(part)));
+    const overview = await api.get("overview");
+    const settled = [...(await asked)];
+    const answers = Object.fromEntries(parts.map((part, index) => [part, settled[index].value]));
+    if (view !== "now") {
+      parts.push(view);
+      settled.push(...(await Promise.allSettled([this.others[view].refresh(api, overview)])));
+    }
+    const unanswered = parts.map((part, index) => ({ part, error: settled[index].reason }));
+    return { answers: { ...answers, overview }, unanswered: unanswered.filter(({ error }) => error) };
   }
 
   async #diagnose(api) {

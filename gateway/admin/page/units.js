@@ -68,6 +68,14 @@ export function clock(unix) {
   return known(unix) ? new Date(1000 * unix).toLocaleTimeString("en-GB") : UNKNOWN;
 }
 
+/** The day with it, where it is another one than the reader's. */
+export function moment(unix) {
+  if (!known(unix)) return UNKNOWN;
+  const date = new Date(1000 * unix);
+  const isToday = date.toDateString() === new Date().toDateString();
+  return isToday ? clock(unix) : `${date.toLocaleDateString("sv")} ${clock(unix).slice(0, 5)}`;
+}
+
 function known(value) {
   return typeof value === "number" && Number.isFinite(value);
 }

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.admin.app import MAX_BODY_BYTES
+from gateway.admin.router import MAX_BODY_BYTES
 from gateway.auth import new_key
 from gateway.key_store import KeyStore
 from gateway.setting_fields import ADMIN_CONNECTIONS
@@ -27,8 +27,8 @@ tenants:
   acme: {weight: 3, limits: {tokens: 100k/min, kv_bytes: 512MiB}}
   spent: {limits: {requests: {rate: 1/h, burst: 1}}}
 """
-READS = ("overview", "tenants", "tenants/acme", "requests", "queue", "kv", "policy", "refusals", "audit")
-WRITES = ("requests/req_1/cancel", "policy/reload", "drain")
+READS = ("overview", "tenants", "tenants/acme", "requests", "queue", "kv", "policy", "policy/text", "refusals", "audit")
+WRITES = ("requests/req_1/cancel", "policy/reload", "policy/check", "drain")
 
 
 @dataclass

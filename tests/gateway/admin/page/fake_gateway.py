@@ -11,8 +11,11 @@ from gateway.admin.api import PREFIX
 from gateway.admin.app import AdminApp
 from gateway.admin.key import AdminKey
 from gateway.admin.page_files import page_files
+from gateway.admin.policy_check import MAX_BODY_BYTES, PastedPolicy, PolicyCheck
 from gateway.admin.router import Route, Router, Visit
 from gateway.errors import RouteNotFound
+from gateway.wire import read
+from quotas.policy_file import parse_policy
 from tests.gateway.admin.page import page_data
 from tests.gateway.server_process import eventually
 
@@ -34,7 +37,10 @@ class FakeGateway:
             "kv": page_data.kv(),
             "refusals": page_data.refusals(),
             "diagnosis": page_data.diagnosis(),
+            "policy": page_data.policy(),
         }
+        self.policy = parse_policy({"policy.yaml": page_data.POLICY.encode()})
+        self._policy_check = PolicyCheck()
         self.tenant: Json = page_data.tenant_detail("acme")  # but for its name
         self.cancelled: list[str] = []  # ids, in order
         self.num_overviews = 0
@@ -67,6 +73,8 @@ class FakeGateway:
     def _make_routes(self) -> list[Route]:
         return [
             *(Route("GET", f"{PREFIX}/{part}", self._answer(part)) for part in self.answers),
+            Route("GET", f"{PREFIX}/policy/text", self._policy_text),
+            Route("POST", f"{PREFIX}/policy/check", self._check_policy, MAX_BODY_BYTES),
             Route("GET", f"{PREFIX}/tenants/{{name}}", self._tenant),
             Route("POST", f"{PREFIX}/requests/{{name}}/cancel", self._cancel),
             Route("GET", f"{PREFIX}/requests/{{name}}", self._request),
@@ -83,6 +91,12 @@ class FakeGateway:
 
     async def _tenant(self, visit: Visit) -> Json:
         return self.tenant | {"name": visit.name}
+
+    async def _policy_text(self, visit: Visit) -> Json:
+        return await self._policy_check.text(self.policy)
+
+    async def _check_policy(self, visit: Visit) -> Json:
+        return await self._policy_check.of(read(PastedPolicy, visit.body), self.policy)
 
     async def _request(self, visit: Visit) -> Json:
         return page_data.request_detail(self._find(visit.name, "live", "recent"))

@@ -4,6 +4,9 @@ from math import sin
 from random import Random
 from typing import Any
 
+from gateway.admin.policy_report import effective
+from quotas.policy_file import parse_policy
+
 NOW = 1_790_000_000.0
 SECONDS = 300
 CLASSES = ("interactive", "batch", "background")
@@ -11,6 +14,21 @@ TENANTS = ("acme", "globex", "initech", "umbrella", "hooli", "vehement", "massiv
 NUM_BLOCKS = 2048
 BLOCK_BYTES = 262_144
 STATES = ("decoding", "decoding", "decoding", "prefill", "waiting", "waiting", "reserving", "reading", "ending")
+
+POLICY = """\
+classes:
+  interactive: {service_tiers: [priority, fast], ttft: 500ms, time_per_output_token: 50ms, when_late: refuse}
+  batch: {service_tiers: [flex], aging: 20s, queue: {requests: 200}}
+defaults: {default_class: batch}
+tenants:
+  acme:
+    weight: 3
+    default_class: interactive
+    limits: {tokens: [100k/min, 20M/day], requests: {rate: 600/min, burst: 900}, kv_bytes: 256MiB}
+    price: {input: 0.5/1M, output: 2/1M, currency: EUR}
+    keys: {1f0c77aa: {limits: {requests: 5/min}}}
+  globex: {models: [qwen3-0.6b], limits: {concurrent_requests: 8}}
+"""
 
 Json = dict[str, Any]
 
@@ -230,6 +248,29 @@ def refusals(number: int = 30, names: tuple[str, ...] = TENANTS) -> Json:
         }
         rows.append(row | {"status": status, "code": code, "reason": reason, "message": message})
     return {"refusals": rows}
+
+
+def policy() -> Json:
+    return {
+        "version": "9f3c2a71",
+        "problem": None,
+        "has_files": True,
+        "effective": effective(parse_policy({"policy.yaml": POLICY.encode()})),
+        "history": [
+            {"version": "9f3c2a71", "at": NOW - 400, "changes": ["tenant acme", "  weight: 1 -> 3"]},
+            {
+                "version": "11aa22bb",
+                "at": NOW - 9000,
+                "changes": [
+                    "class batch",
+                    "  aging: 2s -> 20s",
+                    "tenant globex (now named)",
+                    "  models: * -> qwen3-0.6b",
+                ],
+            },
+            {"version": "00000000", "at": NOW - 90_000, "changes": []},
+        ],
+    }
 
 
 def diagnosis() -> Json:

@@ -97,5 +97,5 @@ def test_every_control_region_and_picture_has_a_name(board: Page) -> None:
 def test_there_is_one_main_landmark_with_sections_under_headings(board: Page) -> None:
     roles = [role for role, _ in accessible(board)]
     assert roles.count("main") == roles.count("banner") == 1
-    headings = board.texts("#board h1, #board h2")
+    headings = board.texts("#board h1, #view-now h2")
     assert headings == ["Sluice qwen3-0.6b", "Now", "Tenants", "KV pool", "Last five minutes", "Requests", "Refusals"]

@@ -7,13 +7,13 @@ import pytest
 
 from gateway.admin.page_files import DIRECTORY
 
-FILES = sorted(path for path in DIRECTORY.iterdir() if path.is_file())
+FILES = sorted(path for path in DIRECTORY.rglob("*") if path.is_file())
 MARKUP_FROM_TEXT = (
     r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|createContextualFragment|\beval\b|new Function|@import"
 )
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(DIRECTORY).as_posix())
 def test_no_file_reaches_elsewhere_or_makes_markup_of_text(path: Path) -> None:
     text = path.read_text()
     addresses = set(re.findall(r"https?://[^\s'\"]+", text)) - {"http://www.w3.org/2000/svg"}

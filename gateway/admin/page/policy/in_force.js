@@ -1,0 +1,91 @@
+// The policy that holds: its classes, and what each tenant may do.
+
+import { byId, el, setText } from "../dom.js";
+import { plainTable } from "../plain_table.js";
+import { Table } from "../table.js";
+import { counted, shown } from "../text.js";
+import { moment } from "../units.js";
+
+const CLASSES = [
+  ["Class"],
+  ["Asked for as", false, "major"],
+  ["First token"],
+  ["Per token"],
+  ["When late", false, "major"],
+  ["Aging"],
+  ["Queue", false, "major"],
+];
+const OTHERS = "all others";
+const MINOR = { minor: true };
+const MAJOR = { major: true };
+
+export class InForce {
+  constructor() {
+    this.tenants = new Table(byId("policy-tenants"), {
+      title: "Tenants of the policy",
+      columns: [
+        text("name", "Tenant", { names: true }),
+        { ...text("weight", "Weight", { numeric: true, ...MAJOR }), value: ({ weight }) => weight },
+        text("classes", "Class, highest"),
+        text("limits", "Limits", { wide: true }),
+        text("models", "Models", MINOR),
+        text("price", "Price", MINOR),
+        text("outage", "Without store", { least: true }),
+        text("keys", "Keys named", MINOR),
+      ],
+      key: ({ name, isDefault }) => `${isDefault} ${name}`,
+      matches: (row, words) => `${row.name} ${row.limits} ${row.classes}`.toLowerCase().includes(words),
+      empty: "No tenant is named: the defaults hold for all.",
+    });
+  }
+
+  show({ version, history, has_files: hasFiles, effective, problem }) {
+    const { classes, defaults, tenants } = effective;
+    const named = Object.entries(tenants);
+    const since = history.find((edition) => edition.version === version);
+    const from = hasFiles ? "" : ", the built-in one";
+    const facts = `Version ${shown(version, 24)}${from}, since ${moment(since?.at)}; ${counted(named.length, "tenant")} named.`;
+    setText(byId("in-force-facts"), facts);
+    setText(byId("policy-problem"), problem ? `An edit was not taken: ${shown(problem, 600)}` : "");
+    byId("policy-reload").hidden = !hasFiles;
+    byId("policy-classes").replaceChildren(plainTable("Classes", CLASSES, Object.entries(classes).map(classCells)));
+    const rows = named.map(([name, fields]) => tenantRow(name, fields, false));
+    this.tenants.update([tenantRow(OTHERS, defaults, true), ...rows]);
+  }
+}
+
+function classCells([name, level]) {
+  const queue = Object.entries(level.queue ?? {}).map(([what, most]) => `${what} ${most}`);
+  const late = level.ttft ? (level.when_late === "refuse" ? "is refused" : "waits") : "";
+  const cells = [(level.service_tiers ?? []).join(", "), level.ttft, level.time_per_output_token, late, level.aging];
+  return [name, ...cells, queue.join(", ")].map((cell) => (cell ? shown(cell, 60) : ""));
+}
+
+function tenantRow(name, fields, isDefault) {
+  const { highest_class: highest, default_class: usual, limits, price } = fields;
+  return {
+    name,
+    isDefault,
+    weight: Number(fields.weight),
+    classes: highest === usual ? usual : `${usual}, ${highest}`,
+    limits: limitsInWords(limits),
+    models: (fields.models ?? []).join(", "),
+    price: price === "none" ? "" : `${price.input} in, ${price.output} out, ${price.currency}`,
+    outage: fields.on_store_outage,
+    keys: Object.keys(fields.keys ?? {}).join(", "),
+  };
+}
+
+function limitsInWords(limits) {
+  const set = Object.entries(limits ?? {}).filter(([, amount]) => amount !== "unlimited");
+  return set.map(([what, amount]) => `${what} ${amountInWords(amount)}`).join(", ") || "unlimited";
+}
+
+function amountInWords(amount) {
+  if (Array.isArray(amount)) return amount.map(amountInWords).join(" and ");
+  return amount?.rate ? `${amount.rate} (burst ${amount.burst})` : String(amount);
+}
+
+function text(id, title, marks = {}) {
+  return { id, title, value: (row) => row[id], text: (row) => (row[id] === "" ? "" : shown(row[id], 240)), ...marks };
+}

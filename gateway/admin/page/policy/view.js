@@ -1,0 +1,33 @@
+// The view of the policy: what is in force, what an edit would do, what was changed when.
+
+import { byId } from "../dom.js";
+import { Edit } from "./edit.js";
+import { showHistory } from "./history.js";
+import { InForce } from "./in_force.js";
+
+export class PolicyView {
+  #api = null;
+  #seen = null; // version and problem of what is shown
+
+  constructor() {
+    this.inForce = new InForce();
+    this.edit = new Edit(() => this.#api);
+    this.tables = [this.inForce.tenants];
+    byId("policy-reload").addEventListener("click", () => this.#reload());
+  }
+
+  /** Asks again when the policy is another one than is shown. */
+  async refresh(api, { policy }) {
+    const state = `${policy.version} ${policy.problem}`;
+    if (api === this.#api && state === this.#seen) return;
+    this.#api = api;
+    const report = await api.get("policy");
+    this.#seen = state;
+    this.inForce.show(report);
+    showHistory(report.history);
+  }
+
+  async #reload() {
+    await this.#api.post("policy/reload").catch(() => null); // what came of it is seen a second later
+  }
+}
