@@ -45,8 +45,8 @@ def _threads() -> int:
 
 
 def _start_time() -> float:
-    since_boot = int(_stat()[19]) / _TICK
-    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot
+    (boot,) = (line.split()[1] for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
+    return int(boot) + int(_stat()[19]) / _TICK
 
 
 def _stat() -> list[str]:
