@@ -11,8 +11,8 @@ from redis.exceptions import RedisError, ResponseError
 
 from quotas.errors import ConnectionLost, StoreUnavailable
 
-GRACE = 0.005  # seconds that a late answer, perhaps received while this process was busy, has to be read
-LONGEST_LAG = 3.0  # timeouts, that a busy loop of our own excuses
+LOOKS = 4  # in the time that an answer may take: between two, the loop reads whatever has come
+GRACE = 0.005  # seconds in which the loop reads once more, before a command without an answer is given up
 
 
 def again(error: StoreUnavailable) -> StoreUnavailable:
@@ -21,7 +21,12 @@ def again(error: StoreUnavailable) -> StoreUnavailable:
 
 
 class RedisLink:
-    """Commands of one turn of the loop share one write. The first that gets no answer in time ends the link."""
+    """Commands of one turn of the loop share one write. The first that gets no answer in time ends the link.
+
+    Time is counted as far as this process attended to it: between two looks at what is awaited, however late the second
+    comes, no more than the time that was meant to pass. A loop that stands still for seconds, or a machine that starves
+    it, so costs the store nothing: what it answered meanwhile is read before anything is judged.
+    """
 
     def __init__(
         self,
@@ -34,10 +39,13 @@ class RedisLink:
         self.timeout = timeout
         self._loop = asyncio.get_running_loop()
         self._outgoing: list[bytes] = []
-        self._awaited: deque[tuple[asyncio.Future[Any], float]] = deque()  # with the time it was submitted at
+        self._awaited: deque[tuple[asyncio.Future[Any], float]] = deque()  # with the attended time it was submitted at
         self._has_outgoing = asyncio.Event()
         self._watch: asyncio.TimerHandle | None = None
-        self._due = 0.0  # when it is to look
+        self._attended = 0.0  # seconds in which this process could read answers, up to the last look
+        self._looked = 0.0  # when that was, by the loop's clock
+        self._pause = 0.0  # seconds from then to the next look, as it was meant
+        self._suspect: asyncio.Future[Any] | None = None  # overdue at the last look
         self._on_end = on_end
         self._ended: StoreUnavailable | None = None
         self._tasks = [self._loop.create_task(self._write()), self._loop.create_task(self._read())]
@@ -48,11 +56,11 @@ class RedisLink:
         if self._ended is not None:
             answer.set_exception(again(self._ended))
             return answer
-        self._awaited.append((answer, self._loop.time()))
+        if self._watch is None:
+            self._look_in(self.timeout / LOOKS)
+        self._awaited.append((answer, self._attended + self._since_look()))
         self._outgoing.append(packed)
         self._has_outgoing.set()
-        if self._watch is None:
-            self._look_in(self.timeout)
         return answer
 
     def end(self, reason: StoreUnavailable) -> None:
@@ -107,20 +115,24 @@ class RedisLink:
         else:
             future.set_result(answer)
 
-    def _check(self) -> None:
-        """Runs when the oldest command of a moment ago is due. When it runs late itself, the loop was busy, and the
-        answer may lie unread: then the store has a little longer.
-        """
+    def _look(self) -> None:
+        """Give the link up if the oldest command is overdue for the second time: the loop has read in between."""
         self._watch = None
+        self._attended += self._since_look()
         if not self._awaited:
             return
-        now = self._loop.time()
-        late, lag = now - self._awaited[0][1] - self.timeout, now - self._due
-        if late >= (GRACE if lag < GRACE else LONGEST_LAG * self.timeout):
+        oldest, submitted = self._awaited[0]
+        is_overdue = self._attended - submitted >= self.timeout
+        if is_overdue and oldest is self._suspect:
             self.end(StoreUnavailable(f"the quota store did not answer within {self.timeout * 1000:.0f} ms"))
-        else:
-            self._look_in(GRACE if late >= 0 else -late)
+            return
+        self._suspect = oldest if is_overdue else None
+        self._look_in(GRACE if is_overdue else self.timeout / LOOKS)
 
     def _look_in(self, seconds: float) -> None:
-        self._due = self._loop.time() + seconds
-        self._watch = self._loop.call_later(seconds, self._check)
+        self._looked, self._pause = self._loop.time(), seconds
+        self._watch = self._loop.call_later(seconds, self._look)
+
+    def _since_look(self) -> float:
+        """Seconds since the last look that were attended to."""
+        return min(self._loop.time() - self._looked, self._pause)

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +56,39 @@ async def test_a_hanging_store_fails_calls_and_nothing_is_lost_when_it_wakes(url
     await store.heartbeat()
     states = await store.states("a", None, LIMITS)
     assert [state.remaining for state in states] == [850, 10]
+    await store.close()
+
+
+@pytest.mark.parametrize("stalls", [[1.5], [0.4] * 4], ids=["once", "again and again"])
+async def test_a_loop_that_stands_still_does_not_blame_the_store(url: str, stalls: list[float]) -> None:
+    """100 calls are out while this process does nothing for many times the timeout."""
+    store = RedisStore.at(url, timeout=0.25)
+    await store.connect()
+    calls = [asyncio.create_task(store.states(f"t{number}", None, LIMITS)) for number in range(100)]
+    await asyncio.sleep(0)  # all are sent
+    for stall in stalls:
+        time.sleep(stall)  # noqa: ASYNC251 - the fault itself
+        await asyncio.sleep(0)
+    assert len(await asyncio.gather(*calls)) == 100
+    assert store.num_outages == 0
+    await store.close()
+
+
+async def test_a_loop_that_stands_still_finds_out_a_store_that_hangs(url: str) -> None:
+    store = RedisStore.at(url, timeout=0.05)
+    await store.connect()
+    pid = await server_pid(url)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        call = asyncio.create_task(store.states("a", None, LIMITS))
+        while not call.done():
+            await asyncio.sleep(0)
+            time.sleep(0.03)  # noqa: ASYNC251 - the fault itself
+        with pytest.raises(StoreUnavailable, match="did not answer within 50 ms"):
+            await call
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    await until_connected(store)
     await store.close()
 
 
