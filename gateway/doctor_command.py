@@ -77,6 +77,8 @@ def _diagnose(namespace: Namespace) -> int:
         before = gateway.snapshot()
         time.sleep(SECONDS)
         found = findings(before, gateway.snapshot())
+        now = {finding.name for finding in found}
+        found += [past for past in gateway.own_findings() if past.name not in now]
     _print(namespace.json, "findings", [finding.to_json() for finding in found], _told(found))
     return int(any(finding.severity is Severity.SERIOUS for finding in found))
 
@@ -86,7 +88,7 @@ def _told(found: Iterable[Finding]) -> Iterable[str]:
         f"{finding.severity:8} {finding.trouble}\n{'':9}{finding.evidence}\n{'':9}remedy: {finding.remedy}"
         for finding in found
     ]
-    return lines or [f"ok       nothing is wrong, as far as {SECONDS:g} s show"]
+    return lines or [f"ok       nothing is wrong, as far as {SECONDS:g} s and the metrics of the last minutes show"]
 
 
 def _admin_key(namespace: Namespace) -> str:

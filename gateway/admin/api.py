@@ -46,6 +46,7 @@ class Api:
         self._tenants = Tenants(service, history, self.requests)
         self._policy_check = PolicyCheck()
         self._diagnosis = Diagnosis(self._doctors_questions, service.metrics.prometheus_text, service.telemetry.clock)
+        self.watch = self._diagnosis.watch
 
     def router(self, actions: Actions) -> Router:
         return Router(

@@ -1,21 +1,27 @@
 """What `sluice doctor --live` would say of this gateway, said by itself."""
 
 import asyncio
+import zlib
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from gateway.doctor.finding import Finding
-from gateway.doctor.findings import findings
+from gateway.doctor.findings import findings, past_findings
+from gateway.doctor.samples import Samples
 from gateway.doctor.snapshot import SECONDS, Snapshot
 
 STALE = 60.0  # seconds, after which a snapshot is too old to compare with
+REMEMBERED = 300.0  # seconds: what went wrong a few minutes ago is asked for when somebody has come to look
+EVERY = 15.0  # seconds between two sets of metrics that are remembered, some 10 KB each
 
 Json = dict[str, Any]
 
 
 class Diagnosis:
     """Compares two snapshots, `SECONDS` apart or more. The later one is kept: for the next time, and its findings for
-    those who ask within `SECONDS` of it.
+    those who ask within `SECONDS` of it. What metrics alone show is looked for in the last `REMEMBERED` seconds too, as
+    far as `watch` has run.
 
     `read` gives the answers of the admin API by the names that the doctor asks for, `metrics` those in Prometheus'
     text format, `clock` seconds.
@@ -33,6 +39,14 @@ class Diagnosis:
         self._lock = asyncio.Lock()
         self._last: Snapshot | None = None
         self._found: list[Finding] = []
+        self._past: deque[tuple[float, bytes]] = deque(maxlen=round(REMEMBERED / EVERY))  # when, and metrics, deflated
+
+    async def watch(self) -> None:
+        """Remember metrics for as long as the server runs."""
+        while True:
+            at, text = self._clock(), self._metrics()
+            self._past.append((at, await asyncio.to_thread(zlib.compress, text, 1)))
+            await asyncio.sleep(EVERY)
 
     async def report(self) -> Json:
         """At once where it was asked for in the last minute, else after `SECONDS`."""
@@ -43,8 +57,17 @@ class Diagnosis:
 
     async def _look(self) -> None:
         before, after = await self._before(), await self._snapshot()
-        self._found = await asyncio.to_thread(findings, before, after)
+        self._found = await asyncio.to_thread(self._judged, before, after)
         self._last = after
+
+    def _judged(self, before: Snapshot, after: Snapshot) -> list[Finding]:
+        """What ails it now, then what ailed it in the last minutes and does not now."""
+        found = findings(before, after)
+        at, text = next(((at, text) for at, text in self._past if after.at - at <= REMEMBERED), (after.at, b""))
+        if after.at - at <= SECONDS:
+            return found
+        samples, known = Samples.parse(zlib.decompress(text).decode()), {finding.name for finding in found}
+        return found + [past for past in past_findings(at, samples, after) if past.name not in known]
 
     async def _before(self) -> Snapshot:
         """The last one, else one of `SECONDS` ago."""

@@ -1,5 +1,6 @@
 """One trouble of a running gateway, what shows it, and what helps."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -18,6 +19,12 @@ class Finding:
     evidence: str
     remedy: str
     severity: Severity = Severity.WARNING
+
+    @staticmethod
+    def of(told: Mapping[str, str]) -> "Finding":
+        """From what `to_json` gave. Raises `KeyError` and `ValueError` for anything else."""
+        severity = Severity(told["severity"])
+        return Finding(told["name"], told["trouble"], told["evidence"], told["remedy"], severity)
 
     def to_json(self) -> dict[str, str]:
         return {

@@ -1,9 +1,11 @@
 """What ails a running gateway: a pure judgement over two snapshots of it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from gateway.doctor import engine_findings, queue_findings, service_findings
 from gateway.doctor.finding import Finding, Severity
+from gateway.doctor.samples import Samples
 from gateway.doctor.snapshot import Snapshot
 from gateway.doctor.window import Window
 
@@ -22,6 +24,7 @@ _JUDGES: tuple[Callable[[Window], Finding | None], ...] = (
     queue_findings.held_by_own_limit,
     queue_findings.flood_of_work,
     queue_findings.flood_of_refusals,
+    queue_findings.refusing,
     queue_findings.early_retries,
     queue_findings.estimates_off,
     service_findings.store_slow,
@@ -33,6 +36,32 @@ _JUDGES: tuple[Callable[[Window], Finding | None], ...] = (
     service_findings.lost_telemetry,
     service_findings.draining,
 )
+
+# Those of them that counters and histograms alone decide: what is true at both ends of minutes need not be in between.
+_JUDGES_OF_COUNTERS = (
+    service_findings.store_away,
+    engine_findings.preemptions,
+    engine_findings.lost_steps,
+    engine_findings.slow_answers,
+    queue_findings.refusing,
+    queue_findings.early_retries,
+    queue_findings.estimates_off,
+    service_findings.store_slow,
+    service_findings.store_fails,
+    service_findings.late_loop,
+    service_findings.lost_telemetry,
+)
+
+
+def past_findings(at: float, samples: Samples, now: Snapshot) -> list[Finding]:
+    """Returns what went wrong since the moment `at`, on the clock of `now`, when the metrics were `samples`. All of it
+    are warnings, because it may be over by now.
+    """
+    after = replace(now, waiting=(), live=())
+    window = Window(replace(after, at=at, samples=samples, tenants=()), after)
+    found = [finding for judge in _JUDGES_OF_COUNTERS if (finding := judge(window)) is not None]
+    minutes = f"in the last {window.seconds / 60:.0f} min" if window.seconds >= 60 else "in the last minute"
+    return [replace(finding, severity=Severity.WARNING, evidence=f"{minutes}: {finding.evidence}") for finding in found]
 
 
 def findings(before: Snapshot, after: Snapshot) -> list[Finding]:

@@ -6,6 +6,7 @@ from typing import Any, Self
 import httpx
 
 from gateway.doctor.errors import DoctorError
+from gateway.doctor.finding import Finding
 from gateway.doctor.snapshot import PATHS, Snapshot
 
 SECONDS = 10.0  # that an answer may take
@@ -34,9 +35,18 @@ class LiveGateway:
         try:
             return Snapshot.of(at, metrics, answers)
         except (KeyError, TypeError, ValueError) as error:
-            raise DoctorError(
-                f"{self._url} answers as no gateway of this version does ({type(error).__name__}: {error})"
-            ) from None
+            raise self._foreign(error) from None
+
+    def own_findings(self) -> list[Finding]:
+        """What the gateway says of itself, the last minutes included. Raises `DoctorError`."""
+        answer = self._json("/admin/v1/diagnosis")
+        try:
+            return [Finding.of(found) for found in answer["findings"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._foreign(error) from None
+
+    def _foreign(self, error: Exception) -> DoctorError:
+        return DoctorError(f"{self._url} answers as no gateway of this version does ({type(error).__name__}: {error})")
 
     def _json(self, path: str) -> dict[str, Any]:
         try:

@@ -17,6 +17,14 @@ HELD = 0.75  # of the estimates: nine in ten are meant to, and of 30 three stand
 EARLY_RETRIES = 0.5  # of those who come back: a client's jitter may make a few early
 TENANTS_NAMED = 3
 
+SERVERS_REASONS = {  # of `sluice_refusals_total`, with the remedy
+    "quota_store": "see that Redis runs, is reached within --redis-timeout and takes writes; on_store_outage in the "
+    "policy says what happens meanwhile",
+    "queue_full": "add replicas or capacity, or bound the tenant that fills the queue",
+    "preempted": "give KV memory more (--kv-memory-bytes), or lower --max-num-seqs",
+    "error": "the log has the error of each",
+}
+FAILURES = {"quota_store", "error"}  # the others may be overload, which refusals are the answer to
 REMEDIES = {
     "batch": "serve with --batching continuous, the default",
     "release": "it passes by itself; if it stays, lower --max-num-seqs",
@@ -118,6 +126,23 @@ def flood_of_refusals(window: Window) -> Finding | None:
         f"tenant {name} is refused again and again",
         f"{refused[name]} of {total} refusals in {window.seconds:.1f} s were of its requests",
         "see /admin/v1/refusals for its limit: raise that in the policy, or ask its owner to obey Retry-After",
+    )
+
+
+def refusing(window: Window) -> Finding | None:
+    """Requests are refused, or fail, for what is the server's to mend and not their tenants'."""
+    counts = {reason: window.increase("sluice_refusals_total", reason=reason) for reason in SERVERS_REASONS}
+    total = sum(counts.values())
+    if total < LEAST_FLOOD:
+        return None
+    reason = max(counts, key=counts.__getitem__)
+    told = ", ".join(f"{name} {count:.0f}" for name, count in counts.items() if count)
+    return Finding(
+        "refusing",
+        "requests are refused for reasons of the server's own",
+        f"{total:.0f} in {window.seconds:.1f} s: {told}",
+        SERVERS_REASONS[reason],
+        Severity.SERIOUS if reason in FAILURES else Severity.WARNING,
     )
 
 

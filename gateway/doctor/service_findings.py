@@ -9,6 +9,7 @@ SLOW_CALLS = 0.5  # of the calls: a store that is far away is slow for all
 LEAST_CALLS = 5.0
 LAG = 0.05  # seconds: longer than the time a token may take in an urgent class
 LONG_LAG = 0.5  # seconds: probes and deadlines suffer as well
+LATE_SHARE = 0.05  # of the time: as much as planning may take of a step
 SLOW_READER = "its client reads slowly"  # how the admin API begins its reason
 NAMED = 3
 
@@ -29,8 +30,8 @@ def store_away(window: Window) -> Finding | None:
 
 def store_slow(window: Window) -> Finding | None:
     slow = window.beyond(SLOW_STORE, "sluice_store_latency_seconds")
-    if slow.total < LEAST_CALLS or slow.share < SLOW_CALLS:
-        return None
+    if slow.total < LEAST_CALLS or slow.share < SLOW_CALLS or _is_starved(window):
+        return None  # a starved process reads every answer late: `late_loop` says it
     mean = window.mean("sluice_store_latency_seconds")
     return Finding(
         "store_slow",
@@ -74,17 +75,24 @@ def _named(rows: list[Json]) -> str:
 
 
 def late_loop(window: Window) -> Finding | None:
-    lag = window.after.samples.total("sluice_loop_lag_seconds")
-    if lag <= LAG:
+    lag, late = window.after.samples.total("sluice_loop_lag_seconds"), window.increase("sluice_loop_late_seconds_total")
+    if lag <= LAG and not _is_starved(window):
         return None
+    cpu = window.increase("process_cpu_seconds_total") / window.seconds
     return Finding(
         "late_loop",
-        "the event loop is late",
-        f"by up to {lag * 1e3:.0f} ms in the last 15 s",
+        "this process is starved: its event loop runs late, and everything it waits for seems slow",
+        f"late by {late:.2f} s in all of {window.seconds:.1f} s, by up to {lag * 1e3:.0f} ms in the last 15 s, while "
+        f"the process had {cpu:.1f} cores",
         "leave it a core of its own: lower --threads, or give the process more CPU; `sluice doctor` compares threads "
         "with cores",
         Severity.SERIOUS if lag > LONG_LAG else Severity.WARNING,
     )
+
+
+def _is_starved(window: Window) -> bool:
+    """The loop was late for a good part of the window: what it measures of others is its own lateness."""
+    return window.increase("sluice_loop_late_seconds_total") > LATE_SHARE * window.seconds
 
 
 def invalid_policy(window: Window) -> Finding | None:

@@ -16,10 +16,12 @@ class ProcessMetrics:
 
     def __init__(self, registry: Registry, policies: Policies, live: Sized) -> None:
         self._lags: deque[float] = deque(maxlen=LAG_TICKS)
+        self._late = 0.0  # seconds, the sum of all lags
         self._sources: dict[str, Callable[[], float]] = {}
         registry.gauge("sluice.live_requests", "Requests being served.", lambda: len(live))
         self._show_policy(registry, policies)
         registry.gauge("sluice.loop.lag", "The most the event loop was late of late.", self._lag, "s")
+        registry.total("sluice.loop.late", "How late the event loop was in all.", lambda: self._late, "s")
         for name, meaning in (
             ("sluice.connections", "Connections of clients."),
             ("sluice.tasks", "Tasks of the event loop."),
@@ -50,6 +52,7 @@ class ProcessMetrics:
     def tick(self, lag: float) -> None:
         """Once a second: the event loop was so many seconds late."""
         self._lags.append(lag)
+        self._late += lag
 
     def _lag(self) -> float:
         return max(self._lags, default=0.0)

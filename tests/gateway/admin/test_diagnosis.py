@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 
 from gateway.admin import diagnosis
-from gateway.admin.diagnosis import STALE, Diagnosis
+from gateway.admin.diagnosis import REMEMBERED, STALE, Diagnosis
 from gateway.doctor.finding import Finding
+from gateway.doctor.samples import Samples
 from gateway.doctor.snapshot import SECONDS, Snapshot
 from tests.gateway.admin.clock import Clock
 
+REAL_SLEEP = asyncio.sleep
 ANSWERS: dict[str, Any] = {
     "overview": {},
     "tenants": {"tenants": []},
@@ -87,3 +89,22 @@ async def test_moments_too_close_to_compare_are_not_compared(site: Site) -> None
         site.clock.now += seconds
         await site.diagnosis.report()
     assert site.compared[1:] == [(100.0 + SECONDS, 100.0 + 2 * SECONDS)]
+
+
+async def test_what_metrics_show_of_the_last_minutes_is_told_after_what_ails_it_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    site, since = Site(monkeypatch), []
+
+    def past(at: float, samples: Samples, now: Snapshot) -> list[Finding]:
+        since.append(at)
+        return [Finding("slow", "It was slow", "9 s", "Wait"), Finding("away", "It was away", "1", "See")]
+
+    monkeypatch.setattr(diagnosis, "past_findings", past)
+    looks = asyncio.create_task(site.diagnosis.watch())
+    while site.clock.now < 1000.0:  # the clock moves as the watch sleeps
+        await REAL_SLEEP(0)
+    looks.cancel()
+    found = (await site.diagnosis.report())["findings"]
+    assert [(one["name"], one["trouble"]) for one in found] == [("slow", "It is slow"), ("away", "It was away")]
+    assert 0 < site.clock.now - since[0] <= REMEMBERED

@@ -10,6 +10,7 @@ import pytest
 from gateway.cli import main
 from gateway.doctor import checks, live
 from gateway.doctor.check import ok, problem, warning
+from gateway.doctor.finding import Finding
 from tests.gateway.doctor.snapshots import HEALTHY, answers, exposition
 from tests.gateway.server_process import ServerProcess
 
@@ -77,6 +78,7 @@ class Gateway:
 
     def __init__(self, metrics: dict[str, float], **overview: Any) -> None:
         self.metrics = metrics
+        self.past: list[dict[str, str]] = []  # what it says of itself
         self.answers = answers(**overview)
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
@@ -84,6 +86,8 @@ class Gateway:
             return httpx.Response(401)
         if request.url.path == "/metrics":
             return httpx.Response(200, text=exposition(self.metrics))
+        if request.url.path == "/admin/v1/diagnosis":
+            return httpx.Response(200, json={"findings": self.past})
         answer = self.answers.get(request.url.path.removeprefix("/admin/v1/"))
         return httpx.Response(200, json=answer) if answer is not None else httpx.Response(404)
 
@@ -112,7 +116,19 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_gateway_that_is_well(serve: Any, key: str, capsys: Capture) -> None:
     serve(Gateway(HEALTHY))
     assert main(["doctor", "--live", "http://gateway:8001", "--key-file", key]) == 0
-    assert capsys.readouterr().out == "ok       nothing is wrong, as far as 3 s show\n"
+    said = "ok       nothing is wrong, as far as 3 s and the metrics of the last minutes show\n"
+    assert capsys.readouterr().out == said
+
+
+def test_a_gateway_that_was_in_trouble_a_minute_ago(serve: Any, key: str, capsys: Capture) -> None:
+    gateway = Gateway(HEALTHY)
+    gateway.past = [Finding("store_away", "it was away", "in the last 5 min: 1 outage", "look").to_json()]
+    serve(gateway)
+    assert main(["doctor", "--live", "--key-file", key]) == 0
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "warning  it was away",
+        "         in the last 5 min: 1 outage",
+    ]
 
 
 def test_a_gateway_in_trouble(serve: Any, key: str, capsys: Capture) -> None:

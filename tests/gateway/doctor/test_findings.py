@@ -4,7 +4,7 @@ import pytest
 
 from admission.explain import REASONS
 from gateway.doctor.finding import Severity
-from gateway.doctor.findings import findings
+from gateway.doctor.findings import findings, past_findings
 from tests.gateway.doctor.snapshots import (
     BEFORE,
     HEALTHY,
@@ -185,6 +185,9 @@ def test_a_slow_store() -> None:
     assert found(slow, before)["store_slow"].evidence == "10 of 12 calls took longer than 25 ms, 100 ms on average"
     quick = histogram(name, {"0.01": 11, "0.025": 11, "0.05": 12, "+Inf": 12}, label)
     assert "store_slow" not in found(quick, before)
+    starved = found(slow | {"sluice_loop_late_seconds_total": 0.3}, before)
+    assert "store_slow" not in starved, "what a late loop measures is its own lateness"
+    assert "late by 0.30 s in all of 5.0 s" in starved["late_loop"].evidence
 
 
 def test_store_calls_that_fail() -> None:
@@ -265,3 +268,23 @@ def test_the_serious_come_first() -> None:
         finding.severity for finding in diagnosed({"sluice_store_connected": 0.0, "sluice_spans_dropped_total": 1.0})
     ]
     assert severities == [Severity.SERIOUS, Severity.WARNING]
+
+
+def test_refusals_that_are_the_servers_own_are_told_with_their_reasons() -> None:
+    metric = 'sluice_refusals_total{reason="%s",code="%s"}'
+    away = {metric % ("quota_store", "quota_unverifiable"): 198.0, metric % ("rate", "rate_limit_exceeded"): 500.0}
+    finding = found(away)["refusing"]
+    assert (finding.evidence, finding.severity) == ("198 in 5.0 s: quota_store 198", Severity.SERIOUS)
+    full = {metric % ("queue_full", "server_is_overloaded"): 30.0}
+    assert found(full)["refusing"].severity is Severity.WARNING
+    assert "refusing" not in found({metric % ("rate", "rate_limit_exceeded"): 500.0})
+
+
+def test_what_metrics_showed_minutes_ago_is_told_as_a_warning() -> None:
+    refused = {'sluice_refusals_total{reason="quota_store",code="quota_unverifiable"}': 198.0}
+    now = snapshot(400.0, HEALTHY | refused)
+    found = past_findings(160.0, snapshot(160.0, BEFORE).samples, now)
+    (finding,) = [one for one in found if one.name == "refusing"]
+    assert finding.evidence == "in the last 4 min: 198 in 240.0 s: quota_store 198"
+    assert {one.severity for one in found} == {Severity.WARNING}
+    assert past_findings(160.0, snapshot(160.0, BEFORE).samples, snapshot(400.0, HEALTHY)) == []
