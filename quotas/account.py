@@ -5,7 +5,6 @@ import math
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import NamedTuple
 from urllib.parse import quote
@@ -276,7 +275,7 @@ def _reset(limit: Limit, used: int, now: int) -> float:
         case Rate():
             return used / limit.amount
         case Budget(period=period) if used:
-            return period_end(period, now) - now / 1e6
+            return period.end(now) - now / 1e6
     return 0.0
 
 
@@ -287,19 +286,6 @@ def _refusal(limit: Limit, asked: int, left: int, missing: int, now: int) -> tup
             wait = missing / limit.amount
             return wait, LimitExceeded(limit, asked, left, wait)
         case Budget(period=period):
-            end = period_end(period, now)
+            end = period.end(now)
             return end - now / 1e6, BudgetSpent(limit, asked, left, end)
     return 0.0, LimitExceeded(limit, asked, left, None)
-
-
-def period_end(period: Period, now: int) -> float:
-    """Unix time at which the period of `now` (us) ends, in UTC."""
-    today = datetime.fromtimestamp(now // 10**6, UTC).replace(hour=0, minute=0, second=0)
-    match period:
-        case Period.DAY:
-            end = today + timedelta(days=1)
-        case Period.WEEK:
-            end = today + timedelta(days=7 - today.weekday())
-        case Period.MONTH:
-            end = (today.replace(day=1) + timedelta(days=32)).replace(day=1)
-    return end.timestamp()

@@ -1,10 +1,13 @@
 """What a tenant, or one of its API keys, may use: so much of one resource, within one window."""
 
 from dataclasses import dataclass
+from datetime import date, timedelta
 from enum import StrEnum
 
 MAX_AMOUNT = 10**15  # the store's scripts count in doubles, exact to 2**53; this leaves room for sums
 MAX_RATE = 4 * 10**9  # of a rate and its burst: the scripts count their refills in 1e-6 of a unit
+DAY = 86_400 * 10**6  # microseconds
+EPOCH = date(1970, 1, 1)
 
 
 class Resource(StrEnum):
@@ -33,6 +36,27 @@ class Period(StrEnum):
     DAY = "day"
     WEEK = "week"
     MONTH = "month"
+
+    def first_day(self, day: int) -> int:
+        """Of the period that `day` is in; days are counted from the Unix epoch."""
+        match self:
+            case Period.WEEK:
+                return day - (EPOCH + timedelta(day)).weekday()
+            case Period.MONTH:
+                return day - (EPOCH + timedelta(day)).day + 1
+        return day
+
+    def end(self, now: int) -> float:
+        """Unix time at which the period of `now`, in microseconds, ends."""
+        first = EPOCH + timedelta(self.first_day(now // DAY))
+        match self:
+            case Period.WEEK:
+                following = first + timedelta(7)
+            case Period.MONTH:
+                following = (first + timedelta(32)).replace(day=1)
+            case _:
+                following = first + timedelta(1)
+        return (following - EPOCH).days * 86_400.0
 
 
 RATE_UNITS = {"s": 1, "min": 60, "h": 3600}

@@ -7,11 +7,11 @@ from datetime import date
 from urllib.parse import unquote
 
 from quotas.account import NO_KEY, key_name, state_key
+from quotas.limit import EPOCH
 from quotas.reservation import NOTHING, Usage
 from quotas.script_runner import ScriptRunner
 from quotas.scripts import Script
 
-EPOCH = date(1970, 1, 1)
 ENTRY = struct.Struct("<5d")  # of lua/ledger.lua
 
 Batch = dict[str | None, Usage]

@@ -1,0 +1,154 @@
+"""The limits of one gateway that has no store to ask: what lua/reserve, extend and settle decide, in memory. Pure.
+
+A level counts as lua/level.lua does, in whole numbers, so that both say the same of every sequence of calls.
+"""
+
+from dataclasses import dataclass, field
+
+from quotas.errors import BudgetSpent, LimitExceeded, NeverFits, Refused
+from quotas.forecast import refusals
+from quotas.limit import DAY, Budget, Limit, Rate
+from quotas.reservation import Ask, LimitState, Usage
+
+MICRO = 10**6
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """How much of one limit is used, in fractions of a unit that the limit's rate refills in whole numbers."""
+
+    used: int = 0
+    at: int = 0  # microsecond that a rate was refilled at; first day of the period that a budget counts in
+    part: int = 0  # millionths of such a fraction that a rate has refilled beyond
+
+
+@dataclass(slots=True, eq=False)
+class Taken:
+    """What one request was charged, from `Limiter.reserve` to `Limiter.settle`."""
+
+    tenant: str
+    limits: tuple[Limit, ...]
+    ask: Ask  # with what was added since
+    first: int  # day of the charge, counted from the Unix epoch
+    last: int  # day of the newest extension on a later one, and the output that was added on it
+    late: int = 0
+    is_settled: bool = field(default=False, init=False)
+
+
+class Limiter:
+    """One per gateway. Calls carry their time in Unix seconds, never earlier than that of the call before."""
+
+    def __init__(self) -> None:
+        self._levels: dict[tuple[str, str], Level] = {}  # by tenant and name of the limit
+
+    def reserve(self, tenant: str, limits: tuple[Limit, ...], ask: Ask, now: float) -> Taken:
+        """Charge `ask` to every limit, the tenant's own and its key's, or to none and raise `Refused`: that with the
+        longest wait.
+        """
+        self._charge(tenant, limits, ask, now)
+        today = _micros(now) // DAY
+        return Taken(tenant, limits, ask, today, today)
+
+    def extend(self, taken: Taken, output_tokens: int, now: float) -> None:
+        """Charge more output to every limit, or to none and raise `Refused`."""
+        more, today = Ask(0, 0, output_tokens), _micros(now) // DAY
+        self._charge(taken.tenant, taken.limits, more, now)
+        if today != taken.first:
+            taken.late = (taken.late if today == taken.last else 0) + output_tokens
+            taken.last = today
+        ask = taken.ask
+        taken.ask = Ask(ask.requests, ask.input_tokens, ask.output_tokens + output_tokens)
+
+    def settle(self, taken: Taken, used: Usage) -> None:
+        """Give back what was not used, and all that was held. The second time, nothing happens."""
+        if taken.is_settled:
+            return
+        taken.is_settled = True
+        ask = taken.ask
+        kept = Ask(
+            min(used.requests, ask.requests),
+            min(used.input_tokens, ask.input_tokens),
+            min(used.output_tokens, ask.output_tokens),
+        )
+        for limit in taken.limits:
+            back = ask.of(limit.resource) - (kept.of(limit.resource) if limit.window else 0)
+            level = self._levels.get((taken.tenant, limit.name))
+            if back > 0 and level is not None:
+                refund = _refundable(taken, limit, level, back) * _scale(limit)
+                self._levels[taken.tenant, limit.name] = Level(max(level.used - refund, 0), level.at, level.part)
+
+    def states(self, tenant: str, limits: tuple[Limit, ...], now: float) -> tuple[LimitState, ...]:
+        """Of each limit now."""
+        return tuple(_state(limit, self._refilled(tenant, limit, now), now) for limit in limits)
+
+    def _charge(self, tenant: str, limits: tuple[Limit, ...], ask: Ask, now: float) -> None:
+        for limit in limits:
+            if (asked := ask.of(limit.resource)) > limit.capacity:
+                raise NeverFits(limit, asked)
+        levels = [self._refilled(tenant, limit, now) for limit in limits]
+        costs = [ask.of(limit.resource) * _scale(limit) for limit in limits]
+        rows = list(zip(limits, levels, costs, strict=True))
+        if any(cost and level.used + cost > limit.capacity * _scale(limit) for limit, level, cost in rows):
+            raise _refusal([_state(limit, level, now) for limit, level, _ in rows], ask, now)
+        for limit, level, cost in rows:
+            self._levels[tenant, limit.name] = Level(level.used + cost, level.at, level.part)
+
+    def _refilled(self, tenant: str, limit: Limit, now: float) -> Level:
+        level = self._levels.get((tenant, limit.name), Level())
+        micros = _micros(now)
+        match limit.window:
+            case None:
+                return level
+            case Budget(period=period):
+                first = period.first_day(micros // DAY)
+                return Level(level.used if level.at == first else 0, first)
+        seconds, rest = divmod(max(micros - level.at, 0), MICRO)
+        part = level.part + rest * limit.amount
+        used = level.used - seconds * limit.amount - part // MICRO
+        at = max(micros, level.at)
+        return Level(used, at, part % MICRO) if used > 0 else Level(0, at)
+
+
+def _refundable(taken: Taken, limit: Limit, level: Level, back: int) -> int:
+    """A budget gets back what was taken from its present period: all of it, or the output that was added on the last
+    day.
+    """
+    if not isinstance(limit.window, Budget) or limit.window.period.first_day(taken.first) == level.at:
+        return back
+    is_late = limit.window.period.first_day(taken.last) == level.at
+    return min(back, Ask(0, 0, taken.late).of(limit.resource)) if is_late else 0
+
+
+def _state(limit: Limit, level: Level, now: float) -> LimitState:
+    scale = _scale(limit)
+    return LimitState(limit, max(limit.capacity * scale - level.used, 0) // scale, _reset(limit, level, now))
+
+
+def _reset(limit: Limit, level: Level, now: float) -> float:
+    match limit.window:
+        case Rate():
+            return level.used / limit.amount
+        case Budget(period=period) if level.used:
+            return period.end(_micros(now)) - now
+    return 0.0
+
+
+def _refusal(states: list[LimitState], ask: Ask, now: float) -> Refused:
+    return max(refusals(states, ask, now), key=lambda refusal: _wait(refusal, now))
+
+
+def _wait(refusal: Refused, now: float) -> float:
+    match refusal:
+        case LimitExceeded(retry_after=wait):
+            return wait or 0.0
+        case BudgetSpent(resets_at=moment):
+            return moment - now
+    return 0.0
+
+
+def _scale(limit: Limit) -> int:
+    return limit.window.seconds if isinstance(limit.window, Rate) else 1
+
+
+def _micros(now: float) -> int:
+    return round(now * MICRO)

@@ -1,0 +1,147 @@
+"""The limiter in memory decides what the store's scripts decide: both are asked the same, on one clock."""
+
+import asyncio
+from dataclasses import dataclass, field
+from uuid import uuid4
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from quotas.errors import BudgetSpent, LimitExceeded, Refused
+from quotas.limit import Limit, Rate, Resource
+from quotas.limiter import Limiter, Taken
+from quotas.redis_store import RedisStore
+from quotas.reservation import Ask, LimitState, Reservation, Usage
+from quotas.script_runner import ScriptRunner
+from tests.quotas.test_store_properties import KEYS, START, Policy, asks, policies, waits
+
+FOREVER = 1e8  # seconds of lease: nobody dies here
+NEAR = {"rel": 1e-9, "abs": 1e-6}
+
+steps = st.one_of(
+    st.tuples(st.just("reserve"), st.sampled_from(KEYS), asks),
+    st.tuples(st.just("reserve"), st.sampled_from(KEYS), asks),
+    st.tuples(st.just("extend"), st.integers(0, 20), st.integers(1, 70)),
+    st.tuples(st.just("settle"), st.integers(0, 20), st.integers(0, 14), st.integers(0, 80)),
+    st.tuples(st.just("wait"), waits),
+)
+
+
+@dataclass
+class Twins:
+    """A store and a limiter that are told the same."""
+
+    runner: ScriptRunner
+    policy: Policy
+    tenant: str = field(default_factory=lambda: uuid4().hex)
+    now: int = START
+    limiter: Limiter = field(default_factory=Limiter)
+    held: list[tuple[Reservation, Taken]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.store = RedisStore(self.runner, FOREVER)
+
+    async def live(self, steps: list[tuple[object, ...]]) -> None:
+        await self.wait(0)
+        for verb, *arguments in steps:
+            await getattr(self, str(verb))(*arguments)
+            await self.check()
+
+    async def wait(self, micros: int) -> None:
+        self.now += micros
+        await self.runner.client.execute(b"SET", b"test:clock", b"%d" % self.now)
+
+    async def reserve(self, key: str | None, ask: Ask) -> None:
+        limits = self._limits(key)
+        refusal, taken = refused(lambda: self.limiter.reserve(self.tenant, limits, ask, self.seconds))
+        try:
+            reservation = await self.store.reserve(self.tenant, key, limits, ask)
+        except Refused as error:
+            assert_same(refusal, error)
+        else:
+            assert taken is not None, f"refused here alone: {refusal}"
+            self.held.append((reservation, taken))
+
+    async def extend(self, index: int, output: int) -> None:
+        if not self.held:
+            return
+        reservation, taken = self.held[index % len(self.held)]
+        refusal, _ = refused(lambda: self.limiter.extend(taken, output, self.seconds))
+        try:
+            await self.store.extend(reservation, output)
+        except Refused as error:
+            assert_same(refusal, error)
+        else:
+            assert refusal is None
+
+    async def settle(self, index: int, input_tokens: int, output_tokens: int) -> None:
+        if not self.held:
+            return
+        reservation, taken = self.held.pop(index % len(self.held))
+        usage = Usage(input_tokens, output_tokens, requests=1 if input_tokens else 0)
+        await self.store.settle(reservation, usage)
+        self.limiter.settle(taken, usage)
+        self.limiter.settle(taken, Usage())
+
+    async def check(self) -> None:
+        for key in KEYS:
+            limits = self._limits(key)
+            theirs = await self.store.states(self.tenant, key, limits)
+            for own, other in zip(self.limiter.states(self.tenant, limits, self.seconds), theirs, strict=True):
+                assert own == LimitState(other.limit, other.remaining, pytest.approx(other.reset, **NEAR))
+
+    @property
+    def seconds(self) -> float:
+        return self.now / 1e6
+
+    def _limits(self, key: str | None) -> tuple[Limit, ...]:
+        own = tuple(self.policy[None])
+        return own if key is None else own + tuple(self.policy[key])
+
+
+def refused(call):  # type: ignore[no-untyped-def]
+    try:
+        return None, call()
+    except Refused as refusal:
+        return refusal, None
+
+
+def assert_same(own: Refused | None, other: Refused) -> None:
+    """Of two limits with the same wait, either may be named."""
+    assert type(own) is type(other), (own, other)
+    assert wait_of(own) == pytest.approx(wait_of(other), **NEAR)
+
+
+def wait_of(refusal: Refused) -> float:
+    if isinstance(refusal, LimitExceeded):
+        return refusal.retry_after or 0.0
+    return refusal.resets_at if isinstance(refusal, BudgetSpent) else 0.0
+
+
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@given(policy=policies, steps=st.lists(steps, min_size=10, max_size=40))
+def test_it_decides_as_the_store_does(
+    loop_and_runner: tuple[asyncio.Runner, ScriptRunner], policy: Policy, steps: list[tuple[object, ...]]
+) -> None:
+    loop, runner = loop_and_runner
+    loop.run(Twins(runner, policy).live(steps))
+
+
+def test_admitted_work_never_exceeds_burst_and_rate() -> None:
+    limiter, limits = Limiter(), (Limit(Resource.REQUESTS, 10, Rate(1, 4)),)
+    admitted = 0
+    for tick in range(1000):
+        result, _ = refused(lambda tick=tick: limiter.reserve("acme", limits, Ask(1), 1e9 + tick / 100))
+        admitted += result is None
+    assert admitted == 4 + 99  # 10 seconds at 10 a second, less the last hundredth
+
+
+def test_tenants_have_levels_of_their_own_and_share_nothing() -> None:
+    limiter, limits = Limiter(), (Limit(Resource.CONCURRENT_REQUESTS, 1),)
+    limiter.reserve("acme", limits, Ask(1), 0.0)
+    limiter.reserve("globex", limits, Ask(1), 0.0)
+    with pytest.raises(LimitExceeded):
+        limiter.reserve("acme", limits, Ask(1), 0.0)
