@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from admission.output_length import OutputLengths
-from admission.request import Request
+from admission.request import Asked, Request
 from admission.terms import Terms
 from backend.engine import Engine
 from backend.scheduler import Scheduler
@@ -23,6 +23,8 @@ class Core(Protocol):
 
     def policy_changed(self, terms: Terms, now: float) -> None: ...
 
+    def asked(self, asked: Asked, now: float) -> None: ...
+
 
 class Admission:
     """Admits requests to one engine. Entering queues the request, leaving the block ends it, whatever happened."""
@@ -35,6 +37,10 @@ class Admission:
     def expected_tokens(self, tenant: str, max_tokens: int) -> int:
         """The length that the tenant's answers rarely exceed."""
         return self._core.lengths.quantile(tenant, max_tokens, RARELY)
+
+    def asked(self, asked: Asked) -> None:
+        """Tell what was asked of limits, and what they said: where the core is recorded, so is this."""
+        self._core.asked(asked, self.clock())
 
     @contextmanager
     def admit(self, request: Request) -> Iterator[TokenStream]:

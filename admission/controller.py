@@ -8,6 +8,7 @@ from admission.memory import FuturePeak, Gate
 from admission.ordering import Ordering
 from admission.output_length import OutputLengths
 from admission.pace import Pace
+from admission.request import Asked
 from admission.terms import Terms
 from admission.waiting_room import WaitingRoom
 from backend.batch import Batch, StepOutput
@@ -72,6 +73,9 @@ class Controller:
         self._ordering = ordering
         self._ledger = ledger
         self.given_up: list[Sequence] = []  # not taken yet
+
+    def asked(self, asked: Asked, now: float) -> None:
+        """Decides nothing: what limits say of a request is not the core's. It is for whoever records the core."""
 
     def arrive(self, sequence: Sequence, now: float) -> None:
         """Queue it. Raises a `Refused` that says why not."""

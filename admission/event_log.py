@@ -3,6 +3,10 @@
 One JSON array a line, times in seconds of the engine's clock:
 
     ["log", version, engine settings, core settings, coefficients, knee, steps that these count as]   first
+    ["gateway", t, Unix seconds, model, bytes of a KV block]     by whom it is recorded, and the time of day
+    ["request", t, id, tenant, key, service tier, body bytes, seconds in which its client wants the first token, the
+     last, each further one, [[prompt tokens, most tokens, whether the client declared them] ...], refusal or null]
+                what was asked of a tenant's limits, before it arrives or instead; refused: which limit, or why
     ["arrive", t, id, tenant, prompt tokens, max_tokens, allowed tokens, class, interval, body bytes,
      first token by, done by, first token's target, first and last token as promised, refusal or null]
     ["finish", t, id, reason]
@@ -28,6 +32,7 @@ from zlib import crc32
 
 from admission.core import CoreConfig, Memory, Order, Overload, Unit, make_core
 from admission.outcome import Refused
+from admission.request import Asked, AskedPrompt
 from admission.step_time import StepTime, StepTimeModel
 from admission.terms import Terms
 from backend.batch import Batch, StepOutput
@@ -38,7 +43,7 @@ from backend.sampling import SamplingParams
 from backend.scheduler import Scheduler
 from backend.sequence import FinishReason, Sequence
 
-VERSION = 10
+VERSION = 11
 END = 1  # the token that ends a sequence in a replay; all others are 0
 
 Entry = list[Any]
@@ -60,6 +65,13 @@ class RecordedCore:
         fitted = model.fitted
         prior = [list(fitted.coefficients), fitted.knee, model.prior_weight]
         self._log(["log", VERSION, asdict(engine), asdict(config), *prior])
+
+    def serves(self, model: str, block_bytes: int, unix: float, now: float) -> None:
+        """Which gateway this is, and what time of day it is: seconds since 1970."""
+        self._log(["gateway", now, unix, model, block_bytes])
+
+    def asked(self, asked: Asked, now: float) -> None:
+        self._log(_asked_entry(asked, now))
 
     def arrive(self, sequence: Sequence, now: float) -> None:
         refusal = None
@@ -185,6 +197,22 @@ def check_version(entry: Entry) -> None:
         raise LogError(1, f"a log of version {entry[1]}; this is version {VERSION}")
 
 
+def _asked_entry(asked: Asked, now: float) -> Entry:
+    return [
+        *("request", now, asked.id, asked.tenant, asked.key, asked.service_tier, asked.body_bytes),
+        *(asked.first_token, asked.last_token, asked.interval),
+        [[prompt.prompt_tokens, prompt.most, prompt.is_declared] for prompt in asked.prompts],
+        asked.refusal,
+    ]
+
+
+def asked_of(entry: Entry) -> Asked:
+    """What a `request` entry says."""
+    _, _, name, tenant, key, tier, size, first, last, interval, prompts, refusal = entry
+    asked = tuple(AskedPrompt(*prompt) for prompt in prompts)
+    return Asked(name, tenant, key, tier, size, first, last, interval, asked, refusal)
+
+
 def _arrive_entry(sequence: Sequence, refusal: str | None, now: float) -> Entry:
     prompt = len(sequence.prompt)
     return [
@@ -228,14 +256,12 @@ def _apply(core: RecordedCore, entry: Entry, sequences: dict[str, Sequence]) -> 
     if kind == "arrive":
         with suppress(Refused):
             core.arrive(_sequence_of(entry, sequences), now)
+    elif kind == "request":
+        core.asked(asked_of(entry), now)
     elif kind == "finish":
         core.finish(sequences[entry[2]], FinishReason(entry[3]), now)
-    elif kind == "allow":
-        core.allow(entry[2], entry[3], now)
     elif kind == "extend":
         core.extend(sequences[entry[2]], entry[3], now)
-    elif kind == "policy":
-        core.policy_changed(Terms.from_json(entry[2]), now)
     elif kind == "plan":
         core.plan(now)
         core.take_ended()
@@ -245,6 +271,21 @@ def _apply(core: RecordedCore, entry: Entry, sequences: dict[str, Sequence]) -> 
         core.complete(StepOutput(step, [END if sequence.id in ended else 0 for sequence in sampled], elapsed), now)
     elif kind == "lost":
         core.lost(now)
+    else:
+        _apply_terms(core, entry)
+
+
+def _apply_terms(core: RecordedCore, entry: Entry) -> None:
+    """What holds from now on, for whom."""
+    kind, now, *said = entry
+    if kind == "allow":
+        tenant, blocks = said
+        core.allow(tenant, blocks, now)
+    elif kind == "policy":
+        core.policy_changed(Terms.from_json(said[0]), now)
+    elif kind == "gateway":
+        unix, model, block_bytes = said
+        core.serves(model, block_bytes, unix, now)
     else:
         raise ValueError(f"an entry of unknown kind {kind!r}")
 

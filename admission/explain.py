@@ -84,6 +84,7 @@ class _Story:
         self._held: dict[str, str] = {}  # tenants that are passed over, and the limit of their own it is for
         self._why: list[str] | None = None  # what the last plan says of the queue: the obstacle and whose it is
         self._readers: dict[str, Callable[..., None]] = {
+            "request": self._asked,
             "arrive": self._arrive,
             "plan": self._plan,
             "done": self._done,
@@ -118,6 +119,16 @@ class _Story:
             if life.waiting_since is not None:
                 life.wait(_reason(life, self._why, self._held), now - self._previous)
         self._previous = now
+
+    def _asked(self, now: float, name: str, tenant: str, *rest: Any) -> None:
+        """One that was let in is told of when it arrives."""
+        *_, prompts, refusal = rest
+        if refusal is None or name != self._request:
+            return
+        life = self.lives[name] = _Life(name, tenant, now)
+        most, longest = (sum(prompt[column] for prompt in prompts) for column in (0, 1))
+        life.say(now, f"asked: tenant {tenant}, {most} prompt tokens, max_tokens {longest} in all")
+        life.end(now, f"refused before it came to the queue: {refusal}")
 
     def _arrive(
         self,

@@ -4,6 +4,11 @@ from dataclasses import dataclass
 
 from backend.sampling import SamplingParams
 
+# An answer of undeclared length begins with as many tokens as were reserved for it, and reserves more as it goes.
+EXTEND_MARGIN = 32  # tokens before the end of what is reserved, at which more is asked for
+EXTEND_STEP = 128  # tokens that are asked for at a time
+EXTEND_PATIENCE = 60.0  # seconds that an answer waits for its tenant's limit to have more for it
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -31,3 +36,32 @@ class Request:
     def tokens_to_begin_with(self) -> int:
         """Of the output."""
         return self.max_tokens if self.allowed_tokens is None else min(self.allowed_tokens, self.max_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class AskedPrompt:
+    """One prompt of an HTTP request. Lengths in tokens; `most` is what its answer may have."""
+
+    prompt_tokens: int
+    most: int
+    is_declared: bool  # the client said so; else it is what the context and the gateway's default leave
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An HTTP request as its tenant's limits judged it, before any of its prompts came to the core. The core goes by
+    nothing of it; it is recorded, so that other limits and classes can be tried on the same requests.
+
+    Its prompts come to the core, if at all, at once and in order, as `{id}-0`, `{id}-1`, and so on.
+    """
+
+    id: str
+    tenant: str
+    key: str | None  # id of the API key
+    service_tier: str | None
+    body_bytes: int
+    first_token: float | None  # seconds in which the client wants it, from its headers; None: it does not say
+    last_token: float | None
+    interval: float | None
+    prompts: tuple[AskedPrompt, ...]
+    refusal: str | None = None  # the limit that refused it, or why it could not be asked; None: it was let in

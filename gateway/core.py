@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -37,6 +38,8 @@ def open_core(settings: Settings, model: LoadedModel) -> Iterator[WatchedCore]:
             later = asyncio.get_running_loop().call_later
             with EventLogFile(settings.event_log, settings.event_log_bytes, later=later) as file:
                 core = RecordedCore(config, model.engine_config, step_time, file.write)
+                block_bytes = model.kv_bytes // model.engine_config.num_blocks
+                core.serves(settings.served_name, block_bytes, time.time(), time.monotonic())
                 yield WatchedCore(core, step_time=step_time)
     finally:
         _save(path, step_time)

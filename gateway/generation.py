@@ -45,6 +45,7 @@ from gateway.supply import Supply
 from gateway.telemetry.story import Story
 from gateway.wants import Prompt, Wants
 from quotas import reservation as quota
+from quotas.errors import QuotaError
 from quotas.errors import Refused as QuotaRefused
 from quotas.quotas import Grant
 
@@ -110,14 +111,8 @@ class GenerationEndpoint(Endpoint):
         admission = self.service.admission
         kv_leases, kv_blocks = self.service.kv_leases, self._kv_blocks(asked)
         kv_leases.use(entitlement.name, entitlement.kv_bytes, kv_blocks)
-        quotas, outage = self.service.quotas, entitlement.tenant.on_store_outage
         story.reserving = clock()
-        try:
-            granted = await quotas.reserve(entitlement.name, entitlement.key, entitlement.charged, ask, outage)
-        except QuotaRefused as refusal:
-            call.exchange.add_headers(rate_headers(refusal.measure()))
-            raise
-        with granted as grant:
+        with await self._reserve(call, identity.id, entitlement, wants, asked, ask) as grant:
             story.reserved, story.grant = clock(), grant
             if grant.states:
                 call.exchange.add_headers(rate_headers(grant.states))
@@ -134,6 +129,31 @@ class GenerationEndpoint(Endpoint):
                     admitted.enter_context(supply).watch([answer.stream for answer in answers])
                 call.exchange.add_headers(_estimate(answers))
                 await self._generate(call, grant, identity, request, answers)
+
+    async def _reserve(
+        self,
+        call: Call,
+        request_id: str,
+        entitlement: Entitlement,
+        wants: Wants,
+        asked: list[AdmissionRequest],
+        ask: quota.Ask,
+    ) -> Grant:
+        """Raises as `Quotas.reserve`; what was asked is recorded either way."""
+        outage, record = entitlement.tenant.on_store_outage, self.service.admission.asked
+        try:
+            grant = await self.service.quotas.reserve(
+                entitlement.name, entitlement.key, entitlement.charged, ask, outage
+            )
+        except QuotaError as error:
+            limit = type(error).__name__
+            if isinstance(error, QuotaRefused):
+                limit = error.limit.name
+                call.exchange.add_headers(rate_headers(error.measure()))
+            record(wants.told(request_id, entitlement.name, entitlement.key, asked, limit))
+            raise
+        record(wants.told(request_id, entitlement.name, entitlement.key, asked))
+        return grant
 
     async def _generate(
         self,

@@ -5,11 +5,14 @@ The core is the one that serves; only the device and the clock are simulated."""
 import sys
 from argparse import ArgumentTypeError, Namespace, _SubParsersAction
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from math import inf, isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from tqdm import tqdm
 
 from admission.core import Order
 from admission.simulation import picture
@@ -20,18 +23,26 @@ from admission.simulation.errors import OptionError
 from admission.simulation.json_report import to_json
 from admission.simulation.metrics import duration, number, percent, printable
 from admission.simulation.page import NUM_COLOURS, page
-from admission.simulation.policy import SimulatedPolicy, as_recorded, parse_policy, policy_of
+from admission.simulation.policy import SimulatedPolicy, as_recorded, parse_policy
 from admission.simulation.recorder import Objective
-from admission.simulation.study import Results, Study, capacity
+from admission.simulation.recording import TraceFacts
+from admission.simulation.study import CAPACITY_REQUESTS, Results, Study, capacity
 from admission.simulation.table import table
-from admission.simulation.target import Target
-from admission.simulation.traces import FORMATS, read_traffic
+from admission.simulation.traces import FORMATS, Traffic, read_traffic
 from admission.simulation.workload import Workload
 from gateway.event_log_file import read_event_log
-from gateway.terms import terms_of
-from quotas.policy_file import SUFFIXES, read_policy
+from gateway.unsimulated import Seen, assumed, unsimulated
+from gateway.what_if import simulated
+from quotas.default_policy import DEFAULT_POLICY as DEFAULT_EDITION
+from quotas.policy import Policy
+from quotas.policy_diff import policy_changes, policy_diff
+from quotas.policy_file import SUFFIXES, field_places, read_sources
+from quotas.policy_file import parse_policy as parse_file
+from quotas.problems import Mark
 
 DEFAULT_POLICY = Order.FAIR
+SATURATED = 0.95  # of the time that the device is busy: more than it can do may be asked of it
+MOMENT = 1.0  # seconds
 DEFAULT_DEVICE = "llama3-8b-a100"
 NOTES = """\
 A policy is a policy file, or an ordering or settings joined by commas, with any field of the core's and the engine's
@@ -72,6 +83,8 @@ def _add_traffic(group: Any) -> None:
         "--tenants", metavar="RULE", default="trace", help="4, heavy:0.8,light:0.2, hash:4 or trace (default: trace)"
     )
     group.add_argument("--classes", metavar="RULE", default="trace", help="0:0.1,1:0.9 or trace (default: trace)")
+    tiers = "what requests ask for: flex:0.3,none:0.7 or trace (default: trace)"
+    group.add_argument("--service-tiers", metavar="RULE", default="trace", help=tiers)
     group.add_argument(
         "--flood",
         metavar="F",
@@ -102,12 +115,13 @@ def _add_policies(group: Any) -> None:
 def _add_report(group: Any) -> None:
     good = Objective()
     group.add_argument(
-        *("--good-first-token",), metavar="S", type=_positive, default=good.first_token,
-        help=f"a good request has its first token within S seconds (default: {good.first_token:g})",
+        *("--good-first-token",), metavar="S", type=_positive,
+        help="a good request has its first token within S seconds (default: as each policy promises its class; "
+        f"{good.first_token:g} where a policy promises nothing)",
     )  # fmt: skip
     group.add_argument(
-        *("--good-per-token",), metavar="S", type=_positive, default=good.per_token,
-        help=f"and then a token each S seconds on average (default: {good.per_token:g})",
+        *("--good-per-token",), metavar="S", type=_positive,
+        help=f"and then a token each S seconds on average (default: likewise, {good.per_token:g})",
     )  # fmt: skip
     group.add_argument("--json", metavar="FILE", type=_new_file, help="write every figure of every run")
     group.add_argument("--html", metavar="FILE", type=_new_file, help="write charts and figures as one page")
@@ -117,24 +131,46 @@ def _add_report(group: Any) -> None:
 def _simulate(namespace: Namespace) -> int:
     if namespace.png:
         picture.require()
-    study = _study(namespace)
-    results = study.run(_progress)
+    with _progress("reading", "entries", None) as read:
+        traffic = read_traffic(namespace.trace, namespace.format, lambda path: _followed(read_event_log(path), read))
+    traffic = traffic._replace(device=_device(namespace.device, traffic.device), facts=_facts_used(namespace, traffic))
+    study, files, most = _study(namespace, traffic)
+    with _progress("simulating", "requests", study.size) as simulated:
+        results = study.run(simulated.update)
+    remarks = [*_remarks(results, files, traffic.facts), *_overload(study, results, most)]
     facts = _facts(namespace, study)
-    _write(namespace, results, facts)
-    print(f"{facts}\n\n{table(results)}")
+    _write(namespace, results, facts, remarks)
+    print("\n".join([*remarks, *([""] if remarks else []), f"{facts}\n\n{table(results)}"]))
     return 0
 
 
-def _policy(text: str, device: Device, option: str) -> SimulatedPolicy:
-    """A policy file, by its path, or an ordering and settings."""
-    if not _names_a_file(text):
-        return parse_policy(text, device, option)
-    path = Path(text)
-    policy = read_policy(path)
-    targets = tuple(
-        Target(level.ttft, level.time_per_output_token, level.when_late == "refuse") for level in policy.classes
+def _facts_used(namespace: Namespace, traffic: Traffic) -> TraceFacts:
+    """What is known of the requests once the rules have said whose they are and what they ask for."""
+    facts = traffic.facts
+    asks_by_rule = namespace.classes != "trace"
+    return facts._replace(
+        has_tiers=namespace.service_tiers != "trace" or (facts.has_tiers and not asks_by_rule),
+        has_keys=facts.has_keys and namespace.tenants == "trace",
     )
-    return policy_of(path.name, terms_of(policy), targets, device)
+
+
+class PolicyFile(NamedTuple):
+    """A policy that was read from files, and where its fields stand in them."""
+
+    policy: Policy
+    places: dict[str, Mark]
+
+
+def _policy(text: str, traffic: Traffic, option: str) -> tuple[SimulatedPolicy, PolicyFile | None]:
+    """A policy file, by its path, or an ordering and settings."""
+    assert traffic.device is not None
+    if not _names_a_file(text):
+        return parse_policy(text, traffic.device, option), None
+    path = Path(text)
+    sources = read_sources(path)
+    policy = parse_file(sources)
+    file = PolicyFile(policy, field_places(sources))
+    return simulated(path.name, policy, traffic.device, traffic.facts), file
 
 
 def _names_a_file(text: str) -> bool:
@@ -145,22 +181,32 @@ def _names_a_file(text: str) -> bool:
     return text not in ("", *Order) and "=" not in text and ("/" in text or path.exists())
 
 
-def _study(namespace: Namespace) -> Study:
-    traffic = read_traffic(namespace.trace, namespace.format, read_event_log)
-    device = _device(namespace.device, traffic.device)
-    if len(namespace.compare) >= NUM_COLOURS:
-        raise OptionError("--compare", namespace.compare, f"at most {NUM_COLOURS} policies fit one comparison")
-    first, texts = _first_policy(namespace.policy, device), namespace.compare
-    policies = _told_apart([first, *(_policy(text, device, "--compare") for text in texts)], [namespace.policy, *texts])
-    workload = _at_load(namespace.load, _workload(namespace, traffic.arrivals), policies[0], device)
-    objective = Objective(namespace.good_first_token, namespace.good_per_token)
-    return Study(policies, workload, device, objective, namespace.seeds, namespace.jobs)
+def _study(namespace: Namespace, traffic: Traffic) -> tuple[Study, list[PolicyFile | None], float | None]:
+    """And the policies' files, of those that were read from any, and the requests a second that the device completes,
+    where that had to be found out.
+    """
+    device, texts = traffic.device, namespace.compare
+    assert device is not None
+    if len(texts) >= NUM_COLOURS:
+        raise OptionError("--compare", texts, f"at most {NUM_COLOURS} policies fit one comparison")
+    pairs = [_first_policy(namespace.policy, traffic), *(_policy(text, traffic, "--compare") for text in texts)]
+    policies = _told_apart([policy for policy, _ in pairs], [namespace.policy, *texts])
+    workload, most = _at_load(namespace.load, _workload(namespace, traffic.arrivals), policies[0], device)
+    study = Study(policies, workload, device, _objective(namespace), namespace.seeds, namespace.jobs)
+    return study, [file for _, file in pairs], most
 
 
-def _first_policy(text: str | None, device: Device) -> SimulatedPolicy:
-    if text is None and device.served is not None:
-        return as_recorded(device.served)
-    return _policy(DEFAULT_POLICY if text is None else text, device, "--policy")
+def _objective(namespace: Namespace) -> Objective | None:
+    """None: what policies promise."""
+    given = {"first_token": namespace.good_first_token, "per_token": namespace.good_per_token}
+    said = {name: seconds for name, seconds in given.items() if seconds is not None}
+    return Objective(**said) if said else None
+
+
+def _first_policy(text: str | None, traffic: Traffic) -> tuple[SimulatedPolicy, PolicyFile | None]:
+    if text is None and traffic.device is not None and traffic.device.served is not None:
+        return as_recorded(traffic.device.served), None
+    return _policy(DEFAULT_POLICY if text is None else text, traffic, "--policy")
 
 
 def _told_apart(policies: Sequence[SimulatedPolicy], texts: Sequence[str | None]) -> tuple[SimulatedPolicy, ...]:
@@ -184,32 +230,40 @@ def _workload(namespace: Namespace, arrivals: Sequence[Arrival]) -> Workload:
         rate=namespace.rate,
         tenants=namespace.tenants,
         classes=namespace.classes,
+        service_tiers=namespace.service_tiers,
         floods=tuple(namespace.flood),
         max_tokens=namespace.max_tokens,
         patience=namespace.patience,
     )
 
 
-def _at_load(load: float | None, workload: Workload, policy: SimulatedPolicy, device: Device) -> Workload:
-    """What is used of the trace, sped up to `load` times the capacity, which a run of its own finds."""
+def _at_load(
+    load: float | None, workload: Workload, policy: SimulatedPolicy, device: Device
+) -> tuple[Workload, float | None]:
+    """What is used of the trace, sped up to `load` times the capacity, which a run of its own finds; and that."""
     if load is None:
-        return workload
+        return workload, None
     used = replace(workload, trace=workload.trace[: workload.size])
     seconds = used.trace[-1].time
     if seconds == 0:
         raise OptionError("--load", load, "the trace has no length in time to be sped up: use --rate")
-    return replace(used, speedup=load * capacity(policy, used, device) * seconds / len(used.trace))
+    most = _capacity(policy, used, device)
+    return replace(used, speedup=load * most * seconds / len(used.trace)), most
 
 
-def _write(namespace: Namespace, results: Results, facts: str) -> None:
+def _capacity(policy: SimulatedPolicy, workload: Workload, device: Device) -> float:
+    with _progress("what the device can do", "requests", min(workload.size, CAPACITY_REQUESTS)) as bar:
+        return capacity(policy, workload, device, bar.update)
+
+
+def _write(namespace: Namespace, results: Results, facts: str, remarks: list[str]) -> None:
     title = f"{namespace.trace.name}: {' and '.join(results.names)}"
     try:
         if namespace.json:
-            namespace.json.write_text(
-                to_json(results, {"trace": namespace.trace.name, "facts": facts}), encoding="utf-8"
-            )
+            said = {"trace": namespace.trace.name, "facts": facts, "remarks": remarks}
+            namespace.json.write_text(to_json(results, said), encoding="utf-8")
         if namespace.html:
-            namespace.html.write_text(page(results, title, facts), encoding="utf-8")
+            namespace.html.write_text(page(results, title, facts, remarks), encoding="utf-8")
         if namespace.png:
             picture.save(results, title, facts, namespace.png)
     except OSError as error:
@@ -235,9 +289,63 @@ def _facts(namespace: Namespace, study: Study) -> str:
     return printable(" · ".join(parts))
 
 
-def _progress(done: int, total: int) -> None:
-    if sys.stderr.isatty() and total > 1:
-        print(f"\r{done} of {total} runs", end="\n" if done == total else "", file=sys.stderr, flush=True)
+def _remarks(results: Results, files: Sequence[PolicyFile | None], traced: TraceFacts) -> list[str]:
+    """What each policy changes, what of that could not be simulated, and what was taken for granted."""
+    study = results.study
+    first, *others = files
+    pairs = [(first, file) for file in others] if others else [(None, first)]
+    arrivals = study.workload.arrivals(1)
+    known = [file.policy for file in files if file]
+    summaries = [summary for runs in results.runs for summary in runs]
+    seen = Seen.of(arrivals, traced, known, summaries, study.device.kv_bytes_per_token is not None)
+    remarks = []
+    for name, (before, after) in zip(results.names[1:] or results.names, pairs, strict=True):
+        if after is None:
+            continue
+        old, places = (before.policy, before.places) if before else (DEFAULT_EDITION, {})
+        changes = policy_changes(old, after.policy)
+        if before:
+            told = policy_diff(old, after.policy) or ["nothing changes"]
+            remarks += [f"{results.names[0]} -> {name}", *(f"  {line}" for line in told)]
+        remarks += unsimulated(changes, seen, after.places, places)
+    return remarks + assumed(known, traced)
+
+
+def _overload(study: Study, results: Results, most: float | None) -> list[str]:
+    """Whether more was asked than the device can do, by how much, and what to do about it."""
+    if results.runs[0][0].busy < SATURATED:
+        return []
+    workload = study.workload
+    arrivals = workload.arrivals(1)
+    seconds = arrivals[-1].time
+    most = most or _capacity(study.policies[0], workload, study.device)
+    if not seconds or not most or len(arrivals) / seconds <= most:
+        return []
+    asked = len(arrivals) / seconds
+    fitting = 0.99 * most / asked
+    slower = f"--rate {fitting * workload.rate:.3g}" if workload.rate else f"--speedup {fitting * workload.speedup:.3g}"
+    remark = (
+        f"overload: the requests ask for {asked / most:.2f} times what {study.device.name} can serve "
+        f"({asked:.3g} come a second, it completes {most:.3g}): what waits and is refused follows from that; "
+        f"use {slower}, --load 1 or another --device"
+    )
+    return [remark]
+
+
+@contextmanager
+def _progress(what: str, unit: str, total: int | None) -> Iterator["tqdm[Any]"]:
+    """On a terminal, of what takes longer than a moment."""
+    quiet = not sys.stderr.isatty()
+    with tqdm(
+        desc=what, total=total, unit=f" {unit}", disable=quiet, delay=MOMENT, leave=False, file=sys.stderr
+    ) as bar:
+        yield bar
+
+
+def _followed(lines: Iterable[str], bar: "tqdm[Any]") -> Iterator[str]:
+    for line in lines:
+        bar.update()
+        yield line
 
 
 def _count(text: str) -> int:

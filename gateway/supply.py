@@ -6,13 +6,11 @@ from types import TracebackType
 from typing import Self
 
 from admission.admission import Admission
+from admission.request import EXTEND_MARGIN, EXTEND_PATIENCE, EXTEND_STEP
 from backend.stream import TokenStream
 from quotas.errors import BudgetSpent, LimitExceeded, QuotaError
 from quotas.quotas import Grant
 
-MARGIN = 32  # tokens before the end of what is reserved, at which more is asked for
-STEP = 128  # tokens that are asked for at a time
-PATIENCE = 60.0  # seconds that an answer waits for its tenant's limit to have more for it
 STORE_RETRY = 1.0  # seconds
 
 
@@ -20,7 +18,7 @@ class Supply:
     """Keeps the answers of one request supplied while the block runs.
 
     An answer that needs more than its tenant may have for now stands still and delays nobody. If there is no more after
-    `PATIENCE`, or a budget is spent, `fail` is called with the `QuotaError` once it stands still.
+    `EXTEND_PATIENCE`, or a budget is spent, `fail` is called with the `QuotaError` once it stands still.
     """
 
     def __init__(self, grant: Grant, admission: Admission, fail: Callable[[QuotaError], object]) -> None:
@@ -46,7 +44,9 @@ class Supply:
         """Supply this answer, if it may become longer than it was allowed so far."""
         sequence = stream.sequence
         if sequence.token_limit < sequence.most_tokens:
-            stream.call_at(sequence.token_limit - len(sequence.prompt) - MARGIN, lambda: self._extend_soon(stream))
+            stream.call_at(
+                sequence.token_limit - len(sequence.prompt) - EXTEND_MARGIN, lambda: self._extend_soon(stream)
+            )
 
     def _extend_soon(self, stream: TokenStream) -> None:
         task = asyncio.create_task(self._extend(stream))
@@ -55,7 +55,7 @@ class Supply:
 
     async def _extend(self, stream: TokenStream) -> None:
         sequence = stream.sequence
-        more = min(STEP, sequence.most_tokens - sequence.token_limit)
+        more = min(EXTEND_STEP, sequence.most_tokens - sequence.token_limit)
         refusal = await self._refusal_of(more)
         if refusal is None:
             self._admission.extend(stream, more)
@@ -65,7 +65,7 @@ class Supply:
 
     async def _refusal_of(self, more: int) -> QuotaError | None:
         """None once `more` tokens are reserved; waiting would help no more where there is an error."""
-        give_up = asyncio.get_running_loop().time() + PATIENCE
+        give_up = asyncio.get_running_loop().time() + EXTEND_PATIENCE
         while True:
             try:
                 await self._grant.extend(more)
@@ -73,7 +73,7 @@ class Supply:
                 if isinstance(error, BudgetSpent) or asyncio.get_running_loop().time() > give_up:
                     return error
                 wait = error.retry_after if isinstance(error, LimitExceeded) else None
-                await asyncio.sleep(min(wait or STORE_RETRY, PATIENCE))
+                await asyncio.sleep(min(wait or STORE_RETRY, EXTEND_PATIENCE))
             else:
                 return None
 

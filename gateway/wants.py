@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
+from admission.request import Asked, AskedPrompt
+from admission.request import Request as AdmissionRequest
 from gateway.deadlines import Deadlines
 from gateway.openai import GenerationRequest
 from quotas.policy import ClassPolicy
@@ -46,3 +48,30 @@ class Wants:
         if self.deadlines.interval == inf:
             return promised
         return min(self.deadlines.interval, promised or inf)
+
+    def told(
+        self,
+        request_id: str,
+        tenant: str,
+        key: str | None,
+        prompts: Sequence[AdmissionRequest],
+        refusal: str | None = None,
+    ) -> Asked:
+        """The same for the record, with what limits said of it."""
+        is_declared, deadlines = self.request.sampling.max_tokens is not None, self.deadlines
+        return Asked(
+            request_id,
+            tenant,
+            key,
+            self.request.service_tier,
+            self.num_bytes,
+            _known(deadlines.first_token),
+            _known(deadlines.last_token),
+            _known(deadlines.interval),
+            tuple(AskedPrompt(len(one.prompt), one.max_tokens, is_declared) for one in prompts),
+            refusal,
+        )
+
+
+def _known(seconds: float) -> float | None:
+    return seconds if seconds < inf else None

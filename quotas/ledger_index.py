@@ -9,8 +9,8 @@ from redis.exceptions import NoPermissionError
 
 from quotas.account import PREFIX
 from quotas.errors import StoreUnsuitable
+from quotas.limit import EPOCH
 from quotas.redis_client import RedisClient
-from quotas.usage_ledger import EPOCH
 
 PATTERN = f"{PREFIX}:{{*}}:usage:*".encode()
 LEDGER = re.compile(rb"%b:\{([!-z|~]{1,192})\}:usage:([0-9]{1,6})" % PREFIX.encode())

@@ -130,12 +130,16 @@ class Policy:
 
         `auto`, `default`, no tier, and a tier that no class names are the tenant's default class.
         """
+        asked = next((entry for entry in self.classes if service_tier in entry.service_tiers), None)
+        wanted = asked or self.class_named(self.tenant(tenant).default_class)
+        return self.classes[max(self.highest_level(tenant, key_id), wanted.level)]
+
+    def highest_level(self, tenant: str, key_id: str | None = None) -> int:
+        """The level of the most urgent class that a request may have."""
         owner = self.tenant(tenant)
         key = owner.key(key_id)
-        asked = next((entry for entry in self.classes if service_tier in entry.service_tiers), None)
         names = (owner.highest_class, key.highest_class if key and key.highest_class else owner.highest_class)
-        allowed = max(self.class_named(name).level for name in names)
-        return self.classes[max(allowed, (asked or self.class_named(owner.default_class)).level)]
+        return max(self.class_named(name).level for name in names)
 
 
 def _covers(models: tuple[str, ...], model: str) -> bool:

@@ -66,6 +66,22 @@ def read_sources(path: Path) -> dict[str, bytes]:
     return sources
 
 
+def field_places(sources: Mapping[str, bytes]) -> dict[str, Mark]:
+    """Where each field stands that these files name, by its path such as tenants.acme.limits.tokens."""
+    found: dict[str, Mark] = {}
+    for name, content in sources.items():
+        _note_places(_tree(name, content, Problems()), "", found)
+    return found
+
+
+def _note_places(node: Node | None, path: str, found: dict[str, Mark]) -> None:
+    """Files are at most a dozen levels deep."""
+    for name, (mark, inner) in node.entries.items() if isinstance(node, Fields) else ():
+        below = f"{path}.{name}" if path else name
+        found.setdefault(below, mark)
+        _note_places(inner, below, found)
+
+
 def parse_policy(sources: Mapping[str, bytes]) -> Policy:
     """The policy that these files are together. Raises `PolicyError`."""
     if sum(map(len, sources.values())) > MAX_TOTAL_BYTES:

@@ -18,8 +18,32 @@ class Arrival(NamedTuple):
     deadline: float | None = None  # seconds in which it wants its first token, and says so
     done_within: float | None = None  # the same for its last token
     attempt: int = 0  # retries before it
+    interval: float | None = None  # seconds between tokens that it wants, and says so
+    key: str | None = None  # id of the API key that it came with
+    service_tier: str | None = None  # what it asked for; None: nothing, or the trace does not say
+    asked_class: int | None = None  # the class that it asks for instead, by number; it gets none above its tenant's
+    is_declared: bool = True  # False: `max_tokens` is only what the context leaves
+    body_bytes: int = 0
+    refused_by: str | None = None  # the limit that refused it where it was recorded: not judged anew without limits
+    more_prompts: tuple[tuple[int, int, int], ...] = ()  # of the same request: lengths, answers' lengths, max_tokens
+
+    @property
+    def declared_tokens(self) -> int:
+        return max(self.max_tokens, self.output_tokens)
 
     @property
     def most_tokens(self) -> int:
         """The longest it may become, by its own declaration."""
-        return self.prompt_tokens + max(self.max_tokens, self.output_tokens)
+        return self.prompt_tokens + self.declared_tokens
+
+    @property
+    def prompts(self) -> "tuple[Arrival, ...]":
+        """Each prompt of the request as one that comes alone."""
+        if not self.more_prompts:
+            return (self,)
+        alone = self._replace(more_prompts=())
+        others = [
+            alone._replace(prompt_tokens=prompt, output_tokens=output, max_tokens=most)
+            for prompt, output, most in self.more_prompts
+        ]
+        return (alone, *others)

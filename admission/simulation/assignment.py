@@ -5,8 +5,9 @@
     hash:4                  tenant-1 to tenant-4 by the request's session, the same for every seed
     trace                   as the trace says, which our own logs do; else all are one tenant's
 
-Classes take the second form, `0:0.1,1:0.9`, or the last. A flood, `noisy:20@60+30`, adds one tenant's 20 requests a
-second for 30 seconds from second 60 on, with lengths drawn from the trace.
+Classes take the second form, `0:0.1,1:0.9`, or the last; so do service tiers, `flex:0.5,none:0.5`. A flood,
+`noisy:20@60+30`, adds one tenant's 20 requests a second for 30 seconds from second 60 on, with lengths drawn from the
+trace.
 """
 
 import re
@@ -20,6 +21,8 @@ from admission.simulation.arrival import Arrival
 from admission.simulation.errors import OptionError
 
 Rule = Callable[[Arrival, Random], str]
+
+NO_TIER = "none"
 
 _FLOOD = re.compile(r"(?P<tenant>.+):(?P<rate>[\d.]+)@(?P<start>[\d.]+)\+(?P<seconds>[\d.]+)")
 
@@ -47,6 +50,14 @@ def class_rule(text: str) -> Callable[[Arrival, Random], int]:
         if not name.isdecimal():
             raise OptionError("--classes", text, "classes are numbers, 0 the most urgent, such as 0:0.1,1:0.9")
     return lambda arrival, random: int(draw(arrival, random))
+
+
+def tier_rule(text: str) -> Callable[[Arrival, Random], str | None]:
+    """`none` stands for requests that name no tier. Raises `OptionError`."""
+    if text == "trace":
+        return lambda arrival, _: arrival.service_tier
+    draw = share_rule("--service-tiers", text)
+    return lambda arrival, random: None if (tier := draw(arrival, random)) == NO_TIER else tier
 
 
 def share_rule(option: str, text: str) -> Rule:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from admission.simulation.metrics import duration, number, percent, whole_percent
+from admission.simulation.recorder import Objective
 from admission.simulation.study import Results
 from admission.simulation.summary import CURVE, Spread, Summary, TenantSummary, spread
 
@@ -53,8 +54,7 @@ Chart = Lines | Bars
 
 def charts(results: Results) -> list[Chart]:
     runs = results.runs
-    objective = results.study.objective
-    good = f"good: first token within {duration(objective.first_token)}, then {duration(objective.per_token)} a token"
+    good = f"good: {measure(results.study.judged_by)}"
     drawn: list[Chart] = [
         _fates(runs, results.refusal_reasons, good),
         _distribution("Time to first token", "share of offered requests", runs, lambda s: s.first_token_curve),
@@ -65,6 +65,13 @@ def charts(results: Results) -> list[Chart]:
     if len(_names(runs)) > 1:
         drawn += [*_by_tenant(runs), *_gaps(runs)]
     return drawn
+
+
+def measure(objective: Objective | None) -> str:
+    """What makes a request good, in words."""
+    if objective is None:
+        return "as its class is promised by each policy"
+    return f"first token within {duration(objective.first_token)}, then {duration(objective.per_token)} a token"
 
 
 def _fates(runs: Sequence[Runs], reasons: Sequence[str], good: str) -> Bars:

@@ -69,6 +69,7 @@ class Device:
     seconds: Seconds
     rates: Piece  # without a fixed part; all >= 0
     kv_tokens: int  # what its memory holds beside the model
+    kv_bytes_per_token: float | None = None  # None: nobody says
     served: Served | None = None  # what was recorded on it
 
 
@@ -78,11 +79,12 @@ _LLAMA3_8B_A100 = Published(
     above=Piece(5.004e-3, 95.8e-6, -14.2e-6, 0.166e-6, 2.73e-6),
 )
 
-DEVICES = {"llama3-8b-a100": Device("llama3-8b-a100", _LLAMA3_8B_A100.seconds, _LLAMA3_8B_A100.below, 430_000)}
+DEVICES = {"llama3-8b-a100": Device("llama3-8b-a100", _LLAMA3_8B_A100.seconds, _LLAMA3_8B_A100.below, 430_000, 131_072)}
 
 
 def find_device(name: str) -> Device:
-    """One of `DEVICES`, or a JSON file `{"coefficients": [7 of StepTime], "knee": 512, "kv_tokens": 430000}`.
+    """One of `DEVICES`, or a JSON file `{"coefficients": [7 of StepTime], "knee": 512, "kv_tokens": 430000}`,
+    and with `kv_bytes_per_token` where limits on KV memory are to be simulated.
 
     Raises `OptionError`.
     """
@@ -96,16 +98,18 @@ def find_device(name: str) -> Device:
         raise OptionError("--device", name, reason) from None
 
 
-def device_of(name: str, model: StepTime, served: Served) -> Device:
+def device_of(name: str, model: StepTime, served: Served, block_bytes: int | None = None) -> Device:
     """One that was recorded."""
     kv_tokens = served.engine.num_blocks * served.engine.block_size
-    return Device(name, model.seconds, _rates(model), kv_tokens, served)
+    token_bytes = block_bytes and block_bytes / served.engine.block_size
+    return Device(name, model.seconds, _rates(model), kv_tokens, token_bytes, served)
 
 
 def _device_of(path: Path) -> Device:
     entry = json.loads(path.read_text(encoding="utf-8"))
     model = StepTime(tuple(entry["coefficients"]), int(entry.get("knee", 512)))
-    return Device(path.stem, model.seconds, _rates(model), int(entry["kv_tokens"]))
+    token_bytes = float(entry["kv_bytes_per_token"]) if "kv_bytes_per_token" in entry else None
+    return Device(path.stem, model.seconds, _rates(model), int(entry["kv_tokens"]), token_bytes)
 
 
 def _rates(model: StepTime) -> Piece:

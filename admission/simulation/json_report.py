@@ -18,5 +18,6 @@ def to_json(results: Results, facts: dict[str, object]) -> str:
         }
         for policy, runs in zip(study.policies, results.runs, strict=True)
     ]
-    report = {**facts, "device": study.device.name, "objective": asdict(study.objective), "policies": policies}
+    good = study.judged_by  # null: each policy's own targets
+    report = {**facts, "device": study.device.name, "objective": good and asdict(good), "policies": policies}
     return json.dumps(report, indent=1, allow_nan=False)

@@ -6,6 +6,8 @@ the core accounts and plans at once; steps run one after another in the order of
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
@@ -13,9 +15,12 @@ from typing import NamedTuple, Protocol
 
 from admission.ledger import work_of
 from admission.outcome import Refused
+from admission.output_length import OutputLengths
+from admission.request import EXTEND_MARGIN, EXTEND_PATIENCE, EXTEND_STEP
 from admission.simulation.arrival import Arrival
 from admission.simulation.clients import Clients, Resigned
 from admission.simulation.device import Device
+from admission.simulation.door import REFUSED_RETRY, Door, Spent, TurnedAway, Visit
 from admission.simulation.recorder import Recorder
 from admission.simulation.target import NO_TARGET, Target
 from admission.step_time import StepWork
@@ -41,6 +46,7 @@ class Core(Protocol):
     """What `backend.engine` asks of a core, and a look at its scheduler."""
 
     scheduler: Scheduler
+    lengths: OutputLengths
 
     def arrive(self, sequence: Sequence, now: float) -> None: ...
 
@@ -51,6 +57,28 @@ class Core(Protocol):
     def take_ended(self) -> list[Sequence]: ...
 
     def complete(self, output: StepOutput, now: float) -> list[Delta]: ...
+
+    def allow(self, tenant: str, blocks: int | None, now: float) -> None: ...
+
+    def extend(self, sequence: Sequence, tokens: int, now: float) -> None: ...
+
+
+@dataclass(slots=True)
+class _Stay:
+    """One request that was let in, as the loop follows it."""
+
+    visit: Visit
+    running: set[Sequence]
+    prompt_tokens: int = 0  # of answers that have ended
+    output_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Supply:
+    """Of an answer that may have more tokens than were reserved for it so far."""
+
+    give_up: float = inf  # when it has waited long enough for the refill that it waits for
+    refusal: TurnedAway | None = None  # there will be no more
 
 
 class Loop:
@@ -64,75 +92,178 @@ class Loop:
         max_model_len: int,
         clients: Clients | None = None,
         target: Callable[[int], Target] = lambda _: NO_TARGET,
+        door: Door | None = None,
     ) -> None:
+        """A `door` says of each request which class serves it, with which target, and whether it may enter at all;
+        without one, all enter the class that they came with.
+        """
         self._core = core
         self._device = device
         self._recorder = recorder
         self._max_model_len = max_model_len
-        self._target = target  # by class
+        self._target = door.target if door else target  # by class
+        self._door = door
         self._clients = clients or Resigned()
         self._due: list[tuple[float, int, Arrival]] = []  # heap of what is yet to arrive
         self._steps: deque[_Step] = deque()
         self._done_at = 0.0  # of the newest step
-        self._patience: list[tuple[float, int, Sequence]] = []
+        self._timers: list[tuple[float, int, Callable[[float], None]]] = []
         self._number = count()
         self._ends: dict[int, int] = {}  # by slot: the position at which an answer ends that may be longer
+        self._allowed: set[str] = set()  # tenants whose KV memory has been bounded as the door says
+        self._stays: dict[Sequence, _Stay] = {}  # of the requests that a door let in
+        self._supplies: dict[Sequence, _Supply] = {}
 
     def run(self, arrivals: Iterable[Arrival], until: float = inf) -> float:
         """All of them, in order of time, to their ends or to a time; returns when the last step ended, in seconds."""
+        self.expect(arrivals)
+        self.advance(until)
+        return self.end(until)
+
+    def expect(self, arrivals: Iterable[Arrival]) -> None:
+        """They will come, each at its time."""
         for number, arrival in enumerate(arrivals):
             heappush(self._due, (arrival.time, number, arrival))
+
+    def advance(self, until: float) -> None:
+        """Whatever happens before or at a time, which is not before that of the last call."""
         while self._due and (now := self._due[0][0]) <= until:
-            self._advance(now)
+            self._settle_until(now)
             while self._due and self._due[0][0] == now:
                 self._arrive(heappop(self._due)[2], now)
             self._plan(now)
-        self._advance(until)
+        self._settle_until(until)
+
+    def end(self, until: float = inf) -> float:
+        """Nothing more happens; returns when the last step ended, in seconds, and `until` at the latest."""
         end = min(self._done_at, until)
         self._recorder.end(end)
         return end
 
-    def _advance(self, until: float) -> None:
-        """Whatever is due before or at `until`."""
+    @property
+    def is_over(self) -> bool:
+        """Nobody is expected, and nothing is under way."""
+        return self.next_at == inf
+
+    @property
+    def next_at(self) -> float:
+        """When something happens next; inf: never."""
+        heads = [self._due[0][0] if self._due else inf, self._steps[0].done_at if self._steps else inf]
+        return min(*heads, self._timers[0][0] if self._timers else inf)
+
+    def _settle_until(self, until: float) -> None:
+        """Whatever is due before or at `until`, arrivals apart."""
         while True:
             step_at = self._steps[0].done_at if self._steps else inf
-            leave_at = self._patience[0][0] if self._patience else inf
-            if min(step_at, leave_at) > until or step_at == leave_at == inf:
+            timer_at = self._timers[0][0] if self._timers else inf
+            if min(step_at, timer_at) > until or step_at == timer_at == inf:
                 return
-            if step_at <= leave_at:
+            if step_at <= timer_at:
                 self._complete(self._steps.popleft())
             else:
-                now, _, sequence = heappop(self._patience)
-                self._leave(sequence, now)
+                now, _, act = heappop(self._timers)
+                act(now)
 
     def _arrive(self, arrival: Arrival, now: float) -> None:
-        self._recorder.offered(arrival)
+        if self._door is not None:
+            arrival = self._door.served(arrival)
         self._clients.sent(arrival)
-        if arrival.most_tokens > self._max_model_len:
-            self._recorder.refused(arrival, "TooLong")
-            return
-        number = next(self._number)
-        sequence = _sequence(number, arrival, now, self._target(arrival.priority_class))
+        prompts = arrival.prompts
+        for prompt in prompts:
+            self._recorder.offered(prompt)
+        if max(prompt.most_tokens for prompt in prompts) > self._max_model_len:
+            self._note_refused(prompts, "TooLong")
+        elif self._door is not None:
+            self._enter(self._door, arrival, prompts, now)
+        elif arrival.refused_by is not None:
+            self._note_refused(prompts, arrival.refused_by)
+        else:
+            for prompt in prompts:
+                self._enter_freely(prompt, now)
+
+    def _enter_freely(self, arrival: Arrival, now: float) -> None:
         try:
-            self._core.arrive(sequence, now)
+            self._queue(arrival, arrival.declared_tokens, now)
         except Refused as refusal:
             self._refused(arrival, refusal, now)
-            return
-        self._recorder.queued(sequence, arrival)
-        if arrival.patience < inf:
-            heappush(self._patience, (now + arrival.patience, number, sequence))
+
+    def _enter(self, door: Door, arrival: Arrival, prompts: Collection[Arrival], now: float) -> None:
+        try:
+            self._let_in(door, arrival, prompts, now)
+        except Refused as refusal:
+            self._refused(arrival, refusal, now)
+
+    def _let_in(self, door: Door, arrival: Arrival, prompts: Collection[Arrival], now: float) -> None:
+        """Raises `Refused`, and then no prompt of the request is let in."""
+        visit = door.enter(arrival, self._core.lengths, now)
+        if arrival.tenant not in self._allowed:
+            self._allowed.add(arrival.tenant)
+            self._core.allow(arrival.tenant, door.allowed_blocks(arrival.tenant), now)
+        stay = _Stay(visit, set())
+        try:
+            for prompt, tokens in zip(prompts, visit.tokens, strict=True):
+                sequence = self._queue(prompt, tokens, now)
+                stay.running.add(sequence)
+                self._stays[sequence] = stay
+                if sequence.token_limit < sequence.most_tokens:
+                    self._supplies[sequence] = _Supply()
+                    self._supply(sequence, now)
+        except Refused:
+            self._take_back(stay, now)
+            raise
+
+    def _queue(self, prompt: Arrival, tokens: int, now: float) -> Sequence:
+        """Raises `Refused`. Of its answer it may have `tokens` to begin with."""
+        number = next(self._number)
+        sequence = _sequence(number, prompt, now, self._target(prompt.priority_class))
+        sequence.limit_to(tokens)
+        self._core.arrive(sequence, now)
+        self._recorder.queued(sequence, prompt)
+        if prompt.patience < inf:
+            self._at(now + prompt.patience, partial(self._leave, sequence))
+        return sequence
+
+    def _take_back(self, stay: _Stay, now: float) -> None:
+        """What was queued of a request of which another prompt is refused."""
+        for sequence in list(stay.running):
+            self._core.finish(sequence, FinishReason.CANCELLED, now)
+            self._recorder.taken_back(sequence, now)
+            self._ended(sequence)
+        if not stay.running:
+            stay.visit.leave(0, 0)
 
     def _refused(self, arrival: Arrival, refusal: Refused, now: float) -> None:
-        self._recorder.refused(arrival, type(refusal).__name__)
+        reason = refusal.reason if isinstance(refusal, TurnedAway) else type(refusal).__name__
+        self._note_refused(arrival.prompts, reason)
         again = self._clients.retry(arrival, refusal, now)
         if again is not None:
             heappush(self._due, (again.time, -next(self._number), again))
+
+    def _note_refused(self, prompts: Iterable[Arrival], reason: str) -> None:
+        for prompt in prompts:
+            self._recorder.refused(prompt, reason)
 
     def _leave(self, sequence: Sequence, now: float) -> None:
         if self._recorder.waits_for_first_token(sequence):
             self._core.finish(sequence, FinishReason.CANCELLED, now)
             self._recorder.abandoned(sequence, now)
+            self._ended(sequence)
             self._plan(now)
+
+    def _at(self, time: float, act: Callable[[float], None]) -> None:
+        heappush(self._timers, (time, next(self._number), act))
+
+    def _ended(self, sequence: Sequence) -> None:
+        """An answer has, in whatever way; with the last of its request the request has."""
+        stay = self._stays.pop(sequence, None)
+        if stay is None:
+            return
+        self._supplies.pop(sequence, None)
+        stay.running.remove(sequence)
+        stay.prompt_tokens += sequence.num_billed_tokens
+        stay.output_tokens += len(sequence.output)
+        if not stay.running:
+            stay.visit.leave(stay.prompt_tokens, stay.output_tokens)
 
     def _plan(self, now: float) -> None:
         while (batch := self._core.plan(now)) is not None:
@@ -145,6 +276,7 @@ class Loop:
                 self._recorder.expired(sequence, now)
             else:
                 self._recorder.evicted(sequence, now)
+            self._ended(sequence)
 
     def _note_preempted(self, now: float, back: Collection[Sequence] = ()) -> None:
         """Those that wait again, and those that the same plan has seated again, `back`."""
@@ -176,12 +308,75 @@ class Loop:
                     tokens[index] = END
         deltas = self._core.complete(StepOutput(batch.step, tokens, step.elapsed), step.done_at)
         self._recorder.completed(step.works, step.elapsed, deltas, step.done_at)
+        if self._stays:
+            self._note_deltas(deltas, step.done_at)
         self._plan(step.done_at)
+
+    def _note_deltas(self, deltas: Iterable[Delta], now: float) -> None:
+        for sequence, _, reason in deltas:
+            if reason is not None:
+                self._ended(sequence)
+            elif sequence in self._supplies:
+                self._supply(sequence, now)
+
+    def _supply(self, sequence: Sequence, now: float) -> None:
+        """As `gateway.supply` does for those of undeclared length: ask for more before what they may have runs out."""
+        supply, visit = self._supplies[sequence], self._stays[sequence].visit
+        if supply.refusal is not None:
+            self._cut_off(sequence, supply.refusal, now)
+            return
+        if supply.give_up < inf:
+            return  # it waits for a refill
+        while _left(sequence) <= EXTEND_MARGIN and sequence.token_limit < sequence.most_tokens:
+            more = min(EXTEND_STEP, sequence.most_tokens - sequence.token_limit)
+            try:
+                visit.extend(more, now)
+            except TurnedAway as refusal:
+                self._wait_for_refill(sequence, refusal, now)
+                return
+            self._core.extend(sequence, more, now)
+
+    def _wait_for_refill(self, sequence: Sequence, refusal: TurnedAway, now: float) -> None:
+        supply = self._supplies[sequence]
+        supply.give_up = min(supply.give_up, now + EXTEND_PATIENCE)
+        if isinstance(refusal, Spent) or now > supply.give_up:
+            supply.refusal = refusal
+            self._cut_off(sequence, refusal, now)
+        else:
+            self._at(now + min(refusal.wait or REFUSED_RETRY, EXTEND_PATIENCE), partial(self._ask_again, sequence))
+
+    def _ask_again(self, sequence: Sequence, now: float) -> None:
+        supply = self._supplies.get(sequence)
+        if supply is None:
+            return
+        given_up, supply.give_up = supply.give_up, inf
+        visit, more = self._stays[sequence].visit, min(EXTEND_STEP, sequence.most_tokens - sequence.token_limit)
+        try:
+            visit.extend(more, now)
+        except TurnedAway as refusal:
+            supply.give_up = given_up
+            self._wait_for_refill(sequence, refusal, now)
+        else:
+            self._core.extend(sequence, more, now)
+            self._supply(sequence, now)
+        self._plan(now)
+
+    def _cut_off(self, sequence: Sequence, refusal: TurnedAway, now: float) -> None:
+        """Once it stands still."""
+        if _left(sequence) <= 0:
+            self._core.finish(sequence, FinishReason.CANCELLED, now)
+            self._recorder.cut_off(sequence, refusal.reason, now)
+            self._ended(sequence)
+
+
+def _left(sequence: Sequence) -> int:
+    """Tokens that it may still have, as of now."""
+    return sequence.token_limit - len(sequence.prompt) - len(sequence.output)
 
 
 def _sequence(number: int, arrival: Arrival, now: float, target: Target) -> Sequence:
     """A prompt without content. Its seed is the length of its answer, which only the device looks at."""
-    declared = max(arrival.max_tokens, arrival.output_tokens)
+    declared = arrival.declared_tokens
     ends = _AT_END if declared > arrival.output_tokens else _NEVER
     prompt = [0] * arrival.prompt_tokens
     return Sequence(
@@ -193,11 +388,16 @@ def _sequence(number: int, arrival: Arrival, now: float, target: Target) -> Sequ
         arrival.output_tokens,
         ends,
         priority_class=arrival.priority_class,
-        token_interval=target.interval,
+        token_interval=_tighter(arrival.interval, target.interval),
         first_token_target=target.first_token,
         first_token_by=min(deadlines) if (deadlines := _deadlines(arrival, now, target)) else None,
         done_by=None if arrival.done_within is None else now + arrival.done_within,
+        body_bytes=arrival.body_bytes,
     )
+
+
+def _tighter(one: float | None, other: float | None) -> float | None:
+    return other if one is None else one if other is None else min(one, other)
 
 
 def _deadlines(arrival: Arrival, now: float, target: Target) -> list[float]:

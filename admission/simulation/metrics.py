@@ -1,10 +1,10 @@
 """What is printed of a run, and how: one row for each quantity."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from admission.simulation.summary import Spread, Summary, TenantSummary
+from admission.simulation.summary import ClassSummary, Spread, Summary, TenantSummary
 
 NOTHING = "\N{EN DASH}"  # stands for a quantity that was not measured
 
@@ -44,6 +44,10 @@ def duration(seconds: float) -> str:
 
 def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
+
+
+def money(value: float) -> str:
+    return f"{value:,.2f}" if value >= 0.01 or value == 0 else f"{value:.2g}"
 
 
 def ratio(value: float) -> str:
@@ -110,12 +114,17 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
 }
 
 
-def groups(reasons: Iterable[str]) -> dict[str, tuple[Metric, ...]]:
-    """All quantities, with those refused told apart by `reasons`."""
+def groups(reasons: Iterable[str], currencies: Iterable[str] = ()) -> dict[str, tuple[Metric, ...]]:
+    """All quantities, with those refused told apart by `reasons`, and spend by currency."""
+    spend = tuple(Metric(currency, _spent_in(currency), money) for currency in currencies)
     named = [Metric(f"refused: {reason}", _refused_for(reason), number) for reason in reasons]
     after = next(place for place, metric in enumerate(GROUPS["requests"], 1) if metric.label == "refused")
     requests = GROUPS["requests"]
-    return GROUPS | {"requests": (*requests[:after], *named, *requests[after:])}
+    return GROUPS | {"requests": (*requests[:after], *named, *requests[after:])} | ({"spend": spend} if spend else {})
+
+
+def _spent_in(currency: str) -> Callable[[Summary], float]:
+    return lambda summary: summary.spend.get(currency, 0.0)
 
 
 def _refused_for(reason: str) -> Callable[[Summary], float]:
@@ -139,3 +148,26 @@ TENANT_COLUMNS: dict[str, Callable[[TenantSummary], str]] = {
     "first token p50": lambda t: _or_dash(t.first_token.p50),
     "p99": lambda t: _or_dash(t.first_token.p99),
 }
+
+CLASS_COLUMNS: dict[str, Callable[[ClassSummary], str]] = {
+    "class": lambda c: c.name,
+    "offered": lambda c: number(c.offered),
+    "completed": lambda c: number(c.completed),
+    "refused": lambda c: number(c.refused),
+    "goodput": lambda c: percent(c.goodput),
+    "first token p50": lambda c: _or_dash(c.first_token.p50),
+    "p99": lambda c: _or_dash(c.first_token.p99),
+}
+
+
+def tenant_rows(tenants: Sequence[TenantSummary]) -> list[list[str]]:
+    """The headings, then a row each; with what they spend, where any does."""
+    columns = dict(TENANT_COLUMNS)
+    if any(tenant.spend is not None for tenant in tenants):
+        columns["spend"] = lambda t: NOTHING if t.spend is None else f"{money(t.spend)} {t.currency}"
+    return [list(columns), *([show(tenant) for show in columns.values()] for tenant in tenants)]
+
+
+def class_rows(classes: Sequence[ClassSummary]) -> list[list[str]]:
+    """The headings, then a row each."""
+    return [list(CLASS_COLUMNS), *([show(level) for show in CLASS_COLUMNS.values()] for level in classes)]

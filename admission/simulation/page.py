@@ -1,7 +1,9 @@
 """A comparison as one HTML page that needs nothing else: no script, no font, no request, light and dark."""
 
+from collections.abc import Sequence
+
 from admission.simulation.charts import Chart, charts
-from admission.simulation.metrics import TENANT_COLUMNS, escaped, groups, with_spread
+from admission.simulation.metrics import class_rows, escaped, groups, tenant_rows, with_spread
 from admission.simulation.study import Results
 from admission.simulation.summary import spread
 from admission.simulation.svg import svg
@@ -18,6 +20,7 @@ h1 { font-size: 26px; margin: 0 0 4px; letter-spacing: -0.01em; overflow-wrap: a
 h2 { font-size: 16px; margin: 0; }
 p { margin: 0; color: var(--soft); }
 .facts { margin-bottom: 20px; }
+.remarks { font: 13px/1.5 ui-monospace, monospace; color: var(--soft); white-space: pre-wrap; overflow-wrap: anywhere; }
 .key { position: sticky; top: 0; background: var(--paper); padding: 10px 0; display: flex;
   flex-wrap: wrap; gap: 6px 24px; border-bottom: 1px solid var(--rule); margin-bottom: 24px; z-index: 1; }
 .key span { display: inline-flex; align-items: center; gap: 8px; overflow-wrap: anywhere; }
@@ -46,17 +49,22 @@ tr.section th { padding-top: 16px; color: var(--soft); font-weight: 500; }
 NUM_COLOURS = 4
 
 
-def page(results: Results, title: str, facts: str) -> str:
-    """`title` and `facts` are plain text, as are all names in the results; everything is escaped."""
+def page(results: Results, title: str, facts: str, remarks: Sequence[str] = ()) -> str:
+    """`title`, `facts` and `remarks` are plain text, as are all names in the results; everything is escaped."""
     colours = "".join(f".curve.p{n}{{stroke:var(--p{n})}}.bar.p{n}{{fill:var(--p{n})}}" for n in range(NUM_COLOURS))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escaped(title)}</title>\n<style>{_STYLE}{colours}</style>\n</head>\n<body>\n"
-        f'<h1>{escaped(title)}</h1>\n<p class="facts">{escaped(facts)}</p>\n{_key(results)}\n'
+        f'<h1>{escaped(title)}</h1>\n<p class="facts">{escaped(facts)}</p>\n{_remarks(remarks)}{_key(results)}\n'
         f'<main>\n<div class="charts">\n{"".join(_figure(chart) for chart in charts(results))}</div>\n'
         f"{_table(results)}{_tenants(results)}</main>\n</body>\n</html>\n"
     )
+
+
+def _remarks(remarks: Sequence[str]) -> str:
+    lines = "\n".join(escaped(line) for line in remarks)
+    return f'<pre class="remarks">{lines}</pre>\n' if remarks else ""
 
 
 def _key(results: Results) -> str:
@@ -74,7 +82,7 @@ def _figure(chart: Chart) -> str:
 def _table(results: Results) -> str:
     width = len(results.names) + 1
     rows = []
-    for group, metrics in groups(results.refusal_reasons).items():
+    for group, metrics in groups(results.refusal_reasons, results.currencies).items():
         rows.append(f'<tr class="section"><th colspan="{width}">{escaped(group)}</th></tr>')
         for metric in metrics:
             cells = [with_spread(metric, spread(runs, metric.get)) for runs in results.runs]
@@ -87,8 +95,11 @@ def _table(results: Results) -> str:
 def _tenants(results: Results) -> str:
     tables = []
     for name, runs in zip(results.names, results.runs, strict=True):
-        rows = [_row([show(tenant) for show in TENANT_COLUMNS.values()]) for tenant in runs[0].tenants]
-        tables.append(_wide(f"Tenants under {name}{_of_first(results)}", list(TENANT_COLUMNS), rows))
+        for what, (head, *rows) in (
+            ("Classes", class_rows(runs[0].classes)),
+            ("Tenants", tenant_rows(runs[0].tenants)),
+        ):
+            tables.append(_wide(f"{what} under {name}{_of_first(results)}", head, [_row(row) for row in rows]))
     return "".join(tables)
 
 

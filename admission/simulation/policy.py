@@ -15,6 +15,7 @@ from typing import Any
 from admission.controller import Controller
 from admission.core import SCALES, CoreConfig, Order, make_core
 from admission.simulation.device import Device, Served
+from admission.simulation.door import Rules
 from admission.simulation.errors import OptionError
 from admission.simulation.target import NO_TARGET, Target
 from admission.step_time import StepTime, StepTimeModel
@@ -37,6 +38,8 @@ class SimulatedPolicy:
     terms: Terms | None = None
     targets: tuple[Target, ...] = ()  # by class
     prior: tuple[StepTime, float] | None = None  # step times to begin with, and the steps that these count as
+    rules: Rules | None = None  # who is served in which class and up to which limits; None: all as they come
+    class_names: tuple[str, ...] = ()
 
     def make_core(self) -> Controller:
         core = make_core(self.core, self.engine, StepTimeModel(*self.prior) if self.prior else None)
@@ -52,10 +55,21 @@ class SimulatedPolicy:
     def target(self, priority_class: int) -> Target:
         return self.targets[priority_class] if priority_class < len(self.targets) else NO_TARGET
 
+    @property
+    def states_targets(self) -> bool:
+        return any(target.first_token or target.interval for target in self.targets)
 
-def policy_of(name: str, terms: Terms, targets: tuple[Target, ...], device: Device) -> SimulatedPolicy:
+
+def policy_of(
+    name: str,
+    terms: Terms,
+    targets: tuple[Target, ...],
+    device: Device,
+    class_names: tuple[str, ...] = (),
+) -> SimulatedPolicy:
     """The default core under these terms, or the one that the device was recorded with."""
-    return replace(_base("--policy", {}, device), name=name, terms=terms, targets=targets)
+    base = _base("--policy", {}, device)
+    return replace(base, name=name, terms=terms, targets=targets, class_names=class_names)
 
 
 def as_recorded(served: Served) -> SimulatedPolicy:

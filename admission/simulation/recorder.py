@@ -1,7 +1,7 @@
 """What a simulated run shows: each request's times, each tenant's service, the queue over time."""
 
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -38,6 +38,17 @@ class Fate(StrEnum):
     EXPIRED = "expired"
     LEFT = "left"
     LOST = "lost"
+
+
+@dataclass(slots=True)
+class ClassRecord:
+    """The requests that one class served or refused."""
+
+    offered: int = 0
+    completed: int = 0
+    good: int = 0
+    refused: int = 0
+    first_token_times: "array[float]" = field(default_factory=lambda: array("d"))
 
 
 @dataclass(slots=True)
@@ -83,8 +94,10 @@ class Live:
 class Recorder:
     """Told by the loop what happens, in order of time; changes nothing."""
 
-    def __init__(self, device: Device, objective: Objective, weights: Mapping[str, float]) -> None:
+    def __init__(self, device: Device, objective: Objective | None, weights: Mapping[str, float]) -> None:
+        """Without an `objective`, a request is good that keeps the targets of its own class."""
         self.tenants: dict[str, TenantRecord] = {}
+        self.classes: defaultdict[int, ClassRecord] = defaultdict(ClassRecord)
         self.refusals: Counter[str] = Counter()
         self.first_token_times = array("d")
         self.token_times = array("d")  # a request's mean time per output token after the first
@@ -113,10 +126,12 @@ class Recorder:
     def offered(self, arrival: Arrival) -> TenantRecord:
         tenant = self.tenants.get(arrival.tenant) or self._new_tenant(arrival.tenant)
         tenant.offered += 1
+        self.classes[arrival.priority_class].offered += 1
         return tenant
 
     def refused(self, arrival: Arrival, reason: str) -> None:
         self.tenants[arrival.tenant].refused += 1
+        self.classes[arrival.priority_class].refused += 1
         self.refusals[reason] += 1
         self._note(arrival, Fate.REFUSED)
 
@@ -141,6 +156,16 @@ class Recorder:
         """Ended by the core for lack of memory."""
         self.lost += 1
         self._forget(sequence, Fate.LOST, now)
+
+    def taken_back(self, sequence: engine.Sequence, now: float) -> None:
+        """It had been queued when another prompt of its request was refused, with which it is counted."""
+        self._leave_queue(sequence, now)
+        del self._live[sequence]
+
+    def cut_off(self, sequence: engine.Sequence, reason: str, now: float) -> None:
+        """Ended by a limit of its tenant while it was answered."""
+        self._leave_queue(sequence, now)
+        self.refused(self._live.pop(sequence).arrival, f"{reason}, while answering")
 
     # steps
 
@@ -270,14 +295,22 @@ class Recorder:
         self.durations.append(now - live.arrival.time)
         if later:
             self.token_times.append(per_token)
-        tenant = live.tenant
+        tenant, level = live.tenant, self.classes[sequence.priority_class]
         tenant.first_token_times.append(first)
+        level.first_token_times.append(first)
         tenant.completed += 1
-        if first <= self._objective.first_token and per_token <= self._objective.per_token:
+        level.completed += 1
+        if self._is_good(sequence, first, per_token):
             tenant.good += 1
+            level.good += 1
             self._note(live.arrival, Fate.GOOD)
         else:
             self._note(live.arrival, Fate.LATE)
+
+    def _is_good(self, sequence: engine.Sequence, first: float, per_token: float) -> bool:
+        if self._objective is not None:
+            return first <= self._objective.first_token and per_token <= self._objective.per_token
+        return first <= (sequence.first_token_target or inf) and per_token <= (sequence.token_interval or inf)
 
     def _follow(self, now: float) -> None:
         self.depth.add(now, len(self._waiting))

@@ -1,15 +1,22 @@
 """What our own event log says: the traffic, and the machine that served it.
 
 A replay tells how long every answer became. A request that was refused or left before its end is taken to have wanted
-all it declared. A deadline that its client set is kept; one for the first token that is not later than its class's
-target may be the class's own, which is for the policy to say.
+all it declared; where it declared nothing, as much as half of its tenant's answers had. What limits refused never came
+to the core: it is read off its `request` entry, as are the tier, the key and the deadlines of every request.
+
+A log that has no such entries is of a core without a gateway. Its requests ask for the classes that served them, and a
+deadline for the first token that is not later than its class's target may be the class's own.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median_low
 from typing import NamedTuple
 
-from admission.event_log import Entry, LogError, ReplayMismatch, make_configs, replay
+from admission.event_log import Entry, LogError, ReplayMismatch, asked_of, make_configs, replay
+from admission.request import Asked, AskedPrompt
 from admission.simulation.arrival import Arrival
 from admission.simulation.device import Device, Served, device_of
 from admission.simulation.errors import TraceError
@@ -19,18 +26,56 @@ from admission.terms import Terms
 from backend.sequence import FinishReason, Sequence
 
 
+class TraceFacts(NamedTuple):
+    """What a trace knows of its requests beside their times and lengths."""
+
+    has_tiers: bool = False
+    has_keys: bool = False
+    has_body_bytes: bool = False
+    model: str | None = None  # that all requests were for
+    began: float | None = None  # Unix seconds of the first arrival
+
+
+NO_FACTS = TraceFacts()
+
+
 class Recording(NamedTuple):
     """`device` has the step times that were learned by the end, and how it was served on."""
 
     arrivals: list[Arrival]
     device: Device
+    facts: TraceFacts
+
+
+@dataclass(slots=True)
+class _Log:
+    """The entries that tell of traffic, with their lines, by what they are."""
+
+    header: Entry = field(default_factory=list)
+    gateway: Entry | None = None
+    policy: Entry | None = None  # the last
+    arrived: dict[str, tuple[int, Entry]] = field(default_factory=dict)  # by id of the sequence
+    asked: list[tuple[int, float, Asked]] = field(default_factory=list)
+
+    def add(self, line: int, entry: Entry) -> None:
+        match entry[0]:
+            case "log":
+                self.header = entry
+            case "gateway":
+                self.gateway = entry
+            case "policy":
+                self.policy = entry
+            case "arrive":
+                self.arrived[entry[2]] = line, entry
+            case "request":
+                self.asked.append((line, entry[1], asked_of(entry)))
 
 
 def read_recording(path: Path, lines: Iterable[str]) -> Recording:
     """`lines` of all segments, from the first one on. Raises `TraceError`."""
     models: list[StepTimeModel] = []
     sequences: dict[str, Sequence] = {}
-    entries: list[tuple[int, Entry]] = []
+    log = _Log()
 
     def make_model(prior: StepTime, weight: float) -> StepTimeModel:
         models.append(StepTimeModel(prior, weight))
@@ -38,27 +83,33 @@ def read_recording(path: Path, lines: Iterable[str]) -> Recording:
 
     try:
         for line, entry in enumerate(replay(lines, sequences, make_model), 1):
-            if entry[0] in ("log", "arrive", "policy"):
-                entries.append((line, entry))
+            log.add(line, entry)
     except ReplayMismatch as mismatch:
         raise TraceError(path, mismatch.line, f"not reproduced: {mismatch.reason}") from None
     except LogError as error:
         raise TraceError(path, error.line, error.reason) from None
-    if not entries:
+    if not models:
         raise TraceError(path, 1, "there are no requests in this file")
-    arrivals = [_arrival(line, entry, sequences.get(entry[2])) for line, entry in entries if entry[0] == "arrive"]
-    return Recording(arrivals, device_of("as recorded", models[0].fitted, _served([entry for _, entry in entries])))
+    arrivals = _requests(log, sequences) if log.asked else _sequences(log, sequences)
+    block_bytes = log.gateway[4] if log.gateway else None
+    return Recording(arrivals, device_of("as recorded", models[0].fitted, _served(log), block_bytes), _facts(log))
 
 
-def _served(entries: list[Entry]) -> Served:
+def _facts(log: _Log) -> TraceFacts:
+    if log.gateway is None or not log.asked:
+        return NO_FACTS
+    _, then, unix, model, _ = log.gateway
+    return TraceFacts(True, True, True, model, unix + log.asked[0][1] - then)
+
+
+def _served(log: _Log) -> Served:
     """By the header, the last policy and the arrivals."""
-    *_, coefficients, knee, prior_weight = header = entries[0]
-    policies = [entry for entry in entries if entry[0] == "policy"]
+    *_, coefficients, knee, prior_weight = log.header
     return Served(
-        *make_configs(header),
+        *make_configs(log.header),
         prior=(StepTime(tuple(coefficients), knee), prior_weight),
-        terms=Terms.from_json(policies[-1][2]) if policies else None,
-        targets=_targets([entry for entry in entries if entry[0] == "arrive"]),
+        terms=Terms.from_json(log.policy[2]) if log.policy else None,
+        targets=_targets([entry for _, entry in log.arrived.values()]),
     )
 
 
@@ -72,24 +123,85 @@ def _targets(arrived: list[Entry]) -> tuple[Target, ...]:
     return tuple(by_class.get(level, NO_TARGET) for level in range(max(by_class, default=-1) + 1))
 
 
+def _requests(log: _Log, sequences: dict[str, Sequence]) -> list[Arrival]:
+    """Each HTTP request, whatever became of it."""
+    lengths = _answer_lengths(sequences)
+    return [_request(line, time, asked, log, sequences, lengths) for line, time, asked in log.asked]
+
+
+def _request(
+    line: int, time: float, asked: Asked, log: _Log, sequences: dict[str, Sequence], lengths: dict[str, int]
+) -> Arrival:
+    names = [f"{asked.id}-{index}" for index in range(len(asked.prompts))]
+    usual = lengths.get(asked.tenant)
+    prompts = [
+        (prompt.prompt_tokens, _length(sequences.get(name), log.arrived.get(name), prompt, usual), prompt.most)
+        for name, prompt in zip(names, asked.prompts, strict=True)
+    ]
+    first, *_ = asked.prompts
+    served = log.arrived.get(names[0])
+    return Arrival(
+        time,
+        *prompts[0][:2],
+        session=line,
+        tenant=asked.tenant,
+        priority_class=served[1][7] if served else 0,
+        max_tokens=first.most,
+        deadline=asked.first_token,
+        done_within=asked.last_token,
+        interval=asked.interval,
+        key=asked.key,
+        service_tier=asked.service_tier,
+        is_declared=first.is_declared,
+        body_bytes=asked.body_bytes,
+        refused_by=asked.refusal,
+        more_prompts=tuple(prompts[1:]),
+    )
+
+
+def _length(sequence: Sequence | None, arrived: tuple[int, Entry] | None, asked: AskedPrompt, usual: int | None) -> int:
+    if _has_ended(sequence, arrived):
+        assert sequence is not None
+        return max(1, len(sequence.output))
+    return asked.most if asked.is_declared or usual is None else min(asked.most, usual)
+
+
+def _answer_lengths(sequences: dict[str, Sequence]) -> dict[str, int]:
+    """The length that half of a tenant's answers had, of those that came to their end."""
+    lengths: defaultdict[str, list[int]] = defaultdict(list)
+    for sequence in sequences.values():
+        if sequence.finish_reason in _ENDED:
+            lengths[sequence.tenant].append(max(1, len(sequence.output)))
+    return {tenant: median_low(found) for tenant, found in lengths.items()}
+
+
+def _sequences(log: _Log, sequences: dict[str, Sequence]) -> list[Arrival]:
+    """Each sequence that came to a core without a gateway."""
+    return [_arrival(line, entry, sequences.get(name)) for name, (line, entry) in log.arrived.items()]
+
+
 def _arrival(line: int, entry: Entry, sequence: Sequence | None) -> Arrival:
-    _, time, _, tenant, prompt, max_tokens, _, priority_class, _, _, first_by, done_by, target, *_, refusal = entry
+    _, time, _, tenant, prompt, max_tokens, _, priority_class, _, size, first_by, done_by, target, *_ = entry
     is_clients = first_by is not None and (target is None or first_by - time > target)
+    ended = _has_ended(sequence, (line, entry))
     return Arrival(
         time,
         prompt,
-        _answer_length(sequence, max_tokens, refusal),
+        max(1, len(sequence.output)) if ended and sequence is not None else max_tokens,
         line,
         tenant,
         priority_class,
         max_tokens,
         deadline=first_by - time if is_clients else None,
         done_within=None if done_by is None else done_by - time,
+        asked_class=priority_class,
+        body_bytes=size,
     )
 
 
-def _answer_length(sequence: Sequence | None, max_tokens: int, refusal: str | None) -> int:
-    ended = sequence is not None and sequence.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
-    if sequence is None or refusal is not None or not ended:
-        return max_tokens
-    return max(1, len(sequence.output))
+_ENDED = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+def _has_ended(sequence: Sequence | None, arrived: tuple[int, Entry] | None) -> bool:
+    """Whether the length of its answer is known."""
+    return sequence is not None and arrived is not None and arrived[1][-1] is None and sequence.finish_reason in _ENDED

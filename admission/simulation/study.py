@@ -6,6 +6,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from math import inf
 
 from admission.core import Overload
 from admission.simulation.arrival import Arrival
@@ -13,12 +14,15 @@ from admission.simulation.device import Device
 from admission.simulation.loop import Loop
 from admission.simulation.policy import SimulatedPolicy
 from admission.simulation.recorder import Objective, Recorder
-from admission.simulation.summary import Summary, summarise
+from admission.simulation.summary import FREE, Summary, summarise
 from admission.simulation.workload import Workload
 
 CAPACITY_REQUESTS = 2000
 
+TOLD = 1.0  # seconds of simulated time, between two reports of progress
+
 Task = tuple[SimulatedPolicy, int]  # and the seed
+Progress = Callable[[int], object]  # told how many more requests are over
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +32,26 @@ class Study:
     policies: tuple[SimulatedPolicy, ...]
     workload: Workload
     device: Device
-    objective: Objective
+    objective: Objective | None  # None: each policy's own targets, where all state some
     seeds: int = 1
     jobs: int = 1  # processes
 
-    def run(self, progress: Callable[[int, int], object] = lambda done, total: None) -> "Results":
-        """Results in the same order whatever `jobs`. `progress` is told how many of all runs are done."""
+    @property
+    def judged_by(self) -> Objective | None:
+        """None: what each class is promised. Policies are compared by one measure, unless each states its own."""
+        if self.objective is None and not all(policy.states_targets for policy in self.policies):
+            return Objective()
+        return self.objective
+
+    @property
+    def size(self) -> int:
+        """Requests of all runs, floods apart."""
+        return len(self.policies) * self.seeds * self.workload.size
+
+    def run(self, progress: Progress = lambda requests: None) -> "Results":
+        """Results in the same order whatever `jobs`. `progress` is told of requests as they end, of all `size`."""
         tasks = [(policy, seed) for policy, seed in product(self.policies, range(1, self.seeds + 1))]
-        summaries = []
-        for summary in _each(partial(_run_task, self), tasks, self.jobs):
-            summaries.append(summary)
-            progress(len(summaries), len(tasks))
+        summaries = list(_each(self, tasks, progress))
         runs = [tuple(summaries[n : n + self.seeds]) for n in range(0, len(summaries), self.seeds)]
         return Results(self, tuple(runs))
 
@@ -59,40 +72,87 @@ class Results:
         """That any run had."""
         return sorted({reason for summaries in self.runs for summary in summaries for reason in summary.refusals})
 
+    @property
+    def currencies(self) -> list[str]:
+        """That anything cost anyone something in."""
+        return sorted({currency for summaries in self.runs for summary in summaries for currency in summary.spend})
+
+
+class Run:
+    """One policy going through one list of arrivals, in order of time."""
+
+    def __init__(
+        self, policy: SimulatedPolicy, arrivals: Sequence[Arrival], device: Device, objective: Objective | None
+    ) -> None:
+        self._policy = policy
+        self._recorder = Recorder(device, objective, policy.weights)
+        self._core = policy.make_core()
+        door = policy.rules.door() if policy.rules else None
+        longest = policy.engine.max_model_len
+        self.loop = Loop(self._core, device, self._recorder, longest, target=policy.target, door=door)
+        self.loop.expect(arrivals)
+
+    @property
+    def num_over(self) -> int:
+        """Requests that have ended or been refused."""
+        return len(self._recorder.fates)
+
+    def summary(self, until: float = inf, seed: int = 1) -> Summary:
+        """Of what has happened; nothing more does."""
+        seconds, recomputed = self.loop.end(until), self._core.scheduler.counters.recomputed_tokens
+        cost = self._policy.rules and self._policy.rules.price
+        return summarise(self._recorder, seed, seconds, recomputed, self._policy.class_names, cost or FREE)
+
 
 def run(
-    policy: SimulatedPolicy, arrivals: Sequence[Arrival], device: Device, objective: Objective, seed: int = 1
+    policy: SimulatedPolicy,
+    arrivals: Sequence[Arrival],
+    device: Device,
+    objective: Objective | None,
+    seed: int = 1,
+    progress: Progress = lambda requests: None,
 ) -> Summary:
-    """One policy through one list of arrivals, in order of time."""
-    recorder = Recorder(device, objective, policy.weights)
-    core = policy.make_core()
+    """One policy through one list of arrivals, in order of time, to their ends."""
+    simulated = Run(policy, arrivals, device, objective)
     collecting = gc.isenabled()
     gc.disable()  # everything is freed by reference counts; collections would look at all waiting requests in vain
     try:
-        seconds = Loop(core, device, recorder, policy.engine.max_model_len, target=policy.target).run(arrivals)
+        while not simulated.loop.is_over:
+            before = simulated.num_over
+            simulated.loop.advance(simulated.loop.next_at + TOLD)
+            progress(simulated.num_over - before)
     finally:
         if collecting:
             gc.enable()
-    return summarise(recorder, seed, seconds, core.scheduler.counters.recomputed_tokens)
+    return simulated.summary(seed=seed)
 
 
-def capacity(policy: SimulatedPolicy, workload: Workload, device: Device) -> float:
-    """Requests a second that the device completes when all are there from the start."""
-    unbounded = replace(policy, core=replace(policy.core, overload=Overload.UNBOUNDED))
+def capacity(
+    policy: SimulatedPolicy, workload: Workload, device: Device, progress: Progress = lambda requests: None
+) -> float:
+    """Requests a second that the device completes when all are there from the start, and nothing bounds them."""
+    core = replace(policy.core, overload=Overload.UNBOUNDED)
+    terms = policy.terms and replace(policy.terms, bounds=(), may_wait={})
+    unbounded = replace(policy, core=core, terms=terms, targets=(), rules=None)
     at_once = replace(workload, requests=min(workload.size, CAPACITY_REQUESTS), rate=1e9, floods=())
-    arrivals = [arrival._replace(patience=float("inf")) for arrival in at_once.arrivals(seed=0)]
-    summary = run(unbounded, arrivals, device, Objective())
+    arrivals = [
+        arrival._replace(patience=inf, deadline=None, done_within=None, refused_by=None)
+        for arrival in at_once.arrivals(seed=0)
+    ]
+    summary = run(unbounded, arrivals, device, Objective(), progress=progress)
     return summary.completed / summary.seconds if summary.seconds else 0.0
 
 
-def _each(function: Callable[[Task], Summary], tasks: Sequence[Task], jobs: int) -> Iterator[Summary]:
-    if jobs == 1:
-        yield from map(function, tasks)
+def _each(study: Study, tasks: Sequence[Task], progress: Progress) -> Iterator[Summary]:
+    if study.jobs == 1:
+        yield from (_run_task(study, task, progress) for task in tasks)
         return
-    with ProcessPoolExecutor(min(jobs, len(tasks))) as pool:
-        yield from pool.map(function, tasks)
+    with ProcessPoolExecutor(min(study.jobs, len(tasks))) as pool:
+        for summary in pool.map(partial(_run_task, study), tasks):
+            progress(study.workload.size)
+            yield summary
 
 
-def _run_task(study: Study, task: Task) -> Summary:
+def _run_task(study: Study, task: Task, progress: Progress = lambda requests: None) -> Summary:
     policy, seed = task
-    return run(policy, study.workload.arrivals(seed), study.device, study.objective, seed)
+    return run(policy, study.workload.arrivals(seed), study.device, study.judged_by, seed, progress)

@@ -6,7 +6,7 @@ from statistics import median
 
 from admission.simulation.fairness import jain_index
 from admission.simulation.quantiles import quantile
-from admission.simulation.recorder import Recorder, TenantRecord
+from admission.simulation.recorder import ClassRecord, Recorder, TenantRecord
 
 CURVE = tuple(n / 100 for n in range(1, 101))  # shares at which distributions are drawn
 MOST_TENANTS = 100  # that are told apart in a summary, the most served first
@@ -40,6 +40,20 @@ class TenantSummary:
     service_share: float  # of all weighted tokens
     time_share: float  # of the device's busy seconds
     backlogged_share: float  # of the run, how long it had work waiting
+    first_token: Tail
+    spend: float | None = None  # None: its policy has no price for it
+    currency: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClassSummary:
+    """The requests that one class served or refused."""
+
+    name: str  # as its policy calls it; else its number
+    offered: int
+    completed: int
+    refused: int
+    goodput: float  # share of its offered requests
     first_token: Tail
 
 
@@ -75,9 +89,23 @@ class Summary:
     first_token_curve: tuple[float | None, ...]
     interval_curve: tuple[float | None, ...]
     tenants: tuple[TenantSummary, ...]
+    classes: tuple[ClassSummary, ...]  # the most urgent first; those that no request was of are left out
+    spend: dict[str, float]  # of all tenants, by currency
 
 
-def summarise(recorder: Recorder, seed: int, seconds: float, recomputed_tokens: int) -> Summary:
+Cost = Callable[[str, int, int], tuple[float, str] | None]
+"""Of a tenant's prompt and output tokens, with the currency; None: it pays nothing."""
+FREE: Cost = lambda *_: None  # noqa: E731 - a constant
+
+
+def summarise(
+    recorder: Recorder,
+    seed: int,
+    seconds: float,
+    recomputed_tokens: int,
+    class_names: Sequence[str] = (),
+    cost: Cost = FREE,
+) -> Summary:
     tenants = list(recorder.tenants.values())
     offered = sum(tenant.offered for tenant in tenants)
     good = sum(tenant.good for tenant in tenants)
@@ -111,8 +139,19 @@ def summarise(recorder: Recorder, seed: int, seconds: float, recomputed_tokens: 
         age=Series(recorder.age.interval, tuple(recorder.age.values)),
         first_token_curve=tuple(quantile(first, s / answered) if s <= answered else None for s in CURVE),
         interval_curve=tuple(recorder.intervals.quantiles(CURVE)),
-        tenants=_tenants(tenants, recorder.busy, seconds),
+        tenants=_tenants(tenants, recorder.busy, seconds, cost),
+        classes=tuple(_class(level, recorder.classes[level], class_names) for level in sorted(recorder.classes)),
+        spend=_spend(tenants, cost),
     )
+
+
+def _spend(tenants: Sequence[TenantRecord], cost: Cost) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for tenant in tenants:
+        spent = cost(tenant.name, tenant.prompt_tokens, tenant.output_tokens)
+        if spent is not None:
+            total[spent[1]] = total.get(spent[1], 0.0) + spent[0]
+    return dict(sorted(total.items()))
 
 
 def _tail(ordered: Sequence[float]) -> Tail:
@@ -128,23 +167,42 @@ def _evenness(tenants: Sequence[TenantRecord]) -> float | None:
     )
 
 
-def _tenants(tenants: Sequence[TenantRecord], busy: float, seconds: float) -> tuple[TenantSummary, ...]:
+def _tenants(tenants: Sequence[TenantRecord], busy: float, seconds: float, cost: Cost) -> tuple[TenantSummary, ...]:
     service = sum(tenant.service for tenant in tenants)
     largest = sorted(tenants, key=lambda tenant: tenant.service, reverse=True)[:MOST_TENANTS]
     return tuple(
-        TenantSummary(
-            name=tenant.name,
-            weight=tenant.weight,
-            offered=tenant.offered,
-            completed=tenant.completed,
-            refused=tenant.refused,
-            goodput=tenant.good / tenant.offered,
-            service_share=tenant.service / service if service else 0.0,
-            time_share=tenant.seconds / busy if busy else 0.0,
-            backlogged_share=tenant.backlogged_seconds / seconds if seconds else 0.0,
-            first_token=_tail(sorted(tenant.first_token_times)),
-        )
+        _tenant(tenant, service, busy, seconds, cost(tenant.name, tenant.prompt_tokens, tenant.output_tokens))
         for tenant in sorted(largest, key=lambda tenant: tenant.name)
+    )
+
+
+def _tenant(
+    tenant: TenantRecord, service: float, busy: float, seconds: float, spent: tuple[float, str] | None
+) -> TenantSummary:
+    return TenantSummary(
+        name=tenant.name,
+        weight=tenant.weight,
+        offered=tenant.offered,
+        completed=tenant.completed,
+        refused=tenant.refused,
+        goodput=tenant.good / tenant.offered,
+        service_share=tenant.service / service if service else 0.0,
+        time_share=tenant.seconds / busy if busy else 0.0,
+        backlogged_share=tenant.backlogged_seconds / seconds if seconds else 0.0,
+        first_token=_tail(sorted(tenant.first_token_times)),
+        spend=spent[0] if spent else None,
+        currency=spent[1] if spent else "",
+    )
+
+
+def _class(level: int, record: ClassRecord, names: Sequence[str]) -> ClassSummary:
+    return ClassSummary(
+        name=names[level] if level < len(names) else str(level),
+        offered=record.offered,
+        completed=record.completed,
+        refused=record.refused,
+        goodput=record.good / record.offered if record.offered else 0.0,
+        first_token=_tail(sorted(record.first_token_times)),
     )
 
 

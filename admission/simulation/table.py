@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from admission.simulation.metrics import TENANT_COLUMNS, Metric, groups, printable, with_spread
+from admission.simulation.metrics import Metric, class_rows, groups, printable, tenant_rows, with_spread
 from admission.simulation.study import Results
 from admission.simulation.summary import spread
 from admission.simulation.text_width import flush_left, flush_right, width
@@ -14,10 +14,11 @@ def table(results: Results) -> str:
     """Figures by policy, then each policy's tenants; control characters in names are written out."""
     parts = [_figures(results)]
     for name, runs in zip(results.names, results.runs, strict=True):
-        tenants = runs[0].tenants
-        rows = [list(TENANT_COLUMNS), *([show(t) for show in TENANT_COLUMNS.values()] for t in tenants[:MOST_TENANTS])]
+        tenants, classes = runs[0].tenants, runs[0].classes
+        if len(classes) > 1:
+            parts.append(f"classes under {printable(name)}\n{_aligned(class_rows(classes))}")
         if len(tenants) > 1:
-            parts.append(f"tenants under {printable(name)}\n{_aligned(rows)}")
+            parts.append(f"tenants under {printable(name)}\n{_aligned(tenant_rows(tenants[:MOST_TENANTS]))}")
         if len(tenants) > MOST_TENANTS:
             parts[-1] += f"\n  and {len(tenants) - MOST_TENANTS} more"
     return "\n\n".join(parts)
@@ -25,7 +26,7 @@ def table(results: Results) -> str:
 
 def _figures(results: Results) -> str:
     rows: list[list[str]] = [["", *results.names]]
-    for group, metrics in groups(results.refusal_reasons).items():
+    for group, metrics in groups(results.refusal_reasons, results.currencies).items():
         rows.append([group])
         rows += [[f"  {metric.label}", *_cells(metric, results)] for metric in metrics]
     return _aligned(rows)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from admission.simulation.arrival import Arrival
 from admission.simulation.device import Device
 from admission.simulation.errors import OptionError, TraceError
-from admission.simulation.recording import read_recording
+from admission.simulation.recording import NO_FACTS, TraceFacts, read_recording
 from admission.simulation.text_file import UNREADABLE, open_text
 
 LogLines = Callable[[Path], Iterable[str]]  # of an event log, from its first segment on
@@ -34,10 +34,11 @@ _MOST = 10**15 - 1  # tokens or milliseconds
 
 
 class Traffic(NamedTuple):
-    """Arrivals by time, and the device that they were recorded on, where the trace says."""
+    """Arrivals by time, the device that they were recorded on, where the trace says, and what else it knows."""
 
     arrivals: list[Arrival]
     device: Device | None = None
+    facts: TraceFacts = NO_FACTS
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -54,14 +55,17 @@ def read_traffic(path: Path, format_name: str = "auto", log_lines: LogLines = _l
     """Raises `TraceError` naming the line, `OptionError` when the file cannot be opened."""
     try:
         kind = _format_of(path) if format_name == "auto" else format_name
-        read = read_recording(path, log_lines(path)) if kind == "sluice" else Traffic(list(READERS[kind](path)))
+        read = (
+            Traffic(*read_recording(path, log_lines(path))) if kind == "sluice" else Traffic(list(READERS[kind](path)))
+        )
     except UNREADABLE as error:
         raise OptionError("--trace", str(path), f"cannot be read ({error})") from None
     if not read.arrivals:
         raise TraceError(path, 1, "there are no requests in this file")
     arrivals = sorted(read.arrivals, key=itemgetter(slice(4)))
     start = arrivals[0].time
-    return Traffic([arrival._replace(time=arrival.time - start) for arrival in arrivals], read.device)
+    facts = read.facts if kind == "sluice" else NO_FACTS._replace(began=start if kind == "azure" else None)
+    return Traffic([arrival._replace(time=arrival.time - start) for arrival in arrivals], read.device, facts)
 
 
 def azure(path: Path) -> Iterator[Arrival]:

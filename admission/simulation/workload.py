@@ -1,6 +1,6 @@
 """The requests of one simulated run, made from a trace: how many, how fast, whose."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from math import inf
@@ -8,7 +8,7 @@ from operator import attrgetter
 from random import Random
 
 from admission.simulation.arrival import Arrival
-from admission.simulation.assignment import Flood, class_rule, tenant_rule
+from admission.simulation.assignment import Flood, class_rule, tenant_rule, tier_rule
 from admission.simulation.errors import OptionError
 
 _TIME = attrgetter("time")
@@ -29,6 +29,7 @@ class Workload:
     rate: float | None = None  # a second
     tenants: str = "trace"
     classes: str = "trace"
+    service_tiers: str = "trace"
     floods: tuple[Flood, ...] = ()
     max_tokens: int = 0  # what every request declares at least; 0: its output length
     patience: float = inf  # seconds
@@ -39,7 +40,7 @@ class Workload:
         for option, value in (("--speedup", self.speedup), ("--rate", self.rate), ("--patience", self.patience)):
             if value is not None and not value > 0:
                 raise OptionError(option, value, "must be above 0")
-        tenant_rule(self.tenants), class_rule(self.classes)
+        tenant_rule(self.tenants), class_rule(self.classes), tier_rule(self.service_tiers)
 
     @property
     def size(self) -> int:
@@ -48,21 +49,33 @@ class Workload:
     def arrivals(self, seed: int) -> list[Arrival]:
         """In order of time; the same for the same seed."""
         random = Random(seed)
-        tenant, priority_class = tenant_rule(self.tenants), class_rule(self.classes)
         timed = self._poisson(random) if self.rate is not None else self._replayed(random)
-        arrivals = [
-            arrival._replace(
+        assign = self._assignment(random)
+        arrivals = [assign(arrival) for arrival in timed]
+        for flood in self.floods:
+            arrivals += flood.arrivals(arrivals, random)
+        arrivals.sort(key=_TIME)
+        return arrivals
+
+    def _assignment(self, random: Random) -> Callable[[Arrival], Arrival]:
+        """Whose a request is and what it asks for, by the rules."""
+        tenant, tier = tenant_rule(self.tenants), tier_rule(self.service_tiers)
+        priority_class = class_rule(self.classes)
+
+        def assigned(arrival: Arrival) -> Arrival:
+            changed = arrival._replace(
                 tenant=tenant(arrival, random),
                 priority_class=priority_class(arrival, random),
                 max_tokens=max(self.max_tokens, arrival.max_tokens),
                 patience=self.patience,
             )
-            for arrival in timed
-        ]
-        for flood in self.floods:
-            arrivals += flood.arrivals(arrivals, random)
-        arrivals.sort(key=_TIME)
-        return arrivals
+            if self.classes != "trace":
+                changed = changed._replace(asked_class=changed.priority_class, service_tier=None)
+            if self.service_tiers != "trace":
+                changed = changed._replace(service_tier=tier(arrival, random), asked_class=None)
+            return changed if self.tenants == "trace" else changed._replace(key=None, refused_by=None)
+
+        return assigned
 
     def _poisson(self, random: Random) -> Iterator[Arrival]:
         assert self.rate is not None

@@ -10,6 +10,7 @@ from typing import TypeVar
 from admission.controller import Controller
 from admission.event_log import RecordedCore
 from admission.ledger import work_of
+from admission.request import Asked
 from admission.step_time import StepTimeModel
 from admission.terms import Terms
 from backend.batch import Batch, StepOutput
@@ -76,6 +77,9 @@ class WatchedCore:
     def predicted(self, flight: Flight) -> float:
         """Seconds that the device is expected to take for a step; 0.0 where nobody knows."""
         return self._step_time.fitted.seconds(work_of(flight)) if self._step_time is not None else 0.0
+
+    def asked(self, asked: Asked, now: float) -> None:
+        self.core.asked(asked, now)
 
     def arrive(self, sequence: Sequence, now: float) -> None:
         self.core.arrive(sequence, now)

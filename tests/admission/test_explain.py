@@ -72,6 +72,16 @@ def test_a_refusal_is_told() -> None:
     assert explain(LINES, "x-0")[-1] == "    0.000 s  refused: QueueFull"
 
 
+def test_a_refusal_by_a_limit_is_told() -> None:
+    asked = ["request", 2.0, "r", "acme", "k1", None, 80, None, None, None, [[15, 100, True], [5, 100, True]]]
+    assert explain(map(json.dumps, [HEADER, [*asked, "tokens/min"]]), "r") == [
+        "r",
+        "    0.000 s  asked: tenant acme, 20 prompt tokens, max_tokens 200 in all",
+        "    0.000 s  refused before it came to the queue: tokens/min",
+    ]
+    assert explain([*map(json.dumps, [HEADER, [*asked, None]]), *LINES[1:]], "r") == explain(LINES, "r")
+
+
 def test_a_request_that_the_log_does_not_know_has_no_story() -> None:
     assert explain(LINES, "nobody") == []
 

@@ -240,3 +240,68 @@ def test_a_broken_trace_is_named_with_its_line(trace: Path, capsys: pytest.Captu
     trace.write_text(trace.read_text() + "\n{")
     assert main(["simulate", "--trace", str(trace)]) == 2
     assert f"{trace}, line 61: not JSON" in capsys.readouterr().err
+
+
+EDITS = {
+    "highest_class": ("highest_class: interactive", "highest_class: batch"),
+    "default_class": ("default_class: standard", "default_class: batch"),
+    "requests": ("limits: {requests: 1M/s}", "limits: {requests: 2/s}"),
+    "concurrent_requests": ("limits: {concurrent_requests: 1000}", "limits: {concurrent_requests: 1}"),
+}
+
+
+@pytest.mark.parametrize("field", EDITS)
+def test_what_an_edit_changes_is_said_first_and_shows_in_the_figures(
+    field: str, trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / "policy.yaml", tmp_path / "edited.yaml"]
+    for file, text in zip(files, EDITS[field], strict=True):
+        file.write_text(f"defaults: {{{text}}}")
+    report = tmp_path / "report.json"
+    flags = ["--policy", str(files[0]), "--compare", str(files[1]), "--json", str(report)]
+    assert main(["simulate", "--trace", str(trace), "--load", "2", *flags]) == 0
+    before, after = (policy["runs"] for policy in json.loads(report.read_text())["policies"])
+    assert before != after
+    first, *lines = capsys.readouterr().out.split("\n")
+    assert first == "policy.yaml -> edited.yaml" and any(f"{field}: " in line for line in lines[:3])
+    assert json.loads(report.read_text())["remarks"][0] == first
+
+
+def test_what_of_an_edit_is_not_simulated_is_said_with_its_line(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / "policy.yaml", tmp_path / "edited.yaml"]
+    classes = "classes:\n  first: {}\n  second:\n    service_tiers: [%s]\n"
+    for file, tier in zip(files, ("flex", "priority"), strict=True):
+        file.write_text(classes % tier)
+    flags = ["--trace", str(trace), "--policy", str(files[0]), "--compare", str(files[1])]
+    assert main(["simulate", *flags]) == 0
+    said = f"not simulated: classes.second.service_tiers at {files[1]}:4: the trace has no service tiers"
+    assert said in capsys.readouterr().out
+    assert main(["simulate", *flags, "--service-tiers", "flex:0.5,none:0.5"]) == 0
+    printed = capsys.readouterr().out
+    assert "not simulated" not in printed and "classes under policy.yaml" in printed
+
+
+def test_a_trace_that_asks_for_more_than_the_device_can_do_says_how_much(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", "--trace", str(trace), "--load", "3"]) == 0
+    told = capsys.readouterr().out.split("\n")[0]
+    assert told.startswith("overload: the requests ask for ") and "times what llama3-8b-a100 can serve" in told
+    slower = told.partition("use --speedup ")[2].split(",")[0]
+    assert main(["simulate", "--trace", str(trace), "--speedup", slower]) == 0
+    assert "overload" not in capsys.readouterr().out
+
+
+def test_policies_are_judged_by_their_own_targets_unless_one_states_none(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy, report = tmp_path / "policy.yaml", tmp_path / "report.json"
+    policy.write_text("classes: {only: {ttft: 1ms}}")
+    flags = ["--trace", str(trace), "--policy", str(policy), "--json", str(report)]
+    goodput = []
+    for more in ([], ["--compare", "fcfs"], ["--good-first-token", "5"]):
+        assert main(["simulate", *flags, *more]) == 0
+        goodput.append(json.loads(report.read_text())["policies"][0]["runs"][0]["goodput"])
+    assert goodput[0] == 0 < min(goodput[1:])

@@ -2,10 +2,12 @@
 
 import asyncio
 
+from admission.request import EXTEND_MARGIN as MARGIN
+from admission.request import EXTEND_STEP as STEP
 from backend.sampling import SamplingParams
 from backend.sequence import Sequence
 from backend.stream import TokenStream
-from gateway.supply import MARGIN, STEP, Supply
+from gateway.supply import Supply
 from quotas.errors import BudgetSpent, LimitExceeded, QuotaError
 from quotas.limit import Budget, Limit, Period, Rate, Resource
 

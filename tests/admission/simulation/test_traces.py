@@ -5,17 +5,24 @@ from pathlib import Path
 
 import pytest
 
-from admission.core import PRIOR
+from admission.core import PRIOR, CoreConfig
 from admission.event_log import RecordedCore
+from admission.request import Asked, AskedPrompt
 from admission.simulation.arrival import Arrival
 from admission.simulation.errors import OptionError, TraceError
 from admission.simulation.loop import Loop
 from admission.simulation.policy import parse_policy
 from admission.simulation.recorder import Objective, Recorder
-from admission.simulation.traces import read_trace
+from admission.simulation.recording import TraceFacts
+from admission.simulation.traces import read_trace, read_traffic
 from admission.step_time import StepTimeModel
+from backend.batch import StepOutput
+from backend.config import EngineConfig
+from backend.sampling import SamplingParams
+from backend.sequence import Sequence
 from tests.admission.simulation.runs import DEVICE
 
+NO_END = frozenset[int]()
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 
 
@@ -69,6 +76,36 @@ def test_our_own_log_says_whose_each_request_was_and_how_long_its_answer_became(
     assert [a.output_tokens for a in read[:12]] == [a.output_tokens for a in arrivals[:12]]
     assert sorted({a.output_tokens for a in read[12:]}) == [5, 40]  # 40: refused, so nobody knows
     assert read[11].time == pytest.approx(1.1)
+
+
+def test_a_gateways_log_says_what_was_asked_and_what_limits_refused(tmp_path: Path) -> None:
+    """Two prompts of one request, one that limits refused, and an answer that declared no length."""
+    lines: list[str] = []
+    core = RecordedCore(
+        CoreConfig(), EngineConfig(num_blocks=64, max_model_len=512), StepTimeModel(PRIOR), lines.append
+    )
+    core.serves("embedded", 2048, 1e9, 5.0)
+    two = (AskedPrompt(20, 30, True), AskedPrompt(10, 30, True))
+    open_ended = (AskedPrompt(15, 200, False),)
+    asked = [
+        Asked("one", "acme", "k1", "flex", 99, None, 9.0, 0.5, two),
+        Asked("two", "acme", "k2", None, 77, 3.0, None, None, open_ended, "tokens/min"),
+    ]
+    core.asked(asked[0], 7.0)
+    for index, prompt in enumerate(two):
+        core.arrive(Sequence(f"one-{index}", "acme", [0] * prompt.prompt_tokens, SamplingParams(), 3, 0, NO_END), 7.0)
+    while (batch := core.plan(7.5)) is not None:
+        core.complete(StepOutput(batch.step, [0] * len(batch.sampled), 0.1), 7.5)
+    core.asked(asked[1], 8.0)
+    read = read_traffic(write(tmp_path / "log", *lines))
+    first, second = read.arrivals
+    assert (first.prompt_tokens, first.output_tokens, first.more_prompts) == (20, 3, ((10, 3, 30),))
+    assert (first.key, first.service_tier, first.body_bytes) == ("k1", "flex", 99)
+    assert (first.deadline, first.done_within, first.interval) == (None, 9.0, 0.5)
+    assert (second.time, second.refused_by, second.is_declared, second.deadline) == (1.0, "tokens/min", False, 3.0)
+    assert (second.prompt_tokens, second.output_tokens, second.max_tokens) == (15, 3, 200)  # as its tenant's others
+    assert read.facts == TraceFacts(True, True, True, "embedded", 1e9 + 2.0)
+    assert read.device is not None and read.device.kv_bytes_per_token == 2048 / 16
 
 
 def test_a_log_without_its_beginning_is_no_trace(tmp_path: Path) -> None:
