@@ -65,12 +65,20 @@ def expected_memory(
 
 
 def measured_memory(
-    decoder: Decoder, device: torch.device, weights: int, tokens: int, seqs: int, block_size: int
+    decoder: Decoder,
+    device: torch.device,
+    weights: int,
+    tokens: int,
+    seqs: int,
+    block_size: int,
+    kv_dtype: torch.dtype | None = None,  # the decoder's, unless another is named
 ) -> DeviceMemory:
     """With `weights` bytes in place: by a step of `tokens`, and by one of the most that a graph has."""
-    activations = graphs = _step_bytes(decoder, device, tokens, seqs, block_size)
+    kv = KVCache(decoder.config, 1, block_size, kv_dtype or decoder.embedding.dtype, device)
+    activations = graphs = _step_bytes(decoder, device, tokens, seqs, block_size, kv)
     if (most := graph_shapes.largest(tokens)) < tokens:
-        graphs = _step_bytes(decoder, device, most, seqs, block_size)
+        graphs = _step_bytes(decoder, device, most, seqs, block_size, kv)
+    del kv
     graphs += recorded_bytes(decoder.config, tokens, seqs)
     free, total = free_and_total(device)
     return DeviceMemory(str(device), total, free, weights, activations, graphs, slot_bytes(decoder.config, seqs))
@@ -105,12 +113,11 @@ def rehearsal(tokens: int, block_size: int, max_position: int, device: torch.dev
     )
 
 
-def _step_bytes(decoder: Decoder, device: torch.device, tokens: int, seqs: int, block_size: int) -> int:
+def _step_bytes(decoder: Decoder, device: torch.device, tokens: int, seqs: int, block_size: int, kv: KVCache) -> int:
     """What torch takes from the device for a step's tensors, weights and keys and values apart.
 
     That is more than they hold at a time, because what was cut for one size does not always serve another.
     """
-    kv = KVCache(decoder.config, 1, block_size, decoder.embedding.dtype, device)
     step = rehearsal(tokens, block_size, len(decoder.cos_sin), device)
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()  # or the step would be laid into what is kept of another

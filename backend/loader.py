@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from backend.config import EngineConfig
+from backend.device_errors import placing
 from backend.device_memory import check_room, expected_memory, free_and_total, measured_memory
 from backend.errors import ConfigError
 from backend.generation_config import read_sampling_defaults
@@ -51,7 +52,7 @@ class LoadedModel:
     @property
     def kv_bytes(self) -> int:
         config = self.engine_config
-        return config.num_blocks * block_bytes(self.config, config.block_size, self.dtype)
+        return config.num_blocks * block_bytes(self.config, config.block_size, self.runner.kv.dtype)
 
 
 def load_model(
@@ -71,9 +72,12 @@ def load_model(
     target = select_device(device)
     precision = select_dtype(dtype, config, target)
     _check_size(options, config, precision, target)  # contradictions show before the long load
-    weights = _load(directory, config, precision, target, progress)
-    num_parameters = weights.num_parameters
-    runner = place_model(config, options, weights, precision, target, kernels)
+    if target.type == "cuda" or options.kv_cache_dtype != "auto":
+        select_ops(target, precision, kernels, options.cache_dtype(precision))  # and so does what kernels lack
+    with placing(target):
+        weights = _load(directory, config, precision, target, progress)
+        num_parameters = weights.num_parameters
+        runner = place_model(config, options, weights, precision, target, kernels)
     return LoadedModel(directory, config, runner.config, tokenizer, runner, precision, num_parameters, defaults)
 
 
@@ -105,7 +109,8 @@ def place_model(
     kernels: str = "auto",
 ) -> ModelRunner:
     """A runner over weights, which it takes over, with as much KV memory as there is room for beside them."""
-    ops = select_ops(device, dtype, kernels)
+    kv_dtype = options.cache_dtype(dtype)
+    ops = select_ops(device, dtype, kernels, kv_dtype)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # kernels are launched on the current one
         num_bytes = weights.num_parameters * dtype.itemsize
@@ -114,7 +119,7 @@ def place_model(
     else:
         engine_config = size_engine(options, config, dtype, free_memory())
         decoder = Decoder(config, weights, ops, engine_config.max_model_len)
-    kv = KVCache(config, engine_config.num_blocks, engine_config.block_size, dtype, device)
+    kv = KVCache(config, engine_config.num_blocks, engine_config.block_size, kv_dtype, device)
     return ModelRunner(decoder, kv, engine_config)
 
 
@@ -143,7 +148,8 @@ def _size_measured(
     free, _ = free_and_total(device)
     draft = size_engine(options, decoder.config, dtype, free, dedicated=True)
     tokens, seqs = draft.max_num_batched_tokens, draft.max_num_seqs
-    memory = measured_memory(decoder, device, weight_bytes, tokens, seqs, draft.block_size)
+    kv_dtype = options.cache_dtype(dtype)
+    memory = measured_memory(decoder, device, weight_bytes, tokens, seqs, draft.block_size, kv_dtype)
     check_room(memory)
     log.info("%s", memory)
     try:

@@ -14,6 +14,7 @@ from torch import Tensor
 from backend import warm_up
 from backend.batch import Admitted, Batch, StepOutput
 from backend.config import EngineConfig
+from backend.device_errors import explained, is_out_of_memory, of_device
 from backend.device_sampler import DeviceSampler
 from backend.errors import DeviceError, MemoryExhausted
 from backend.graph_shapes import GraphShapes
@@ -97,17 +98,19 @@ class ModelRunner:
                 self._forget_unfinished()
             self._newest = batch.step
             return self._launch_step(batch)
-        except (RuntimeError, MemoryError) as error:
+        except Exception as error:
+            if not of_device(error):
+                raise
             raise self.failure(batch.step, error) from error
 
     def completed(self) -> None:
         """The oldest step was, and its tokens are read."""
         self.stager.release(self._staged.popleft())
 
-    def failure(self, step: int, error: RuntimeError | MemoryError) -> DeviceError:
+    def failure(self, step: int, error: Exception) -> DeviceError:
         """What a step's failure means: torch reports whatever CUDA does, after most of which nothing can be trusted."""
-        if not _is_out_of_memory(error):
-            return DeviceError(f"step {step} failed on {self.device}: {error}")
+        if not is_out_of_memory(error):
+            return DeviceError(explained(f"step {step} failed on {self.device}", error))
         self._lane.recover()
         return MemoryExhausted(f"no memory on {self.device} for step {step}: {error}")
 
@@ -166,8 +169,10 @@ class ModelRunner:
             self._lane.launch(work).wait()
             graph = self._lane.capture(work)
             self._lane.launch(graph.replay).wait()
-        except RuntimeError as error:
-            raise DeviceError(f"{self.device} failed: {error}") from error
+        except Exception as error:
+            if not of_device(error):
+                raise
+            raise DeviceError(explained(f"{self.device} failed", error)) from error
         return graph
 
     def _launch_step(self, batch: Batch) -> _Step:
@@ -236,8 +241,3 @@ class ModelRunner:
             token_ids = self._received.token_ids[:num_decodes]
             last = self._last_tokens.index_select(0, self._received.slots[:num_decodes])
             torch.where(token_ids < 0, last, token_ids, out=token_ids)
-
-
-def _is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
-    """On a CPU torch says so in words alone."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)

@@ -55,6 +55,7 @@ class Footprint:
 
     model: ModelConfig
     dtype: str
+    kv_item_bytes: int | None = None  # of a cached number, if that is another
 
     @property
     def num_weights(self) -> int:
@@ -83,7 +84,7 @@ class Footprint:
     @property
     def kv_bytes_per_token(self) -> int:
         model = self.model
-        return 2 * model.num_layers * model.num_kv_heads * model.head_dim * self.item_bytes
+        return 2 * model.num_layers * model.num_kv_heads * model.head_dim * (self.kv_item_bytes or self.item_bytes)
 
     def kv_bytes(self, tokens: int) -> int:
         """Of one sequence, in whole blocks."""

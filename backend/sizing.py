@@ -31,6 +31,11 @@ class EngineOptions:
     batching: Batching = Batching.CONTINUOUS
     kv_allocation: KVAllocation = KVAllocation.PAGED
     steps_in_flight: int = 2
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+
+    def cache_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """The type in which a model computed in `dtype` keeps its keys and values: that one, or e4m3 of 8 bits."""
+        return torch.float8_e4m3fn if self.kv_cache_dtype == "fp8" else dtype
 
 
 def size_engine(
@@ -45,7 +50,7 @@ def size_engine(
             f"max_model_len {options.max_model_len} exceeds the model's {model.max_position} positions: "
             f"lower it to {model.max_position}"
         )
-    per_block = block_bytes(model, options.block_size, dtype)
+    per_block = block_bytes(model, options.block_size, options.cache_dtype(dtype))
     wanted_len = options.max_model_len or model.max_position
     num_blocks = _kv_bytes(options, per_block, wanted_len, free_bytes, dedicated) // per_block
     capacity = num_blocks * options.block_size

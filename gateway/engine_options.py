@@ -12,6 +12,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         max_model_len=settings.max_model_len,
         prefill_chunk=settings.prefill_chunk,
         block_size=settings.block_size,
+        kv_cache_dtype=settings.kv_cache_dtype,
         kv_memory_bytes=settings.kv_memory_bytes,
         kv_memory_fraction=settings.kv_memory_fraction,
         batching=Batching(settings.batching),

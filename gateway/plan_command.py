@@ -43,6 +43,7 @@ def add_to(commands: "_SubParsersAction[Any]") -> None:
     plan.add_argument("model", metavar="MODEL", help="embedded, a local directory, or a hub name")
     plan.add_argument("--memory", metavar="SIZE", type=_SIZE, required=True, help="of the device, such as 80GiB")
     plan.add_argument("--dtype", choices=("auto", *ITEM_BYTES), default="auto", help="(default: auto, as stored)")
+    plan.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), default="auto", help="(default: auto, as --dtype)")
     limits = plan.add_argument_group("limits")
     limits.add_argument("--max-num-seqs", metavar="N", type=_COUNT, default=256, help="(default: 256)")
     limits.add_argument("--max-model-len", metavar="TOKENS", type=_COUNT, help="(default: the model's positions)")
@@ -64,7 +65,8 @@ def add_to(commands: "_SubParsersAction[Any]") -> None:
 
 def _plan(namespace: Namespace) -> int:
     model = read_model_config(resolve_config(namespace.model))
-    footprint = Footprint(model, model.torch_dtype if namespace.dtype == "auto" else namespace.dtype)
+    dtype = model.torch_dtype if namespace.dtype == "auto" else namespace.dtype
+    footprint = Footprint(model, dtype, 1 if namespace.kv_cache_dtype == "fp8" else None)
     wanted_len = _max_model_len(namespace.max_model_len, model)
     budget = _token_budget(namespace.max_num_batched_tokens, namespace.max_num_seqs)
     memory = MemoryPlan.make(footprint, namespace.memory, wanted_len, namespace.max_num_seqs, budget)

@@ -77,8 +77,8 @@ class SettingFields(BaseSettings):
         "model",
         "DTYPE",
         "auto",
-        "precision of weights and KV cache; auto: float32 on a CPU, where then no text depends on its batch; as stored "
-        "on a GPU",
+        "precision of weights, and of the KV cache unless --kv-cache-dtype says another; auto: float32 on a CPU, where "
+        "then no text depends on its batch; as stored on a GPU",
     )
     device: Literal["auto", "cpu", "cuda"] = _setting(
         "model", "DEVICE", "auto", "where the model runs; auto: an NVIDIA GPU if torch finds one, else the CPU"
@@ -193,6 +193,13 @@ class SettingFields(BaseSettings):
         "engine", "N", 0, "seeds the sampling of requests that bring no seed of their own", ge=0, lt=2**63
     )
 
+    kv_cache_dtype: Literal["auto", "fp8"] = _setting(
+        "memory",
+        "DTYPE",
+        "auto",
+        "precision of the KV cache; auto: that of the model; fp8: e4m3 without scales, half of the memory of 16 bits, "
+        "rounded to 4 significant bits, which can change texts",
+    )
     kv_memory_bytes: BytesOrAuto = _setting(
         "memory", "BYTES", None, "memory of the KV cache, such as 512MiB or 2GiB; auto: see --kv-memory-fraction", gt=0
     )

@@ -3,6 +3,8 @@
 import ctypes
 import importlib
 import logging
+import os
+import shutil
 
 import torch
 from torch import Tensor
@@ -137,7 +139,9 @@ class CpuOps:
         return out
 
 
-def select_ops(device: torch.device, dtype: torch.dtype, kind: str = "auto") -> Ops:
+def select_ops(
+    device: torch.device, dtype: torch.dtype, kind: str = "auto", kv_dtype: torch.dtype | None = None
+) -> Ops:
     """The operations for `device` and `dtype`, chosen before the first step and never swapped. `kind` is one of
 
     auto       on a CUDA device Triton's; on a CPU compiled kernels if they are in the cache (else they are built for
@@ -146,6 +150,8 @@ def select_ops(device: torch.device, dtype: torch.dtype, kind: str = "auto") -> 
     triton     Triton's kernels; raises ConfigError without a CUDA device or the package
     torch      plain torch
     reference  the oracle, slow
+
+    `kv_dtype`: that of cached keys and values, if it is another: compiled kernels of a CPU take none.
     """
     if kind not in KINDS:
         raise ConfigError(f"kernels must be one of {', '.join(KINDS)}, got {kind!r}")
@@ -154,7 +160,9 @@ def select_ops(device: torch.device, dtype: torch.dtype, kind: str = "auto") -> 
     if kind == "triton" or (kind == "auto" and device.type == "cuda"):
         return _triton(device)
     native = None
-    if kind != "torch" and device.type == "cpu" and dtype in DTYPES:
+    if kind == "native" and kv_dtype not in (None, dtype):
+        raise ConfigError("kernels native keep keys and values in the model's precision: choose kv_cache_dtype auto")
+    if kind != "torch" and device.type == "cpu" and dtype in DTYPES and kv_dtype in (None, dtype):
         native = _native(dtype, wait=kind == "native")
     if native is None and kind == "native":
         raise ConfigError(f"no compiled kernels for {device.type} and {dtype}: the log above says why")
@@ -169,6 +177,11 @@ def _triton(device: torch.device) -> Ops:
         ops: Ops = importlib.import_module("backend.kernels.triton_ops").TritonOps()
     except ModuleNotFoundError as error:
         raise ConfigError(f"kernels triton need a package: {error}; install it, or choose torch") from error
+    if not any(shutil.which(name) for name in (os.environ.get("CC", ""), "gcc", "clang", "cc") if name):
+        raise ConfigError(
+            "kernels triton need a C compiler, which builds what launches them, and there is none: install gcc, or "
+            "name one in CC; kernels torch need none, and are slower"
+        )
     return ops
 
 

@@ -15,6 +15,8 @@ from torch import Tensor
 from backend.kernels.ops import Linear
 from backend.kernels.step import StepInputs
 
+E4M3_LARGEST = 448.0
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root-mean-square normalisation over the last dimension, in fp32 (Zhang and Sennrich, 2019)."""
@@ -67,9 +69,16 @@ def rope_and_store(
     stored = step.slot_mapping >= 0
     slots = step.slot_mapping[stored]
     block, offset = slots // block_size, slots % block_size
-    k_cache[block, :, offset] = rotate(k, cos, sin)[stored]
-    v_cache[block, :, offset] = v[stored]
+    k_cache[block, :, offset] = to_cache(rotate(k, cos, sin)[stored], k_cache.dtype)
+    v_cache[block, :, offset] = to_cache(v[stored], v_cache.dtype)
     return rotate(q, cos, sin)
+
+
+def to_cache(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` as a cache of `dtype` holds it. To e4m3 it is rounded to nearest even, and at most the largest number."""
+    if dtype == torch.float8_e4m3fn:
+        x = x.float().clamp(-E4M3_LARGEST, E4M3_LARGEST)
+    return x.to(dtype)
 
 
 def paged_attention(

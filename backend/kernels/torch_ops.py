@@ -33,8 +33,8 @@ class TorchOps:
         starts, contexts = step.query_start.tolist(), step.context_lens.tolist()
         for s in range(step.num_seqs):
             rows = slice(starts[s], starts[s + 1])
-            gathered = gather(k_cache, v_cache, step.block_tables[s], contexts[s], rows, window)
-            out[rows] = attend(q[rows], *gathered, scale, window)
+            k, v = gather(k_cache, v_cache, step.block_tables[s], contexts[s], rows, window)
+            out[rows] = attend(q[rows], k.to(q.dtype), v.to(q.dtype), scale, window)
         return out
 
 

@@ -28,6 +28,10 @@ class KVCache:
         shape = (num_blocks, model.num_layers, 2, model.num_kv_heads, block_size, model.head_dim)
         self.blocks = _zeros(shape, dtype, device)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.blocks.dtype
+
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Keys and values of one layer, each a view [num_blocks, num_kv_heads, block_size, head_dim]."""
         return self.blocks[:, index, 0], self.blocks[:, index, 1]

@@ -76,7 +76,7 @@ def plan_memory(settings: Settings, config: ModelConfig, free: int) -> Plan:
     else:
         _check_weights_fit(footprint.weight_bytes, free)
         engine = size_engine(options, config, dtype, free - footprint.weight_bytes)
-    kv = engine.num_blocks * block_bytes(config, engine.block_size, dtype)
+    kv = engine.num_blocks * block_bytes(config, engine.block_size, options.cache_dtype(dtype))
     return Plan(footprint.weight_bytes, kv, free, engine.num_blocks, engine.max_model_len)
 
 

@@ -84,11 +84,15 @@ class PaddedOps(ReferenceOps):
 
 
 def make_runner(
-    ops: Ops | None = None, lane: Lane | None = None, config: EngineConfig = CONFIG, seed: int = 0
+    ops: Ops | None = None,
+    lane: Lane | None = None,
+    config: EngineConfig = CONFIG,
+    seed: int = 0,
+    kv_dtype: torch.dtype = torch.float32,
 ) -> ModelRunner:
     """Its KV memory has a block more than the engine knows of."""
     decoder = Decoder(MODEL, random_weights(MODEL, torch.float32, seed), ops or PaddedOps(), config.max_model_len)
-    kv = KVCache(MODEL, config.num_blocks + 1, config.block_size, torch.float32, torch.device("cpu"))
+    kv = KVCache(MODEL, config.num_blocks + 1, config.block_size, kv_dtype, torch.device("cpu"))
     return ModelRunner(decoder, kv, config, lane)
 
 

@@ -37,6 +37,11 @@ def test_it_prints_the_memory_the_roofline_and_what_does_not_fit(
     assert "warning: KV memory holds 62 sequences of 8,192 tokens, not max_num_seqs 600" in printed
 
 
+def test_keys_and_values_of_8_bits_take_half(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", model, "--memory", "80GiB", "--kv-cache-dtype", "fp8"]) == 0
+    assert "65,536 B" in next(line for line in capsys.readouterr().out.splitlines() if line.startswith("KV"))
+
+
 def test_a_devices_own_figures_take_the_place_of_the_known_ones(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--bandwidth", "2TB", "--flops", "100T", "--gpu", "a100"]
     assert main(["plan", model, "--memory", "40GiB", *flags]) == 0

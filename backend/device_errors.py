@@ -1,0 +1,65 @@
+"""What goes wrong on a device, told with its remedy."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from subprocess import CalledProcessError
+
+import torch
+
+from backend.errors import BackendError, ConfigError, DeviceError
+
+
+def of_device(error: Exception) -> bool:
+    """Whether torch, CUDA or Triton raised it, and not a mistake of ours."""
+    return isinstance(error, RuntimeError | MemoryError | CalledProcessError) or _is_tritons(error)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """On a CPU torch says so in words alone."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+def remedy(error: Exception) -> str | None:
+    """What the machine lacks, and what helps; None where the error says nothing of that."""
+    if is_out_of_memory(error):
+        return (
+            "it has no memory for it: free it, choose a smaller model or a 16-bit dtype, or lower kv_memory_bytes, "
+            "max_num_batched_tokens or max_num_seqs"
+        )
+    if isinstance(error, CalledProcessError) or "C compiler" in str(error):
+        return (
+            "Triton builds what launches its kernels with a C compiler and Python's headers: install gcc and "
+            "python3-dev, or name a compiler in CC; kernels torch need neither, and are slower"
+        )
+    if _is_tritons(error):
+        return "Triton's kernels do not fit this device or this version of Triton: choose kernels torch, and tell us"
+    return None
+
+
+def explained(what: str, error: Exception) -> str:
+    """What failed, what helps if that is known, and what was said of it."""
+    helps = remedy(error)
+    return f"{what}: {error}" if helps is None else f"{what}: {helps} ({_first_line(error)})"
+
+
+@contextmanager
+def placing(device: torch.device) -> Iterator[None]:
+    """Raises what torch, CUDA and Triton raise within as `ConfigError` with a remedy, or as `DeviceError`."""
+    try:
+        yield
+    except BackendError:
+        raise
+    except Exception as error:
+        if not of_device(error):
+            raise
+        kind = DeviceError if remedy(error) is None else ConfigError
+        raise kind(explained(f"the model cannot be placed on {device}", error)) from error
+
+
+def _is_tritons(error: Exception) -> bool:
+    """By name: the package is not imported where its kernels are not chosen."""
+    return any(base.__module__.partition(".")[0] == "triton" for base in type(error).__mro__)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
