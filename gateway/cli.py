@@ -20,6 +20,7 @@ from gateway import (
     doctor_command,
     key_commands,
     log_commands,
+    otel_variables,
     plan_command,
     policy_commands,
     simulate_command,
@@ -76,7 +77,7 @@ def _serve(namespace: Namespace) -> int:
     from gateway.app import run  # noqa: PLC0415 - brings torch, seconds that --help need not wait for
 
     with logging_to(STDERR, settings):
-        for warning in misspelled(os.environ):
+        for warning in [*misspelled(os.environ), *otel_variables.ignored(os.environ)]:
             log.warning("%s", warning)
         return run(settings, announce=partial(print, flush=True))
 

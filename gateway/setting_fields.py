@@ -6,12 +6,14 @@ variable, a variable over the default. What depends on the model is checked by t
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ByteSize, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from gateway import otel_variables
 from gateway.cores import spare_cores
 
 ENV_PREFIX = "SLUICE_"
@@ -333,7 +335,12 @@ class SettingFields(BaseSettings):
         "telemetry", "true|false", False, "serve /metrics to tenants as well; it names all of them"
     )
     metrics_interval: float = _setting(
-        "telemetry", "SECONDS", 15.0, "between two pushes of the metrics to the collector", ge=1, le=3600
+        "telemetry",
+        "SECONDS",
+        partial(otel_variables.milliseconds, "OTEL_METRIC_EXPORT_INTERVAL", 15.0),
+        "between two pushes of the metrics to the collector",
+        ge=1,
+        le=3600,
     )
     otlp_endpoint: str | None = _setting(
         "telemetry",
@@ -352,7 +359,12 @@ class SettingFields(BaseSettings):
         "telemetry", "", None, "headers for the collector, such as authorization=Bearer%20...: NAME=VALUE,NAME=VALUE"
     )
     trace_sample_ratio: float = _setting(
-        "telemetry", "SHARE", 0.01, "of requests without a trace of their own, that are traced", ge=0, le=1
+        "telemetry",
+        "SHARE",
+        partial(otel_variables.sample_ratio, 0.01),
+        "of requests without a trace of their own, that are traced",
+        ge=0,
+        le=1,
     )
     trace_slow_seconds: float = _setting(
         "telemetry",

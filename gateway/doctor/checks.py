@@ -23,4 +23,5 @@ def configuration(settings: Settings) -> list[Check]:
         *network_checks.ports(settings),
         *store_checks.store(settings),
         network_checks.collector(settings),
+        network_checks.otel(),
     ]

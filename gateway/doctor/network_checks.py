@@ -1,8 +1,10 @@
 """What a gateway reaches, and where it is reached."""
 
+import os
 import socket
 from urllib.parse import urlsplit
 
+from gateway import otel_variables
 from gateway.connection import bound_socket
 from gateway.doctor.check import Check, ok, problem, warning
 from gateway.listening import why_not_listening
@@ -27,8 +29,18 @@ def _port(name: str, host: str, port: int, prefix: str) -> Check:
     return ok(name, f"{host}:{port} is free" if port else f"any free one of {host}")
 
 
+def otel() -> Check:
+    """Whether OpenTelemetry's own variables ask for what is not done."""
+    objections = otel_variables.ignored(os.environ)
+    if not objections:
+        return ok("otel", "every OTEL_* variable that is set is obeyed")
+    return warning("otel", "; ".join(objections), "unset what is not meant for this gateway")
+
+
 def collector(settings: Settings) -> Check:
     """Requests are served without one."""
+    if otel_variables.is_disabled():
+        return ok("collector", "none: OTEL_SDK_DISABLED is true, so nothing is sent anywhere")
     if settings.otlp_endpoint is None:
         return ok("collector", "none: spans are not sent anywhere (--otlp-endpoint)")
     parts = urlsplit(settings.otlp_endpoint)

@@ -11,9 +11,10 @@ from urllib.parse import unquote
 from uuid import uuid4
 
 from opentelemetry.exporter.otlp.proto.grpc import exporter as grpc_exporter
-from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
+from gateway import otel_variables
 from gateway.settings import Settings
 from gateway.telemetry import semconv
 
@@ -35,7 +36,7 @@ class Collector:
 
     @classmethod
     def of(cls, settings: Settings) -> "Collector | None":
-        if settings.otlp_endpoint is None:
+        if settings.otlp_endpoint is None or otel_variables.is_disabled():
             return None
         pairs = settings.otlp_headers.get_secret_value().split(",") if settings.otlp_headers else []
         headers = {name.lower(): unquote(value) for name, _, value in (pair.partition("=") for pair in pairs)}
@@ -51,19 +52,26 @@ class Collector:
         TLS files, proxies and compression are as the standard variables say, such as OTEL_EXPORTER_OTLP_CERTIFICATE.
         """
         make = grpc if self.protocol == "grpc" else http
-        return make(endpoint=self.url(signal), headers=dict(self.headers), timeout=TIMEOUT)
+        timeout = otel_variables.milliseconds("OTEL_BSP_EXPORT_TIMEOUT", TIMEOUT) if signal == "traces" else TIMEOUT
+        return make(
+            endpoint=self.url(signal),
+            headers=dict(self.headers),
+            timeout=otel_variables.milliseconds("OTEL_EXPORTER_OTLP_TIMEOUT", timeout),
+        )
 
 
 @cache
 def resource() -> Resource:
-    """This process, as every span and metric names it. `OTEL_RESOURCE_ATTRIBUTES` adds to it."""
-    return Resource.create(
-        {
-            semconv.SERVICE_NAME: NAME,
-            semconv.SERVICE_VERSION: version("sluice"),
-            semconv.SERVICE_INSTANCE_ID: str(uuid4()),
-        }
-    )
+    """This process, as every span and metric names it. `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` win over what
+    we call ourselves.
+    """
+    ours = {
+        semconv.SERVICE_NAME: NAME,
+        semconv.SERVICE_VERSION: version("sluice"),
+        semconv.SERVICE_INSTANCE_ID: str(uuid4()),
+    }
+    chosen = OTELResourceDetector().detect().attributes
+    return Resource.create({name: value for name, value in ours.items() if name not in chosen})
 
 
 class _Said(threading.local):

@@ -21,14 +21,10 @@ KV = (
         stack=True,
     ),
     Panel(
-        "Wasted, cached, swapped",
-        "Allocated and empty; kept for prompts that may come again; moved to the host's memory.",
+        "Wasted",
+        "Allocated, and no token is in it yet.",
         "bytes",
-        (
-            ("sum(sluice_kv_wasted_bytes{@})", "wasted"),
-            ("sum(sluice_kv_cached_bytes{@})", "cached"),
-            ("sum(sluice_kv_swapped_bytes{@})", "swapped"),
-        ),
+        (("sum(sluice_kv_wasted_bytes{@})", "wasted"),),
     ),
     Panel(
         "Preemptions, by cause",

@@ -8,7 +8,10 @@ TELEMETRY = (
         "Event loop lag",
         "The most by which it woke late. Above 50 ms: the process lacks CPU, or something blocks it.",
         "s",
-        (("sluice_loop_lag_seconds{@}", "{{instance}}"),),
+        (
+            ("sluice_loop_lag_seconds{@}", "{{instance}}: the most of late"),
+            ("rate(sluice_loop_late_seconds_total{@}[$__rate_interval])", "{{instance}}: of each second"),
+        ),
         red=0.05,
     ),
     Panel(

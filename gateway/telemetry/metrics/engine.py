@@ -59,8 +59,6 @@ class EngineMetrics:
         registry.gauge("sluice.kv.blocks", "KV blocks in the pool.", lambda: pool.num_blocks)
         registry.gauge("sluice.kv.blocks_used", "KV blocks held by sequences.", lambda: pool.num_blocks - pool.num_free)
         registry.gauge("sluice.kv.wasted", "KV memory allocated that holds no token yet.", self._wasted, "By")
-        registry.gauge("sluice.kv.cached", "KV memory kept for prompts that may come again.", lambda: 0, "By")
-        registry.gauge("sluice.kv.swapped", "KV memory moved to the host.", lambda: 0, "By")
         uses = Family("sluice.device.memory", Kind.GAUGE, "By", "Memory of the model.", ("use",))
         registry.read(uses, lambda: [((use,), held) for use, held in memory().items()])
 

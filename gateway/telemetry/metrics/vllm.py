@@ -40,8 +40,6 @@ class VllmMetrics:
         registry.total("vllm:prompt_tokens_total", "Prompt tokens computed.", lambda: counters.prompt_tokens)
         registry.total("vllm:generation_tokens_total", "Tokens generated.", lambda: counters.generation_tokens)
         registry.total("vllm:num_preemptions_total", "Preemptions.", lambda: sum(counters.all_preemptions))
-        registry.total("vllm:prefix_cache_queries_total", "Tokens looked up in the prefix cache.", lambda: 0)
-        registry.total("vllm:prefix_cache_hits_total", "Tokens found in the prefix cache.", lambda: 0)
 
     def _time(self, registry: Registry) -> None:
         first_tokens = registry.histogram(

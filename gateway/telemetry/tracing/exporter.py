@@ -14,6 +14,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+from gateway import otel_variables
 from gateway.telemetry.otlp import Collector, complaints
 
 log = logging.getLogger(__name__)
@@ -28,10 +29,21 @@ def otlp_exporter(collector: Collector) -> SpanExporter:
     return collector.exporter("traces", GrpcExporter, HttpExporter)
 
 
+def background_exporter(collector: Collector) -> "BackgroundExporter":
+    """One that sends to the collector, with the bounds that OpenTelemetry's variables set."""
+    max_waiting = max(1, int(otel_variables.positive("OTEL_BSP_MAX_QUEUE_SIZE", MAX_WAITING)))
+    batch = max(1, int(otel_variables.positive("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", BATCH)))
+    interval = otel_variables.milliseconds("OTEL_BSP_SCHEDULE_DELAY", INTERVAL)
+    return BackgroundExporter(otlp_exporter(collector), max_waiting, interval, batch)
+
+
 class BackgroundExporter:
     """Each counter is written by one thread and read by any, so nothing is locked."""
 
-    def __init__(self, exporter: SpanExporter, max_waiting: int = MAX_WAITING, interval: float = INTERVAL) -> None:
+    def __init__(
+        self, exporter: SpanExporter, max_waiting: int = MAX_WAITING, interval: float = INTERVAL, batch: int = BATCH
+    ) -> None:
+        """At most `max_waiting` spans wait; `batch` of them, or all after `interval` seconds, are one export."""
         self.num_exported = 0
         self._num_put = 0
         self._num_overflowed = 0  # the queue was full
@@ -41,6 +53,7 @@ class BackgroundExporter:
         self._exporter = exporter
         self._max_waiting = max_waiting
         self._interval = interval
+        self._batch = min(batch, max_waiting)
         self._queue: SimpleQueue[list[ReadableSpan]] = SimpleQueue()
         self._due = threading.Event()
         self._closing = False
@@ -66,7 +79,7 @@ class BackgroundExporter:
             return
         self._num_put += len(spans)
         self._queue.put(spans)
-        if waiting >= BATCH and not self._due.is_set():
+        if waiting >= self._batch and not self._due.is_set():
             self._due.set()
 
     async def close(self, seconds: float = FLUSH_SECONDS) -> None:
@@ -97,7 +110,7 @@ class BackgroundExporter:
     def _take_batch(self) -> list[ReadableSpan]:
         batch: list[ReadableSpan] = []
         try:
-            while len(batch) < BATCH:
+            while len(batch) < self._batch:
                 batch += self._queue.get_nowait()
         except Empty:
             pass

@@ -10,7 +10,7 @@ from gateway.settings import Settings
 from gateway.telemetry.otlp import Collector, resource
 from gateway.telemetry.story import Story
 from gateway.telemetry.telemetry import Telemetry
-from gateway.telemetry.tracing.exporter import BackgroundExporter, otlp_exporter
+from gateway.telemetry.tracing.exporter import BackgroundExporter, background_exporter
 from gateway.telemetry.tracing.sampler import Because, Sampler
 from gateway.telemetry.tracing.spans import spans_of
 from gateway.telemetry.tracing.step_spans import StepSpans
@@ -71,7 +71,7 @@ async def open_tracing(
         yield None
         return
     us = resource()
-    exporter = BackgroundExporter(otlp_exporter(collector))
+    exporter = background_exporter(collector)
     sampler = Sampler(settings.trace_sample_ratio, settings.trace_slow_seconds, settings.trace_max_per_second)
     steps = StepSpans(us, settings.trace_steps_per_second, telemetry.live, exporter.put)
     tracing = Tracing(us, kv, sampler, steps, exporter, telemetry.clock)

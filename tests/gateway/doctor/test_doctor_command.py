@@ -61,7 +61,7 @@ def test_all_checks_run_on_this_machine(tmp_path: Path, capsys: Capture) -> None
     names = {entry["name"] for entry in json.loads(capsys.readouterr().out)["checks"]}
     assert names == {
         *("python", "torch", "kernels", "clock", "gpu", "threads", "model", "memory", "open files", "state"),
-        *("policy", "keys", "tls", "port", "admin port", "store", "collector"),
+        *("policy", "keys", "tls", "port", "admin port", "store", "collector", "otel"),
     }
     assert not (tmp_path / "state").exists()
 
