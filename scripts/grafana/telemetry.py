@@ -8,10 +8,14 @@ TELEMETRY = (
         "Event loop lag",
         "The most by which it woke late. Above 50 ms: the process lacks CPU, or something blocks it.",
         "s",
-        (
-            ("sluice_loop_lag_seconds{@}", "{{instance}}: the most of late"),
-            ("rate(sluice_loop_late_seconds_total{@}[$__rate_interval])", "{{instance}}: of each second"),
-        ),
+        (("sluice_loop_lag_seconds{@}", "{{instance}}"),),
+        red=0.05,
+    ),
+    Panel(
+        "Starved",
+        "Of the time, by which the event loop was late. Above 5 %: what the process waits for seems slow and is not.",
+        "percentunit",
+        (("rate(sluice_loop_late_seconds_total{@}[$__rate_interval])", "{{instance}}"),),
         red=0.05,
     ),
     Panel(
