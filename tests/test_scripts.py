@@ -54,7 +54,7 @@ class Machine:
 
     def run(self, script: str, *arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
         process = self.start(script, *arguments, **variables)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=240)
         return subprocess.CompletedProcess(script, process.returncode, out, err)
 
     def calls(self, part: str) -> list[str]:
@@ -121,7 +121,7 @@ def test_the_development_installation_serves_too(machine: Machine) -> None:
 
 def test_two_at_once_install_once(machine: Machine) -> None:
     both = [machine.start("scripts/serve", name) for name in ("one", "two")]
-    assert [process.communicate(timeout=60)[0] for process in both] == ["<serve><one>", "<serve><two>"]
+    assert [process.communicate(timeout=240)[0] for process in both] == ["<serve><one>", "<serve><two>"]
     assert len(machine.calls("--editable")) == 1
 
 

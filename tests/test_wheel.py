@@ -83,7 +83,7 @@ def serving(command: Path, place: Path) -> Iterator[str]:
             yield announced
         finally:
             process.terminate()
-            process.communicate(timeout=60)
+            process.communicate(timeout=240)
 
 
 def found(pattern: str, text: str) -> str:
@@ -97,7 +97,7 @@ def test_an_empty_environment_serves_a_streamed_answer(command: Path, place: Pat
         url = found(r"curl -N (\S+)", announced)
         headers = {"Authorization": "Bearer " + found(r"Bearer (\S+?)'", announced)}
         body = json.loads(found(r"-d '(.*)'", announced))
-        with httpx.stream("POST", url, headers=headers, json=body, timeout=60) as response:
+        with httpx.stream("POST", url, headers=headers, json=body, timeout=240) as response:
             events = [line.removeprefix("data: ") for line in response.iter_lines() if line]
         page = httpx.get(found(r"admin +(\S+),", announced))
     assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")

@@ -8,7 +8,7 @@ from backend.batch import Batch, StepOutput
 from backend.device_thread import DeviceThread
 from backend.errors import MemoryExhausted
 
-PATIENCE = 30.0  # seconds before a test that hangs fails
+PATIENCE = 240.0  # seconds before a test that hangs fails
 
 
 class Step:

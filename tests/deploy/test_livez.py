@@ -15,7 +15,7 @@ PROGRAM = DEPLOY / "livez.py"
 
 def livez(**variables: str) -> int:
     command = [sys.executable, str(PROGRAM)]
-    return subprocess.run(command, env=variables, capture_output=True, timeout=60, check=False).returncode
+    return subprocess.run(command, env=variables, capture_output=True, timeout=240, check=False).returncode
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])

@@ -115,7 +115,7 @@ async def settled() -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(240):
         while not condition():
             await asyncio.sleep(0.001)
 

@@ -83,7 +83,7 @@ def test_a_class_whose_queue_is_full_is_ours_and_a_tenants_own_is_its(site: Site
     with site.occupied():
         for thread in threads:
             thread.start()
-        eventually(lambda: site.server.metric("vllm:num_requests_waiting") == 2, 10)
+        eventually(lambda: site.server.metric("vllm:num_requests_waiting") == 2)
         ours, its = site.post(service_tier="flex"), site.post("queued")
     for thread in threads:
         thread.join()

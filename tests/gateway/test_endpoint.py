@@ -78,6 +78,6 @@ async def test_an_error_that_nobody_reads_is_given_up_with_its_connection() -> N
     async def receive() -> Message:
         return {"type": "http.request", "body": b""}
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(240):
         await Refusing(service)(scope, receive, reader.send)
     assert [(story.outcome, type(story.error)) for story in stories] == [(Outcome.FAILED, ShuttingDown)]

@@ -23,7 +23,7 @@ def _unharmed(server: ServerProcess) -> Iterator[None]:
 def post(server: ServerProcess, body: object, path: str = "/v1/chat/completions", **headers: str) -> httpx.Response:
     """What a body gets; never a 5xx."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    reply = httpx.post(f"{server.url}{path}", content=content, headers={**server.headers, **headers}, timeout=60)
+    reply = httpx.post(f"{server.url}{path}", content=content, headers={**server.headers, **headers}, timeout=240)
     assert reply.status_code < 500, reply.text
     if reply.status_code != 200:
         assert {"message", "type", "param", "code"} <= reply.json()["error"].keys()

@@ -30,7 +30,7 @@ def limits_status(server: ServerProcess, key: str) -> int:
 
 def chat(server: ServerProcess, key: str) -> httpx.Response:
     headers = {"authorization": f"Bearer {key}"}
-    return httpx.post(f"{server.url}/v1/chat/completions", json=CHAT, headers=headers, timeout=60)
+    return httpx.post(f"{server.url}/v1/chat/completions", json=CHAT, headers=headers, timeout=240)
 
 
 def test_a_key_opens_the_running_gateway_until_it_is_rotated_and_revoked(server: ServerProcess, state: Path) -> None:

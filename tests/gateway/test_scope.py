@@ -242,7 +242,7 @@ class Transport:
 
 
 async def test_a_reader_that_stops_is_aborted_by_the_sweep_and_a_slow_one_is_not() -> None:
-    lives, stuck, slow, transport = Lives(write_timeout=0.04), Peer(), Peer(), Transport()
+    lives, stuck, slow, transport = Lives(write_timeout=0.2), Peer(), Peer(), Transport()
     sweeper = asyncio.create_task(lives.sweep())
 
     async def serve(life: RequestScope) -> None:

@@ -56,7 +56,7 @@ def test_a_tls_handshake_has_the_time_that_headers_have(certificate: tuple[Path,
     flags = ["--tls-cert-file", str(cert), "--tls-key-file", str(key), "--threads", "1", "--header-timeout", "0.2"]
     with running_server(tmp_path, *flags) as server:
         for port in (server.port, server.admin_port):
-            with socket.create_connection(("127.0.0.1", port), timeout=20) as silent:
+            with socket.create_connection(("127.0.0.1", port), timeout=50) as silent:
                 assert silent.recv(1) == b"", "the loop's own timeout is 60 s"
 
 

@@ -8,7 +8,7 @@ from gateway.key_store import KeyStore
 from gateway.settings import Settings
 from gateway.tenancy import Tenancy, open_tenancy
 
-PATIENCE = 30.0  # seconds
+PATIENCE = 240.0  # seconds
 ELSEWHERE = "redis://127.0.0.1:1"  # a store that nobody asks anything
 
 

@@ -120,7 +120,7 @@ def test_time_in_which_the_machine_stood_still_does_not_count(caplog: pytest.Log
 
 
 def test_a_wedged_device_ends_every_stream_and_the_process(tmp_path: Path, redis_url: str) -> None:
-    given = flags(tmp_path, redis_url, step_timeout=1)
+    given = flags(tmp_path, redis_url, step_timeout=4)
     with running_server(tmp_path, *given, program="tests.gateway.wedging_server") as server:
         body = completion(stream=True, ignore_eos=True, max_tokens=500)
         with httpx.stream(

@@ -17,7 +17,7 @@ from tests.gateway.telemetry.otlp_receiver import Manner, Receiver, otlp_receive
 from tests.gateway.telemetry.stories import a_story
 
 CUMULATIVE = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
-PATIENCE = 20.0  # seconds
+PATIENCE = 240.0  # seconds
 
 
 @pytest.fixture

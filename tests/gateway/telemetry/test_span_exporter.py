@@ -134,7 +134,7 @@ async def test_a_full_batch_does_not_wait_for_the_interval() -> None:
     exporter = BackgroundExporter(held, interval=3600)
     for _ in range(BATCH // len(trace) + 1):
         exporter.put(trace)
-    assert held.asked.wait(30)
+    assert held.asked.wait(240)
     held.let.set()
     await exporter.close()
     assert exporter.num_waiting == exporter.num_dropped == 0
@@ -192,5 +192,5 @@ async def no_thread_is_left() -> AsyncIterator[None]:
     yield
     for thread in threading.enumerate():
         if thread.name == "span-exporter":
-            thread.join(30)
+            thread.join(240)
             assert not thread.is_alive()

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 20.0  # seconds until something that must happen counts as not happening
+PATIENCE = 240.0  # seconds until something that must happen counts as not happening
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
     "--headless",
