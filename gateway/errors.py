@@ -11,6 +11,8 @@ ApiError
 ├── RouteNotFound        404
 ├── RequestNotFound      404  on the admin port
 ├── TenantNotFound       404  on the admin port
+├── KeyNotFound          404  on the admin port
+├── TenantNotNamed       400  on the admin port: a key for it was not confirmed
 ├── MethodNotAllowed     405
 ├── RequestTooLarge      413  while reading the body, chunked ones too
 ├── HeadersTooLarge      431
@@ -20,6 +22,7 @@ ApiError
 ├── InsufficientQuota    429  the tenant's long-period budget is spent
 ├── InternalError        500  ours; the message says nothing of the inside
 ├── AuditUnavailable     500  on the admin port
+├── KeysUnavailable      500  on the admin port
 ├── Overloaded           503  the shared queue is full, or every connection is taken
 ├── DeadlineUnmeetable   503
 ├── ShuttingDown         503
@@ -141,6 +144,18 @@ class TenantNotFound(ApiError):
     code = "tenant_not_found"
 
 
+class KeyNotFound(ApiError):
+    status = 404
+    code = "key_not_found"
+
+
+class TenantNotNamed(ApiError):
+    """The name of a tenant may be mistyped, and would then have no limits."""
+
+    status = 400
+    code = "tenant_not_named"
+
+
 class MethodNotAllowed(ApiError):
     status = 405
     code = "method_not_allowed"
@@ -215,6 +230,15 @@ class AuditUnavailable(ApiError):
     status = 500
     type = "internal_error"
     code = "audit_unavailable"
+    outcome = Outcome.FAILED
+
+
+class KeysUnavailable(ApiError):
+    """The directory of the API keys cannot be written, or is damaged."""
+
+    status = 500
+    type = "internal_error"
+    code = "keys_unavailable"
     outcome = Outcome.FAILED
 
 

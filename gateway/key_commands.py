@@ -9,9 +9,10 @@ from typing import Any
 import yaml
 
 from gateway import arguments
-from gateway.auth import new_key, pepper_of, rotated
+from gateway.auth import new_key, pepper_of
 from gateway.flags import add_flags, load
-from gateway.key_store import KeyRecord, KeyStore, KeyStoreError
+from gateway.key_changes import revoke, rotate
+from gateway.key_store import KeyRecord, KeyStore
 from gateway.settings import Settings
 from gateway.table import table
 from gateway.unnamed_tenants import told
@@ -137,23 +138,14 @@ def _rotate(namespace: Namespace) -> int:
     store = KeyStore(settings.state_dir)
     pepper, now = pepper_of(settings, store), datetime.now(UTC)
     until = now + timedelta(seconds=namespace.overlap)
-    with store.edit() as records:
-        record = records.get(namespace.id)
-        if record is None:
-            raise _unknown(namespace.id)
-        _refuse_second(record, now, until)
-        lifetime = record.expires - record.created if record.expires else None
-        expires = _expiry(namespace, now) or (now + lifetime if lifetime else None)
-        key, new = rotated(record, pepper, expires, until)
-        records[record.id] = new
+    key, new = rotate(store, pepper, namespace.id, now, until, _expiry(namespace, now))
     print(key)
     print(f"{STORED} {_fate_of(new, now)}", file=sys.stderr)
     return 0
 
 
 def _revoke(namespace: Namespace) -> int:
-    if not KeyStore(load(namespace).state_dir).remove(namespace.id):
-        raise _unknown(namespace.id)
+    revoke(KeyStore(load(namespace).state_dir), namespace.id)
     print(REVOKED, file=sys.stderr)
     return 0
 
@@ -164,15 +156,6 @@ def _expiry(namespace: Namespace, now: datetime) -> datetime | None:
     return now + timedelta(days=namespace.expires_days) if namespace.expires_days else expires
 
 
-def _refuse_second(record: KeyRecord, now: datetime, until: datetime) -> None:
-    """A key has two secrets at most: whoever still uses the older one of them was promised its time."""
-    if record.replaced and record.replaced.expires > now and until > now:
-        raise KeyStoreError(
-            f"{record.id} was rotated already, and its old secret opens until {record.replaced.expires:%Y-%m-%d %H:%M} "
-            "UTC: wait until then, or end all its older secrets now with --overlap 0s"
-        )
-
-
 def _fate_of(record: KeyRecord, now: datetime) -> str:
     """What becomes of the secret that was replaced."""
     old = record.replaced
@@ -180,12 +163,6 @@ def _fate_of(record: KeyRecord, now: datetime) -> str:
         f"The old one opens until {_minute(old.expires)} UTC."
         if old and old.expires > now
         else "The old one opens no more."
-    )
-
-
-def _unknown(key_id: str) -> KeyStoreError:
-    return KeyStoreError(
-        f"there is no stored key {key_id!r:.80}: see `sluice keys list`; one in a policy file is changed there"
     )
 
 

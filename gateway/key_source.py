@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -47,8 +47,8 @@ class KeySource:
     """
 
     def __init__(self, settings: Settings, policy: Policy) -> None:
-        self._store = KeyStore(settings.state_dir)
-        pepper = pepper_of(settings, self._store)
+        self.store = KeyStore(settings.state_dir)
+        self.pepper = pepper = pepper_of(settings, self.store)
         self._policy = policy
         self.demo_key = demo_key(settings, pepper)  # to be shown to who starts the gateway
         self._demo = [demo_record(self.demo_key, pepper)] if self.demo_key else []
@@ -65,8 +65,17 @@ class KeySource:
         self._in_force = records
         self._reloading = asyncio.Lock()
 
+    @property
+    def in_force(self) -> Sequence[KeyRecord]:
+        """All that open this gateway, or would have before they expired."""
+        return self._in_force
+
+    @property
+    def demo_ids(self) -> frozenset[str]:
+        return frozenset(record.id for record in self._demo)
+
     def files(self) -> Iterable[Path]:
-        return (self._store.path,)
+        return (self.store.path,)
 
     async def take_policy(self, policy: Policy) -> None:
         self._policy = policy
@@ -91,12 +100,12 @@ class KeySource:
                 await changed(change)
 
     def _records(self, policy: Policy) -> list[KeyRecord]:
-        stored = [narrowed(record, policy.tenant(record.tenant)) for record in self._store.records()]
+        stored = [narrowed(record, policy.tenant(record.tenant)) for record in self.store.records()]
         records = [*stored, *_policy_records(policy), *self._demo]
         (key_id, times), *_ = Counter(record.id for record in records).most_common(1) or [("", 0)]
         if times > 1:
             raise KeyStoreError(
-                f"two API keys have the id {key_id}, in {self._store.path}, the policy files or as the demo key: "
+                f"two API keys have the id {key_id}, in {self.store.path}, the policy files or as the demo key: "
                 "revoke or rename one"
             )
         return records

@@ -11,6 +11,7 @@ from gateway.admin.actions import Actions
 from gateway.admin.audit_log import AuditLog
 from gateway.admin.diagnosis import Diagnosis
 from gateway.admin.history import History
+from gateway.admin.keys import Keys, NewKey, Rotation
 from gateway.admin.kv_map import kv_map
 from gateway.admin.live_requests import LiveRequests
 from gateway.admin.overview import overview
@@ -23,6 +24,7 @@ from gateway.admin.rows import refusal_row
 from gateway.admin.tenants import Tenants
 from gateway.admin.unhurried import unhurried
 from gateway.admin.whereabouts import Reasons
+from gateway.key_source import KeySource
 from gateway.service import Service
 from gateway.wire import read
 
@@ -34,7 +36,7 @@ Json = dict[str, Any]
 class Api:
     """Reads the gateway as it is at the moment of each request; `actions` change it."""
 
-    def __init__(self, process: Process, service: Service, history: History, audit: AuditLog) -> None:
+    def __init__(self, process: Process, service: Service, history: History, audit: AuditLog, keys: KeySource) -> None:
         self._process = process
         self._service = service
         self._history = history
@@ -44,6 +46,7 @@ class Api:
         self.requests = LiveRequests(service.telemetry, history, reasons)
         self._queue = Queue(scheduler, reasons)
         self._tenants = Tenants(service, history, self.requests)
+        self._keys = Keys(keys, service.policies, audit)
         self._policy_check = PolicyCheck()
         self._diagnosis = Diagnosis(self._doctors_questions, service.metrics.prometheus_text, service.telemetry.clock)
         self.watch = self._diagnosis.watch
@@ -65,6 +68,10 @@ class Api:
                 Route("GET", f"{PREFIX}/policy/text", self.policy_text),
                 Route("POST", f"{PREFIX}/policy/check", self.check_policy, MAX_BODY_BYTES),
                 Route("POST", f"{PREFIX}/policy/reload", lambda visit: actions.reload(visit.actor)),
+                Route("GET", f"{PREFIX}/keys", self.keys),
+                Route("POST", f"{PREFIX}/keys", self.create_key),
+                Route("POST", f"{PREFIX}/keys/{{name}}/rotate", self.rotate_key),
+                Route("POST", f"{PREFIX}/keys/{{name}}/revoke", self.revoke_key),
                 Route("GET", f"{PREFIX}/refusals", self.refusals),
                 Route("GET", f"{PREFIX}/audit", self.audit),
                 Route("GET", f"{PREFIX}/diagnosis", self.diagnosis),
@@ -102,6 +109,18 @@ class Api:
 
     async def check_policy(self, visit: Visit) -> Json:
         return await self._policy_check.of(read(PastedPolicy, visit.body), self._service.policies.current)
+
+    async def keys(self, visit: Visit) -> Json:
+        return await self._keys.listed(visit.query.get("contains", ""))
+
+    async def create_key(self, visit: Visit) -> Json:
+        return await self._keys.create(visit.actor, read(NewKey, visit.body))
+
+    async def rotate_key(self, visit: Visit) -> Json:
+        return await self._keys.rotate(visit.actor, visit.name, read(Rotation, visit.body or b"{}"))
+
+    async def revoke_key(self, visit: Visit) -> Json:
+        return await self._keys.revoke(visit.actor, visit.name)
 
     async def refusals(self, visit: Visit) -> Json:
         return {"refusals": await unhurried(self._history.refusals(), refusal_row)}

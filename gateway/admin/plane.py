@@ -36,7 +36,7 @@ async def admin_plane(
     service.telemetry.on_end.append(history.request_ended)
     service.watched.on_step.append(history.step_completed)
     audit = AuditLog(settings.state_dir / AUDIT_LOG)
-    api = Api(process, service, history, audit)
+    api = Api(process, service, history, audit, keys)
     actions = Actions(api.requests, service.policies, audit, process.drain)
     service.policies.on_change.append(actions.policy_changed)
     service.policies.on_failure.append(actions.policy_rejected)

@@ -7,9 +7,9 @@ export class Unauthorized extends Error {}
 
 /** The gateway answered, with an error of its own. */
 export class Refused extends Error {
-  constructor(status, message) {
+  constructor(status, code, message) {
     super(message);
-    this.status = status;
+    Object.assign(this, { status, code });
   }
 }
 
@@ -55,7 +55,7 @@ async function refusal(answer) {
   const message = body?.error?.message?.replace(/\.$/, "") ?? `the gateway answered ${answer.status}`;
   return answer.status === 401 || answer.status === 403
     ? new Unauthorized(message)
-    : new Refused(answer.status, message);
+    : new Refused(answer.status, body?.error?.code ?? null, message);
 }
 
 /** What a promise fails with; null: it does not. */

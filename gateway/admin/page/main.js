@@ -5,6 +5,7 @@ import { CancelQuestion } from "./cancel_question.js";
 import { Charts } from "./charts.js";
 import { byId } from "./dom.js";
 import { Freshness } from "./freshness.js";
+import { KeysView } from "./keys/view.js";
 import { PolicyView } from "./policy/view.js";
 import { Poller } from "./poller.js";
 import { Pool } from "./pool.js";
@@ -37,7 +38,7 @@ class Board {
     this.tenant = tenantDetail((row) => this.#openRequest(row));
     this.question = new CancelQuestion();
     this.tables = this.#makeTables();
-    this.others = { policy: new PolicyView() };
+    this.others = { policy: new PolicyView(), keys: new KeysView() };
     this.troubles = new Troubles(byId("problems"));
     this.freshness = new Freshness();
     this.poller = new Poller(

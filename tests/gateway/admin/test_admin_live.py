@@ -27,8 +27,23 @@ tenants:
   acme: {weight: 3, limits: {tokens: 100k/min, kv_bytes: 512MiB}}
   spent: {limits: {requests: {rate: 1/h, burst: 1}}}
 """
-READS = ("overview", "tenants", "tenants/acme", "requests", "queue", "kv", "policy", "policy/text", "refusals", "audit")
-WRITES = ("requests/req_1/cancel", "policy/reload", "policy/check", "drain")
+READS = (
+    "overview",
+    "tenants",
+    "tenants/acme",
+    "requests",
+    "queue",
+    "kv",
+    "policy",
+    "policy/text",
+    "keys",
+    "refusals",
+    "audit",
+)
+WRITES = (
+    *("requests/req_1/cancel", "policy/reload", "policy/check", "drain"),
+    *("keys", "keys/demo/rotate", "keys/demo/revoke"),
+)
 
 
 @dataclass

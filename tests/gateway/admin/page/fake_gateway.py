@@ -38,6 +38,8 @@ class FakeGateway:
             "refusals": page_data.refusals(),
             "diagnosis": page_data.diagnosis(),
             "policy": page_data.policy(),
+            "keys": page_data.keys(),
+            "audit": page_data.audit(),
         }
         self.policy = parse_policy({"policy.yaml": page_data.POLICY.encode()})
         self._policy_check = PolicyCheck()

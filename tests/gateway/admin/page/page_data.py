@@ -273,6 +273,35 @@ def policy() -> Json:
     }
 
 
+def keys(names: tuple[str, ...] = TENANTS) -> Json:
+    rows = [
+        {
+            "id": f"{Random(number).getrandbits(32):08x}",
+            "tenant": name,
+            "name": "" if number % 3 else f"app {number}",
+            "origin": ("stored", "stored", "stored", "policy")[number % 4],
+            "created": None if number % 4 == 3 else NOW - 86_400 * number,
+            "expires": NOW + 86_400 * 30 if number % 2 else None,
+            "expired": number == 5,
+            "old_until": NOW + 3600 if number == 2 else None,
+            "scopes": ["inference", "limits"],
+            "named": number != 1,
+        }
+        for number, name in enumerate(names)
+    ]
+    return {"keys": rows, "truncated": 0, "tenants": sorted(names), "unnamed_tenants": "allow"}
+
+
+def audit() -> Json:
+    actor = "key 1a2b3c4d from 10.0.0.7:51234"
+    entries = [
+        {"at": NOW - 60, "actor": "files", "action": "keys.change", "target": "added 77aa11bb", "result": "in force"},
+        {"at": NOW - 61, "actor": actor, "action": "keys.create", "target": "77aa11bb of acme", "result": "begun"},
+        {"at": NOW - 900, "actor": actor, "action": "request.cancel", "target": "req_1 of acme", "result": "cancelled"},
+    ]
+    return {"entries": entries}
+
+
 def diagnosis() -> Json:
     finding = {
         "trouble": "queue time above target",

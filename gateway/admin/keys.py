@@ -1,0 +1,193 @@
+"""The API keys of tenants: which there are, and making, rotating and revoking them.
+
+A secret is in the one answer that makes it, and nowhere else: not in the audit log, not in a list.
+"""
+
+import asyncio
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
+
+from pydantic import Field
+
+from gateway import arguments
+from gateway.admin.audit_log import AuditLog
+from gateway.admin.rows import MAX_ROWS, Row
+from gateway.admin.unhurried import unhurried
+from gateway.auth import new_key
+from gateway.errors import BadRequest, KeyNotFound, KeysUnavailable, TenantNotNamed
+from gateway.key_changes import RotatedAlready, UnknownKey, revoke, rotate
+from gateway.key_source import KeySource
+from gateway.key_store import KeyRecord, KeyStoreError
+from gateway.policies import Policies
+from gateway.unnamed_tenants import what_holds
+from gateway.wire import Wire
+from quotas.policy import SCOPES
+
+OVERLAP = "24h"
+MAX_FILTER = 200  # characters
+
+ELSEWHERE = {
+    "policy": "in a policy file, and is changed there",
+    "demo": "the demo key: set SLUICE_DEMO_KEY, or listen on an address that is not a loopback one, to be rid of it",
+}
+
+T = TypeVar("T")
+
+
+class NewKey(Wire):
+    tenant: str
+    name: str | None = None
+    scopes: list[str] = Field(default_factory=lambda: [*SCOPES], max_length=len(SCOPES))
+    expires_days: int | None = Field(default=None, ge=1, le=arguments.MAX_DAYS)
+    unnamed: bool = False  # the tenant may be one that the policy does not name
+
+
+class Rotation(Wire):
+    overlap: str = OVERLAP
+    expires_days: int | None = Field(default=None, ge=1, le=arguments.MAX_DAYS)
+
+
+class Keys:
+    """Changes are in force here when they are answered, and on replicas that share the directory within a second."""
+
+    def __init__(self, source: KeySource, policies: Policies, audit: AuditLog) -> None:
+        self._source = source
+        self._policies = policies
+        self._audit = audit
+        self._changing = asyncio.Lock()
+
+    async def listed(self, words: str) -> Row:
+        """Those in whose id, tenant or name `words` occur, the newest first; `tenants` to choose from, by name."""
+        words = words.lower()[:MAX_FILTER]
+        found = [record for record in self._source.in_force if words in _text(record)]
+        found.sort(key=lambda record: (record.created, record.id), reverse=True)
+        now = datetime.now(UTC)
+        policy = self._policies.current
+        tenants = sorted({*policy.tenants, *(record.tenant for record in self._source.in_force)})
+        return {
+            "keys": await unhurried(found[:MAX_ROWS], lambda record: self._row(record, now)),
+            "truncated": max(0, len(found) - MAX_ROWS),
+            "tenants": tenants[:MAX_ROWS],
+            "unnamed_tenants": policy.unnamed_tenants,
+        }
+
+    async def create(self, actor: str, asked: NewKey) -> Row:
+        """Raises `BadRequest`, `TenantNotNamed`, `AuditUnavailable` and `KeysUnavailable`."""
+        tenant = _argument("tenant", arguments.tenant, asked.tenant)
+        name = _argument("name", arguments.key_name, asked.name) if asked.name else ""
+        scopes = _argument("scopes", arguments.scopes, ",".join(asked.scopes)) if asked.scopes else ()
+        self._confirm(tenant, asked.unnamed)
+        key, record = new_key(tenant, self._source.pepper, _in_days(asked.expires_days), scopes, name)
+        await self._change(actor, "keys.create", f"{record.id} of {tenant}", lambda: self._source.store.add(record))
+        return {"key": key, **self._row(record, datetime.now(UTC))}
+
+    async def rotate(self, actor: str, key_id: str, asked: Rotation) -> Row:
+        """Raises `BadRequest`, `KeyNotFound`, `AuditUnavailable` and `KeysUnavailable`."""
+        overlap = _argument("overlap", arguments.duration, asked.overlap)
+        record, now = self._stored(key_id), datetime.now(UTC)
+        store, pepper = self._source.store, self._source.pepper
+        until, expires = now + timedelta(seconds=overlap), _in_days(asked.expires_days)
+        key, new = await self._change(
+            actor,
+            "keys.rotate",
+            f"{record.id} of {record.tenant}",
+            lambda: rotate(store, pepper, key_id, now, until, expires),
+        )
+        return {"key": key, **self._row(new, now)}
+
+    async def revoke(self, actor: str, key_id: str) -> Row:
+        """Raises `KeyNotFound`, `AuditUnavailable` and `KeysUnavailable`."""
+        record = self._stored(key_id)
+        target = f"{record.id} of {record.tenant}"
+        await self._change(actor, "keys.revoke", target, lambda: revoke(self._source.store, key_id))
+        return {"revoked": True}
+
+    async def _change(self, actor: str, action: str, target: str, change: Callable[[], T]) -> T:
+        """On record, then on the disk, then in force."""
+        async with self._changing:
+            await self._audit.record(actor, action, target, "begun")
+            try:
+                changed = await asyncio.to_thread(change)
+            except KeyStoreError as error:
+                await self._audit.record(actor, action, target, f"failed: {error!s:.500}")
+                raise _translated(error, target) from None
+            await self._source.reload()
+            return changed
+
+    def _confirm(self, tenant: str, is_confirmed: bool) -> None:
+        """Raises `TenantNotNamed`."""
+        if is_confirmed or self._is_named(tenant):
+            return
+        holds = what_holds(self._policies.current, tenant)
+        raise TenantNotNamed(
+            f"The policy does not name the tenant {tenant!r}: {holds}. Send unnamed: true to make "
+            "its key all the same.",
+            "tenant",
+        )
+
+    def _stored(self, key_id: str) -> KeyRecord:
+        """Raises `KeyNotFound` for one that is unknown, or is not in the directory."""
+        record = next((record for record in self._source.in_force if record.id == key_id), None)
+        if record is None:
+            raise KeyNotFound(f"There is no API key with the id {key_id!r:.80}.")
+        if (origin := self._origin(record)) != "stored":
+            where = (
+                "in a policy file, and is changed there"
+                if origin == "policy"
+                else "the demo key, and follows from the pepper"
+            )
+            raise KeyNotFound(f"The key {key_id!r:.80} is {where}.")
+        return record
+
+    def _origin(self, record: KeyRecord) -> str:
+        if record.id in self._source.demo_ids:
+            return "demo"
+        key = self._policies.current.tenant(record.tenant).key(record.id)
+        return "policy" if key is not None and key.hmac else "stored"
+
+    def _row(self, record: KeyRecord, now: datetime) -> Row:
+        old, origin = record.replaced, self._origin(record)
+        return {
+            "id": record.id,
+            "tenant": record.tenant,
+            "name": record.name,
+            "origin": origin,
+            "created": None if origin == "policy" else record.created.timestamp(),
+            "expires": record.expires.timestamp() if record.expires else None,
+            "expired": record.expires is not None and record.expires <= now,
+            "old_until": old.expires.timestamp() if old and old.expires > now else None,
+            "scopes": record.scopes,
+            "named": self._is_named(record.tenant),
+        }
+
+    def _is_named(self, tenant: str) -> bool:
+        """Where the policy names nobody, nobody is mistyped."""
+        tenants = self._policies.current.tenants
+        return not tenants or tenant in tenants
+
+
+def _text(record: KeyRecord) -> str:
+    return f"{record.id} {record.tenant} {record.name}".lower()
+
+
+def _in_days(days: int | None) -> datetime | None:
+    return None if days is None else datetime.now(UTC) + timedelta(days=days)
+
+
+def _argument(param: str, read: Callable[[str], T], text: str) -> T:
+    """As a command line reads it. Raises `BadRequest`."""
+    try:
+        return read(text)
+    except ArgumentTypeError as error:
+        raise BadRequest(f"{param}: {error}.", param) from None
+
+
+def _translated(error: KeyStoreError, target: str) -> BadRequest | KeyNotFound | KeysUnavailable:
+    match error:
+        case UnknownKey():
+            return KeyNotFound(f"There is no stored key {target:.200} any longer.")
+        case RotatedAlready():
+            return BadRequest(f"{error!s}.".replace("with --overlap 0s", "with an overlap of 0s"), "overlap")
+    return KeysUnavailable(f"Nothing was changed: {error}.")

@@ -1,0 +1,102 @@
+"""The view of API keys, over a gateway that serves."""
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.gateway.admin.page import page_data
+from tests.gateway.admin.page.devtools import Pipe
+from tests.gateway.admin.page.fake_gateway import FakeGateway
+from tests.gateway.admin.page.steps import PageMaker, sign_in, tab_to
+from tests.gateway.admin.page.tab import Page, opened_page
+from tests.gateway.server_process import ServerProcess
+
+HOSTILE = "<img src=x onerror=document.title=1>"
+
+
+@pytest.fixture
+def keys(server: ServerProcess, chromium: Pipe) -> Iterator[Page]:
+    with opened_page(chromium) as page:
+        page.go(f"{server.admin_url}/#/keys")
+        page.until("!document.querySelector('#sign-in').hidden")
+        sign_in(page, server.admin_key)
+        page.until("document.querySelector('#keys-table tbody tr')")
+        yield page
+        assert [said for said in page.complaints() if not said.startswith("network")] == []
+
+
+def status(server: ServerProcess, key: str) -> int:
+    return httpx.get(f"{server.url}/v1/limits", headers={"authorization": f"Bearer {key}"}).status_code
+
+
+def row(key_id: str) -> str:
+    return f"[...document.querySelectorAll('#keys-table tbody tr')].find(tr => tr.innerText.includes('{key_id}'))"
+
+
+def secret(page: Page) -> str:
+    page.until("document.querySelector('#key-secret')")
+    key = page.text("#key-secret")
+    page.press("Escape")
+    page.until("!document.querySelector('#key-dialog').open")
+    assert key not in page.js("document.documentElement.outerHTML")  # it was shown this once
+    assert page.js("JSON.stringify([{...localStorage}, document.cookie])") == '[{},""]'
+    return key
+
+
+def test_a_key_is_made_used_rotated_and_revoked_and_all_of_it_is_on_record(server: ServerProcess, keys: Page) -> None:
+    keys.click("#key-create")
+    keys.type("acme")  # the tenant has the focus
+    keys.click("#key-name")
+    keys.type("made in a browser")
+    keys.press("Enter")
+    first = secret(keys)
+    key_id = first.split("-")[2]
+    assert status(server, first) == 200  # at once
+    keys.until(f"{row(key_id)}.innerText.includes('made in a browser')")
+
+    keys.click(f"[aria-label='Rotate key {key_id}']")
+    keys.js("document.querySelector('#key-overlap').value = '0s'")
+    keys.click("#key-dialog .primary")
+    second = secret(keys)
+    assert (status(server, first), status(server, second)) == (401, 200)
+
+    keys.click(f"[aria-label='Revoke key {key_id}']")
+    assert keys.js("document.activeElement.innerText") == "Close"  # not the one that revokes
+    keys.click("#key-dialog .danger")
+    keys.until("!document.querySelector('#key-dialog').open")
+    assert status(server, second) == 401
+    keys.until(f"!{row(key_id)}")
+    keys.until(f"document.querySelector('#audit-table').innerText.includes('{key_id} of acme')")
+    audit = server.admin("audit")["entries"]
+    actions = [entry["action"] for entry in audit if entry["target"] == f"{key_id} of acme"]
+    assert actions == ["keys.revoke", "keys.rotate", "keys.create"]
+    assert not any(key in server.log.read_text() + str(audit) for key in (first, second))
+
+
+def test_a_key_is_made_without_a_mouse_and_bad_input_is_told_in_words(server: ServerProcess, keys: Page) -> None:
+    tab_to(keys, "#key-create")
+    keys.press("Enter")
+    keys.type("not a tenant!")
+    keys.press("Enter")
+    keys.until_reads("#key-dialog .problem", "Not done: tenant:")
+    assert keys.js("document.querySelector('#key-dialog').open")
+    keys.press("Escape")
+    keys.until("!document.querySelector('#key-dialog').open")
+
+
+def test_names_are_text_and_small_screens_cut_nothing_off(gateway: FakeGateway, open_board: PageMaker) -> None:
+    gateway.answers["keys"] = page_data.keys((HOSTILE, "x" * 200, *page_data.TENANTS))
+    for entry in gateway.answers["audit"]["entries"]:
+        entry |= {"target": HOSTILE, "actor": HOSTILE, "result": HOSTILE}
+    page = open_board(width=400)
+    page.click("#views [href='#/keys']")
+    page.until_count("#keys-table tbody tr", 12)
+    for width in (400, 800, 1440):
+        page.send("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        page.until(f"innerWidth === {width}")
+        wide = "[...document.querySelectorAll('.scroller')].filter(box => box.scrollWidth > box.clientWidth).length"
+        assert (page.js(wide), page.js("document.documentElement.scrollWidth <= innerWidth")) == (0, True)
+    assert page.count("main img, main script") == 0
+    assert HOSTILE in page.text("#keys-table")
+    assert page.count("#keys-table .buttons:not([hidden])") == 9  # those of policy files are changed there

@@ -1,0 +1,164 @@
+"""API keys made, rotated and revoked by an admin: in force at once, on record first, their secrets told once."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.admin.audit_log import AuditLog
+from gateway.admin.keys import Keys, NewKey, Rotation
+from gateway.auth import Principal, new_key
+from gateway.errors import AuditUnavailable, BadRequest, InvalidApiKey, KeyNotFound, KeysUnavailable, TenantNotNamed
+from gateway.key_source import KeySource
+from gateway.policies import Policies
+from gateway.settings import Settings
+
+POLICY = """
+tenants:
+  acme: {limits: {requests: 5/min}, keys: {inpolicy: {hmac: "%s"}}}
+  globex: {}
+""" % ("ab" * 32)
+
+
+class Site:
+    def __init__(self, directory: Path, policy: str | None = POLICY) -> None:
+        path = directory / "policy.yaml"
+        path.write_text(policy or "")
+        self.state = directory / "state"
+        self.policies = Policies(path if policy else None)
+        settings = Settings(state_dir=self.state, demo_key=None, pepper=None)
+        self.source = KeySource(settings, self.policies.current)
+        self.audit = AuditLog(self.state / "audit.log")
+        self.keys = Keys(self.source, self.policies, self.audit)
+
+    def opens(self, key: str) -> Principal | None:
+        try:
+            return self.source.ring.authenticate(f"Bearer {key}".encode())
+        except InvalidApiKey:
+            return None
+
+    async def row(self, key_id: str) -> dict[str, Any]:
+        rows = (await self.keys.listed(""))["keys"]
+        return next(row for row in rows if row["id"] == key_id)
+
+    async def record(self) -> list[tuple[str, str, str, str]]:
+        """Oldest first."""
+        entries = await self.audit.entries()
+        return [(e["actor"], e["action"], e["target"], e["result"]) for e in reversed(entries)]
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+async def test_a_key_lives_through_making_rotating_and_revoking_each_in_force_at_once(site: Site) -> None:
+    made = await site.keys.create("me", NewKey(tenant="acme", name="app", scopes=["limits"], expires_days=7))
+    assert site.opens(made["key"]) == Principal("acme", made["id"], ("limits",))
+    assert made["expires"] == pytest.approx((datetime.now(UTC) + timedelta(days=7)).timestamp(), abs=60)
+    turned = await site.keys.rotate("me", made["id"], Rotation(overlap="1h"))
+    assert turned["id"] == made["id"]
+    assert site.opens(made["key"]) == site.opens(turned["key"]) == Principal("acme", made["id"], ("limits",))
+    ended = await site.keys.rotate("me", made["id"], Rotation(overlap="0s"))
+    assert (site.opens(made["key"]), site.opens(turned["key"])) == (None, None)
+    assert await site.keys.revoke("me", made["id"]) == {"revoked": True}
+    assert site.opens(ended["key"]) is None
+    target = f"{made['id']} of acme"
+    actions = ("keys.create", "keys.rotate", "keys.rotate", "keys.revoke")
+    assert await site.record() == [("me", action, target, "begun") for action in actions]
+
+
+async def test_no_secret_and_no_hash_is_kept_or_told_but_in_the_answer_that_made_it(site: Site) -> None:
+    made = await site.keys.create("me", NewKey(tenant="acme"))
+    told = str(await site.keys.listed("")) + str(await site.record())
+    stored = site.source.store.path.read_text()
+    secret = made["key"].rsplit("-", 1)[1]
+    assert secret not in told + stored
+    assert all(record.digest.hex() not in told for record in site.source.in_force)
+
+
+async def test_a_tenant_that_the_policy_does_not_name_is_asked_about_with_the_name_that_may_be_meant(
+    site: Site,
+) -> None:
+    with pytest.raises(TenantNotNamed, match=r"does not name the tenant 'acmee'.*did you mean \"acme\"") as refused:
+        await site.keys.create("me", NewKey(tenant="acmee"))
+    assert refused.value.param == "tenant"
+    assert await site.record() == []
+    made = await site.keys.create("me", NewKey(tenant="acmee", unnamed=True))
+    assert site.opens(made["key"]) is not None
+    assert (await site.row(made["id"]))["named"] is False
+
+
+async def test_where_no_tenant_is_named_every_name_is_as_good(tmp_path: Path) -> None:
+    site = Site(tmp_path, policy=None)
+    made = await site.keys.create("me", NewKey(tenant="anybody"))
+    assert (await site.row(made["id"]))["named"] is True
+
+
+async def test_a_key_has_two_secrets_at_most(site: Site) -> None:
+    made = await site.keys.create("me", NewKey(tenant="acme"))
+    await site.keys.rotate("me", made["id"], Rotation())
+    with pytest.raises(BadRequest, match=r"rotated already.*an overlap of 0s"):
+        await site.keys.rotate("me", made["id"], Rotation())
+    assert (await site.record())[-1][3].startswith("failed: ")
+
+
+@pytest.mark.parametrize("key_id", ["nobody", "", "../keys", "inpolicy", "demo"])
+async def test_what_is_not_stored_is_neither_rotated_nor_revoked(site: Site, key_id: str) -> None:
+    for change in (site.keys.rotate("me", key_id, Rotation()), site.keys.revoke("me", key_id)):
+        with pytest.raises(KeyNotFound):
+            await change
+    assert await site.record() == []
+
+
+@pytest.mark.parametrize(
+    ("field", "body"),
+    [
+        ("tenant", {"tenant": "no tenant\n"}),
+        ("tenant", {"tenant": ""}),
+        ("name", {"tenant": "acme", "name": "x" * 65}),
+        ("name", {"tenant": "acme", "name": "a\u202eb"}),
+        ("scopes", {"tenant": "acme", "scopes": ["admin"]}),
+    ],
+)
+async def test_bad_input_is_told_by_its_field_and_makes_nothing(site: Site, field: str, body: dict[str, Any]) -> None:
+    before = len(site.source.in_force)
+    with pytest.raises(BadRequest) as refused:
+        await site.keys.create("me", NewKey(**body))
+    assert refused.value.param == field
+    assert (len(site.source.in_force), await site.record()) == (before, [])
+
+
+async def test_what_cannot_be_put_on_record_is_not_done(site: Site) -> None:
+    (site.state / "audit.log").mkdir()
+    with pytest.raises(AuditUnavailable):
+        await site.keys.create("me", NewKey(tenant="acme"))
+    assert not site.source.store.path.exists()
+
+
+async def test_a_damaged_key_file_is_said_to_be_damaged_and_the_failure_is_on_record(site: Site) -> None:
+    site.source.store.path.write_text("{")
+    with pytest.raises(KeysUnavailable, match="is damaged"):
+        await site.keys.create("me", NewKey(tenant="acme"))
+    assert [result[:7] for *_, result in await site.record()] == ["begun", "failed:"]
+
+
+async def test_keys_are_found_by_words_and_told_where_they_come_from(site: Site) -> None:
+    made = await site.keys.create("me", NewKey(tenant="globex", name="Nightly"))
+    assert [row["id"] for row in (await site.keys.listed("NIGHT"))["keys"]] == [made["id"]]
+    assert (await site.row("inpolicy"))["origin"] == "policy"
+    assert (await site.row("demo"))["origin"] == "demo"
+    assert (await site.keys.listed("no such"))["keys"] == []
+    assert (await site.keys.listed(""))["tenants"] == ["acme", "demo", "globex"]
+
+
+async def test_of_many_keys_a_thousand_are_told_and_the_others_counted(site: Site) -> None:
+    pepper = site.source.pepper
+    with site.source.store.edit() as records:
+        for _ in range(1003):
+            _, record = new_key("acme", pepper)
+            records[record.id] = record
+    await site.source.reload()
+    listed = await site.keys.listed("acme")
+    assert (len(listed["keys"]), listed["truncated"]) == (1000, len(site.source.in_force) - 1001)
