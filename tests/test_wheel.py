@@ -3,6 +3,7 @@
 Only torch and the libraries it brings are lent from this environment, because they are gigabytes.
 """
 
+import ast
 import json
 import os
 import re
@@ -10,9 +11,10 @@ import subprocess
 import sys
 import tempfile
 import venv
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import distributions, requires
+from importlib.metadata import distributions, packages_distributions, requires
 from pathlib import Path
 
 import httpx
@@ -20,6 +22,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LENT = re.compile("(torch|triton|nvidia-.*|cuda-.*)$", re.IGNORECASE)
+ROOMS = ("gateway", "admission", "quotas", "backend")
+BROUGHT = {"pydantic_core": "pydantic"}  # what comes with a requirement, of its very version
 pytestmark = [pytest.mark.wheel, pytest.mark.timeout(900)]
 
 
@@ -92,6 +96,7 @@ def found(pattern: str, text: str) -> str:
     return match[1]
 
 
+@pytest.mark.nightly
 def test_an_empty_environment_serves_a_streamed_answer(command: Path, place: Path) -> None:
     with serving(command, place) as announced:
         url = found(r"curl -N (\S+)", announced)
@@ -112,12 +117,30 @@ def test_what_is_lent_to_the_environment_is_named_by_the_wheel() -> None:
     assert any(requirement.startswith("torch>=") for requirement in requires("sluice") or ())
 
 
-def test_the_wheel_holds_the_licence_and_no_tests(command: Path) -> None:
-    listing = subprocess.run(
-        [command.parent / "python", "-c", "import importlib.metadata as m; print(*m.files('sluice'), sep='\\n')"],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.split()
-    assert any(name.endswith("licenses/LICENSE") for name in listing)
-    assert not any(name.startswith(("tests/", "benchmarks/", "scripts/")) for name in listing)
+def test_what_is_imported_is_named_by_the_wheel() -> None:
+    homes = packages_distributions()
+    named = {re.split("[^a-z0-9-]", requirement.lower())[0] for requirement in requires("sluice") or ()}
+    for package in imported() - set(sys.stdlib_module_names) - set(ROOMS):
+        assert {home.lower() for home in homes[BROUGHT.get(package, package)]} & named, package
+
+
+def imported() -> set[str]:
+    """The packages that any module of ours imports, ours among them."""
+    found = set()
+    for room in ROOMS:
+        for source in (ROOT / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(source.read_text())):
+                if isinstance(node, ast.Import):
+                    found |= {alias.name.partition(".")[0] for alias in node.names}
+                elif isinstance(node, ast.ImportFrom) and node.module:
+                    found.add(node.module.partition(".")[0])
+    return found
+
+
+def test_the_wheel_holds_every_file_of_ours_the_licence_and_no_tests(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    files = [path for room in ROOMS for path in (ROOT / room).rglob("*") if path.is_file()]
+    ours = {str(path.relative_to(ROOT)) for path in files if "__pycache__" not in path.parts}
+    assert ours and ours <= names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert not any(name.startswith(("tests/", "benchmarks/", "scripts/")) for name in names)
