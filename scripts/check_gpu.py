@@ -33,7 +33,7 @@ os.environ["TRITON_INTERPRET"] = "0" if torch.cuda.is_available() else "1"  # re
 
 import triton
 
-from benchmarks.gpu_check import agreement, beside, correctness, kernels, requests, steps
+from benchmarks.gpu_check import agreement, beside, correctness, kernels, requests, serving, steps
 from benchmarks.gpu_check.finding import Finding
 
 GPU = torch.cuda.is_available()
@@ -59,6 +59,7 @@ class Part:
 PARTS = {
     "environment": Part(environment, 60),
     "correctness": Part(correctness.check, 150),
+    "serving": Part(serving.check, 90),
     "agreement": Part(agreement.check, 90),
     "llama-3-8b": Part(partial(steps.check, plan=steps.LLAMA), 120),
     "engine": Part(requests.check_offline, 120),

@@ -10,7 +10,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "scripts" / "check_gpu.py"
-PARTS = {"environment", "correctness", "agreement", "engine", "llama-3-8b", "qwen3-0.6b", "beside", "http", "kernels"}
+PARTS = {
+    "environment", "correctness", "serving", "agreement", "engine", "llama-3-8b", "qwen3-0.6b", "beside", "http",
+    "kernels",
+}  # fmt: skip
 NOT_ON_A_BARE_MACHINE = (
     "huggingface_hub", "hiredis", "httpx", "hypothesis", "opentelemetry", "orjson", "pydantic", "pydantic_settings",
     "pytest", "redis", "starlette", "tqdm", "transformers", "uvicorn", "uvloop", "yaml",

@@ -87,11 +87,14 @@ def _agrees(pool: Tensor, workload: Workload, window: int | None) -> bool:
 def _sampling(device: torch.device, vocab: int) -> int:
     """How many of the rows' tokens are not those that torch draws with the same seeds."""
     kinds = [(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (0.7, 40, 1.0, 0.0), (1.2, 0, 0.9, 0.0), (0.9, 50, 0.8, 0.02)]
+    kinds += [(1.0, vocab // 3, 1.0, 0.0), (2.0, vocab, 0.99, 0.0), (1.0, 150, 0.95, 1e-3)]
     rows = kinds * 4
     penalties = _penalties(len(rows), vocab)
     temperature, top_k, top_p, min_p = zip(*rows, strict=True)
     logits = 3 * torch.randn((len(rows), vocab), generator=torch.Generator().manual_seed(0))
     logits[::4] -= 20  # below 0, where a penalty multiplies
+    logits[len(kinds) : 2 * len(kinds)] = 0.5  # flat
+    logits[2 * len(kinds) : 3 * len(kinds)] = logits[: len(kinds)].round()  # tied
     seeds = torch.arange(len(rows)) + 2**40
     positions = torch.arange(len(rows)) * 7
     on_device = RowSampling(
