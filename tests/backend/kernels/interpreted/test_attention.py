@@ -26,6 +26,7 @@ def compared(case: Ragged, window: int | None = None, num_decodes: int = 0) -> t
     return TritonOps().paged_attention(*arguments), reference.paged_attention(*arguments)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [None, 1, 7, 64])
 @pytest.mark.parametrize("spans", [DECODES, PREFILLS])
@@ -33,6 +34,7 @@ def test_attention_is_the_references(spans: list[tuple[int, int]], window: int |
     assert_close(*compared(ragged(spans, Heads(6, 2, 64), 16, dtype), window))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("heads", [Heads(3, 3, 80), Heads(7, 1, 96), Heads(2, 2, 24), Heads(5, 1, 256)])
 @pytest.mark.parametrize("block_size", [1, 16, 100])
 def test_attention_takes_any_heads_and_block_size(heads: Heads, block_size: int) -> None:

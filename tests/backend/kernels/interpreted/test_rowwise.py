@@ -20,6 +20,7 @@ ROWWISE: dict[str, Rowwise] = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [2, 30, 514, 3000])
 @pytest.mark.parametrize("rows", [1, 7])

@@ -46,7 +46,7 @@ LOGITS: dict[str, Logits] = {
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "TILE", 64)
+    monkeypatch.setattr(sampling, "TILE", 128)
     monkeypatch.setattr(sampling, "SEARCHED", 2)
 
 
@@ -77,8 +77,15 @@ def in_torch(logits: Tensor, batch: RowSampling) -> Tensor:
     )
 
 
-@pytest.mark.parametrize("kind", LOGITS)
-def test_tokens_are_those_of_the_sampler_in_torch(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "tile", "tiles"),
+    [("normal", 64, 2), ("flat", 128, 2), ("tied", 128, 2), ("nearly flat", 128, 1)],
+)
+def test_tokens_are_those_of_the_sampler_in_torch(
+    kind: str, tile: int, tiles: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "TILE", tile)
+    monkeypatch.setattr(sampling, "SEARCHED", tiles)
     logits = LOGITS[kind](torch.Generator().manual_seed(0))
     batch = rows(*KINDS, seed=2**40)
     assert torch.equal(sampling.sample(logits.clone(), batch), in_torch(logits, batch))
@@ -114,7 +121,7 @@ def test_the_reads_of_the_logits_are_as_many_whatever_the_filters_ask_for(
 
 
 def test_equal_logits_are_kept_or_cut_together() -> None:
-    kinds = [SamplingParams(top_k=2), SamplingParams(top_p=0.3), SamplingParams(min_p=1)] * 5
+    kinds = [SamplingParams(top_k=2), SamplingParams(top_p=0.3), SamplingParams(min_p=1)] * 3
     logits = torch.tensor([5.0, 1.0, 5.0, -3.0, 5.0]).repeat(len(kinds), 1)
     batch = rows(*kinds)
     tokens = sampling.sample(logits.clone(), batch)
@@ -126,7 +133,7 @@ def test_a_row_draws_the_same_token_alone_and_in_a_batch() -> None:
     logits = torch.randn(len(KINDS), VOCAB)
     batch = rows(*KINDS)
     together = sampling.sample(logits.clone(), batch)
-    for row in (1, 6, 11):
+    for row in (6, 11):
         alone = replace(rows(KINDS[row]), seeds=batch.seeds[row : row + 1], positions=batch.positions[row : row + 1])
         assert sampling.sample(logits[row : row + 1].clone(), alone) == together[row]
 
@@ -159,7 +166,7 @@ def test_the_largest_draw_takes_a_token_that_has_a_probability(top_k: int) -> No
 @pytest.mark.parametrize("temperature", [1e-5, 1e-3])
 def test_a_low_temperature_rounds_alike_in_every_tile(temperature: float) -> None:
     """Quotients of a million and a distance of one: what they are rounded by is a quarter."""
-    kinds = [SamplingParams(), SamplingParams(top_k=3), SamplingParams(top_p=0.9)] * 8
+    kinds = [SamplingParams(), SamplingParams(top_k=3), SamplingParams(top_p=0.9)] * 4
     generator = torch.Generator().manual_seed(0)
     logits = torch.full((len(kinds), VOCAB), -1e9)
     near = torch.rand(len(kinds), 5, generator=generator) * temperature
@@ -171,7 +178,8 @@ def test_a_low_temperature_rounds_alike_in_every_tile(temperature: float) -> Non
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("value", [torch.nan, -torch.inf, torch.inf])
 def test_logits_that_are_not_numbers_give_a_token_of_the_vocabulary(value: float) -> None:
-    tokens = sampling.sample(torch.full((len(KINDS), VOCAB), value), rows(*KINDS))
+    kinds = KINDS[1:12:3]
+    tokens = sampling.sample(torch.full((len(kinds), VOCAB), value), rows(*kinds))
     assert all(0 <= token < VOCAB for token in tokens.tolist())
 
 
@@ -197,7 +205,7 @@ def test_penalties_are_those_of_the_sampler_in_torch_and_count_what_is_sampled()
         penalties.in_prompt[slot, prompt] = True
         machine.admit(Admitted(slot, replace(kind), int(slot == 5), prompt, 3))
     generator = torch.Generator().manual_seed(4)
-    for position in range(3, 7):
+    for position in range(3, 6):
         logits = torch.randn(4, VOCAB, generator=generator)
         positions = np.full(4, position)
         batch = replace(

@@ -23,6 +23,7 @@ def angles(positions: int, head_dim: int) -> Tensor:
     return torch.cat((angle.cos(), angle.sin()), dim=1)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(("heads", "block_size"), [(Heads(6, 2, 64), 16), (Heads(3, 3, 80), 1), (Heads(9, 3, 18), 8)])

@@ -1,0 +1,69 @@
+"""Triton kernels compiled for GPUs that are not there: what their code says of how they will run."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from tests.backend.kernels.test_triton import run
+
+pytest.importorskip("triton")
+
+
+def compiled(folder: Path, *options: str) -> str:
+    """What is told of kernels compiled in a process, into `folder`."""
+    return run("scripts/compile_kernels.py", "--jobs", "1", *options, TRITON_CACHE_DIR=str(folder))
+
+
+SERVING = ("--dtype", "bfloat16", "--head-dim", "128", "--block-size", "16")
+
+
+@pytest.mark.timeout(900)
+def test_attention_is_compiled_for_every_gpu_without_faults(tmp_path: Path) -> None:
+    """No spills; shared memory that is there; tensor cores; wide copies, in flight from one iteration to the next."""
+    printed = compiled(tmp_path, *SERVING, "--kernel", "prefill", "decode")
+    assert "no kernel has a fault" in printed
+    assert printed.count("prefill") == printed.count("decode") == 6
+
+
+@pytest.mark.timeout(900)
+def test_other_kernels_and_shapes_are_compiled_without_faults(tmp_path: Path) -> None:
+    rest = ("join", "prefill windowed", "rope_and_store normed", "rms_norm adds", "silu_mul")
+    sampling = ("survey penalises filters", "count 0 20", "count 1 0", "weigh", "choose penalises filters")
+    printed = compiled(tmp_path, *SERVING, "--arch", "90", "--kernel", *rest, *sampling)
+    assert "no kernel has a fault" in printed
+    assert all(kernel in printed for kernel in (*rest, *sampling))
+    small = ("--dtype", "fp8", "--head-dim", "64", "--block-size", "16", "--group", "7", "--arch", "89")
+    assert "no kernel has a fault" in compiled(tmp_path, *small, "--kernel", "prefill", "decode")
+
+
+WAITING = """
+    %a = scf.for %i = %0 to %n step %c {
+      %w = ttg.async_wait %k {num = 0 : i32}
+      %k = ttg.async_copy_global_to_local %p
+    }
+    %d = ttg.async_wait {num = 0 : i32}
+"""
+
+
+def test_the_guard_tells_loops_that_wait_for_what_they_began() -> None:
+    """The wait after a loop, for nothing that is used, is none of its iterations'."""
+    guard = importlib.import_module("scripts.compile_kernels")
+    assert guard.copies_in_flight({"ttgir": WAITING}) == 0
+    assert guard.copies_in_flight({"ttgir": WAITING.replace("num = 0", "num = 2", 1)}) == 2
+    variant = guard.Variant(90, "bfloat16", 128, 16)
+    narrow = "mma.sync; cp.async.ca.shared.global [ %r1 + 0 ], [ %rd1 + 0 ], 0x8, %r2;"
+    assert list(guard.attention_faults(variant, "prefill", narrow, 0)) == [
+        "does not multiply with wgmma.mma_async",
+        "copies [8] bytes at a time",
+        "waits for copies where it begins them",
+    ]
+    assert not list(guard.attention_faults(variant, "decode", narrow.replace("0x8", "0x10"), 2))
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("group", ["1", "4", "7", "8"])
+@pytest.mark.parametrize("arch", ["80", "86", "89", "90", "100", "120"])
+def test_every_kernel_is_compiled_without_faults(arch: str, group: str, tmp_path: Path) -> None:
+    assert "no kernel has a fault" in compiled(tmp_path, "--arch", arch, "--group", group)

@@ -1,0 +1,142 @@
+"""Whole steps on tensors without memory: nothing reads back from the device, and what a step launches is written down.
+
+A tensor without memory cannot be read, so that a step which waited for its device would fail here. What is launched is
+compared with `step_launches.json`, which `python -m tests.backend.kernels.test_launches` writes anew.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from backend.batch import Admitted, Batch
+from backend.config import EngineConfig
+from backend.kernels.ops import Ops
+from backend.lane import CpuLane, Work
+from backend.model import Decoder
+from backend.model_runner import ModelRunner
+from backend.paged_kv.kv_cache import KVCache
+from backend.sampling import SamplingParams
+from backend.weights import empty_weights
+from tests.backend.runners import MODEL, EagerGraph
+
+triton = pytest.importorskip("triton")
+
+GOLDEN = Path(__file__).parent / "step_launches.json"
+META = torch.device("meta")
+CONFIG = EngineConfig(
+    num_blocks=40, max_model_len=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=24, prefill_chunk=24
+)
+GREEDY, DRAWN = SamplingParams(temperature=0), SamplingParams()
+FILTERED = SamplingParams(top_k=50, top_p=0.9)
+PENALISED = SamplingParams(top_p=0.9, presence_penalty=1)
+
+
+class PaperGpu(CpuLane):
+    """Does at once what it is given; of host memory, tokens have none, for they cannot be copied from nothing."""
+
+    device = META
+    captures = True
+
+    def launch(self, work: Work) -> Any:
+        work()
+        return SimpleNamespace(wait=lambda: 0.0)
+
+    def capture(self, work: Work) -> EagerGraph:
+        return EagerGraph(work)  # type: ignore[arg-type]
+
+    def staging(self, num_bytes: int) -> Tensor:
+        return torch.zeros(num_bytes, dtype=torch.uint8, device=META if num_bytes == 8 * CONFIG.max_num_seqs else "cpu")
+
+
+class Launches(TorchDispatchMode):
+    """Counts kernels by name: Triton's, and torch's operations that are neither views nor fresh memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func.overloadpacket).removeprefix("aten.")
+        if not func.is_view and "empty" not in name and name != "detach":
+            self.counts[f"torch {name}"] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def recorded() -> Iterator[Launches]:
+    """What is launched meanwhile on an H100 that is not there."""
+    launches = Launches()
+
+    def record(kernel: Any, grid: tuple[int, ...]) -> Any:
+        return lambda *args, **constants: launches.counts.update([f"triton {kernel.__name__.strip('_')}"])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton.JITFunction, "__getitem__", record)
+        patch.setattr("backend.kernels.paged_decode.multiprocessors", lambda device: 132)
+        patch.setattr("backend.kernels.paged_prefill.capability", lambda device: (9, 0))
+        with launches:
+            yield launches
+
+
+def make_runner() -> ModelRunner:
+    ops: Ops = pytest.importorskip("backend.kernels.triton_ops").TritonOps()
+    decoder = Decoder(MODEL, empty_weights(MODEL, torch.bfloat16, META), ops, CONFIG.max_model_len)
+    kv = KVCache(MODEL, CONFIG.num_blocks, CONFIG.block_size, torch.bfloat16, META)
+    return ModelRunner(decoder, kv, CONFIG, PaperGpu())
+
+
+def prompts(kind: SamplingParams, step: int, slots: list[int]) -> Batch:
+    """A prompt of 5 tokens in each slot."""
+    admitted = [Admitted(slot, kind, slot, [1] * 5, 5) for slot in slots]
+    count = len(slots)
+    new_blocks = [(slot, 0, [2 * slot, 2 * slot + 1]) for slot in slots]
+    return Batch(step, 0, slots, [0] * count, [5] * count, [1] * 5 * count, list(range(count)), new_blocks, admitted)
+
+
+def decodes(step: int, slots: list[int]) -> Batch:
+    return Batch(step, len(slots), slots, [5] * len(slots), [1] * len(slots), [], list(range(len(slots))))
+
+
+def beside(step: int) -> Batch:
+    """Decodes of slots 0 and 1, and a prompt in slot 2."""
+    prompt = prompts(DRAWN, step, [2])
+    return Batch(
+        step, 2, [0, 1, 2], [5, 5, 0], [1, 1, 5], prompt.token_ids, [0, 1, 2], prompt.new_blocks, prompt.admitted
+    )
+
+
+def steps() -> dict[str, dict[str, int]]:
+    """What each kind of step launches, with graphs played as they were recorded and without."""
+    found = {}
+    for how in ("launched one by one", "in a graph"):
+        runner = make_runner()
+        with recorded() as launches:
+            if how == "in a graph":
+                runner.graphs = runner._make_graphs()
+            for what, kind in (("greedy", GREEDY), ("drawn", DRAWN), ("filtered", FILTERED), ("penalised", PENALISED)):
+                runner.launch(prompts(kind, 0, [0, 1]))
+                runner.completed()
+                for name, batch in (("decodes", decodes(1, [0, 1])), ("decodes and a prompt", beside(2))):
+                    launches.counts.clear()
+                    runner.launch(batch)
+                    runner.completed()
+                    if what in ("drawn", "filtered", "penalised") or name == "decodes":
+                        found[f"{name}, {what}, {how}"] = dict(sorted(launches.counts.items()))
+    return found
+
+
+def test_a_step_launches_what_is_written_down_and_reads_nothing_back() -> None:
+    assert steps() == json.loads(GOLDEN.read_text())
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(json.dumps(steps(), indent=1) + "\n")
