@@ -117,10 +117,9 @@ async def serve_engine(
     """Run the gateway over an engine until a signal, or the engine's failure, ends it."""
     lives = Lives(settings.write_timeout)
     server = Server(settings, lives, on_started)
-    async with open_service(settings, model, engine, core, tenancy, lives) as service:
+    async with open_service(settings, model, engine, core, tenancy, lives, server.table) as service:
         probes = make_probes(service, _health(server, engine))
         server.config.app = make_app(service, probes, settings.metrics_on_tenant_port)
-        service.metrics.process.bind("sluice.connections", lambda: len(server.server_state.connections))
         service.metrics.process.bind("sluice.tasks", lambda: len(asyncio.all_tasks()))
         engine.failed.add_done_callback(lambda _: server.end())
         engine.start()

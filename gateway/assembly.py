@@ -9,6 +9,7 @@ from functools import partial
 from admission.admission import Admission
 from backend.engine import Engine
 from backend.loader import LoadedModel
+from gateway.connection_table import ConnectionTable
 from gateway.entitlement import Entitlements, KvShape
 from gateway.kv_leases import KvLeases
 from gateway.openai import Limits
@@ -28,7 +29,13 @@ from gateway.tenancy import Tenancy, open_quotas
 
 @asynccontextmanager
 async def open_service(
-    settings: Settings, model: LoadedModel, engine: Engine, core: WatchedCore, tenancy: Tenancy, lives: Lives
+    settings: Settings,
+    model: LoadedModel,
+    engine: Engine,
+    core: WatchedCore,
+    tenancy: Tenancy,
+    lives: Lives,
+    connections: ConnectionTable,
 ) -> AsyncIterator[Service]:
     """A service over an engine; when the block is left, the store and the collector are told what is left to tell.
 
@@ -52,6 +59,7 @@ async def open_service(
                 store=quotas.store,
                 block_bytes=kv_shape.block_bytes,
                 memory=partial(memory_by_use, model),
+                connections=connections,
             )
         )
         count_losses(metrics.process, tracing)

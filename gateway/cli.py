@@ -31,6 +31,7 @@ from gateway.event_log_file import EventLogError
 from gateway.flags import SettingsError, add_flags, did_you_mean, load, misspelled
 from gateway.key_store import KeyStoreError
 from gateway.listening import ListenError
+from gateway.settings import FEW_FILES
 from gateway.telemetry.logs.logs import STDERR, logging_to
 from quotas.embedded_errors import EmbeddedStoreError
 from quotas.errors import QuotaError
@@ -79,6 +80,8 @@ def _serve(namespace: Namespace) -> int:
     with logging_to(STDERR, settings):
         for warning in [*misspelled(os.environ), *otel_variables.ignored(os.environ)]:
             log.warning("%s", warning)
+        if settings.has_few_files:
+            log.warning("at most %d connections: %s", settings.max_connections, FEW_FILES)
         return run(settings, announce=partial(print, flush=True))
 
 

@@ -8,6 +8,7 @@ from starlette.types import Receive, Scope, Send
 from admission.outcome import Outcome
 from backend.errors import DeviceError
 from gateway.auth import Principal
+from gateway.connection import show_key
 from gateway.errors import InternalError, forget_origin
 from gateway.refusals import refusal_of
 from gateway.responses import Exchange
@@ -63,6 +64,7 @@ class Endpoint:
     def authenticate(self, call: Call) -> Principal:
         """Who asks. Raises `InvalidApiKey`, and `ShuttingDown` where no new request is taken."""
         principal = self.service.keys.authenticate(call.exchange.header(b"authorization"))
+        show_key(call.scope, principal.tenant)
         call.story.tenant, call.story.key = principal.tenant, principal.key_id
         call.story.authenticated = self.service.telemetry.clock()
         self.service.lives.check_open()

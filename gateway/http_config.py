@@ -4,17 +4,14 @@ import ssl
 
 import uvicorn
 
-from gateway.connection import Connection
 from gateway.listening import ListenError
 from gateway.settings import Settings
 
 
-def http_config(settings: Settings, max_connections: int) -> uvicorn.Config:
-    """With the limits on slow and on many clients, and TLS where it is configured. The application is set later."""
-    limits = {"header_timeout": settings.header_timeout, "max_connections": max_connections}
+def http_config(settings: Settings) -> uvicorn.Config:
+    """With TLS where it is configured. The application is set later, and each server makes its own connections."""
     return uvicorn.Config(
         app=_nothing,
-        http=type("LimitedConnection", (Connection,), limits),
         ws="none",
         lifespan="off",
         log_config=None,

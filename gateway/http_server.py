@@ -1,49 +1,51 @@
 """Uvicorn as every port of the gateway runs it."""
 
-import asyncio
 import socket
-from collections.abc import Callable
-from functools import partial
 
 import uvicorn
 
+from gateway.acceptor import Acceptor
 from gateway.connection import Connection
+from gateway.connection_table import ConnectionTable, Place
+from gateway.hangups import Hangups
 from gateway.http_config import http_config
 from gateway.listening import ListenError, why_not_listening
 from gateway.settings import Settings
 
 
 class HttpServer(uvicorn.Server):
-    """Serves given sockets. A TLS handshake has the time that headers have, where uvicorn would leave it the loop's
-    60 s: whoever is still at it is no connection yet, and not counted as one.
+    """Serves given sockets to as many connections as `table` has places for.
+
+    A TLS handshake has the time that headers have, where uvicorn would leave it the loop's 60 s.
     """
 
     prefix = "--"  # of the flags that choose its port
 
-    def __init__(self, settings: Settings, max_connections: int) -> None:
-        super().__init__(http_config(settings, max_connections))
-        self._handshake_timeout = settings.header_timeout
+    def __init__(self, settings: Settings, table: ConnectionTable) -> None:
+        super().__init__(http_config(settings))
+        self.table = table
+        self._header_timeout = settings.header_timeout
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])
-        config = self.config
-        assert isinstance(config.http_protocol_class, type)
-        assert issubclass(config.http_protocol_class, Connection)
-        connection = partial(config.http_protocol_class, config, self.server_state, self.lifespan.state)
+        self._hangups = Hangups()
         for sock in sockets or ():
-            self.servers.append(await self._listen(sock, connection))
+            self.servers.append(self._listen(sock))  # type: ignore[arg-type]  # it has what uvicorn asks of one
 
-    async def _listen(self, sock: socket.socket, connection: Callable[[], asyncio.Protocol]) -> asyncio.Server:
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        self._hangups.close()
+
+    def _listen(self, sock: socket.socket) -> Acceptor:
         """Raises `ListenError`: of two processes that have bound a port, one can listen."""
-        config = self.config
         try:
-            return await asyncio.get_running_loop().create_server(
-                connection,
-                sock=sock,
-                ssl=config.ssl,
-                ssl_handshake_timeout=self._handshake_timeout if config.ssl else None,
-                backlog=config.backlog,
-            )
+            sock.listen(self.config.backlog)
         except OSError as error:
             host, port, *_ = sock.getsockname()
             raise ListenError(why_not_listening(error, host, port, self.prefix)) from None
+        return Acceptor(sock, self.table, self._connection, self.config.ssl, self._header_timeout)
+
+    def _connection(self, place: Place) -> Connection:
+        return Connection(
+            self.config, self.server_state, self.lifespan.state, place, self._hangups, self._header_timeout
+        )

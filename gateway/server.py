@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from gateway.connection import Connection
+from gateway.connection_table import ConnectionTable
 from gateway.errors import ShuttingDown
 from gateway.http_server import HttpServer
 from gateway.scope import Lives
@@ -26,7 +27,7 @@ class Server(HttpServer):
     """
 
     def __init__(self, settings: Settings, lives: Lives, on_started: Callable[[], object]) -> None:
-        super().__init__(settings, settings.max_connections)
+        super().__init__(settings, ConnectionTable(settings.max_connections, settings.max_connections_per_peer))
         self._lives = lives
         self._on_started = on_started
         self._delay = settings.drain_delay

@@ -5,6 +5,7 @@ variable, a variable over the default. What depends on the model is checked by t
 """
 
 import os
+import resource
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,8 @@ ENV_PREFIX = "SLUICE_"
 GROUPS = ("model", "engine", "memory", "quotas", "network", "security", "admin", "logging", "telemetry")
 ADMIN_CONNECTIONS = 32
 SPARE_FILES = 64 + ADMIN_CONNECTIONS  # descriptors kept for weights, logs and libraries beside the connections
+MOST_CONNECTIONS = 4096  # by default
+LEAST_CONNECTIONS = 16  # which a default is not below
 
 
 def _auto(value: object) -> object:
@@ -45,6 +48,14 @@ def default_state_dir() -> Path:
     """`$XDG_STATE_HOME/sluice`, or `~/.local/state/sluice` (XDG base directory specification)."""
     home = os.environ.get("XDG_STATE_HOME")
     return (Path(home) if home else Path.home() / ".local" / "state") / "sluice"
+
+
+def most_connections() -> int:
+    """As many as this process may open files for, within what is sensible."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY:
+        return MOST_CONNECTIONS
+    return min(MOST_CONNECTIONS, max(LEAST_CONNECTIONS, hard - SPARE_FILES))
 
 
 IntOrAuto = Annotated[int | None, BeforeValidator(_auto)]  # None: auto
@@ -246,7 +257,18 @@ class SettingFields(BaseSettings):
     host: str = _setting("network", "HOST", "127.0.0.1", "address to listen on", min_length=1)
     port: int = _setting("network", "PORT", 8000, "port to listen on; 0: any free one", ge=0, le=65_535)
     max_connections: int = _setting(
-        "network", "N", 4096, "most connections at once; one more is answered 503 and closed", ge=1
+        "network",
+        "N",
+        most_connections,
+        "most connections at once; for one more another is closed, first of those that have shown no key",
+        ge=1,
+    )
+    max_connections_per_peer: IntOrAuto = _setting(
+        "network",
+        "N",
+        None,
+        "most connections of one address; auto: half of --max-connections, and all of it for this machine's own",
+        ge=1,
     )
     max_body_bytes: ByteSize = _setting(
         "network", "BYTES", ByteSize(4 * 2**20), "largest request body; a larger one is answered 413", ge=1024

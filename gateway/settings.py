@@ -13,9 +13,14 @@ from pydantic import ByteSize, SecretStr, field_validator, model_validator
 from gateway.bearer import is_token, rule
 from gateway.key_store import MIN_ADMIN_KEY
 from gateway.secret_strength import placeholder, weakness
-from gateway.setting_fields import SPARE_FILES, SettingFields
+from gateway.setting_fields import LEAST_CONNECTIONS, MOST_CONNECTIONS, SPARE_FILES, SettingFields
 
 MIN_DEMO_KEY = 8  # characters
+OPEN_FILES = MOST_CONNECTIONS + SPARE_FILES  # that the default needs
+FEW_FILES = (
+    f"this process may not open more files; for {MOST_CONNECTIONS} connections raise its limit to {OPEN_FILES} "
+    "(`ulimit -Hn`, LimitNOFILE= of a systemd unit, --ulimit nofile= of a container)"
+)
 _HEADER = re.compile(r"[\w!#$%&'*+.^`|~-]+=[\x21-\x2b\x2d-\x7e]*", re.ASCII)
 
 
@@ -31,6 +36,11 @@ class Settings(SettingFields):
     def open_files(self) -> int:
         """How many the process may come to need."""
         return self.max_connections + SPARE_FILES
+
+    @property
+    def has_few_files(self) -> bool:
+        """Whether the default of `max_connections` is lower than it would be with more open files."""
+        return "max_connections" not in self.model_fields_set and self.max_connections < MOST_CONNECTIONS
 
     @property
     def served_name(self) -> str:
@@ -148,12 +158,14 @@ def _tls_pair(settings: Settings) -> str | None:
 
 def _files_suffice(settings: Settings) -> str | None:
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = settings.open_files
+    needed, room = settings.open_files, limit - SPARE_FILES
     if limit == resource.RLIM_INFINITY or needed <= limit:
         return None
+    lower = f"lower it to {room}, or " if room >= LEAST_CONNECTIONS else ""
     return (
         f"--max-connections {settings.max_connections} needs {settings.max_connections} + {SPARE_FILES} = {needed} "
-        f"open files, and this process may open {limit}: lower it to {limit - SPARE_FILES} or raise `ulimit -n`"
+        f"open files, and this process may open {limit}: {lower}raise that limit to {max(needed, OPEN_FILES)} (`ulimit "
+        "-Hn`, LimitNOFILE= of a systemd unit, --ulimit nofile= of a container)"
     )
 
 

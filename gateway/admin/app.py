@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.admin.key import AdminKey
 from gateway.admin.page_files import PageFile
 from gateway.admin.router import Router, Visit
+from gateway.connection import show_key
 from gateway.errors import ApiError, BadRequest, InternalError, MethodNotAllowed, RouteNotFound
 from gateway.responses import Exchange, encode_headers
 from gateway.scope import ClientGone, read_body
@@ -20,6 +21,7 @@ log = logging.getLogger(__name__)
 
 MAX_QUERY = 16  # fields
 BODY_TIMEOUT = 5.0  # seconds
+ADMIN = "admin"  # whose all connections are that have shown the key
 HARDENING = encode_headers(
     {
         "content-security-policy": (
@@ -68,6 +70,7 @@ class AdminApp:
         method, path = scope["method"], scope["path"]
         if path == "/metrics" or path.startswith("/admin/"):
             self._key.check(exchange.header(b"authorization"))
+            show_key(scope, ADMIN)
             body = await read_body(scope, receive, self._router.max_body_bytes(method, path), BODY_TIMEOUT)
             await self._answer_admin(scope, exchange, body)
         elif path in self._probes:

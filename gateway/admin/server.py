@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 from starlette.types import ASGIApp
 
+from gateway.connection_table import ConnectionTable
 from gateway.http_server import HttpServer
 from gateway.setting_fields import ADMIN_CONNECTIONS
 from gateway.settings import Settings
@@ -18,7 +19,7 @@ class AdminServer(HttpServer):
     prefix = "--admin-"
 
     def __init__(self, settings: Settings, app: ASGIApp) -> None:
-        super().__init__(settings, ADMIN_CONNECTIONS)
+        super().__init__(settings, ConnectionTable(ADMIN_CONNECTIONS))
         self.config.app = app
         self.listening = asyncio.Event()
 

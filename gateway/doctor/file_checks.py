@@ -10,7 +10,7 @@ from pathlib import Path
 from gateway.doctor.check import Check, ok, problem, warning
 from gateway.key_store import KeyStore, KeyStoreError
 from gateway.policies import Policies
-from gateway.settings import Settings
+from gateway.settings import FEW_FILES, Settings
 from gateway.unnamed_tenants import told
 from quotas.policy_file import PolicyError
 
@@ -20,10 +20,14 @@ SECRETS = ("pepper", "admin-key", "keys.json")
 
 
 def open_files(settings: Settings, limits: tuple[int, int] | None = None) -> Check:
-    """They suffice: the settings are refused where the hard limit is lower than what is needed."""
+    """They suffice: the settings are refused where the hard limit is lower than what is needed, and fewer connections
+    are the default where it is low.
+    """
     soft, hard = limits or resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = settings.open_files
     found = f"{_limit(hard)} may be open, {needed:,} are needed for {settings.max_connections:,} connections"
+    if settings.has_few_files:
+        return warning("open files", found, FEW_FILES)
     return ok("open files", found if soft == hard else f"{found} ({_limit(soft)} until it raises its own limit)")
 
 

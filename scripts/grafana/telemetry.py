@@ -23,12 +23,18 @@ TELEMETRY = (
         "Connections of clients, tasks of the event loop, spans that wait to be sent. Under a steady load, flat.",
         "short",
         (
-            ("sluice_connections{@}", "{{instance}} connections"),
+            ("sluice_connections{@}", "{{instance}} connections: {{state}}"),
             ("sluice_tasks{@}", "{{instance}} tasks"),
             ("sluice_spans_waiting{@}", "{{instance}} spans"),
             ("process_open_fds{@}", "{{instance}} descriptors"),
             ("process_threads{@}", "{{instance}} threads"),
         ),
+    ),
+    Panel(
+        "Connections that made room",
+        "Closed at the limit for a newcomer, by what they were at. Refused: nobody could make room.",
+        "ops",
+        rate("sluice_connections_closed_total", "state") + total("sluice_connections_refused_total", "refused"),
     ),
     Panel(
         "Memory",

@@ -21,6 +21,7 @@ from backend.scheduler import Scheduler
 from backend.tokenizer import Tokenizer
 from backend.waiting import WaitingQueue
 from gateway.auth import KeyRing, demo_record
+from gateway.connection_table import ConnectionTable
 from gateway.entitlement import Entitlements, KvShape
 from gateway.kv_leases import KvLeases
 from gateway.openai import Limits
@@ -109,7 +110,9 @@ class Gateway:
         policies.current = quota_policy.Policy.of(CLASSES, limited)
         admission = Admission(self.engine, watched)
         telemetry = Telemetry(self.engine.clock)
-        sources = Sources("paper", self.engine, watched, telemetry, policies, self.store, 1024, dict)
+        sources = Sources(
+            "paper", self.engine, watched, telemetry, policies, self.store, 1024, dict, ConnectionTable(8)
+        )
         self.metrics = Metrics(sources)
         self.outcomes: Counter[Outcome | None] = Counter()
         telemetry.on_end.append(lambda story: self.outcomes.update([story.outcome]))

@@ -71,7 +71,7 @@ class RawClient:
         self._socket.close()
 
     def shut(self) -> None:
-        """Close the sending half: such a client has left, as for nearly every server."""
+        """Close the sending half: all is said, and the answer is waited for."""
         self._socket.shutdown(socket.SHUT_WR)
 
     def reset(self) -> None:

@@ -13,8 +13,16 @@ DISCONNECTED = 'outcome="disconnected"'
 LONG = {"max_tokens": 1500, "ignore_eos": True}
 
 Leave = Callable[[RawClient], None]
+
+
+def shut_and_close(client: RawClient) -> None:
+    """As many clients do: the server sees the first at once, and learns of the second when it writes."""
+    client.shut()
+    client.close()
+
+
 ways_to_leave = pytest.mark.parametrize(
-    "leave", [RawClient.close, RawClient.reset, RawClient.shut], ids=["close", "reset", "shut"]
+    "leave", [RawClient.close, RawClient.reset, shut_and_close], ids=["close", "reset", "shut"]
 )
 
 
@@ -102,6 +110,41 @@ def test_while_queued(impatient_server: ServerProcess, leave: Leave) -> None:
     assert server.metric("vllm:num_requests_running") == 4
     queued.close()
     leaves(server, running, leave)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_sends_no_more_still_gets_its_answer(server: ServerProcess, stream: bool) -> None:
+    with connected(server) as client:
+        client.send(request(server, completion(max_tokens=60, ignore_eos=True, stream=stream), "/v1/completions"))
+        client.shut()
+        reply = client.reply()
+        assert reply.status == 200
+        assert reply.body.endswith(b"data: [DONE]\n\n") if stream else json.loads(reply.body)["usage"]
+        assert client.is_closed()
+
+
+def test_who_sends_no_more_in_the_middle_of_a_stream_is_sent_the_rest(server: ServerProcess) -> None:
+    with connected(server) as client:
+        client.send(request(server, completion(max_tokens=200, ignore_eos=True, stream=True), "/v1/completions"))
+        received = client.receive()
+        client.shut()
+        while part := client.receive():
+            received += part
+    assert received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+def test_who_sends_no_more_waits_in_the_queue_and_leaves_it(impatient_server: ServerProcess) -> None:
+    server = impatient_server
+    with connected(server) as running, connected(server) as queued:
+        running.send(long_request(server, prompt=[[5], [6], [7], [8]]))
+        eventually(lambda: server.metric("vllm:num_requests_running") == 4)
+        queued.send(long_request(server))
+        queued.shut()
+        eventually(lambda: server.metric("vllm:num_requests_waiting") == 1)
+        assert queued.receive() == b"HTTP/1.1 100 Continue\r\n\r\n"
+        queued.close()
+        eventually(lambda: server.metric("vllm:num_requests_waiting") == 0)
+        assert server.metric("vllm:num_requests_running") == 4
 
 
 def test_a_reader_that_stops_reading_is_cut(impatient_server: ServerProcess) -> None:

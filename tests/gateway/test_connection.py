@@ -10,7 +10,9 @@ from starlette.types import Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from gateway.connection import DEAD_PEER_SECONDS, MAX_HEADER_BYTES, TRANSPORT, Connection, bound_socket
+from gateway.connection import DEAD_PEER_SECONDS, MAX_HEADER_BYTES, TRANSPORT, Connection, bound_socket, show_key
+from gateway.connection_table import ConnectionTable, Standing
+from gateway.hangups import Hangups
 
 POST = b"POST /v1/x?q=1 HTTP/1.1\r\nhost: a\r\nx-own: yes\r\ncontent-length: 5\r\n\r\nhello"
 UPGRADE = POST.replace(b"x-own", b"Connection: Upgrade, HTTP2-Settings\r\nUPGRADE: h2c\r\nx-own")
@@ -20,11 +22,12 @@ CHUNKED = POST.replace(b"content-length: 5", b"transfer-encoding: chunked").repl
 
 
 class Transport(asyncio.Transport):
-    """Remembers what was written."""
+    """Remembers what was written. `ended`: nothing more will be, and what comes is still read."""
 
     def __init__(self) -> None:
         super().__init__()
         self.written = b""
+        self.ended = False
         self.closed = False
 
     def get_extra_info(self, name: str, default: object = None) -> object:
@@ -32,7 +35,17 @@ class Transport(asyncio.Transport):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         assert not self.closed
+        assert not self.ended
         self.written += data
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.ended = True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
 
     def is_closing(self) -> bool:
         return self.closed
@@ -50,9 +63,10 @@ class Transport(asyncio.Transport):
 
 
 class Application:
-    """Reads each request whole; answers when `answer` is set, and notices a client that leaves."""
+    """Reads `reads` bytes of each request; answers when `answer` is set, and notices a client that leaves."""
 
-    def __init__(self) -> None:
+    def __init__(self, reads: int = 2**20) -> None:
+        self.reads = reads
         self.requests: list[tuple[str, str, dict[bytes, bytes], bytes]] = []
         self.transports: list[object] = []
         self.left = 0
@@ -61,7 +75,7 @@ class Application:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body, more = b"", True
-        while more:
+        while more and len(body) < self.reads:
             message = await receive()
             if message["type"] == "http.disconnect":
                 self.left += 1
@@ -70,6 +84,8 @@ class Application:
             more = message["more_body"]
         self.requests.append((scope["method"], scope["path"], dict(scope["headers"]), body))
         self.transports.append(scope["extensions"][TRANSPORT]["transport"])
+        if key := dict(scope["headers"]).get(b"authorization"):
+            show_key(scope, key.decode())
         watcher = asyncio.create_task(self._watch(receive))
         await self.answer.wait()
         watcher.cancel()
@@ -86,12 +102,12 @@ class Application:
 class Wire:
     """A connection whose other end the test holds."""
 
-    def __init__(self, state: ServerState | None = None, **limits: float) -> None:
-        self.application = Application()
-        config = Config(app=self.application, ws="none", lifespan="off", log_config=None)
-        kind: type[Connection] = type("LimitedConnection", (Connection,), limits)
-        self.protocol = kind(config, state or ServerState(), {}, asyncio.get_running_loop())
+    def __init__(self, table: ConnectionTable | None = None, header_timeout: float = 10.0, reads: int = 2**20) -> None:
+        self.application = Application(reads)
         self.transport = Transport()
+        config = Config(app=self.application, ws="none", lifespan="off", log_config=None)
+        place = (table or ConnectionTable(10)).admit("192.0.2.1", self.transport.close)
+        self.protocol = Connection(config, ServerState(), {}, place, Hangups(), header_timeout)
         self.protocol.connection_made(self.transport)
 
     async def send(self, *parts: bytes) -> None:
@@ -161,7 +177,8 @@ async def test_the_request_in_front_is_answered_before_the_connection_closes(beh
     wire.application.answer.set()
     await settled()
     assert wire.transport.written.endswith(b"ok")
-    assert wire.transport.closed
+    assert wire.transport.ended
+    await until(lambda: wire.transport.closed)
     assert len(wire.application.requests) == 1
 
 
@@ -169,7 +186,7 @@ async def test_an_error_inside_a_body_is_told_and_ends_the_request() -> None:
     wire = Wire()
     await wire.send(CHUNKED[:-3], b"nonsense\r\n")
     assert wire.transport.written.startswith(b"HTTP/1.1 400 Bad Request\r\n")
-    assert wire.transport.closed
+    assert wire.transport.ended
     wire.leave()
     await settled()
     assert wire.application.left == 1
@@ -209,18 +226,77 @@ async def test_a_few_bytes_do_not_keep_an_idle_connection(tickle: bytes) -> None
     await until(lambda: wire.transport.closed)
 
 
-async def test_a_connection_above_the_limit_is_refused() -> None:
-    state = ServerState()
-    wires = [Wire(state, max_connections=2) for _ in range(3)]
-    assert [wire.transport.closed for wire in wires] == [False, False, True]
-    assert wires[2].error_code == "server_is_overloaded"
-    wires[2].leave()
-    wires[0].leave()
-    another = Wire(state, max_connections=2)
+@pytest.mark.parametrize("rest", [b"", b"x" * 1000])
+async def test_what_is_still_sent_after_the_last_answer_is_read_and_thrown_away(rest: bytes) -> None:
+    """A socket that is closed with something unread has its answer taken back by the kernel."""
+    wire = Wire(header_timeout=0.02, reads=1)
+    await wire.send(POST.replace(b"x-own: yes", b"connection: close").replace(b": 5", b": 5000"), rest)
+    assert wire.transport.written.endswith(b"ok")
+    assert (wire.transport.ended, wire.transport.closed) == (True, False)
+    await wire.send(b"y" * 3000, POST)
+    assert len(wire.application.requests) == 1
+    await until(lambda: wire.transport.closed)
+
+
+async def test_a_connection_that_ends_with_its_whole_request_is_closed_at_once() -> None:
+    wire = Wire()
+    await wire.send(POST.replace(b"x-own: yes", b"connection: close"))
+    assert wire.transport.closed
+
+
+@pytest.mark.parametrize("hosts", [b"", b"host: a\r\nhost: a\r\n", b"host: a\r\nx: y\r\nHOST: b\r\n"])
+async def test_a_request_has_one_host(hosts: bytes) -> None:
+    wire = Wire()
+    await wire.send(POST.replace(b"host: a\r\n", hosts), b"more")
+    assert wire.transport.written.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert b'"param":"host"' in wire.transport.written
+    assert wire.application.requests == []
+
+
+async def test_http_1_0_has_a_host_or_none() -> None:
+    for host, status in ((b"", b"200"), (b"host: a\r\n", b"200"), (b"host: a\r\nhost: a\r\n", b"400")):
+        wire = Wire()
+        await wire.send(b"POST / HTTP/1.0\r\n" + host + b"content-length: 2\r\n\r\nhi")
+        assert wire.transport.written.startswith(b"HTTP/1.1 " + status)
+
+
+async def test_a_connection_stands_as_its_requests_do() -> None:
+    table = ConnectionTable(10)
+    wire = Wire(table, reads=1)
+    keyed = POST.replace(b"x-own: yes", b"authorization: acme")
+
+    async def stands(standing: Standing, *sent: bytes) -> None:
+        await wire.send(*sent)
+        assert [table.num(other) for other in Standing] == [other is standing for other in Standing]
+
+    await stands(Standing.STRANGER)
+    await stands(Standing.STRANGER, POST)
+    wire.application.answer.clear()
+    await stands(Standing.STRANGER, keyed[:-5])
+    await stands(Standing.UPLOADING, b"hel")
+    await stands(Standing.SERVING, b"lo")
+    wire.application.answer.set()
+    await until(lambda: wire.transport.written.count(b"200 OK") == 2)
+    await stands(Standing.IDLE)
+    await stands(Standing.IDLE, POST)
+    wire.leave()
+    assert not any(map(table.num, Standing))
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [(b"", b""), (POST, b"HTTP/1.1 200 OK"), (b"GET / HT", b"HTTP/1.1 503"), (POST[:-5], b"HTTP/1.1 503")],
+)
+async def test_who_makes_room_is_told_why_if_it_has_asked_for_anything(sent: bytes, said: bytes) -> None:
+    table = ConnectionTable(1)
+    wire = Wire(table)
+    await wire.send(sent)
+    another = Wire(table)
+    assert wire.transport.closed
+    assert wire.transport.written.startswith(said)
+    assert wire.transport.written.count(b"HTTP/1.1") == bool(sent)
     await another.send(POST)
     assert another.transport.written.endswith(b"ok")
-    for wire in (wires[1], another):
-        wire.leave()
 
 
 def test_accepted_connections_notice_a_dead_peer() -> None:

@@ -103,7 +103,7 @@ def test_a_drain_loses_no_request_and_settles_all(tmp_path: Path, redis_url: str
         streams.begun()
         server.process.send_signal(signal.SIGTERM)
         eventually(lambda: status(server, "/readyz") == 503)
-        assert [status(server, path) for path in ("/livez", "/startupz")] == [200, 200]
+        assert [status(server, path) for path in ("/livez", "/startupz", "/health", "/ping")] == [200, 200, 503, 503]
         idle.send(request(server, chat()))
         refused = idle.reply()
         assert (refused.status, refused.error["code"]) == (503, "shutting_down")

@@ -160,6 +160,21 @@ def test_a_client_that_sends_all_of_a_too_large_body_gets_its_413(server: Server
         assert post(server, b" " * 20 * MEBIBYTE).status_code == 413
 
 
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_client_that_is_to_be_closed_gets_its_413_all_the_same(server: ServerProcess, chunked: bool) -> None:
+    """It sends all of its body before it reads, and no part of that is answered with a reset."""
+    length = {"content_length": "", "transfer_encoding": "chunked"} if chunked else {}
+    body = b" " * 20 * MEBIBYTE
+    with connected(server) as client:
+        client.send(request(server, b"" if chunked else body, connection="close", **length))
+        if chunked:
+            client.send(b"%x\r\n" % len(body), body, b"\r\n0\r\n\r\n")
+        reply = client.reply()
+        assert (reply.status, reply.headers["connection"]) == (413, "close")
+        assert reply.error["code"] == "request_too_large"
+        assert client.is_closed()
+
+
 def test_a_body_in_one_byte_chunks_is_read(server: ServerProcess) -> None:
     body = json.dumps(completion()).encode()
     with connected(server) as client:

@@ -108,6 +108,30 @@ def test_more_connections_than_open_files_are_refused(monkeypatch: pytest.Monkey
     assert Settings(max_connections=928).max_connections == 928
 
 
+@pytest.mark.parametrize(
+    ("limit", "connections"), [(2**20, 4096), (-1, 4096), (4192, 4096), (4191, 4095), (1024, 928), (112, 16)]
+)
+def test_there_are_as_many_connections_as_open_files_allow(
+    monkeypatch: pytest.MonkeyPatch, limit: int, connections: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, limit))
+    assert Settings().max_connections == connections
+    assert Settings().has_few_files == (connections < 4096)
+    assert not Settings(max_connections=connections).has_few_files
+
+
+def test_advice_about_open_files_can_be_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit in (1, 64, 111):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, limit))
+        with pytest.raises(ValidationError, match=r"needs 16 \+ 96 = 112 .* may open") as refused:
+            Settings()
+        assert "lower it" not in str(refused.value)
+        assert "raise that limit to 4192" in str(refused.value)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (200, 200))
+    with pytest.raises(ValidationError, match="lower it to 104, or raise that limit to 5096"):
+        Settings(max_connections=5000)
+
+
 def test_a_certificate_and_its_key_are_taken(tmp_path: Path) -> None:
     for name in ("cert.pem", "key.pem"):
         (tmp_path / name).write_text("PEM")

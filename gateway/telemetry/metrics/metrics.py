@@ -5,8 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from backend.engine import Engine
+from gateway.connection_table import ConnectionTable
 from gateway.policies import Policies
 from gateway.telemetry.metrics.class_names import ClassNames
+from gateway.telemetry.metrics.connections import show_connections
 from gateway.telemetry.metrics.disconnects import DisconnectMetrics
 from gateway.telemetry.metrics.engine import EngineMetrics
 from gateway.telemetry.metrics.process import ProcessMetrics
@@ -38,6 +40,7 @@ class Sources:
     store: Store
     block_bytes: int
     memory: Callable[[], Mapping[str, float]]  # bytes of the device's memory by their use
+    connections: ConnectionTable  # of the tenants' port
 
 
 class Metrics:
@@ -59,6 +62,7 @@ class Metrics:
         self._tenants = TenantMetrics(registry, core, live, policies, sources.block_bytes, clock)
         self._store = StoreMetrics(registry, sources.store)
         self.process = ProcessMetrics(registry, policies, live)
+        show_connections(registry, sources.connections)
         registry.gauge("sluice.stalled_writes", "Answers whose client does not read.", self._num_stalled)
         self._vllm = VllmMetrics(registry, scheduler, clock)
         self.tokens_delivered = self._vllm.tokens_delivered

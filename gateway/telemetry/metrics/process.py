@@ -23,7 +23,6 @@ class ProcessMetrics:
         registry.gauge("sluice.loop.lag", "The most the event loop was late of late.", self._lag, "s")
         registry.total("sluice.loop.late", "How late the event loop was in all.", lambda: self._late, "s")
         for name, meaning in (
-            ("sluice.connections", "Connections of clients."),
             ("sluice.tasks", "Tasks of the event loop."),
             ("sluice.spans.waiting", "Spans that wait for the collector."),
         ):

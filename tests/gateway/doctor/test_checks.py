@@ -1,5 +1,6 @@
 """What is said of a machine and a configuration, good and bad."""
 
+import resource
 import ssl
 import subprocess
 from errno import EACCES
@@ -138,6 +139,14 @@ def test_keys_of_tenants_that_the_policy_does_not_name(tmp_path: Path) -> None:
     assert file_checks.keys(Settings(state_dir=store.directory)).verdict is OK, "the built-in policy names nobody"
     policy.write_text("tenants: [")
     assert file_checks.keys(settings).verdict is OK, "the check of the policy says it"
+
+
+def test_few_open_files_are_a_warning_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (512, 512))
+    check = file_checks.open_files(Settings())
+    assert check.verdict is WARNING
+    assert check.found.endswith("for 416 connections")
+    assert "raise its limit to 4192" in check.remedy
 
 
 def test_a_state_directory_that_is_made_when_needed(tmp_path: Path) -> None:

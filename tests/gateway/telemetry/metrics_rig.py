@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from admission.core import CoreConfig, Memory
 from backend.config import EngineConfig
+from gateway.connection_table import ConnectionTable
 from gateway.policies import Policies
 from gateway.telemetry.metrics.metrics import Metrics, Sources
 from gateway.telemetry.story import Story, Trail
@@ -86,6 +87,7 @@ class Rig(CoreRun):
                 self.store,
                 BLOCK_BYTES,
                 lambda: memory,
+                ConnectionTable(8),
             )
         )
 

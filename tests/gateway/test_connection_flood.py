@@ -1,0 +1,120 @@
+"""Connections without a key, as many as anybody likes and however they are kept, lock no tenant out."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.gateway.raw_client import RawClient, completion, connected, request
+from tests.gateway.server_process import PATIENCE, ServerProcess, assert_unharmed, eventually, running_server
+
+CAP = 64
+PROBE = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
+MEBIBYTE = 2**20
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with running_server(tmp_path_factory.mktemp("flood"), "--threads", "1", "--max-connections", str(CAP)) as server:
+        yield server
+        assert_unharmed(server)
+
+
+def _ask_and_stay(client: RawClient) -> None:
+    client.send(PROBE)
+    assert client.reply("GET").status in (200, 503)
+
+
+def _upload_without_key(client: RawClient) -> None:
+    client.send(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n{")
+
+
+KEPT: dict[str, Callable[[RawClient], object]] = {
+    "silent": lambda client: None,
+    "half a header": lambda client: client.send(PROBE[:-9]),
+    "an upload without a key": _upload_without_key,
+    "idle after an answer": _ask_and_stay,
+}
+
+
+@contextmanager
+def crowd(server: ServerProcess, keep: Callable[[RawClient], object], size: int = 2 * CAP) -> Iterator[list[RawClient]]:
+    with ExitStack() as stack:
+        clients = [stack.enter_context(connected(server)) for _ in range(size)]
+        for client in clients[-CAP // 2 :]:
+            keep(client)
+        yield clients
+
+
+def is_served(server: ServerProcess) -> bool:
+    """A tenant on a new connection."""
+    with connected(server) as client:
+        client.send(request(server, completion(), "/v1/completions", connection="close"))
+        return client.reply().status == 200
+
+
+@pytest.mark.parametrize("keep", KEPT.values(), ids=KEPT.keys())
+def test_tenants_are_served_and_probes_answered_however_many_strangers_there_are(
+    server: ServerProcess, keep: Callable[[RawClient], object]
+) -> None:
+    with connected(server) as streaming, connected(server) as idle:
+        idle.send(request(server, completion(), "/v1/completions"))
+        assert idle.reply().status == 200
+        streaming.send(request(server, completion(max_tokens=1500, ignore_eos=True, stream=True), "/v1/completions"))
+        assert streaming.receive().startswith(b"HTTP/1.1 200")
+        with crowd(server, keep):
+            assert all(is_served(server) for _ in range(5))
+            for port in (server.url, server.admin_url):
+                assert httpx.get(f"{port}/readyz", timeout=PATIENCE).status_code == 200
+            idle.send(request(server, completion(), "/v1/completions"))  # strangers make room, not it
+            assert idle.reply().status == 200
+        events = b""
+        while not events.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
+            part = streaming.receive()
+            assert part, "the stream was cut off"
+            events = events[-64:] + part
+
+
+def test_tenants_are_served_while_connections_come_and_go_by_the_thousand(server: ServerProcess) -> None:
+    done = threading.Event()
+    num_made = 0
+
+    def storm() -> None:
+        nonlocal num_made
+        while not done.is_set():
+            clients = [RawClient(server) for _ in range(16)]
+            num_made += len(clients)
+            for client in clients:
+                client.reset()
+
+    storms = [threading.Thread(target=storm) for _ in range(2)]
+    for thread in storms:
+        thread.start()
+    try:
+        assert all(is_served(server) for _ in range(10))
+        eventually(lambda: num_made > 1000)
+    finally:
+        done.set()
+        for thread in storms:
+            thread.join()
+
+
+def test_a_tenant_that_uploads_on_every_connection_locks_nobody_out(server: ServerProcess) -> None:
+    def upload_slowly(client: RawClient) -> None:
+        client.send(request(server, b"{", "/v1/completions", content_length="1000"))
+
+    with ExitStack() as stack:
+        for _ in range(2 * CAP):
+            upload_slowly(stack.enter_context(connected(server)))
+        assert is_served(server)
+
+
+def test_an_address_has_no_more_than_its_share(tmp_path: Path) -> None:
+    flags = ("--threads", "1", "--max-connections", "64", "--max-connections-per-peer", "4")
+    with running_server(tmp_path, *flags) as server, crowd(server, KEPT["silent"], 8) as clients:
+        assert is_served(server)
+        assert [client.is_closed() for client in clients[:5]] == [True] * 5
+        assert server.metric("sluice_connections", 'state="stranger"') == 3
