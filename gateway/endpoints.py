@@ -1,6 +1,7 @@
 """The endpoints that answer at once: models, tokens, health and metrics."""
 
 from collections.abc import Callable
+from importlib.metadata import version
 
 import orjson
 
@@ -88,7 +89,7 @@ def _check_model(service: Service, entitlement: Entitlement, model: str | None) 
 
 
 class HealthEndpoint(Endpoint):
-    """GET /startupz, /livez and /readyz: 200 while `healthy`, else 503. They need no key and tell no secret."""
+    """GET /startupz, /livez and their like: 200 while `healthy`, else 503. They need no key and tell no secret."""
 
     def __init__(
         self, service: Service, healthy: Callable[[], bool], details: Callable[[], dict[str, object]] = dict
@@ -101,6 +102,14 @@ class HealthEndpoint(Endpoint):
         healthy = self._healthy()
         body = orjson.dumps({"status": "ok" if healthy else "unavailable", **self._details()})
         await call.exchange.reply(body, 200 if healthy else 503)
+        return Outcome.COMPLETED
+
+
+class VersionEndpoint(Endpoint):
+    """GET /version, by which clients of vLLM tell what they talk to. It needs no key, there or here."""
+
+    async def answer(self, call: Call) -> Outcome:
+        await call.exchange.reply(_VERSION)
         return Outcome.COMPLETED
 
 
@@ -123,4 +132,5 @@ class MetricsEndpoint(Endpoint):
         return Outcome.COMPLETED
 
 
+_VERSION = orjson.dumps({"version": version("sluice")})
 _METRICS = encode_headers({"content-type": CONTENT_TYPE})

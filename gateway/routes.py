@@ -18,6 +18,7 @@ from gateway.endpoints import (
     MetricsEndpoint,
     ModelsEndpoint,
     TokenizeEndpoint,
+    VersionEndpoint,
 )
 from gateway.errors import ApiError, InternalError, MethodNotAllowed, RouteNotFound
 from gateway.generation import ChatEndpoint, CompletionEndpoint
@@ -31,6 +32,8 @@ def make_probes(service: Service, health: Health) -> Mapping[str, ASGIApp]:
         "/startupz": HealthEndpoint(service, health.started),
         "/livez": HealthEndpoint(service, health.alive),
         "/readyz": HealthEndpoint(service, health.ready, partial(_readiness, service)),
+        "/health": HealthEndpoint(service, health.ready),  # vLLM's and SGLang's, which routers and charts ask for
+        "/ping": HealthEndpoint(service, health.ready),  # SageMaker's
     }
 
 
@@ -45,6 +48,7 @@ def make_app(service: Service, probes: Mapping[str, ASGIApp], has_metrics: bool 
         Route("/v1/limits", LimitsEndpoint(service), methods=["GET"]),
         Route("/tokenize", TokenizeEndpoint(service), methods=["POST"]),
         Route("/detokenize", DetokenizeEndpoint(service), methods=["POST"]),
+        Route("/version", VersionEndpoint(service), methods=["GET"]),
         *(Route(path, probe, methods=["GET"]) for path, probe in probes.items()),
     ]
     if has_metrics:

@@ -1,5 +1,6 @@
 """The endpoints that answer at once, on a live server."""
 
+from importlib.metadata import version
 from typing import Any
 
 import httpx
@@ -61,10 +62,14 @@ def test_another_model_has_no_tokens_here(server: ServerProcess, path: str) -> N
     assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
 
 
-@pytest.mark.parametrize("path", ["/startupz", "/livez", "/readyz"])
+@pytest.mark.parametrize("path", ["/startupz", "/livez", "/readyz", "/health", "/ping"])
 def test_health_needs_no_key(server: ServerProcess, path: str) -> None:
     reply = httpx.get(f"{server.url}{path}")
     assert (reply.status_code, reply.json()["status"]) == (200, "ok")
+
+
+def test_the_version_needs_no_key(server: ServerProcess) -> None:
+    assert httpx.get(f"{server.url}/version").json() == {"version": version("sluice")}
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/embedded"])

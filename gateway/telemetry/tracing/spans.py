@@ -33,7 +33,8 @@ _ASKED_BESIDE = frozenset({Script.EXTEND, Script.STATES})  # by requests, outsid
 ROUTES = frozenset(
     {
         "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}", "/v1/limits", "/tokenize",
-        "/detokenize", "/startupz", "/livez", "/readyz", "/metrics",
+        "/detokenize", "/startupz", "/livez", "/readyz", "/health", "/ping", "/version",
+        "/metrics",
     }
 )  # fmt: skip
 UNKNOWN = "{unknown}"  # route of what no endpoint answers

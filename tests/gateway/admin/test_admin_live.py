@@ -128,7 +128,7 @@ def test_the_admin_key_opens_nothing_on_the_tenants_port(site: Site) -> None:
     assert httpx.get(f"{site.server.url}/admin/v1/overview", headers=site.server.admin_headers).status_code == 404
 
 
-@pytest.mark.parametrize("path", ["/livez", "/readyz", "/startupz"])
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/startupz", "/health", "/ping"])
 def test_probes_need_no_key(site: Site, path: str) -> None:
     reply = httpx.get(f"{site.server.admin_url}{path}")
     assert (reply.status_code, reply.json()["status"]) == (200, "ok")
