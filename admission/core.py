@@ -74,7 +74,9 @@ class Memory(StrEnum):
 
 
 class Overload(StrEnum):
-    """What is done about more work than the machine can do. All but the first keep the bounds on the queue."""
+    """What is done about more work than the machine can do. All but the last keep the bounds on the queue and those of
+    its classes; what a tenant may have waiting by its own limits holds under each.
+    """
 
     DEADLINE = "deadline"  # what cannot be in time is refused at once, and given up when its time has passed
     CONTROLLED_DELAY = "controlled_delay"  # CoDel: what has waited too long is given up
@@ -155,7 +157,7 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
 
 def _overload_policy(config: CoreConfig) -> OverloadPolicy:
     if config.overload is Overload.UNBOUNDED:
-        return OverloadPolicy(deadlines=False)
+        return OverloadPolicy(deadlines=False, class_bounds=False)
     values = [getattr(config, name) for name in _BOUNDS]
     ours, theirs = QueueBounds(*values[: len(_UNITS)]), QueueBounds(*values[len(_UNITS) :])
     return OverloadPolicy(ours, theirs, config.overload is Overload.DEADLINE, config.confidence)

@@ -34,11 +34,13 @@ class Refused(Exception):
 
 
 class QueueFull(Refused):
-    """`excess` is the bound on everything that waits, or that waits in its class; in all, `waiting` requests do."""
+    """`excess` is the bound on everything that waits, or, where it is `of_class`, on what waits in the request's class;
+    in all, `waiting` requests do.
+    """
 
-    def __init__(self, excess: Excess, waiting: int, retry_after: float) -> None:
-        super().__init__(f"the queue is full: {excess}", retry_after)
-        self.excess, self.waiting = excess, waiting
+    def __init__(self, excess: Excess, waiting: int, retry_after: float, of_class: bool = False) -> None:
+        super().__init__(f"the {'class' if of_class else 'shared'} queue is full: {excess}", retry_after)
+        self.excess, self.waiting, self.of_class = excess, waiting, of_class
 
 
 class TenantQueueFull(Refused):

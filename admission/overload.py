@@ -33,6 +33,7 @@ class OverloadPolicy:
     tenant_bounds: QueueBounds = field(default_factory=QueueBounds)
     deadlines: bool = True  # refuse what cannot be in time
     confidence: float = 0.4  # that the estimate of one that is admitted holds
+    class_bounds: bool = True  # those that the terms have for classes hold as well
 
 
 class AdmissionControl:
@@ -74,13 +75,14 @@ class AdmissionControl:
     def _check_shared_bounds(self, sequence: Sequence, own: Load, load: Load) -> None:
         backlog, level = self._backlog, sequence.priority_class
         excess = self._policy.bounds.shared_excess(backlog.total, own, backlog.num_tenants, load)
-        of_class = self._terms.bounds_of(level)
-        if excess is None and of_class is not None:
+        of_class = self._terms.bounds_of(level) if excess is None and self._policy.class_bounds else None
+        if of_class is not None:
             own = backlog.of(sequence.tenant, level)
             excess = of_class.shared_excess(backlog.of_class(level), own, backlog.num_tenants_of(level), load)
         if excess is not None:
             total = backlog.total
-            raise QueueFull(excess, total.count, self._until_drained(total.seconds + load.seconds, 0.0))
+            until = self._until_drained(total.seconds + load.seconds, 0.0)
+            raise QueueFull(excess, total.count, until, of_class is not None)
 
     def _check_deadline(self, sequence: Sequence, load: Load, now: float) -> None:
         estimate = self._estimator.of(sequence, now)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from admission.outcome import DeadlineUnmeetable, Outcome
+from admission.outcome import DeadlineUnmeetable, Outcome, QueueFull
 from admission.request import Request as AdmissionRequest
 from backend.detokenizer import IncrementalDetokenizer
 from backend.sequence import FinishReason
@@ -27,7 +27,7 @@ from gateway.openai import (
     parse_completion_request,
 )
 from gateway.rate_headers import rate_headers
-from gateway.refusals import refusal_of, unmeetable
+from gateway.refusals import queue_full, refusal_of, unmeetable
 from gateway.replies import (
     ChatChunks,
     Choice,
@@ -81,6 +81,8 @@ class GenerationEndpoint(Endpoint):
                 await self._spend(call, life, entitlement, wants, prompts)
             except DeadlineUnmeetable as error:
                 raise unmeetable(error, deadlines.is_relative) from None
+            except QueueFull as error:
+                raise queue_full(error, wants.service_class.name) from None
         if life.error is not None:
             raise life.error
         return life.outcome or Outcome.COMPLETED

@@ -3,7 +3,7 @@
 import random
 from datetime import UTC, datetime
 
-from admission.outcome import DeadlineUnmeetable, TenantQueueFull
+from admission.outcome import DeadlineUnmeetable, QueueFull, TenantQueueFull
 from admission.outcome import Refused as NotAdmitted
 from backend.errors import DeviceError
 from gateway import errors
@@ -64,6 +64,14 @@ def unmeetable(error: DeadlineUnmeetable, is_relative: bool) -> ApiError:
     message = f"The deadline cannot be met: {error}."
     wait = _spread(error.retry_after, 2)
     return errors.DeadlineUnmeetable(message, round(1000 * error.estimate), wait, is_relative, error.own_backlog)
+
+
+def queue_full(error: QueueFull, service_class: str) -> ApiError:
+    """Names the bound that is met: a class's stands in the policy, that on everything is a setting."""
+    unit = "requests" if error.excess.unit == "count" else error.excess.unit
+    bound = f"classes.{service_class}.queue.{unit}" if error.of_class else "max_waiting"
+    wait = _spread(error.retry_after, 2)
+    return Overloaded(f"The server is busy: {error} ({bound}). Try again in {wait:.3g} s.", retry_after=wait)
 
 
 def _of_quota(error: QuotaError) -> ApiError:

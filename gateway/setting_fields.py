@@ -139,7 +139,8 @@ class SettingFields(BaseSettings):
         "engine",
         "N",
         1024,
-        "most requests that wait for the engine; more are answered 503, unless of a tenant within its equal share",
+        "most requests that wait for the engine; more are answered 503, unless of a tenant within its equal share; the "
+        "policy's classes have bounds of their own, the default ones 256, 1024 and 4096 requests",
         ge=1,
     )
     order: Literal[
@@ -174,7 +175,8 @@ class SettingFields(BaseSettings):
         "HOW",
         "deadline",
         "of more work than the machine can do: refuse what would be late, give up what has waited too long (CoDel), "
-        "bound the queue alone, or nothing",
+        "bound the queue alone, or nothing; unbounded lifts max_waiting and the queues of the policy's classes, the "
+        "others keep both",
     )
     batching: Literal["continuous", "static"] = _setting(
         "engine", "HOW", "continuous", "static admits no sequence until a whole batch is done: a baseline to measure by"

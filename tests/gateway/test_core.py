@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from admission.core import CoreConfig, Memory, Order, Overload, Unit, make_core
+from admission.outcome import QueueFull
 from backend.batch import StepOutput
 from backend.config import EngineConfig
 from backend.hub import resolve_model
@@ -19,6 +20,8 @@ from backend.sampling import SamplingParams
 from backend.sequence import FinishReason, Sequence
 from gateway.core import core_config, open_core
 from gateway.settings import Settings
+from gateway.terms import terms_of
+from quotas.default_policy import DEFAULT_POLICY
 
 ENGINE = EngineConfig(num_blocks=64, block_size=4, max_num_seqs=4, max_num_batched_tokens=256, max_model_len=128)
 
@@ -37,6 +40,21 @@ def test_the_defaults_are_the_cores() -> None:
 def test_shares_in_tokens_have_a_quantum_in_tokens() -> None:
     config = core_config(Settings(charge="tokens"))
     assert (config.unit, config.quantum) == (Unit.TOKENS, 512)
+
+
+@pytest.mark.parametrize("overload", ["unbounded", "bounded"])
+def test_unbounded_lifts_the_queues_of_the_policys_classes_too(overload: str) -> None:
+    core = make_core(core_config(Settings(overload=overload, max_waiting=200_000)), ENGINE)
+    core.policy_changed(terms_of(DEFAULT_POLICY), 0.0)
+    refused: list[QueueFull] = []
+    for n in range(1200):
+        try:
+            asked = Sequence(f"{n}", "t", [1] * 4, SamplingParams(), 9, 0, frozenset(), priority_class=1)
+            core.arrive(asked, 0.0)
+        except QueueFull as refusal:
+            refused.append(refusal)
+    assert len(refused) == (0 if overload == "unbounded" else 1200 - 1024)
+    assert all(refusal.of_class and refusal.excess.bound == 1024 for refusal in refused)
 
 
 @pytest.mark.parametrize(("order", "charge"), list(product(Order, Unit)))

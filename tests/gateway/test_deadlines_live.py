@@ -89,5 +89,5 @@ def test_a_class_whose_queue_is_full_is_ours_and_a_tenants_own_is_its(site: Site
         thread.join()
     assert (ours.status_code, error_of(ours)["code"]) == (503, "server_is_overloaded")
     assert (its.status_code, error_of(its)["code"]) == (429, "concurrency_exceeded")
-    assert "requests would wait, at most 1 may" in error_of(ours)["message"]
+    assert "requests would wait, at most 1 may (classes.short.queue.requests)" in error_of(ours)["message"]
     assert all(int(reply.headers["retry-after-ms"]) >= 1000 for reply in (ours, its))
