@@ -8,6 +8,8 @@ al., 2024), with a hinge where a device turns from memory-bound to compute-bound
 hinge is continuous, so more work never predicts less time.
 """
 
+from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -15,6 +17,13 @@ from typing import Any
 
 NUM_COEFFICIENTS = 7
 FAR_OFF = 2.0  # a prediction further off than this factor, as the first are, says little about a step's weight
+RECENT = 64  # steps whose errors are remembered
+UNMEASURED = 0.2  # the relative error that is expected before any step was measured
+DRIFT = 0.15  # the relative error that most recent steps have in common, from which the machine counts as changed
+CHANCE = 5.0  # medians of the errors' spread, over the root of their number: what they may have in common by chance
+ENOUGH = 16  # steps, until what was expected of errors gives way to what was measured
+FURTHEST = 100.0  # times as long as predicted, that a step may have taken in one look
+STALL, BEYOND = 0.1, 4.0  # a relative error, and medians of them, that a larger one counts as at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +89,52 @@ class StepTime:
         )
 
 
+class _Evidence:
+    """Sums that a least-squares fit is solved from."""
+
+    def __init__(self) -> None:
+        self.gram = [[0.0] * NUM_COEFFICIENTS for _ in range(NUM_COEFFICIENTS)]
+        self.moment = [0.0] * NUM_COEFFICIENTS
+
+    def add(self, x: Sequence[float], seconds: float, weight: float, keep: float) -> None:
+        """One step; what was there keeps this share of its weight."""
+        for i, xi in enumerate(x):
+            row = self.gram[i]
+            wxi = weight * xi
+            for j, xj in enumerate(x):
+                row[j] = keep * row[j] + wxi * xj
+            self.moment[i] = keep * self.moment[i] + wxi * seconds
+
+    def and_newer(self, newer: "_Evidence", keep: float, factor: float) -> "_Evidence":
+        """Together: these keep a share of their weight, as if each step had taken `factor` times as long."""
+        both = _Evidence()
+        for row, older, added in zip(both.gram, self.gram, newer.gram, strict=True):
+            row[:] = [keep / factor**2 * old + new for old, new in zip(older, added, strict=True)]
+        both.moment = [keep / factor * old + new for old, new in zip(self.moment, newer.moment, strict=True)]
+        return both
+
+
+class _ErrorSizes:
+    """Magnitudes of the relative errors of recent steps, by a running mean that no stall moves by much: what is beyond
+    several times the median of the last `RECENT` counts as that (winsorised), and is forgotten as fast as it came.
+    """
+
+    def __init__(self, expected: float) -> None:
+        self.mean = expected
+        self._recent = deque([expected] * ENOUGH)
+        self._sorted = [expected] * ENOUGH
+        self._to_replace = ENOUGH  # of what is remembered, what was expected and not measured
+
+    def add(self, size: float) -> None:
+        if self._to_replace or len(self._recent) == RECENT:
+            self._to_replace = max(0, self._to_replace - 1)
+            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
+        self._recent.append(size)
+        insort(self._sorted, size)
+        most = max(STALL, BEYOND * self._sorted[len(self._sorted) // 2])
+        self.mean += 0.02 * (min(size, most) - self.mean)
+
+
 class StepTimeModel:
     """Fits a `StepTime` to measured steps as they come: weighted least squares with forgetting, kept non-negative.
 
@@ -87,6 +142,10 @@ class StepTimeModel:
     and predict 8 % too little where they vary by 20 %), and less the further it is off (Huber, 1964), so that a stalled
     step does not bend the fit. The prior counts as `prior_weight` steps and fades with the rest. Arithmetic is plain
     floats in a fixed order, so that a replay on another machine fits the same numbers.
+
+    A machine that is shared gets faster and slower as a whole. Where a fit to all leaves most recent steps off in the same
+    direction by more than `DRIFT`, what was learned before them is taken at their speed: its proportions stay, and they do
+    not have to outweigh thousands of steps.
     """
 
     def __init__(self, prior: StepTime, prior_weight: float = 8.0, memory: int = 2000) -> None:
@@ -96,15 +155,15 @@ class StepTimeModel:
         self.num_steps = 0
         self._keep = 1 - 1 / memory
         self._scale = _typical_features(prior.knee)
-        self._gram = [[0.0] * NUM_COEFFICIENTS for _ in range(NUM_COEFFICIENTS)]
-        self._moment = [0.0] * NUM_COEFFICIENTS
-        self._relative_error = 0.2
+        self._evidence, self._newer = _Evidence(), _Evidence()  # before and since the last fit
+        self._steps: list[tuple[StepWork, float]] = []  # since the last fit
+        self._sizes = _ErrorSizes(UNMEASURED)
         self._take_prior(prior, prior_weight)
 
     @property
     def relative_error(self) -> float:
-        """Mean of |measured - predicted| / predicted of recent steps, each predicted before it was measured."""
-        return self._relative_error
+        """Mean of |measured - predicted| / predicted of recent steps, each predicted before it was measured, stalls cut."""
+        return self._sizes.mean
 
     def observe(self, work: StepWork, seconds: float) -> None:
         """Learn from one step that took `seconds` > 0."""
@@ -113,10 +172,11 @@ class StepTimeModel:
         predicted = self.fitted.seconds(work)
         expected = min(max(predicted, seconds / FAR_OFF), seconds * FAR_OFF)
         error = abs(seconds - predicted) / expected
-        self._relative_error += 0.02 * (min(error, 1.0) - self._relative_error)
-        tolerance = 3 * max(self._relative_error, 0.01)
+        self._sizes.add(error)
+        tolerance = 3 * max(self.relative_error, 0.01)
         weight = min(1.0, tolerance / error) if error > 0 else 1.0
-        self._accumulate(self._features(work), seconds, weight / expected**2)
+        self._newer.add(self._features(work), seconds, weight / expected**2, self._keep)
+        self._steps.append((work, seconds))
         self.num_steps += 1
         if self.num_steps % (16 if self.num_steps < 512 else 64) == 0:
             self._refit()
@@ -152,23 +212,42 @@ class StepTimeModel:
         """Each coefficient on its own, as if `weight` typical steps had shown it."""
         for index, (coefficient, scale) in enumerate(zip(prior.coefficients, self._scale, strict=True)):
             share = max(coefficient * scale, 1e-9)
-            self._gram[index][index] += weight * 1e-2 / share**2
-            self._moment[index] += weight * 1e-2 / share
-
-    def _accumulate(self, x: Sequence[float], seconds: float, weight: float) -> None:
-        keep = self._keep
-        for i, xi in enumerate(x):
-            row = self._gram[i]
-            wxi = weight * xi
-            for j, xj in enumerate(x):
-                row[j] = keep * row[j] + wxi * xj
-            self._moment[i] = keep * self._moment[i] + wxi * seconds
+            self._evidence.gram[index][index] += weight * 1e-2 / share**2
+            self._evidence.moment[index] += weight * 1e-2 / share
 
     def _refit(self) -> None:
-        scaled = [c * s for c, s in zip(self.fitted.coefficients, self._scale, strict=True)]
-        solution = non_negative_least_squares(self._gram, self._moment, scaled)
+        """To all there is; where that cannot explain the newest steps, with the rest at their speed."""
+        fitted, evidence = self._fit(1.0)
+        if self._has_drifted(fitted):
+            factor = max(1 + _median(self._errors(self.fitted)), 1 / FURTHEST)
+            fitted, evidence = self._fit(factor)
+            self._sizes = _ErrorSizes(_median([abs(error) for error in self._errors(fitted)]))
+        self.fitted, self._evidence = fitted, evidence
+        self._newer, self._steps = _Evidence(), []
+
+    def _fit(self, factor: float) -> tuple[StepTime, _Evidence]:
+        """What came before the last fit counts as if each step had taken `factor` times as long."""
+        evidence = self._evidence.and_newer(self._newer, self._keep ** len(self._steps), factor)
+        start = [factor * c * s for c, s in zip(self.fitted.coefficients, self._scale, strict=True)]
+        solution = non_negative_least_squares(evidence.gram, evidence.moment, start)
         a, b, c, d, e, f, g = (value / scale for value, scale in zip(solution, self._scale, strict=True))
-        self.fitted = StepTime((a, b, c, d, e, f, g), self.fitted.knee)
+        return StepTime((a, b, c, d, e, f, g), self.fitted.knee), evidence
+
+    def _has_drifted(self, fitted: StepTime) -> bool:
+        """Whether the newest steps are off in common by more than chance might explain."""
+        errors = self._errors(fitted)
+        common = _median(errors)
+        spread = _median([abs(error - common) for error in errors])
+        return abs(common) > max(DRIFT, CHANCE * spread * len(errors) ** -0.5)
+
+    def _errors(self, fitted: StepTime) -> list[float]:
+        """Of the newest steps, relative to what was predicted; above 0 where a step took longer."""
+        pairs = [(fitted.seconds(work), seconds) for work, seconds in self._steps]
+        return [(seconds - predicted) / max(predicted, seconds / FURTHEST) for predicted, seconds in pairs]
+
+
+def _median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]
 
 
 def non_negative_least_squares(

@@ -2,12 +2,13 @@
 
 from collections import deque
 from random import Random
+from statistics import median
 
 import pytest
 
 from admission.core import CoreConfig, make_core
 from admission.ledger import work_of
-from admission.step_time import StepTime
+from admission.step_time import StepTime, StepTimeModel
 from backend.batch import Batch, StepOutput
 from backend.config import EngineConfig
 from backend.sampling import SamplingParams
@@ -31,11 +32,13 @@ DEVICES = {  # of an 8B model on an H200, about: memory-bound and compute-bound 
 class Machine:
     """The core with two steps in flight, on a virtual clock; a step's time varies by `noise`, of itself."""
 
-    def __init__(self, device: StepTime, noise: float, seed: int) -> None:
+    def __init__(
+        self, device: StepTime, noise: float, seed: int, model: StepTimeModel | None = None, stalled: float = 0.0
+    ) -> None:
         self._device = device
-        self._noise = noise
+        self._noise, self._stalled = noise, stalled
         self._random = Random(seed)
-        self._core = make_core(CoreConfig(), CONFIG)
+        self._core = make_core(CoreConfig(), CONFIG, model)
         self._launched: deque[tuple[Batch, float]] = deque()
         self.now = 0.0
 
@@ -48,8 +51,9 @@ class Machine:
     def step(self) -> float:
         """Until the next is complete; its time in seconds, all of which every decode waits."""
         while (batch := self._core.plan(self.now)) is not None:
-            work = work_of(self._core.scheduler.in_flight[-1])
-            self._launched.append((batch, self._device.seconds(work) * self._random.lognormvariate(0, self._noise)))
+            seconds = self._device.seconds(work_of(self._core.scheduler.in_flight[-1]))
+            stall = 3 if self._stalled and self._random.random() < self._stalled else 1
+            self._launched.append((batch, seconds * stall * self._random.lognormvariate(0, self._noise)))
         batch, elapsed = self._launched.popleft()
         self.now += elapsed
         self._core.complete(StepOutput(batch.step, [1] * len(batch.sampled), elapsed), self.now)
@@ -71,3 +75,32 @@ def test_the_rhythm_is_kept_and_the_machine_is_used(device: str, noise: float) -
     gaps.sort()
     assert gaps[int(0.99 * len(gaps))] <= INTERVAL
     assert gaps[len(gaps) // 2] > 0.85 * INTERVAL
+
+
+def mixed_steps(device: str, stalled: float, model: StepTimeModel | None = None) -> list[int]:
+    """The tokens of a long prompt that each step carried beside the answers; `stalled`: the share of steps that take
+    three times as long as their work does.
+    """
+    machine = Machine(DEVICES[device], 0.03, 1, model, stalled)
+    answers = [machine.arrive(str(number), CONTEXT, INTERVAL) for number in range(ANSWERS)]
+    while len(answers[-1].output) < 100:
+        machine.step()
+    prompt, carried = machine.arrive("long", PROMPT, None), [0]
+    while not prompt.output:
+        carried.append(prompt.num_computed_tokens - sum(carried))
+        machine.step()
+    return [tokens for tokens in carried if tokens]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_stalls_that_no_prefill_caused_do_not_starve_prefill(device: str) -> None:
+    """Four in ten steps stalled, as on two cores that others use as well: steps carried a block or two of prefill."""
+    quiet, noisy = (median(mixed_steps(device, stalled)) for stalled in (0.0, 0.4))
+    assert noisy >= 0.4 * quiet
+
+
+def test_a_model_saved_on_a_busy_machine_does_not_starve_the_first_prompts() -> None:
+    slower = StepTime(tuple(3 * value for value in DEVICES["linear"].coefficients))  # type: ignore[arg-type]
+    saved = StepTimeModel.from_json({"coefficients": slower.coefficients, "knee": slower.knee, "steps": 10_000})
+    anew, loaded = (len(mixed_steps("linear", 0.0, model)) for model in (None, saved))
+    assert loaded <= 1.1 * anew

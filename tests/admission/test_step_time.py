@@ -52,6 +52,44 @@ def test_steps_that_vary_by_a_quarter_are_predicted_by_their_mean() -> None:
     assert predicted == pytest.approx(sum(TRUE.seconds(work) for work, _ in seen), rel=0.03)
 
 
+def test_errors_are_what_is_typical_of_steps_and_are_forgotten_with_the_busy_hour() -> None:
+    model, rng = trained(), random.Random(4)
+    quiet = model.relative_error
+
+    def measured(steps: int, stalled: float) -> float:
+        for _ in range(steps):
+            work = some_work(rng)
+            model.observe(work, TRUE.seconds(work) * rng.gauss(1, 0.03) * (3 if rng.random() < stalled else 1))
+        return model.relative_error
+
+    assert measured(600, 0.3) < 0.15, "most steps do not stall"
+    assert measured(200, 0.0) == pytest.approx(quiet, rel=0.4)
+
+
+@pytest.mark.parametrize("factor", [0.1, 3.0])
+def test_a_model_saved_under_another_load_takes_a_few_dozen_steps_to_mend(factor: float) -> None:
+    saved = trained().to_json()
+    saved["coefficients"] = [factor * value for value in saved["coefficients"]]
+    model, rng = StepTimeModel.from_json(saved), random.Random(5)
+    for _ in range(48):
+        work = some_work(rng)
+        model.observe(work, TRUE.seconds(work) * rng.gauss(1, 0.03))
+    works_to_come = [some_work(rng) for _ in range(200)]
+    errors = [abs(model.fitted.seconds(work) / TRUE.seconds(work) - 1) for work in works_to_come]
+    assert sum(errors) / len(errors) < 0.1 and model.relative_error < 0.15
+
+
+@pytest.mark.parametrize("factor", [0.4, 2.5])
+def test_a_machine_that_gets_faster_or_slower_as_a_whole_is_followed_at_once(factor: float) -> None:
+    model, rng = trained(), random.Random(6)
+    for _ in range(128):
+        decodes = rng.randrange(1, 192)
+        work = StepWork(decode_tokens=decodes, decode_context=500 * decodes)
+        model.observe(work, factor * TRUE.seconds(work) * rng.gauss(1, 0.03))
+    prompt = prefill_work(0, 512)
+    assert model.fitted.seconds(prompt) == pytest.approx(factor * TRUE.seconds(prompt), rel=0.2), "none was measured"
+
+
 @given(st.lists(st.tuples(works, st.floats(1e-6, 10)), max_size=40))
 def test_coefficients_stay_non_negative_whatever_is_measured(steps: list[tuple[StepWork, float]]) -> None:
     model = StepTimeModel(PRIOR)
