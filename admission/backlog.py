@@ -4,6 +4,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from admission.aging import Aging
 from admission.load import Load
@@ -41,6 +42,13 @@ class Caps:
         return self.urgent if priority_class <= self.priority_class else self.lower
 
 
+class Ahead(NamedTuple):
+    """Work that comes before a newcomer's: it needs the time of its tokens, and a slot for each request."""
+
+    tokens: float
+    requests: float
+
+
 class _Class:
     """One tenant's waiting sequences of one class, those that came first in front."""
 
@@ -54,15 +62,16 @@ class _Class:
     def oldest(self) -> float:
         return next(iter(self.sequences)).arrival
 
-    def overtaken(self, turn: Turn, level: int) -> int:
-        """Tokens of the newest, those that rank behind the turn. O(those that arrived since)."""
-        tokens = 0
+    def overtaken(self, turn: Turn, level: int) -> tuple[int, int]:
+        """Tokens and requests of the newest, those that rank behind the turn. O(those that arrived since)."""
+        tokens = requests = 0
         for sequence, load in reversed(self.sequences.items()):
             if turn.aging.key(sequence.arrival, level) <= turn.key:
                 break
             if turn.aging.key(sequence.arrival - sequence.head_start, level) > turn.key:
                 tokens += load.tokens
-        return tokens
+                requests += 1
+        return tokens, requests
 
 
 class TenantBacklog:
@@ -74,17 +83,19 @@ class TenantBacklog:
         self.load = Load()
         self.classes: dict[int, _Class] = {}
 
-    def tokens_before(self, turn: Turn) -> int:
-        """Tokens whose turn comes before that of a newcomer: of classes that are as urgent all but what its head start
+    def before(self, turn: Turn) -> tuple[int, int]:
+        """Tokens and requests that come before a newcomer: of classes that are as urgent all but what its head start
         overtakes, and of a lower class either nothing or, when its oldest has aged enough, everything.
         """
-        tokens = 0
+        tokens = requests = 0
         for level, waiting in self.classes.items():
             if level <= turn.priority_class or turn.aging.key(waiting.oldest, level) < turn.key:
                 tokens += waiting.load.tokens
+                requests += waiting.load.count
                 if turn.overtakes:
-                    tokens -= waiting.overtaken(turn, level)
-        return tokens
+                    tokens_behind, requests_behind = waiting.overtaken(turn, level)
+                    tokens, requests = tokens - tokens_behind, requests - requests_behind
+        return tokens, requests
 
     def within(self, caps: Caps) -> float:
         """Its tokens, no class counting for more than its cap."""
@@ -187,10 +198,10 @@ class Backlog:
         """Those with work waiting, the one that began to wait first in front."""
         return iter(self._tenants.items())
 
-    def tokens_before(self, tenant: str, turn: Turn) -> int:
-        """Of the tenant's own; see `TenantBacklog.tokens_before`."""
+    def before(self, tenant: str, turn: Turn) -> Ahead:
+        """Of the tenant's own; see `TenantBacklog.before`."""
         backlog = self._tenants.get(tenant)
-        return backlog.tokens_before(turn) if backlog else 0
+        return Ahead(*backlog.before(turn)) if backlog else Ahead(0, 0)
 
     def within(self, caps: Caps, besides: Iterable[str]) -> float:
         """Tokens of all tenants besides these, no class of a tenant counting for more than its cap."""

@@ -1,7 +1,8 @@
 """When a newcomer's first and last token will come, as far as the present state tells.
 
-    first token = steps in flight + max(prefill, places) + half a step          seconds from now
+    first token = steps in flight + max(prefill, place) + half a step           seconds from now
     prefill     = (prefill in progress + waiting ahead in policy order + its own) / tokens a step * step
+    place       = steps until it has a slot and memory * step of decodes + that prefill beside them + its own prefill
     last token  = first token + full * step + (output quantile - full) * min(step, max(own step, recent steps))
     full        = steps until all that waits is prefilled, at most the output quantile
 
@@ -10,6 +11,10 @@ ahead of a newcomer is its tenant's own waiting work before it and, of every oth
 pass meanwhile. `LOOKED_AT` of the others are looked at, those that have waited longest; any beyond them count as having
 the mean credit of these, and as coming before the newcomer whatever their age. Adding to the backlog never lowers an
 estimate.
+
+Each request ahead takes a slot, and so does the newcomer. Where they are more than the slots that are free, or that a
+lower class would give up for it, or than the free memory holds of typical requests, answers have to end first
+(`departures`).
 """
 
 from collections.abc import Callable
@@ -17,7 +22,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from admission.aging import Aging
-from admission.backlog import Backlog, Caps, Turn
+from admission.backlog import Ahead, Backlog, Caps, Turn
+from admission.departures import Departures
 from admission.lenient_queue import LenientFairQueue
 from admission.output_length import OutputLengths
 from admission.pace import Pace
@@ -53,7 +59,13 @@ class _Step:
 
     room: int  # prefill tokens
     seconds: float
+    decodes: int
+    decode_context: int
     in_progress: int  # prefill tokens of those running, of classes as urgent
+    priority_class: int  # of whose estimate it is
+
+
+_NOTHING = Ahead(0, 0)
 
 
 class Typical:
@@ -90,6 +102,9 @@ class Estimator:
         self.aging, self._price = aging, price
         self._fair = scheduler.waiting if isinstance(scheduler.waiting, LenientFairQueue) else None
         self.typical = Typical()
+        config = scheduler.config
+        self._departures = Departures(lengths, config.max_num_seqs, config.max_num_batched_tokens)
+        self._step_number = 0
 
     def arrived(self, sequence: Sequence) -> None:
         """Learn from a newcomer."""
@@ -104,12 +119,13 @@ class Estimator:
         prompt, typical = len(sequence.prompt) * a_token, self.typical.prompt * a_token
         head_start = HEAD_START * max(0.0, prompt - typical) if sequence.is_pressing else 0.0
         own, others = self._ahead(sequence, now, head_start)
-        prefill = (step.in_progress + own + others) * a_token + prompt
-        wait = max(prefill, self._wait_for_place(sequence, own + others, step) + prompt)
-        first = self._pipeline.remaining(now) + wait + step.seconds / 2
+        answer = self._lengths.mean(sequence.tenant, sequence.max_tokens)
+        wait = self._wait(own, others, answer, step)
+        own_wait = wait - self._wait(_NOTHING, others, answer, step) if own.requests else 0.0
+        first = self._pipeline.remaining(now) + wait + prompt + step.seconds / 2
         output = self._lengths.quantile(sequence.tenant, sequence.max_tokens, OUTPUT_QUANTILE)
         last = first + self._decoding(output - 1, sequence, step)
-        return Estimate(first, last, own * a_token, prompt, typical, head_start)
+        return Estimate(first, last, own_wait, prompt, typical, head_start)
 
     def alone(self, sequence: Sequence) -> float:
         """Seconds of prefill on a machine that does nothing else: no schedule is faster."""
@@ -122,17 +138,15 @@ class Estimator:
         scheduler = self._scheduler
         flight = scheduler.in_flight[-1] if scheduler.in_flight else None
         decodes, context = (flight.batch.num_decodes, flight.decode_context) if flight else (0, 0)
-        in_progress, interval = 0, None
-        for running in scheduler.running.values():
-            left = running.num_admitted_tokens - running.num_computed_tokens
-            if left > 0 and running.priority_class <= sequence.priority_class:
-                in_progress += left
-            if running.token_interval is not None and (interval is None or running.token_interval < interval):
-                interval = running.token_interval
+        running, in_progress = scheduler.running.values(), 0
+        for prefilling in [s for s in running if s.num_computed_tokens < s.num_admitted_tokens]:
+            if prefilling.priority_class <= sequence.priority_class:
+                in_progress += prefilling.num_admitted_tokens - prefilling.num_computed_tokens
+        interval = min([s.token_interval for s in running if s.token_interval is not None], default=None)
         budget, mean_context = scheduler.token_budget - decodes, len(sequence.prompt) // 2
         room = max(1, self._pace.prefill_room(decodes, context, interval, budget).fits(mean_context, budget))
         work = StepWork(room, decodes, context, mean_context, room * mean_context)
-        return _Step(room, self._model.fitted.seconds(work), in_progress)
+        return _Step(room, self._model.fitted.seconds(work), decodes, context, in_progress, sequence.priority_class)
 
     def _decoding(self, tokens: float, sequence: Sequence, step: _Step) -> float:
         """Seconds of so many steps: full ones while prompts wait, then such as there were lately, or its own alone."""
@@ -140,32 +154,36 @@ class Estimator:
         alone = self._model.fitted.seconds(StepWork(decode_tokens=1, decode_context=sequence.num_tokens))
         return full * step.seconds + (tokens - full) * min(step.seconds, max(alone, self._pipeline.typical))
 
-    def _ahead(self, sequence: Sequence, now: float, head_start: float) -> tuple[float, float]:
-        """Waiting tokens that are computed before the newcomer's: of its own tenant, and of others."""
+    def _ahead(self, sequence: Sequence, now: float, head_start: float) -> tuple[Ahead, Ahead]:
+        """What waits and is served before the newcomer: of its own tenant, and of others."""
         backlog, tenant = self._backlog, sequence.tenant
         turn = Turn.of(sequence, now, head_start, self.aging)
-        own = backlog.tokens_before(tenant, turn)
+        own = backlog.before(tenant, turn)
         if self._fair is None:
-            return own, backlog.total.tokens - own
+            total = backlog.total
+            return own, Ahead(total.tokens - own.tokens, total.count - own.requests)
         tokens_of = self._tokens_a_price
-        rounds = self._fair.rounds_before(tenant, own / tokens_of if tokens_of else 0.0)
+        rounds = self._fair.rounds_before(tenant, own.tokens / tokens_of if tokens_of else 0.0)
         return own, self._of_others(self._fair, tenant, rounds, turn)
 
-    def _of_others(self, fair: LenientFairQueue, tenant: str, rounds: int, turn: Turn) -> float:
+    def _of_others(self, fair: LenientFairQueue, tenant: str, rounds: int, turn: Turn) -> Ahead:
         """Of each that is looked at, what its credit lets pass, and where it is older its leeway; and of the rest."""
         seen = dict(islice(self._backlog.tenants(), LOOKED_AT))
         seen.pop(tenant, None)
         after = [fair.credit_after(name, rounds) for name in seen]
         in_turn = self._tokens_for(after)
         early = self._tokens_for([credit + fair.leeway for credit in after])
-        ahead = sum(
-            max(min(waiting.load.tokens, reach), min(waiting.tokens_before(turn), reach_early))
-            for waiting, reach, reach_early in zip(seen.values(), in_turn, early, strict=True)
-        )
+        a_request = 1 / self.typical.prompt if self.typical.prompt else 0.0
+        tokens = requests = 0.0
+        for waiting, reach, reach_early in zip(seen.values(), in_turn, early, strict=True):
+            load, (tokens_before, requests_before) = waiting.load, waiting.before(turn)
+            tokens += _reached(load.tokens, reach, tokens_before, reach_early)
+            requests += _reached(load.count, reach * a_request, requests_before, reach_early * a_request)
         if self._backlog.num_tenants > LOOKED_AT:
             mean = Caps(turn.priority_class, sum(early) / len(seen), sum(in_turn) / len(seen))
-            ahead += self._backlog.within(mean, besides=(tenant, *seen))
-        return ahead
+            rest = self._backlog.within(mean, besides=(tenant, *seen))
+            tokens, requests = tokens + rest, requests + rest * a_request
+        return Ahead(tokens, requests)
 
     def _tokens_for(self, amounts: list[float]) -> list[float]:
         """That such credits let pass. Whoever may be served at all is served a whole prompt."""
@@ -177,15 +195,49 @@ class Estimator:
         """Prefill tokens for each unit of account that newcomers prepay."""
         return self.typical.prompt / self.typical.price if self.typical.price else 0.0
 
-    def _wait_for_place(self, sequence: Sequence, ahead: float, step: _Step) -> float:
-        """Seconds until those ahead and the newcomer have a slot and memory each, at the rate at which answers end."""
-        scheduler = self._scheduler
-        running = len(scheduler.running)
-        tokens = scheduler.pool.num_free * scheduler.config.block_size
-        by_memory = tokens / self.typical.total if self.typical.total else float("inf")
-        places = min(scheduler.config.max_num_seqs - running, by_memory)
-        lacking = (ahead / self.typical.prompt if self.typical.prompt else 0.0) + 1 - places
-        if lacking <= 0 or not running:
-            return 0.0
-        length = self._lengths.mean(sequence.tenant, sequence.max_tokens)
-        return lacking * length / running * step.seconds
+    def _wait(self, own: Ahead, others: Ahead, answer: float, step: _Step) -> float:
+        """Seconds until the newcomer's own prefill, for that of others or for a slot and memory, whichever is longer.
+        `answer` is the expected length of its tenant's.
+        """
+        tokens = step.in_progress + own.tokens + others.tokens
+        steps, of_decodes = self._until_place(own, others, answer, step)
+        if not steps:
+            return tokens * step.seconds / step.room
+        decodes = StepWork(0, step.decodes, step.decode_context)
+        a_token = (step.seconds - self._model.fitted.seconds(decodes)) / step.room
+        return max(tokens * step.seconds / step.room, steps * of_decodes + tokens * a_token)
+
+    def _until_place(self, own: Ahead, others: Ahead, answer: float, step: _Step) -> tuple[int, float]:
+        """Steps until it has a slot and memory, and the seconds that those take without prefill."""
+        scheduler, typical = self._scheduler, self.typical
+        running, config = scheduler.running, scheduler.config
+        free = config.max_num_seqs - len(running)
+        memory = scheduler.pool.num_free * config.block_size / typical.total if typical.total else float("inf")
+        lacking = own.requests + others.requests + 1 - min(free, memory)
+        if lacking > 0 and running and memory > free:
+            lacking -= min(self._would_give_way(step.priority_class), memory - free)
+        free = int(min(free, memory))
+        if lacking <= 0 or not (running or free):
+            return 0, 0.0
+        if scheduler.in_flight:
+            self._step_number = scheduler.in_flight[-1].batch.step
+        self._departures.look(running, self._step_number)
+        output = max(1.0, typical.total - typical.prompt)
+        work = own.requests * answer + others.requests * output
+        joining = max(0, len(running) + free - step.decodes)
+        context = step.decode_context + round(joining * (typical.prompt + output / 2))
+        decodes = StepWork(0, step.decodes + joining, context)
+        return self._departures.steps_until(lacking, work, free, output), self._model.fitted.seconds(decodes)
+
+    def _would_give_way(self, priority_class: int) -> int:
+        """How many run that give their slots to one of this class."""
+        most = self._scheduler.config.max_preemptions
+        lower = [s for s in self._scheduler.running.values() if s.priority_class > priority_class]
+        return sum(s.num_preemptions < most for s in lower)
+
+
+def _reached(load: float, reach: float, before: float, reach_early: float) -> float:
+    """Of a load, what its tenant's credit lets pass, or what comes before the newcomer and its leeway lets pass."""
+    in_turn = min(reach, load)
+    early = min(reach_early, before)
+    return max(early, in_turn)

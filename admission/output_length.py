@@ -2,6 +2,7 @@
 
 from bisect import bisect_right, insort
 from collections import deque
+from collections.abc import Iterable
 from itertools import accumulate
 from math import sqrt
 
@@ -37,6 +38,17 @@ class OutputLengths:
         lengths = self._lengths(tenant, max_tokens)
         value = lengths.quantile_above(generated, share) if lengths else None
         return max_tokens if value is None else min(value, max_tokens)
+
+    def quantiles(self, tenant: str, max_tokens: int, shares: Iterable[float], generated: int) -> list[int]:
+        """The lengths that these shares (ascending, below 1) of the answers which got past `generated` tokens did not
+        exceed, each longer than that. Of one that is longer than all that are known, every length up to `max_tokens` is
+        as likely; where none is known, it may have all of them.
+        """
+        lengths = self._lengths(tenant, max_tokens)
+        known = lengths.above(generated) if lengths else [max_tokens]
+        left = max_tokens - generated
+        found = [known[int(share * len(known))] if known else generated + 1 + int(share * left) for share in shares]
+        return [max(generated + 1, min(length, max_tokens)) for length in found]
 
     def forecast(self, tenant: str, max_tokens: int, generated: int) -> tuple[float, float]:
         """Mean and standard deviation of the length; a uniform one's where nothing is known."""
@@ -83,6 +95,10 @@ class _Lengths:
         count = len(self._sorted) - first
         self._sums = self._sums or list(accumulate(self._sorted, initial=0))
         return (self._sum - self._sums[first]) / count if count else None
+
+    def above(self, generated: int) -> list[int]:
+        """Those longer than that, sorted."""
+        return self._sorted[bisect_right(self._sorted, generated) :]
 
     def quantile_above(self, generated: int, share: float) -> int | None:
         first = bisect_right(self._sorted, generated) if generated else 0

@@ -9,8 +9,8 @@ CAUTION = 2.9
 0.80 sigma, 99 % are below it: 2.33 sigma.
 """
 LEFT_TO_PREFILL = 0.5
-"""Share of the time beside the decodes that prefill keeps, however much step times vary. On a machine that is shared they
-vary by what others do: less prefill makes no step punctual there, and answers begin later.
+"""Share of the time beside the decodes that prefill keeps, however much step times vary. On a machine that is shared
+they vary by what others do: less prefill makes no step punctual there, and answers begin later.
 """
 
 

@@ -12,7 +12,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, sqrt
 from typing import Any
 
 NUM_COEFFICIENTS = 7
@@ -143,9 +143,9 @@ class StepTimeModel:
     step does not bend the fit. The prior counts as `prior_weight` steps and fades with the rest. Arithmetic is plain
     floats in a fixed order, so that a replay on another machine fits the same numbers.
 
-    A machine that is shared gets faster and slower as a whole. Where a fit to all leaves most recent steps off in the same
-    direction by more than `DRIFT`, what was learned before them is taken at their speed: its proportions stay, and they do
-    not have to outweigh thousands of steps.
+    A machine that is shared gets faster and slower as a whole. Where a fit to all leaves most recent steps off in the
+    same direction by more than `DRIFT`, what was learned before them is taken at their speed: its proportions stay, and
+    they do not have to outweigh thousands of steps.
     """
 
     def __init__(self, prior: StepTime, prior_weight: float = 8.0, memory: int = 2000) -> None:
@@ -162,7 +162,9 @@ class StepTimeModel:
 
     @property
     def relative_error(self) -> float:
-        """Mean of |measured - predicted| / predicted of recent steps, each predicted before it was measured, stalls cut."""
+        """Mean of |measured - predicted| / predicted of recent steps, each predicted before it was measured; stalls are
+        cut.
+        """
         return self._sizes.mean
 
     def observe(self, work: StepWork, seconds: float) -> None:
@@ -238,7 +240,7 @@ class StepTimeModel:
         errors = self._errors(fitted)
         common = _median(errors)
         spread = _median([abs(error - common) for error in errors])
-        return abs(common) > max(DRIFT, CHANCE * spread * len(errors) ** -0.5)
+        return abs(common) > max(DRIFT, CHANCE * spread / sqrt(len(errors)))
 
     def _errors(self, fitted: StepTime) -> list[float]:
         """Of the newest steps, relative to what was predicted; above 0 where a step took longer."""
