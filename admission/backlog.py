@@ -43,10 +43,13 @@ class Caps:
 
 
 class Ahead(NamedTuple):
-    """Work that comes before a newcomer's: it needs the time of its tokens, and a slot for each request."""
+    """Work that comes before a newcomer's: it needs the time of its tokens, and a slot for each request, which their
+    answers hold for so many steps together.
+    """
 
     tokens: float
     requests: float
+    steps: float
 
 
 class _Class:
@@ -198,10 +201,10 @@ class Backlog:
         """Those with work waiting, the one that began to wait first in front."""
         return iter(self._tenants.items())
 
-    def before(self, tenant: str, turn: Turn) -> Ahead:
+    def before(self, tenant: str, turn: Turn) -> tuple[int, int]:
         """Of the tenant's own; see `TenantBacklog.before`."""
         backlog = self._tenants.get(tenant)
-        return Ahead(*backlog.before(turn)) if backlog else Ahead(0, 0)
+        return backlog.before(turn) if backlog else (0, 0)
 
     def within(self, caps: Caps, besides: Iterable[str]) -> float:
         """Tokens of all tenants besides these, no class of a tenant counting for more than its cap."""

@@ -65,7 +65,7 @@ class _Step:
     priority_class: int  # of whose estimate it is
 
 
-_NOTHING = Ahead(0, 0)
+_NOTHING = Ahead(0, 0, 0)
 
 
 class Typical:
@@ -75,6 +75,11 @@ class Typical:
         self.prompt = 0.0  # tokens
         self.total = 0.0  # tokens of prompt and expected output
         self.price = 0.0  # prepaid, in the unit of account
+
+    @property
+    def answer(self) -> float:
+        """Expected tokens of the output; at least one."""
+        return max(1.0, self.total - self.prompt)
 
     def observe(self, prompt: int, total: float, price: float) -> None:
         weight = _FORGET if self.prompt else 1.0
@@ -105,12 +110,15 @@ class Estimator:
         config = scheduler.config
         self._departures = Departures(lengths, config.max_num_seqs, config.max_num_batched_tokens)
         self._step_number = 0
+        self._answers: dict[str, float] = {}  # by tenant, running means of the expected lengths
 
     def arrived(self, sequence: Sequence) -> None:
         """Learn from a newcomer."""
         prompt = len(sequence.prompt)
         expected = self._lengths.mean(sequence.tenant, sequence.max_tokens)
         self.typical.observe(prompt, prompt + expected, self._price(sequence))
+        answer = self._answers.get(sequence.tenant, expected)
+        self._answers[sequence.tenant] = answer + _FORGET * (expected - answer)
 
     def of(self, sequence: Sequence, now: float) -> Estimate:
         """For a sequence that arrives now."""
@@ -119,9 +127,8 @@ class Estimator:
         prompt, typical = len(sequence.prompt) * a_token, self.typical.prompt * a_token
         head_start = HEAD_START * max(0.0, prompt - typical) if sequence.is_pressing else 0.0
         own, others = self._ahead(sequence, now, head_start)
-        answer = self._lengths.mean(sequence.tenant, sequence.max_tokens)
-        wait = self._wait(own, others, answer, step)
-        own_wait = wait - self._wait(_NOTHING, others, answer, step) if own.requests else 0.0
+        wait = self._wait(own, others, step)
+        own_wait = wait - self._wait(_NOTHING, others, step) if own.requests else 0.0
         first = self._pipeline.remaining(now) + wait + prompt + step.seconds / 2
         output = self._lengths.quantile(sequence.tenant, sequence.max_tokens, OUTPUT_QUANTILE)
         last = first + self._decoding(output - 1, sequence, step)
@@ -158,10 +165,11 @@ class Estimator:
         """What waits and is served before the newcomer: of its own tenant, and of others."""
         backlog, tenant = self._backlog, sequence.tenant
         turn = Turn.of(sequence, now, head_start, self.aging)
-        own = backlog.before(tenant, turn)
+        tokens, requests = backlog.before(tenant, turn)
+        own = Ahead(tokens, requests, requests * self._lengths.mean(tenant, sequence.max_tokens))
         if self._fair is None:
-            total = backlog.total
-            return own, Ahead(total.tokens - own.tokens, total.count - own.requests)
+            others = backlog.total.count - requests
+            return own, Ahead(backlog.total.tokens - tokens, others, others * self.typical.answer)
         tokens_of = self._tokens_a_price
         rounds = self._fair.rounds_before(tenant, own.tokens / tokens_of if tokens_of else 0.0)
         return own, self._of_others(self._fair, tenant, rounds, turn)
@@ -174,16 +182,19 @@ class Estimator:
         in_turn = self._tokens_for(after)
         early = self._tokens_for([credit + fair.leeway for credit in after])
         a_request = 1 / self.typical.prompt if self.typical.prompt else 0.0
-        tokens = requests = 0.0
-        for waiting, reach, reach_early in zip(seen.values(), in_turn, early, strict=True):
+        tokens = requests = steps = 0.0
+        for (name, waiting), reach, reach_early in zip(seen.items(), in_turn, early, strict=True):
             load, (tokens_before, requests_before) = waiting.load, waiting.before(turn)
             tokens += _reached(load.tokens, reach, tokens_before, reach_early)
-            requests += _reached(load.count, reach * a_request, requests_before, reach_early * a_request)
+            passing = _reached(load.count, reach * a_request, requests_before, reach_early * a_request)
+            requests += passing
+            steps += passing * self._answers.get(name, self.typical.answer)
         if self._backlog.num_tenants > LOOKED_AT:
             mean = Caps(turn.priority_class, sum(early) / len(seen), sum(in_turn) / len(seen))
             rest = self._backlog.within(mean, besides=(tenant, *seen))
             tokens, requests = tokens + rest, requests + rest * a_request
-        return Ahead(tokens, requests)
+            steps += rest * a_request * self.typical.answer
+        return Ahead(tokens, requests, steps)
 
     def _tokens_for(self, amounts: list[float]) -> list[float]:
         """That such credits let pass. Whoever may be served at all is served a whole prompt."""
@@ -195,25 +206,25 @@ class Estimator:
         """Prefill tokens for each unit of account that newcomers prepay."""
         return self.typical.prompt / self.typical.price if self.typical.price else 0.0
 
-    def _wait(self, own: Ahead, others: Ahead, answer: float, step: _Step) -> float:
-        """Seconds until the newcomer's own prefill, for that of others or for a slot and memory, whichever is longer.
-        `answer` is the expected length of its tenant's.
-        """
+    def _wait(self, own: Ahead, others: Ahead, step: _Step) -> float:
+        """Seconds until the newcomer's own prefill: that of others, or a slot and memory if they take longer."""
         tokens = step.in_progress + own.tokens + others.tokens
-        steps, of_decodes = self._until_place(own, others, answer, step)
+        steps, of_decodes = self._until_place(own.requests + others.requests, own.steps + others.steps, step)
         if not steps:
             return tokens * step.seconds / step.room
         decodes = StepWork(0, step.decodes, step.decode_context)
         a_token = (step.seconds - self._model.fitted.seconds(decodes)) / step.room
         return max(tokens * step.seconds / step.room, steps * of_decodes + tokens * a_token)
 
-    def _until_place(self, own: Ahead, others: Ahead, answer: float, step: _Step) -> tuple[int, float]:
-        """Steps until it has a slot and memory, and the seconds that those take without prefill."""
+    def _until_place(self, requests: float, work: float, step: _Step) -> tuple[int, float]:
+        """Steps until it has a slot and memory, with so many requests before it whose answers take so many steps; and
+        the seconds of one without prefill.
+        """
         scheduler, typical = self._scheduler, self.typical
         running, config = scheduler.running, scheduler.config
         free = config.max_num_seqs - len(running)
         memory = scheduler.pool.num_free * config.block_size / typical.total if typical.total else float("inf")
-        lacking = own.requests + others.requests + 1 - min(free, memory)
+        lacking = requests + 1 - min(free, memory)
         if lacking > 0 and running and memory > free:
             lacking -= min(self._would_give_way(step.priority_class), memory - free)
         free = int(min(free, memory))
@@ -222,8 +233,7 @@ class Estimator:
         if scheduler.in_flight:
             self._step_number = scheduler.in_flight[-1].batch.step
         self._departures.look(running, self._step_number)
-        output = max(1.0, typical.total - typical.prompt)
-        work = own.requests * answer + others.requests * output
+        output = typical.answer
         joining = max(0, len(running) + free - step.decodes)
         context = step.decode_context + round(joining * (typical.prompt + output / 2))
         decodes = StepWork(0, step.decodes + joining, context)

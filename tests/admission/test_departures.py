@@ -113,7 +113,7 @@ def test_more_ahead_is_never_sooner_and_more_free_slots_are_never_later(
 
 
 class Machine:
-    """Eight slots, on a virtual clock; `offset` as classes age."""
+    """Eight slots, on a virtual clock."""
 
     def __init__(self) -> None:
         engine = EngineConfig(num_blocks=2048, max_model_len=4096, max_num_seqs=SLOTS)
