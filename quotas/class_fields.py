@@ -1,7 +1,7 @@
 """The `classes:` of a policy file."""
 
 from quotas import units, words
-from quotas.default_policy import AGING_STEP, CLASSES
+from quotas.default_policy import AGING_STEP, BATCH_AGING, CLASSES
 from quotas.policy import ClassPolicy, Lateness, QueueBounds
 from quotas.policy_schema import MAX_CLASSES, fields_of
 from quotas.problems import quoted
@@ -46,12 +46,20 @@ def _read_lateness(section: Section) -> Lateness:
 
 
 def _read_aging(section: Section, above: list[ClassPolicy]) -> float:
-    aging = section.value("aging", units.duration, above[-1].aging + AGING_STEP if above else 0.0)
+    aging = section.value("aging", units.duration, _default_aging(section, above))
     if not above and aging:
         section.wrong("aging", "the first class is overtaken by none: leave it out")
     if above and aging < above[-1].aging:
         section.wrong("aging", f"is shorter than that of {above[-1].name}, which is more urgent")
     return aging
+
+
+def _default_aging(section: Section, above: list[ClassPolicy]) -> float:
+    """A class without targets is for batch work."""
+    if not above:
+        return 0.0
+    step = above[-1].aging + AGING_STEP
+    return step if {"ttft", "time_per_output_token"} & set(section.names) else max(step, BATCH_AGING)
 
 
 def _read_queue(section: Section | None) -> QueueBounds:

@@ -3,6 +3,7 @@
 from quotas.policy import ClassPolicy, Policy, QueueBounds, TenantPolicy
 
 AGING_STEP = 2.0  # seconds, from one class to the next
+BATCH_AGING = 20.0  # seconds, of a class without targets at least: it yields to those that have any
 
 CLASSES = (
     ClassPolicy(
@@ -25,7 +26,7 @@ CLASSES = (
         name="batch",
         level=2,
         service_tiers=("flex",),
-        aging=2 * AGING_STEP,
+        aging=BATCH_AGING,
         queue=QueueBounds(requests=4096, seconds=3600.0),
     ),
 )

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SCENARIOS = (
-    "decision_cost", "device_idle", "engine_peers", "fairness", "flood", "gateway_overhead", "log_cost",
+    "classes", "decision_cost", "device_idle", "engine_peers", "fairness", "flood", "gateway_overhead", "log_cost",
     "overload", "overload_live", "quota_burst", "quota_store", "step_time", "telemetry_cost",
 )  # fmt: skip
 

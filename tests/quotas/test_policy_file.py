@@ -45,8 +45,8 @@ def test_a_class_is_read_with_all_its_fields() -> None:
 
 
 def test_classes_age_by_two_seconds_each_unless_they_say() -> None:
-    found = parsed("classes: {a: {}, b: {}, c: {aging: 1min}, d: {}}").classes
-    assert [entry.aging for entry in found] == [0.0, 2.0, 60.0, 62.0]
+    found = parsed("classes: {a: {}, b: {ttft: 1s}, c: {}, d: {aging: 1min}, e: {}}").classes
+    assert [entry.aging for entry in found] == [0.0, 2.0, 20.0, 60.0, 62.0]
 
 
 def test_a_tenant_is_read_with_all_its_fields() -> None:
