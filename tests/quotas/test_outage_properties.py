@@ -267,7 +267,7 @@ def _check_rate(limit: Limit, rate: Rate, moves: list[tuple[int, int]]) -> None:
 
 
 policies = st.fixed_dictionaries({key: some_limits(key) for key in KEYS})
-examples = settings(max_examples=examples(300), deadline=None, suppress_health_check=list(HealthCheck))
+examples = settings(max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @examples
