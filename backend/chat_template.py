@@ -10,21 +10,21 @@ from jinja2 import TemplateError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from backend.errors import InvalidRequest, ModelLoadError
 from backend.json_file import JsonFile
+from backend.template_guard import GuardedEnvironment, TemplateOverrun
 
 Message = Mapping[str, str | None]
+MAX_SOURCE = 2**20  # characters; the longest templates in use have some 20,000
 
 
 class ChatTemplate:
     """One compiled template in the environment that Hugging Face templates are written for.
 
     It renders what `transformers.apply_chat_template` renders. The sandbox is immutable and keeps a template away from
-    Python's internals; jinja bounds `range`. It bounds neither nested loops nor string repetition, so a template is
-    trusted with time and memory as far as the checkpoint it comes with: clients never supply one.
+    Python's internals; its time and memory are bounded (`backend/template_guard.py`). Clients never supply one.
 
     A message that holds the text of a special token ("<|eot_id|>") reaches the tokenizer as it is, the default also of
     transformers and vLLM. It confuses only its own conversation; applications that embed foreign text remove it.
@@ -33,22 +33,40 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str], origin: str = "chat_template") -> None:
         """`special_tokens` are the names a template may print: bos_token, eos_token and so on."""
         self._special_tokens = dict(special_tokens)
+        self._environment = _environment()
         try:
-            self._template = _environment().from_string(source)
-        except TemplateError as exc:
-            raise ModelLoadError(f"{origin}: the chat template does not compile: {exc}; correct or remove it") from exc
+            self._template = self._environment.from_string(_bounded(source))
+        except (TemplateError, SyntaxError, RecursionError, MemoryError, ValueError) as exc:
+            raise ModelLoadError(
+                f"{origin}: the chat template does not compile: {_reason(exc)}; correct or remove it"
+            ) from exc
+        self._try_out(origin)
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any) -> str:
         """The prompt text, special tokens included: encode it with `add_special_tokens=False`.
 
-        Raises `InvalidRequest` on `messages` when the template refuses them (say, an order of roles) or fails.
+        Raises `InvalidRequest` on `messages` when the template refuses them (say, an order of roles), fails, or takes
+        more time or memory than `backend.template_guard` allows.
         """
-        context = {**self._special_tokens, "tools": None, "documents": None, **variables}
-        context |= {"messages": [dict(message) for message in messages], "add_generation_prompt": add_generation_prompt}
         try:
-            return self._template.render(context)
+            return self._rendered(messages, add_generation_prompt, **variables)
         except Exception as exc:  # a template is code of its own: it can raise whatever Python can
             raise InvalidRequest(f"the chat template refuses these messages: {_reason(exc)}", "messages") from exc
+
+    def _try_out(self, origin: str) -> None:
+        """Refuse a template that a greeting is too much for. Whatever else it says against one may be its rule."""
+        try:
+            self._rendered([{"role": "user", "content": "Hi"}], add_generation_prompt=True)
+        except TemplateOverrun as exc:
+            raise ModelLoadError(f"{origin}: the chat template cannot be served: {exc}; correct or remove it") from exc
+        except Exception:  # noqa: BLE001, S110 - a template is code of its own, and may want other messages
+            pass
+
+    def _rendered(self, messages: Sequence[Message], add_generation_prompt: bool, **variables: Any) -> str:
+        context = {**self._special_tokens, "tools": None, "documents": None, **variables}
+        context |= {"messages": [dict(message) for message in messages], "add_generation_prompt": add_generation_prompt}
+        with self._environment.guard.rendering():
+            return self._template.render(context)
 
 
 def read_chat_template(model_dir: Path, tokenizer_config: JsonFile) -> tuple[str, str] | None:
@@ -92,11 +110,15 @@ def _reason(exc: Exception) -> str:
     return text if len(text) <= 300 else f"{text[:300]}..."
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
+def _bounded(source: str) -> str:
+    if len(source) > MAX_SOURCE:
+        raise ValueError(f"it has {len(source):,} characters, at most {MAX_SOURCE:,} are read")
+    return source
+
+
+def _environment() -> GuardedEnvironment:
+    environment = GuardedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
+    environment.add_filter("tojson", _to_json)
     environment.globals |= {
         "raise_exception": _raise_exception,
         "strftime_now": _strftime_now,

@@ -1,13 +1,26 @@
 """The JSON files of a model directory, read so that every complaint names the file, the key and the value."""
 
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
 from backend.errors import ModelLoadError
 
 MOST = 2**31  # more than any count in a model
+MAX_SHOWN = 500  # characters of a wrong value
+MAX_BYTES = 2**26  # of a file; an index of 100,000 tensors has a fifth of it
 _SMALLEST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal numbers of float32, in which models compute
+
+
+def _text(path: Path) -> str:
+    """Raises `OSError` or `ValueError` for what is no ordinary file of bearable size: a pipe would never end."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError("it is not an ordinary file")
+    if status.st_size > MAX_BYTES:
+        raise ValueError(f"it has {status.st_size:,} bytes, at most {MAX_BYTES:,} are read")
+    return path.read_text(encoding="utf-8")
 
 
 class JsonFile:
@@ -24,10 +37,10 @@ class JsonFile:
     @classmethod
     def read(cls, path: Path) -> "JsonFile":
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = json.loads(_text(path))
         except FileNotFoundError:
             raise ModelLoadError(f"{path} does not exist; a model directory needs it") from None
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        except (OSError, ValueError, RecursionError) as error:  # of a number of 5,000 digits, a plain ValueError
             raise ModelLoadError(f"{path} is not readable JSON ({error}); download it again") from error
         if not isinstance(values, dict):
             raise ModelLoadError(f"{path} must hold a JSON object, not {type(values).__name__}")
@@ -43,7 +56,7 @@ class JsonFile:
 
     def wrong(self, key: str, expected: str) -> ModelLoadError:
         """The error for a value that is not what it must be; for the caller to raise."""
-        found = repr(self._values[key]) if key in self._values else "missing"
+        found = f"{self._values[key]!r:.{MAX_SHOWN}}" if key in self._values else "missing"
         return ModelLoadError(f"{self.path}: {self._prefix}{key} is {found}; {expected}")
 
     def integer(self, key: str, default: int | None = None, minimum: int = 1) -> int:

@@ -1,5 +1,7 @@
 """The safetensors files of a model directory by their headers. Does without torch, which takes seconds to import."""
 
+import reprlib
+import stat
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from backend.errors import ModelLoadError
 from backend.json_file import JsonFile
 
+NAME_MAX = 255  # bytes, of a file's name on Linux
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _BASE, _HEAD = "model.", "lm_head."
@@ -84,19 +87,32 @@ def _read_index(index: Path) -> dict[Path, set[str] | None]:
         raise ModelLoadError(f"{index}: weight_map must be an object from tensor names to file names")
     names: dict[Path, set[str]] = {}
     for tensor, shard in weight_map.items():
-        if not isinstance(shard, str) or PurePath(shard).name != shard or not shard.endswith(".safetensors"):
+        if not _is_shard_name(shard):
             raise ModelLoadError(
-                f"{index}: weight_map.{tensor} is {shard!r}; a .safetensors file of the same folder is expected"
+                f"{index}: weight_map.{tensor:.100} is {reprlib.repr(shard)}; a .safetensors file of the same folder "
+                "is expected"
             )
         names.setdefault(index.parent / shard, set()).add(tensor)
     return dict(names)
 
 
+def _is_shard_name(shard: object) -> bool:
+    """Of a file that can lie in the folder of the index, and not elsewhere."""
+    if not isinstance(shard, str) or PurePath(shard).name != shard or not shard.endswith(".safetensors"):
+        return False
+    return shard.isprintable() and len(shard.encode(errors="replace")) <= NAME_MAX
+
+
 def _size(shard: Path, source: Path) -> int:
     try:
-        return shard.stat().st_size
+        status = shard.stat()
     except FileNotFoundError:
         raise ModelLoadError(f"{shard} does not exist, but {source.name} lists it; download it again") from None
+    except OSError as error:
+        raise ModelLoadError(f"{shard} cannot be read ({error.strerror}); download it again") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise ModelLoadError(f"{shard} is not an ordinary file; download it again")
+    return status.st_size
 
 
 @contextmanager

@@ -16,6 +16,7 @@ _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF
 _DERIVED = ".rotary_emb.inv_freq"  # in old checkpoints; the config says as much
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _CPU = torch.device("cpu")
+MAX_WEIGHT = 1e6  # in absolute value; the largest of published models are norms of some hundreds
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,8 @@ def load_weights(
 
     Of a config that ties them, a head that is stored as well is held apart only where it differs from the embedding.
     `progress` is told the bytes of each tensor read; they add up to almost `Checkpoint.num_bytes` (headers apart).
-    ModelLoadError names the file, the tensor and both shapes; all but overflow is found before anything is allocated.
+    ModelLoadError names the file, the tensor and both shapes; all but damaged and overflowing numbers is found before
+    anything is allocated.
     """
     checkpoint = Checkpoint(directory)
     tied, stored = config.tie_word_embeddings, _HEAD in checkpoint.infos
@@ -76,6 +78,7 @@ def load_weights(
     targets = dict(checkpoint_names(config, weights))
     for name, tensor in checkpoint.tensors():
         if name in targets:
+            _check_numbers(checkpoint.infos[name], name, tensor)
             targets[name].copy_(tensor)
             _check_overflow(checkpoint.infos[name], name, tensor, targets[name])
         progress(tensor.nbytes)
@@ -190,6 +193,18 @@ def _check_tensor(name: str, info: TensorInfo, expected: tuple[int, ...]) -> Non
     if info.shape != expected:
         raise ModelLoadError(
             f"{info.shard}: {name} has shape {list(info.shape)}, but config.json calls for {list(expected)}"
+        )
+
+
+def _check_numbers(info: TensorInfo, name: str, stored: Tensor) -> None:
+    """Refuse what no training ends with: a file that was damaged would be served as empty answers, or as nonsense."""
+    if not stored.numel():
+        return
+    low, high = (float(bound) for bound in stored.aminmax())  # NaN where any number is
+    if not -MAX_WEIGHT <= low <= high <= MAX_WEIGHT:
+        raise ModelLoadError(
+            f"{info.shard}: {name} holds numbers from {low:g} to {high:g}, and weights lie within {MAX_WEIGHT:g}: the "
+            "file is damaged, download it again"
         )
 
 

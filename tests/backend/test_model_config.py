@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,18 @@ def test_a_missing_key_is_named(key: str, tmp_path: Path) -> None:
 def test_broken_json_is_refused_by_file(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(ModelLoadError, match=r"config\.json is not readable JSON .*download it again"):
+        read_model_config(tmp_path)
+
+
+def test_a_number_of_5000_digits_is_refused_by_file(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(f'{{"vocab_size": {"1" * 5000}}}')
+    with pytest.raises(ModelLoadError, match=r"config\.json is not readable JSON .*download it again"):
+        read_model_config(tmp_path)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(ModelLoadError, match=r"config\.json is not readable JSON \(it is not an ordinary file\)"):
         read_model_config(tmp_path)
 
 

@@ -231,6 +231,66 @@ def test_a_hostile_template_is_refused(template: str) -> None:
         ChatTemplate(template, {}).render(CONVERSATIONS[0])
 
 
+BOMBS = {
+    "nested loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "a long sum again and again": "{% for a in range(99999) %}{{ range(99999) | sum }}{% endfor %}",
+    "a macro that calls itself twice": (
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}"
+    ),
+    "repetition": "{{ 'a' * 10000000000 }}",
+    "a list repeated": "{{ ([0] * 10000000000) | length }}",
+    "a power": "{{ 9 ** (9 ** 9) }}",
+    "padding by a filter": "{{ 'a' | center(10000000000) }}",
+    "padding by a method": "{{ 'a'.ljust(10000000000) }}",
+    "a format": "{{ '%10000000000d' % 1 }}",
+    "a format by a filter": "{{ '%10000000000d' | format(1) }}",
+    "a format by a method": "{{ '{:>10000000000}'.format(1) }}",
+    "bytes": "{{ (1).to_bytes(10000000000, 'big') }}",
+    "indentation": "{{ {'a': [1]} | tojson(indent=10000000000) }}",
+    "batches": "{{ [1] | batch(10000000000, 0) | list }}",
+    "replacement": "{% set b = 'a' * 4000000 %}{{ b | replace('a', b) }}",
+    "joining": "{% set b = 'a' * 4000000 %}{{ b.join(['x'] * 100000) }}",
+    "doubling": "{% set n = namespace(s='aa') %}{% for i in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+    "output": "{% set b = 'a' * 4000000 %}{% set x %}{% for i in range(99999) %}{{ b }}{% endfor %}{% endset %}",
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_template_that_takes_all_time_or_memory_is_refused_at_load(name: str, tmp_path: Path) -> None:
+    write_model(tmp_path, chat_template=BOMBS[name])
+    with pytest.raises(ModelLoadError, match=r"tokenizer_config\.json: the chat template cannot be served: it "):
+        Tokenizer.from_dir(tmp_path, model_vocab_size=1024)
+
+
+def test_a_template_that_bides_its_time_is_refused_when_it_strikes() -> None:
+    template = ChatTemplate("{% if messages | length > 1 %}" + BOMBS["nested loops"] + "{% endif %}fine", {})
+    assert template.render(CONVERSATIONS[0][:1]) == "fine"
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match=r"refuses these messages: it takes more than 0\.5 s of CPU"):
+            template.render([{"role": "user", "content": "Hi"}] * 2)
+    assert template.render(CONVERSATIONS[0][:1]) == "fine"
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{% if x %}" * 3000 + "{% endif %}" * 3000, "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "x" * (2**20 + 1)],
+    ids=["blocks", "brackets", "length"],
+)
+def test_a_template_too_deep_or_too_long_to_compile_is_refused(template: str) -> None:
+    with pytest.raises(ModelLoadError, match="the chat template does not compile"):
+        ChatTemplate(template, {})
+
+
+def test_long_conversations_and_numbers_in_them_are_no_bombs() -> None:
+    said = '{"id": 123456789012, "share": "%99999999d"} {:>99999999}' + "x" * 2_000_000
+    rendered = ChatTemplate(QWEN, {}).render(
+        [{"role": "user", "content": said}, {"role": "assistant", "content": "y"}] * 2
+    )
+    assert rendered.count(said) == 2
+    many = [{"role": ("user", "assistant")[turn % 2], "content": "Hi"} for turn in range(2047)]
+    assert ChatTemplate(QWEN, {}).render(many).count("Hi") == 2047
+
+
 @pytest.mark.parametrize("text", ["", "hello", "1" * 5000, "day " * 700, "é🙂" * 300])
 def test_a_text_has_at_least_the_fewest_tokens_that_its_length_allows(text: str) -> None:
     for core in (tiny.byte_level_bpe(), tiny.byte_fallback_bpe(), tiny.metaspace_unigram()):

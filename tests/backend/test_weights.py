@@ -1,4 +1,6 @@
 import json
+import math
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -186,6 +188,23 @@ def test_values_beyond_float16_are_refused(tmp_path: Path) -> None:
         load(save(tmp_path, stored), dtype=torch.float16)
 
 
+@pytest.mark.parametrize("damage", [math.nan, math.inf, -math.inf, 2.0**100, -1e9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_damaged_number_is_refused_and_its_tensor_named(damage: float, dtype: torch.dtype, tmp_path: Path) -> None:
+    stored = {name: tensor.to(dtype) for name, tensor in tensors().items()}
+    stored[Q_PROJ][3, 7] = damage
+    with pytest.raises(
+        ModelLoadError, match=rf"model\.safetensors: {Q_PROJ} holds numbers from .*is damaged, download"
+    ):
+        load(save(tmp_path, stored))
+
+
+def test_a_pipe_in_place_of_weights_is_named(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors is not an ordinary file"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize("keep", [0, 5, 100, -1], ids=["empty", "no length", "half a header", "a byte short"])
 @pytest.mark.parametrize("shard", ["model.safetensors", "model-2.safetensors"])
 def test_a_truncated_file_is_named(shard: str, keep: int, tmp_path: Path) -> None:
@@ -226,7 +245,11 @@ def test_a_tensor_that_the_index_leaves_out_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "shard", ["../model-1.safetensors", "/etc/passwd", "a/b.safetensors", "model.bin", "..", "", 7]
+    "shard",
+    [
+        *("../model-1.safetensors", "/etc/passwd", "a/b.safetensors", "model.bin", "..", "", 7),
+        *("a\0.safetensors", "a\n.safetensors", "x" * 300 + ".safetensors"),
+    ],
 )
 def test_an_index_can_name_only_safetensors_files_beside_it(shard: object, tmp_path: Path) -> None:
     write_index(tmp_path, save_sharded(tmp_path, tensors()) | {Q_PROJ: shard})

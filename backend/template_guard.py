@@ -1,0 +1,228 @@
+"""A chat template's time and memory, bounded while it runs.
+
+A template comes with a checkpoint and is code: nested loops of it would hold the event loop, and with it every tenant,
+the watchdog and SIGTERM, for hours. The sandbox of jinja keeps templates from Python's internals and bounds neither.
+Here each iteration, call and output is a step that is counted, the clock is looked at every few of them, and what could
+make a huge value out of small ones (repetition, padding, powers, replacement) is asked for its size first.
+"""
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+CPU_SECONDS = 0.5  # of one rendering: 2,048 messages take 20 ms
+MAX_CHARACTERS = 2**24  # of one value, and of all output: four times what the largest body can hold
+MAX_NUMBER = 10**6  # as an argument: a width, a count or an indentation
+MAX_BITS = 4096  # of an integer
+LOOK_EVERY = 64  # steps, between two looks at the clock
+SHORT = 4096  # characters or items, that cost no time
+_SEQUENCES = (str, bytes, list, tuple)
+T = TypeVar("T")
+_WIDTH = re.compile(r"[%{][^%{}]{0,40}\d{7,}")  # in a format, as in "%10000000d"
+_SIZED = {
+    "batch", "center", "expandtabs", "indent", "lipsum", "ljust", "rjust", "slice", "to_bytes", "tojson", "truncate",
+    "wordwrap", "zfill",
+}  # fmt: skip
+
+
+class TemplateOverrun(SecurityError):
+    """A template takes more time or memory than any conversation needs."""
+
+
+class Guard(threading.local):
+    """What the rendering on this thread has used. While templates are compiled, sizes alone count."""
+
+    def __init__(self) -> None:
+        self.deadline = float("inf")
+        self.steps = 0
+        self.characters = 0
+
+    @contextmanager
+    def rendering(self) -> Iterator[None]:
+        """One rendering, with an allowance of its own. A busy machine costs it nothing: time is the thread's own."""
+        self.deadline, self.steps, self.characters = time.thread_time() + CPU_SECONDS, 0, 0
+        try:
+            yield
+        finally:
+            self.deadline = float("inf")
+
+    def step(self) -> None:
+        """Raises `TemplateOverrun` when the time is over."""
+        self.steps += 1
+        if not self.steps % LOOK_EVERY and time.thread_time() > self.deadline:
+            raise TemplateOverrun(f"it takes more than {CPU_SECONDS:g} s of CPU")
+
+    def loop(self, iterable: Iterable[Any]) -> Iterator[Any]:
+        """The same items, each a step."""
+        for item in iterable:
+            self.step()
+            yield item
+
+    def emit(self, value: Any) -> Any:
+        """The same value, its text counted as output."""
+        if isinstance(value, str):
+            self.characters += len(value)
+            if self.characters > MAX_CHARACTERS:
+                raise _too_large()
+        return value
+
+    def concatenated(self, *values: Any) -> str:
+        """The texts of the values, one after the other."""
+        texts = list(map(str, values))
+        _check_size(sum(map(len, texts)))
+        return "".join(texts)
+
+    def grown(self, value: T) -> T:
+        """The same value, which may be longer than those it was made of."""
+        if isinstance(value, _SEQUENCES) and len(value) > SHORT:
+            self.step()
+            _check_size(len(value))
+        return value
+
+
+class GuardedEnvironment(ImmutableSandboxedEnvironment):
+    """An immutable sandbox whose templates are guarded. `guard` is what they have used on this thread."""
+
+    intercepted_binops = frozenset({"*", "**", "+", "%"})
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.guard = Guard()
+        self.filters = {name: self._bounded(name, filter_) for name, filter_ in self.filters.items()}
+        ours = (("loop", self.guard.loop), ("emit", self.guard.emit), ("concatenated", self.guard.concatenated))
+        self.filters |= {f"guard.{name}": function for name, function in ours}
+
+    def add_filter(self, name: str, function: Callable[..., Any]) -> None:
+        self.filters[name] = self._bounded(name, function)
+
+    def _generate(self, source: nodes.Template, *args: Any, **options: Any) -> str:
+        return super()._generate(_Guarding().visit(source), *args, **options)
+
+    def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """Every call of a template: of macros, functions and methods."""
+        self.guard.step()
+        method = getattr(obj, "__wrapped__", obj)  # the sandbox wraps `str.format`
+        owner = getattr(method, "__self__", None)
+        if isinstance(owner, (str, bytes, int)):
+            _check_call(method.__name__, owner, *args, *kwargs.values())
+        return self.guard.grown(super().call(context, obj, *args, **kwargs))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "+":
+            return self.guard.grown(left + right)
+        self.guard.step()
+        _OPERATORS[operator](left, right)
+        return super().call_binop(context, operator, left, right)
+
+    def _bounded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        passed = int(hasattr(function, "jinja_pass_arg"))  # a context or an environment before the filtered value
+
+        @wraps(function)  # jinja's marks of what it is called with are kept
+        def bounded(*args: Any, **kwargs: Any) -> Any:
+            self.guard.step()
+            _check_call(name, *args[passed:], *kwargs.values())
+            return self.guard.grown(function(*args, **kwargs))
+
+        return bounded
+
+
+class _Guarding(NodeTransformer):
+    """Puts the guard around loops, outputs and concatenations, as filters."""
+
+    def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802 - jinja's name
+        self.generic_visit(node)
+        node.iter = _filtered(cast(nodes.Expr, node.iter), "loop")
+        return node
+
+    def visit_Output(self, node: nodes.Output) -> nodes.Output:  # noqa: N802
+        self.generic_visit(node)
+        node.nodes = [_emitted(one) for one in node.nodes]
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:  # noqa: N802
+        self.generic_visit(node)
+        first, *others = node.nodes
+        return _filtered(first, "concatenated", others)
+
+
+def _emitted(node: nodes.Expr) -> nodes.Expr:
+    """What the template itself writes is no larger than its source."""
+    return node if isinstance(node, nodes.TemplateData) else _filtered(node, "emit")
+
+
+def _filtered(node: nodes.Expr, name: str, args: list[nodes.Expr] | None = None) -> nodes.Filter:
+    return nodes.Filter(node, f"guard.{name}", args or [], [], None, None, lineno=node.lineno)
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_CHARACTERS:
+        raise _too_large()
+
+
+def _too_large() -> TemplateOverrun:
+    return TemplateOverrun(f"it makes more than {MAX_CHARACTERS:,} characters or items")
+
+
+def _check_call(name: str, value: Any, *args: Any) -> None:
+    """A filter of a value, or a method of it: none that pads, repeats, formats or replaces beyond all measure."""
+    if name in _SIZED and any(isinstance(arg, int) and arg > MAX_NUMBER for arg in args):
+        raise TemplateOverrun(f"it asks {name} for more than {MAX_NUMBER:,} of something")
+    if name in {"format", "format_map"} and isinstance(value, str):
+        _check_format(value)
+    if name == "replace" and len(args) > 1 and all(isinstance(text, str) for text in (value, *args[:2])):
+        _check_size(value.count(args[0]) * len(args[1]))
+    if name == "join" and args:
+        _check_joined(value, args[0])
+
+
+def _check_joined(one: Any, other: Any) -> None:
+    """A separator and what it joins, in either order: jinja's filter and Python's method differ."""
+    for separator, joined in ((one, other), (other, one)):
+        if isinstance(separator, str) and isinstance(joined, (list, tuple)):
+            texts = sum(len(item) for item in joined if isinstance(item, str))
+            _check_size(texts + len(separator) * len(joined))
+
+
+def _check_format(text: str) -> None:
+    if _WIDTH.search(text):
+        raise TemplateOverrun("it formats to a width of more than six digits")
+
+
+def _check_product(left: Any, right: Any) -> None:
+    for sequence, times in ((left, right), (right, left)):
+        if isinstance(sequence, _SEQUENCES) and isinstance(times, int):
+            _check_size(len(sequence) * max(0, times))
+    if isinstance(left, int) and isinstance(right, int):
+        _check_bits(left.bit_length() + right.bit_length())
+
+
+def _check_power(left: Any, right: Any) -> None:
+    if isinstance(left, int) and isinstance(right, int):
+        _check_bits(left.bit_length() * max(0, right))
+
+
+def _check_remainder(left: Any, _: Any) -> None:
+    if isinstance(left, str):
+        _check_format(left)
+
+
+def _check_bits(bits: int) -> None:
+    if bits > MAX_BITS:
+        raise TemplateOverrun(f"it computes an integer of more than {MAX_BITS:,} bits")
+
+
+_OPERATORS: dict[str, Callable[[Any, Any], None]] = {
+    "*": _check_product,
+    "**": _check_power,
+    "%": _check_remainder,
+}
