@@ -209,8 +209,15 @@ def _asked_entry(asked: Asked, now: float) -> Entry:
 def asked_of(entry: Entry) -> Asked:
     """What a `request` entry says."""
     _, _, name, tenant, key, tier, size, first, last, interval, prompts, refusal = entry
-    asked = tuple(AskedPrompt(*prompt) for prompt in prompts)
-    return Asked(name, tenant, key, tier, size, first, last, interval, asked, refusal)
+    each = tuple(AskedPrompt(*prompt) for prompt in prompts)
+    asked = Asked(name, tenant, key, tier, size, first, last, interval, each, refusal)
+    texts, numbers = (name, tenant, key or "", tier or "", refusal or ""), (size, first or 0, last or 0, interval or 0)
+    lengths = [length for prompt in each for length in (prompt.prompt_tokens, prompt.most)]
+    if not lengths or not all(isinstance(length, int) and length > 0 for length in lengths):
+        raise ValueError("a request has prompts and answers of at least one token")
+    if not all(isinstance(text, str) for text in texts) or not all(isinstance(n, int | float) for n in numbers):
+        raise ValueError("a request has names, and seconds")
+    return asked
 
 
 def _arrive_entry(sequence: Sequence, refusal: str | None, now: float) -> Entry:
@@ -285,6 +292,8 @@ def _apply_terms(core: RecordedCore, entry: Entry) -> None:
         core.policy_changed(Terms.from_json(said[0]), now)
     elif kind == "gateway":
         unix, model, block_bytes = said
+        if not (isinstance(unix, int | float) and isinstance(model, str) and isinstance(block_bytes, int)):
+            raise ValueError("a gateway has a time, a model and a block's bytes")
         core.serves(model, block_bytes, unix, now)
     else:
         raise ValueError(f"an entry of unknown kind {kind!r}")

@@ -138,6 +138,7 @@ def _simulate(namespace: Namespace) -> int:
     with _progress("simulating", "requests", study.size) as simulated:
         results = study.run(simulated.update)
     remarks = [*_remarks(results, files, traffic.facts), *_overload(study, results, most)]
+    remarks = [printable(line) for line in remarks]
     facts = _facts(namespace, study)
     _write(namespace, results, facts, remarks)
     print("\n".join([*remarks, *([""] if remarks else []), f"{facts}\n\n{table(results)}"]))

@@ -21,7 +21,7 @@ from admission.simulation.arrival import Arrival
 from admission.simulation.device import Device, Served, device_of
 from admission.simulation.errors import TraceError
 from admission.simulation.target import NO_TARGET, Target
-from admission.step_time import StepTime, StepTimeModel
+from admission.step_time import StepTime, StepTimeModel, StepWork
 from admission.terms import Terms
 from backend.sequence import FinishReason, Sequence
 
@@ -37,10 +37,11 @@ class TraceFacts(NamedTuple):
 
 
 NO_FACTS = TraceFacts()
+SAME = 0.01  # of the time: how near a fit comes to what it was fitted to
 
 
 class Recording(NamedTuple):
-    """`device` has the step times that were learned by the end, and how it was served on."""
+    """`device` takes as long in all as it was measured to, and knows how it was served on."""
 
     arrivals: list[Arrival]
     device: Device
@@ -71,14 +72,44 @@ class _Log:
                 self.asked.append((line, entry[1], asked_of(entry)))
 
 
+class _Timed(StepTimeModel):
+    """Keeps the sum of all steps beside what it learns from them."""
+
+    def __init__(self, prior: StepTime, weight: float) -> None:
+        super().__init__(prior, weight)
+        self._seconds = 0.0
+        self._work = StepWork()
+        self._num_tokens_beyond = 0  # the knee, of each step
+
+    def observe(self, work: StepWork, seconds: float) -> None:
+        super().observe(work, seconds)
+        self._num_tokens_beyond += max(0, work.prefill_tokens + work.decode_tokens - self.fitted.knee)
+        self._work += work
+        self._seconds += seconds
+
+    @property
+    def as_measured(self) -> StepTime:
+        """As learned, times how much longer all steps took together: what is learned leaves stalls out, and clients did
+        not.
+        """
+        fixed, prefill, decode, decode_context, prefill_context, pairs, beyond = self.fitted.coefficients
+        linear = StepTime((fixed, prefill, decode, decode_context, prefill_context, pairs, 0.0))
+        predicted = fixed * self.num_steps + linear.marginal(self._work) + beyond * self._num_tokens_beyond
+        longer = self._seconds / predicted if predicted > 0 else 1.0
+        if abs(longer - 1) < SAME:
+            return self.fitted
+        times = tuple(longer * rate for rate in self.fitted.coefficients)
+        return StepTime(times, self.fitted.knee)  # type: ignore[arg-type]  # as many as before
+
+
 def read_recording(path: Path, lines: Iterable[str]) -> Recording:
     """`lines` of all segments, from the first one on. Raises `TraceError`."""
-    models: list[StepTimeModel] = []
+    models: list[_Timed] = []
     sequences: dict[str, Sequence] = {}
     log = _Log()
 
     def make_model(prior: StepTime, weight: float) -> StepTimeModel:
-        models.append(StepTimeModel(prior, weight))
+        models.append(_Timed(prior, weight))
         return models[0]
 
     try:
@@ -92,7 +123,7 @@ def read_recording(path: Path, lines: Iterable[str]) -> Recording:
         raise TraceError(path, 1, "there are no requests in this file")
     arrivals = _requests(log, sequences) if log.asked else _sequences(log, sequences)
     block_bytes = log.gateway[4] if log.gateway else None
-    return Recording(arrivals, device_of("as recorded", models[0].fitted, _served(log), block_bytes), _facts(log))
+    return Recording(arrivals, device_of("as recorded", models[0].as_measured, _served(log), block_bytes), _facts(log))
 
 
 def _facts(log: _Log) -> TraceFacts:

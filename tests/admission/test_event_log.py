@@ -8,6 +8,7 @@ from admission.core import PRIOR, CoreConfig, Memory, Order, Unit
 from admission.event_log import LogError, RecordedCore, replay
 from admission.outcome import Refused
 from admission.queue_bounds import QueueBounds
+from admission.request import Asked, AskedPrompt
 from admission.step_time import StepTimeModel, StepWork
 from admission.terms import Terms
 from backend.batch import Batch, StepOutput
@@ -130,6 +131,14 @@ def test_a_log_that_was_tampered_with_is_noticed_at_the_line() -> None:
         (3, "7", "line 4: not an entry of an event log"),
         (3, '["arrive",1.0,"x"]', "line 4: not an entry of an event log"),
         (3, '["finish",1.0,"nobody","cancelled"]', "line 4: not an entry of an event log"),
+        (3, '["request",1.0,"a","t",null,null,9,null,null,null,[],null]', "line 4: not an entry .* has prompts"),
+        (
+            3,
+            '["request",1.0,"a","t",null,null,9,null,null,null,[[1,0,true]],null]',
+            "line 4: not an entry .* one token",
+        ),
+        (3, '["request",1.0,"a",7,null,null,9,null,null,null,[[1,1,true]],null]', "line 4: not an entry .* names"),
+        (3, '["gateway",1.0,"now","model",1]', "line 4: not an entry .* has a time"),
     ],
 )
 def test_a_line_that_no_gateway_wrote_there_is_named(place: int, line: str, message: str) -> None:
@@ -175,4 +184,15 @@ def test_a_change_of_policy_is_an_event_too() -> None:
         while (batch := core.plan(2.0 + step)) is not None:
             core.complete(StepOutput(batch.step, [4] * len(batch.sampled), 0.01), 2.1 + step)
     assert any(line.startswith('["policy"') for line in lines)
+    assert [json.dumps(entry, separators=(",", ":")) for entry in replay(lines)] == lines
+
+
+def test_what_was_asked_of_limits_is_an_event_too() -> None:
+    lines: list[str] = []
+    core = RecordedCore(CONFIGS["fair"], ENGINE, StepTimeModel(PRIOR), lines.append)
+    core.serves("embedded", 4096, 1.7e9, 0.5)
+    core.asked(
+        Asked("r", "a", "k", "flex", 80, 1.5, None, 0.1, (AskedPrompt(6, 9, True), AskedPrompt(7, 9, False))), 1.0
+    )
+    core.asked(Asked("s", "a", None, None, 80, None, None, None, (AskedPrompt(6, 9, True),), "tokens/min"), 1.0)
     assert [json.dumps(entry, separators=(",", ":")) for entry in replay(lines)] == lines

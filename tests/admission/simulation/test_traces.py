@@ -1,6 +1,8 @@
 """Trace files are read to the letter, and what is wrong with one is named by its line."""
 
 import json
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -106,6 +108,23 @@ def test_a_gateways_log_says_what_was_asked_and_what_limits_refused(tmp_path: Pa
     assert (second.prompt_tokens, second.output_tokens, second.max_tokens) == (15, 3, 200)  # as its tenant's others
     assert read.facts == TraceFacts(True, True, True, "embedded", 1e9 + 2.0)
     assert read.device is not None and read.device.kv_bytes_per_token == 2048 / 16
+
+
+def test_a_recorded_device_takes_as_long_in_all_as_it_was_measured_to(tmp_path: Path) -> None:
+    """Every tenth step stalls for half a second, which what is learned leaves out and clients do not."""
+    lines: list[str] = []
+    steps = count()
+    stalling = replace(DEVICE, seconds=lambda _: 0.5 if next(steps) % 10 == 0 else 0.01)
+    policy = parse_policy("fair,kv_tokens=4096", DEVICE)
+    core = RecordedCore(policy.core, policy.engine, StepTimeModel(PRIOR), lines.append)
+    arrivals = [Arrival(n * 0.5, 50, 40, tenant="a") for n in range(60)]
+    recorder = Recorder(stalling, Objective(), {})
+    Loop(core, stalling, recorder, 1024).run(arrivals)
+    device = read_traffic(write(tmp_path / "log", *lines)).device
+    assert device is not None
+    again = Recorder(device, Objective(), {})
+    Loop(policy.make_core(), device, again, 1024).run(arrivals)
+    assert again.busy / again.steps == pytest.approx(recorder.busy / recorder.steps, rel=0.1)
 
 
 def test_a_log_without_its_beginning_is_no_trace(tmp_path: Path) -> None:
