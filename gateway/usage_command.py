@@ -1,6 +1,5 @@
 """`sluice usage`: what tenants have used, as settled, by UTC day; and what it costs where the policy has a price."""
 
-import asyncio
 import sys
 from argparse import Namespace, _SubParsersAction
 from datetime import UTC, date, datetime, timedelta
@@ -10,11 +9,8 @@ from gateway import arguments
 from gateway.flags import SettingsError, add_flags, load
 from gateway.policies import Policies
 from gateway.store_question import STORE_FLAGS, ask_store
-from gateway.usage_report import Entry, by_tenant, usage_csv, usage_table
-from quotas.redis_store import RedisStore
-
-LEDGER_DAYS = 400  # that a ledger is kept (lua/ledger.lua)
-AT_ONCE = 256  # questions in one write
+from gateway.usage_ledgers import LEDGER_DAYS, usage_entries
+from gateway.usage_report import by_tenant, usage_csv, usage_table
 
 PRICES = "policy file, or folder of them, with the prices; auto: the built-in policy, which has none"
 
@@ -45,7 +41,7 @@ def _usage(namespace: Namespace) -> int:
         raise SettingsError(f"--from {first} is after --to {last}")
     policy = Policies(settings.policy).current
     since, until = max(first, today - timedelta(days=LEDGER_DAYS)), min(last, today + timedelta(days=1))
-    entries = ask_store(settings, lambda store: _entries(store, namespace.tenant, since, until))
+    entries = ask_store(settings, lambda store: usage_entries(store, namespace.tenant, since, until))
     if namespace.by == "tenant":
         entries = by_tenant(entries)
     if not entries:
@@ -55,22 +51,3 @@ def _usage(namespace: Namespace) -> int:
     elif entries:
         sys.stdout.write(usage_table(entries, policy, namespace.by == "key"))
     return 0
-
-
-async def _entries(store: RedisStore, tenant: str | None, first: date, last: date) -> list[Entry]:
-    """By day, tenant and key."""
-    if tenant is not None:
-        days = [first + timedelta(days=number) for number in range((last - first).days + 1)]
-        ledgers = [(tenant, day) for day in days]
-    else:
-        ledgers = [(name, day) for name, day in await store.ledgers() if first <= day <= last]
-    entries: list[Entry] = []
-    for some in _batches(ledgers):
-        usages = await asyncio.gather(*(store.usage(name, day) for name, day in some))
-        for (name, day), by_key in zip(some, usages, strict=True):
-            entries += [Entry(day, name, key, usage) for key, usage in by_key.items()]
-    return sorted(entries, key=lambda entry: (entry.day, entry.tenant, entry.key or ""))
-
-
-def _batches(ledgers: list[tuple[str, date]]) -> list[list[tuple[str, date]]]:
-    return [ledgers[start : start + AT_ONCE] for start in range(0, len(ledgers), AT_ONCE)]

@@ -60,27 +60,36 @@ def usage_table(entries: Sequence[Entry], policy: Policy, has_keys: bool) -> str
 
 def _csv_row(entry: Entry, price: Price | None, has_keys: bool) -> list[str]:
     names = [entry.day.isoformat(), entry.tenant, *_if(has_keys, entry.key or "")]
-    amount = (_plain(cost(entry.usage, price)), price.currency) if price else ("", "")
+    amount = (plain(cost(entry.usage, price)), price.currency) if price else ("", "")
     return [*names, *_counts(entry.usage), f"{entry.usage.kv_byte_seconds:.0f}", *amount]
 
 
 def _row(entry: Entry, price: Price | None, has_keys: bool) -> list[str]:
     names = [entry.day.isoformat(), entry.tenant, *_if(has_keys, entry.key or NO_KEY)]
-    amount = (_plain(cost(entry.usage, price)), price.currency) if price else ("", "")
+    amount = (plain(cost(entry.usage, price)), price.currency) if price else ("", "")
     return [*names, *_counts(entry.usage), _gib(entry.usage), *amount]
 
 
-def _totals(entries: Sequence[Entry], policy: Policy, has_keys: bool) -> list[list[str]]:
-    """One row, and another for each further currency."""
+def total(entries: Iterable[Entry]) -> Usage:
+    return reduce(add, (entry.usage for entry in entries), NOTHING)
+
+
+def costs(entries: Iterable[Entry], policy: Policy) -> dict[str, Decimal]:
+    """By currency, of what has a price."""
     sums: dict[str, Decimal] = {}
     with localcontext(EXACT):
         for entry in entries:
             if price := policy.tenant(entry.tenant).price:
                 sums[price.currency] = sums.get(price.currency, Decimal()) + cost(entry.usage, price)
-    total = reduce(add, (entry.usage for entry in entries), NOTHING)
-    costs = [[_plain(amount), currency] for currency, amount in sorted(sums.items())] or [["", ""]]
-    first = ["total", "", *_if(has_keys, ""), *_counts(total), _gib(total)]
-    return [first + costs[0], *([""] * len(first) + further for further in costs[1:])]
+    return dict(sorted(sums.items()))
+
+
+def _totals(entries: Sequence[Entry], policy: Policy, has_keys: bool) -> list[list[str]]:
+    """One row, and another for each further currency."""
+    used = total(entries)
+    amounts = [[plain(amount), currency] for currency, amount in costs(entries, policy).items()] or [["", ""]]
+    first = ["total", "", *_if(has_keys, ""), *_counts(used), _gib(used)]
+    return [first + amounts[0], *([""] * len(first) + further for further in amounts[1:])]
 
 
 def _counts(usage: Usage) -> list[str]:
@@ -91,7 +100,7 @@ def _gib(usage: Usage) -> str:
     return f"{usage.kv_byte_seconds / GIB:.3f}"
 
 
-def _plain(amount: Decimal) -> str:
+def plain(amount: Decimal) -> str:
     """At least cents, and no zeros behind what is more exact."""
     whole, _, digits = f"{amount:f}".partition(".")
     return f"{whole}.{digits.rstrip('0').ljust(2, '0')}"

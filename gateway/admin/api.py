@@ -19,10 +19,11 @@ from gateway.admin.policy_check import MAX_BODY_BYTES, PastedPolicy, PolicyCheck
 from gateway.admin.policy_report import policy_report
 from gateway.admin.process import Process
 from gateway.admin.queue import Queue
-from gateway.admin.router import Route, Router, Visit
+from gateway.admin.router import Route, Router, Text, Visit
 from gateway.admin.rows import refusal_row
 from gateway.admin.tenants import Tenants
 from gateway.admin.unhurried import unhurried
+from gateway.admin.usage import UsageReader
 from gateway.admin.whereabouts import Reasons
 from gateway.key_source import KeySource
 from gateway.service import Service
@@ -47,6 +48,7 @@ class Api:
         self._queue = Queue(scheduler, reasons)
         self._tenants = Tenants(service, history, self.requests)
         self._keys = Keys(keys, service.policies, audit)
+        self._usage = UsageReader(service)
         self._policy_check = PolicyCheck()
         self._diagnosis = Diagnosis(self._doctors_questions, service.metrics.prometheus_text, service.telemetry.clock)
         self.watch = self._diagnosis.watch
@@ -73,6 +75,9 @@ class Api:
                 Route("POST", f"{PREFIX}/keys/{{name}}/rotate", self.rotate_key),
                 Route("POST", f"{PREFIX}/keys/{{name}}/revoke", self.revoke_key),
                 Route("GET", f"{PREFIX}/refusals", self.refusals),
+                Route("GET", f"{PREFIX}/usage", self.usage),
+                Route("GET", f"{PREFIX}/usage.csv", self.usage_csv),
+                Route("GET", f"{PREFIX}/budgets", self.budgets),
                 Route("GET", f"{PREFIX}/audit", self.audit),
                 Route("GET", f"{PREFIX}/diagnosis", self.diagnosis),
                 Route("POST", f"{PREFIX}/drain", lambda visit: actions.drain(visit.actor)),
@@ -124,6 +129,15 @@ class Api:
 
     async def refusals(self, visit: Visit) -> Json:
         return {"refusals": await unhurried(self._history.refusals(), refusal_row)}
+
+    async def usage(self, visit: Visit) -> Json:
+        return await self._usage.report(visit.query)
+
+    async def usage_csv(self, visit: Visit) -> Text:
+        return Text(await self._usage.csv(visit.query), "text/csv; charset=utf-8")
+
+    async def budgets(self, visit: Visit) -> Json:
+        return await self._usage.budgets()
 
     async def audit(self, visit: Visit) -> Json:
         return {"entries": await self._audit.entries()}

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.admin.key import AdminKey
 from gateway.admin.page_files import PageFile
-from gateway.admin.router import Router, Visit
+from gateway.admin.router import Router, Text, Visit
 from gateway.connection import show_key
 from gateway.errors import ApiError, BadRequest, InternalError, MethodNotAllowed, RouteNotFound
 from gateway.responses import Exchange, encode_headers
@@ -92,7 +92,10 @@ class AdminApp:
         handler, name = self._router.find(method, path)
         query = _query(scope["query_string"])
         answer = await handler(Visit(self._actor(scope), name, query, body))
-        await exchange.reply(orjson.dumps(answer))
+        if isinstance(answer, Text):
+            await exchange.reply(answer.content.encode(), headers=encode_headers({"content-type": answer.content_type}))
+        else:
+            await exchange.reply(orjson.dumps(answer))
 
     def _actor(self, scope: Scope) -> str:
         host, port = scope.get("client") or ("unknown", 0)

@@ -18,7 +18,15 @@ class Visit:
     body: bytes = b""
 
 
-Handler = Callable[[Visit], Awaitable[dict[str, Any]]]
+@dataclass(frozen=True, slots=True)
+class Text:
+    """An answer that is not JSON."""
+
+    content: str
+    content_type: str
+
+
+Handler = Callable[[Visit], Awaitable[dict[str, Any] | Text]]
 
 MAX_BODY_BYTES = 4096  # of what needs no more, and of what needs none
 

@@ -25,12 +25,17 @@ export class Api {
     return this.#ask("GET", path, patience);
   }
 
+  /** The answer as it is, not as JSON. */
+  text(path, patience = PATIENCE) {
+    return this.#ask("GET", path, patience, null, (answer) => answer.text());
+  }
+
   /** `content` is sent as JSON. */
   post(path, content = null, patience = PATIENCE) {
     return this.#ask("POST", path, patience, content === null ? null : JSON.stringify(content));
   }
 
-  async #ask(method, path, patience, body = null) {
+  async #ask(method, path, patience, body = null, read = (answer) => answer.json()) {
     const address = new URL(`admin/v1/${path}`, document.baseURI);
     const headers = { authorization: `Bearer ${this.key}` };
     try {
@@ -41,7 +46,7 @@ export class Api {
         cache: "no-store",
         signal: AbortSignal.timeout(patience),
       });
-      if (answer.ok) return await answer.json();
+      if (answer.ok) return await read(answer);
       throw await refusal(answer);
     } catch (error) {
       if (error instanceof Unauthorized || error instanceof Refused) throw error;

@@ -18,6 +18,7 @@ import { Troubles, showFacts, showGauges, troubles } from "./summary.js";
 import { tenantDetail } from "./tenant_detail.js";
 import { tenantsTable } from "./tenants.js";
 import { shown } from "./text.js";
+import { UsageView } from "./usage/view.js";
 import { Views } from "./views.js";
 
 const NOW = ["tenants", "requests", "queue", "kv", "refusals"]; // what the first view asks each second
@@ -38,7 +39,7 @@ class Board {
     this.tenant = tenantDetail((row) => this.#openRequest(row));
     this.question = new CancelQuestion();
     this.tables = this.#makeTables();
-    this.others = { policy: new PolicyView(), keys: new KeysView() };
+    this.others = { policy: new PolicyView(), keys: new KeysView(), usage: new UsageView() };
     this.troubles = new Troubles(byId("problems"));
     this.freshness = new Freshness();
     this.poller = new Poller(

@@ -12,7 +12,7 @@ from gateway.admin.app import AdminApp
 from gateway.admin.key import AdminKey
 from gateway.admin.page_files import page_files
 from gateway.admin.policy_check import MAX_BODY_BYTES, PastedPolicy, PolicyCheck
-from gateway.admin.router import Route, Router, Visit
+from gateway.admin.router import Route, Router, Text, Visit
 from gateway.errors import RouteNotFound
 from gateway.wire import read
 from quotas.policy_file import parse_policy
@@ -40,6 +40,8 @@ class FakeGateway:
             "policy": page_data.policy(),
             "keys": page_data.keys(),
             "audit": page_data.audit(),
+            "usage": page_data.usage(),
+            "budgets": page_data.budgets(),
         }
         self.policy = parse_policy({"policy.yaml": page_data.POLICY.encode()})
         self._policy_check = PolicyCheck()
@@ -75,6 +77,7 @@ class FakeGateway:
     def _make_routes(self) -> list[Route]:
         return [
             *(Route("GET", f"{PREFIX}/{part}", self._answer(part)) for part in self.answers),
+            Route("GET", f"{PREFIX}/usage.csv", self._usage_csv),
             Route("GET", f"{PREFIX}/policy/text", self._policy_text),
             Route("POST", f"{PREFIX}/policy/check", self._check_policy, MAX_BODY_BYTES),
             Route("GET", f"{PREFIX}/tenants/{{name}}", self._tenant),
@@ -93,6 +96,9 @@ class FakeGateway:
 
     async def _tenant(self, visit: Visit) -> Json:
         return self.tenant | {"name": visit.name}
+
+    async def _usage_csv(self, visit: Visit) -> Text:
+        return Text("day,tenant\n2026-09-01,acme\n", "text/csv; charset=utf-8")
 
     async def _policy_text(self, visit: Visit) -> Json:
         return await self._policy_check.text(self.policy)

@@ -292,6 +292,51 @@ def keys(names: tuple[str, ...] = TENANTS) -> Json:
     return {"keys": rows, "truncated": 0, "tenants": sorted(names), "unnamed_tenants": "allow"}
 
 
+def used(rank: int, priced: bool) -> Json:
+    random = Random(rank)
+    tokens = random.randrange(10_000, 90_000_000) // (rank + 1)
+    return {
+        "requests": tokens // 900,
+        "input_tokens": tokens,
+        "cached_tokens": tokens // 5,
+        "output_tokens": tokens // 3,
+        "kv_byte_seconds": 1e9,
+        "costs": {"EUR": f"{tokens / 1e6:.6f}"} if priced else {},
+    }
+
+
+def usage(names: tuple[str, ...] = TENANTS) -> Json:
+    rows = [
+        {"tenant": name, "key": None, "named": True, **used(rank, rank % 3 != 1)} for rank, name in enumerate(names)
+    ]
+    return {
+        "model": "qwen3-0.6b",
+        "from": "2026-09-01",
+        "to": "2026-09-21",
+        "by": "tenant",
+        "total": used(0, True),
+        "rows": sorted(rows, key=lambda row: -int(row["input_tokens"])),
+        "truncated": 0,
+        "days": [{"day": f"2026-09-{day:02d}", **used(day % 9, True)} for day in range(1, 22)],
+    }
+
+
+def budgets(names: tuple[str, ...] = TENANTS) -> Json:
+    rows = [
+        {
+            "tenant": name,
+            "key": "1f0c77aa" if rank == 2 else None,
+            "resource": "tokens",
+            "period": "month",
+            "amount": 10_000_000,
+            "left": None if rank == 5 else 300_000 * (rank + 1) ** 2,
+            "resets_in": None if rank == 5 else 86_400.0 * 9,
+        }
+        for rank, name in enumerate(names[:6])
+    ]
+    return {"budgets": rows, "truncated": 0}
+
+
 def audit() -> Json:
     actor = "key 1a2b3c4d from 10.0.0.7:51234"
     entries = [

@@ -1,0 +1,80 @@
+// Who used how much, at what cost; and what is left of budgets.
+
+import { el, setAttribute, setText } from "../dom.js";
+import { Table, quantity } from "../table.js";
+import { shown } from "../text.js";
+import { compact, duration, percent, whole } from "../units.js";
+
+const LOW = 0.1; // of a budget
+
+export function usageTable(root) {
+  return new Table(root, {
+    title: "Usage",
+    columns: [
+      name("tenant", "Tenant", { stretches: true }),
+      name("key", "Key", {}),
+      quantity("requests", "Requests", compact, { major: true }),
+      quantity("input_tokens", "Input", compact, { note: "tokens" }),
+      quantity("cached_tokens", "Cached", compact, { note: "of the input tokens, found in the prefix cache", minor: true }),
+      quantity("output_tokens", "Output", compact, { note: "tokens" }),
+      { id: "cost", title: "Cost", value: amount, text: ({ costs }) => costInWords(costs), numeric: true },
+    ],
+    key: ({ tenant, key }) => `${tenant} ${key}`,
+    matches: ({ tenant, key }, words) => `${tenant} ${key ?? ""}`.toLowerCase().includes(words),
+    limit: 25,
+    empty: "Nothing was used in these days.",
+  });
+}
+
+export function budgetsTable(root) {
+  return new Table(root, {
+    title: "Budgets",
+    columns: [
+      name("tenant", "Tenant", { names: true }),
+      name("key", "Key", { major: true }),
+      { id: "what", title: "Budget", text: ({ resource, period }) => `${shown(resource, 24)} a ${shown(period, 8)}` },
+      { id: "left", title: "Left", value: share, make: budgetCell, fill: fillBudget, numeric: true },
+      quantity("amount", "Of", compact, { major: true }),
+      quantity("resets_in", "Full again in", (seconds) => (seconds === null ? "unknown" : duration(seconds)), { minor: true }),
+    ],
+    key: ({ tenant, key, resource, period }) => `${tenant} ${key} ${resource} ${period}`,
+    matches: ({ tenant, key }, words) => `${tenant} ${key ?? ""}`.toLowerCase().includes(words),
+    empty: "The policy gives nobody a budget: limits such as tokens: 10M/month.",
+  });
+}
+
+/** By currency: "1.25 EUR, 0.40 USD"; nothing without a price. Long fractions are cut, not rounded up to a cent. */
+export function costInWords(costs) {
+  return Object.entries(costs)
+    .map(([currency, amount]) => `${Number(amount) < 1 ? Number(amount).toPrecision(3) : grouped(amount)} ${shown(currency, 8)}`)
+    .join(", ");
+}
+
+function grouped(amount) {
+  return Number(amount).toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
+}
+
+function amount({ costs }) {
+  const amounts = Object.values(costs).map(Number);
+  return amounts.length ? amounts.reduce((sum, one) => sum + one, 0) : null;
+}
+
+function share({ left, amount: most }) {
+  return left === null ? null : left / most;
+}
+
+function budgetCell() {
+  return el("div", { class: "budget" }, el("span", { class: "track", "aria-hidden": "true" }, el("span")), el("span"));
+}
+
+function fillBudget(cell, row) {
+  const rest = share(row);
+  cell.querySelector(".track span").style.width = `${100 * Math.min(Math.max(rest ?? 0, 0), 1)}%`;
+  setAttribute(cell, "class", rest !== null && rest < LOW ? "budget low" : "budget");
+  setText(cell.lastElementChild, rest === null ? "unknown" : `${whole(row.left)} (${percent(rest)})`);
+}
+
+function name(id, title, marks) {
+  const fill = (cell, row) => setText(cell, row[id] === null ? "" : shown(row[id]));
+  return { id, title, value: (row) => row[id] ?? "", make: () => el("bdi"), fill, ...marks };
+}

@@ -1,0 +1,134 @@
+"""Usage and spend by period, as the store's ledgers and the policy's prices have it; and what is left of budgets."""
+
+import csv
+from collections.abc import AsyncIterator
+from datetime import UTC, date, datetime, timedelta
+from io import StringIO
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gateway.admin import usage
+from gateway.admin.usage import UsageReader
+from gateway.errors import BadRequest, QuotaUnverifiable
+from gateway.service import Service
+from quotas.policy_file import parse_policy
+from quotas.quotas import Quotas
+from quotas.redis_store import RedisStore
+from quotas.reservation import Usage
+from tests.gateway.spending import spend
+
+POLICY = """
+tenants:
+  acme:
+    price: {input: 0.5/1M, cached_input: 0.1/1M, output: 1.5/1M, currency: USD}
+    limits: {tokens: [1k/min, 1k/day]}
+    keys: {k2: {limits: {requests: 5/month}}}
+  beta: {price: {input: 1/1k, output: 2/1k, currency: EUR}}
+"""
+TODAY = datetime.now(UTC).date()
+YESTERDAY = TODAY - timedelta(days=1)
+DAYS = {"from": str(YESTERDAY), "to": str(TODAY)}
+
+
+@pytest.fixture
+async def reader(redis_url: str) -> AsyncIterator[UsageReader]:
+    store = RedisStore.at(redis_url, 5.0)
+    quotas = Quotas(store, 5.0)
+    policy = parse_policy({"policy.yaml": POLICY.encode()})
+    service = SimpleNamespace(
+        model="embedded",
+        quotas=quotas,
+        policies=SimpleNamespace(current=policy),
+        keys=SimpleNamespace(tenants=lambda: {"carol"}),
+    )
+    await store.connect()
+    yield UsageReader(cast(Service, service))
+    await store.close()
+
+
+@pytest.fixture
+def spent(redis_url: str) -> None:
+    """The store's clock never goes back."""
+    spend(redis_url, "carol", "k3", Usage(7, 8), day=TODAY - timedelta(days=40))
+    spend(redis_url, "acme", "k1", Usage(1000, 10), day=YESTERDAY)
+    for key in ("k1", "k2"):
+        spend(redis_url, "acme", key, Usage(1_000_000, 100_000, 400_000, 2e9), day=TODAY)
+    spend(redis_url, "beta", None, Usage(3, 1), day=TODAY)
+
+
+def shown(report: dict[str, Any]) -> list[tuple[Any, ...]]:
+    fields = ("tenant", "key", "requests", "input_tokens", "cached_tokens", "output_tokens", "costs")
+    return [tuple(row[field] for field in fields) for row in report["rows"]]
+
+
+async def test_what_was_used_is_told_by_tenant_by_key_and_by_day_with_its_exact_cost(
+    spent: None, reader: UsageReader
+) -> None:
+    report = await reader.report(DAYS)
+    assert shown(report) == [
+        ("acme", None, 3, 2_001_000, 800_000, 200_010, {"USD": "0.980515"}),
+        ("beta", None, 1, 3, 0, 1, {"EUR": "0.005"}),
+    ]
+    assert report["total"]["costs"] == {"EUR": "0.005", "USD": "0.980515"}
+    assert [(day["day"], day["requests"]) for day in report["days"]] == [(str(YESTERDAY), 1), (str(TODAY), 3)]
+    by_key = await reader.report(DAYS | {"by": "key", "tenant": "acme"})
+    assert [(row["key"], row["requests"]) for row in by_key["rows"]] == [("k1", 2), ("k2", 1)]
+
+
+async def test_a_period_in_which_nothing_was_used_is_as_long_as_it_is(reader: UsageReader) -> None:
+    report = await reader.report({"from": "2020-01-01", "to": "2020-01-31"})
+    assert (report["rows"], report["total"]["requests"], len(report["days"])) == ([], 0, 31)
+    month = await reader.report({})
+    assert (month["from"], month["to"]) == (str(TODAY.replace(day=1)), str(TODAY))
+
+
+async def test_the_csv_is_that_of_the_command(spent: None, reader: UsageReader) -> None:
+    rows = list(csv.DictReader(StringIO(await reader.csv(DAYS | {"by": "key"}))))
+    assert [(row["day"], row["tenant"], row["key"], row["cost"]) for row in rows] == [
+        (str(YESTERDAY), "acme", "k1", "0.000515"),
+        (str(TODAY), "acme", "k1", "0.49"),
+        (str(TODAY), "acme", "k2", "0.49"),
+        (str(TODAY), "beta", "", "0.005"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ({"from": "yesterday"}, "from"),
+        ({"to": "2026-02-30"}, "to"),
+        ({"from": "2026-02-02", "to": "2026-02-01"}, "from"),
+        ({"from": "2020-01-01", "to": "2026-01-01"}, "from"),
+        ({"by": "model"}, "by"),
+    ],
+)
+async def test_what_is_no_period_is_told_by_its_field(reader: UsageReader, query: dict[str, str], field: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        await reader.report(query)
+    assert refused.value.param == field
+
+
+async def test_more_ledgers_than_one_answer_reads_are_refused_before_any_is_read(
+    spent: None, reader: UsageReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usage, "MAX_LEDGERS", 2)
+    with pytest.raises(BadRequest, match="3 ledgers"):
+        await reader.report(DAYS)
+    assert (await reader.report({"from": str(TODAY), "to": str(TODAY)}))["total"]["requests"] == 3
+
+
+async def test_budgets_tell_what_is_left_the_least_first(reader: UsageReader, redis_url: str) -> None:
+    told = await reader.budgets()
+    assert [(row["tenant"], row["key"], row["resource"], row["period"], row["left"]) for row in told["budgets"]] == [
+        ("acme", None, "tokens", "day", 1000),
+        ("acme", "k2", "requests", "month", 5),
+    ]
+
+
+async def test_a_store_that_is_away_is_said_to_be(reader: UsageReader) -> None:
+    await reader._service.quotas.store.close()
+    with pytest.raises(QuotaUnverifiable):
+        await reader.report({"from": str(date(2026, 1, 1)), "to": str(date(2026, 1, 2)), "tenant": "acme"})
+    assert all(row["left"] is None for row in (await reader.budgets())["budgets"])
