@@ -126,7 +126,7 @@ class Connection(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Whether the connection stays open."""
-        has_asked = self.is_answering and not self.cycle.more_body
+        has_asked = self.is_answering and not self.cycle.more_body and not self._lingers
         if not has_asked or self.scheme != "http" or self.scope["http_version"] != "1.1":
             return False
         self._hear_no_more()
@@ -265,7 +265,8 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
             return
         if self._head_bytes or self.is_answering:
-            self._tell(Overloaded("The server has its limit of connections. Try again shortly.", retry_after=1))
+            told = Overloaded("The server has its limit of connections. Try again shortly.", retry_after=1)
+            self._tell(told, logging.DEBUG)  # a metric counts them: a flood is not to fill the log
         self.transport.close()
 
     def _refuse(self, error: ApiError) -> None:
@@ -273,13 +274,14 @@ class Connection(HttpToolsProtocol):
         self._tell(error)
         self._hang_up()
 
-    def _tell(self, error: ApiError) -> None:
+    def _tell(self, error: ApiError, level: int = logging.INFO) -> None:
         """What comes from now on is not heard; the request at hand, if there is one, is over."""
         self._deaf = True
         self._stop_timer()
         if self._lingers or self.transport.is_closing():
             return
-        log.info("a connection was ended", extra={"fields": {"status": error.status, "code": error.code or error.type}})
+        fields = {"status": error.status, "code": error.code or error.type}
+        log.log(level, "a connection was ended", extra={"fields": fields})
         if not self.is_answering or not self.cycle.response_started:
             self.transport.write(as_http(error))
         if self.is_answering:
