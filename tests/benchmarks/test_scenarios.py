@@ -10,9 +10,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SCENARIOS = (
-    "classes", "decision_cost", "device_idle", "engine_peers", "fairness", "flood", "gateway_overhead", "log_cost",
-    "overload", "overload_live", "quota_burst", "quota_store", "step_time", "telemetry_cost",
-    "what_if_live",
+    "classes", "connection_flood", "decision_cost", "device_idle", "engine_peers", "fairness", "flood",
+    "gateway_overhead", "log_cost", "overload", "overload_live", "quota_burst", "quota_store", "step_time",
+    "telemetry_cost", "what_if_live",
 )  # fmt: skip
 
 
