@@ -56,7 +56,7 @@ def size_engine(
     capacity = num_blocks * options.block_size
     if options.max_model_len is None:
         wanted_len = min(wanted_len, capacity)
-    _check_one_sequence_fits(options, wanted_len, num_blocks, per_block)
+    _check_one_sequence_fits(options, model.max_position, wanted_len, num_blocks, per_block)
     budget = options.max_num_batched_tokens or _token_budget(options, wanted_len, dedicated)
     chunk = min(budget, wanted_len) if options.prefill_chunk is None else options.prefill_chunk
     return EngineConfig(
@@ -85,10 +85,20 @@ def _kv_bytes(options: EngineOptions, per_block: int, max_model_len: int, free_b
     return min(usable, free_bytes if dedicated else min(KV_BYTES, free_bytes // 4))
 
 
-def _check_one_sequence_fits(options: EngineOptions, max_model_len: int, num_blocks: int, per_block: int) -> None:
+def _check_one_sequence_fits(
+    options: EngineOptions, model_len: int, max_model_len: int, num_blocks: int, per_block: int
+) -> None:
     needed = max(1, -(-max_model_len // options.block_size))
     if num_blocks >= needed:
         return
+    if num_blocks == 0:
+        length = options.max_model_len or model_len
+        least = -(-length // options.block_size) * per_block
+        raise ConfigError(
+            f"kv_memory_bytes is less than one block of {options.block_size} tokens ({human_bytes(per_block)}): "
+            f"{human_bytes(least)} hold one sequence of {length:,} tokens, and each that runs beside it needs its own; "
+            "sizes may be given with a unit, such as 2GiB"
+        )
     raise ConfigError(
         f"KV memory holds {num_blocks} blocks of {per_block:,} B ({options.block_size} tokens each), and one sequence "
         f"of max_model_len {max_model_len} needs {needed} blocks = {needed * per_block:,} B: raise "

@@ -57,6 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     namespace, strangers = parser.parse_known_args(arguments)
     if strangers:
         namespace.parser.error(_unknown(strangers, namespace.parser))
+    if not hasattr(namespace, "run"):  # a command that has commands of its own, and no more
+        namespace.parser.print_help()
+        return 0
     try:
         status = int(namespace.run(namespace))
         sys.stdout.flush()
@@ -104,7 +107,8 @@ def _parser() -> ArgumentParser:
         epilog="Each command has its own --help.",
     )
     parser.add_argument("--version", action="version", help="print the version", version=f"sluice {version('sluice')}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser.set_defaults(parser=parser)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     serve = commands.add_parser("serve", help="serve a model over HTTP", usage="sluice serve [flags]", epilog=NOTES)
     add_flags(serve)
     serve.set_defaults(run=_serve, parser=serve)

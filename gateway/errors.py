@@ -35,6 +35,7 @@ The backend's refusals become these in `translate`, and nowhere else. 408 and 40
 """
 
 import math
+import re
 from typing import ClassVar
 
 import orjson
@@ -43,6 +44,9 @@ from admission.outcome import Outcome
 from backend.errors import InvalidRequest
 from gateway.sse import event
 
+_FIELD = re.compile(r"[A-Za-z_]\w{0,39}(\[\d+\]|\.[A-Za-z_]\w{0,39}){0,8}", re.ASCII)
+_FOUND = re.compile(r", got |: ")
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 MAX_RETRY_AFTER_S = 60.0  # clients ignore longer waits and retry at once
 
 
@@ -74,6 +78,16 @@ class ApiError(Exception):
         self.retry_after = None if retry_after is None else min(max(retry_after, 0.001), MAX_RETRY_AFTER_S)
         self.details = details or {}
 
+    @property
+    def discreet_param(self) -> str | None:
+        """The field that it is about, for logs; None where its name may be a text of the client's own."""
+        return self.param if self.param and _FIELD.fullmatch(self.param) else None
+
+    @property
+    def discreet_message(self) -> str:
+        """What the client is told, for logs: without what of its request the message may quote."""
+        return self.message
+
     def to_body(self) -> bytes:
         """The JSON body. A lone surrogate echoed from a field name or value becomes "?"."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
@@ -97,6 +111,14 @@ class ApiError(Exception):
 
 class BadRequest(ApiError):
     status = 400
+
+    @property
+    def discreet_message(self) -> str:
+        """The rule that was broken: what was found, and what others say of it, stands behind it."""
+        if self.param and not self.discreet_param:
+            return "The body is not valid."
+        rule = _QUOTED.sub("...", _FOUND.split(self.message, 1)[0]).rstrip(".")
+        return f"{rule}."
 
 
 class Unsatisfiable(ApiError):

@@ -30,7 +30,8 @@ REVOKED = "Running gateways with this state directory refuse it within a second.
 
 def add_to(commands: "_SubParsersAction[Any]") -> None:
     keys = commands.add_parser("keys", help="make, list, rotate and revoke API keys", description=__doc__)
-    actions = keys.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    keys.set_defaults(parser=keys)
+    actions = keys.add_subparsers(title="commands", metavar="COMMAND")
     _add(actions, "create", _create, "make a key and print it, this once", _create_arguments)
     _add(actions, "list", _list, "list the stored keys, not their secrets", _list_arguments)
     _add(

@@ -39,7 +39,8 @@ PATH = "a policy file, or a folder whose *.yaml files are one policy"
 
 def add_to(commands: "_SubParsersAction[Any]") -> None:
     policy = commands.add_parser("policy", help="check, show and compare policy files", description=__doc__)
-    actions = policy.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    policy.set_defaults(parser=policy)
+    actions = policy.add_subparsers(title="commands", metavar="COMMAND")
     check = actions.add_parser("check", help="say what is wrong, with file, line and column; exit status 0 or 1")
     check.add_argument("paths", metavar="PATH", type=Path, nargs="+", help=f"{PATH}; each is checked by itself")
     add_flags(check, only={"state_dir": "where keys are looked for whose tenants the policy does not name"})

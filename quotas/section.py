@@ -12,6 +12,19 @@ T = TypeVar("T")
 Convert = Callable[[str], T]  # raises ValueError with the end of a sentence that begins with the text
 
 
+FOREIGN = {  # words of LiteLLM's proxy, and what says the same here
+    "rpm": "limits: {requests: 600/min}",
+    "tpm": "limits: {tokens: 100k/min}",
+    "rpd": "limits: {requests: 20k/day}",
+    "tpd": "limits: {tokens: 5M/day}",
+    "max_parallel_requests": "limits: {concurrent_requests: 32}",
+    "max_budget": "limits: {tokens: 50M/month}, since budgets are of tokens; price tells what they cost",
+    "budget_duration": "limits: {tokens: 50M/month}: the period stands behind the budget",
+    "allowed_models": "models: [...]",
+    "duration": "expires: '2031-01-31' on a key",
+}
+
+
 class Section:
     """The mapping at `path`. Whatever is wrong goes to `problems`, and the default is read in its place."""
 
@@ -31,7 +44,7 @@ class Section:
     def refuse_strangers(self, known: Collection[str]) -> None:
         for name, (mark, _) in self._entries.items():
             if name not in known:
-                near = did_you_mean(name, known) or f": the fields here are {', '.join(known)}"
+                near = _elsewhere(name) or did_you_mean(name, known) or f": the fields here are {', '.join(known)}"
                 self.note(mark, self.path, f"{quoted(name)} is not a field{near}")
 
     def note(self, mark: Mark, path: str, message: str) -> None:
@@ -107,6 +120,12 @@ class Section:
 
     def _path_of(self, name: str) -> str:
         return f"{self.path}.{name}" if self.path else name
+
+
+def _elsewhere(name: str) -> str:
+    """The end of a sentence about a field that another gateway has: empty where none has it."""
+    word = name.removesuffix("_limit").removeprefix("team_").removeprefix("user_")
+    return f"; here it is {FOREIGN[word]}" if word in FOREIGN else ""
 
 
 def one_of(words: Collection[str], what: str) -> Convert[str]:

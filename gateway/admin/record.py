@@ -6,7 +6,7 @@ A story holds on to prompts and outputs; a record holds numbers and names.
 from dataclasses import dataclass
 
 from admission.outcome import Outcome
-from gateway.errors import ApiError, BadRequest
+from gateway.errors import ApiError
 from gateway.telemetry.story import Story, Trail
 
 MAX_LEGS = 16  # sequences of one request that are kept
@@ -54,13 +54,12 @@ class Refusal:
     code: str | None
     reason: str  # one word of few
     message: str
+    param: str | None = None  # the field that it is about
 
     @classmethod
     def of(cls, error: ApiError) -> "Refusal":
-        message = error.message
-        if isinstance(error, BadRequest):  # may quote what the client sent
-            message = f"{error.param or 'The body'} is not valid."
-        return cls(error.status, error.code, error.dropped_reason or error.code or error.type, message[:MAX_WORDS])
+        reason = error.dropped_reason or error.code or error.type
+        return cls(error.status, error.code, reason, error.discreet_message[:MAX_WORDS], error.discreet_param)
 
 
 @dataclass(slots=True)

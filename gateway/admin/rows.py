@@ -53,6 +53,7 @@ def refusal_row(record: Record) -> Row:
         "status": refusal.status,
         "code": refusal.code,
         "reason": refusal.reason,
+        "param": refusal.param,
         "message": refusal.message,
     }
 

@@ -136,3 +136,9 @@ def test_a_gpu_serves_what_the_checkpoint_stores_and_a_cpu_float32() -> None:
     for device, dtype in (("cuda", torch.bfloat16), ("cpu", torch.float32)):
         assert loader.select_dtype("auto", LLAMA_3_8B, torch.device(device)) == dtype
     assert loader.select_dtype("float16", LLAMA_3_8B, torch.device("cuda")) == torch.float16
+
+
+def test_a_size_below_one_block_is_answered_with_what_would_do() -> None:
+    said = r"less than one block of 16 tokens \(2\.00 MiB\): 1\.00 GiB hold one sequence of 8,192 tokens.*such as 2GiB"
+    with pytest.raises(ConfigError, match=said):
+        size_engine(EngineOptions(kv_memory_bytes=2), LLAMA_3_8B, torch.bfloat16, 2**40)

@@ -134,6 +134,12 @@ def test_the_version_is_told_in_two_ways(capsys: pytest.CaptureFixture[str]) -> 
     assert said.startswith("sluice ")
 
 
+@pytest.mark.parametrize("command", [[], ["keys"], ["policy"]])
+def test_a_command_that_lacks_one_prints_its_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command) == 0
+    assert capsys.readouterr().out.startswith(f"usage: {' '.join(['sluice', *command])} ")
+
+
 def test_help_does_not_wait_for_torch() -> None:
     code = "import sys, gateway.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

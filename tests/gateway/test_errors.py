@@ -107,3 +107,24 @@ def test_failures_of_ours_say_nothing_of_the_inside(failure: Exception) -> None:
 
 def test_an_undecodable_name_is_echoed_harmlessly() -> None:
     assert json.loads(errors.BadRequest("\ud800", "\ud800").to_body())["error"]["param"] == "?"
+
+
+@pytest.mark.parametrize(
+    ("message", "param", "discreet"),
+    [
+        ("temperature must be a number, got 'my secret'.", "temperature", "temperature must be a number."),
+        ("The body is not valid JSON: unexpected my secret.", None, "The body is not valid JSON."),
+        ("role 'my secret' is unknown.", "role", "role ... is unknown."),
+        (
+            "the template refuses these messages: my secret.",
+            "messages",
+            "the template refuses these messages.",
+        ),
+        ("my secret field is not a field that this server knows.", "my secret field", "The body is not valid."),
+        ("frobnicate is not a field that this server knows.", "frobnicate", None),
+    ],
+)
+def test_a_bad_request_is_told_in_logs_without_what_it_quotes(message: str, param: str, discreet: str | None) -> None:
+    error = errors.BadRequest(message, param)
+    assert error.discreet_message == (discreet or message)
+    assert "secret" not in f"{error.discreet_message} {error.discreet_param}"

@@ -164,7 +164,6 @@ def test_schema_prints_the_schema(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["policy"], "required: COMMAND"),
         (["policy", "chekc"], "invalid choice: 'chekc'"),
         (["policy", "check"], "required: PATH"),
         (["policy", "show", "x", "--tenant", "a b"], "'a b' is no name of a tenant"),

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from jsonschema import Draft202012Validator
 
@@ -151,3 +152,9 @@ def test_every_field_is_described() -> None:
 
     assert not [name for key, schema in SCHEMA["$defs"].items() for name in undescribed(schema, key)]
     assert json.loads(schema_text()) == SCHEMA
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_valid_as_tools_of_yaml_1_1_read_it(path: Any) -> None:
+    """Those take a bare date for a timestamp, which no JSON Schema has a type for."""
+    Draft202012Validator(SCHEMA).validate(yaml.safe_load(path.read_text(encoding="utf-8")))

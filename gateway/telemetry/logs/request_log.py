@@ -12,7 +12,8 @@ MAX_TEXT = 200  # characters of what a client chose
 
 
 class RequestLog:
-    """A listener of `Telemetry`. Of what a client sent there is the path and the model's name, and nothing else.
+    """A listener of `Telemetry`. Of what a client sent there is the path, the model's name, and of a refusal the field
+    that it is about, and nothing else.
 
     Failures are warnings; what asks for no key and is answered, such as probes and scrapes, is for debugging.
     """
@@ -35,6 +36,8 @@ class RequestLog:
             "status": story.status,
             "outcome": story.outcome,
             "code": None if error is None else error.code or error.type,
+            "param": None if error is None else error.discreet_param,
+            "message": None if error is None else error.discreet_message[:MAX_TEXT],
             "request_id": story.request_id,
             "trace_id": story.trace.trace,
             "tenant": story.tenant,

@@ -177,7 +177,7 @@ def test_what_a_bad_request_quotes_is_not_kept(site: Site) -> None:
     site.history.request_ended(a_story(error=error, outcome=Outcome.INVALID))
     (record,) = site.history.refusals()
     assert record.refusal is not None
-    assert record.refusal.message == "prompt is not valid."
+    assert (record.refusal.message, record.refusal.param) == ("prompt must be a string.", "prompt")
 
 
 def test_no_prompt_and_no_output_is_held_by_what_is_kept(site: Site) -> None:
