@@ -19,24 +19,47 @@ class ClientGone(Exception):
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int, timeout: float) -> bytes:
-    """The whole body, at most `limit` bytes, each part within `timeout` seconds.
+    """The whole of a body, as `BodyParts` reads it."""
+    parts = BodyParts(scope, receive, limit, timeout)
+    body = bytearray()
+    while parts.more:
+        body += await parts.next()
+    return bytes(body)
+
+
+class BodyParts:
+    """A body as it comes, at most `limit` bytes of it, each part within `timeout` seconds.
 
     Raises `ApiError` and `ClientGone`. The size is checked while reading, so a chunked body cannot exceed it either.
     """
-    _check_headers(scope, limit)
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await _next_part(receive, timeout)
+
+    def __init__(self, scope: Scope, receive: Receive, limit: int, timeout: float) -> None:
+        _check_headers(scope, limit)
+        self.size = 0  # bytes that have come
+        self.most = _declared(scope, limit)  # that may come
+        self.more = True
+        self._receive = receive
+        self._limit = limit
+        self._timeout = timeout
+
+    async def next(self) -> bytes:
+        """The next part; `more` then says whether it was the last."""
+        message = await _next_part(self._receive, self._timeout)
         if message["type"] == "http.disconnect":
             raise ClientGone
-        part = message.get("body", b"")
-        size += len(part)
-        if size > limit:
-            raise _too_large(limit)
-        parts.append(part)
-        if not message.get("more_body", False):
-            return b"".join(parts)
+        part: bytes = message.get("body", b"")
+        self.size += len(part)
+        if self.size > self._limit:
+            raise _too_large(self._limit)
+        self.more = message.get("more_body", False)
+        return part
+
+
+def _declared(scope: Scope, limit: int) -> int:
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit():
+            return int(value)
+    return limit
 
 
 def _check_headers(scope: Scope, limit: int) -> None:

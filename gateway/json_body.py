@@ -1,0 +1,239 @@
+"""JSON bodies counted while they arrive and read in pieces, so that what one costs is known before it is parsed.
+
+Parsing costs by the element, not by the byte: 4 MiB of text take a few milliseconds, 4 MiB of `{}` a hundred, with the
+interpreter lock held all the while. So commas, colons and opening brackets outside of strings are counted block by
+block, and a body that has too many is refused in the block that has them. Token ids count apart: a list of them is
+cheap, and as long as a context.
+
+What is long is decoded a piece at a time: a text of megabytes, a run of token ids. Each leaves a marker in its place,
+so that what is parsed at once, the skeleton, is small.
+"""
+
+import re
+from os import urandom
+from typing import Any
+
+import orjson
+
+from gateway.errors import BadRequest, RequestTooLarge
+
+BLOCK = 65_536  # bytes that are scanned, or decoded, at once: well under a millisecond
+MAX_ELEMENTS = 16_384
+MIN_IDS = 65_536  # token ids that a body may have whatever the context
+IDS_CONTEXTS = 4  # as many contexts full of them, where that is more
+MAX_SKELETON = 5 * 2**18  # bytes: 1.25 MiB, or 2,048 messages that are shorter than a piece
+PIECE = 512  # bytes from which a string is decoded by itself, in a body that is larger than a skeleton
+CROWDED = 2_048  # parts of a block whose strings are too many to look for the long ones among them
+RUN = 64  # bytes from which digits, commas and spaces are a run of token ids
+_RUN = re.compile(rb"[\d,\s]{%d,}" % RUN)
+_HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB]..", re.DOTALL)
+_NO_MARKS = bytes(byte for byte in range(256) if byte not in b",:[{")
+_TEXT_LEVELS = 5  # of arrays and objects down to the deepest text that is read: messages[0].content[0].text
+
+_Span = tuple[int, int, bool]  # start and end; whether it is text
+
+
+class JsonScanner:
+    """Takes a body in blocks, in order."""
+
+    def __init__(self, max_model_len: int) -> None:
+        self._max_ids = max(MIN_IDS, IDS_CONTEXTS * max_model_len)
+        self._blocks: list[bytes] = []
+        self._size = 0
+        self._elements = self._ids = self._quotes = 0
+        self._in_string = self._escaped = False
+        self._began = 0  # where the string begins that is open
+        self._texts: list[_Span] = []  # of `PIECE` bytes and more, without their quotes
+        self._runs: list[_Span] = []  # of token ids
+
+    def feed(self, block: bytes) -> None:
+        """The next `BLOCK` bytes or fewer. Raises `RequestTooLarge`, with the limit and the remedy."""
+        masked = self._without_escapes(block)
+        self._quotes += masked.count(b'"')
+        if self._quotes > 2 * (MAX_ELEMENTS + 1):  # a string follows a comma, a colon or a bracket, or is the body
+            raise _too_many_elements()
+        parts = masked.split(b'"')
+        ids = self._note(parts)
+        marks = b"".join(parts[self._in_string :: 2]).translate(None, _NO_MARKS)
+        self._ids += ids
+        self._elements += len(marks) - ids
+        self._in_string ^= not len(parts) % 2
+        self._size += len(block)
+        self._blocks.append(block)
+        if self._elements > MAX_ELEMENTS:
+            raise _too_many_elements()
+        if self._ids > self._max_ids:
+            raise RequestTooLarge(
+                f"The request body holds more than {self._max_ids} token ids, the most that this server takes at once: "
+                "send fewer or shorter prompts in one request."
+            )
+
+    def body(self) -> "JsonBody":
+        """All that was fed."""
+        is_long = self._size > MAX_SKELETON
+        spans = [*(self._runs if is_long or self._ids > MAX_ELEMENTS else ()), *(self._texts if is_long else ())]
+        return JsonBody(b"".join(self._blocks), sorted(spans))
+
+    def _without_escapes(self, block: bytes) -> bytes:
+        """As long as the block; each quote in it begins or ends a string."""
+        if not self._escaped and b"\\" not in block:
+            return block
+        masked = b"_" + block[1:] if self._escaped else block
+        masked = masked.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+        self._escaped = masked.endswith(b"\\")
+        return masked
+
+    def _note(self, parts: list[bytes]) -> int:
+        """Note long texts and runs of token ids; returns how many ids the runs hold."""
+        ids, position, is_text = 0, self._size, self._in_string
+        last = len(parts) - 1
+        if last and is_text:
+            self._note_text(self._began, position + len(parts[0]))
+        for index, part in enumerate(parts if last < CROWDED else ()):
+            if not is_text and len(part) >= RUN:
+                ids += self._note_runs(part, position)
+            elif is_text and 0 < index < last:
+                self._note_text(position, position + len(part))
+            position += len(part) + 1
+            is_text = not is_text
+        if last:
+            self._began = self._size + sum(map(len, parts)) + last - len(parts[-1])
+        return ids
+
+    def _note_text(self, start: int, end: int) -> None:
+        if end - start >= PIECE:
+            self._texts.append((start, end, True))
+
+    def _note_runs(self, part: bytes, position: int) -> int:
+        """Those in a part outside of strings; one that goes on from the block before is one with that."""
+        ids = 0
+        for run in _RUN.finditer(part):
+            start, end = position + run.start(), position + run.end()
+            if self._runs and self._runs[-1][1] == start:
+                start = self._runs.pop()[0]
+            self._runs.append((start, end, False))
+            ids += part.count(b",", run.start(), run.end())
+        return ids
+
+
+class JsonBody:
+    """A body that was scanned. `len` is its size in bytes."""
+
+    def __init__(self, raw: bytes, spans: list[_Span]) -> None:
+        """`spans` are the texts, without their quotes, and the runs of token ids that are decoded by themselves."""
+        self._raw = raw
+        self._spans = spans
+
+    def __len__(self) -> int:
+        return len(self._raw)
+
+    def loads(self) -> Any:
+        """The value. The interpreter lock is held for about 2 ms at a time, whatever the body.
+
+        Raises `BadRequest` for what is not JSON, and `RequestTooLarge` for what cannot be read in pieces.
+        """
+        pieces: dict[str, str | list[int]] = {}
+        skeleton = self._skeleton(pieces) if self._spans else self._raw
+        if len(skeleton) > MAX_SKELETON:
+            raise RequestTooLarge(
+                f"The request body holds more than {MAX_SKELETON} bytes beside its long texts and token ids: send less "
+                "in one request."
+            )
+        try:
+            value = orjson.loads(skeleton)
+        except orjson.JSONDecodeError as exc:
+            where = "" if pieces else f" at line {exc.lineno} column {exc.colno}"
+            raise BadRequest(f"The body is not valid JSON: {exc.msg}{where}.") from exc
+        return _restored(value, pieces, _TEXT_LEVELS) if pieces else value
+
+    def _skeleton(self, pieces: dict[str, str | list[int]]) -> bytes:
+        """The body with a marker in place of each piece, by which `pieces` has it. No client can foresee a marker."""
+        raw, nonce, kept, position = self._raw, urandom(16).hex(), list[bytes](), 0
+        try:
+            for start, end, is_text in self._spans:
+                first, last = (start, end) if is_text else (raw.find(b",", start, end) + 1, raw.rfind(b",", start, end))
+                if not 0 < first < last:
+                    continue
+                marker = f"{nonce}{first}"
+                pieces[marker] = _text(raw, first, last) if is_text else _ids(raw, first, last)
+                kept += raw[position:first], marker.encode() if is_text else f'"{marker}"'.encode()
+                position = last
+        except orjson.JSONDecodeError as exc:
+            raise BadRequest(f"The body is not valid JSON: {exc.msg}.") from exc
+        return b"".join([*kept, raw[position:]])
+
+
+def _text(raw: bytes, start: int, end: int) -> str:
+    """The inside of a JSON string."""
+    texts = []
+    while start < end:
+        stop = end if end - start <= BLOCK else _boundary(raw, start)
+        texts.append(orjson.loads(b'"%b"' % raw[start:stop]))
+        start = stop
+    return "".join(texts)
+
+
+def _boundary(raw: bytes, start: int) -> int:
+    """At most `BLOCK` bytes after another boundary, where neither an escape, a pair of surrogates nor UTF-8 is cut."""
+    position = start + BLOCK
+    position -= _is_escaped(raw, start, position)
+    for length in range(2, 6):
+        escape = position - length
+        if raw[escape : escape + 2] == b"\\u" and not _is_escaped(raw, start, escape):
+            position = escape
+            break
+    if raw[position : position + 2] == b"\\u" and _HIGH_SURROGATE.fullmatch(raw, position - 6, position):
+        position -= 6
+    for _ in range(3):
+        position -= raw[position] & 0xC0 == 0x80
+    return position
+
+
+def _is_escaped(raw: bytes, start: int, position: int) -> bool:
+    """Whether an odd number of backslashes stands before a position; there is a boundary at `start`."""
+    before = raw[start:position]
+    return (len(before) - len(before.rstrip(b"\\"))) % 2 == 1
+
+
+def _ids(raw: bytes, start: int, end: int) -> list[int]:
+    """Numbers between commas."""
+    ids: list[int] = []
+    while start < end:
+        comma = raw.find(b",", start + BLOCK, end)
+        stop = end if comma < 0 else comma
+        numbers = orjson.loads(b"[%b]" % raw[start:stop])
+        if not numbers:
+            raise orjson.JSONDecodeError("unexpected comma", "", 0)
+        ids += numbers
+        start = stop + 1
+    return ids
+
+
+def _restored(value: Any, pieces: dict[str, str | list[int]], levels: int) -> Any:
+    """A value of the skeleton with its pieces in their places."""
+    match value:
+        case str():
+            return pieces.get(value, value)
+        case dict() if levels:
+            return {pieces.get(key, key): _restored(item, pieces, levels - 1) for key, item in value.items()}
+        case list() if levels:
+            return _restored_items(value, pieces, levels - 1)
+    return value
+
+
+def _restored_items(items: list[Any], pieces: dict[str, str | list[int]], levels: int) -> list[Any]:
+    restored: list[Any] = []
+    for item in items:
+        whole = _restored(item, pieces, levels)
+        if type(item) is str and type(whole) is list:
+            restored += whole
+        else:
+            restored.append(whole)
+    return restored
+
+
+def _too_many_elements() -> RequestTooLarge:
+    return RequestTooLarge(
+        f"The request body has more than {MAX_ELEMENTS} elements (commas, colons and opening brackets outside of strings, "
+        "token ids apart), the most that this server reads: send fewer messages, content parts or fields."
+    )
