@@ -4,6 +4,7 @@ BackendError
 ├── ConfigError          settings that contradict each other or the model; the message carries the arithmetic
 ├── ModelLoadError       a checkpoint that cannot be served: names the file, the tensor or key, and the remedy
 ├── InvalidRequest       one request that can never run: names the field, the limit and what was asked
+│   └── TooManyTokens    a text that encodes to more tokens than was asked for
 └── DeviceError          the device failed and cannot be trusted again; every stream ends, the process exits
     └── MemoryExhausted  it had no memory for one step, which is planned again with less; whoever cannot do that fails
 
@@ -32,6 +33,14 @@ class InvalidRequest(BackendError):
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)
         self.param = param
+
+
+class TooManyTokens(InvalidRequest):
+    """A text encodes to `num_tokens`, which is more than may be had."""
+
+    def __init__(self, num_tokens: int, most: int) -> None:
+        super().__init__(f"the text has {num_tokens} tokens, and at most {most} may be had", "prompt")
+        self.num_tokens = num_tokens
 
 
 class DeviceError(BackendError):

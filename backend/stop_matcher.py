@@ -55,7 +55,7 @@ class _Node:
     def __init__(self, stops: list[str], depth: int, shorter: Self | None, root: Self | None) -> None:
         """`shorter` is the node of the longest proper suffix that begins a stop; the root has none."""
         self.depth = depth
-        self.stop = next((stop for stop in stops if len(stop) == depth), shorter.stop if shorter else None)
+        self.stop: str | None = next((stop for stop in stops if len(stop) == depth), shorter.stop if shorter else None)
         self._stops = stops
         self._shorter = shorter
         self._root = root or self

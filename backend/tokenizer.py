@@ -4,12 +4,13 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from sys import maxsize
 from typing import Any
 
 import tokenizers
 
 from backend.chat_template import ChatTemplate, Message, read_chat_template
-from backend.errors import InvalidRequest, ModelLoadError
+from backend.errors import InvalidRequest, ModelLoadError, TooManyTokens
 from backend.json_file import JsonFile
 from backend.token_bytes import TokenBytes, byte_decoding
 
@@ -70,20 +71,27 @@ class Tokenizer:
         spread = 1 if self._core.normalizer is None else _NORMALIZED_CHARS
         return len(text) // (self._longest_token * spread)
 
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """`add_special_tokens` adds what the checkpoint starts a plain prompt with (BOS); rendered chats carry it."""
+    def encode(self, text: str, add_special_tokens: bool, most: int = maxsize) -> list[int]:
+        """`add_special_tokens` adds what the checkpoint starts a plain prompt with (BOS); rendered chats carry it.
+
+        Raises `TooManyTokens` for a long text that has more than `most`: a list of them would hold the interpreter.
+        """
         try:
             if len(text) <= INLINE_CHARS:
                 return self._core.encode(text, add_special_tokens=add_special_tokens).ids
-            return self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+            (encoding,) = self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except TypeError as exc:  # only lone surrogates make a str unacceptable
             raise InvalidRequest("the text is not valid Unicode: it holds a lone surrogate", "prompt") from exc
+        if len(encoding) > most:
+            raise TooManyTokens(len(encoding), most)
+        return encoding.ids
 
-    async def encode_async(self, text: str, add_special_tokens: bool) -> list[int]:
+    async def encode_async(self, text: str, add_special_tokens: bool, most: int = maxsize) -> list[int]:
         """`encode` that never holds the event loop for more than a short text."""
         if len(text) <= INLINE_CHARS:
             return self.encode(text, add_special_tokens)
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self.encode, text, add_special_tokens)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, self.encode, text, add_special_tokens, most)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The whole text at once. Unknown ids are left out; bytes that form no character become U+FFFD."""

@@ -11,8 +11,10 @@ from backend.engine import Engine
 from backend.loader import LoadedModel
 from gateway.connection_table import ConnectionTable
 from gateway.entitlement import Entitlements, KvShape
+from gateway.intake import Intake
 from gateway.kv_leases import KvLeases
 from gateway.openai import Limits
+from gateway.refused_rate import RefusedRate
 from gateway.scope import Lives
 from gateway.service import Service
 from gateway.settings import Settings
@@ -47,6 +49,12 @@ async def open_service(
         open_tracing(settings, telemetry, core, kv_shape) as tracing,
         open_quotas(settings, tenancy.store_url) as quotas,
     ):
+        intake = Intake(
+            settings.max_body_bytes,
+            settings.max_unparsed_bytes,
+            settings.body_timeout,
+            model.engine_config.max_model_len,
+        )
         quotas.store.on_command.append(note_command)
         admission = Admission(engine, core)
         metrics = Metrics(
@@ -64,25 +72,28 @@ async def open_service(
         )
         count_losses(metrics.process, tracing)
         telemetry.on_end.append(RequestLog(kv_shape.block_bytes))
-        yield Service(
-            model=settings.served_name,
-            created=int(time.time()),
-            end_tokens=model.end_tokens,
-            limits=Limits(model.config.vocab_size, model.engine_config.max_model_len, model.sampling_defaults),
-            default_max_tokens=settings.default_max_tokens,
-            tokenizer=model.tokenizer,
-            admission=admission,
-            keys=tenancy.keys.ring,
-            policies=tenancy.policies,
-            entitlements=Entitlements(tenancy.policies),
-            quotas=quotas,
-            kv_leases=KvLeases(quotas.store, admission, kv_shape.block_bytes, engine.clock),
-            kv_shape=kv_shape,
-            metrics=metrics,
-            telemetry=telemetry,
-            watched=core,
-            lives=lives,
-            max_body_bytes=settings.max_body_bytes,
-            body_timeout=settings.body_timeout,
-            seeds=random.Random(settings.seed),
-        )
+        try:
+            yield Service(
+                model=settings.served_name,
+                created=int(time.time()),
+                end_tokens=model.end_tokens,
+                limits=Limits(model.config.vocab_size, model.engine_config.max_model_len, model.sampling_defaults),
+                default_max_tokens=settings.default_max_tokens,
+                tokenizer=model.tokenizer,
+                admission=admission,
+                keys=tenancy.keys.ring,
+                policies=tenancy.policies,
+                entitlements=Entitlements(tenancy.policies),
+                quotas=quotas,
+                kv_leases=KvLeases(quotas.store, admission, kv_shape.block_bytes, engine.clock),
+                kv_shape=kv_shape,
+                metrics=metrics,
+                telemetry=telemetry,
+                watched=core,
+                lives=lives,
+                intake=intake,
+                refused_rate=RefusedRate(settings.refused_per_second, engine.clock),
+                seeds=random.Random(settings.seed),
+            )
+        finally:
+            intake.close()

@@ -1,7 +1,10 @@
 """What every endpoint shares: an answer whatever happens, and one outcome."""
 
 import logging
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 from starlette.types import Receive, Scope, Send
 
@@ -9,14 +12,20 @@ from admission.outcome import Outcome
 from backend.errors import DeviceError
 from gateway.auth import Principal
 from gateway.connection import show_key
-from gateway.errors import InternalError, forget_origin
+from gateway.entitlement import Entitlement
+from gateway.errors import ApiError, InternalError, forget_origin
+from gateway.json_body import JsonBody
 from gateway.refusals import refusal_of
 from gateway.responses import Exchange
 from gateway.scope import ClientGone
 from gateway.service import Service
 from gateway.telemetry.story import Story
+from quotas.errors import StoreUnavailable
+from quotas.reservation import Ask
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +53,10 @@ class Endpoint:
         telemetry = self.service.telemetry
         exchange = Exchange(scope, send, telemetry.clock)
         story = telemetry.begin(scope, exchange)
+        call = Call(scope, receive, send, exchange, story)
         outcome = Outcome.FAILED
         try:
-            outcome = await self.answer(Call(scope, receive, send, exchange, story))
+            outcome = await self.answer(call)
         except ClientGone:
             outcome = Outcome.DISCONNECTED
         except Exception as error:
@@ -55,6 +65,7 @@ class Endpoint:
             if isinstance(refusal, InternalError) and not isinstance(error, DeviceError):
                 log.error("a request failed", exc_info=error, extra={"discreet": True, "fields": _ids(story)})
             forget_origin(refusal)
+            await self._hold_back(call, refusal)
             with self.service.lives.last_write(scope):
                 await exchange.fail(refusal)
         finally:
@@ -69,6 +80,29 @@ class Endpoint:
         call.story.authenticated = self.service.telemetry.clock()
         self.service.lives.check_open()
         return principal
+
+    async def read(self, call: Call, principal: Principal, parse: Callable[[JsonBody], T]) -> T:
+        """What `parse` makes of the body. Raises `ApiError` and `ClientGone`; `TooManyRefused` before it is read."""
+        self.service.refused_rate.check(principal.tenant, principal.key_id)
+        return await self.service.intake.read(call.scope, call.receive, principal, call.story, parse)
+
+    async def refuse_spent(self, call: Call, entitlement: Entitlement, ask: Ask, is_certain: bool = True) -> None:
+        """Raises `Refused` where a limit is spent that even `ask` would be charged to, and nothing where the store does
+        not answer. The store is asked where it `is_certain` that it should be, else when it has refused the key lately.
+        """
+        quotas = self.service.quotas
+        if is_certain or quotas.was_refused(entitlement.name, entitlement.key):
+            with suppress(StoreUnavailable):
+                await quotas.refuse_spent(entitlement.name, entitlement.key, entitlement.charged, ask)
+
+    async def _hold_back(self, call: Call, refusal: ApiError) -> None:
+        """Count a refusal; the answers of whoever gets too many wait for their turn."""
+        story, length = call.story, call.exchange.header(b"content-length") or b""
+        num_bytes = int(length) if length.isdigit() else story.body_bytes
+        peer, _ = call.scope.get("client") or ("", 0)
+        seconds = self.service.refused_rate.count(refusal, story.tenant, story.key, peer, num_bytes)
+        if seconds and call.exchange.started is None:
+            await self.service.lives.pause(seconds)
 
     async def answer(self, call: Call) -> Outcome:
         """Answer, or raise what `gateway.errors.translate` knows."""

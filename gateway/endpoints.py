@@ -1,6 +1,7 @@
 """The endpoints that answer at once: models, tokens, health and metrics."""
 
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 
 import orjson
@@ -15,6 +16,8 @@ from gateway.replies import detokenized, model_card, models_list, tokenized
 from gateway.responses import encode_headers
 from gateway.service import Service
 from gateway.telemetry.metrics.prometheus import CONTENT_TYPE
+from quotas.quotas import Grant
+from quotas.reservation import Ask, Usage
 
 
 class ModelsEndpoint(Endpoint):
@@ -49,35 +52,50 @@ class LimitsEndpoint(Endpoint):
         return Outcome.COMPLETED
 
 
-class TokenizeEndpoint(Endpoint):
+class TokensEndpoint(Endpoint):
+    """What is asked of the tokenizer alone counts as a request, and no tokens: nothing is computed from them. A limit
+    that is spent refuses it before its body is read.
+    """
+
+    async def _reserve(self, entitlement: Entitlement) -> Grant:
+        outage = entitlement.tenant.on_store_outage
+        return await self.service.quotas.reserve(entitlement.name, entitlement.key, entitlement.charged, Ask(), outage)
+
+
+class TokenizeEndpoint(TokensEndpoint):
     """POST /tokenize: a prompt's, or a conversation's, token ids."""
 
     async def answer(self, call: Call) -> Outcome:
         service, tokenizer = self.service, self.service.tokenizer
         principal = self.authenticate(call)
         entitlement = service.entitlement(principal, "inference")
-        request = parse_tokenize_request(await service.read_body(call.scope, call.receive))
-        _check_model(service, entitlement, request.model)
-        text = request.prompt
-        if request.messages is not None:
-            text = tokenizer.render_chat(request.messages, request.add_generation_prompt)
-        param = "prompt" if request.messages is None else "messages"
-        token_ids = await service.encode(text or "", request.add_special_tokens, param)
-        strings = [tokenizer.id_to_token(token_id) for token_id in token_ids] if request.return_token_strs else None
-        await call.exchange.reply(tokenized(token_ids, service.limits.max_model_len, strings))
+        with await self._reserve(entitlement) as grant:
+            request = await self.read(call, principal, parse_tokenize_request)
+            _check_model(service, entitlement, request.model)
+            text = request.prompt
+            if request.messages is not None:
+                text = await service.render(principal.tenant, request.messages, request.add_generation_prompt)
+            param = "prompt" if request.messages is None else "messages"
+            token_ids = await service.encode(principal.tenant, text or "", request.add_special_tokens, param)
+            strings = [tokenizer.id_to_token(token_id) for token_id in token_ids] if request.return_token_strs else None
+            grant.measure = Usage
+            await call.exchange.reply(tokenized(token_ids, service.limits.max_model_len, strings))
         return Outcome.COMPLETED
 
 
-class DetokenizeEndpoint(Endpoint):
+class DetokenizeEndpoint(TokensEndpoint):
     """POST /detokenize: the text of token ids."""
 
     async def answer(self, call: Call) -> Outcome:
         service = self.service
         principal = self.authenticate(call)
         entitlement = service.entitlement(principal, "inference")
-        request = parse_detokenize_request(await service.read_body(call.scope, call.receive), service.limits)
-        _check_model(service, entitlement, request.model)
-        await call.exchange.reply(detokenized(service.tokenizer.decode(request.tokens, skip_special_tokens=False)))
+        with await self._reserve(entitlement) as grant:
+            request = await self.read(call, principal, partial(parse_detokenize_request, limits=service.limits))
+            _check_model(service, entitlement, request.model)
+            text = service.tokenizer.decode(request.tokens, skip_special_tokens=False)
+            grant.measure = Usage
+            await call.exchange.reply(detokenized(text))
         return Outcome.COMPLETED
 
 

@@ -17,6 +17,7 @@ ApiError
 ├── RequestTooLarge      413  while reading the body, chunked ones too
 ├── HeadersTooLarge      431
 ├── RateLimited          429  the tenant's rate window is spent
+│   └── TooManyRefused   429  of its requests, for what they are: more are not read for now
 ├── ConcurrencyExceeded  429  the tenant's requests in flight
 ├── KvQuotaExceeded      429  the tenant's KV bytes in use
 ├── InsufficientQuota    429  the tenant's long-period budget is spent
@@ -212,6 +213,10 @@ class RateLimited(ApiError):
     code = "rate_limit_exceeded"
     outcome = Outcome.REFUSED
     dropped_reason = "rate"
+
+
+class TooManyRefused(RateLimited):
+    dropped_reason = "refused_rate"
 
 
 class ConcurrencyExceeded(ApiError):

@@ -15,10 +15,12 @@ from backend.sequence import FinishReason
 from backend.stream import TokenStream
 from gateway import sse
 from gateway.answer import Answer
+from gateway.auth import Principal
 from gateway.deadlines import read_deadlines
 from gateway.endpoint import Call, Endpoint
 from gateway.entitlement import Entitlement
-from gateway.errors import BadRequest, ContextLengthExceeded, Unsatisfiable, context_exceeded
+from gateway.errors import ApiError, BadRequest, ContextLengthExceeded, Unsatisfiable, context_exceeded
+from gateway.json_body import JsonBody
 from gateway.openai import (
     ChatRequest,
     CompletionRequest,
@@ -51,6 +53,7 @@ from quotas.quotas import Grant
 
 Result = TypeVar("Result")
 
+LEAST = quota.Ask(1, 1, 1)  # that any request asks for
 PROMPT_TAIL = 8  # ids of a prompt that the text of a completion may continue
 
 
@@ -64,18 +67,28 @@ class GenerationEndpoint(Endpoint):
         service = self.service
         call.story.operation = self.operation
         principal = self.authenticate(call)
+        entitlement = service.entitlement(principal, "inference")
+        try:
+            await self.refuse_spent(call, entitlement, LEAST, is_certain=False)
+            return await self._answer(call, principal, entitlement)
+        except ApiError as error:
+            if error.outcome is Outcome.INVALID and call.exchange.started is None:
+                await self.refuse_spent(call, entitlement, LEAST)
+            raise
+
+    async def _answer(self, call: Call, principal: Principal, entitlement: Entitlement) -> Outcome:
+        service = self.service
         arrived = service.admission.clock()
-        body = await service.read_body(call.scope, call.receive)
-        request = self.parse(body)
+        request = await self.read(call, principal, self.parse)
         self._tell(call.story, request)
         deadlines = read_deadlines(call.scope["headers"], request.stream, time.time())
-        entitlement = service.entitlement(principal, "inference")
         service.check_model(request.model)
         entitlement.check_model(request.model)
-        wants = Wants(request, entitlement.service_class(request.service_tier), deadlines, arrived, len(body))
+        service_class = entitlement.service_class(request.service_tier)
+        wants = Wants(request, service_class, deadlines, arrived, call.story.body_bytes)
         async with service.lives.scope(call.scope, call.receive, call.send, service.telemetry.clock) as life:
             call.exchange.send, call.story.scope = life.send, life
-            prompts = await self.prompts(request)
+            prompts = await self.prompts(request, entitlement.name)
             entitlement.check_prompts(len(prompts))
             try:
                 await self._spend(call, life, entitlement, wants, prompts)
@@ -257,8 +270,8 @@ class GenerationEndpoint(Endpoint):
         _check_least(request.sampling.min_tokens, most)
         return most
 
-    async def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        token_ids = await self.service.encode(text, add_special_tokens, self.prompt_param)
+    async def _encode(self, tenant: str, text: str, add_special_tokens: bool) -> list[int]:
+        token_ids = await self.service.encode(tenant, text, add_special_tokens, self.prompt_param)
         if not token_ids:
             raise BadRequest(f"{self.prompt_param} is empty: there is no token to continue from.", self.prompt_param)
         return token_ids
@@ -269,10 +282,10 @@ class GenerationEndpoint(Endpoint):
     prompt_param: str
     default_max_tokens: int | None = None  # of an answer for which neither the client nor the operator sets any
 
-    def parse(self, body: bytes) -> Any:
+    def parse(self, body: JsonBody) -> Any:
         raise NotImplementedError
 
-    async def prompts(self, request: Any) -> list[Prompt]:
+    async def prompts(self, request: Any, tenant: str) -> list[Prompt]:
         raise NotImplementedError
 
     def identify(self, model: str) -> Identity:
@@ -291,13 +304,12 @@ class ChatEndpoint(GenerationEndpoint):
     operation = "chat"
     prompt_param = "messages"
 
-    def parse(self, body: bytes) -> ChatRequest:
+    def parse(self, body: JsonBody) -> ChatRequest:
         return parse_chat_request(body, self.service.limits)
 
-    async def prompts(self, request: ChatRequest) -> list[Prompt]:
-        tokenizer = self.service.tokenizer
-        text = tokenizer.render_chat(request.messages, request.add_generation_prompt)
-        return [Prompt(await self._encode(text, request.add_special_tokens), ())]
+    async def prompts(self, request: ChatRequest, tenant: str) -> list[Prompt]:
+        text = await self.service.render(tenant, request.messages, request.add_generation_prompt)
+        return [Prompt(await self._encode(tenant, text, request.add_special_tokens), ())]
 
     def identify(self, model: str) -> Identity:
         return Identity.of_chat(model)
@@ -316,13 +328,16 @@ class CompletionEndpoint(GenerationEndpoint):
     prompt_param = "prompt"
     default_max_tokens = 16  # as OpenAI's and vLLM's
 
-    def parse(self, body: bytes) -> CompletionRequest:
+    def parse(self, body: JsonBody) -> CompletionRequest:
         return parse_completion_request(body, self.service.limits)
 
-    async def prompts(self, request: CompletionRequest) -> list[Prompt]:
+    async def prompts(self, request: CompletionRequest, tenant: str) -> list[Prompt]:
         prompts = []
         for given in request.prompts:
-            token_ids = await self._encode(given, request.add_special_tokens) if isinstance(given, str) else list(given)
+            if isinstance(given, str):
+                token_ids = await self._encode(tenant, given, request.add_special_tokens)
+            else:
+                token_ids = list(given)
             prompts.append(Prompt(token_ids, token_ids[-PROMPT_TAIL:]))
             await asyncio.sleep(0)  # many short prompts do not hold the loop
         return prompts

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from starlette.types import Receive, Scope
 
@@ -38,6 +39,7 @@ class Intake:
         self._rooms: dict[tuple[str, str | None], _Room] = {}
         self._scans = Turns()
         self._works = Turns()
+        self._encoding: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="bodies")
 
     async def read(
@@ -56,6 +58,10 @@ class Intake:
             return function()
         async with self._works.of(tenant):
             return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+
+    def one_text_of(self, tenant: str) -> asyncio.Lock:
+        """To be held while a long text of the tenant is encoded."""
+        return self._encoding.setdefault(tenant, asyncio.Lock())
 
     def close(self) -> None:
         """Ends the thread; what still waits for it is dropped."""

@@ -234,6 +234,6 @@ def _restored_items(items: list[Any], pieces: dict[str, str | list[int]], levels
 
 def _too_many_elements() -> RequestTooLarge:
     return RequestTooLarge(
-        f"The request body has more than {MAX_ELEMENTS} elements (commas, colons and opening brackets outside of strings, "
-        "token ids apart), the most that this server reads: send fewer messages, content parts or fields."
+        f"The request body has more than {MAX_ELEMENTS} elements, the most that this server reads (commas, colons and "
+        "opening brackets outside of strings, token ids apart): send fewer messages, content parts or fields."
     )

@@ -9,6 +9,7 @@ from backend.errors import InvalidRequest
 from backend.sampling import SamplingParams
 from gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, Message, Tier, TokenizeBody
 from gateway.errors import BadRequest, context_exceeded, translate
+from gateway.json_body import JsonBody
 from gateway.wire import read, shown
 
 MAX_PROMPTS = 128
@@ -71,7 +72,7 @@ class DetokenizeRequest:
     tokens: tuple[int, ...]
 
 
-def parse_chat_request(raw: bytes, limits: Limits) -> ChatRequest:
+def parse_chat_request(raw: JsonBody, limits: Limits) -> ChatRequest:
     """Raises `ApiError`, and nothing else, whatever `raw` is."""
     body = read(ChatBody, raw)
     _check_contents(body.messages)
@@ -82,7 +83,7 @@ def parse_chat_request(raw: bytes, limits: Limits) -> ChatRequest:
     )
 
 
-def parse_completion_request(raw: bytes, limits: Limits) -> CompletionRequest:
+def parse_completion_request(raw: JsonBody, limits: Limits) -> CompletionRequest:
     """Raises `ApiError`, and nothing else, whatever `raw` is."""
     body = read(CompletionBody, raw)
     return CompletionRequest(
@@ -91,7 +92,7 @@ def parse_completion_request(raw: bytes, limits: Limits) -> CompletionRequest:
     )
 
 
-def parse_tokenize_request(raw: bytes) -> TokenizeRequest:
+def parse_tokenize_request(raw: JsonBody) -> TokenizeRequest:
     """Raises `ApiError`, and nothing else, whatever `raw` is."""
     body = read(TokenizeBody, raw)
     if (body.prompt is None) == (body.messages is None):
@@ -107,7 +108,7 @@ def parse_tokenize_request(raw: bytes) -> TokenizeRequest:
     )
 
 
-def parse_detokenize_request(raw: bytes, limits: Limits) -> DetokenizeRequest:
+def parse_detokenize_request(raw: JsonBody, limits: Limits) -> DetokenizeRequest:
     """Raises `ApiError`, and nothing else, whatever `raw` is."""
     body = read(DetokenizeBody, raw)
     return DetokenizeRequest(model=body.model, tokens=_token_ids(body.tokens, "tokens", limits))

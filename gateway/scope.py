@@ -200,15 +200,21 @@ class Lives:
     def __init__(self, write_timeout: float) -> None:
         self._write_timeout = write_timeout
         self._scopes: set[RequestScope] = set()
-        self._is_closed = False
+        self._closed = asyncio.Event()
 
     def close(self) -> None:
         """No new request from now on."""
-        self._is_closed = True
+        self._closed.set()
+
+    async def pause(self, seconds: float) -> None:
+        """Let so much time pass, or what there is of it until no new request is taken."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._closed.wait()
 
     def check_open(self) -> None:
         """Raises `ShuttingDown` for a request that comes too late."""
-        if self._is_closed:
+        if self._closed.is_set():
             raise ShuttingDown
 
     def scope(

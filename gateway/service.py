@@ -1,23 +1,27 @@
 """What the endpoints work with, made once by `app`."""
 
 import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from starlette.types import Receive, Scope
-
 from admission.admission import Admission
-from backend.tokenizer import Tokenizer
+from backend.errors import TooManyTokens
+from backend.tokenizer import INLINE_CHARS, Tokenizer
 from gateway.auth import KeyRing, Principal
 from gateway.entitlement import Entitlement, Entitlements, KvShape
 from gateway.errors import ModelNotFound, context_exceeded
+from gateway.intake import Intake
 from gateway.kv_leases import KvLeases
 from gateway.openai import Limits
 from gateway.policies import Policies
-from gateway.scope import Lives, read_body
+from gateway.refused_rate import RefusedRate
+from gateway.scope import Lives
 from gateway.telemetry.metrics.metrics import Metrics
 from gateway.telemetry.telemetry import Telemetry
 from gateway.telemetry.watched_core import WatchedCore
 from quotas.quotas import Quotas
+
+MESSAGE_BYTES = 128  # what rendering takes for a message, in the time that it takes for bytes of text
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +45,8 @@ class Service:
     telemetry: Telemetry
     watched: WatchedCore
     lives: Lives
-    max_body_bytes: int
-    body_timeout: float  # seconds without a byte
+    intake: Intake
+    refused_rate: RefusedRate
     seeds: random.Random
 
     def entitlement(self, principal: Principal, scope: str) -> Entitlement:
@@ -55,15 +59,26 @@ class Service:
         if model != self.model:
             raise ModelNotFound(f"The model {model!r:.200} does not exist; this server has {self.model!r}.", "model")
 
-    async def read_body(self, scope: Scope, receive: Receive) -> bytes:
-        return await read_body(scope, receive, self.max_body_bytes, self.body_timeout)
+    async def render(self, tenant: str, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> str:
+        """The prompt text of a conversation."""
+        size = sum(MESSAGE_BYTES + len(message["content"]) for message in messages)
+        return await self.intake.work(tenant, size, lambda: self.tokenizer.render_chat(messages, add_generation_prompt))
 
-    async def encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
-        """Token ids. A text that the context cannot hold is refused before any time is spent on it."""
+    async def encode(self, tenant: str, text: str, add_special_tokens: bool, param: str) -> list[int]:
+        """Token ids. A text that the context cannot hold is refused before any time is spent on it; of the long texts
+        of a tenant one is encoded at a time, so that those of another find a thread.
+        """
+        most = self.limits.max_model_len
         fewest = self.tokenizer.fewest_tokens(text)
-        if fewest > self.limits.max_model_len:
-            raise context_exceeded(fewest, self.limits.max_model_len, param, at_least=True)
-        return await self.tokenizer.encode_async(text, add_special_tokens)
+        if fewest > most:
+            raise context_exceeded(fewest, most, param, at_least=True)
+        if len(text) <= INLINE_CHARS:
+            return self.tokenizer.encode(text, add_special_tokens)
+        try:
+            async with self.intake.one_text_of(tenant):
+                return await self.tokenizer.encode_async(text, add_special_tokens, most)
+        except TooManyTokens as error:
+            raise context_exceeded(error.num_tokens, most, param) from None
 
     def draw_seed(self) -> int:
         """For a request that brings none."""

@@ -275,6 +275,23 @@ class SettingFields(BaseSettings):
     max_body_bytes: ByteSize = _setting(
         "network", "BYTES", ByteSize(4 * 2**20), "largest request body; a larger one is answered 413", ge=1024
     )
+    max_unparsed_bytes: ByteSize = _setting(
+        "network",
+        "BYTES",
+        ByteSize(64 * 2**20),
+        "request bodies of one tenant that are read and not parsed yet, half of it of each key; a body of more than "
+        "64KiB waits for its part of it",
+        ge=2048,
+    )
+    refused_per_second: float = _setting(
+        "network",
+        "N",
+        20.0,
+        "requests of an API key that may be refused in a second, twice as many of its tenant, before more are answered "
+        "429 unread, and of an address without a good key, before its answers wait; 64KiB of body count one more",
+        ge=1,
+        le=1_000_000,
+    )
     header_timeout: float = _setting(
         "network", "SECONDS", 10.0, "time for a client to send its request's headers", gt=0, le=3600
     )

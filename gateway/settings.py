@@ -105,6 +105,16 @@ def _one_kv_size(settings: Settings) -> str | None:
     )
 
 
+def _bodies_fit(settings: Settings) -> str | None:
+    unparsed, body = settings.max_unparsed_bytes, settings.max_body_bytes
+    if unparsed >= 2 * body:
+        return None
+    return (
+        f"--max-unparsed-bytes {human_bytes(unparsed)} leaves an API key half of it, which holds no body of "
+        f"--max-body-bytes {human_bytes(body)}: raise the first to {human_bytes(2 * body)} or lower the second"
+    )
+
+
 def _budget_holds_decodes(settings: Settings) -> str | None:
     budget, sequences = settings.max_num_batched_tokens, settings.max_num_seqs
     if budget is None or budget >= sequences:
@@ -180,6 +190,7 @@ def _admin_key_is_chosen(settings: Settings) -> str | None:
 
 _CHECKS: tuple[Callable[[Settings], str | None], ...] = (
     _one_kv_size,
+    _bodies_fit,
     _budget_holds_decodes,
     _budget_holds_chunk,
     _budget_holds_whole_prompt,

@@ -7,6 +7,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, mo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from gateway.errors import BadRequest
+from gateway.json_body import JsonBody
 
 NAMELESS = '""'  # how a field whose name is empty is told
 MAX_FIELDS = 64  # in one JSON object; a body can hold 400,000, each of them an error to describe
@@ -41,12 +42,9 @@ def only(*neutral: Any) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def read(model: type[WireT], raw: bytes) -> WireT:
+def read(model: type[WireT], raw: JsonBody) -> WireT:
     """The body as `model`. Raises `BadRequest` for what is not JSON, not an object, or not those fields and types."""
-    try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError as exc:
-        raise BadRequest(f"The body is not valid JSON: {exc.msg} at line {exc.lineno} column {exc.colno}.") from exc
+    body = raw.loads()
     if not isinstance(body, dict):
         raise BadRequest(f"The body must be a JSON object, got {shown(body)}.")
     try:

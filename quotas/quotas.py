@@ -2,15 +2,16 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Self
 
-from quotas.errors import LimitExceeded, QuotaError, StoreUnavailable
+from quotas.errors import BudgetSpent, LimitExceeded, QuotaError, Refused, StoreUnavailable
 from quotas.hold_times import HoldTimes
-from quotas.limit import Limit, Resource
+from quotas.limit import Budget, Limit, Rate, Resource
 from quotas.policy import Outage
 from quotas.reservation import NOTHING, Ask, LimitState, Reservation, Usage
 from quotas.store import Store
@@ -72,6 +73,7 @@ class Quotas:
         self._settling: set[asyncio.Task[None]] = set()
         self._clock = asyncio.get_running_loop().time
         self._holds = HoldTimes()
+        self._refused: set[tuple[str, str | None]] = set()  # tenants and keys whose last request was
 
     async def reserve(self, name: str, key: str | None, limits: tuple[Limit, ...], ask: Ask, outage: Outage) -> Grant:
         """Charge `ask` to `limits`, all that requests of the tenant `name` with this key are charged to, or raise
@@ -80,8 +82,23 @@ class Quotas:
         if not limits:
             return Grant(self, name, key, None)
         grant = Grant(self, name, key, await self._reserve(name, key, limits, ask, outage))
+        self._refused.discard((name, key))
         self._live[grant] = self._clock()
         return grant
+
+    def was_refused(self, name: str, key: str | None) -> bool:
+        """Whether the last request of the tenant with this key was."""
+        return (name, key) in self._refused
+
+    async def refuse_spent(self, name: str, key: str | None, limits: tuple[Limit, ...], ask: Ask) -> None:
+        """Raise `Refused` where of a limit not even `ask` is left, which is at most one of each; nothing is charged.
+        Raises `StoreUnavailable`.
+        """
+        states = await self.store.states(name, key, limits) if limits else ()
+        spent = [state for state in states if state.remaining < ask.of(state.limit.resource)]
+        if spent:
+            raise self._with_wait(name, _refusal(max(spent, key=_wait), ask))
+        self._refused.discard((name, key))
 
     def ended(self, grant: Grant) -> None:
         """The request is over."""
@@ -148,11 +165,12 @@ class Quotas:
     ) -> Reservation:
         try:
             return await self.store.reserve(name, key, limits, ask, outage)
-        except LimitExceeded as refusal:
+        except (LimitExceeded, BudgetSpent) as refusal:
+            self._refused.add((name, key))
             raise self._with_wait(name, refusal) from None
 
-    def _with_wait(self, name: str, refusal: LimitExceeded) -> LimitExceeded:
-        """A refusal at what is held at once, with the wait that others of the tenant let expect."""
+    def _with_wait(self, name: str, refusal: Refused) -> Refused:
+        """A refusal at what is held at once gets the wait that others of the tenant let expect."""
         if refusal.limit.resource is not Resource.CONCURRENT_REQUESTS:
             return refusal
         wait = self._holds.until_next_end(name, refusal.limit.amount)
@@ -165,6 +183,25 @@ class Quotas:
         settlement.set_result(None)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.warning("a settlement waits for the next heartbeat: %s", error)
+
+
+def _wait(state: LimitState) -> float:
+    """Seconds until it has one unit again, as far as it can be told."""
+    limit = state.limit
+    match limit.window:
+        case Rate(seconds=seconds):
+            return max(0.0, state.reset - (limit.capacity - 1) * seconds / limit.amount)
+        case Budget():
+            return state.reset
+    return 0.0
+
+
+def _refusal(state: LimitState, ask: Ask) -> Refused:
+    """Of an ask for one unit that is not there."""
+    limit, asked, wait = state.limit, ask.of(state.limit.resource), _wait(state)
+    if isinstance(limit.window, Budget):
+        return BudgetSpent(limit, asked, state.remaining, time.time() + wait)
+    return LimitExceeded(limit, asked, state.remaining, wait if limit.window else None)
 
 
 def _nothing() -> Usage:

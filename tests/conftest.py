@@ -14,6 +14,8 @@ from backend.tokenizer import Tokenizer
 from tests.examples import NIGHTLY
 from tests.gateway.server_process import ServerProcess, running_server
 
+UNHURRIED = ("--refused-per-second", "10000")  # tests send what is refused one after the other
+
 # A machine that is busy with something else fails no test: Hypothesis measures no time.
 patient = [HealthCheck.too_slow]
 settings.register_profile("daily", deadline=None, suppress_health_check=patient)
@@ -54,7 +56,7 @@ def one_tls_context() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """The gateway as a newcomer starts it."""
-    with running_server(tmp_path_factory.mktemp("server"), "--threads", "1") as process:
+    with running_server(tmp_path_factory.mktemp("server"), "--threads", "1", *UNHURRIED) as process:
         yield process
 
 
@@ -69,6 +71,7 @@ def impatient_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve
         "--max-connections": "24",
         "--max-num-seqs": "4",
         "--overload": "unbounded",  # or it refuses, on a slow machine, what is to be seen waiting
+        "--refused-per-second": "10000",
     }
     flags = [word for pair in limits.items() for word in pair]
     with running_server(tmp_path_factory.mktemp("impatient"), "--threads", "1", *flags) as process:

@@ -78,6 +78,8 @@ class Story:
     policy_version: str | None = None
     response_id: str | None = None
 
+    body_bytes: int = 0  # that have come
+
     # moments
     authenticated: float | None = None
     body_read: float | None = None

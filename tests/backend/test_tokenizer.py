@@ -11,7 +11,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from backend.chat_template import ChatTemplate
-from backend.errors import InvalidRequest, ModelLoadError
+from backend.errors import InvalidRequest, ModelLoadError, TooManyTokens
 from backend.tokenizer import INLINE_CHARS, Tokenizer
 from tests.backend import tiny_tokenizers as tiny
 
@@ -110,9 +110,9 @@ async def test_long_texts_are_encoded_on_another_thread(tokenizer: Tokenizer, mo
     threads: list[bool] = []
     encode = tokenizer.encode
 
-    def spy(text: str, add_special_tokens: bool) -> list[int]:
+    def spy(text: str, add_special_tokens: bool, *most: int) -> list[int]:
         threads.append(threading.current_thread() is threading.main_thread())
-        return encode(text, add_special_tokens)
+        return encode(text, add_special_tokens, *most)
 
     monkeypatch.setattr(tokenizer, "encode", spy)
     long = "fox " * INLINE_CHARS
@@ -121,6 +121,15 @@ async def test_long_texts_are_encoded_on_another_thread(tokenizer: Tokenizer, mo
     )
     assert (short_ids, long_ids) == (encode("fox", False), encode(long, True))
     assert threads == [True, False]
+
+
+async def test_a_long_text_of_more_tokens_than_may_be_had_is_refused_with_their_number(tokenizer: Tokenizer) -> None:
+    text = "fox " * INLINE_CHARS
+    count = len(tokenizer.encode(text, add_special_tokens=False))
+    with pytest.raises(TooManyTokens) as refusal:
+        await tokenizer.encode_async(text, False, count - 1)
+    assert refusal.value.num_tokens == count
+    assert len(await tokenizer.encode_async(text, False, count)) == count
 
 
 def test_truncation_and_padding_of_the_file_do_not_apply(tmp_path: Path) -> None:

@@ -23,9 +23,11 @@ from backend.waiting import WaitingQueue
 from gateway.auth import KeyRing, demo_record
 from gateway.connection_table import ConnectionTable
 from gateway.entitlement import Entitlements, KvShape
+from gateway.intake import Intake
 from gateway.kv_leases import KvLeases
 from gateway.openai import Limits
 from gateway.policies import Policies
+from gateway.refused_rate import RefusedRate
 from gateway.routes import make_app
 from gateway.scope import Lives
 from gateway.service import Service
@@ -134,8 +136,8 @@ class Gateway:
             telemetry=telemetry,
             watched=watched,
             lives=self.lives,
-            max_body_bytes=2**20,
-            body_timeout=3600,
+            intake=Intake(2**20, 2**21, timeout=3600, max_model_len=CONFIG.max_model_len),
+            refused_rate=RefusedRate(10_000, self.engine.clock),
             seeds=random.Random(0),
         )
         self.app: ASGIApp = make_app(service, {})

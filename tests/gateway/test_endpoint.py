@@ -13,10 +13,13 @@ from admission.outcome import Outcome
 from gateway.connection import TRANSPORT
 from gateway.endpoint import Call, Endpoint
 from gateway.errors import ShuttingDown
+from gateway.refused_rate import RefusedRate
 from gateway.scope import Lives
 from gateway.telemetry.logs.log_format import JsonFormat
 from gateway.telemetry.story import Story
 from gateway.telemetry.telemetry import Telemetry
+
+UNCOUNTED = RefusedRate(1, lambda: 0.0)
 
 
 class Unforeseen(Endpoint):
@@ -31,7 +34,7 @@ async def test_an_unforeseen_error_is_logged_with_its_place_and_without_what_it_
 ) -> None:
     telemetry, stories, sent = Telemetry(lambda: 0.0), list[Story](), list[Any]()
     telemetry.on_end.append(stories.append)
-    service: Any = SimpleNamespace(telemetry=telemetry, lives=Lives(write_timeout=30))
+    service: Any = SimpleNamespace(telemetry=telemetry, lives=Lives(write_timeout=30), refused_rate=UNCOUNTED)
     scope = {"type": "http", "method": "POST", "path": "/v1/x", "headers": [(b"x-request-id", b"r1")]}
 
     async def receive() -> dict[str, Any]:
@@ -71,7 +74,7 @@ class StuckReader:
 async def test_an_error_that_nobody_reads_is_given_up_with_its_connection() -> None:
     reader, telemetry, stories = StuckReader(), Telemetry(lambda: 0.0), list[Story]()
     telemetry.on_end.append(stories.append)
-    service: Any = SimpleNamespace(telemetry=telemetry, lives=Lives(write_timeout=0.01))
+    service: Any = SimpleNamespace(telemetry=telemetry, lives=Lives(write_timeout=0.01), refused_rate=UNCOUNTED)
     extensions = {TRANSPORT: {"transport": reader}}
     scope = {"type": "http", "method": "POST", "path": "/v1/x", "headers": [], "extensions": extensions}
 

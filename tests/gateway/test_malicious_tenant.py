@@ -46,7 +46,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     for tenant in ("mallory", "victim"):
         keys[tenant], record = new_key(tenant, store.pepper())
         store.add(record)
-    with running_server(folder, "--threads", "1", "--policy", str(folder / "policy.yaml")) as server:
+    with running_server(
+        folder, "--threads", "1", "--refused-per-second", "10000", "--policy", str(folder / "policy.yaml")
+    ) as server:
         yield Site(server, keys)
 
 
