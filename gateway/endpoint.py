@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,12 +14,13 @@ from gateway.connection import show_key
 from gateway.entitlement import Entitlement
 from gateway.errors import ApiError, InternalError, forget_origin
 from gateway.json_body import JsonBody
+from gateway.rate_headers import rate_headers
 from gateway.refusals import refusal_of
 from gateway.responses import Exchange
 from gateway.scope import ClientGone
 from gateway.service import Service
 from gateway.telemetry.story import Story
-from quotas.errors import StoreUnavailable
+from quotas.errors import Refused, StoreUnavailable
 from quotas.reservation import Ask
 
 log = logging.getLogger(__name__)
@@ -91,9 +91,15 @@ class Endpoint:
         not answer. The store is asked where it `is_certain` that it should be, else when it has refused the key lately.
         """
         quotas = self.service.quotas
-        if is_certain or quotas.was_refused(entitlement.name, entitlement.key):
-            with suppress(StoreUnavailable):
-                await quotas.refuse_spent(entitlement.name, entitlement.key, entitlement.charged, ask)
+        if not (is_certain or quotas.was_refused(entitlement.name, entitlement.key)):
+            return
+        try:
+            await quotas.refuse_spent(entitlement.name, entitlement.key, entitlement.charged, ask)
+        except StoreUnavailable as error:
+            log.debug("whether a limit is spent is not known: %s", error)
+        except Refused as refusal:
+            call.exchange.add_headers(rate_headers(refusal.measure()))
+            raise
 
     async def _hold_back(self, call: Call, refusal: ApiError) -> None:
         """Count a refusal; the answers of whoever gets too many wait for their turn."""

@@ -12,10 +12,12 @@ from gateway.entitlement import Entitlement
 from gateway.errors import ApiError
 from gateway.limits_report import limits_report
 from gateway.openai import parse_detokenize_request, parse_tokenize_request
+from gateway.rate_headers import rate_headers
 from gateway.replies import detokenized, model_card, models_list, tokenized
 from gateway.responses import encode_headers
 from gateway.service import Service
 from gateway.telemetry.metrics.prometheus import CONTENT_TYPE
+from quotas.errors import Refused
 from quotas.quotas import Grant
 from quotas.reservation import Ask, Usage
 
@@ -57,9 +59,15 @@ class TokensEndpoint(Endpoint):
     that is spent refuses it before its body is read.
     """
 
-    async def _reserve(self, entitlement: Entitlement) -> Grant:
-        outage = entitlement.tenant.on_store_outage
-        return await self.service.quotas.reserve(entitlement.name, entitlement.key, entitlement.charged, Ask(), outage)
+    async def _reserve(self, call: Call, entitlement: Entitlement) -> Grant:
+        quotas, outage = self.service.quotas, entitlement.tenant.on_store_outage
+        try:
+            grant = await quotas.reserve(entitlement.name, entitlement.key, entitlement.charged, Ask(), outage)
+        except Refused as refusal:
+            call.exchange.add_headers(rate_headers(refusal.measure()))
+            raise
+        call.exchange.add_headers(rate_headers(grant.states))
+        return grant
 
 
 class TokenizeEndpoint(TokensEndpoint):
@@ -69,7 +77,7 @@ class TokenizeEndpoint(TokensEndpoint):
         service, tokenizer = self.service, self.service.tokenizer
         principal = self.authenticate(call)
         entitlement = service.entitlement(principal, "inference")
-        with await self._reserve(entitlement) as grant:
+        with await self._reserve(call, entitlement) as grant:
             request = await self.read(call, principal, parse_tokenize_request)
             _check_model(service, entitlement, request.model)
             text = request.prompt
@@ -90,7 +98,7 @@ class DetokenizeEndpoint(TokensEndpoint):
         service = self.service
         principal = self.authenticate(call)
         entitlement = service.entitlement(principal, "inference")
-        with await self._reserve(entitlement) as grant:
+        with await self._reserve(call, entitlement) as grant:
             request = await self.read(call, principal, partial(parse_detokenize_request, limits=service.limits))
             _check_model(service, entitlement, request.model)
             text = service.tokenizer.decode(request.tokens, skip_special_tokens=False)

@@ -97,7 +97,9 @@ class Quotas:
         states = await self.store.states(name, key, limits) if limits else ()
         spent = [state for state in states if state.remaining < ask.of(state.limit.resource)]
         if spent:
-            raise self._with_wait(name, _refusal(max(spent, key=_wait), ask))
+            refusal = _refusal(max(spent, key=_wait), ask)
+            refusal.measure = lambda: states
+            raise self._with_wait(name, refusal)
         self._refused.discard((name, key))
 
     def ended(self, grant: Grant) -> None:

@@ -65,6 +65,7 @@ def test_a_tenant_whose_limit_is_spent_is_told_so_whatever_it_sends(site: Site, 
     assert (reply.status_code, reply.json()["error"]["code"]) == (429, "rate_limit_exceeded")
     assert reply.json()["error"]["limit"] == "requests/h"
     assert 0 < int(reply.headers["retry-after"]) <= 60
+    assert reply.headers["x-ratelimit-remaining-requests"] == "0"
 
 
 def test_a_tenant_whose_limit_is_spent_is_told_so_before_its_body_has_come(site: Site) -> None:
