@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from backend.sampling import MAX_STOPS
-from gateway.wire import Wire, only
+from gateway.wire import MAX_FIELDS, Wire, only
 
 MAX_MESSAGES = 2048
 MAX_CONTENT_PARTS = 64
@@ -85,7 +85,7 @@ class GenerationBody(Wire):
     # about the request, without effect on its answer
     service_tier: Tier | None = None
     user: str | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: Annotated[dict[str, Any], Field(max_length=MAX_FIELDS)] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     # not supported yet

@@ -25,7 +25,7 @@ MAX_SKELETON = 5 * 2**18  # bytes: 1.25 MiB, or 2,048 messages that are shorter 
 PIECE = 512  # bytes from which a string is decoded by itself, in a body that is larger than a skeleton
 CROWDED = 2_048  # parts of a block whose strings are too many to look for the long ones among them
 RUN = 64  # bytes from which digits, commas and spaces are a run of token ids
-_RUN = re.compile(rb"[\d,\s]{%d,}" % RUN)
+_RUN = re.compile(rb"(?<![\d,\s])[\d,\s]{%d,}" % RUN)
 _HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB]..", re.DOTALL)
 _NO_MARKS = bytes(byte for byte in range(256) if byte not in b",:[{")
 _TEXT_LEVELS = 5  # of arrays and objects down to the deepest text that is read: messages[0].content[0].text
@@ -41,6 +41,7 @@ class JsonScanner:
         self._blocks: list[bytes] = []
         self._size = 0
         self._elements = self._ids = self._quotes = 0
+        self._other_bytes = 0  # neither in strings nor in runs
         self._in_string = self._escaped = False
         self._began = 0  # where the string begins that is open
         self._texts: list[_Span] = []  # of `PIECE` bytes and more, without their quotes
@@ -53,15 +54,18 @@ class JsonScanner:
         if self._quotes > 2 * (MAX_ELEMENTS + 1):  # a string follows a comma, a colon or a bracket, or is the body
             raise _too_many_elements()
         parts = masked.split(b'"')
-        ids = self._note(parts)
-        marks = b"".join(parts[self._in_string :: 2]).translate(None, _NO_MARKS)
+        outside = b"".join(parts[self._in_string :: 2])
+        ids, run_bytes = self._note(parts)
         self._ids += ids
-        self._elements += len(marks) - ids
+        self._elements += len(outside.translate(None, _NO_MARKS)) - ids
+        self._other_bytes += len(outside) - run_bytes
         self._in_string ^= not len(parts) % 2
         self._size += len(block)
         self._blocks.append(block)
         if self._elements > MAX_ELEMENTS:
             raise _too_many_elements()
+        if self._other_bytes > MAX_SKELETON:
+            raise _too_large_a_skeleton()
         if self._ids > self._max_ids:
             raise RequestTooLarge(
                 f"The request body holds more than {self._max_ids} token ids, the most that this server takes at once: "
@@ -83,37 +87,35 @@ class JsonScanner:
         self._escaped = masked.endswith(b"\\")
         return masked
 
-    def _note(self, parts: list[bytes]) -> int:
-        """Note long texts and runs of token ids; returns how many ids the runs hold."""
-        ids, position, is_text = 0, self._size, self._in_string
+    def _note(self, parts: list[bytes]) -> tuple[int, int]:
+        """Note long texts and runs of token ids; returns how many ids the runs hold, and how many bytes they are."""
+        ids, run_bytes, position, is_text = 0, 0, self._size, self._in_string
         last = len(parts) - 1
         if last and is_text:
             self._note_text(self._began, position + len(parts[0]))
         for index, part in enumerate(parts if last < CROWDED else ()):
             if not is_text and len(part) >= RUN:
-                ids += self._note_runs(part, position)
+                for run in _RUN.finditer(part):
+                    if (commas := part.count(b",", run.start(), run.end())) > 1:
+                        self._note_run(position + run.start(), position + run.end())
+                        ids, run_bytes = ids + commas, run_bytes + run.end() - run.start()
             elif is_text and 0 < index < last:
                 self._note_text(position, position + len(part))
             position += len(part) + 1
             is_text = not is_text
         if last:
             self._began = self._size + sum(map(len, parts)) + last - len(parts[-1])
-        return ids
+        return ids, run_bytes
 
     def _note_text(self, start: int, end: int) -> None:
         if end - start >= PIECE:
             self._texts.append((start, end, True))
 
-    def _note_runs(self, part: bytes, position: int) -> int:
-        """Those in a part outside of strings; one that goes on from the block before is one with that."""
-        ids = 0
-        for run in _RUN.finditer(part):
-            start, end = position + run.start(), position + run.end()
-            if self._runs and self._runs[-1][1] == start:
-                start = self._runs.pop()[0]
-            self._runs.append((start, end, False))
-            ids += part.count(b",", run.start(), run.end())
-        return ids
+    def _note_run(self, start: int, end: int) -> None:
+        """One that goes on from the block before is one with that."""
+        if self._runs and self._runs[-1][1] == start:
+            start = self._runs.pop()[0]
+        self._runs.append((start, end, False))
 
 
 class JsonBody:
@@ -123,6 +125,14 @@ class JsonBody:
         """`spans` are the texts, without their quotes, and the runs of token ids that are decoded by themselves."""
         self._raw = raw
         self._spans = spans
+
+    @staticmethod
+    def of(raw: bytes) -> "JsonBody":
+        """One that is there as a whole. Raises `RequestTooLarge`."""
+        scanner = JsonScanner(0)
+        for start in range(0, len(raw), BLOCK):
+            scanner.feed(raw[start : start + BLOCK])
+        return scanner.body()
 
     def __len__(self) -> int:
         return len(self._raw)
@@ -135,10 +145,7 @@ class JsonBody:
         pieces: dict[str, str | list[int]] = {}
         skeleton = self._skeleton(pieces) if self._spans else self._raw
         if len(skeleton) > MAX_SKELETON:
-            raise RequestTooLarge(
-                f"The request body holds more than {MAX_SKELETON} bytes beside its long texts and token ids: send less "
-                "in one request."
-            )
+            raise _too_large_a_skeleton()
         try:
             value = orjson.loads(skeleton)
         except orjson.JSONDecodeError as exc:
@@ -236,4 +243,11 @@ def _too_many_elements() -> RequestTooLarge:
     return RequestTooLarge(
         f"The request body has more than {MAX_ELEMENTS} elements, the most that this server reads (commas, colons and "
         "opening brackets outside of strings, token ids apart): send fewer messages, content parts or fields."
+    )
+
+
+def _too_large_a_skeleton() -> RequestTooLarge:
+    return RequestTooLarge(
+        f"The request body holds more than {MAX_SKELETON} bytes beside its long texts and token ids: send less in one "
+        "request."
     )

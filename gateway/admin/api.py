@@ -25,6 +25,7 @@ from gateway.admin.tenants import Tenants
 from gateway.admin.unhurried import unhurried
 from gateway.admin.usage import UsageReader
 from gateway.admin.whereabouts import Reasons
+from gateway.json_body import JsonBody
 from gateway.key_source import KeySource
 from gateway.service import Service
 from gateway.wire import read
@@ -113,16 +114,16 @@ class Api:
         return await self._policy_check.text(self._service.policies.current)
 
     async def check_policy(self, visit: Visit) -> Json:
-        return await self._policy_check.of(read(PastedPolicy, visit.body), self._service.policies.current)
+        return await self._policy_check.of(read(PastedPolicy, JsonBody.of(visit.body)), self._service.policies.current)
 
     async def keys(self, visit: Visit) -> Json:
         return await self._keys.listed(visit.query.get("contains", ""))
 
     async def create_key(self, visit: Visit) -> Json:
-        return await self._keys.create(visit.actor, read(NewKey, visit.body))
+        return await self._keys.create(visit.actor, read(NewKey, JsonBody.of(visit.body)))
 
     async def rotate_key(self, visit: Visit) -> Json:
-        return await self._keys.rotate(visit.actor, visit.name, read(Rotation, visit.body or b"{}"))
+        return await self._keys.rotate(visit.actor, visit.name, read(Rotation, JsonBody.of(visit.body or b"{}")))
 
     async def revoke_key(self, visit: Visit) -> Json:
         return await self._keys.revoke(visit.actor, visit.name)

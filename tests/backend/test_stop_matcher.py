@@ -77,6 +77,29 @@ def test_nothing_follows_a_stop() -> None:
     assert run(("b",), ["a", "b", "c", "b"]) == (["a", "", "", "", ""], "b")
 
 
+class Counted(str):
+    """A stop that knows how often its characters were looked at."""
+
+    __slots__ = ()
+    looks = 0
+
+    def __getitem__(self, key: object) -> str:
+        Counted.looks += 1
+        return str.__getitem__(self, key)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("count", [1, 8, 64])
+def test_text_that_begins_every_stop_again_and_again_costs_the_same_however_many_there_are(count: int) -> None:
+    stops = tuple(Counted("ab" * 50 + "c" * number) for number in range(1, count + 1))
+    matcher = StopMatcher(stops)
+    for piece in ["ab" * 49 + "d"] * 3:
+        matcher.push(piece)
+    Counted.looks = 0
+    for piece in ["ab" * 49 + "d"] * 1000:
+        matcher.push(piece)
+    assert Counted.looks == 0  # the automaton is there: the stops themselves are not looked at
+
+
 def test_a_stop_that_almost_matches_everywhere_costs_amortised_constant_work() -> None:
     steps = 0
 
