@@ -4,7 +4,7 @@ A refused request counts 1, and 1 more for each 64 KiB of its body, read or stil
 
 - Of requests refused for what they are (400, 404, 413 ...), so many a second of an API key and twice as many of its
   tenant. Whoever sends more is answered 429 before a body is read, until the time for what was too much is over.
-- Of answers that refuse anything to a key or tenant, five times as many; of those to an address that has shown no good
+- Of answers that refuse anything to a key or tenant, twice as many; of those to an address that has shown no good
   key (401, unknown paths), as many as of a key. An answer beyond the rate is held back until it is its turn. A good key
   behind the same address is served as ever.
 """
@@ -17,9 +17,9 @@ from admission.outcome import Outcome
 from gateway.errors import ApiError, TooManyRefused
 from gateway.json_body import BLOCK
 
-BURST_SECONDS = 2.0  # of a rate that may come at once
+BURST_SECONDS = 1.0  # of a rate that may come at once
 MOST_SECONDS = 30.0  # that an answer is held back
-ANSWERS = 5.0  # answers that refuse, for each request that is refused for what it is
+ANSWERS = 2.0  # answers that refuse, for each request that is refused for what it is
 TENANT = 2.0  # times what a key may
 MAX_OWNERS = 16_384  # that are remembered, the latest
 

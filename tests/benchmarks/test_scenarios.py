@@ -10,13 +10,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SCENARIOS = (
-<<<<<<< HEAD
     "classes", "connection_flood", "decision_cost", "device_idle", "engine_peers", "fairness", "flood",
-    "gateway_overhead", "log_cost", "overload", "overload_live", "quota_burst", "quota_store", "step_time",
-=======
-    "classes", "decision_cost", "device_idle", "engine_peers", "fairness", "flood", "gateway_overhead",
-    "hostile_bodies", "log_cost", "overload", "overload_live", "quota_burst", "quota_store", "step_time",
->>>>>>> 2f9dc36 (Docs of what a body may hold and what refused requests cost; blanks and digits are refused as soon as there are too many)
+    "gateway_overhead", "hostile_bodies", "log_cost", "overload", "overload_live", "quota_burst", "quota_store",
+    "step_time",
     "telemetry_cost", "what_if_live",
 )  # fmt: skip
 

@@ -82,7 +82,7 @@ def test_quotas_that_are_spent_and_what_is_our_own_fault_keep_nobody_out() -> No
     assert site.is_read()
 
 
-@pytest.mark.parametrize(("error", "tenant", "rate"), [(SPENT, "t", 5 * RATE), (STRANGER, None, RATE)])
+@pytest.mark.parametrize(("error", "tenant", "rate"), [(SPENT, "t", 2 * RATE), (STRANGER, None, RATE)])
 def test_answers_that_refuse_leave_at_their_rate(error: RateLimited, tenant: str | None, rate: float) -> None:
     site = Site()
     waits = [site.rate.count(error, tenant, "k", "10.0.0.1", 0) for _ in range(100_000)]
