@@ -18,7 +18,7 @@ def compiled(folder: Path, *options: str) -> str:
 SERVING = ("--dtype", "bfloat16", "--head-dim", "128", "--block-size", "16")
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_attention_is_compiled_for_every_gpu_without_faults(tmp_path: Path) -> None:
     """No spills; shared memory that is there; tensor cores; wide copies, in flight from one iteration to the next."""
     printed = compiled(tmp_path, *SERVING, "--kernel", "prefill", "decode")
@@ -26,7 +26,7 @@ def test_attention_is_compiled_for_every_gpu_without_faults(tmp_path: Path) -> N
     assert printed.count("prefill") == printed.count("decode") == 6
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_other_kernels_and_shapes_are_compiled_without_faults(tmp_path: Path) -> None:
     rest = ("join", "prefill windowed", "rope_and_store normed", "rms_norm adds", "silu_mul")
     sampling = ("survey penalises filters", "count 0 20", "count 1 0", "weigh", "choose penalises filters")

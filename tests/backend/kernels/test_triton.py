@@ -29,10 +29,10 @@ def run(*command: str, **variables: str) -> str:
 
 INTERPRETED = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore:Conversion of an array:DeprecationWarning")
 FOLDER = "tests/backend/kernels/interpreted"
-SAMPLING = ("test_sampling.py", "test_model_runner.py", "test_decoder.py")
+SAMPLING = ("test_sampling.py", "test_decoder.py")
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("half", ["sampling and whole steps", "attention, stores, rows and random shapes"])
 def test_kernels_are_the_references_in_the_interpreter(half: str) -> None:
     """In two halves, which two cores may run."""

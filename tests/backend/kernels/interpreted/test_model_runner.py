@@ -1,5 +1,7 @@
 from dataclasses import replace
 
+import pytest
+
 from backend.kernels.triton_ops import TritonOps
 from backend.sampling import SamplingParams
 from tests.backend.runners import CONFIG, EagerGraphLane, generate, make_runner
@@ -12,6 +14,8 @@ SAMPLING = [
 ]
 
 
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
 def test_padded_steps_sampled_on_the_device_give_the_tokens_of_the_runner_in_torch() -> None:
     config = replace(CONFIG, max_num_seqs=4)
     expected = generate(make_runner(config=config), PROMPTS, SAMPLING)
