@@ -96,7 +96,10 @@ def status(server: ServerProcess, path: str) -> int:
 
 
 def test_a_drain_loses_no_request_and_settles_all(tmp_path: Path, redis_url: str) -> None:
-    with running_server(tmp_path, *flags(tmp_path, redis_url)) as server, connected(server) as idle:
+    with (
+        running_server(tmp_path, *flags(tmp_path, redis_url, drain_timeout=PATIENCE)) as server,
+        connected(server) as idle,
+    ):
         idle.send(request(server, completion(), "/v1/completions"))
         assert idle.reply().status == 200
         streams = Streams(server, NUM_STREAMS, max_tokens=700)
