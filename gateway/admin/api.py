@@ -24,6 +24,7 @@ from gateway.admin.rows import refusal_row
 from gateway.admin.tenants import Tenants
 from gateway.admin.unhurried import unhurried
 from gateway.admin.usage import UsageReader
+from gateway.admin.what_if import WhatIfs
 from gateway.admin.whereabouts import Reasons
 from gateway.json_body import JsonBody
 from gateway.key_source import KeySource
@@ -38,7 +39,9 @@ Json = dict[str, Any]
 class Api:
     """Reads the gateway as it is at the moment of each request; `actions` change it."""
 
-    def __init__(self, process: Process, service: Service, history: History, audit: AuditLog, keys: KeySource) -> None:
+    def __init__(
+        self, process: Process, service: Service, history: History, audit: AuditLog, keys: KeySource, what_ifs: WhatIfs
+    ) -> None:
         self._process = process
         self._service = service
         self._history = history
@@ -50,6 +53,7 @@ class Api:
         self._tenants = Tenants(service, history, self.requests)
         self._keys = Keys(keys, service.policies, audit)
         self._usage = UsageReader(service)
+        self._what_ifs = what_ifs
         self._policy_check = PolicyCheck()
         self._diagnosis = Diagnosis(self._doctors_questions, service.metrics.prometheus_text, service.telemetry.clock)
         self.watch = self._diagnosis.watch
@@ -70,6 +74,7 @@ class Api:
                 Route("GET", f"{PREFIX}/policy", self.policy),
                 Route("GET", f"{PREFIX}/policy/text", self.policy_text),
                 Route("POST", f"{PREFIX}/policy/check", self.check_policy, MAX_BODY_BYTES),
+                Route("POST", f"{PREFIX}/policy/what-if", self.what_if, MAX_BODY_BYTES),
                 Route("POST", f"{PREFIX}/policy/reload", lambda visit: actions.reload(visit.actor)),
                 Route("GET", f"{PREFIX}/keys", self.keys),
                 Route("POST", f"{PREFIX}/keys", self.create_key),
@@ -115,6 +120,9 @@ class Api:
 
     async def check_policy(self, visit: Visit) -> Json:
         return await self._policy_check.of(read(PastedPolicy, JsonBody.of(visit.body)), self._service.policies.current)
+
+    async def what_if(self, visit: Visit) -> Json:
+        return await self._what_ifs.of(read(PastedPolicy, JsonBody.of(visit.body)))
 
     async def keys(self, visit: Visit) -> Json:
         return await self._keys.listed(visit.query.get("contains", ""))

@@ -11,8 +11,11 @@ from gateway.admin.history import History
 from gateway.admin.page_files import page_files
 from gateway.admin.port import AdminPort
 from gateway.admin.process import Process
+from gateway.admin.recent_traffic import RecentTraffic
 from gateway.admin.server import AdminServer, serving
+from gateway.admin.what_if import WhatIfs
 from gateway.beside import beside
+from gateway.core import core_config
 from gateway.key_source import KeySource
 from gateway.service import Service
 from gateway.settings import Settings
@@ -35,8 +38,11 @@ async def admin_plane(
     history = History(service.telemetry, service.watched.scheduler)
     service.telemetry.on_end.append(history.request_ended)
     service.watched.on_step.append(history.step_completed)
+    traffic = RecentTraffic()
+    service.watched.on_asked.append(traffic.asked)
+    service.telemetry.on_end.append(traffic.request_ended)
     audit = AuditLog(settings.state_dir / AUDIT_LOG)
-    api = Api(process, service, history, audit, keys)
+    api = Api(process, service, history, audit, keys, WhatIfs(service, core_config(settings), traffic))
     actions = Actions(api.requests, service.policies, audit, process.drain)
     service.policies.on_change.append(actions.policy_changed)
     service.policies.on_failure.append(actions.policy_rejected)

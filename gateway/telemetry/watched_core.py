@@ -61,6 +61,7 @@ class WatchedCore:
         self.scheduler = core.scheduler
         self.lengths = core.lengths
         self.room = core.room
+        self.on_asked: list[Callable[[Asked, float], object]] = []  # of an HTTP request, once its limits were asked
         self.on_admit: list[Callable[[Trail], object]] = []  # for the first time
         self.on_step: list[Callable[[Step], object]] = []
         self.on_release: list[Callable[[Trail], object]] = []  # of the blocks of one that was cut short
@@ -78,8 +79,15 @@ class WatchedCore:
         """Seconds that the device is expected to take for a step; 0.0 where nobody knows."""
         return self._step_time.fitted.seconds(work_of(flight)) if self._step_time is not None else 0.0
 
+    @property
+    def step_time(self) -> StepTimeModel | None:
+        """None: nobody learns it."""
+        return self._step_time
+
     def asked(self, asked: Asked, now: float) -> None:
         self.core.asked(asked, now)
+        for tell in self.on_asked:
+            tell(asked, now)
 
     def arrive(self, sequence: Sequence, now: float) -> None:
         self.core.arrive(sequence, now)

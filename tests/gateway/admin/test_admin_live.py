@@ -41,7 +41,7 @@ READS = (
     "audit",
 )
 WRITES = (
-    *("requests/req_1/cancel", "policy/reload", "policy/check", "drain"),
+    *("requests/req_1/cancel", "policy/reload", "policy/check", "policy/what-if", "drain"),
     *("keys", "keys/demo/rotate", "keys/demo/revoke"),
 )
 

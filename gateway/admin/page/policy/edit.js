@@ -3,7 +3,9 @@
 import { byId, el } from "../dom.js";
 import { counted, shown } from "../text.js";
 import { diff } from "./diff.js";
+import { whatIf } from "./what_if.js";
 
+const SIMULATION = 70000;
 const PATIENCE = 30000; // milliseconds: a large policy takes its time
 
 export class Edit {
@@ -16,6 +18,7 @@ export class Edit {
     this.result = byId("policy-checked");
     byId("policy-start").addEventListener("click", () => this.#start());
     byId("policy-check").addEventListener("click", () => this.#check());
+    byId("policy-what-if").addEventListener("click", ({ currentTarget }) => this.#whatIf(currentTarget));
     this.field.addEventListener("input", () => this.result.replaceChildren()); // it was about another text
   }
 
@@ -33,6 +36,23 @@ export class Edit {
     this.#say("Checking…");
     const answer = await this.#asked(this.#api().post("policy/check", { text: this.field.value }, PATIENCE));
     if (answer !== null) this.result.replaceChildren(...(answer.valid ? verdict(answer) : this.#mistakes(answer)));
+  }
+
+  /** Checked first: a mistake has a line there. */
+  async #whatIf(button) {
+    const text = this.field.value;
+    if (text.trim() === "") return this.#say("Paste a policy first, or start from what is in force.");
+    button.disabled = true;
+    const began = performance.now();
+    const tick = () => this.#say(`Simulating, for ${Math.round((performance.now() - began) / 1000)} s so far of 10 or so…`);
+    tick();
+    const timer = setInterval(tick, 1000);
+    const checked = await this.#asked(this.#api().post("policy/check", { text }, PATIENCE));
+    const answer = checked?.valid ? await this.#asked(this.#api().post("policy/what-if", { text }, SIMULATION)) : null;
+    clearInterval(timer);
+    button.disabled = false;
+    if (checked && !checked.valid) this.result.replaceChildren(...this.#mistakes(checked));
+    else if (answer && this.field.value === text) this.result.replaceChildren(...verdict(checked), ...whatIf(answer));
   }
 
   /** Null, with a word on why, where nothing useful came back. */
