@@ -14,6 +14,7 @@ from gateway.admin.page_files import page_files
 from gateway.admin.policy_check import MAX_BODY_BYTES, PastedPolicy, PolicyCheck
 from gateway.admin.router import Route, Router, Text, Visit
 from gateway.errors import RouteNotFound
+from gateway.json_body import JsonBody
 from gateway.wire import read
 from quotas.policy_file import parse_policy
 from tests.gateway.admin.page import page_data
@@ -104,7 +105,7 @@ class FakeGateway:
         return await self._policy_check.text(self.policy)
 
     async def _check_policy(self, visit: Visit) -> Json:
-        return await self._policy_check.of(read(PastedPolicy, visit.body), self.policy)
+        return await self._policy_check.of(read(PastedPolicy, JsonBody.of(visit.body)), self.policy)
 
     async def _request(self, visit: Visit) -> Json:
         return page_data.request_detail(self._find(visit.name, "live", "recent"))
