@@ -6,7 +6,8 @@ One JSON array a line, times in seconds of the engine's clock:
     ["gateway", t, Unix seconds, model, bytes of a KV block]     by whom it is recorded, and the time of day
     ["request", t, id, tenant, key, service tier, body bytes, seconds in which its client wants the first token, the
      last, each further one, [[prompt tokens, most tokens, whether the client declared them] ...], refusal or null]
-                what was asked of a tenant's limits, before it arrives or instead; refused: which limit, or why
+                what was asked of a tenant's limits, before it arrives or instead; refused: which limit, or why;
+                without prompts: refused before it was read, as nothing was left of the limit
     ["arrive", t, id, tenant, prompt tokens, max_tokens, allowed tokens, class, interval, body bytes,
      first token by, done by, first token's target, first and last token as promised, refusal or null]
     ["finish", t, id, reason]
@@ -213,7 +214,7 @@ def asked_of(entry: Entry) -> Asked:
     asked = Asked(name, tenant, key, tier, size, first, last, interval, each, refusal)
     texts, numbers = (name, tenant, key or "", tier or "", refusal or ""), (size, first or 0, last or 0, interval or 0)
     lengths = [length for prompt in each for length in (prompt.prompt_tokens, prompt.most)]
-    if not lengths or not all(isinstance(length, int) and length > 0 for length in lengths):
+    if not (each or refusal) or not all(isinstance(length, int) and length > 0 for length in lengths):
         raise ValueError("a request has prompts and answers of at least one token")
     if not all(isinstance(text, str) for text in texts) or not all(isinstance(n, int | float) for n in numbers):
         raise ValueError("a request has names, and seconds")

@@ -126,8 +126,9 @@ class _Story:
         if refusal is None or name != self._request:
             return
         life = self.lives[name] = _Life(name, tenant, now)
-        most, longest = (sum(prompt[column] for prompt in prompts) for column in (0, 1))
-        life.say(now, f"asked: tenant {tenant}, {most} prompt tokens, max_tokens {longest} in all")
+        size, most = (sum(prompt[column] for prompt in prompts) for column in (0, 1))
+        what = f"{size} prompt tokens, max_tokens {most} in all" if prompts else "and was not read"
+        life.say(now, f"asked: tenant {tenant}, {what}")
         life.end(now, f"refused before it came to the queue: {refusal}")
 
     def _arrive(

@@ -63,5 +63,10 @@ class Asked:
     first_token: float | None  # seconds in which the client wants it, from its headers; None: it does not say
     last_token: float | None
     interval: float | None
-    prompts: tuple[AskedPrompt, ...]
+    prompts: tuple[AskedPrompt, ...]  # none of a request that was refused before it was read
     refusal: str | None = None  # the limit that refused it, or why it could not be asked; None: it was let in
+
+    @staticmethod
+    def unread(request_id: str, tenant: str, key: str | None, refusal: str) -> "Asked":
+        """One whose tenant had nothing left of a limit, so that nobody looked at what it wants."""
+        return Asked(request_id, tenant, key, None, 0, None, None, None, (), refusal)

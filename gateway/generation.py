@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from admission.outcome import DeadlineUnmeetable, Outcome, QueueFull
+from admission.request import Asked
 from admission.request import Request as AdmissionRequest
 from backend.detokenizer import IncrementalDetokenizer
 from backend.sequence import FinishReason
@@ -69,11 +70,20 @@ class GenerationEndpoint(Endpoint):
         principal = self.authenticate(call)
         entitlement = service.entitlement(principal, "inference")
         try:
-            await self.refuse_spent(call, entitlement, LEAST, is_certain=False)
+            await self._refuse_unread(call, entitlement)
             return await self._answer(call, principal, entitlement)
         except ApiError as error:
             if error.outcome is Outcome.INVALID and call.exchange.started is None:
                 await self.refuse_spent(call, entitlement, LEAST)
+            raise
+
+    async def _refuse_unread(self, call: Call, entitlement: Entitlement) -> None:
+        """Before the body is read, where the last request was refused and the limit is still spent; it is recorded."""
+        try:
+            await self.refuse_spent(call, entitlement, LEAST, is_certain=False)
+        except QuotaRefused as error:
+            name, key = entitlement.name, entitlement.key
+            self.service.admission.asked(Asked.unread(call.story.request_id, name, key, error.limit.name))
             raise
 
     async def _answer(self, call: Call, principal: Principal, entitlement: Entitlement) -> Outcome:

@@ -2,15 +2,16 @@
 
 A replay tells how long every answer became. A request that was refused or left before its end is taken to have wanted
 all it declared; where it declared nothing, as much as half of its tenant's answers had. What limits refused never came
-to the core: it is read off its `request` entry, as are the tier, the key and the deadlines of every request.
+to the core: it is read off its `request` entry, as are the tier, the key and the deadlines of every request. What was
+refused unread is taken to be like the request of its tenant that was read last.
 
 A log that has no such entries is of a core without a gateway. Its requests ask for the classes that served them, and a
 deadline for the first token that is not later than its class's target may be the class's own.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median_low
 from typing import NamedTuple
@@ -157,7 +158,20 @@ def _targets(arrived: list[Entry]) -> tuple[Target, ...]:
 def _requests(log: _Log, sequences: dict[str, Sequence]) -> list[Arrival]:
     """Each HTTP request, whatever became of it."""
     lengths = _answer_lengths(sequences)
-    return [_request(line, time, asked, log, sequences, lengths) for line, time, asked in log.asked]
+    return [_request(line, time, asked, log, sequences, lengths) for line, time, asked in _all_read(log)]
+
+
+def _all_read(log: _Log) -> Iterator[tuple[int, float, Asked]]:
+    """With what was refused unread taken to be like its tenant's last that was read before; if none was, it is left
+    out.
+    """
+    last: dict[str, Asked] = {}
+    for line, time, asked in log.asked:
+        if asked.prompts:
+            last[asked.tenant] = asked
+            yield line, time, asked
+        elif (like := last.get(asked.tenant)) is not None:
+            yield line, time, replace(like, id=asked.id, key=asked.key, refusal=asked.refusal)
 
 
 def _request(

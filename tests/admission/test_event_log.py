@@ -194,5 +194,6 @@ def test_what_was_asked_of_limits_is_an_event_too() -> None:
     core.asked(
         Asked("r", "a", "k", "flex", 80, 1.5, None, 0.1, (AskedPrompt(6, 9, True), AskedPrompt(7, 9, False))), 1.0
     )
+    core.asked(Asked.unread("t", "a", None, "tokens/min"), 1.5)
     core.asked(Asked("s", "a", None, None, 80, None, None, None, (AskedPrompt(6, 9, True),), "tokens/min"), 1.0)
     assert [json.dumps(entry, separators=(",", ":")) for entry in replay(lines)] == lines
