@@ -26,6 +26,7 @@ class Ready:
     block_size: int  # tokens
     kv_bytes: int
     max_model_len: int  # tokens
+    batch_invariant: bool  # whether a seed draws the same text whatever runs beside it
     demo_key: str | None = field(repr=False)  # None: there is none, or what is said here may be read by others
     admin_port: int | None = None  # None: there is none
     admin_host: str = "127.0.0.1"
@@ -53,6 +54,10 @@ class Ready:
             f"  model     {self.model}: {_count(self.num_parameters)} parameters, {self.dtype}, on {self.device}",
             f"  KV cache  {human_bytes(self.kv_bytes)}: {tokens}, at most {self.max_model_len:,} tokens a request",
         ]
+        if not self.batch_invariant:
+            lines += [
+                "  seeds     may draw other text beside other requests: these kernels add in an order of the batch's"
+            ]
         if self.demo_key is not None:
             lines += [f"  demo key  {self.demo_key}"]
         if self.admin_port is not None:

@@ -185,6 +185,7 @@ def _ready(
         block_size=config.block_size,
         kv_bytes=model.kv_bytes,
         max_model_len=config.max_model_len,
+        batch_invariant=model.runner.decoder.ops.batch_invariant,
         demo_key=demo_key if settings.is_loopback else None,  # stdout of a container is a log that others read
         admin_port=admin.number if admin else None,
         admin_host=settings.admin_host,

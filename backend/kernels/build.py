@@ -25,7 +25,10 @@ log = logging.getLogger(__name__)
 SOURCES = Path(__file__).parent / "csrc"
 COMPILE_SECONDS = 300
 DIGEST_BYTES = 32
-COMMON_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
+COMMON_FLAGS = (
+    *("-std=c++17", "-O3", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"),
+    "-ffp-contract=off",  # a compiler that fuses products with sums does so in one copy of a loop and not in another
+)
 MACHINE_FLAGS = {"x86_64": ("-march=native", "-mprefer-vector-width=512"), "aarch64": ("-mcpu=native",)}
 
 

@@ -1,21 +1,23 @@
-"""The operations on a CPU: oneDNN's packed linears, and C++ for what stands between them."""
+"""The operations on a CPU in C++; of products, those in bfloat16 are oneDNN's where the processor multiplies in it."""
 
 import ctypes
 import importlib
 import logging
 import os
 import shutil
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from backend.errors import ConfigError
 from backend.kernels import build
-from backend.kernels.linear import best_linear
+from backend.kernels.linear import TiledLinear, packs, widened
 from backend.kernels.native import DTYPES, NO_WINDOW, declare
 from backend.kernels.ops import Linear, Ops
 from backend.kernels.reference import ReferenceOps
-from backend.kernels.self_check import disagreements
+from backend.kernels.self_check import batch_dependent, disagreements
 from backend.kernels.step import StepInputs
 from backend.kernels.torch_ops import TorchOps
 
@@ -44,10 +46,14 @@ class CpuOps:
         self._silu_mul = library.sluice_silu_mul
         self._rope_and_store = library.sluice_rope_and_store
         self._paged_attention = library.sluice_paged_attention
+        self._pack_weight = library.sluice_pack_weight
+        self._linear = library.sluice_linear
+        self._panel: int = library.sluice_linear_panel()
         self._head_dim_multiple: int = library.sluice_head_dim_multiple()
         self._max_head_dim: int = library.sluice_max_head_dim()
         self._max_group: int = library.sluice_max_group()
         self._torch = TorchOps()
+        self.batch_invariant = True
 
     def supports(self, dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int) -> bool:
         """Whether attention of this shape is C++: dimensions are whole SIMD registers, a group fits a tile."""
@@ -55,7 +61,32 @@ class CpuOps:
         return dtype in DTYPES and fits and num_heads <= self._max_group * num_kv_heads
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        return best_linear(weight, bias)
+        if weight.dtype == torch.float16:
+            return widened(self._packed(weight.float(), bias))
+        if weight.dtype == torch.bfloat16 and packs(torch.bfloat16):
+            product = TiledLinear(weight, bias)
+            self.batch_invariant &= product.batch_invariant
+            return product
+        return self._packed(weight, bias)
+
+    def _packed(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        outputs, inputs = weight.shape
+        padded = -(-outputs // self._panel) * self._panel
+        packed = weight.new_empty((padded, inputs))
+        source = weight.contiguous()
+        shape = (outputs, inputs, torch.get_num_threads())
+        self._pack_weight(DTYPES[weight.dtype], packed.data_ptr(), source.data_ptr(), *shape)
+        wide = None if bias is None else functional.pad(bias.float(), (0, padded - outputs))
+        return partial(self._multiply, packed, wide, outputs)
+
+    def _multiply(self, packed: Tensor, bias: Tensor | None, outputs: int, x: Tensor) -> Tensor:
+        assert x.is_contiguous()
+        assert x.dtype == packed.dtype
+        rows, inputs = x.shape
+        out = x.new_empty((rows, outputs))
+        pointers = (out.data_ptr(), x.data_ptr(), packed.data_ptr(), _pointer(bias))
+        self._linear(DTYPES[x.dtype], *pointers, rows, outputs, inputs, torch.get_num_threads())
+        return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         assert x.is_contiguous()
@@ -124,6 +155,7 @@ class CpuOps:
         _, num_heads, head_dim = q.shape
         num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
         if not self.supports(q.dtype, num_heads, num_kv_heads, head_dim):
+            self.batch_invariant = False
             return self._torch.paged_attention(q, k_cache, v_cache, step, scale, window)
         assert q.is_contiguous()
         assert q.dtype == k_cache.dtype
@@ -194,10 +226,13 @@ def _native(dtype: torch.dtype, wait: bool) -> CpuOps | None:
     except AttributeError as error:
         log.error("the kernel library lacks a function, torch kernels serve instead: %s", error)
         return None
-    wrong = disagreements(ops, dtype)
+    wrong, varying = disagreements(ops, dtype), batch_dependent(ops, dtype)
     if wrong:
         log.error("compiled kernels disagree with the reference (%s), torch kernels serve instead", ", ".join(wrong))
         return None
+    if varying:
+        ops.batch_invariant = False
+        log.warning("compiled kernels compute %s in an order that depends on the batch", ", ".join(varying))
     return ops
 
 

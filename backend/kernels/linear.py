@@ -1,7 +1,10 @@
-"""The best matrix product at hand for a weight that never changes.
+"""The best matrix product of torch's for a weight that never changes.
 
 On a CPU, oneDNN's packed weights are 2 to 2.8 times faster than `F.linear` in fp32 at 4 to 256 rows and 1.1 to 2.2
 times in bf16 (Zen 5, one thread). Their operators are private to torch, so they are tried on first use.
+
+oneDNN compiles a kernel for each number of rows and keeps a thousand of them: half a millisecond and half a megabyte
+each. So rows are taken in tiles of few heights, whose kernels are compiled when a weight is taken over.
 """
 
 import functools
@@ -16,7 +19,15 @@ from backend.kernels.ops import Linear
 
 log = logging.getLogger(__name__)
 
+HEIGHTS = (*range(1, 17), *range(20, 65, 4), 96, 128, 192, 256, 384, 512)
+"""Rows of a tile. Up to 64 rows one tile holds them, with at most 3 of padding; more are cut into several."""
+
+TILE_BYTES = 64 << 20  # of a tile's result, at most: a large vocabulary has low tiles
+
+_ONE_TILE = 64  # rows
+_LOW = 16  # rows: without a tile as low as this one, a decode would be mostly padding
 _PROBE_SHAPE = (24, 40)
+_agreeing: dict[tuple[object, ...], tuple[int, ...]] = {}  # by shape, the heights whose kernels add in one order
 
 
 def best_linear(weight: Tensor, bias: Tensor | None) -> Linear:
@@ -27,10 +38,55 @@ def best_linear(weight: Tensor, bias: Tensor | None) -> Linear:
     if weight.device.type != "cpu":
         return reference.linear(weight, bias)
     if packs(weight.dtype):
-        return packed_linear(weight, bias)
+        return TiledLinear(weight, bias)
     if weight.dtype == torch.float16 and packs(torch.float32):
-        return _widened(packed_linear(weight.float(), None if bias is None else bias.float()))
+        return widened(TiledLinear(weight.float(), None if bias is None else bias.float()))
     return reference.linear(weight, bias)
+
+
+class TiledLinear:
+    """oneDNN's packed product, in tiles whose kernels are compiled when it is made: a call compiles nothing.
+
+    `batch_invariant`: a row's result has the same bits in tiles of every height that is used, wherever it stands in
+    them. Heights whose kernels add in another order than the highest one's are not used, unless no low one is left.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._product = packed_linear(weight, bias)
+        row_bytes = weight.shape[0] * weight.element_size()
+        heights = tuple(rows for rows in HEIGHTS if rows == 1 or rows * row_bytes <= TILE_BYTES)
+        key = (*weight.shape, weight.dtype, bias is None, torch.get_num_threads())
+        if key not in _agreeing:
+            _agreeing[key] = self._compile(heights, weight)
+        self.batch_invariant = _agreeing[key][0] <= _LOW
+        self.heights = _agreeing[key] if self.batch_invariant else heights
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`x @ weight.T + bias` for x [rows, in_features]."""
+        rows = x.shape[0]
+        heights = tiles(rows, self.heights)
+        if heights == [rows]:
+            return self._product(x)
+        padded = functional.pad(x, (0, 0, 0, sum(heights) - rows))
+        return torch.cat([self._product(part) for part in padded.split(heights)])[:rows]
+
+    def _compile(self, heights: tuple[int, ...], weight: Tensor) -> tuple[int, ...]:
+        """Run a tile of every height. Those in which every row is what it is in the highest one, at either end."""
+        highest = heights[-1]
+        x = torch.randn((highest, weight.shape[1]), generator=torch.Generator().manual_seed(0)).to(weight.dtype)
+        expected = self._product(x)
+        parts = ((rows, part) for rows in heights for part in (slice(rows), slice(highest - rows, highest)))
+        varying = {rows for rows, part in parts if not torch.equal(self._product(x[part]), expected[part])}
+        return tuple(rows for rows in heights if rows not in varying)
+
+
+def tiles(rows: int, heights: tuple[int, ...]) -> list[int]:
+    """Heights of tiles that hold `rows` rows together; the last one may be higher than what is left for it."""
+    found: list[int] = []
+    while rows > min(_ONE_TILE, heights[-1]):
+        found.append(max(height for height in heights if height <= rows))
+        rows -= found[-1]
+    return [*found, min(height for height in heights if height >= rows)] if rows else found or [0]
 
 
 def packed_linear(weight: Tensor, bias: Tensor | None) -> Linear:
@@ -39,7 +95,7 @@ def packed_linear(weight: Tensor, bias: Tensor | None) -> Linear:
     return lambda x: multiply(x, packed, bias, "none", [], "")
 
 
-def _widened(linear: Linear) -> Linear:
+def widened(linear: Linear) -> Linear:
     return lambda x: linear(x.float()).to(x.dtype)
 
 

@@ -29,6 +29,11 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
         *(c_int, *(c_void_p,) * 4, *(c_int64,) * 3, *(c_void_p,) * 4),
         *(*(c_int64,) * 5, c_float, c_int64, c_int),
     ),
+    # dtype, packed, weight, outputs, inputs, threads
+    "sluice_pack_weight": (c_int, c_void_p, c_void_p, c_int64, c_int64, c_int),
+    # dtype, out, x, packed, bias, rows, outputs, inputs, threads
+    "sluice_linear": (c_int, *(c_void_p,) * 4, *(c_int64,) * 3, c_int),
+    "sluice_linear_panel": (),
     "sluice_max_group": (),
     "sluice_max_head_dim": (),
     "sluice_head_dim_multiple": (),

@@ -51,6 +51,13 @@ class Ops(Protocol):
     ) -> Tensor: ...
 
     @property
+    def batch_invariant(self) -> bool:
+        """Whether a row's results, to the last bit, are its own: whatever rows stand beside it, however a sequence is
+        cut into steps, and however many threads compute. Of linears it speaks for those made so far.
+        """
+        ...
+
+    @property
     def captures(self) -> bool:
         """Whether a CUDA graph can hold them: on such a device none of them asks the host for anything."""
         ...

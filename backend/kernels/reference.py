@@ -125,5 +125,6 @@ class ReferenceOps:
     silu_mul = staticmethod(silu_mul)
     rope_and_store = staticmethod(rope_and_store)
     paged_attention = staticmethod(paged_attention)
+    batch_invariant = False  # torch's products add in an order that depends on the number of rows
     captures = False
     sample = None

@@ -1,5 +1,7 @@
 """A quick comparison of an implementation with the reference, for a library that was compiled who knows when."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -26,7 +28,9 @@ def disagreements(ops: Ops, dtype: torch.dtype, device: torch.device = _CPU) -> 
     found_q = ops.rope_and_store(*rope, found_kv[:, 0], found_kv[:, 1], step)
     attend = (q, kv[:, 0], kv[:, 1], step, HEAD_DIM**-0.5, 5)
     x, residual, weight = draw(3, 80), draw(3, 80), draw(80)
+    matrix, bias = draw(21, 80), draw(21)
     pairs = {
+        "linear": (reference.linear(matrix, bias)(x), ops.linear(matrix, bias)(x)),
         "rms_norm": (reference.rms_norm(x, weight, EPS), ops.rms_norm(x, weight, EPS)),
         "add_rms_norm": (
             reference.add_rms_norm(x, residual.clone(), weight, EPS),
@@ -38,6 +42,61 @@ def disagreements(ops: Ops, dtype: torch.dtype, device: torch.device = _CPU) -> 
     }
     tolerance = TOLERANCE[dtype]
     return [name for name, (a, b) in pairs.items() if not torch.allclose(a.float(), b.float(), tolerance, tolerance)]
+
+
+def batch_dependent(ops: Ops, dtype: torch.dtype) -> list[str]:
+    """Names of the functions of `ops` by which a row's result changes, in any bit, with the rows beside it.
+
+    And of those of torch from which sampling expects the same.
+    """
+    draw = _Draw(dtype, _CPU)
+    rows, weight = draw(19, 70), draw(70)
+    rowwise: dict[str, Callable[[Tensor], Tensor]] = {
+        "linear": ops.linear(draw(33, 70), None),
+        "rms_norm": lambda x: ops.rms_norm(x, weight, EPS),
+        "silu_mul": ops.silu_mul,
+        "exp": lambda x: x.float().exp(),
+        "log": lambda x: x.float().abs().log(),
+        "cumsum": lambda x: x.float().cumsum(-1, dtype=torch.float64),
+    }
+    varying = [name for name, body in rowwise.items() if not _same_in_parts(body, rows)]
+    return varying + ["paged_attention"] * _attention_varies(ops, draw)
+
+
+def _same_in_parts(body: Callable[[Tensor], Tensor], x: Tensor) -> bool:
+    whole = body(x)
+    return all(torch.equal(torch.cat([body(part.clone()) for part in x.split(size)]), whole) for size in (1, 2, 7, 16))
+
+
+def _attention_varies(ops: Ops, draw: "_Draw") -> bool:
+    """Whether the attention of a prompt of 90 tokens, all in one block, depends on how it is cut into chunks."""
+    tokens = 90
+    q, kv = draw(tokens, HEADS, HEAD_DIM), draw(1, 2, KV_HEADS, tokens, HEAD_DIM)
+
+    def attend(size: int) -> Tensor:
+        chunks = ((n, min(n + size, tokens)) for n in range(0, tokens, size))
+        caches = (kv[:, 0], kv[:, 1])
+        return torch.cat(
+            [ops.paged_attention(q[a:b].clone(), *caches, _chunk(a, b), HEAD_DIM**-0.5, 70) for a, b in chunks]
+        )
+
+    return not all(torch.equal(attend(size), attend(tokens)) for size in (1, 5, 33))
+
+
+def _chunk(first: int, stop: int) -> StepInputs:
+    """The tokens [first, stop) of a sequence whose context lies in block 0."""
+    positions, count = torch.arange(first, stop), stop - first
+    return StepInputs(
+        token_ids=torch.zeros(count, dtype=torch.int64),
+        positions=positions,
+        slot_mapping=positions,
+        query_start=torch.tensor([0, count], dtype=torch.int32),
+        context_lens=torch.tensor([stop], dtype=torch.int32),
+        block_tables=torch.zeros((1, 1), dtype=torch.int32),
+        num_seqs=1,
+        max_query_len=count,
+        max_context_len=stop,
+    )
 
 
 def small_step(device: torch.device = _CPU) -> StepInputs:

@@ -22,6 +22,7 @@ class TritonOps:
     are stored divided by.
     """
 
+    batch_invariant = False  # cuBLAS adds in an order that depends on the number of rows
     captures = True
     rms_norm = staticmethod(rms_norm)
     add_rms_norm = staticmethod(add_rms_norm)

@@ -21,6 +21,7 @@ READY = Ready(
     block_size=16,
     kv_bytes=4 * 2**20,
     max_model_len=1024,
+    batch_invariant=True,
     demo_key="sk-sluice-demo-0123",
 )
 
@@ -31,6 +32,11 @@ def test_it_names_address_model_memory_and_key() -> None:
     assert "sluice-tiny: 2.56 M parameters, float32, on cpu" in text
     assert "4MiB: 1,600 tokens in 100 blocks, at most 1,024 tokens a request" in text
     assert "sk-sluice-demo-0123" in text
+
+
+def test_it_says_so_where_a_seed_is_not_enough_for_the_same_text() -> None:
+    assert "seeds" not in str(READY)
+    assert "seeds     may draw other text beside other requests" in str(replace(READY, batch_invariant=False))
 
 
 def test_the_curl_is_one_line_that_a_shell_reads_as_a_streaming_request() -> None:

@@ -2,6 +2,10 @@
 //
 // The work is cut into tiles: consecutive query positions of one sequence times the query heads of one KV head, so that
 // a key is read once for all of them. A decode step is a tile of one position. Keys are taken CHUNK tokens at a time.
+//
+// A row's result depends on its own query and its sequence's keys alone, to the last bit: not on which rows share its
+// tile, nor on how a prompt was cut into steps. Chunks therefore begin at multiples of CHUNK, whatever a tile sees; what
+// a row does not see has weight 0 in sums over whole chunks; and both ways to multiply queries by keys add in one order.
 
 #include <algorithm>
 #include <cfloat>
@@ -23,6 +27,7 @@ constexpr int CACHE_LINE = 64;
 constexpr int ROWS = 4;                          // rows of a register block
 constexpr int VECS = REGISTERS == 32 ? 4 : 2;    // its columns, in registers
 constexpr int TRANSPOSE_FROM = 8;                // rows from which transposing the keys pays
+constexpr int64_t PARALLEL_FROM = 1 << 19;       // multiplications that are worth waking threads for
 
 struct Shape {
     int64_t num_heads, num_kv_heads, dim;
@@ -77,7 +82,8 @@ inline void prefetch(const T* key, const T* value, int64_t dim) {
     }
 }
 
-// scores[r, n] = q[r] . k[n] for R rows, LANES keys at a time; a column past the last key repeats it.
+// scores[r, n] = q[r] . k[n] for R rows, LANES keys at a time; a column past the last key repeats it. Products are summed
+// in LANES chains, of the dimensions that are equal modulo LANES, and those by pairs of neighbours, then of pairs.
 template <int R, class T>
 void dot_keys(float* scores, const float* q, const Chunk<T>& chunk, const Chunk<T>& next, int64_t dim) {
     for (int first = 0; first < chunk.count; first += LANES) {
@@ -88,7 +94,7 @@ void dot_keys(float* scores, const float* q, const Chunk<T>& chunk, const Chunk<
             Vec part[R] = {};
             for (int64_t c = 0; c < dim; c += LANES) {
                 const Vec key = load(k + c);
-                for (int r = 0; r < R; ++r) part[r] += load(q + r * dim + c) * key;
+                for (int r = 0; r < R; ++r) part[r] = fused(load(q + r * dim + c), key, part[r]);
             }
             for (int r = 0; r < R; ++r) acc[r][n] = part[r];
         }
@@ -106,18 +112,35 @@ void transpose_keys(float* keys, const Chunk<T>& chunk, int64_t dim) {
     for (int64_t d = 0; d < dim; ++d) std::fill(keys + d * CHUNK + chunk.count, keys + (d + 1) * CHUNK, 0.0f);
 }
 
+// Adds to `acc` the products of R rows and VECS registers of columns, over the dimensions that are equal to one of
+// [lane, lane + width) modulo LANES, in the order of `dot_keys`.
+template <int R, int width>
+inline void multiply_lanes(Vec (&acc)[R][VECS], const float* q, const float* keys, int64_t dim, int lane) {
+    if constexpr (width == 1) {
+        for (int64_t d = lane; d < dim; d += LANES) {
+            Vec key[VECS];
+            for (int v = 0; v < VECS; ++v) key[v] = load(keys + d * CHUNK + v * LANES);
+            for (int r = 0; r < R; ++r) {
+                const Vec query = spread(q[r * dim + d]);
+                for (int v = 0; v < VECS; ++v) acc[r][v] = fused(query, key[v], acc[r][v]);
+            }
+        }
+    } else {
+        Vec upper[R][VECS] = {};
+        multiply_lanes<R, width / 2>(acc, q, keys, dim, lane);
+        multiply_lanes<R, width / 2>(upper, q, keys, dim, lane + width / 2);
+        for (int r = 0; r < R; ++r) {
+            for (int v = 0; v < VECS; ++v) acc[r][v] += upper[r][v];
+        }
+    }
+}
+
 // scores[r, :] = q[r] @ keys for R rows.
 template <int R>
 void multiply_keys(float* scores, const float* q, const float* keys, int64_t dim) {
     for (int column = 0; column < CHUNK; column += VECS * LANES) {
         Vec acc[R][VECS] = {};
-        for (int64_t d = 0; d < dim; ++d) {
-            Vec key[VECS];
-            for (int v = 0; v < VECS; ++v) key[v] = load(keys + d * CHUNK + column + v * LANES);
-            for (int r = 0; r < R; ++r) {
-                for (int v = 0; v < VECS; ++v) acc[r][v] += key[v] * q[r * dim + d];
-            }
-        }
+        multiply_lanes<R, LANES>(acc, q, keys + column, dim, 0);
         for (int r = 0; r < R; ++r) {
             for (int v = 0; v < VECS; ++v) store(scores + r * CHUNK + column + v * LANES, acc[r][v]);
         }
@@ -135,7 +158,7 @@ void add_values(float* out, const float* weights, const Chunk<T>& chunk, int64_t
         const T* value = chunk.values[n] + column;
         for (int v = 0; v < V; ++v) {
             const Vec part = load(value + v * LANES);
-            for (int r = 0; r < R; ++r) acc[r][v] += part * weights[r * CHUNK + n];
+            for (int r = 0; r < R; ++r) acc[r][v] = fused(part, spread(weights[r * CHUNK + n]), acc[r][v]);
         }
     }
     for (int r = 0; r < R; ++r) {
@@ -169,20 +192,22 @@ void in_row_blocks(int rows, Body body) {
     }
 }
 
-// Scores to weights, in place; brings `out` and `total` of the row to the new maximum.
-void soften(float* scores, int first, int last, int count, float& largest, float& total, float* out, int64_t dim) {
+// Scores of a whole chunk to weights, in place: 0 for the keys outside of [first, last). Brings `out` and `total` of the
+// row to the new maximum.
+__attribute__((noinline)) void soften(
+    float* scores, int first, int last, float& largest, float& total, float* out, int64_t dim) {
     float peak = largest;
-#pragma omp simd reduction(max : peak)
+#pragma omp simd reduction(max : peak)  // of which the order does not matter
     for (int n = first; n < last; ++n) peak = std::max(peak, scores[n]);
     const float shrink = exponential(largest - peak);
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int n = 0; n < count; ++n) {
-        const float weight = n >= first && n < last ? exponential(scores[n] - peak) : 0.0f;
-        scores[n] = weight;
-        sum += weight;
+#pragma omp simd
+    for (int n = 0; n < CHUNK; ++n) {
+        const float weight = exponential(scores[n] - peak);
+        scores[n] = n >= first && n < last ? weight : 0.0f;
     }
-    total = total * shrink + sum;
+    Vec sums = load(scores);
+    for (int n = LANES; n < CHUNK; n += LANES) sums += load(scores + n);
+    total = total * shrink + sum(sums);
     largest = peak;
     if (shrink == 1.0f) return;
 #pragma omp simd
@@ -190,13 +215,14 @@ void soften(float* scores, int first, int last, int count, float& largest, float
 }
 
 struct Span {
-    int64_t start, stop;  // positions of the keys that any query of a tile sees
+    int64_t start, stop;  // positions from the chunk of the first key that any query of a tile sees to the last
 };
 
 template <class T>
 Span visible(const Tensors<T>& tensors, const Shape& shape, const Tile& tile) {
     const int64_t first = tensors.positions[tile.first], last = tensors.positions[tile.first + tile.count - 1];
-    return {std::max<int64_t>(0, first - shape.window + 1), std::min<int64_t>(tensors.context_lens[tile.seq], last + 1)};
+    const int64_t start = std::max<int64_t>(0, first - shape.window + 1);
+    return {start - start % CHUNK, std::min<int64_t>(tensors.context_lens[tile.seq], last + 1)};
 }
 
 // Finds the tokens of `tile` from position `base`, up to a chunk of them.
@@ -252,7 +278,7 @@ void attend_chunk(
             const int last = int(std::clamp<int64_t>(after, 0, chunk.count));
             const int first = int(std::clamp<int64_t>(after - shape.window, 0, last));
             float* weights = work.weights + r * CHUNK;
-            soften(weights, first, last, chunk.count, work.largest[r], work.total[r], work.out + r * dim, dim);
+            soften(weights, first, last, work.largest[r], work.total[r], work.out + r * dim, dim);
         }
         add_values<R>(work.out + row * dim, scores, chunk, dim);
     });
@@ -270,7 +296,7 @@ void finish(const Scratch& work, const Tensors<T>& tensors, const Shape& shape, 
 
 // `after` is the tile whose first keys this one prefetches at its end, or null.
 template <class T>
-void attend(const Tensors<T>& tensors, const Shape& shape, const Tile& tile, const Tile* after) {
+__attribute__((noinline)) void attend(const Tensors<T>& tensors, const Shape& shape, const Tile& tile, const Tile* after) {
     Scratch& work = scratch();
     const int rows = int(tile.count * (shape.num_heads / shape.num_kv_heads));
     begin(work, tensors, shape, tile, rows);
@@ -307,6 +333,13 @@ std::vector<Tile> cut(const int32_t* query_start, int64_t num_seqs, const Shape&
     return tiles;
 }
 
+// At most so many multiplications of queries by keys: every query by the whole context of its sequence.
+int64_t products(const int32_t* query_start, const int32_t* context_lens, int64_t num_seqs, const Shape& shape) {
+    int64_t pairs = 0;
+    for (int64_t s = 0; s < num_seqs; ++s) pairs += int64_t(query_start[s + 1] - query_start[s]) * context_lens[s];
+    return pairs * shape.num_heads * shape.dim;
+}
+
 }  // namespace
 }  // namespace sluice
 
@@ -331,7 +364,8 @@ void sluice_paged_attention(
         const Tensors<T> tensors{(T*)out,   (const T*)q, (const T*)k_cache, (const T*)v_cache,
                                  positions, query_start, context_lens,      block_tables};
         const int64_t count = int64_t(tiles.size());
-        parallel_for(count, threads, [&](int64_t i) {
+        const int team = products(query_start, context_lens, num_seqs, shape) < PARALLEL_FROM ? 1 : threads;
+        parallel_for(count, team, [&](int64_t i) {
             attend(tensors, shape, tiles[i], i + 1 < count ? &tiles[i + 1] : nullptr);
         });
     });

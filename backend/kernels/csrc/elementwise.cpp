@@ -1,26 +1,21 @@
 // Row-wise operations between the matrix products: norms, the gated activation, rotary embedding with the KV store.
 // Intermediate values are rounded to the storage type where the torch reference rounds them.
+//
+// A row's result depends on the row alone: it is one function for any number of rows, and no sum is left to the
+// compiler's order.
 
 #include <cmath>
 #include <cstdint>
 #include <type_traits>
 
-#include "storage.h"
+#include "vector.h"
 
 namespace sluice {
 namespace {
 
 template <class T>
-float inverse_rms(const T* x, int64_t size, float eps) {
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < size; ++i) sum += widen(x[i]) * widen(x[i]);
-    return 1.0f / std::sqrt(sum / float(size) + eps);
-}
-
-template <class T>
 void normalise(T* out, const T* x, const T* weight, int64_t size, float eps) {
-    const float scale = inverse_rms(x, size, eps);
+    const float scale = 1.0f / std::sqrt(sum_of_squares(x, size) / float(size) + eps);
 #pragma omp simd
     for (int64_t i = 0; i < size; ++i) out[i] = narrow<T>(rounded<T>(widen(x[i]) * scale) * widen(weight[i]));
 }

@@ -64,19 +64,28 @@ inline float rounded(float value) {
     return widen(narrow<T>(value));
 }
 
+// a * b + c, rounded once where the processor does that in one instruction.
+inline float fused(float a, float b, float c) {
+#if defined(__FMA__) || defined(__aarch64__)
+    return __builtin_fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
 // e^x to about 2 units in the last place; 0 below -87.3, infinity above 88.4. No branches: loops over it vectorise.
 inline float exponential(float x) {
     const float bounded = x < -87.3f ? -87.3f : (x > 89.0f ? 89.0f : x);
     const float magic = 0x1.8p23f;
-    const float n = (bounded * 1.44269504f + magic) - magic;
-    const float r = (bounded - n * 0.693359375f) - n * -2.12194440e-4f;
+    const float n = fused(bounded, 1.44269504f, magic) - magic;
+    const float r = fused(n, 2.12194440e-4f, fused(n, -0.693359375f, bounded));
     float poly = 1.9875691500e-4f;
-    poly = poly * r + 1.3981999507e-3f;
-    poly = poly * r + 8.3334519073e-3f;
-    poly = poly * r + 4.1665795894e-2f;
-    poly = poly * r + 1.6666665459e-1f;
-    poly = poly * r + 5.0000001201e-1f;
-    const float fraction = poly * r * r + r + 1.0f;
+    poly = fused(poly, r, 1.3981999507e-3f);
+    poly = fused(poly, r, 8.3334519073e-3f);
+    poly = fused(poly, r, 4.1665795894e-2f);
+    poly = fused(poly, r, 1.6666665459e-1f);
+    poly = fused(poly, r, 5.0000001201e-1f);
+    const float fraction = fused(poly * r, r, r) + 1.0f;
     const float scale = as_float(uint32_t(int32_t(n) + 127) << 23);
     return x < -87.3f ? 0.0f : fraction * scale;
 }

@@ -4,6 +4,12 @@
 #include <cstring>
 #include <utility>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
 #include "storage.h"
 
 namespace sluice {
@@ -42,6 +48,25 @@ inline Vec load(const Float16* p) {
 
 inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
 
+inline void store(BFloat16* p, Vec v) {
+    for (int i = 0; i < LANES; ++i) p[i] = narrow<BFloat16>(v[i]);
+}
+
+inline Vec spread(float value) { return value - Vec{}; }
+
+// a * b + c of each lane, as `fused` of one.
+inline Vec fused(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX__) && defined(__FMA__)
+    return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (Vec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+
 // Lanes of (a, b) chosen by index: 0 to LANES - 1 from a, the rest from b.
 template <uint32_t... lane>
 inline Vec pick(Vec a, Vec b, std::integer_sequence<uint32_t, lane...>) {
@@ -74,6 +99,29 @@ inline Vec sums(Vec* v) {
         for (uint32_t i = 0; i < LANES / width; i += 2) v[i / 2] = fold<width>(v[i], v[i + 1]);
         return sums<2 * width>(v);
     }
+}
+
+// The sum of the lanes, first to last.
+inline float sum(Vec v) {
+    float total = 0;
+    for (int i = 0; i < LANES; ++i) total += v[i];
+    return total;
+}
+
+// The sum of squares in an order that depends on `size` alone.
+template <class T>
+inline float sum_of_squares(const T* x, int64_t size) {
+    Vec acc[4] = {};  // so that additions do not wait for each other
+    int64_t i = 0;
+    for (; i + 4 * LANES <= size; i += 4 * LANES) {
+        for (int v = 0; v < 4; ++v) {
+            const Vec part = load(x + i + v * LANES);
+            acc[v] = fused(part, part, acc[v]);
+        }
+    }
+    float total = sum((acc[0] + acc[1]) + (acc[2] + acc[3]));
+    for (; i < size; ++i) total = fused(widen(x[i]), widen(x[i]), total);
+    return total;
 }
 
 }  // namespace sluice

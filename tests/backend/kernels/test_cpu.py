@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from backend.errors import ConfigError
-from backend.kernels import build, cpu, reference
+from backend.kernels import cpu, reference
 from backend.kernels.cpu import CpuOps, select_ops
 from backend.kernels.linear import best_linear, packs
 from backend.kernels.ops import Ops
@@ -22,14 +22,6 @@ EPS = 1e-5
 DECODES = [(1, 1), (1, 16), (1, 65), (1, 130)]
 PREFILLS = [(1, 1), (17, 17), (64, 64), (130, 131)]
 MIXED = [(1, 77), (3, 3), (1, 1), (40, 133), (1, 300), (2, 64), (65, 200)]
-
-
-@pytest.fixture(scope="session")
-def native() -> CpuOps:
-    library = build.load(wait=True)
-    if library is None:
-        pytest.skip("no C++ compiler")
-    return CpuOps(library)
 
 
 @pytest.fixture(params=["native", "torch"])
