@@ -35,7 +35,7 @@ SAMPLING = ("test_sampling.py", "test_decoder.py")
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("half", ["sampling and whole steps", "attention, stores, rows and random shapes"])
 def test_kernels_are_the_references_in_the_interpreter(half: str) -> None:
-    """In two halves, which two cores may run."""
+    """In two processes, neither of which takes long."""
     files = [f"{FOLDER}/{name}" for name in SAMPLING]
     chosen = files if half.startswith("sampling") else [FOLDER, *(f"--ignore={file}" for file in files)]
     assert " passed" in run(*INTERPRETED, *chosen, TRITON_INTERPRET="1")

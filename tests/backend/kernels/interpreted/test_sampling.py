@@ -86,8 +86,9 @@ def test_tokens_are_those_of_the_sampler_in_torch(
 ) -> None:
     monkeypatch.setattr(sampling, "TILE", tile)
     monkeypatch.setattr(sampling, "SEARCHED", tiles)
-    logits = LOGITS[kind](torch.Generator().manual_seed(0))
-    batch = rows(*KINDS, seed=2**40)
+    kinds = KINDS if kind == "normal" else KINDS[1::2]
+    logits = LOGITS[kind](torch.Generator().manual_seed(0))[: len(kinds)]
+    batch = rows(*kinds, seed=2**40)
     assert torch.equal(sampling.sample(logits.clone(), batch), in_torch(logits, batch))
 
 
