@@ -42,9 +42,14 @@ class Batch:
     admitted: list[Admitted] = field(default_factory=list)
 
 
+NO_TOKEN = -1
+
+
 @dataclass(frozen=True, slots=True)
 class StepOutput:
     """What a step sampled, one token for each row in `Batch.sampled`, and how long it took.
+
+    A token is `NO_TOKEN` where the model computed no numbers to draw from: NaN, or beyond what its type can hold.
 
     `elapsed` is in seconds, from the completion of the step before it (or its own launch, if later) to its own
     completion, so that the times of consecutive steps add up to the time the device was busy.

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from backend.batch import Batch, StepOutput
+from backend.batch import NO_TOKEN, Batch, StepOutput
 from backend.device_thread import DeviceThread
 from backend.errors import DeviceError, MemoryExhausted
 from backend.executor import Executor
@@ -174,6 +174,8 @@ class Engine:
         if self.failed.done():
             return
         deltas = self.core.complete(result, self.clock())
+        if NO_TOKEN in result.token_ids:
+            self._fail_rows(deltas)
         self._submit_plans()
         for sequence, token_id, reason in deltas:
             stream = self._streams.get(sequence)
@@ -184,3 +186,11 @@ class Engine:
             if reason is not None:
                 del self._streams[sequence]
         self._delivery.flush()
+
+    def _fail_rows(self, deltas: list[Delta]) -> None:
+        """End the sequences for which the model computed no numbers; those beside them are served on."""
+        for sequence in [sequence for sequence, token_id, _ in deltas if token_id == NO_TOKEN]:
+            log.error("the model computed no numbers for %s: its weights or its dtype are at fault", sequence.id)
+            self.core.finish(sequence, FinishReason.FAILED, self.clock())
+            if (stream := self._streams.pop(sequence, None)) is not None:
+                stream.end(FinishReason.FAILED)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from backend import warm_up
-from backend.batch import Admitted, Batch, StepOutput
+from backend.batch import NO_TOKEN, Admitted, Batch, StepOutput
 from backend.config import EngineConfig
 from backend.device_errors import explained, is_out_of_memory, of_device
 from backend.device_sampler import DeviceSampler
@@ -191,9 +191,11 @@ class ModelRunner:
         logits = self._compute(staged.shape, staged.num_sampled) if graphs is None else graphs.replay(staged.shape)
         if choose is None:
             return
-        tokens = choose(logits[: staged.num_sampled])
+        logits = logits[: staged.num_sampled]
+        is_drawn = logits[:, 0].isfinite()  # one NaN or infinity in a row's state makes all of its logits so
+        tokens = choose(logits)
         self._last_tokens.index_copy_(0, self._received.sampled_slots[: staged.num_sampled], tokens)
-        staged.piece.tokens[: staged.num_sampled].copy_(tokens, non_blocking=True)
+        staged.piece.tokens[: staged.num_sampled].copy_(tokens.where(is_drawn, NO_TOKEN), non_blocking=True)
 
     def _receive(self, staged: Staged) -> None:
         """Copy the staged numbers to the device, and change its block tables."""

@@ -7,7 +7,7 @@ Iteration-level scheduling is Orca's (Yu et al., 2022), paged memory with preemp
 from collections import deque
 from operator import attrgetter
 
-from backend.batch import Batch, StepOutput
+from backend.batch import NO_TOKEN, Batch, StepOutput
 from backend.config import Batching, EngineConfig, KVAllocation
 from backend.counters import Counters
 from backend.flight import Blocked, Delta, Flight
@@ -352,6 +352,9 @@ class Scheduler:
             if sequence.status is Status.FINISHED:
                 self.counters.late_tokens += 1
                 continue
+            if token_id == NO_TOKEN:  # whoever runs the engine ends it, with a word to its client
+                deltas.append((sequence, NO_TOKEN, None))
+                continue
             generated = sequence.output
             generated.append(token_id)
             reason = None
@@ -359,7 +362,7 @@ class Scheduler:
                 reason = self._end_of(sequence, token_id)
             deltas.append((sequence, token_id, reason))
         self.counters.prompt_tokens += sum(tokens for _, tokens in flight.billed)
-        self.counters.generation_tokens += len(deltas)
+        self.counters.generation_tokens += len(deltas) - output.token_ids.count(NO_TOKEN)
         self._residents.release(flight.sequences)
         return deltas
 

@@ -20,6 +20,7 @@ class FinishReason(Enum):
     LENGTH = "length"  # max_tokens, or the context is full
     CANCELLED = "cancelled"
     EXPIRED = "expired"  # its deadline passed before its first token, or before its last
+    FAILED = "failed"  # the model computed no numbers to draw its next token from
     PREEMPTED = "preempted"  # lost its memory as often as it may, and nobody else could give any
 
 

@@ -2,8 +2,8 @@
 
 from collections import deque
 
-from backend.batch import Batch
-from backend.errors import MemoryExhausted
+from backend.batch import NO_TOKEN, Batch
+from backend.errors import DeviceError, MemoryExhausted
 from backend.executor import Executor, Lost, PendingStep
 from backend.flight import Delta
 from backend.scheduler import Scheduler
@@ -33,6 +33,8 @@ class StepLoop:
                 raise
             return []
         self._launched.popleft()
+        if NO_TOKEN in output.token_ids:
+            raise DeviceError("the model computed no numbers to draw from: its weights or its dtype are at fault")
         return self.scheduler.complete(output)
 
     @property

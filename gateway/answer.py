@@ -4,7 +4,7 @@ from admission.admission import Admission
 from backend.detokenizer import IncrementalDetokenizer
 from backend.sequence import FinishReason, Sequence
 from backend.stream import TokenStream
-from gateway.errors import DeadlineExceeded, Preempted
+from gateway.errors import DeadlineExceeded, ModelFailed, Preempted
 from gateway.replies import Choice
 from gateway.telemetry.metrics.metrics import Metrics
 
@@ -35,8 +35,8 @@ class Answer:
     async def pieces(self) -> list[str]:
         """Wait for tokens and return their text; the answer is complete when `finish_reason` is set.
 
-        Raises `Preempted` when the sequence lost its memory for good, `DeadlineExceeded` when its time is over, and
-        `DeviceError` when the engine failed.
+        Raises `Preempted` when the sequence lost its memory for good, `DeadlineExceeded` when its time is over,
+        `ModelFailed` when the model computed no numbers for it, and `DeviceError` when the engine failed.
         """
         pieces = []
         for token_id in await self._take():
@@ -71,6 +71,8 @@ class Answer:
         match self.stream.finish_reason:
             case FinishReason.PREEMPTED:
                 raise Preempted
+            case FinishReason.FAILED:
+                raise ModelFailed
             case FinishReason.EXPIRED:
                 raise DeadlineExceeded("the deadline of the request passed before it could be met")
         self._delivered_at = self._metrics.tokens_delivered(

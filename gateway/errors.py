@@ -22,6 +22,7 @@ ApiError
 ├── KvQuotaExceeded      429  the tenant's KV bytes in use
 ├── InsufficientQuota    429  the tenant's long-period budget is spent
 ├── InternalError        500  ours; the message says nothing of the inside
+├── ModelFailed          500  the model computed no numbers for this request
 ├── AuditUnavailable     500  on the admin port
 ├── KeysUnavailable      500  on the admin port
 ├── Overloaded           503  the shared queue is full, or every connection is taken
@@ -249,6 +250,19 @@ class InternalError(ApiError):
     type = "internal_error"
     code = "internal_error"
     outcome = Outcome.FAILED
+
+
+class ModelFailed(ApiError):
+    """Its weights, or a type too narrow for them, are at fault; the same request would fail again."""
+
+    status = 500
+    type = "internal_error"
+    code = "model_failed"
+    outcome = Outcome.FAILED
+    should_retry = False
+
+    def __init__(self) -> None:
+        super().__init__("the model computed no numbers for this request; whoever runs it finds more in the log")
 
 
 class AuditUnavailable(ApiError):

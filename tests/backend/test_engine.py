@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from queue import SimpleQueue
 
 import pytest
@@ -13,7 +14,7 @@ from admission.controller import Controller
 from admission.core import CoreConfig, make_core
 from admission.outcome import QueueFull
 from admission.request import Request
-from backend.batch import Batch, StepOutput
+from backend.batch import NO_TOKEN, Batch, StepOutput
 from backend.engine import Engine
 from backend.errors import DeviceError, MemoryExhausted
 from backend.sampling import SamplingParams
@@ -40,6 +41,7 @@ class SteppedExecutor:
         self.most_launched = 0
         self.room: int | None = None  # tokens that a step may have; None: any number
         self.lost = 0
+        self.broken_step: int | None = None  # in which the first row has no token
         self._launched = 0
 
     def allow(self, error: BaseException | None = None) -> None:
@@ -62,7 +64,10 @@ class SteppedExecutor:
         if error is not None:
             raise error
         self._launched -= 1
-        return self._device.execute(batch)
+        output = self._device.execute(batch)
+        if batch.step == self.broken_step:
+            return replace(output, token_ids=[NO_TOKEN, *output.token_ids[1:]])
+        return output
 
 
 class Bench:
@@ -212,6 +217,28 @@ def test_memory_that_runs_out_while_a_step_computes_costs_nobody_a_token() -> No
             bench.executor.free()
             assert tokens + await drain(stream) == continuation([5, 6, 7], 8, END)
         assert bench.scheduler.counters.lost_steps == 1
+
+    play(scenario)
+
+
+def test_a_sequence_without_numbers_ends_alone_and_its_blocks_are_free() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.executor.broken_step = 3
+        bench.executor.free()
+        with (
+            bench.admission.admit(bench.request("broken")) as broken,
+            bench.admission.admit(bench.request("whole", (8, 9))) as whole,
+        ):
+            tokens = await drain(broken)
+            assert broken.finish_reason is FinishReason.FAILED
+            assert tokens == continuation([5, 6, 7], 8, END)[: len(tokens)]
+            assert len(tokens) == len(broken.sequence.output) < 8
+            rest = await drain(whole)
+            assert rest == continuation([8, 9], 8, END)
+        assert not bench.engine.failed.done()
+        assert bench.scheduler.pool.num_free == bench.scheduler.config.num_blocks
+        assert bench.scheduler.counters.generation_tokens == len(tokens) + len(rest)
+        bench.scheduler.check_integrity()
 
     play(scenario)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from backend import graph_shapes
-from backend.batch import Admitted, Batch
+from backend.batch import NO_TOKEN, Admitted, Batch
 from backend.errors import DeviceError, MemoryExhausted
 from backend.executor import PendingStep
 from backend.lane import CpuLane, Running, Work
@@ -46,6 +46,20 @@ def small_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_shapes, "MAX_PROMPTS", 3)
     monkeypatch.setattr(graph_shapes, "FEWEST_PLACES", 4)
     monkeypatch.setattr(graph_shapes, "TOKENS_STEP", 8)
+
+
+def test_a_sequence_whose_logits_are_no_numbers_has_no_token_and_those_beside_it_have_theirs() -> None:
+    runner = make_runner()
+    (token,) = runner.launch(prompt_step(tokens=(3, 4))).wait().token_ids
+    runner.decoder.embedding[9] = torch.nan
+    admitted = [Admitted(slot, SamplingParams(), 7, tokens, 2) for slot, tokens in enumerate(([3, 9], [3, 4]))]
+    admitted[1] = replace(admitted[1], sampling=SamplingParams(temperature=0))
+    both = Batch(1, 0, [0, 1], [0, 0], [2, 2], [3, 9, 3, 4], [0, 1], [(0, 0, [0]), (1, 0, [1])], admitted)
+    assert runner.launch(both).wait().token_ids == [NO_TOKEN, token]
+    decodes = Batch(2, 2, [0, 1], [2, 2], [1, 1], [], [0, 1])
+    broken, token = runner.launch(decodes).wait().token_ids
+    assert broken == NO_TOKEN, "what it is fed is some token, and its memory has the rest"
+    assert 0 <= token < 97
 
 
 def replays(lane: EagerGraphLane, prompts: bool) -> list[int]:

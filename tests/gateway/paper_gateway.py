@@ -136,7 +136,7 @@ class Gateway:
             telemetry=telemetry,
             watched=watched,
             lives=self.lives,
-            intake=Intake(2**20, 2**21, timeout=3600, max_model_len=CONFIG.max_model_len),
+            intake=Intake(2**20, 2**30, timeout=3600, max_model_len=CONFIG.max_model_len),
             refused_rate=RefusedRate(10_000, self.engine.clock),
             seeds=random.Random(0),
         )

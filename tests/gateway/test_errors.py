@@ -32,6 +32,7 @@ TABLE = [
     (errors.InsufficientQuota("m"), 429, "insufficient_quota", "insufficient_quota", None, "false"),
     (errors.InternalError("m"), 500, "internal_error", "internal_error", None, None),
     (errors.AuditUnavailable("m"), 500, "internal_error", "audit_unavailable", None, None),
+    (errors.ModelFailed(), 500, "internal_error", "model_failed", None, "false"),
     (errors.KeysUnavailable("m"), 500, "internal_error", "keys_unavailable", None, None),
     (errors.Overloaded("m", retry_after=0.4), 503, UNAVAILABLE, "server_is_overloaded", "1", None),
     (errors.DeadlineUnmeetable("m", 900, 3), 503, UNAVAILABLE, "deadline_unmeetable", "3", "false"),
