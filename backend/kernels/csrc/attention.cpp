@@ -82,11 +82,11 @@ inline void prefetch(const T* key, const T* value, int64_t dim) {
     }
 }
 
-// scores[r, n] = q[r] . k[n] for R rows, LANES keys at a time; a column past the last key repeats it. Products are summed
+// scores[r, n] = q[r] . k[n] for R rows and `count` keys or some more, LANES at a time. Products are summed
 // in LANES chains, of the dimensions that are equal modulo LANES, and those by pairs of neighbours, then of pairs.
 template <int R, class T>
-void dot_keys(float* scores, const float* q, const Chunk<T>& chunk, const Chunk<T>& next, int64_t dim) {
-    for (int first = 0; first < chunk.count; first += LANES) {
+void dot_keys(float* scores, const float* q, const Chunk<T>& chunk, int count, const Chunk<T>& next, int64_t dim) {
+    for (int first = 0; first < count; first += LANES) {
         Vec acc[R][LANES];
         for (int n = 0; n < LANES; ++n) {
             const T* k = chunk.keys[std::min(first + n, chunk.count - 1)];
@@ -135,10 +135,10 @@ inline void multiply_lanes(Vec (&acc)[R][VECS], const float* q, const float* key
     }
 }
 
-// scores[r, :] = q[r] @ keys for R rows.
+// scores[r, n] = q[r] . keys[:, n] for R rows and `count` keys or some more.
 template <int R>
-void multiply_keys(float* scores, const float* q, const float* keys, int64_t dim) {
-    for (int column = 0; column < CHUNK; column += VECS * LANES) {
+void multiply_keys(float* scores, const float* q, const float* keys, int count, int64_t dim) {
+    for (int column = 0; column < count; column += VECS * LANES) {
         Vec acc[R][VECS] = {};
         multiply_lanes<R, LANES>(acc, q, keys + column, dim, 0);
         for (int r = 0; r < R; ++r) {
@@ -147,14 +147,14 @@ void multiply_keys(float* scores, const float* q, const float* keys, int64_t dim
     }
 }
 
-// out[r, columns] += weights[r] @ values for R rows and V registers of columns.
+// out[r, columns] += weights[r] @ values for R rows, V registers of columns and `count` keys.
 template <int R, int V, class T>
-void add_values(float* out, const float* weights, const Chunk<T>& chunk, int64_t dim, int64_t column) {
+void add_values(float* out, const float* weights, const Chunk<T>& chunk, int count, int64_t dim, int64_t column) {
     Vec acc[R][V];
     for (int r = 0; r < R; ++r) {
         for (int v = 0; v < V; ++v) acc[r][v] = load(out + r * dim + column + v * LANES);
     }
-    for (int n = 0; n < chunk.count; ++n) {
+    for (int n = 0; n < count; ++n) {
         const T* value = chunk.values[n] + column;
         for (int v = 0; v < V; ++v) {
             const Vec part = load(value + v * LANES);
@@ -167,12 +167,12 @@ void add_values(float* out, const float* weights, const Chunk<T>& chunk, int64_t
 }
 
 template <int R, class T>
-void add_values(float* out, const float* weights, const Chunk<T>& chunk, int64_t dim) {
+void add_values(float* out, const float* weights, const Chunk<T>& chunk, int count, int64_t dim) {
     int64_t column = 0;
     for (; column + VECS * LANES <= dim; column += VECS * LANES) {
-        add_values<R, VECS, T>(out, weights, chunk, dim, column);
+        add_values<R, VECS, T>(out, weights, chunk, count, dim, column);
     }
-    for (; column < dim; column += LANES) add_values<R, 1, T>(out, weights, chunk, dim, column);
+    for (; column < dim; column += LANES) add_values<R, 1, T>(out, weights, chunk, count, dim, column);
 }
 
 // Calls `body(Rows<R>, first)` over `rows` rows in blocks of R = ROWS, then one by the remainder.
@@ -268,10 +268,14 @@ void attend_chunk(
     in_row_blocks(rows, [&](auto block, int row) {
         constexpr int R = decltype(block)::count;
         float* scores = work.weights + row * CHUNK;
+        // Keys of the chunk up to the last that a row of the block sees: what comes after has weight 0 in all of them.
+        const int64_t seen = positions[(row + R - 1) / group] + 1 - base;
+        const int count = int(std::clamp<int64_t>(seen, 0, chunk.count));
+        if (count == 0) return;
         if (transposed) {
-            multiply_keys<R>(scores, work.q + row * dim, work.keys, dim);
+            multiply_keys<R>(scores, work.q + row * dim, work.keys, count, dim);
         } else {
-            dot_keys<R>(scores, work.q + row * dim, chunk, next, dim);
+            dot_keys<R>(scores, work.q + row * dim, chunk, count, next, dim);
         }
         for (int r = row; r < row + R; ++r) {
             const int64_t after = positions[r / group] + 1 - base;
@@ -280,7 +284,7 @@ void attend_chunk(
             float* weights = work.weights + r * CHUNK;
             soften(weights, first, last, work.largest[r], work.total[r], work.out + r * dim, dim);
         }
-        add_values<R>(work.out + row * dim, scores, chunk, dim);
+        add_values<R>(work.out + row * dim, scores, chunk, count, dim);
     });
 }
 
