@@ -37,7 +37,7 @@ class RequestLog:
             "outcome": story.outcome,
             "code": None if error is None else error.code or error.type,
             "param": None if error is None else error.discreet_param,
-            "message": None if error is None else error.discreet_message[:MAX_TEXT],
+            "error": None if error is None else error.discreet_message[:MAX_TEXT],
             "request_id": story.request_id,
             "trace_id": story.trace.trace,
             "tenant": story.tenant,

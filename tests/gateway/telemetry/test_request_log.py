@@ -34,7 +34,7 @@ def test_a_line_has_the_ids_the_outcome_the_tokens_and_the_times(caplog: pytest.
         "outcome": "completed",
         "code": None,
         "param": None,
-        "message": None,
+        "error": None,
         "request_id": "req_1",
         "trace_id": "0af7651916cd43dd8448eb211c80319c",
         "tenant": "acme",
@@ -77,9 +77,9 @@ def test_a_refusal_has_its_code_and_not_what_it_quotes(caplog: pytest.LogCapture
 def test_a_400_names_the_field_and_says_what_the_client_was_told(caplog: pytest.LogCaptureFixture) -> None:
     error = BadRequest("messages[2].content must be a string, got 'a secret'.", "messages[2].content")
     _, fields = line(caplog, outcome=Outcome.INVALID, error=error, status=400)
-    assert (fields["param"], fields["message"]) == ("messages[2].content", "messages[2].content must be a string.")
+    assert (fields["param"], fields["error"]) == ("messages[2].content", "messages[2].content must be a string.")
     _, fields = line(caplog)
-    assert (fields["param"], fields["message"]) == (None, None)
+    assert (fields["param"], fields["error"]) == (None, None)
 
 
 def test_what_generates_nothing_has_no_tokens(caplog: pytest.LogCaptureFixture) -> None:
