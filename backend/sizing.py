@@ -91,7 +91,7 @@ def _check_one_sequence_fits(
     needed = max(1, -(-max_model_len // options.block_size))
     if num_blocks >= needed:
         return
-    if num_blocks == 0:
+    if num_blocks == 0 and options.kv_memory_bytes is not None:
         length = options.max_model_len or model_len
         least = -(-length // options.block_size) * per_block
         raise ConfigError(

@@ -9,7 +9,11 @@ READERS = {
     "backend/chat_template.py": "a template may ask for the date",
     "gateway/admin/api.py": "moments for people",
     "gateway/admin/audit_log.py": "moments for people",
+    "gateway/admin/keys.py": "a key is made, and expires, on a date",
+    "gateway/admin/usage.py": "what was used on a day",
+    "gateway/admin/what_if.py": "budgets are of days, and requests came on one",
     "gateway/arguments.py": "a command's dates",
+    "gateway/core.py": "an event log tells on which day it began, since budgets are of days",
     "gateway/assembly.py": "created, in the list of models",
     "gateway/auth.py": "a key expires on a date",
     "gateway/doctor/file_checks.py": "a certificate expires on a date",
@@ -23,6 +27,7 @@ READERS = {
     "gateway/telemetry/metrics/push.py": "the start of a counter, for a collector",
     "gateway/telemetry/telemetry.py": "a request's beginning; every later moment is counted from it",
     "gateway/usage_command.py": "a command's dates",
+    "quotas/quotas.py": "a budget resets on a date, which the client is told",
 }
 
 
