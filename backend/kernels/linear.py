@@ -65,7 +65,7 @@ class TiledLinear:
         """`x @ weight.T + bias` for x [rows, in_features]."""
         rows = x.shape[0]
         heights = tiles(rows, self.heights)
-        if heights == [rows]:
+        if heights == (rows,):
             return self._product(x)
         padded = functional.pad(x, (0, 0, 0, sum(heights) - rows))
         return torch.cat([self._product(part) for part in padded.split(heights)])[:rows]
@@ -80,13 +80,16 @@ class TiledLinear:
         return tuple(rows for rows in heights if rows not in varying)
 
 
-def tiles(rows: int, heights: tuple[int, ...]) -> list[int]:
+@functools.lru_cache(maxsize=4096)
+def tiles(rows: int, heights: tuple[int, ...]) -> tuple[int, ...]:
     """Heights of tiles that hold `rows` rows together; the last one may be higher than what is left for it."""
     found: list[int] = []
     while rows > min(_ONE_TILE, heights[-1]):
         found.append(max(height for height in heights if height <= rows))
         rows -= found[-1]
-    return [*found, min(height for height in heights if height >= rows)] if rows else found or [0]
+    if rows or not found:
+        found.append(min((height for height in heights if height >= rows > 0), default=0))
+    return tuple(found)
 
 
 def packed_linear(weight: Tensor, bias: Tensor | None) -> Linear:
