@@ -182,18 +182,19 @@ class Estimator:
         in_turn = self._tokens_for(after)
         early = self._tokens_for([credit + fair.leeway for credit in after])
         a_request = 1 / self.typical.prompt if self.typical.prompt else 0.0
+        answers, answer = self._answers, self.typical.answer
         tokens = requests = steps = 0.0
         for (name, waiting), reach, reach_early in zip(seen.items(), in_turn, early, strict=True):
             load, (tokens_before, requests_before) = waiting.load, waiting.before(turn)
             tokens += _reached(load.tokens, reach, tokens_before, reach_early)
             passing = _reached(load.count, reach * a_request, requests_before, reach_early * a_request)
             requests += passing
-            steps += passing * self._answers.get(name, self.typical.answer)
+            steps += passing * answers.get(name, answer)
         if self._backlog.num_tenants > LOOKED_AT:
             mean = Caps(turn.priority_class, sum(early) / len(seen), sum(in_turn) / len(seen))
             rest = self._backlog.within(mean, besides=(tenant, *seen))
             tokens, requests = tokens + rest, requests + rest * a_request
-            steps += rest * a_request * self.typical.answer
+            steps += rest * a_request * answer
         return Ahead(tokens, requests, steps)
 
     def _tokens_for(self, amounts: list[float]) -> list[float]:
@@ -248,6 +249,6 @@ class Estimator:
 
 def _reached(load: float, reach: float, before: float, reach_early: float) -> float:
     """Of a load, what its tenant's credit lets pass, or what comes before the newcomer and its leeway lets pass."""
-    in_turn = min(reach, load)
-    early = min(reach_early, before)
-    return max(early, in_turn)
+    in_turn = reach if reach < load else load  # noqa: FURB136 - twice for each of 64 tenants at every arrival
+    early = reach_early if reach_early < before else before  # noqa: FURB136
+    return early if early > in_turn else in_turn  # noqa: FURB136
