@@ -5,8 +5,9 @@ A refused request counts 1, and 1 more for each 64 KiB of its body, read or stil
 - Of requests refused for what they are (400, 404, 413 ...), so many a second of an API key and twice as many of its
   tenant. Whoever sends more is answered 429 before a body is read, until the time for what was too much is over.
 - Of answers that refuse anything to a key or tenant, twice as many; of those to an address that has shown no good
-  key (401, unknown paths), as many as of a key. An answer beyond the rate is held back until it is its turn. A good key
-  behind the same address is served as ever.
+  key (401, unknown paths), as many as of a key. An answer beyond the rate is held back until it is its turn: for
+  what was refused before it, not for its own body, which those pay for that come after. Whoever sends one that is
+  too large learns so at once. A good key behind the same address is served as ever.
 """
 
 import ipaddress
@@ -91,14 +92,19 @@ class _Bucket:
         self._at = now
 
     def take(self, cost: float, now: float) -> float:
-        """The seconds until it is no longer overdrawn."""
+        """The seconds until it would not be overdrawn if the cost were 1: what is beyond that delays who comes next."""
         self._refill(now)
-        self._level = max(self._level - cost, -MOST_SECONDS * self.rate)
-        return self.wait(now)
+        self._draw(1.0)
+        seconds = self.wait(now)
+        self._draw(cost - 1.0)
+        return seconds
 
     def wait(self, now: float) -> float:
         self._refill(now)
         return max(0.0, -self._level / self.rate)
+
+    def _draw(self, cost: float) -> None:
+        self._level = max(self._level - cost, -MOST_SECONDS * self.rate)
 
     def _refill(self, now: float) -> None:
         self._level = min(self._level + (now - self._at) * self.rate, BURST_SECONDS * self.rate)

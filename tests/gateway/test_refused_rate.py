@@ -92,6 +92,17 @@ def test_answers_that_refuse_leave_at_their_rate(error: RateLimited, tenant: str
     assert max(waits) == pytest.approx(MOST_SECONDS)
 
 
+@pytest.mark.parametrize(("error", "tenant", "rate"), [(SPENT, "t", 2 * RATE), (STRANGER, None, RATE)])
+def test_a_large_body_holds_back_the_answers_after_its_own(error: RateLimited, tenant: str | None, rate: float) -> None:
+    site = Site()
+    num_blocks, burst = round(10 * rate), BURST_SECONDS * rate
+    waits = [site.rate.count(error, tenant, "k", "10.0.0.1", num_blocks * 65_536) for _ in range(100)]
+    assert waits[0] == 0
+    assert waits[1] == pytest.approx((num_blocks + 2 - burst) / rate)
+    assert waits[2] == pytest.approx((2 * num_blocks + 3 - burst) / rate)
+    assert waits[-1] == pytest.approx(MOST_SECONDS)
+
+
 def test_an_address_is_counted_by_itself_and_ipv6_by_its_network() -> None:
     site = Site()
     for number in range(1000):
