@@ -15,7 +15,7 @@ from tests.gateway.server_process import PATIENCE, ServerProcess, eventually, ru
 
 POLICY = """
 classes:
-  hurried: {service_tiers: [priority], ttft: 50ms, when_late: refuse}
+  hurried: {service_tiers: [priority], ttft: 1ms, when_late: refuse} # sooner than a slot is given up for it
   usual: {aging: 2s}
   short: {service_tiers: [flex], aging: 4s, queue: {requests: 1}}
 defaults: {default_class: usual}

@@ -45,6 +45,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     directory = tmp_path_factory.mktemp("secrets")
     with otlp_receiver() as receiver:
         flags = ["--threads=1", "--log-level=debug", "--trace-sample-ratio=1", "--trace-max-per-second=10000"]
+        flags.append("--refused-per-second=10000")
         with running_server(directory, *flags, f"--otlp-endpoint={receiver.grpc_endpoint}") as server:
             outputs = use(server)
             metrics = server.scrape().text
