@@ -22,6 +22,12 @@ def tab_to(page: Page, selector: str, most: int = 60) -> None:
     raise AssertionError(f"{most} presses of Tab do not reach {selector}")
 
 
+def until_nothing_is_cut_off(page: Page) -> None:
+    """Wait until neither the page nor a table scrolls sideways, which it does for a frame after a change of width."""
+    page.until("document.documentElement.scrollWidth <= innerWidth")
+    page.until("[...document.querySelectorAll('.scroller')].every(box => box.scrollWidth <= box.clientWidth)")
+
+
 def first_column(page: Page, table: str) -> list[str]:
     return [text.strip() for text in page.texts(f"{table} tbody tr > :first-child")]
 

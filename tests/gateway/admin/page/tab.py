@@ -93,6 +93,11 @@ class Page:
     def move(self, x: float, y: float) -> None:
         self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
+    def resize(self, width: int, height: int = 900) -> None:
+        """Give the window another size. The page's charts follow it a frame later: wait for what is measured."""
+        self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.until(f"innerWidth === {width}")
+
     def press(self, *keys: str) -> None:
         """Named keys, one after the other."""
         for name in keys:

@@ -8,7 +8,7 @@ import pytest
 from tests.gateway.admin.page import page_data
 from tests.gateway.admin.page.devtools import Pipe
 from tests.gateway.admin.page.fake_gateway import FakeGateway
-from tests.gateway.admin.page.steps import PageMaker, sign_in, tab_to
+from tests.gateway.admin.page.steps import PageMaker, sign_in, tab_to, until_nothing_is_cut_off
 from tests.gateway.admin.page.tab import Page, opened_page
 from tests.gateway.server_process import ServerProcess
 
@@ -38,7 +38,8 @@ def secret(page: Page) -> str:
     page.until("document.querySelector('#key-secret')")
     key = page.text("#key-secret")
     page.press("Escape")
-    page.until("!document.querySelector('#key-dialog').open")
+    page.until("!document.querySelector('#key-secret')")  # emptied a moment after it is closed
+    assert not page.js("document.querySelector('#key-dialog').open")
     assert key not in page.js("document.documentElement.outerHTML")  # it was shown this once
     assert page.js("JSON.stringify([{...localStorage}, document.cookie])") == '[{},""]'
     return key
@@ -93,10 +94,8 @@ def test_names_are_text_and_small_screens_cut_nothing_off(gateway: FakeGateway, 
     page.click("#views [href='#/keys']")
     page.until_count("#keys-table tbody tr", 12)
     for width in (400, 800, 1440):
-        page.send("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
-        page.until(f"innerWidth === {width}")
-        wide = "[...document.querySelectorAll('.scroller')].filter(box => box.scrollWidth > box.clientWidth).length"
-        assert (page.js(wide), page.js("document.documentElement.scrollWidth <= innerWidth")) == (0, True)
+        page.resize(width)
+        until_nothing_is_cut_off(page)
     assert page.count("main img, main script") == 0
     assert HOSTILE in page.text("#keys-table")
     assert page.count("#keys-table .buttons:not([hidden])") == 9  # those of policy files are changed there

@@ -54,8 +54,7 @@ def test_a_refresh_keeps_the_rows_it_has(crowd: FakeGateway, open_board: PageMak
 def test_no_width_makes_the_page_scroll_sideways(open_board: PageMaker) -> None:
     page = open_board(width=320)
     for width in (320, 360, 768, 1280, 1920):
-        page.send("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
-        page.until(f"innerWidth === {width}")
+        page.resize(width)
         rights = "[...document.querySelectorAll('.panel, header *')].map(node => node.getBoundingClientRect().right)"
         page.until(f"Math.max(...{rights}) <= {width}")  # charts follow a frame after the window
         assert page.js("document.documentElement.scrollWidth") <= width

@@ -5,7 +5,7 @@ import httpx
 from tests.gateway.admin.page import page_data
 from tests.gateway.admin.page.devtools import Pipe
 from tests.gateway.admin.page.fake_gateway import FakeGateway
-from tests.gateway.admin.page.steps import PageMaker, column, first_column, sign_in
+from tests.gateway.admin.page.steps import PageMaker, column, first_column, sign_in, until_nothing_is_cut_off
 from tests.gateway.admin.page.tab import opened_page
 from tests.gateway.server_process import PATIENCE, ServerProcess, eventually
 
@@ -57,10 +57,8 @@ def test_many_long_and_hostile_names_fit_every_screen(gateway: FakeGateway, open
     page.click("#views [href='#/usage']")
     page.until_count("#usage-table tbody tr", 25)
     for width in (400, 800, 1440):
-        page.send("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
-        page.until(f"innerWidth === {width}")
-        wide = "[...document.querySelectorAll('.scroller')].filter(box => box.scrollWidth > box.clientWidth).length"
-        assert (page.js(wide), page.js("document.documentElement.scrollWidth <= innerWidth")) == (0, True)
+        page.resize(width)
+        until_nothing_is_cut_off(page)
     assert page.count("main img") == 0
     gateway.answers |= {"usage": page_data.usage(()), "budgets": {"budgets": [], "truncated": 0}}
     page.js("document.querySelector('[name=usage-by][value=key]').click()")
