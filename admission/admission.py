@@ -6,10 +6,10 @@ from typing import Protocol
 
 from admission.output_length import OutputLengths
 from admission.request import Asked, Request
-from admission.terms import Terms
+from admission.scheduling_policy import Terms
 from backend.engine import Engine
-from backend.scheduler import Scheduler
-from backend.sequence import FinishReason, Sequence
+from backend.scheduler.scheduler import Scheduler
+from backend.scheduler.sequence import FinishReason, Sequence
 from backend.stream import TokenStream
 
 RARELY = 0.9  # the quantile of output lengths that is reserved for an answer of undeclared length

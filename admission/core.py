@@ -6,34 +6,28 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from admission.aging import Aging
-from admission.backlog import Backlog
-from admission.controlled_delay import ControlledDelay
-from admission.controller import PREPAID_SHARE, Controller, TenantPolicy
-from admission.deadline import Deadlines, Endless, Patience
-from admission.drain import DrainMeter
+from admission.backlog import Backlog, DrainMeter
+from admission.controller import PREPAID_SHARE, Controller, TenantPolicy, WaitingRoom
+from admission.deadline import ControlledDelay, Deadlines, Endless, Patience
 from admission.estimate import Estimator
 from admission.fair_queue import FairQueue
 from admission.ledger import EngineTimeTariff, Ledger, Tariff, TokenTariff
 from admission.lenient_queue import LenientFairQueue
 from admission.memory import FuturePeak, Gate, MinimumFree, Optimistic
-from admission.ordering import ArrivalOrder, Ordering
 from admission.orderings.adaptive_lifo import AdaptiveLifo
-from admission.orderings.earliest_deadline import EarliestDeadlineFirst
-from admission.orderings.round_robin import RequestRoundRobin
-from admission.orderings.shortest_first import ShortestPredictedFirst
+from admission.orderings.by_key import EarliestDeadlineFirst, ShortestPredictedFirst
+from admission.orderings.by_tenant import RequestRoundRobin, VirtualTokenCounter
+from admission.orderings.ordering import ArrivalOrder, Ordering
 from admission.orderings.virtual_finish import VirtualFinishWithBoost
-from admission.orderings.virtual_token_counter import VirtualTokenCounter
 from admission.output_length import OutputLengths
 from admission.overload import AdmissionControl, OverloadPolicy
-from admission.pace import Pace
-from admission.pipeline import Pipeline
-from admission.queue_bounds import QueueBounds
-from admission.step_time import StepTime, StepTimeModel
-from admission.waiting_room import WaitingRoom
+from admission.prefill_sizer import Pace
+from admission.scheduling_policy import QueueBounds
+from admission.step_time import Pipeline, StepTime, StepTimeModel
 from backend.config import EngineConfig
-from backend.scheduler import Scheduler
-from backend.sequence import Sequence
-from backend.waiting import HoldingQueue
+from backend.scheduler.scheduler import Scheduler
+from backend.scheduler.sequence import Sequence
+from backend.scheduler.waiting_queue import HoldingQueue
 
 PRIOR = StepTime((2e-3, 5e-5, 5e-5, 1e-7, 1e-7, 1e-9, 1e-6))
 """Before anything was measured: a small model on a slow device, which a few dozen steps correct."""

@@ -1,11 +1,12 @@
 """Deadlines as they pass: whose answer nobody waits for any more."""
 
+from collections import OrderedDict
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Protocol
 
-from backend.sequence import Sequence, Status
+from backend.scheduler.sequence import Sequence, Status
 
 
 class Patience(Protocol):
@@ -101,3 +102,32 @@ def _is_late(sequence: Sequence, now: float) -> bool:
 def _is_idle(sequence: Sequence) -> bool:
     """Whether it has had nothing yet, of prefill or of tokens."""
     return sequence.status is Status.WAITING and sequence.num_computed_tokens == 0 and not sequence.output
+
+
+class ControlledDelay:
+    """Told of all that wait. Times in seconds."""
+
+    def __init__(self, interval: float = 2.0, target: float = 0.5) -> None:
+        self._interval, self._target = interval, target
+        self._waiting: OrderedDict[Sequence, float] = OrderedDict()
+        self._empty_at = 0.0
+
+    def arrived(self, sequence: Sequence, now: float) -> None:
+        if not self._waiting:
+            self._empty_at = now
+        self._waiting[sequence] = now
+
+    def left_queue(self, sequence: Sequence, now: float) -> None:
+        self._waiting.pop(sequence, None)
+        if not self._waiting:
+            self._empty_at = now
+
+    def due(self, now: float) -> list[Sequence]:
+        """Those that have waited too long; each is to be ended."""
+        patience = self._interval if now - self._empty_at < self._interval else self._target
+        late = []
+        for sequence, since in self._waiting.items():
+            if now - since <= patience:
+                break
+            late.append(sequence)
+        return late

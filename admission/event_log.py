@@ -34,15 +34,15 @@ from zlib import crc32
 from admission.core import CoreConfig, Memory, Order, Overload, Unit, make_core
 from admission.outcome import Refused
 from admission.request import Asked, AskedPrompt
+from admission.scheduling_policy import Terms
 from admission.step_time import StepTime, StepTimeModel
-from admission.terms import Terms
-from backend.batch import Batch, StepOutput
 from backend.config import Batching, EngineConfig, KVAllocation
 from backend.errors import ConfigError
-from backend.flight import Blocked, Delta
-from backend.sampling import SamplingParams
-from backend.scheduler import Scheduler
-from backend.sequence import FinishReason, Sequence
+from backend.sampling_params import SamplingParams
+from backend.scheduler.batch import Batch, StepOutput
+from backend.scheduler.scheduled_step import Blocked, Delta
+from backend.scheduler.scheduler import Scheduler
+from backend.scheduler.sequence import FinishReason, Sequence
 
 VERSION = 11
 END = 1  # the token that ends a sequence in a replay; all others are 0

@@ -24,8 +24,8 @@ from itertools import count
 from math import floor
 
 from admission.aging import Aging
-from admission.ordering import weight_of
-from backend.sequence import Sequence
+from admission.orderings.ordering import weight_of
+from backend.scheduler.sequence import Sequence
 
 URGENT = 0  # the class that may borrow
 

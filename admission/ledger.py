@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from admission.ordering import Ordering
+from admission.orderings.ordering import Ordering
 from admission.step_time import StepTimeModel, StepWork, prefill_pairs, prefill_work
-from backend.flight import Flight
-from backend.sequence import Sequence
+from backend.scheduler.scheduled_step import Flight
+from backend.scheduler.sequence import Sequence
 
 
 class Tariff(Protocol):

@@ -12,7 +12,7 @@ from math import floor, inf
 
 from admission.aging import Aging
 from admission.fair_queue import FairQueue
-from backend.sequence import Sequence
+from backend.scheduler.sequence import Sequence
 
 _Place = tuple[float, int]  # of a waiting sequence among its tenant's
 

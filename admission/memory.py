@@ -10,7 +10,7 @@ from math import ceil, inf
 
 from admission.output_length import OutputLengths
 from backend.config import EngineConfig
-from backend.sequence import Sequence
+from backend.scheduler.sequence import Sequence
 
 OVER = 0.9  # of the answers like a newcomer's, when it is taken to be over
 

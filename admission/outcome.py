@@ -8,7 +8,7 @@ Refused
 
 from enum import StrEnum
 
-from admission.queue_bounds import Excess
+from admission.scheduling_policy import Excess
 
 SHORTEST_RETRY, LONGEST_RETRY = 1.0, 60.0  # seconds
 

@@ -9,16 +9,13 @@ gets a head start for having to start sooner, or overload would be paid by long 
 from dataclasses import dataclass, field
 
 from admission.aging import Aging
-from admission.backlog import Backlog
-from admission.drain import DrainMeter
+from admission.backlog import Backlog, DrainMeter
 from admission.estimate import Estimate, Estimator
-from admission.load import Load
 from admission.outcome import DeadlineUnmeetable, QueueFull, TenantQueueFull
 from admission.promises import Promise, Promises
-from admission.queue_bounds import Excess, QueueBounds
-from admission.terms import Terms
-from backend.scheduler import Scheduler
-from backend.sequence import Sequence
+from admission.scheduling_policy import Excess, Load, QueueBounds, Terms
+from backend.scheduler.scheduler import Scheduler
+from backend.scheduler.sequence import Sequence
 
 PROBE_EVERY = 64  # borderline refusals; one of them is admitted, so that estimates are not learned from the lucky alone
 BORDERLINE = 1.25  # times the time that is left

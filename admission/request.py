@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from backend.sampling import SamplingParams
+from backend.sampling_params import SamplingParams
 
 # An answer of undeclared length begins with as many tokens as were reserved for it, and reserves more as it goes.
 EXTEND_MARGIN = 32  # tokens before the end of what is reserved, at which more is asked for

@@ -6,7 +6,7 @@ The names below are imported when first used: they bring torch, which the comman
 from importlib import import_module
 from typing import Any
 
-_HOMES = {"LLM": "backend.llm", "Completion": "backend.llm", "SamplingParams": "backend.sampling"}
+_HOMES = {"LLM": "backend.llm", "Completion": "backend.llm", "SamplingParams": "backend.sampling_params"}
 
 __all__ = ["LLM", "Completion", "SamplingParams"]
 

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from backend.batch import NO_TOKEN, Batch, StepOutput
-from backend.device_thread import DeviceThread
 from backend.errors import DeviceError, MemoryExhausted
-from backend.executor import Executor
-from backend.flight import Delta
-from backend.sequence import FinishReason, Sequence
+from backend.scheduler.batch import NO_TOKEN, Batch, StepOutput
+from backend.scheduler.scheduled_step import Delta
+from backend.scheduler.sequence import FinishReason, Sequence
 from backend.stream import Delivery, TokenStream
+from backend.worker.device_thread import DeviceThread
+from backend.worker.executor import Executor
 
 log = logging.getLogger(__name__)
 

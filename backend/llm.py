@@ -2,6 +2,7 @@
 
 import random
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -9,18 +10,59 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, Literal, Self
 
-from backend.detokenizer import IncrementalDetokenizer
-from backend.errors import InvalidRequest
-from backend.executor import Executor
-from backend.flight import Delta
+from backend.errors import DeviceError, InvalidRequest, MemoryExhausted
 from backend.loader import LoadedModel, load_model
-from backend.sampling import SamplingParams
-from backend.scheduler import Scheduler
-from backend.sequence import FinishReason
-from backend.sequence import Sequence as EngineSequence
+from backend.sampling_params import SamplingParams
+from backend.scheduler.batch import NO_TOKEN, Batch
+from backend.scheduler.scheduled_step import Delta
+from backend.scheduler.scheduler import Scheduler
+from backend.scheduler.sequence import FinishReason
+from backend.scheduler.sequence import Sequence as EngineSequence
+from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
 from backend.sizing import EngineOptions
-from backend.step_loop import StepLoop
-from backend.waiting import FirstComeFirstServed, HoldingQueue
+from backend.text.detokenizer import IncrementalDetokenizer
+from backend.worker.executor import Executor, Lost, PendingStep
+
+
+class StepLoop:
+    """A scheduler, and the device that computes what it plans."""
+
+    def __init__(self, scheduler: Scheduler, executor: Executor) -> None:
+        self.scheduler = scheduler
+        self._executor = executor
+        self._launched: deque[PendingStep] = deque()
+
+    def step(self) -> list[Delta]:
+        """Plan what fits in flight, let the device finish its oldest step, and account for it.
+
+        A step for which there is no memory has no tokens; smaller ones are planned in its place. Raises `DeviceError`,
+        and `MemoryExhausted` when there are none that are smaller.
+        """
+        while not self._is_losing and (batch := self.scheduler.plan()) is not None:
+            self._launched.append(self._launch(batch))
+        try:
+            output = self._launched[0].wait()
+        except MemoryExhausted:
+            self._launched.clear()
+            if not self.scheduler.lost():
+                raise
+            return []
+        self._launched.popleft()
+        if NO_TOKEN in output.token_ids:
+            raise DeviceError("the model computed no numbers to draw from: its weights or its dtype are at fault")
+        return self.scheduler.complete(output)
+
+    @property
+    def _is_losing(self) -> bool:
+        """Whether the newest step could not be launched: what was planned behind it would be lost with it."""
+        return bool(self._launched) and isinstance(self._launched[-1], Lost)
+
+    def _launch(self, batch: Batch) -> PendingStep:
+        try:
+            return self._executor.launch(batch)
+        except MemoryExhausted as error:
+            return Lost(error)
+
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 """A text, token ids, or chat messages ({"role": ..., "content": ...})."""

@@ -9,20 +9,19 @@ from typing import Any
 import torch
 
 from backend.config import EngineConfig
-from backend.device_errors import placing
-from backend.device_memory import check_room, expected_memory, free_and_total, measured_memory
 from backend.errors import ConfigError
-from backend.generation_config import read_sampling_defaults
-from backend.hub import resolve_model
 from backend.kernels.cpu import select_ops
-from backend.model import Decoder
-from backend.model_config import ModelConfig, read_model_config
-from backend.model_runner import ModelRunner
+from backend.model.decoder import Decoder
+from backend.model.hub import resolve_model
+from backend.model.model_config import ModelConfig, read_model_config, read_sampling_defaults
+from backend.model.shards import Shards
+from backend.model.weights import Weights, load_weights
 from backend.paged_kv.kv_cache import KVCache, block_bytes
-from backend.shards import Shards
 from backend.sizing import DEVICE_TOKEN_BUDGET, EngineOptions, free_memory, size_engine
-from backend.tokenizer import Tokenizer
-from backend.weights import Weights, load_weights
+from backend.text.tokenizer import Tokenizer
+from backend.worker.device_errors import placing
+from backend.worker.device_memory import check_room, expected_memory, free_and_total, measured_memory
+from backend.worker.model_runner import ModelRunner
 
 log = logging.getLogger(__name__)
 

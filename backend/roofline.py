@@ -11,9 +11,9 @@ because products overlap reading with arithmetic while attention to a long conte
 from dataclasses import dataclass, replace
 from typing import Self
 
-from backend import graph_shapes
 from backend.errors import ConfigError
-from backend.model_config import ModelConfig
+from backend.model.model_config import ModelConfig
+from backend.worker import graph_shapes
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 GIB = 2**30

@@ -8,7 +8,7 @@ import torch
 
 from backend.config import Batching, EngineConfig, KVAllocation
 from backend.errors import ConfigError
-from backend.model_config import ModelConfig
+from backend.model.model_config import ModelConfig
 from backend.paged_kv.kv_cache import block_bytes
 from backend.roofline import GIB, human_bytes
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from sys import maxsize
 
 from backend.errors import DeviceError
-from backend.sequence import FinishReason, Sequence
+from backend.scheduler.sequence import FinishReason, Sequence
 
 STREAMS_PER_CALLBACK = 32
 

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from random import Random
 from statistics import median
 
+from admission.scheduling_policy import Terms
 from admission.simulation.arrival import Arrival
 from admission.simulation.loop import Loop
 from admission.simulation.policy import SimulatedPolicy, parse_policy
 from admission.simulation.recorder import Live, Objective, Recorder
 from admission.simulation.study import capacity
 from admission.simulation.workload import Workload
-from admission.terms import Terms
-from backend.sequence import Sequence
+from backend.scheduler.sequence import Sequence
 from benchmarks.overload import DEVICE, MAX_TOKENS, drawn_trace
 from benchmarks.report import Report, Spread, quantile, scenario_parser
-from quotas.default_policy import CLASSES
+from quotas.policy.policy import CLASSES
 
 POLICY = "order=fair,max_num_batched_tokens=512,max_num_seqs=64,prefill_chunk=512,max_waiting=100000"
 INTERACTIVE, BATCH = 0, 2

@@ -16,10 +16,10 @@ from typing import Any
 from admission.controller import Controller
 from admission.core import CoreConfig, make_core
 from admission.outcome import DeadlineUnmeetable
-from backend.batch import Batch, StepOutput
 from backend.config import EngineConfig
-from backend.sampling import SamplingParams
-from backend.sequence import Sequence
+from backend.sampling_params import SamplingParams
+from backend.scheduler.batch import Batch, StepOutput
+from backend.scheduler.sequence import Sequence
 from benchmarks.report import Report, Spread, scenario_parser
 
 RUNNING = 256

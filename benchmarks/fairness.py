@@ -25,10 +25,10 @@ from admission.simulation.loop import Core, Loop
 from admission.simulation.policy import parse_policy
 from admission.simulation.recorder import Objective, Recorder
 from admission.simulation.witness import FairnessWitness
-from backend.batch import Batch, StepOutput
-from backend.flight import Delta
-from backend.sequence import FinishReason
-from backend.sequence import Sequence as Running
+from backend.scheduler.batch import Batch, StepOutput
+from backend.scheduler.scheduled_step import Delta
+from backend.scheduler.sequence import FinishReason
+from backend.scheduler.sequence import Sequence as Running
 from benchmarks.report import Report, Spread, scenario_parser
 
 DEVICE = DEVICES["llama3-8b-a100"]

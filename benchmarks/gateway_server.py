@@ -24,20 +24,20 @@ import uvloop
 from admission.core import CoreConfig, make_core
 from backend.config import EngineConfig
 from backend.engine import Core, Engine
-from backend.hub import resolve_model
 from backend.loader import LoadedModel
-from backend.model_config import read_model_config
-from backend.model_runner import ModelRunner
-from backend.sequence import FinishReason, Sequence
-from backend.simulated import SimulatedExecutor
+from backend.model.hub import resolve_model
+from backend.model.model_config import read_model_config
+from backend.scheduler.sequence import FinishReason, Sequence
 from backend.stream import TokenStream
-from backend.tokenizer import Tokenizer
+from backend.text.tokenizer import Tokenizer
+from backend.worker.model_runner import ModelRunner
+from backend.worker.simulated import SimulatedExecutor
 from gateway.app import GC_THRESHOLDS, SWITCH_INTERVAL, serve, serve_engine
-from gateway.connection import bound_socket
-from gateway.settings import Settings
-from gateway.telemetry.story import Chunk, Trail
-from gateway.telemetry.watched_core import WatchedCore
-from gateway.tenancy import open_tenancy
+from gateway.http.connection import bound_socket
+from gateway.settings.settings import Settings
+from gateway.telemetry.core_observer import WatchedCore
+from gateway.telemetry.request_record import Chunk, Trail
+from gateway.tenants.tenancy import open_tenancy
 
 TEXT = " the quick brown fox jumps over the lazy dog"
 KEY = "sk-benchmark"

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from backend.kernels.cpu import select_ops
-from backend.kernels.ops import Ops
-from backend.kernels.step import StepInputs
-from backend.model import Decoder
+from backend.kernels.ops import Ops, StepInputs
+from backend.model.decoder import Decoder
+from backend.model.weights import random_weights
 from backend.paged_kv.kv_cache import KVCache
-from backend.weights import random_weights
 from benchmarks.model_shapes import LLAMA_32M
 
 BLOCK_SIZE = 16

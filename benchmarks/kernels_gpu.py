@@ -19,12 +19,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from backend.kernels.row_sampling import RowPenalties, RowSampling
+from backend.kernels.ops import RowPenalties, RowSampling, StepInputs
 from backend.kernels.sampling import sample
 from backend.kernels.self_check import disagreements
-from backend.kernels.step import StepInputs
 from backend.kernels.triton_ops import TritonOps
-from backend.model_config import ModelConfig
+from backend.model.model_config import ModelConfig
 from benchmarks.model_shapes import LLAMA_3_8B, QWEN3_06B
 
 BLOCK_SIZE = 16

@@ -11,14 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from admission.outcome import Outcome
-from backend.sampling import SamplingParams
-from backend.sequence import Sequence
+from backend.sampling_params import SamplingParams
+from backend.scheduler.sequence import Sequence
 from benchmarks.report import Report, Spread, scenario_parser
-from gateway.settings import Settings
+from gateway.settings.settings import Settings
 from gateway.telemetry.logs.logs import logging_to, num_lines_dropped
 from gateway.telemetry.logs.request_log import RequestLog
-from gateway.telemetry.story import Story, Trail
-from gateway.telemetry.trace_context import trace_context
+from gateway.telemetry.request_record import Story, Trail, trace_context
 
 LINES = 2000  # at once; what is pending stays below what the writer holds
 BLOCK_BYTES = 16_384

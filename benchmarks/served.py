@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.gateway_process import GatewayProcess, gateway_process
-from gateway.auth import new_key, pepper_of
-from gateway.key_store import KeyStore
-from gateway.settings import Settings
+from gateway.settings.settings import Settings
+from gateway.tenants.auth import new_key, pepper_of
+from gateway.tenants.key_store import KeyStore
 
 
 @dataclass(frozen=True, slots=True)

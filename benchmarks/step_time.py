@@ -28,14 +28,14 @@ from admission.simulation.recorder import Objective, Recorder
 from admission.simulation.traces import read_trace
 from admission.step_time import StepTime, StepTimeModel, StepWork
 from backend.config import Batching, EngineConfig, KVAllocation
-from backend.sequence import Sequence as Request
-from backend.sequence import Status
+from backend.scheduler.sequence import Sequence as Request
+from backend.scheduler.sequence import Status
 from benchmarks import machine
 from benchmarks.load import post
 from benchmarks.report import Report, Spread, quantile, scenario_parser
 from benchmarks.served import Served, served
 from benchmarks.traffic import Due, Traffic
-from gateway.event_log_file import read_event_log
+from gateway.telemetry.event_log_file import read_event_log
 
 TENANTS = ("chat", "summaries")
 SLOTS = 32

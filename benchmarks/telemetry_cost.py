@@ -17,7 +17,7 @@ from benchmarks import machine
 from benchmarks.load import closed_loop, post
 from benchmarks.processes import Worker
 from benchmarks.report import Report, Spread, scenario_parser
-from gateway.responses import Exchange
+from gateway.http.responses import Exchange
 from gateway.telemetry.telemetry import Telemetry
 
 TOKENS = 8

@@ -23,10 +23,10 @@ from benchmarks.load import post
 from benchmarks.report import Report, Spread, scenario_parser
 from benchmarks.served import Served, served
 from benchmarks.traffic import Due, Heard, Traffic
-from gateway.event_log_file import read_event_log
-from gateway.what_if import WhatIf, what_if
-from quotas.policy import Policy
-from quotas.policy_file import read_policy
+from gateway.telemetry.event_log_file import read_event_log
+from gateway.what_if.comparison import WhatIf, what_if
+from quotas.policy.policy import Policy
+from quotas.policy.policy_file import read_policy
 
 POLICY = """\
 tenants:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from shlex import quote
 
-from gateway.settings import human_bytes
+from gateway.settings.settings import human_bytes
 
 PROMPT = "Count from 3 to 12."
 

@@ -6,40 +6,123 @@ import faulthandler
 import gc
 import logging
 import os
+import random
 import socket
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version
 
 import torch
 import uvloop
 from tqdm import tqdm
 
+from admission.admission import Admission
 from backend.engine import Engine
-from backend.executor import Executor
 from backend.loader import LoadedModel, load_model
+from backend.worker.executor import Executor
+from gateway.admin.overview import Process
 from gateway.admin.plane import admin_plane
 from gateway.admin.port import AdminPort, open_admin_port
-from gateway.admin.process import Process
 from gateway.announcement import Ready
-from gateway.assembly import open_service
-from gateway.beside import beside
-from gateway.core import open_core
-from gateway.engine_options import engine_options
-from gateway.health import Health
-from gateway.http_config import check_tls
-from gateway.key_store import KeyStore
-from gateway.listening import open_port
-from gateway.routes import make_app, make_probes
-from gateway.scope import Lives
-from gateway.server import Server
-from gateway.settings import Settings
+from gateway.api.refused_rate import RefusedRate
+from gateway.api.routes import Health, make_app, make_probes
+from gateway.api.service import Service
+from gateway.background import Watchdog, beside
+from gateway.core import engine_options, open_core
+from gateway.http.body_intake import Intake
+from gateway.http.connection_table import ConnectionTable
+from gateway.http.request_scope import Lives
+from gateway.http.server import Server, check_tls, open_port
+from gateway.openai.requests import Limits
+from gateway.settings.settings import Settings
+from gateway.telemetry.core_observer import WatchedCore
 from gateway.telemetry.logs.logs import STDERR
+from gateway.telemetry.logs.request_log import RequestLog
+from gateway.telemetry.metrics.metrics import Metrics, Sources
+from gateway.telemetry.metrics.process import count_losses, memory_by_use
 from gateway.telemetry.metrics.push import pushing
-from gateway.telemetry.watched_core import WatchedCore
-from gateway.tenancy import Tenancy, open_tenancy
-from gateway.watchdog import Watchdog
+from gateway.telemetry.request_record import note_command
+from gateway.telemetry.telemetry import Telemetry
+from gateway.telemetry.tracing.tracing import open_tracing
+from gateway.tenants.effective_policy import Entitlements, KvShape
+from gateway.tenants.key_store import KeyStore
+from gateway.tenants.kv_leases import KvLeases
+from gateway.tenants.tenancy import Tenancy, open_quotas, open_tenancy
+
+
+@asynccontextmanager
+async def open_service(
+    settings: Settings,
+    model: LoadedModel,
+    engine: Engine,
+    core: WatchedCore,
+    tenancy: Tenancy,
+    lives: Lives,
+    connections: ConnectionTable,
+) -> AsyncIterator[Service]:
+    """A service over an engine; when the block is left, the store and the collector are told what is left to tell.
+
+    Raises `StoreUnsuitable`.
+    """
+    kv_shape = KvShape(model.engine_config.block_size, model.kv_bytes // model.engine_config.num_blocks)
+    telemetry = Telemetry(engine.clock)
+    async with (
+        open_tracing(settings, telemetry, core, kv_shape) as tracing,
+        open_quotas(settings, tenancy.store_url) as quotas,
+    ):
+        intake = Intake(
+            settings.max_body_bytes,
+            settings.max_unparsed_bytes,
+            settings.body_timeout,
+            model.engine_config.max_model_len,
+        )
+        quotas.store.on_command.append(note_command)
+        admission = Admission(engine, core)
+        metrics = Metrics(
+            Sources(
+                model=settings.served_name,
+                engine=engine,
+                core=core,
+                telemetry=telemetry,
+                policies=tenancy.policies,
+                store=quotas.store,
+                block_bytes=kv_shape.block_bytes,
+                memory=partial(memory_by_use, model),
+                connections=connections,
+            )
+        )
+        count_losses(metrics.process, tracing)
+        telemetry.on_end.append(RequestLog(kv_shape.block_bytes))
+        try:
+            yield Service(
+                model=settings.served_name,
+                created=int(time.time()),
+                end_tokens=model.end_tokens,
+                limits=Limits(model.config.vocab_size, model.engine_config.max_model_len, model.sampling_defaults),
+                default_max_tokens=settings.default_max_tokens,
+                tokenizer=model.tokenizer,
+                admission=admission,
+                keys=tenancy.keys.ring,
+                policies=tenancy.policies,
+                entitlements=Entitlements(tenancy.policies),
+                quotas=quotas,
+                kv_leases=KvLeases(quotas.store, admission, kv_shape.block_bytes, engine.clock),
+                kv_shape=kv_shape,
+                metrics=metrics,
+                telemetry=telemetry,
+                watched=core,
+                lives=lives,
+                intake=intake,
+                refused_rate=RefusedRate(settings.refused_per_second, engine.clock),
+                seeds=random.Random(settings.seed),
+            )
+        finally:
+            intake.close()
+
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,12 @@ from pathlib import Path
 from admission.core import PRIOR, SCALES, CoreConfig, Memory, Order, Overload, Unit, make_core
 from admission.event_log import RecordedCore
 from admission.step_time import StepTimeModel
+from backend.config import Batching, KVAllocation
 from backend.loader import LoadedModel
-from gateway.event_log_file import EventLogFile
-from gateway.settings import Settings
-from gateway.telemetry.watched_core import WatchedCore
+from backend.sizing import EngineOptions
+from gateway.settings.settings import Settings
+from gateway.telemetry.core_observer import WatchedCore
+from gateway.telemetry.event_log_file import EventLogFile
 
 log = logging.getLogger(__name__)
 
@@ -90,3 +92,18 @@ def _save(path: Path, step_time: StepTimeModel) -> None:
         draft = path.with_suffix(f".{os.getpid()}")
         draft.write_text(json.dumps(step_time.to_json()))
         draft.replace(path)
+
+
+def engine_options(settings: Settings) -> EngineOptions:
+    return EngineOptions(
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_model_len=settings.max_model_len,
+        prefill_chunk=settings.prefill_chunk,
+        block_size=settings.block_size,
+        kv_cache_dtype=settings.kv_cache_dtype,
+        kv_memory_bytes=settings.kv_memory_bytes,
+        kv_memory_fraction=settings.kv_memory_fraction,
+        batching=Batching(settings.batching),
+        kv_allocation=KVAllocation(settings.kv_allocation),
+    )

@@ -4,7 +4,7 @@ import csv
 from collections.abc import Sequence
 from io import StringIO
 
-from admission.simulation.text_width import flush_left, flush_right, width
+from admission.simulation.report import flush_left, flush_right, width
 
 FORMULA = frozenset("=+-@\uff1d\uff0b\uff0d\uff20")
 """What spreadsheets take a cell for that begins so (OWASP, CSV injection)."""

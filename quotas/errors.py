@@ -14,7 +14,7 @@ QuotaError
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from quotas.limit import Limit
+from quotas.policy.limit import Limit
 from quotas.reservation import LimitState
 
 

@@ -10,11 +10,10 @@ from types import TracebackType
 from typing import Self
 
 from quotas.errors import BudgetSpent, LimitExceeded, QuotaError, Refused, StoreUnavailable
-from quotas.hold_times import HoldTimes
-from quotas.limit import Budget, Limit, Rate, Resource
-from quotas.policy import Outage
-from quotas.reservation import NOTHING, Ask, LimitState, Reservation, Usage
-from quotas.store import Store
+from quotas.policy.limit import Budget, Limit, Rate, Resource
+from quotas.policy.policy import Outage
+from quotas.reservation import NOTHING, Ask, HoldTimes, LimitState, Reservation, Usage
+from quotas.store.store import Store
 
 log = logging.getLogger(__name__)
 

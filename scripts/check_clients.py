@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import httpx
 
-from backend.hub import resolve_model
+from backend.model.hub import resolve_model
 from benchmarks import machine, vllm_environment
 from benchmarks.own_environment import own_environment
 from benchmarks.processes import free_port

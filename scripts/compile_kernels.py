@@ -38,7 +38,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from backend.kernels import sampling, triton_lang
-from backend.kernels.step import StepInputs
+from backend.kernels.ops import StepInputs
 from backend.kernels.triton_ops import TritonOps
 
 META = torch.device("meta")

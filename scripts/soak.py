@@ -27,8 +27,8 @@ from statistics import median
 import httpx
 
 from benchmarks.report import Report, scenario_parser
-from gateway.auth import new_key
-from gateway.key_store import KeyStore
+from gateway.tenants.auth import new_key
+from gateway.tenants.key_store import KeyStore
 from scripts.soak_load import MANNERS, PATIENCE, POLICY, TENANTS, Visitor
 from tests.gateway.server_process import ServerProcess, running_server
 from tests.gateway.telemetry.otlp_receiver import Receiver, otlp_receiver
@@ -216,7 +216,7 @@ def complaints_in(log: Path) -> list[str]:
     """Errors that the gateway logged, but for those about edits of its policy, which are meant to be wrong."""
     lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
     errors = [line for line in lines if line["level"] in {"ERROR", "CRITICAL"}]
-    return [line["message"] for line in errors if line["logger"] != "gateway.policies"]
+    return [line["message"] for line in errors if line["logger"] != "gateway.tenants.live_policy"]
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 
-from backend.hub import resolve_model
-from backend.model_config import read_model_config
-from backend.tokenizer import Tokenizer
+from backend.model.hub import resolve_model
+from backend.model.model_config import read_model_config
+from backend.text.tokenizer import Tokenizer
 from tests.examples import NIGHTLY
 from tests.gateway.server_process import ServerProcess, running_server
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from quotas.policy_schema import fields_of
+from quotas.policy.schema import fields_of
 from tests.quotas.policies import parsed, problems_of
 
 DOCS = (Path(__file__).parents[1] / "docs" / "policies.md").read_text(encoding="utf-8")

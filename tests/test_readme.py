@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from quotas.policy_file import parse_policy
+from quotas.policy.policy_file import parse_policy
 from tests.gateway.server_process import ServerProcess
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")

@@ -6,8 +6,8 @@ in time. Blind to tenants.
 
 from collections import OrderedDict
 
-from admission.ordering import Indifferent
-from backend.sequence import Sequence
+from admission.orderings.ordering import Indifferent
+from backend.scheduler.sequence import Sequence
 
 
 class AdaptiveLifo(Indifferent):

@@ -11,8 +11,8 @@ have waited longest the largest goes first.
 from collections.abc import Callable, Mapping
 
 from admission.aging import Aging
-from admission.ordering import Indifferent, weight_of
-from backend.sequence import Sequence
+from admission.orderings.ordering import Indifferent, weight_of
+from backend.scheduler.sequence import Sequence
 
 
 class VirtualFinishWithBoost(Indifferent):

@@ -3,6 +3,13 @@
 from math import inf
 from typing import NamedTuple
 
+from backend.sampling_params import SamplingParams
+from backend.scheduler.sequence import Sequence
+
+END = 1  # the token that ends an answer; all others are 0
+_NEVER, _AT_END = frozenset[int](), frozenset((END,))
+_SAMPLING = SamplingParams()
+
 
 class Arrival(NamedTuple):
     """Times in seconds from the workload's start, lengths in tokens."""
@@ -47,3 +54,45 @@ class Arrival(NamedTuple):
             for prompt, output, most in self.more_prompts
         ]
         return (alone, *others)
+
+
+class Target(NamedTuple):
+    """In seconds; None: nothing."""
+
+    first_token: float | None = None
+    interval: float | None = None  # between tokens
+    refuses: bool = False  # what would be late for its first token
+
+
+NO_TARGET = Target()
+
+
+def sequence_of(number: int, arrival: Arrival, now: float, target: Target) -> Sequence:
+    """A prompt without content. Its seed is the length of its answer, which only the device looks at."""
+    declared = arrival.declared_tokens
+    ends = _AT_END if declared > arrival.output_tokens else _NEVER
+    prompt = [0] * arrival.prompt_tokens
+    return Sequence(
+        str(number),
+        arrival.tenant,
+        prompt,
+        _SAMPLING,
+        declared,
+        arrival.output_tokens,
+        ends,
+        priority_class=arrival.priority_class,
+        token_interval=_tighter(arrival.interval, target.interval),
+        first_token_target=target.first_token,
+        first_token_by=min(deadlines) if (deadlines := _deadlines(arrival, now, target)) else None,
+        done_by=None if arrival.done_within is None else now + arrival.done_within,
+        body_bytes=arrival.body_bytes,
+    )
+
+
+def _tighter(one: float | None, other: float | None) -> float | None:
+    return other if one is None else one if other is None else min(one, other)
+
+
+def _deadlines(arrival: Arrival, now: float, target: Target) -> list[float]:
+    own = target.first_token if target.refuses else None
+    return [now + seconds for seconds in (arrival.deadline, own) if seconds is not None]

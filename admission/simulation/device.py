@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from admission.core import CoreConfig
+from admission.scheduling_policy import Terms
+from admission.simulation.arrival import Target
 from admission.simulation.errors import OptionError
-from admission.simulation.target import Target
 from admission.step_time import StepTime, StepWork
-from admission.terms import Terms
 from backend.config import EngineConfig
 
 Seconds = Callable[[StepWork], float]

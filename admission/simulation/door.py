@@ -7,8 +7,7 @@ from typing import Protocol
 
 from admission.outcome import Refused
 from admission.output_length import OutputLengths
-from admission.simulation.arrival import Arrival
-from admission.simulation.target import Target
+from admission.simulation.arrival import Arrival, Target
 
 REFUSED_RETRY = 1.0  # seconds, where nobody can tell when it would be let in
 

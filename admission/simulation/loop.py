@@ -17,22 +17,18 @@ from admission.ledger import work_of
 from admission.outcome import Refused
 from admission.output_length import OutputLengths
 from admission.request import EXTEND_MARGIN, EXTEND_PATIENCE, EXTEND_STEP
-from admission.simulation.arrival import Arrival
+from admission.simulation.arrival import END, NO_TARGET, Arrival, Target, sequence_of
 from admission.simulation.clients import Clients, Resigned
 from admission.simulation.device import Device
 from admission.simulation.door import REFUSED_RETRY, Door, Spent, TurnedAway, Visit
 from admission.simulation.recorder import Recorder
-from admission.simulation.target import NO_TARGET, Target
 from admission.step_time import StepWork
-from backend.batch import Batch, StepOutput
-from backend.flight import Delta
-from backend.sampling import SamplingParams
-from backend.scheduler import Scheduler
-from backend.sequence import FinishReason, Sequence, Status
+from backend.scheduler.batch import Batch, StepOutput
+from backend.scheduler.scheduled_step import Delta
+from backend.scheduler.scheduler import Scheduler
+from backend.scheduler.sequence import FinishReason, Sequence, Status
 
-TOKEN, END = 0, 1
-_NEVER, _AT_END = frozenset[int](), frozenset((END,))
-_SAMPLING = SamplingParams()
+TOKEN = 0
 
 
 class _Step(NamedTuple):
@@ -215,7 +211,7 @@ class Loop:
     def _queue(self, prompt: Arrival, tokens: int, now: float) -> Sequence:
         """Raises `Refused`. Of its answer it may have `tokens` to begin with."""
         number = next(self._number)
-        sequence = _sequence(number, prompt, now, self._target(prompt.priority_class))
+        sequence = sequence_of(number, prompt, now, self._target(prompt.priority_class))
         sequence.limit_to(tokens)
         self._core.arrive(sequence, now)
         self._recorder.queued(sequence, prompt)
@@ -320,7 +316,7 @@ class Loop:
                 self._supply(sequence, now)
 
     def _supply(self, sequence: Sequence, now: float) -> None:
-        """As `gateway.supply` does for those of undeclared length: ask for more before what they may have runs out."""
+        """Asks for more before what they may have runs out, as `gateway.api.quota_extender` does."""
         supply, visit = self._supplies[sequence], self._stays[sequence].visit
         if supply.refusal is not None:
             self._cut_off(sequence, supply.refusal, now)
@@ -372,34 +368,3 @@ class Loop:
 def _left(sequence: Sequence) -> int:
     """Tokens that it may still have, as of now."""
     return sequence.token_limit - len(sequence.prompt) - len(sequence.output)
-
-
-def _sequence(number: int, arrival: Arrival, now: float, target: Target) -> Sequence:
-    """A prompt without content. Its seed is the length of its answer, which only the device looks at."""
-    declared = arrival.declared_tokens
-    ends = _AT_END if declared > arrival.output_tokens else _NEVER
-    prompt = [0] * arrival.prompt_tokens
-    return Sequence(
-        str(number),
-        arrival.tenant,
-        prompt,
-        _SAMPLING,
-        declared,
-        arrival.output_tokens,
-        ends,
-        priority_class=arrival.priority_class,
-        token_interval=_tighter(arrival.interval, target.interval),
-        first_token_target=target.first_token,
-        first_token_by=min(deadlines) if (deadlines := _deadlines(arrival, now, target)) else None,
-        done_by=None if arrival.done_within is None else now + arrival.done_within,
-        body_bytes=arrival.body_bytes,
-    )
-
-
-def _tighter(one: float | None, other: float | None) -> float | None:
-    return other if one is None else one if other is None else min(one, other)
-
-
-def _deadlines(arrival: Arrival, now: float, target: Target) -> list[float]:
-    own = target.first_token if target.refuses else None
-    return [now + seconds for seconds in (arrival.deadline, own) if seconds is not None]

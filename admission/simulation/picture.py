@@ -12,8 +12,7 @@ from admission.simulation.charts import Bars, Lines, charts
 from admission.simulation.errors import SimulationError
 from admission.simulation.metrics import printable
 from admission.simulation.study import Results
-from admission.simulation.svg import shortened
-from admission.simulation.ticks import linear_ticks, log_ticks
+from admission.simulation.svg import linear_ticks, log_ticks, shortened
 
 _COLOURS = ("#2a6fdb", "#d9662b", "#1c8a6a", "#9457b8")
 _INK, _SOFT, _RULE = "#1b1b19", "#66665f", "#e4e3de"

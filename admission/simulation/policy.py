@@ -14,12 +14,12 @@ from typing import Any
 
 from admission.controller import Controller
 from admission.core import SCALES, CoreConfig, Order, make_core
+from admission.scheduling_policy import Terms
+from admission.simulation.arrival import NO_TARGET, Target
 from admission.simulation.device import Device, Served
 from admission.simulation.door import Rules
 from admission.simulation.errors import OptionError
-from admission.simulation.target import NO_TARGET, Target
 from admission.step_time import StepTime, StepTimeModel
-from admission.terms import Terms
 from backend.config import Batching, EngineConfig, KVAllocation
 from backend.errors import ConfigError
 

@@ -8,15 +8,13 @@ from enum import StrEnum
 from heapq import heappop, heappush
 from math import inf
 
-from admission.ordering import weight_of
+from admission.orderings.ordering import weight_of
 from admission.simulation.arrival import Arrival
 from admission.simulation.device import Device
-from admission.simulation.fairness import MOST_TENANTS, ServiceGap
-from admission.simulation.quantiles import Histogram
-from admission.simulation.timeline import Timeline
+from admission.simulation.statistics import MOST_TENANTS, Histogram, ServiceGap, Timeline
 from admission.step_time import StepWork, prefill_work
-from backend import sequence as engine
-from backend.flight import Delta, Flight
+from backend.scheduler import sequence as engine
+from backend.scheduler.scheduled_step import Delta, Flight
 
 PROMPT, OUTPUT = 1.0, 2.0  # service in tokens, by the weights of VTC (Sheng et al., 2024)
 

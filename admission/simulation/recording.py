@@ -18,13 +18,12 @@ from typing import NamedTuple
 
 from admission.event_log import Entry, LogError, ReplayMismatch, asked_of, make_configs, replay
 from admission.request import Asked, AskedPrompt
-from admission.simulation.arrival import Arrival
+from admission.scheduling_policy import Terms
+from admission.simulation.arrival import NO_TARGET, Arrival, Target
 from admission.simulation.device import Device, Served, device_of
 from admission.simulation.errors import TraceError
-from admission.simulation.target import NO_TARGET, Target
 from admission.step_time import StepTime, StepTimeModel, StepWork
-from admission.terms import Terms
-from backend.sequence import FinishReason, Sequence
+from backend.scheduler.sequence import FinishReason, Sequence
 
 
 class TraceFacts(NamedTuple):

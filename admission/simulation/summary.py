@@ -4,9 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from admission.simulation.fairness import jain_index
-from admission.simulation.quantiles import quantile
 from admission.simulation.recorder import ClassRecord, Recorder, TenantRecord
+from admission.simulation.statistics import jain_index, quantile
 
 CURVE = tuple(n / 100 for n in range(1, 101))  # shares at which distributions are drawn
 MOST_TENANTS = 100  # that are told apart in a summary, the most served first

@@ -10,19 +10,35 @@ Each may be compressed with gzip.
 """
 
 import csv
+import gzip
 import json
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 from admission.simulation.arrival import Arrival
 from admission.simulation.device import Device
 from admission.simulation.errors import OptionError, TraceError
 from admission.simulation.recording import NO_FACTS, TraceFacts, read_recording
-from admission.simulation.text_file import UNREADABLE, open_text
+
+_GZIP = b"\x1f\x8b"  # RFC 1952, 2.3.1
+
+UNREADABLE = (OSError, EOFError, zlib.error, UnicodeDecodeError)
+"""What reading such a file may raise, when it is not there, cut off, damaged or no text."""
+
+
+def open_text(path: Path, newline: str | None = None, errors: str = "strict") -> TextIO:
+    """UTF-8, with or without a byte order mark; compression is told by the first bytes, not by the name."""
+    with path.open("rb") as file:
+        is_compressed = file.read(len(_GZIP)) == _GZIP
+    if is_compressed:
+        return gzip.open(path, "rt", encoding="utf-8-sig", errors=errors, newline=newline)
+    return path.open(encoding="utf-8-sig", errors=errors, newline=newline)
+
 
 LogLines = Callable[[Path], Iterable[str]]  # of an event log, from its first segment on
 Reader = Callable[[Path], Iterator[Arrival]]

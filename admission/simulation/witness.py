@@ -6,8 +6,8 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 from admission.fair_queue import Account, FairQueue, gap_bound
-from admission.simulation.fairness import ServiceGap
-from backend.sequence import Sequence
+from admission.simulation.statistics import ServiceGap
+from backend.scheduler.sequence import Sequence
 
 
 @dataclass(slots=True)

@@ -1,12 +1,63 @@
 """The operations a decoder is made of; each device implements them all. `reference` is the oracle for every one."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
-from backend.kernels.row_sampling import SampleRows
-from backend.kernels.step import StepInputs
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """One step's ragged batch. T tokens of S sequences, each sequence's tokens contiguous and in order.
+
+    A row of `block_tables` is valid for the blocks that `context_lens` needs; the rest is padding (0). A sequence
+    without tokens or context is padding, and so are tokens after those of the last sequence: whatever is computed for
+    them is theirs alone, and a negative slot stores nothing.
+    """
+
+    token_ids: Tensor  # [T] int64
+    positions: Tensor  # [T] int64, each token's index in its own sequence
+    slot_mapping: Tensor  # [T] int64, block * block_size + offset where the token's key and value go; -1: nowhere
+    query_start: Tensor  # [S + 1] int32, first row of each sequence
+    context_lens: Tensor  # [S] int32, tokens in the cache once this step's own are stored
+    block_tables: Tensor  # [S, width] int32
+    num_seqs: int
+    max_query_len: int
+    max_context_len: int
+    num_decodes: int = 0  # leading sequences that have one token each, at row s for sequence s, or none
+
+
+@dataclass(frozen=True, slots=True)
+class RowSampling:
+    """How each row is sampled, on the device."""
+
+    temperature: Tensor  # [rows] fp32, 0: greedy
+    min_p: Tensor  # [rows] fp32, 0: off
+    top_k: Tensor  # [rows] int32, 0: off
+    top_p: Tensor  # [rows] fp32, 1: off
+    seeds: Tensor  # [rows] int64
+    positions: Tensor  # [rows] int64, of the sampled tokens in their sequences
+    some_min_p: bool = True  # whether any row has it, as far as the host knows: what none has takes no time
+    some_top_k: bool = True
+    some_top_p: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RowPenalties:
+    """The penalties of each row (0, 0, 1: none), and what its slot's sequence holds; see `backend.worker.penalties`."""
+
+    slots: Tensor  # [rows] int64, no two equal
+    presence: Tensor  # [rows] fp32
+    frequency: Tensor  # [rows] fp32
+    repetition: Tensor  # [rows] fp32
+    in_prompt: Tensor  # [slots, vocab] bool
+    output_counts: Tensor  # [slots, vocab] int32, counts the sampled token of a penalised row
+
+
+SampleRows = Callable[[Tensor, RowSampling, RowPenalties | None], Tensor]
+"""Token ids [rows] int64 for logits [rows, vocab] fp32, which it may write to, without an answer the host waits for."""
+
 
 Linear = Callable[[Tensor], Tensor]
 """`x @ weight.T + bias` for x [rows, in_features], returning [rows, out_features] in x's dtype."""
@@ -64,5 +115,5 @@ class Ops(Protocol):
 
     @property
     def sample(self) -> SampleRows | None:
-        """Draws tokens on the device, by the rules of `backend.sampler`; None leaves it to that module."""
+        """Draws tokens on the device, by the rules of `backend.worker.sampler`; None leaves it to that module."""
         ...

@@ -12,8 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from backend.kernels.ops import Linear
-from backend.kernels.step import StepInputs
+from backend.kernels.ops import Linear, StepInputs
 
 E4M3_LARGEST = 448.0
 

@@ -1,8 +1,8 @@
 """From logits to tokens on the device: no sort of the vocabulary, no answer that the host waits for.
 
-The order and the meaning of each filter, and the draw, are those of `backend.sampler`, whose tokens these are: cut-offs
-on a row's own logits, equal logits kept or cut together, and the inversion of the cumulative distribution at a number
-hashed from (seed, position).
+The order and the meaning of each filter, and the draw, are those of `backend.worker.sampler`, whose tokens these are:
+cut-offs on a row's own logits, equal logits kept or cut together, and the inversion of the cumulative distribution at a
+number hashed from (seed, position).
 
 One kernel reads the logits once, in tiles over the whole device: it applies penalties, and leaves each tile's largest
 logit and mass. Where rows have filters, `sampling_search` finds their cut-offs and weighs the tiles again within them,
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from backend.kernels.row_sampling import RowPenalties, RowSampling
+from backend.kernels.ops import RowPenalties, RowSampling
 from backend.kernels.sampling_search import (
     ALL,
     CUT,

@@ -2,8 +2,8 @@
 
 A logit is told by its distance: how far it lies, divided by the temperature (`heat`), below the row's largest.
 Distances are fp32 numbers >= 0, whose bits order as they do: a cut-off is such bits, exact to the last one. Logits are
-divided before they are subtracted, as `backend.sampler` does, and everywhere alike: when the temperature is low the
-quotients are large, and what they are rounded by is no longer small beside a distance.
+divided before they are subtracted, as `backend.worker.sampler` does, and everywhere alike: when the temperature is low
+the quotients are large, and what they are rounded by is no longer small beside a distance.
 
 The bits of a cut-off are searched for as three digits (a radix select; Alabi et al., 2012). For each, the programs of a
 row add its logits to a histogram by that digit, in numbers and in mass, and the last of them to finish reads from it
@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from backend.kernels.row_sampling import RowSampling
+from backend.kernels.ops import RowSampling
 
 FAR = tl.constexpr(87.0)  # beyond it a weight, exp(-distance), is no normal fp32 number: none is drawn from there
 ALL = tl.constexpr(0x42AE0000)  # the cut-off that keeps all others

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from backend.kernels import reference
-from backend.kernels.ops import Ops
-from backend.kernels.step import StepInputs
+from backend.kernels.ops import Ops, StepInputs
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 6, 2, 32, 4
 EPS = 1e-5

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from backend.kernels.step import StepInputs
+from backend.kernels.ops import StepInputs
 from backend.kernels.triton_lang import kernel_view, to_cache
 
 

@@ -6,8 +6,7 @@ from torch.nn import functional
 
 from backend.kernels import reference
 from backend.kernels.linear import best_linear
-from backend.kernels.ops import Linear
-from backend.kernels.step import StepInputs
+from backend.kernels.ops import Linear, StepInputs
 
 
 class TorchOps:

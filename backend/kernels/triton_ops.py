@@ -4,13 +4,11 @@ import torch
 from torch import Tensor
 
 from backend.kernels.linear import best_linear
-from backend.kernels.ops import Linear
+from backend.kernels.ops import Linear, StepInputs
 from backend.kernels.paged_decode import paged_decode
 from backend.kernels.paged_prefill import paged_prefill
-from backend.kernels.rms_norm import add_rms_norm, rms_norm
+from backend.kernels.rowwise import add_rms_norm, rms_norm, silu_mul
 from backend.kernels.sampling import sample
-from backend.kernels.silu_mul import silu_mul
-from backend.kernels.step import StepInputs
 from backend.kernels.store_kv import rope_and_store
 
 

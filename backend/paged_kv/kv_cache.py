@@ -3,14 +3,26 @@
 import math
 import mmap
 from contextlib import suppress
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from backend.model_config import ModelConfig
+
+class KVDimensions(Protocol):
+    """What of a model decides the size of its KV cache."""
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def num_kv_heads(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
 
 
-def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+def block_bytes(model: KVDimensions, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block over all layers: keys and values of `block_size` tokens."""
     per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * dtype.itemsize
     return per_token * block_size
@@ -23,7 +35,7 @@ class KVCache:
     """
 
     def __init__(
-        self, model: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self, model: KVDimensions, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         shape = (num_blocks, model.num_layers, 2, model.num_kv_heads, block_size, model.head_dim)
         self.blocks = _zeros(shape, dtype, device)

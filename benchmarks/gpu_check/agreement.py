@@ -8,18 +8,18 @@ from tempfile import TemporaryDirectory
 import torch
 
 from backend.kernels.reference import ReferenceOps
+from backend.llm import StepLoop
 from backend.loader import place_model
-from backend.model import Decoder
-from backend.model_config import read_model_config
-from backend.model_runner import ModelRunner
+from backend.model.decoder import Decoder
+from backend.model.model_config import read_model_config
+from backend.model.weights import load_weights
 from backend.paged_kv.kv_cache import KVCache
-from backend.sampling import SamplingParams
-from backend.scheduler import Scheduler
-from backend.sequence import Sequence
+from backend.sampling_params import SamplingParams
+from backend.scheduler.scheduler import Scheduler
+from backend.scheduler.sequence import Sequence
+from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
 from backend.sizing import EngineOptions, size_engine
-from backend.step_loop import StepLoop
-from backend.waiting import FirstComeFirstServed, HoldingQueue
-from backend.weights import load_weights
+from backend.worker.model_runner import ModelRunner
 from benchmarks.gpu_check.finding import Finding
 from benchmarks.gpu_check.models import TINY, write_checkpoint
 

@@ -9,11 +9,11 @@ import torch
 
 from admission.controller import Controller
 from admission.core import CoreConfig, make_core
-from backend.executor import PendingStep
-from backend.model_runner import ModelRunner
-from backend.sampling import SamplingParams
-from backend.sequence import Sequence
+from backend.sampling_params import SamplingParams
+from backend.scheduler.sequence import Sequence
 from backend.sizing import EngineOptions
+from backend.worker.executor import PendingStep
+from backend.worker.model_runner import ModelRunner
 from benchmarks.gpu_check.finding import Finding
 from benchmarks.gpu_check.models import SHAPES, random_runner
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
-from backend.batch import Batch
-from backend.model_runner import ModelRunner
+from backend.scheduler.batch import Batch
+from backend.worker.model_runner import ModelRunner
 from benchmarks.gpu_check.finding import Finding
 
 LONGEST = 10  # kernels that are told apart

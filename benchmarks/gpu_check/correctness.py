@@ -6,12 +6,12 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from backend.kernels.ops import RowPenalties, RowSampling
 from backend.kernels.reference import ReferenceOps
-from backend.kernels.row_sampling import RowPenalties, RowSampling
 from backend.kernels.self_check import TOLERANCE, disagreements
 from backend.kernels.triton_ops import TritonOps
-from backend.penalties import Penalties, PenaltyState
-from backend.sampler import SamplingBatch, sample, uniforms
+from backend.worker.penalties import Penalties, PenaltyState
+from backend.worker.sampler import SamplingBatch, sample, uniforms
 from benchmarks.gpu_check.finding import Finding
 from benchmarks.kernels_gpu import BLOCK_SIZE, Workload, step_of
 

@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import save_file
 
 from backend.loader import place_model
-from backend.model_config import ModelConfig
-from backend.model_runner import ModelRunner
+from backend.model.model_config import ModelConfig
+from backend.model.weights import checkpoint_names, random_weights
 from backend.sizing import EngineOptions
-from backend.weights import checkpoint_names, random_weights
+from backend.worker.model_runner import ModelRunner
 from benchmarks.model_shapes import LLAMA_3_8B, QWEN3_06B
 
 TINY = replace(

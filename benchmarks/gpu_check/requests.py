@@ -12,14 +12,14 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from backend.executor import PendingStep
-from backend.model_config import ModelConfig
-from backend.model_runner import ModelRunner
-from backend.sampling import SamplingParams
-from backend.scheduler import Scheduler
-from backend.sequence import Sequence
+from backend.model.model_config import ModelConfig
+from backend.sampling_params import SamplingParams
+from backend.scheduler.scheduler import Scheduler
+from backend.scheduler.sequence import Sequence
+from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
 from backend.sizing import EngineOptions
-from backend.waiting import FirstComeFirstServed, HoldingQueue
+from backend.worker.executor import PendingStep
+from backend.worker.model_runner import ModelRunner
 from benchmarks.gateway_process import gateway_process
 from benchmarks.gpu_check.finding import Finding
 from benchmarks.gpu_check.models import SHAPES, random_runner, write_checkpoint

@@ -11,9 +11,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from backend.kernels.ops import Ops
+from backend.kernels.ops import Ops, StepInputs
 from backend.kernels.reference import ReferenceOps
-from backend.kernels.step import StepInputs
 from backend.kernels.triton_lang import FP8
 from backend.kernels.triton_ops import TritonOps
 from benchmarks.gpu_check.finding import Finding

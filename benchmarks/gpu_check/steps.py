@@ -9,12 +9,12 @@ from statistics import median
 
 import torch
 
-from backend.batch import Admitted, Batch
-from backend.executor import PendingStep
-from backend.model_runner import ModelRunner
 from backend.roofline import Footprint, Peaks, Roofline
-from backend.sampling import SamplingParams
+from backend.sampling_params import SamplingParams
+from backend.scheduler.batch import Admitted, Batch
 from backend.sizing import EngineOptions
+from backend.worker.executor import PendingStep
+from backend.worker.model_runner import ModelRunner
 from benchmarks.gpu_check.breakdown import breakdown
 from benchmarks.gpu_check.finding import Finding
 from benchmarks.gpu_check.models import SHAPES, dtype_of, random_runner

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import torch
 
 from backend.config import Batching, KVAllocation
-from backend.flight import Delta
 from backend.llm import LLM
-from backend.sampling import SamplingParams
+from backend.sampling_params import SamplingParams
+from backend.scheduler.scheduled_step import Delta
 from backend.sizing import EngineOptions
 from benchmarks.peers.peer import Generate, Generated, answer_requests, parser
 from benchmarks.workload import Workload

@@ -6,13 +6,13 @@ from typing import Any
 
 from gateway.admin.audit_log import AuditLog
 from gateway.admin.live_requests import LiveRequests
-from gateway.admin.policy_report import problem_of
+from gateway.admin.policy import problem_of
 from gateway.errors import ApiError, AuditUnavailable, BadRequest, CancelledByAdmin, RequestNotFound
-from gateway.key_source import KeyChange
-from gateway.policies import Policies
-from gateway.scope import RequestScope
-from quotas.policy import Policy
-from quotas.policy_file import PolicyError
+from gateway.http.request_scope import RequestScope
+from gateway.tenants.key_source import KeyChange
+from gateway.tenants.live_policy import Policies
+from quotas.policy.policy import Policy
+from quotas.policy.policy_file import PolicyError
 
 log = logging.getLogger(__name__)
 

@@ -12,24 +12,19 @@ from gateway.admin.audit_log import AuditLog
 from gateway.admin.diagnosis import Diagnosis
 from gateway.admin.history import History
 from gateway.admin.keys import Keys, NewKey, Rotation
-from gateway.admin.kv_map import kv_map
 from gateway.admin.live_requests import LiveRequests
-from gateway.admin.overview import overview
-from gateway.admin.policy_check import MAX_BODY_BYTES, PastedPolicy, PolicyCheck
-from gateway.admin.policy_report import policy_report
-from gateway.admin.process import Process
-from gateway.admin.queue import Queue
+from gateway.admin.overview import Process, Queue, kv_map, overview
+from gateway.admin.policy import MAX_BODY_BYTES, PastedPolicy, PolicyCheck, policy_report
 from gateway.admin.router import Route, Router, Text, Visit
-from gateway.admin.rows import refusal_row
+from gateway.admin.rows import Reasons, refusal_row
 from gateway.admin.tenants import Tenants
-from gateway.admin.unhurried import unhurried
 from gateway.admin.usage import UsageReader
 from gateway.admin.what_if import WhatIfs
-from gateway.admin.whereabouts import Reasons
-from gateway.json_body import JsonBody
-from gateway.key_source import KeySource
-from gateway.service import Service
-from gateway.wire import read
+from gateway.api.service import Service
+from gateway.background import unhurried
+from gateway.http.json_body import JsonBody
+from gateway.http.wire import read
+from gateway.tenants.key_source import KeySource
 
 PREFIX = "/admin/v1"
 

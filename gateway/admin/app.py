@@ -8,13 +8,13 @@ from urllib.parse import parse_qsl
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.admin.key import AdminKey
 from gateway.admin.page_files import PageFile
+from gateway.admin.port import AdminKey
 from gateway.admin.router import Router, Text, Visit
-from gateway.connection import show_key
 from gateway.errors import ApiError, BadRequest, InternalError, MethodNotAllowed, RouteNotFound
-from gateway.responses import Exchange, encode_headers
-from gateway.scope import ClientGone, read_body
+from gateway.http.connection import show_key
+from gateway.http.request_scope import ClientGone, read_body
+from gateway.http.responses import Exchange, encode_headers
 from gateway.telemetry.metrics.prometheus import CONTENT_TYPE
 
 log = logging.getLogger(__name__)

@@ -8,8 +8,7 @@ from typing import Any
 
 from gateway.doctor.finding import Finding
 from gateway.doctor.findings import findings, past_findings
-from gateway.doctor.samples import Samples
-from gateway.doctor.snapshot import SECONDS, Snapshot
+from gateway.doctor.snapshot import SECONDS, Samples, Snapshot
 
 STALE = 60.0  # seconds, after which a snapshot is too old to compare with
 REMEMBERED = 300.0  # seconds: what went wrong a few minutes ago is asked for when somebody has come to look

@@ -11,19 +11,18 @@ from typing import TypeVar
 
 from pydantic import Field
 
-from gateway import arguments
 from gateway.admin.audit_log import AuditLog
 from gateway.admin.rows import MAX_ROWS, Row
-from gateway.admin.unhurried import unhurried
-from gateway.auth import new_key
+from gateway.background import unhurried
+from gateway.cli import arguments
 from gateway.errors import BadRequest, KeyNotFound, KeysUnavailable, TenantNotNamed
-from gateway.key_changes import RotatedAlready, UnknownKey, revoke, rotate
-from gateway.key_source import KeySource
-from gateway.key_store import KeyRecord, KeyStoreError
-from gateway.policies import Policies
-from gateway.unnamed_tenants import what_holds
-from gateway.wire import Wire
-from quotas.policy import SCOPES
+from gateway.http.wire import Wire
+from gateway.tenants.auth import new_key
+from gateway.tenants.key_source import KeySource
+from gateway.tenants.key_store import KeyRecord, KeyStoreError, RotatedAlready, UnknownKey, revoke, rotate
+from gateway.tenants.live_policy import Policies
+from gateway.tenants.unnamed_tenants import what_holds
+from quotas.policy.policy import SCOPES
 
 OVERLAP = "24h"
 MAX_FILTER = 200  # characters

@@ -1,11 +1,109 @@
 """The gateway at a glance."""
 
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from heapq import nsmallest
 from typing import Any
 
+import numpy as np
+from starlette.types import ASGIApp
+
+from backend.scheduler.scheduler import Scheduler
+from backend.scheduler.sequence import Sequence
 from gateway.admin.history import History
-from gateway.admin.policy_report import problem_of
-from gateway.admin.process import Process
-from gateway.service import Service
+from gateway.admin.policy import problem_of
+from gateway.admin.rows import MAX_ROWS, Reasons, Row, is_waiting
+from gateway.api.service import Service
+from gateway.background import unhurried
+from gateway.telemetry.request_record import Story
+from quotas.policy.policy import Policy
+
+FREE = -1
+
+Holding = tuple[str, list[int]]
+"""A tenant, and blocks of one of its sequences."""
+
+
+async def kv_map(scheduler: Scheduler, block_bytes: int) -> dict[str, Any]:
+    """Runs of blocks with the same owner, by block number. The event loop copies block tables; a thread draws."""
+    config = scheduler.config
+    holdings = [(sequence.tenant, list(sequence.block_table)) for sequence in _holders(scheduler)]
+    owners, runs = await asyncio.to_thread(_drawn, config.num_blocks, holdings)
+    return {
+        "num_blocks": config.num_blocks,
+        "block_bytes": block_bytes,
+        "block_tokens": config.block_size,
+        "owners": owners,
+        "runs": runs,
+    }
+
+
+def _drawn(num_blocks: int, holdings: list[Holding]) -> tuple[list[str], list[list[int]]]:
+    """The owners, and runs of one owner's index and a number of blocks."""
+    owners: dict[str, int] = {}
+    blocks = np.full(num_blocks, FREE, dtype=np.int64)
+    for tenant, held in holdings:
+        blocks[held] = owners.setdefault(tenant, len(owners))
+    ends = np.append(np.flatnonzero(np.diff(blocks)) + 1, num_blocks)
+    runs: list[list[int]] = np.column_stack((blocks[ends - 1], np.diff(ends, prepend=0))).tolist()
+    return list(owners), runs
+
+
+def _holders(scheduler: Scheduler) -> list[Sequence]:
+    """Those that run, and those that are over and wait for a step in flight to let go of their blocks."""
+    held = dict.fromkeys(scheduler.running.values())
+    for flight in scheduler.in_flight:
+        held |= dict.fromkeys(flight.sequences)
+    return [sequence for sequence in held if sequence.block_table]
+
+
+Place = tuple[bool, bool, float]
+
+
+class Queue:
+    """Of one engine, as of now. Asking changes nothing: not even whose turn it is."""
+
+    def __init__(self, scheduler: Scheduler, reasons: Reasons) -> None:
+        self._scheduler = scheduler
+        self._reasons = reasons
+
+    async def listed(self, stories: Iterable[Story], policy: Policy, now: float) -> dict[str, Any]:
+        """By place: who was looked at last, then who has aged most, then those of tenants that are passed over. What a
+        tenant has used lately matters too, and is not in it.
+        """
+        waiting = [(trail.sequence, story) for story in stories for trail in story.trails if is_waiting(trail.sequence)]
+        shown = nsmallest(MAX_ROWS, waiting, key=lambda entry: self._place(entry[0], policy))
+        rows = await unhurried(shown, lambda entry: self._row(*entry, now))
+        return {"waiting": rows, "truncated": len(waiting) - len(shown)}
+
+    def _place(self, sequence: Sequence, policy: Policy) -> Place:
+        scheduler = self._scheduler
+        level = policy.classes[min(sequence.priority_class, len(policy.classes) - 1)]
+        aged = sequence.arrival - sequence.head_start + level.aging
+        return sequence.tenant in scheduler.held, sequence is not scheduler.blocked_head, aged
+
+    def _row(self, sequence: Sequence, story: Story, now: float) -> Row:
+        return {
+            "id": story.request_id,
+            "response_id": story.response_id,
+            "tenant": sequence.tenant,
+            "class": story.service_class,
+            "waited": now - sequence.arrival,
+            "prompt_tokens": len(sequence.prompt),
+            "reason": self._reasons.of_sequence(sequence),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What the admin plane needs to know of it beside the service, and may do to it."""
+
+    version: str
+    device: str
+    probes: Mapping[str, ASGIApp]  # by path
+    is_draining: Callable[[], bool]
+    drain: Callable[[], object]  # stop in order
 
 
 def overview(process: Process, service: Service, history: History, now: float) -> dict[str, Any]:

@@ -1,13 +1,40 @@
 """The port of the admin plane and the key that opens it: both are had before anything is served, or nothing is."""
 
+import hmac
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 
-from gateway.admin.key import AdminKey, admin_key
-from gateway.listening import open_port
-from gateway.settings import Settings
+from gateway.errors import InvalidApiKey
+from gateway.http.server import open_port
+from gateway.settings.settings import Settings
+from gateway.tenants.auth import bearer_token
+from gateway.tenants.key_store import KeyStore
+
+FINGERPRINT_DIGITS = 8
+
+
+class AdminKey:
+    """Known by its digest only, as whose `fingerprint` it stands in the audit log."""
+
+    def __init__(self, key: str) -> None:
+        self._digest = sha256(key.encode()).digest()
+        self.fingerprint = self._digest.hex()[:FINGERPRINT_DIGITS]
+
+    def check(self, authorization: bytes | None) -> None:
+        """Raises `InvalidApiKey`, after the same work for every key that is not this one."""
+        given = sha256(bearer_token(authorization)).digest()
+        if not hmac.compare_digest(given, self._digest):
+            raise InvalidApiKey("Incorrect admin key provided: keys of tenants do not open the admin plane.")
+
+
+def admin_key(settings: Settings) -> AdminKey:
+    """The configured key, else that of the state directory. Raises `KeyStoreError`."""
+    if settings.admin_key is not None:
+        return AdminKey(settings.admin_key.get_secret_value())
+    return AdminKey(KeyStore(settings.state_dir).admin_key())
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from statistics import median_low
 
 from admission.request import Asked
 from admission.simulation.arrival import Arrival
-from backend.sequence import FinishReason
-from gateway.telemetry.story import Story
+from backend.scheduler.sequence import FinishReason
+from gateway.telemetry.request_record import Story
 
 SECONDS = 3600.0
 MAX_REQUESTS = 20_000  # a few hundred bytes each

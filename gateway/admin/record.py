@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from admission.outcome import Outcome
 from gateway.errors import ApiError
-from gateway.telemetry.story import Story, Trail
+from gateway.telemetry.request_record import Story, Trail
 
 MAX_LEGS = 16  # sequences of one request that are kept
 MAX_MOMENTS = 32  # of each kind, of one sequence

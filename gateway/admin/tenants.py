@@ -4,14 +4,13 @@ from collections import Counter
 
 from gateway.admin.history import History, Totals
 from gateway.admin.live_requests import LiveRequests
-from gateway.admin.rows import MAX_ROWS, Row
-from gateway.admin.unhurried import unhurried
-from gateway.admin.whereabouts import is_waiting
+from gateway.admin.rows import MAX_ROWS, Row, is_waiting
+from gateway.api.service import Service
+from gateway.background import unhurried
 from gateway.errors import TenantNotFound
-from gateway.service import Service
 from quotas.errors import QuotaError
-from quotas.limit import Limit, Resource
-from quotas.policy import TenantPolicy
+from quotas.policy.limit import Limit, Resource
+from quotas.policy.policy import TenantPolicy
 from quotas.reservation import LimitState
 
 MAX_RECENT = 50

@@ -7,13 +7,22 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from gateway.admin.rows import MAX_ROWS, Row
+from gateway.api.service import Service
 from gateway.errors import BadRequest, QuotaUnverifiable
-from gateway.service import Service
-from gateway.usage_ledgers import LEDGER_DAYS, TooManyLedgers, usage_entries
-from gateway.usage_report import Entry, by_tenant, costs, plain, total, usage_csv
+from gateway.tenants.usage import (
+    LEDGER_DAYS,
+    Entry,
+    TooManyLedgers,
+    by_tenant,
+    costs,
+    plain,
+    total,
+    usage_csv,
+    usage_entries,
+)
 from quotas.errors import QuotaError
-from quotas.limit import Budget, Limit
-from quotas.policy import Policy
+from quotas.policy.limit import Budget, Limit
+from quotas.policy.policy import Policy
 from quotas.reservation import LimitState, Usage
 
 MAX_LEDGERS = 20_000  # of a tenant and a day each, that one answer reads

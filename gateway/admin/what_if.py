@@ -18,12 +18,12 @@ from admission.simulation.device import Served, device_of
 from admission.simulation.recording import TraceFacts
 from admission.simulation.summary import ClassSummary, Summary, Tail, TenantSummary
 from admission.simulation.traces import Traffic
-from gateway.admin.policy_check import NAME, PastedPolicy
+from gateway.admin.policy import NAME, PastedPolicy
 from gateway.admin.recent_traffic import RecentRequest, RecentTraffic, arrivals_of
+from gateway.api.service import Service
 from gateway.errors import BadRequest, InternalError, Overloaded
-from gateway.service import Service
-from gateway.what_if import MOST_REQUESTS, WhatIf, what_if
-from quotas.policy_file import PolicyError, field_places, parse_policy
+from gateway.what_if.comparison import MOST_REQUESTS, WhatIf, what_if
+from quotas.policy.policy_file import PolicyError, field_places, parse_policy
 
 MOST_SECONDS = 10.0  # of computing
 PATIENCE = 60.0  # seconds until the process, which has to start and read as well, is ended

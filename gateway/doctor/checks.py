@@ -2,7 +2,7 @@
 
 from gateway.doctor import file_checks, machine_checks, model_checks, network_checks, store_checks
 from gateway.doctor.check import Check
-from gateway.settings import Settings
+from gateway.settings.settings import Settings
 
 
 def machine() -> list[Check]:

@@ -1,10 +1,8 @@
 """Troubles of the engine: steps, batches, KV memory, the device."""
 
 from admission.explain import REASONS
-from gateway.doctor.finding import Finding, Severity
-from gateway.doctor.own_limits import is_own_limit, is_paused, plain_reason
-from gateway.doctor.snapshot import Snapshot
-from gateway.doctor.window import Window
+from gateway.doctor.finding import Finding, Severity, is_own_limit, is_paused, plain_reason
+from gateway.doctor.snapshot import Snapshot, Window
 
 FULL = 0.9  # of the KV blocks: the forecast of what those running will need holds back about the rest
 SMALL = 0.5  # of max_num_seqs: below it a step reads all weights for less than half of the answers it could serve

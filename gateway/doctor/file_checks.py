@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gateway.doctor.check import Check, ok, problem, warning
-from gateway.key_store import KeyStore, KeyStoreError
-from gateway.policies import Policies
-from gateway.settings import FEW_FILES, Settings
-from gateway.unnamed_tenants import told
-from quotas.policy_file import PolicyError
+from gateway.settings.settings import FEW_FILES, Settings
+from gateway.tenants.key_store import KeyStore, KeyStoreError
+from gateway.tenants.live_policy import Policies
+from gateway.tenants.unnamed_tenants import told
+from quotas.policy.policy_file import PolicyError
 
 LEAST_SPACE = 2**30  # bytes: the store's log, the audit log and an event log fit
 SOON = 30  # days before a certificate ends

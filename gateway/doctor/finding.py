@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
+
+from admission.explain import BEHIND, PAUSED, REASONS
 
 
 class Severity(StrEnum):
@@ -34,3 +37,20 @@ class Finding:
             "remedy": self.remedy,
             "severity": self.severity,
         }
+
+
+OWN_LIMITS = ("allowance", "tokens")  # of `REASONS`: limits of the tenant's own
+
+
+def plain_reason(reason: str | None) -> str:
+    """Without whose obstacle it is."""
+    return (reason or "").removeprefix(BEHIND).removeprefix(PAUSED)
+
+
+def is_own_limit(reason: str | None) -> bool:
+    return plain_reason(reason) in {REASONS[name] for name in OWN_LIMITS}
+
+
+def is_paused(row: Mapping[str, Any]) -> bool:
+    """Of a request being served."""
+    return str(row["reason"] or "").startswith(PAUSED)

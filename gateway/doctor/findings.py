@@ -5,9 +5,7 @@ from dataclasses import replace
 
 from gateway.doctor import engine_findings, queue_findings, service_findings
 from gateway.doctor.finding import Finding, Severity
-from gateway.doctor.samples import Samples
-from gateway.doctor.snapshot import Snapshot
-from gateway.doctor.window import Window
+from gateway.doctor.snapshot import Samples, Snapshot, Window
 
 _JUDGES: tuple[Callable[[Window], Finding | None], ...] = (
     engine_findings.stalled,

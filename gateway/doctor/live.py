@@ -5,9 +5,8 @@ from typing import Any, Self
 
 import httpx
 
-from gateway.doctor.errors import DoctorError
 from gateway.doctor.finding import Finding
-from gateway.doctor.snapshot import PATHS, Snapshot
+from gateway.doctor.snapshot import PATHS, DoctorError, Snapshot
 
 SECONDS = 10.0  # that an answer may take
 

@@ -3,19 +3,19 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from backend.device_memory import free_and_total
 from backend.errors import BackendError, ConfigError
-from backend.hub import resolve_config
 from backend.loader import select_device, select_dtype, size_for_device
-from backend.model_config import ModelConfig, read_model_config
+from backend.model.hub import resolve_config
+from backend.model.model_config import ModelConfig, read_model_config
+from backend.model.shards import Shards
 from backend.paged_kv.kv_cache import block_bytes
 from backend.roofline import Footprint, human_bytes
-from backend.shards import Shards
 from backend.sizing import free_memory, size_engine
-from gateway.cores import usable_cores
+from backend.worker.device_memory import free_and_total
+from gateway.core import engine_options
 from gateway.doctor.check import Check, ok, problem, warning
-from gateway.engine_options import engine_options
-from gateway.settings import Settings
+from gateway.settings.machine import usable_cores
+from gateway.settings.settings import Settings
 
 SPARE_MEMORY = 0.1  # of what is free: for requests, logits and libraries
 

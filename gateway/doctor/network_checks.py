@@ -4,11 +4,11 @@ import os
 import socket
 from urllib.parse import urlsplit
 
-from gateway import otel_variables
-from gateway.connection import bound_socket
 from gateway.doctor.check import Check, ok, problem, warning
-from gateway.listening import why_not_listening
-from gateway.settings import Settings
+from gateway.http.connection import bound_socket
+from gateway.http.server import why_not_listening
+from gateway.settings import otel_variables
+from gateway.settings.settings import Settings
 
 CONNECT_SECONDS = 3.0
 OTLP_PORTS = {"grpc": 4317, "http": 4318}

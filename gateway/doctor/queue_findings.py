@@ -3,10 +3,8 @@
 from collections import Counter
 
 from admission.explain import REASONS
-from gateway.doctor.finding import Finding, Severity
-from gateway.doctor.own_limits import is_own_limit, plain_reason
-from gateway.doctor.snapshot import Json
-from gateway.doctor.window import Window
+from gateway.doctor.finding import Finding, Severity, is_own_limit, plain_reason
+from gateway.doctor.snapshot import Json, Window
 
 LATE = 0.1  # of those admitted: a target is meant for nine in ten
 LEAST_ADMISSIONS = 5.0  # fewer say nothing of a tenth

@@ -1,8 +1,7 @@
 """Troubles around the engine: the quota store, clients, the policy, the event loop, and telemetry itself."""
 
 from gateway.doctor.finding import Finding, Severity
-from gateway.doctor.snapshot import Json
-from gateway.doctor.window import Window
+from gateway.doctor.snapshot import Json, Window
 
 SLOW_STORE = 0.025  # seconds of a call: a request waits for one of them, a twentieth of an urgent class's target
 SLOW_CALLS = 0.5  # of the calls: a store that is far away is slow for all

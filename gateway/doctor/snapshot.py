@@ -1,11 +1,55 @@
 """What a running gateway says of itself at one moment, by its metrics and its admin API."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
-from gateway.doctor.samples import Samples
-from quotas.units import duration
+from quotas.policy.units import duration
+
+_SAMPLE = re.compile(r"(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)", re.ASCII)
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"', re.ASCII)
+_ESCAPES = {r"\\": "\\", r"\"": '"', r"\n": "\n"}
+
+Labels = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """By name, those of a histogram under the names of its series. A name that is absent has no samples."""
+
+    series: dict[str, list[tuple[Labels, float]]]
+
+    @classmethod
+    def parse(cls, text: str) -> "Samples":
+        """Lines that are no samples are passed over."""
+        series: dict[str, list[tuple[Labels, float]]] = {}
+        for line in text.split("\n"):
+            if not line.startswith("#") and (match := _SAMPLE.fullmatch(line)):
+                labels = {name: _unescaped(value) for name, value in _LABEL.findall(match["labels"] or "")}
+                series.setdefault(match["name"], []).append((labels, float(match["value"])))
+        return cls(series)
+
+    def total(self, name: str, **labels: str) -> float:
+        """The sum of the samples that carry the labels; 0 where there are none."""
+        return sum(value for _, value in self._matching(name, labels))
+
+    def buckets(self, name: str, **labels: str) -> dict[float, float]:
+        """Of a histogram: by upper bound, how many are at most that; +inf last."""
+        counts: dict[float, float] = {}
+        for found, value in self._matching(f"{name}_bucket", labels):
+            bound = float(found.get("le", inf))
+            counts[bound] = counts.get(bound, 0.0) + value
+        return dict(sorted(counts.items()))
+
+    def _matching(self, name: str, labels: Labels) -> Iterator[tuple[Labels, float]]:
+        return (sample for sample in self.series.get(name, ()) if labels.items() <= sample[0].items())
+
+
+def _unescaped(value: str) -> str:
+    return re.sub(r'\\[\\"n]', lambda match: _ESCAPES[match[0]], value) if "\\" in value else value
+
 
 PATHS = ("overview", "tenants", "queue", "requests", "policy")
 """Below /admin/v1/: what a snapshot is made of, beside the metrics."""
@@ -67,3 +111,62 @@ def _targets(fields: Json) -> Targets:
 
 def _seconds(text: str | None) -> float | None:
     return None if text is None else duration(text)
+
+
+class DoctorError(Exception):
+    """A gateway that cannot be read; the message says what to look at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Labels narrow a metric to the series that carry them."""
+
+    before: Snapshot
+    after: Snapshot
+
+    @property
+    def seconds(self) -> float:
+        return max(self.after.at - self.before.at, 1e-9)
+
+    def both(self, name: str) -> float:
+        """The lesser of the engine's figures of this name: what was there all the time, as far as can be known."""
+        return float(min(self.before.engine[name], self.after.engine[name]))
+
+    def throughout(self, gauge: str) -> float:
+        """The lesser of its two values: what was there all the time, as far as can be known."""
+        return min(self.before.samples.total(gauge), self.after.samples.total(gauge))
+
+    def increase(self, name: str, **labels: str) -> float:
+        """Of a counter; one that was reset in between has begun anew."""
+        before, after = self.before.samples.total(name, **labels), self.after.samples.total(name, **labels)
+        return after - before if after >= before else after
+
+    def count(self, histogram: str, **labels: str) -> float:
+        return self.increase(f"{histogram}_count", **labels)
+
+    def mean(self, histogram: str, **labels: str) -> float:
+        """0 where nothing was observed."""
+        count = self.count(histogram, **labels)
+        return self.increase(f"{histogram}_sum", **labels) / count if count else 0.0
+
+    def beyond(self, threshold: float, histogram: str, **labels: str) -> "Beyond":
+        """Of what was observed, that was certainly above the threshold: above the next bound of the buckets."""
+        before = self.before.samples.buckets(histogram, **labels)
+        after = self.after.samples.buckets(histogram, **labels)
+        increases = {bound: count - before.get(bound, 0.0) for bound, count in after.items()}
+        bound = next((bound for bound in increases if bound >= threshold), inf)
+        total = max(0.0, increases.get(inf, 0.0))
+        return Beyond(bound, max(0.0, total - increases.get(bound, 0.0)), total)
+
+
+@dataclass(frozen=True, slots=True)
+class Beyond:
+    """`count` of `total` were above `bound`."""
+
+    bound: float
+    count: float
+    total: float
+
+    @property
+    def share(self) -> float:
+        return self.count / self.total if self.total else 0.0

@@ -10,11 +10,11 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from gateway.doctor.check import Check, ok, problem, warning
-from gateway.settings import Settings
-from quotas.embedded_errors import EmbeddedStoreError
+from gateway.settings.settings import Settings
+from quotas.embedded.errors import EmbeddedStoreError
+from quotas.embedded.server_binary import find_server
 from quotas.errors import QuotaError
-from quotas.redis_store import RedisStore
-from quotas.server_binary import find_server
+from quotas.store.redis_store import RedisStore
 
 CONNECT_SECONDS = 3.0
 PINGS = 5

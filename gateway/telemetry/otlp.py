@@ -14,8 +14,8 @@ from opentelemetry.exporter.otlp.proto.grpc import exporter as grpc_exporter
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from gateway import otel_variables
-from gateway.settings import Settings
+from gateway.settings import otel_variables
+from gateway.settings.settings import Settings
 from gateway.telemetry import semconv
 
 TIMEOUT = 5.0  # seconds for one export, its retries included

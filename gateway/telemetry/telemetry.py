@@ -7,9 +7,8 @@ from collections.abc import Callable
 from starlette.types import Scope
 
 from admission.outcome import Outcome
-from gateway.responses import Exchange
-from gateway.telemetry.story import Story, current
-from gateway.telemetry.trace_context import trace_context
+from gateway.http.responses import Exchange
+from gateway.telemetry.request_record import Story, current, trace_context
 
 log = logging.getLogger(__name__)
 

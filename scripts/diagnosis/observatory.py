@@ -45,7 +45,7 @@ class Observatory:
 
     def doctor(self) -> str:
         """What `sluice doctor --live` prints."""
-        command = [sys.executable, "-m", "gateway.cli", "doctor", "--live", self.server.admin_url]
+        command = [sys.executable, "-m", "gateway.cli.main", "doctor", "--live", self.server.admin_url]
         environment = os.environ | {"SLUICE_ADMIN_KEY": self.server.admin_key}
         return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False).stdout
 
@@ -81,7 +81,7 @@ def observatory(directory: Path, *flags: str, tenants: tuple[str, ...] = ()) -> 
 
 
 def _new_key(tenant: str, state: Path) -> str:
-    command = [sys.executable, "-m", "gateway.cli", "keys", "create", tenant, "--state-dir", str(state)]
+    command = [sys.executable, "-m", "gateway.cli.main", "keys", "create", tenant, "--state-dir", str(state)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 

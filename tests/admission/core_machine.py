@@ -15,11 +15,11 @@ from admission.fair_queue import FairQueue
 from admission.outcome import QueueFull
 from admission.simulation.witness import FairnessWitness
 from admission.step_time import StepTimeModel
-from backend.batch import Batch, StepOutput
 from backend.config import EngineConfig
-from backend.flight import Delta
-from backend.sampling import SamplingParams
-from backend.sequence import FinishReason, Sequence, Status
+from backend.sampling_params import SamplingParams
+from backend.scheduler.batch import Batch, StepOutput
+from backend.scheduler.scheduled_step import Delta
+from backend.scheduler.sequence import FinishReason, Sequence, Status
 from tests.admission.estimates import more_work_never_looks_shorter
 from tests.admission.twin import Twin
 from tests.backend.paper_device import PaperDevice, continuation

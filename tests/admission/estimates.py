@@ -3,7 +3,7 @@
 from random import Random
 
 from admission.ledger import EngineTimeTariff
-from admission.pace import Pace
+from admission.prefill_sizer import Pace
 from admission.step_time import StepTimeModel, StepWork
 from backend.config import EngineConfig
 

@@ -11,11 +11,11 @@ from admission.fair_queue import FairQueue
 from admission.ledger import work_of
 from admission.simulation.witness import FairnessWitness
 from admission.step_time import StepTime, StepTimeModel
-from backend.batch import StepOutput
 from backend.config import EngineConfig
-from backend.flight import Flight
-from backend.sampling import SamplingParams
-from backend.sequence import FinishReason, Sequence
+from backend.sampling_params import SamplingParams
+from backend.scheduler.batch import StepOutput
+from backend.scheduler.scheduled_step import Flight
+from backend.scheduler.sequence import FinishReason, Sequence
 
 BLOCK, END = 4, 1
 TRUE = StepTime((4e-3, 1e-4, 3e-5, 1e-6, 1e-7, 1e-8, 1e-4), 24)  # not the prior: what is predicted has to be learned

@@ -5,7 +5,7 @@ from math import isclose
 from typing import NamedTuple
 
 from admission.core import Unit
-from backend.sequence import Sequence, Status
+from backend.scheduler.sequence import Sequence, Status
 from tests.admission.random_core import RandomCore
 
 

@@ -1,8 +1,8 @@
 """CoDel for requests, as a baseline: patience is short while the queue does not run empty."""
 
-from admission.controlled_delay import ControlledDelay
-from backend.sampling import SamplingParams
-from backend.sequence import Sequence
+from admission.deadline import ControlledDelay
+from backend.sampling_params import SamplingParams
+from backend.scheduler.sequence import Sequence
 
 INTERVAL, TARGET = 2.0, 0.5
 

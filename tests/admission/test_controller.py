@@ -2,10 +2,10 @@
 
 from admission.controller import Controller
 from admission.core import SCALES, CoreConfig, Memory, Unit, make_core
-from backend.batch import StepOutput
 from backend.config import EngineConfig
-from backend.sampling import SamplingParams
-from backend.sequence import FinishReason, Sequence, Status
+from backend.sampling_params import SamplingParams
+from backend.scheduler.batch import StepOutput
+from backend.scheduler.sequence import FinishReason, Sequence, Status
 
 CONFIG = CoreConfig(unit=Unit.TOKENS, memory=Memory.OPTIMISTIC, **SCALES[Unit.TOKENS]._asdict())
 

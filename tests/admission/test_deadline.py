@@ -1,8 +1,8 @@
 """Who is given up, and when."""
 
 from admission.deadline import Deadlines
-from backend.sampling import SamplingParams
-from backend.sequence import Sequence, Status
+from backend.sampling_params import SamplingParams
+from backend.scheduler.sequence import Sequence, Status
 
 PREFILL = 0.5
 

@@ -13,12 +13,12 @@ import pytest
 
 from admission import core
 from admission.fair_queue import gap_bound
-from admission.ordering import Indifferent
-from admission.orderings.tenant_queues import TenantQueues
+from admission.orderings.by_tenant import TenantQueues
+from admission.orderings.ordering import Indifferent
 from admission.simulation.loop import Loop
 from admission.simulation.policy import parse_policy
 from admission.simulation.recorder import Objective, Recorder
-from backend.sequence import Sequence
+from backend.scheduler.sequence import Sequence
 from benchmarks.fairness import DEVICE, MEMORY, arrivals
 
 QUANTUM = 512.0

@@ -1,6 +1,8 @@
-"""What lies ahead of a newcomer, among more tenants than are looked at one by one."""
+"""When slots come free, and what a newcomer at a full batch is told of it."""
 
+from collections import deque
 from dataclasses import replace
+from itertools import count
 
 import pytest
 from hypothesis import given, settings
@@ -8,12 +10,196 @@ from hypothesis import strategies as st
 
 from admission.controller import Controller
 from admission.core import PRIOR, CoreConfig, Overload, make_core
-from admission.estimate import Estimate
-from admission.step_time import StepWork
+from admission.estimate import Departures, Estimate
+from admission.ledger import work_of
+from admission.outcome import DeadlineUnmeetable
+from admission.output_length import OutputLengths
+from admission.step_time import StepTime, StepTimeModel, StepWork
 from backend.config import EngineConfig
-from backend.sampling import SamplingParams
-from backend.sequence import Sequence
+from backend.sampling_params import SamplingParams
+from backend.scheduler.batch import StepOutput
+from backend.scheduler.sequence import Sequence
 from tests.examples import examples
+
+STEP = StepTime((0.01, 1e-5, 1e-5, 0.0, 0.0, 0.0, 0.0))
+LONG, SHORT = 1000, 8
+SLOTS = 8
+
+
+def running(name: str, max_tokens: int, generated: int = 0, tenant: str = "t") -> Sequence:
+    sequence = Sequence(name, tenant, [0], SamplingParams(), max_tokens, 0, frozenset(), output=[0] * generated)
+    sequence.num_computed_tokens = 1
+    return sequence
+
+
+def looking(sequences: list[Sequence], step: int = 0, lengths: OutputLengths | None = None) -> Departures:
+    departures = Departures(lengths or OutputLengths(), SLOTS, 512)
+    departures.look({sequence.id: sequence for sequence in sequences}, step)
+    return departures
+
+
+def test_of_answers_that_nothing_is_known_of_none_is_expected_to_end_early() -> None:
+    alike = [running(str(n), LONG) for n in range(SLOTS)]
+    assert looking(alike).steps_until(1, 0, 0, LONG) == LONG
+    assert looking(alike).steps_until(SLOTS, (SLOTS - 1) * LONG, 0, LONG) == LONG
+
+
+def test_the_first_of_many_answers_ends_long_before_the_typical_one() -> None:
+    lengths = OutputLengths()
+    for length in range(10, 1000, 10):
+        lengths.observe("t", LONG, length)
+    alone, many = ([running(str(n), LONG) for n in range(count)] for count in (1, SLOTS))
+    first, last = (looking(many, lengths=lengths).steps_until(k, 500.0 * (k - 1), 0, 500.0) for k in (1, SLOTS))
+    assert 30 < first < 130, "an eighth of the way, more or less"
+    assert 350 < looking(alone, lengths=lengths).steps_until(1, 0.0, 0, 500.0) < 650
+    assert 500 < last < 850, "those that take their slots end as well: alone, eight would take 940 steps"
+
+
+def test_short_answers_share_the_slot_that_comes_free() -> None:
+    sequences = [running(str(n), 1000) for n in range(SLOTS - 1)] + [running("soon", 100)]
+    departures = looking(sequences)
+    assert departures.steps_until(6, 5 * 10.0, 0, 10.0) < 150
+    assert departures.steps_until(6, 5 * 600.0, 0, 600.0) == 1000
+
+
+def test_whoever_outlives_what_was_expected_of_it_is_expected_like_those_that_did() -> None:
+    lengths = OutputLengths()
+    for length in [20] * 90 + [900] * 10:
+        lengths.observe("t", LONG, length)
+    one = running("1", LONG)
+    departures = looking([one], lengths=lengths)
+    assert departures.steps_until(1, 0.0, 0, 100.0) == 20
+    one.output = [0] * 30
+    departures.look({"1": one}, 30)
+    assert departures.steps_until(1, 0.0, 0, 100.0) == 900 - 30
+
+
+def test_who_has_left_is_expected_no_more() -> None:
+    early, late = running("1", 100), running("2", 500)
+    departures = looking([early, late])
+    assert departures.steps_until(1, 0.0, 0, 100.0) == 100
+    departures.look({"2": late}, 60)
+    assert departures.steps_until(1, 0.0, 0, 100.0) == 500 - 60
+    departures.look({"3": running("3", 50), "2": late}, 60)
+    assert departures.steps_until(1, 0.0, 0, 100.0) == 50
+
+
+RUNNING = st.lists(st.tuples(st.integers(1, 400), st.integers(0, 300)), max_size=SLOTS)
+
+
+@settings(deadline=None)
+@given(
+    RUNNING,
+    st.lists(st.integers(1, 400), max_size=30),
+    st.tuples(st.floats(0.1, 500), st.floats(0, 1e5)),
+    st.tuples(st.floats(0, 50), st.floats(0, 1e4)),
+    st.integers(0, 8),
+    st.floats(1, 500),
+)
+def test_more_ahead_is_never_sooner_and_more_free_slots_are_never_later(
+    some: list[tuple[int, int]],
+    known: list[int],
+    ahead: tuple[float, float],
+    more: tuple[float, float],
+    free: int,
+    length: float,
+) -> None:
+    lengths = OutputLengths()
+    for one in known:
+        lengths.observe("t", 512, one)
+    departures = looking([running(str(n), most, done) for n, (most, done) in enumerate(some)], 7, lengths)
+    lacking, work = ahead
+    free = free if some else max(free, 1)
+    steps = departures.steps_until(lacking, work, free, length)
+    assert 0 <= steps <= departures.steps_until(lacking + more[0], work + more[1], free, length)
+    assert departures.steps_until(lacking, work, free + 1, length) <= steps
+
+
+class Machine:
+    """Eight slots, on a virtual clock."""
+
+    def __init__(self) -> None:
+        engine = EngineConfig(num_blocks=2048, max_model_len=4096, max_num_seqs=SLOTS)
+        self.core = make_core(CoreConfig(), engine, StepTimeModel(STEP))
+        self.now = 0.0
+        self._launched: deque[tuple[int, int, float]] = deque()
+        self._names = count()
+
+    def arrive(self, tokens: int, level: int = 0, tenant: str = "a", **fields: object) -> Sequence:
+        name = str(next(self._names))
+        sequence = Sequence(name, tenant, [1] * 20, SamplingParams(), tokens, 0, frozenset(), **fields)  # type: ignore[arg-type]
+        sequence.priority_class, sequence.first_token_target = level, 2.0
+        self.core.arrive(sequence, self.now)
+        return sequence
+
+    def step(self) -> None:
+        while (batch := self.core.plan(self.now)) is not None:
+            seconds = STEP.seconds(work_of(self.core.scheduler.in_flight[-1]))
+            self._launched.append((batch.step, len(batch.sampled), seconds))
+        number, sampled, seconds = self._launched.popleft()
+        self.now += seconds
+        self.core.complete(StepOutput(number, [0] * sampled, seconds), self.now)
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self.step()
+
+    def first_token_of(self, sequence: Sequence) -> float:
+        """Seconds from its arrival."""
+        while not sequence.output:
+            self.step()
+        return self.now - sequence.arrival
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_nine_long_streams_on_eight_slots_and_a_newcomer_is_told_so(known: bool) -> None:
+    """It was told the time of its prompt, whatever was known of how long answers are."""
+    machine = Machine()
+    if known:
+        finished = [machine.arrive(LONG) for _ in range(SLOTS)]
+        while not all(len(each.output) == LONG for each in finished):
+            machine.step()
+    for _ in range(SLOTS + 1):
+        machine.arrive(LONG)
+        machine.run(3)
+    newcomer = machine.arrive(SHORT, tenant="b")
+    told = newcomer.promised_first
+    assert told is not None
+    true = machine.first_token_of(newcomer)
+    assert true > 9 and 0.9 * true < told < 1.5 * true
+
+
+def test_a_deadline_that_no_slot_comes_free_for_is_refused() -> None:
+    machine = Machine()
+    for _ in range(SLOTS + 1):
+        machine.arrive(LONG)
+        machine.run(3)
+    with pytest.raises(DeadlineUnmeetable) as refusal:
+        machine.arrive(SHORT, tenant="b", first_token_by=machine.now + 5.0)
+    assert refusal.value.estimate > 5 and not refusal.value.own_backlog
+    machine.arrive(SHORT, tenant="b", first_token_by=machine.now + 60.0)
+
+
+def test_urgent_work_takes_the_slot_of_a_lower_class_and_is_told_so() -> None:
+    machine = Machine()
+    for _ in range(SLOTS + 1):
+        machine.arrive(LONG, level=1)
+        machine.run(3)
+    urgent, patient = machine.arrive(SHORT, tenant="b"), machine.arrive(SHORT, level=1, tenant="c")
+    assert urgent.promised_first is not None and patient.promised_first is not None
+    assert urgent.promised_first < 0.5 and patient.promised_first > 5
+    assert machine.first_token_of(urgent) < 0.5
+
+
+def test_of_answers_that_all_wait_each_takes_its_turn_at_a_slot() -> None:
+    """Slots that are free now come free again: eight at a time."""
+    machine = Machine()
+    told = [machine.arrive(100, tenant="a").promised_first for _ in range(4 * SLOTS)]
+    expected = [value for value in told if value is not None]
+    assert expected == sorted(expected) and expected[SLOTS - 1] < 0.2
+    for batch in (1, 2, 3):
+        assert expected[batch * SLOTS] > 0.25 * batch * 100 * STEP.coefficients[0], "nothing is known of their lengths"
+
 
 ENGINE = EngineConfig(num_blocks=4096, max_model_len=8192, max_num_seqs=32, prefill_chunk=512)
 NOW = 10.0

@@ -7,14 +7,13 @@ import pytest
 from admission.core import PRIOR, CoreConfig, Memory, Order, Unit
 from admission.event_log import LogError, RecordedCore, replay
 from admission.outcome import Refused
-from admission.queue_bounds import QueueBounds
 from admission.request import Asked, AskedPrompt
+from admission.scheduling_policy import QueueBounds, Terms
 from admission.step_time import StepTimeModel, StepWork
-from admission.terms import Terms
-from backend.batch import Batch, StepOutput
 from backend.config import EngineConfig
-from backend.sampling import SamplingParams
-from backend.sequence import FinishReason, Sequence
+from backend.sampling_params import SamplingParams
+from backend.scheduler.batch import Batch, StepOutput
+from backend.scheduler.sequence import FinishReason, Sequence
 
 ENGINE = EngineConfig(
     num_blocks=40, max_model_len=120, block_size=4, max_num_seqs=6, max_num_batched_tokens=32, prefill_chunk=20

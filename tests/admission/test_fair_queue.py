@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from admission.aging import Aging
 from admission.fair_queue import FairQueue, gap_bound
-from backend.sampling import SamplingParams
-from backend.sequence import Sequence
+from backend.sampling_params import SamplingParams
+from backend.scheduler.sequence import Sequence
 from tests.examples import examples
 
 PROMPT, OUTPUT = 1.0, 2.0  # what a token costs (VTC's weights)

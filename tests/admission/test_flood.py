@@ -15,10 +15,10 @@ from admission.fair_queue import FairQueue
 from admission.ledger import work_of
 from admission.simulation.witness import FairnessWitness
 from admission.step_time import StepTimeModel
-from backend.batch import StepOutput
 from backend.config import EngineConfig
-from backend.sampling import SamplingParams
-from backend.sequence import Sequence, Status
+from backend.sampling_params import SamplingParams
+from backend.scheduler.batch import StepOutput
+from backend.scheduler.sequence import Sequence, Status
 from tests.admission.random_core import TRUE
 from tests.admission.test_fair_queue import make
 from tests.examples import examples

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from admission.core import CoreConfig, Memory, Order
-from backend.sequence import FinishReason, Status
+from backend.scheduler.sequence import FinishReason, Status
 from tests.admission.test_urgency import Bench, as_if_alone
 
 FCFS = CoreConfig(order=Order.FCFS, memory=Memory.OPTIMISTIC)

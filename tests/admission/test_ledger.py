@@ -5,11 +5,11 @@ import pytest
 from admission.core import CoreConfig, Unit, make_core
 from admission.ledger import EngineTimeTariff
 from admission.step_time import StepTime, StepTimeModel, StepWork
-from backend.batch import Batch, StepOutput
 from backend.config import EngineConfig
-from backend.flight import Flight
-from backend.sampling import SamplingParams
-from backend.sequence import Sequence
+from backend.sampling_params import SamplingParams
+from backend.scheduler.batch import Batch, StepOutput
+from backend.scheduler.scheduled_step import Flight
+from backend.scheduler.sequence import Sequence
 
 ENGINE = EngineConfig(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=256, max_model_len=128)
 

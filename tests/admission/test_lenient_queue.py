@@ -4,8 +4,8 @@ from math import inf
 
 from admission.aging import Aging
 from admission.lenient_queue import LenientFairQueue
-from backend.sampling import SamplingParams
-from backend.sequence import Sequence
+from backend.sampling_params import SamplingParams
+from backend.scheduler.sequence import Sequence
 
 
 def sequence(

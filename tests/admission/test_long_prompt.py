@@ -9,10 +9,10 @@ import pytest
 from admission.core import CoreConfig, make_core
 from admission.ledger import work_of
 from admission.step_time import StepTime, StepTimeModel
-from backend.batch import Batch, StepOutput
 from backend.config import EngineConfig
-from backend.sampling import SamplingParams
-from backend.sequence import Sequence
+from backend.sampling_params import SamplingParams
+from backend.scheduler.batch import Batch, StepOutput
+from backend.scheduler.sequence import Sequence
 
 INTERVAL = 0.05  # seconds between tokens, promised
 ANSWERS, CONTEXT, PROMPT, ANSWER, BUDGET = 64, 1024, 32_768, 1024, 2048

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from admission.memory import FuturePeak
 from admission.output_length import OutputLengths
 from backend.config import EngineConfig
-from backend.sampling import SamplingParams
-from backend.sequence import Sequence
+from backend.sampling_params import SamplingParams
+from backend.scheduler.sequence import Sequence
 
 ENGINE = EngineConfig(num_blocks=100, max_model_len=1000, block_size=10)
 

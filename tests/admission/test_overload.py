@@ -12,18 +12,17 @@ from admission.core import PRIOR, CoreConfig, Order, Overload, make_core
 from admission.event_log import RecordedCore, replay
 from admission.ledger import work_of
 from admission.outcome import DeadlineUnmeetable, QueueFull, TenantQueueFull
-from admission.queue_bounds import QueueBounds
+from admission.scheduling_policy import QueueBounds, Terms
 from admission.simulation.arrival import Arrival
 from admission.simulation.device import DEVICES
 from admission.simulation.loop import Loop
 from admission.simulation.policy import parse_policy
 from admission.simulation.recorder import Fate, Objective, Recorder
 from admission.step_time import StepTimeModel
-from admission.terms import Terms
-from backend.batch import StepOutput
 from backend.config import EngineConfig
-from backend.sampling import SamplingParams
-from backend.sequence import FinishReason, Sequence
+from backend.sampling_params import SamplingParams
+from backend.scheduler.batch import StepOutput
+from backend.scheduler.sequence import FinishReason, Sequence
 from tests.examples import examples
 
 DEVICE = DEVICES["llama3-8b-a100"]

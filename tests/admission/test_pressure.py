@@ -18,11 +18,11 @@ from admission.simulation.loop import Loop
 from admission.simulation.policy import parse_policy
 from admission.simulation.recorder import Fate, Objective, Recorder
 from admission.step_time import StepTimeModel, StepWork
-from backend.batch import Batch, StepOutput
 from backend.config import EngineConfig
-from backend.flight import Delta
-from backend.sampling import SamplingParams
-from backend.sequence import FinishReason, Sequence, Status
+from backend.sampling_params import SamplingParams
+from backend.scheduler.batch import Batch, StepOutput
+from backend.scheduler.scheduled_step import Delta
+from backend.scheduler.sequence import FinishReason, Sequence, Status
 
 ENGINE = EngineConfig(num_blocks=400, max_model_len=256, max_num_seqs=32, max_num_batched_tokens=64, prefill_chunk=64)
 STEP = 0.02

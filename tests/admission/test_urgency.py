@@ -6,10 +6,10 @@ from itertools import count
 from admission.aging import Aging
 from admission.core import CoreConfig, Memory, make_core
 from admission.fair_queue import FairQueue
-from backend.batch import Batch
 from backend.config import EngineConfig
-from backend.sampling import SamplingParams
-from backend.sequence import Sequence, Status
+from backend.sampling_params import SamplingParams
+from backend.scheduler.batch import Batch
+from backend.scheduler.sequence import Sequence, Status
 from tests.admission.test_fair_queue import make
 from tests.backend.paper_device import PaperDevice, continuation
 

@@ -7,9 +7,9 @@ from admission.core import PRIOR, CoreConfig
 from admission.event_log import RecordedCore
 from admission.outcome import QueueFull
 from admission.step_time import StepTimeModel
-from backend.batch import Batch, StepOutput
 from backend.config import EngineConfig
-from backend.sequence import FinishReason, Sequence
+from backend.scheduler.batch import Batch, StepOutput
+from backend.scheduler.sequence import FinishReason, Sequence
 
 SHIFT = 4096.0  # seconds; exact in floating point, as long as times are multiples of a power of two
 SCALE = 2.0

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from backend.kernels.step import StepInputs
-from backend.model import Decoder
+from backend.kernels.ops import StepInputs
+from backend.model.decoder import Decoder
 from backend.paged_kv.kv_cache import KVCache
 
 

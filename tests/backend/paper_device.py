@@ -1,6 +1,6 @@
 """A device on paper: executes batches on a dictionary of KV slots, and checks that every context reads back intact."""
 
-from backend.batch import Batch, StepOutput
+from backend.scheduler.batch import Batch, StepOutput
 
 
 def next_token(tokens: list[int]) -> int:

@@ -9,20 +9,19 @@ import torch
 from torch import Tensor
 
 from backend.config import EngineConfig
-from backend.kernels.ops import Ops
+from backend.kernels.ops import Ops, StepInputs
 from backend.kernels.reference import ReferenceOps
-from backend.kernels.step import StepInputs
-from backend.lane import CpuLane, Lane, Work
-from backend.model import Decoder
-from backend.model_runner import ModelRunner
+from backend.llm import StepLoop
+from backend.model.decoder import Decoder
+from backend.model.weights import random_weights
 from backend.paged_kv.kv_cache import KVCache
-from backend.sampling import SamplingParams
-from backend.scheduler import Scheduler
-from backend.sequence import Sequence as EngineSequence
-from backend.step_loop import StepLoop
-from backend.step_shape import StepShape
-from backend.waiting import FirstComeFirstServed, HoldingQueue
-from backend.weights import random_weights
+from backend.sampling_params import SamplingParams
+from backend.scheduler.scheduler import Scheduler
+from backend.scheduler.sequence import Sequence as EngineSequence
+from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
+from backend.worker.cuda_graphs import StepShape
+from backend.worker.device_stream import CpuLane, Lane, Work
+from backend.worker.model_runner import ModelRunner
 from benchmarks.model_shapes import LLAMA_32M
 
 MODEL = replace(

@@ -14,14 +14,14 @@ from admission.controller import Controller
 from admission.core import CoreConfig, make_core
 from admission.outcome import QueueFull
 from admission.request import Request
-from backend.batch import NO_TOKEN, Batch, StepOutput
 from backend.engine import Engine
 from backend.errors import DeviceError, MemoryExhausted
-from backend.sampling import SamplingParams
-from backend.sequence import FinishReason, Status
+from backend.sampling_params import SamplingParams
+from backend.scheduler.batch import NO_TOKEN, Batch, StepOutput
+from backend.scheduler.sequence import FinishReason, Status
 from backend.stream import STREAMS_PER_CALLBACK, TokenStream
 from tests.backend.paper_device import PaperDevice, continuation
-from tests.backend.test_scheduler import END, make_config
+from tests.backend.scheduler.test_scheduler import END, make_config
 
 Scenario = Callable[["Bench"], Awaitable[None]]
 

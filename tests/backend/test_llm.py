@@ -12,11 +12,11 @@ import tokenizers
 import torch
 
 from backend import LLM, SamplingParams
-from backend.batch import Batch, StepOutput
 from backend.config import Batching, KVAllocation
 from backend.errors import ConfigError, InvalidRequest, MemoryExhausted
-from backend.executor import Executor, PendingStep
+from backend.scheduler.batch import Batch, StepOutput
 from backend.sizing import EngineOptions
+from backend.worker.executor import Executor, PendingStep
 from tests.backend.families import random_model
 
 NUM_TOKENS = 64
@@ -198,7 +198,7 @@ def test_a_generation_that_was_interrupted_leaves_nothing_to_the_next(checkpoint
     assert outputs(llm, GREEDY) == oracle("qwen2")
 
 
-LAUNCHING = ("backend.staging", "backend.model_runner", "backend.step_loop", "backend.lane")
+LAUNCHING = ("backend.worker.staging", "backend.worker.model_runner", "backend.llm", "backend.worker.device_stream")
 
 
 class Interrupt:

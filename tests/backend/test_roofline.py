@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from backend.errors import ConfigError
-from backend.model_config import ModelConfig, read_model_config
+from backend.model.model_config import ModelConfig, read_model_config
+from backend.model.weights import empty_weights
 from backend.paged_kv.kv_cache import block_bytes
 from backend.roofline import GPUS, RUNTIME_BYTES, Footprint, MemoryPlan, Roofline
-from backend.weights import empty_weights
 from benchmarks.model_shapes import LLAMA_3_8B, QWEN3_06B
 from tests.backend.families import FAMILIES
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from gateway.settings import Settings
+from gateway.settings.settings import Settings
 from tests.deploy.documented import DEPLOY
 
 SECRET = "9f2c41d7b08e63a5" + "c4d1072e8b5f93a6" * 3  # for what is not in the file

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from quotas.policy_file import read_policy
+from quotas.policy.policy_file import read_policy
 from tests.deploy.documented import DEPLOY, ROOT
 from tests.deploy.gateways import image, load, resources
 

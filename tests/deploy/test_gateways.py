@@ -6,10 +6,10 @@ from collections.abc import Callable
 import pytest
 import yaml
 
-from gateway.flags import CACHE_DIR, misspelled
-from gateway.server import END_SECONDS
-from gateway.settings import Settings
-from quotas.policy_file import read_policy
+from gateway.cli.flags import CACHE_DIR, misspelled
+from gateway.http.server import END_SECONDS
+from gateway.settings.settings import Settings
+from quotas.policy.policy_file import read_policy
 from tests.deploy.documented import DEPLOY, ROOT
 from tests.deploy.gateways import FILE_SECRETS, Gateway, composed, deployed, image, load, managed, resources
 

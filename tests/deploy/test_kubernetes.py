@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gateway.settings import Settings
+from gateway.settings.settings import Settings
 from tests.deploy.documented import DEPLOY
 from tests.deploy.gateways import load, resources
 

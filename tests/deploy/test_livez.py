@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from gateway.settings import Settings
+from gateway.settings.settings import Settings
 from tests.deploy.documented import DEPLOY
 from tests.gateway.server_process import ServerProcess
 

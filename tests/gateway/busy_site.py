@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 
-from gateway.auth import new_key
-from gateway.key_store import KeyStore
+from gateway.tenants.auth import new_key
+from gateway.tenants.key_store import KeyStore
 from tests.gateway.server_process import PATIENCE, ServerProcess, eventually, running_server
 
 POLICY = """

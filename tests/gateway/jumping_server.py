@@ -4,7 +4,7 @@ import signal
 import sys
 import time
 
-from gateway.cli import main
+from gateway.cli.main import main
 
 YEAR = 365 * 86_400
 REAL, REAL_NS = time.time, time.time_ns

@@ -11,32 +11,32 @@ from starlette.types import ASGIApp, Message
 from admission.admission import Admission
 from admission.core import CoreConfig, Memory, make_core
 from admission.outcome import Outcome
-from backend.batch import Batch, StepOutput
 from backend.config import EngineConfig
 from backend.engine import Engine
-from backend.flight import Delta
 from backend.paged_kv.block_pool import PagedPool
-from backend.policy import Policy
-from backend.scheduler import Scheduler
-from backend.tokenizer import Tokenizer
-from backend.waiting import WaitingQueue
-from gateway.auth import KeyRing, demo_record
-from gateway.connection_table import ConnectionTable
-from gateway.entitlement import Entitlements, KvShape
-from gateway.intake import Intake
-from gateway.kv_leases import KvLeases
-from gateway.openai import Limits
-from gateway.policies import Policies
-from gateway.refused_rate import RefusedRate
-from gateway.routes import make_app
-from gateway.scope import Lives
-from gateway.service import Service
+from backend.scheduler.batch import Batch, StepOutput
+from backend.scheduler.hooks import Policy
+from backend.scheduler.scheduled_step import Delta
+from backend.scheduler.scheduler import Scheduler
+from backend.scheduler.waiting_queue import WaitingQueue
+from backend.text.tokenizer import Tokenizer
+from gateway.api.refused_rate import RefusedRate
+from gateway.api.routes import make_app
+from gateway.api.service import Service
+from gateway.http.body_intake import Intake
+from gateway.http.connection_table import ConnectionTable
+from gateway.http.request_scope import Lives
+from gateway.openai.requests import Limits
+from gateway.telemetry.core_observer import WatchedCore
 from gateway.telemetry.metrics.metrics import Metrics, Sources
 from gateway.telemetry.telemetry import Telemetry
-from gateway.telemetry.watched_core import WatchedCore
-from quotas import policy as quota_policy
-from quotas.default_policy import CLASSES, DEFAULTS
-from quotas.limit import Limit, Rate, Resource
+from gateway.tenants.auth import KeyRing, demo_record
+from gateway.tenants.effective_policy import Entitlements, KvShape
+from gateway.tenants.kv_leases import KvLeases
+from gateway.tenants.live_policy import Policies
+from quotas.policy import policy as quota_policy
+from quotas.policy.limit import Limit, Rate, Resource
+from quotas.policy.policy import CLASSES, DEFAULTS
 from quotas.quotas import Quotas
 from tests.backend.paper_device import PaperDevice
 from tests.gateway.paper_store import PaperStore

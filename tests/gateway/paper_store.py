@@ -3,10 +3,10 @@
 import asyncio
 from datetime import date
 
-from quotas.limit import Limit
-from quotas.policy import Outage
+from quotas.policy.limit import Limit
+from quotas.policy.policy import Outage
 from quotas.reservation import Ask, LimitState, Reservation, Usage
-from quotas.store import Observer
+from quotas.store.store import Observer
 
 
 class PaperStore:

@@ -81,7 +81,7 @@ class ServerProcess:
 
 
 @contextmanager
-def running_server(directory: Path, *flags: str, program: str = "gateway.cli") -> Iterator[ServerProcess]:
+def running_server(directory: Path, *flags: str, program: str = "gateway.cli.main") -> Iterator[ServerProcess]:
     """Start one with its state and its output in `directory`; it is stopped, and must stop, at the end.
 
     `program` is a module that runs as `sluice` does.

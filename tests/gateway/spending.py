@@ -5,11 +5,10 @@ from datetime import UTC, date, datetime, time
 
 from redis import Redis
 
-from quotas.limit import Limit, Resource
-from quotas.redis_store import RedisStore
+from quotas.policy.limit import Limit, Resource
 from quotas.reservation import Ask, Usage
-from quotas.script_runner import ScriptRunner
-from quotas.scripts import load_scripts
+from quotas.store.redis_store import RedisStore
+from quotas.store.scripts import ScriptRunner, load_scripts
 from tests.quotas.servers import TEST_CLOCK
 
 COUNTED = (Limit(Resource.CONCURRENT_REQUESTS, 1000),)

@@ -11,17 +11,17 @@ import torch
 
 from admission.core import CoreConfig, Memory, Order, Overload, Unit, make_core
 from admission.outcome import QueueFull
-from backend.batch import StepOutput
 from backend.config import EngineConfig
-from backend.hub import resolve_model
 from backend.loader import LoadedModel
-from backend.model_config import ModelConfig, read_model_config
-from backend.sampling import SamplingParams
-from backend.sequence import FinishReason, Sequence
+from backend.model.hub import resolve_model
+from backend.model.model_config import ModelConfig, read_model_config
+from backend.sampling_params import SamplingParams
+from backend.scheduler.batch import StepOutput
+from backend.scheduler.sequence import FinishReason, Sequence
 from gateway.core import core_config, open_core
-from gateway.settings import Settings
-from gateway.terms import terms_of
-from quotas.default_policy import DEFAULT_POLICY
+from gateway.settings.settings import Settings
+from gateway.tenants.live_policy import terms_of
+from quotas.policy.policy import DEFAULT_POLICY
 
 ENGINE = EngineConfig(num_blocks=64, block_size=4, max_num_seqs=4, max_num_batched_tokens=256, max_model_len=128)
 

@@ -5,12 +5,12 @@ import threading
 from dataclasses import replace
 from typing import Any
 
-from backend.batch import Batch
-from backend.executor import PendingStep
 from backend.loader import LoadedModel, load_model
-from backend.model_runner import ModelRunner
+from backend.scheduler.batch import Batch
+from backend.worker.executor import PendingStep
+from backend.worker.model_runner import ModelRunner
 from gateway import app
-from gateway.cli import main
+from gateway.cli.main import main
 
 NUM_STEPS = 40
 

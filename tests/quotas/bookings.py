@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from datetime import date, timedelta
 
-from quotas.redis_store import RedisStore
 from quotas.reservation import NOTHING, Usage
+from quotas.store.redis_store import RedisStore
 
 
 async def booked(store: RedisStore, tenant: str, days: Iterable[int]) -> Usage:

@@ -5,9 +5,8 @@ from uuid import uuid4
 
 import pytest
 
-from quotas.redis_store import RedisStore
-from quotas.script_runner import ScriptRunner
-from quotas.scripts import load_scripts
+from quotas.store.redis_store import RedisStore
+from quotas.store.scripts import ScriptRunner, load_scripts
 from tests.quotas.servers import BINARIES, TEST_CLOCK, running
 
 

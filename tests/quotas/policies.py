@@ -8,8 +8,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from quotas.limit import MAX_AMOUNT, MAX_RATE, RATE_UNITS, TENANT_ONLY, Budget, Limit, Period, Rate, Resource
-from quotas.policy import (
+from quotas.policy.limit import MAX_AMOUNT, MAX_RATE, RATE_UNITS, TENANT_ONLY, Budget, Limit, Period, Rate, Resource
+from quotas.policy.policy import (
     SCOPES,
     SERVICE_TIERS,
     ClassPolicy,
@@ -20,10 +20,10 @@ from quotas.policy import (
     QueueBounds,
     TenantPolicy,
 )
-from quotas.policy_file import PolicyError, parse_policy
-from quotas.policy_schema import UNNAMED
-from quotas.problems import Problems
-from quotas.yaml_nodes import Fields, Items, Node, Text, compose
+from quotas.policy.policy_file import PolicyError, parse_policy
+from quotas.policy.problems import Problems
+from quotas.policy.schema import UNNAMED
+from quotas.policy.yaml_nodes import Fields, Items, Node, Text, compose
 
 POLICIES = Path(__file__).parents[2] / "policies"
 EXAMPLES = [POLICIES / "default.yaml", *sorted((POLICIES / "examples").glob("*.yaml"))]

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from fractions import Fraction
 from math import floor
 
-from quotas.limit import Budget, Limit, Period, Rate
+from quotas.policy.limit import Budget, Limit, Period, Rate
 from quotas.reservation import Ask, Usage
 
 DAY = 86_400_000_000  # microseconds

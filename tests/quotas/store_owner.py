@@ -9,7 +9,7 @@ from pathlib import Path
 
 from redis import Redis
 
-from quotas.embedded import EmbeddedStore
+from quotas.embedded.embedded_store import EmbeddedStore
 
 
 def main(state_dir: Path) -> None:

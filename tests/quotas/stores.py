@@ -8,7 +8,7 @@ import pytest
 from redis import Redis
 from redis.exceptions import ConnectionError as Disconnected
 
-from quotas.server_binary import ServerBinary, find_server
+from quotas.embedded.server_binary import ServerBinary, find_server
 
 
 def carried() -> ServerBinary:

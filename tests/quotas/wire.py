@@ -1,9 +1,8 @@
 """The way from one replica to a store, as a test cuts it, and loses answers on it."""
 
 from quotas.errors import StoreUnavailable
-from quotas.redis_client import RedisClient
-from quotas.script_runner import ScriptRunner
-from quotas.scripts import Script
+from quotas.store.redis_client import RedisClient
+from quotas.store.scripts import Script, ScriptRunner
 
 
 class Wire(ScriptRunner):

@@ -2,12 +2,93 @@
 
 import logging
 import os
+import select
+import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gateway.settings import Settings
+from gateway.settings.settings import Settings
 from gateway.telemetry.logs.log_format import JsonFormat, TextFormat
-from gateway.telemetry.logs.log_writer import LogWriter
+
+log = logging.getLogger(__name__)
+
+MAX_PENDING_BYTES = 4 * 2**20
+GATHER_SECONDS = 0.02  # in which lines share one write
+CLOSE_SECONDS = 2.0
+
+
+class LogWriter(logging.Handler):
+    """Writes to a file descriptor from a thread of its own.
+
+    What a reader that has stopped leaves no room for is dropped and counted, and said once it reads again.
+    """
+
+    def __init__(self, fd: int, max_pending_bytes: int = MAX_PENDING_BYTES) -> None:
+        super().__init__()
+        self.num_dropped = 0
+        self._fd = fd
+        self._max_pending_bytes = max_pending_bytes
+        self._num_told = 0  # of those dropped
+        self._lines: deque[bytes] = deque()
+        self._pending_bytes = 0
+        self._counting = threading.Lock()
+        self._wake = threading.Event()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sluice-log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = (self.format(record) + "\n").encode("utf-8", "backslashreplace")
+        with self._counting:
+            if self._pending_bytes + len(line) > self._max_pending_bytes:
+                self.num_dropped += 1
+                return
+            self._pending_bytes += len(line)
+            self._lines.append(line)
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def close(self) -> None:
+        """Write what is left, if it is taken within `CLOSE_SECONDS`."""
+        self._closing.set()
+        self._wake.set()
+        self._thread.join(CLOSE_SECONDS)
+        super().close()
+
+    def _run(self) -> None:
+        while not (self._closing.is_set() and not self._lines):
+            self._wake.wait()
+            self._closing.wait(GATHER_SECONDS)
+            self._wake.clear()
+            self._write_pending()
+
+    def _write_pending(self) -> None:
+        with self._counting:
+            lines, self._lines = self._lines, deque()
+        data = b"".join(lines)
+        try:
+            _write_all(self._fd, data)
+            lost = 0
+        except OSError:  # nobody reads any more
+            lost = len(lines)
+        with self._counting:
+            self._pending_bytes -= len(data)
+            self.num_dropped += lost
+            self._num_told += lost
+        if (news := self.num_dropped - self._num_told) > 0:
+            self._num_told += news
+            log.warning("%d log lines were dropped: stderr was not read fast enough", news)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        try:
+            rest = rest[os.write(fd, rest) :]
+        except BlockingIOError:
+            select.select((), (fd,), ())
+
 
 STDERR = 2
 OURS = ("gateway", "admission", "quotas", "backend")

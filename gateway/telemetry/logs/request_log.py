@@ -4,7 +4,7 @@ import logging
 from typing import Any
 
 from admission.outcome import Outcome
-from gateway.telemetry.story import Story
+from gateway.telemetry.request_record import Story
 
 log = logging.getLogger(__name__)
 

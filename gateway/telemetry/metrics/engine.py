@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping
 
-from backend.scheduler import Scheduler
+from admission.outcome import Outcome
+from backend.scheduler.scheduler import Scheduler
+from gateway.telemetry.core_observer import Step
 from gateway.telemetry.metrics import buckets
-from gateway.telemetry.metrics.family import Family, Kind
-from gateway.telemetry.metrics.registry import Point, Registry
-from gateway.telemetry.watched_core import Step
+from gateway.telemetry.metrics.registry import Family, Kind, Point, Registry
+from gateway.telemetry.request_record import Story, Trail
 
 
 class EngineMetrics:
@@ -99,3 +100,35 @@ class EngineMetrics:
     def _wasted(self) -> float:
         slots = self._scheduler.num_kv_slots_unused
         return slots * self._block_bytes / self._scheduler.config.block_size
+
+
+class DisconnectMetrics:
+    """`num_orphans` counts sequences in the engine that no request waits for."""
+
+    def __init__(self, registry: Registry, num_orphans: Callable[[], int]) -> None:
+        self._stop = registry.histogram(
+            "sluice.disconnect.to_stop", "From a disconnect to the end of its sequences.", buckets.DISCONNECT
+        ).at()
+        self._release = registry.histogram(
+            "sluice.disconnect.to_release", "From a disconnect to the release of its KV blocks.", buckets.DISCONNECT
+        ).at()
+        registry.gauge("sluice.orphans", "Sequences that no request waits for.", num_orphans)
+        self._releasing: dict[Trail, float] = {}  # when their clients went
+
+    def ended(self, story: Story) -> None:
+        gone = story.scope.ended_early if story.scope is not None else None
+        if gone is None or story.outcome is not Outcome.DISCONNECTED:
+            return
+        for trail in story.trails:
+            if trail.ended is None or trail.ended < gone:
+                continue  # its answer was complete before
+            self._stop.observe(trail.ended - gone)
+            if trail.released is None:
+                self._releasing[trail] = gone
+            else:
+                self._release.observe(trail.released - gone)
+
+    def released(self, trail: Trail) -> None:
+        gone = self._releasing.pop(trail, None)
+        if gone is not None and trail.released is not None:
+            self._release.observe(trail.released - gone)

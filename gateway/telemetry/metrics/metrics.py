@@ -5,13 +5,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from backend.engine import Engine
-from gateway.connection_table import ConnectionTable
-from gateway.policies import Policies
-from gateway.telemetry.metrics.class_names import ClassNames
-from gateway.telemetry.metrics.connections import show_connections
-from gateway.telemetry.metrics.disconnects import DisconnectMetrics
-from gateway.telemetry.metrics.engine import EngineMetrics
-from gateway.telemetry.metrics.process import ProcessMetrics
+from gateway.http.connection_table import ConnectionTable
+from gateway.telemetry.core_observer import WatchedCore
+from gateway.telemetry.metrics.engine import DisconnectMetrics, EngineMetrics
+from gateway.telemetry.metrics.labels import ClassNames
+from gateway.telemetry.metrics.process import ProcessMetrics, show_connections
 from gateway.telemetry.metrics.prometheus import exposition
 from gateway.telemetry.metrics.queue import QueueMetrics
 from gateway.telemetry.metrics.registry import Registry
@@ -19,10 +17,10 @@ from gateway.telemetry.metrics.requests import RequestMetrics
 from gateway.telemetry.metrics.store import StoreMetrics
 from gateway.telemetry.metrics.tenants import TenantMetrics
 from gateway.telemetry.metrics.vllm import VllmMetrics
-from gateway.telemetry.story import Story
+from gateway.telemetry.request_record import Story
 from gateway.telemetry.telemetry import Telemetry
-from gateway.telemetry.watched_core import WatchedCore
-from quotas.store import Store
+from gateway.tenants.live_policy import Policies
+from quotas.store.store import Store
 
 TICK = 1.0  # seconds
 STALLED = 1.0  # seconds without progress of a write

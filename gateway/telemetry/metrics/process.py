@@ -1,12 +1,79 @@
 """The gateway itself: its event loop, its policy, and what it could not tell anybody."""
 
+import os
+import resource
+import time
 from collections import deque
 from collections.abc import Callable, Sized
+from pathlib import Path
 
-from gateway.policies import Policies
-from gateway.telemetry.metrics.family import Family, Kind
-from gateway.telemetry.metrics.registry import Registry
-from gateway.telemetry.metrics.resources import show_resources
+import torch
+
+from backend.loader import LoadedModel
+from gateway.http.connection_table import ConnectionTable, Standing
+from gateway.telemetry.logs.logs import num_lines_dropped
+from gateway.telemetry.metrics.registry import Family, Kind, Registry
+from gateway.telemetry.tracing.tracing import Tracing
+from gateway.tenants.live_policy import Policies
+
+
+def show_connections(registry: Registry, table: ConnectionTable) -> None:
+    states = [(standing, (standing.name.lower(),)) for standing in Standing]
+    is_open = Family("sluice.connections", Kind.GAUGE, "", "Open connections, by what they are at.", ("state",))
+    registry.read(is_open, lambda: [(labels, table.num(standing)) for standing, labels in states])
+    closed = Family(
+        "sluice.connections.closed", Kind.COUNTER, "", "Closed to make room, by what they were at.", ("state",)
+    )
+    registry.read(closed, lambda: [(labels, table.num_given_up[standing]) for standing, labels in states])
+    registry.total("sluice.connections.refused", "Turned away: nobody could make room.", lambda: table.num_refused)
+
+
+_PROC = Path("/proc/self")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+def show_resources(registry: Registry) -> None:
+    """Each is read from the kernel when somebody asks, in some tens of microseconds."""
+    started = _start_time()
+    registry.gauge("process.resident_memory", "Memory of the process in RAM.", _resident_bytes, "By")
+    registry.total("process.cpu", "Processor time of all its threads.", time.process_time, "s")
+    registry.gauge("process.open_fds", "Open file descriptors.", _open_fds)
+    registry.gauge("process.max_fds", "How many may be open.", _max_fds)
+    registry.gauge("process.threads", "Threads, those of libraries included.", _threads)
+    registry.gauge("process.start_time", "When it started, since the epoch.", lambda: started, "s")
+
+
+def _resident_bytes() -> int:
+    return int((_PROC / "statm").read_text().split()[1]) * _PAGE
+
+
+def _open_fds() -> int:
+    """Linux 6.2 and newer say how many without listing them. Where none is left to list them with, all are open."""
+    try:
+        return (_PROC / "fd").stat().st_size or len(os.listdir(_PROC / "fd")) - 1  # noqa: PTH208 - as many as needed
+    except OSError:
+        return _max_fds()
+
+
+def _max_fds() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft
+
+
+def _threads() -> int:
+    return int(_stat()[17])
+
+
+def _start_time() -> float:
+    (boot,) = (line.split()[1] for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
+    return int(boot) + int(_stat()[19]) / _TICK
+
+
+def _stat() -> list[str]:
+    """The fields of proc(5)'s `stat` from the third, which follows the program's name."""
+    return (_PROC / "stat").read_text().rpartition(")")[2].split()
+
 
 LAG_TICKS = 15  # of a second each, over which the loop's lag is the most that was seen
 
@@ -69,3 +136,21 @@ class ProcessMetrics:
         registry.read(info, lambda: [((policies.current.version,), 1)])
         registry.total("sluice.policy.reloads", "Edits taken up.", lambda: policies.num_reloads)
         registry.total("sluice.policy.reload_failures", "Edits not valid.", lambda: policies.num_failures)
+
+
+def count_losses(metrics: ProcessMetrics, tracing: Tracing | None) -> None:
+    metrics.bind("sluice.log_lines.dropped", num_lines_dropped)
+    if tracing is not None:
+        exporter, sampler = tracing.exporter, tracing.sampler
+        metrics.bind("sluice.spans.waiting", lambda: exporter.num_waiting)
+        metrics.bind("sluice.spans.exported", lambda: exporter.num_exported)
+        metrics.bind("sluice.spans.dropped", lambda: exporter.num_dropped)
+        metrics.bind("sluice.traces.capped", lambda: sampler.num_capped)
+
+
+def memory_by_use(model: LoadedModel) -> dict[str, float]:
+    weights = model.num_parameters * model.dtype.itemsize
+    device = model.runner.device
+    reserved = torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
+    other = max(0, reserved - weights - model.kv_bytes)
+    return {"weights": weights, "kv_cache": model.kv_bytes, "other": other}

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import accumulate
 
-from gateway.telemetry.metrics.family import Family
-from gateway.telemetry.metrics.registry import Distribution, Labels, Reading
+from gateway.telemetry.metrics.registry import Distribution, Family, Labels, Reading
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable
 
-from admission.waiting_room import WaitingRoom
-from backend.sequence import FinishReason
+from admission.controller import WaitingRoom
+from backend.scheduler.sequence import FinishReason
 from gateway.telemetry.metrics import buckets
-from gateway.telemetry.metrics.class_names import ClassNames
-from gateway.telemetry.metrics.family import Family, Kind
-from gateway.telemetry.metrics.registry import Histogram, Labelled, Point, Registry
-from gateway.telemetry.story import Story, Trail
+from gateway.telemetry.metrics.labels import ClassNames
+from gateway.telemetry.metrics.registry import Family, Histogram, Kind, Labelled, Point, Registry
+from gateway.telemetry.request_record import Story, Trail
 
 _ANSWERED = (FinishReason.STOP, FinishReason.LENGTH)
 

@@ -1,15 +1,86 @@
 """What became of requests: outcomes, refusals, latencies and the targets that they met."""
 
+from bisect import bisect_right, insort
+from collections import OrderedDict
+from collections.abc import Iterator
+from enum import StrEnum
+
 from admission.outcome import Outcome
 from gateway.errors import ApiError
 from gateway.telemetry.metrics import buckets
-from gateway.telemetry.metrics.class_names import ClassNames
-from gateway.telemetry.metrics.refusal_reasons import all_reasons, reason_of
+from gateway.telemetry.metrics.labels import ClassNames, all_reasons, reason_of
 from gateway.telemetry.metrics.registry import Registry
-from gateway.telemetry.metrics.retry_memory import RetryMemory
-from gateway.telemetry.metrics.slo import Target, mean_interval, missed
+from gateway.telemetry.request_record import Story, Trail
 from gateway.telemetry.semconv import ERROR_TYPE, GEN_AI_OPERATION_NAME, GEN_AI_PROVIDER_NAME, GEN_AI_REQUEST_MODEL
-from gateway.telemetry.story import Story
+
+MOST_CLIENTS = 4096
+MOST_EACH = 64
+
+
+class RetryMemory:
+    """Requests carry no name by which their next attempt could be known, so attempts are matched by key and number.
+
+    Bounded: whoever was told longest ago is forgotten first. Moments on one clock, in seconds.
+    """
+
+    def __init__(self) -> None:
+        self._due: OrderedDict[tuple[str, int], list[float]] = OrderedDict()
+
+    def told(self, key: str, retries: int, due: float) -> None:
+        """A request with this key, after so many retries, may come again from `due` on."""
+        moments = self._due.setdefault((key, retries), [])
+        self._due.move_to_end((key, retries))
+        insort(moments, due)
+        if len(moments) > MOST_EACH:
+            del moments[0]
+        if len(self._due) > MOST_CLIENTS:
+            self._due.popitem(last=False)
+
+    def came(self, key: str, retries: int, now: float) -> bool | None:
+        """Whether an attempt after so many retries comes when it may; None: it was not told anything.
+
+        Where several may be meant, it is the one that was due last of those that are due.
+        """
+        moments = self._due.get((key, retries - 1))
+        if not moments:
+            return None
+        is_due = bisect_right(moments, now)
+        del moments[max(0, is_due - 1)]
+        if not moments:
+            del self._due[key, retries - 1]
+        return is_due > 0
+
+
+class Target(StrEnum):
+    TTFT = "ttft"  # of its class
+    TIME_PER_OUTPUT_TOKEN = "time_per_output_token"  # of its class, or as the client asked  # noqa: S105
+    DEADLINE = "deadline"  # of its own
+
+
+def missed(trail: Trail) -> Iterator[Target]:
+    """Of a sequence that was answered or that expired."""
+    sequence, first = trail.sequence, trail.first_token
+    target = sequence.first_token_target
+    if target is not None and (first is None or first - trail.queued > target):
+        yield Target.TTFT
+    interval = mean_interval(trail)
+    if sequence.token_interval is not None and interval is not None and interval > sequence.token_interval:
+        yield Target.TIME_PER_OUTPUT_TOKEN
+    if _is_late(first, sequence.first_token_by) or _is_late(trail.ended, sequence.done_by):
+        yield Target.DEADLINE
+
+
+def mean_interval(trail: Trail) -> float | None:
+    """Seconds from token to token; None where there are fewer than two."""
+    gaps = len(trail.sequence.output) - 1
+    if trail.first_token is None or trail.ended is None or gaps < 1:
+        return None
+    return (trail.ended - trail.first_token) / gaps
+
+
+def _is_late(moment: float | None, deadline: float | None) -> bool:
+    return deadline is not None and (moment is None or moment > deadline)
+
 
 PROVIDER = "sluice"
 OPERATIONS = ("chat", "text_completion")

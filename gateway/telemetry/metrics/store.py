@@ -2,8 +2,8 @@
 
 from gateway.telemetry.metrics import buckets
 from gateway.telemetry.metrics.registry import Registry
-from quotas.scripts import Script
-from quotas.store import Store
+from quotas.store.scripts import Script
+from quotas.store.store import Store
 
 
 class StoreMetrics:

@@ -1,17 +1,93 @@
 """What each tenant holds, waits for and has used, read when somebody asks; and how its requests ended."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass, replace
 
 from admission.fair_queue import Account, FairQueue
 from admission.outcome import Outcome
-from gateway.policies import Policies
-from gateway.telemetry.metrics.fair_shares import FairShares
-from gateway.telemetry.metrics.family import Family, Kind
-from gateway.telemetry.metrics.registry import Point, Registry
-from gateway.telemetry.metrics.tenant_labels import OTHER, TenantLabels
-from gateway.telemetry.metrics.tenant_usage import TenantUsage, Usage
-from gateway.telemetry.story import Story
-from gateway.telemetry.watched_core import WatchedCore
+from gateway.telemetry.core_observer import WatchedCore
+from gateway.telemetry.metrics.labels import OTHER, TenantLabels
+from gateway.telemetry.metrics.registry import Family, Kind, Point, Registry
+from gateway.telemetry.request_record import Story, Trail
+from gateway.tenants.live_policy import Policies
+
+WINDOW = 10  # ticks, of a second each
+
+
+def jain_index(shares: list[float]) -> float:
+    """1 when all are equal, 1/n when one of n has all (Jain, Chiu and Hawe, 1984); 1 where nothing is shared."""
+    squares = sum(share * share for share in shares)
+    return sum(shares) ** 2 / (len(shares) * squares) if squares > 0 else 1.0
+
+
+class FairShares:
+    """Compares those that had work waiting at every tick of the window: the others got what they asked for."""
+
+    def __init__(self, weight: Callable[[str], float]) -> None:
+        self._weight = weight
+        self._ticks: deque[tuple[Mapping[str, float], Set[str]]] = deque(maxlen=WINDOW + 1)
+
+    def tick(self, service: Mapping[str, float], waiting: Set[str]) -> None:
+        """What each tenant was served since the start, and who has work waiting now."""
+        self._ticks.append((service, waiting))
+
+    @property
+    def index(self) -> float:
+        if len(self._ticks) <= WINDOW:
+            return 1.0
+        rivals = set.intersection(*(set(waiting) for _, waiting in self._ticks))
+        before, after = self._ticks[0][0], self._ticks[-1][0]
+        served = [(after.get(name, 0.0) - before.get(name, 0.0)) / self._weight(name) for name in rivals]
+        return jain_index(served) if len(served) > 1 else 1.0
+
+
+@dataclass(slots=True)
+class Usage:
+    """Never goes down. `service` in the unit of account: seconds of engine time unless tokens were chosen."""
+
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    block_seconds: float = 0.0
+    service: float = 0.0
+
+    def add(self, trail: Trail, now: float) -> None:
+        sequence = trail.sequence
+        self.prompt_tokens += sequence.num_billed_tokens
+        self.output_tokens += len(sequence.output)
+        self.block_seconds += sequence.block_seconds(now)
+        self.service += sequence.charged
+
+
+class TenantUsage:
+    """By label, so that its size is bounded."""
+
+    def __init__(self, labels: TenantLabels, live: Iterable[Story]) -> None:
+        """`live` are the requests that have not ended, now and whenever it is asked."""
+        self._labels = labels
+        self._live = live
+        self._ended: dict[str, Usage] = {}
+        self._told: dict[str, int] = {}  # prompt tokens
+
+    def ended(self, story: Story) -> None:
+        for trail in story.trails:
+            self._of(self._ended, trail).add(trail, story.ended or trail.queued)
+
+    def read(self, now: float) -> dict[str, Usage]:
+        """O(sequences of live requests).
+
+        Prompt tokens count when their step is planned. One that is lost takes them back: what was told already stays.
+        """
+        usage = {label: replace(one) for label, one in self._ended.items()}
+        for story in self._live:
+            for trail in story.trails:
+                self._of(usage, trail).add(trail, now)
+        for label, one in usage.items():
+            one.prompt_tokens = self._told[label] = max(one.prompt_tokens, self._told.get(label, 0))
+        return usage
+
+    def _of(self, usage: dict[str, Usage], trail: Trail) -> Usage:
+        return usage.setdefault(self._labels.of(trail.sequence.tenant), Usage())
 
 
 class TenantMetrics:

@@ -3,12 +3,11 @@
 from collections.abc import Callable
 
 from admission.outcome import Outcome
-from backend.scheduler import Scheduler
-from backend.sequence import FinishReason, Sequence
+from backend.scheduler.scheduler import Scheduler
+from backend.scheduler.sequence import FinishReason, Sequence
 from gateway.telemetry.metrics import buckets
-from gateway.telemetry.metrics.family import Family, Kind
-from gateway.telemetry.metrics.registry import Registry
-from gateway.telemetry.story import Story
+from gateway.telemetry.metrics.registry import Family, Kind, Registry
+from gateway.telemetry.request_record import Story
 
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 _ABORT = "abort"

@@ -1,12 +1,12 @@
 """What spans of a request say beside their names and times."""
 
 from admission.outcome import Outcome
-from backend.sampling import SamplingParams
-from gateway.entitlement import KvShape
-from gateway.openai import CompletionRequest
+from backend.sampling_params import SamplingParams
+from gateway.openai.requests import CompletionRequest
 from gateway.telemetry import semconv
-from gateway.telemetry.story import Chunk, StoreCall, Story, Trail
+from gateway.telemetry.request_record import Chunk, StoreCall, Story, Trail
 from gateway.telemetry.tracing.span_tree import Attributes
+from gateway.tenants.effective_policy import KvShape
 
 PROVIDER = "sluice"
 

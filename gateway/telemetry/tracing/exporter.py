@@ -14,7 +14,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from gateway import otel_variables
+from gateway.settings import otel_variables
 from gateway.telemetry.otlp import Collector, complaints
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ failures and slow requests, which are therefore kept while clients ask for more 
 
 from enum import StrEnum
 
-from gateway.telemetry.story import Story
+from gateway.telemetry.request_record import Story
 
 TENANT_SHARE = 0.25  # of all traces, that one tenant may have
 BURST_SECONDS = 2.0  # for which an allowance that was not used is kept

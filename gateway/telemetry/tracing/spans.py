@@ -18,14 +18,14 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanContext, SpanKind
 
-from backend.sequence import FinishReason
-from gateway.entitlement import KvShape
+from backend.scheduler.sequence import FinishReason
 from gateway.telemetry import semconv
-from gateway.telemetry.story import Chunk, StoreCall, Story, Trail
+from gateway.telemetry.request_record import Chunk, StoreCall, Story, Trail
 from gateway.telemetry.tracing import attributes
 from gateway.telemetry.tracing.sampler import Because
 from gateway.telemetry.tracing.span_tree import MAX_EVENTS, Attributes, Moment, SpanTree, text
-from quotas.scripts import Script
+from gateway.tenants.effective_policy import KvShape
+from quotas.store.scripts import Script
 
 MAX_SEQUENCES = 16  # of one request, whose prefill and decode are shown
 FEWEST_EVENTS = 4  # of a kind, that each of them may have; all together have about as many as one alone

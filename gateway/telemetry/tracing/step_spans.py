@@ -14,9 +14,9 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import Link, SpanContext
 
 from gateway.telemetry import semconv
-from gateway.telemetry.story import Story
+from gateway.telemetry.core_observer import Step
+from gateway.telemetry.request_record import Story
 from gateway.telemetry.tracing.span_tree import SAMPLED, Attributes, SpanTree
-from gateway.telemetry.watched_core import Step
 
 PATIENCE = 60.0  # seconds that a step waits for its requests to end
 MAX_STEPS = 32  # that one request waits for, the first ones

@@ -5,17 +5,17 @@ from contextlib import asynccontextmanager
 
 from opentelemetry.sdk.resources import Resource
 
-from gateway.entitlement import KvShape
-from gateway.settings import Settings
+from gateway.settings.settings import Settings
+from gateway.telemetry.core_observer import WatchedCore
 from gateway.telemetry.otlp import Collector, resource
-from gateway.telemetry.story import Story
+from gateway.telemetry.request_record import Story
 from gateway.telemetry.telemetry import Telemetry
 from gateway.telemetry.tracing.exporter import BackgroundExporter, background_exporter
 from gateway.telemetry.tracing.sampler import Because, Sampler
 from gateway.telemetry.tracing.spans import spans_of
 from gateway.telemetry.tracing.step_spans import StepSpans
-from gateway.telemetry.watched_core import WatchedCore
-from quotas.scripts import Script
+from gateway.tenants.effective_policy import KvShape
+from quotas.store.scripts import Script
 
 
 class Tracing:

@@ -8,14 +8,12 @@ from hypothesis import strategies as st
 
 from admission.aging import Aging
 from admission.fair_queue import FairQueue
-from admission.ordering import ArrivalOrder, Ordering
-from admission.orderings.earliest_deadline import EarliestDeadlineFirst
-from admission.orderings.round_robin import RequestRoundRobin
-from admission.orderings.shortest_first import ShortestPredictedFirst
+from admission.orderings.by_key import EarliestDeadlineFirst, ShortestPredictedFirst
+from admission.orderings.by_tenant import RequestRoundRobin, VirtualTokenCounter
+from admission.orderings.ordering import ArrivalOrder, Ordering
 from admission.orderings.virtual_finish import VirtualFinishWithBoost
-from admission.orderings.virtual_token_counter import VirtualTokenCounter
-from backend.sampling import SamplingParams
-from backend.sequence import Sequence
+from backend.sampling_params import SamplingParams
+from backend.scheduler.sequence import Sequence
 from tests.examples import examples
 
 ORDERINGS: dict[str, Callable[[], Ordering]] = {

@@ -6,10 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admission.simulation.fairness import ServiceGap, jain_index
-from admission.simulation.quantiles import Histogram, quantile
-from admission.simulation.ticks import linear_ticks, log_ticks
-from admission.simulation.timeline import MOST_INTERVALS, Timeline
+from admission.simulation.statistics import MOST_INTERVALS, Histogram, ServiceGap, Timeline, jain_index, quantile
+from admission.simulation.svg import linear_ticks, log_ticks
 
 
 @given(st.lists(st.floats(1e-4, 1e4), min_size=1), st.floats(0.01, 1))

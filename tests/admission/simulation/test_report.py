@@ -10,14 +10,13 @@ import pytest
 from admission.simulation import picture
 from admission.simulation.charts import Bars, charts
 from admission.simulation.errors import SimulationError
-from admission.simulation.json_report import to_json
 from admission.simulation.metrics import GROUPS, duration, number, percent
 from admission.simulation.page import page
 from admission.simulation.policy import parse_policy
 from admission.simulation.recorder import Objective
+from admission.simulation.report import table, to_json
 from admission.simulation.study import Study
 from admission.simulation.svg import svg
-from admission.simulation.table import table
 from admission.simulation.workload import Workload
 from tests.admission.simulation.runs import DEVICE, TRACE, compared
 

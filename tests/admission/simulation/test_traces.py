@@ -18,10 +18,10 @@ from admission.simulation.recorder import Objective, Recorder
 from admission.simulation.recording import TraceFacts
 from admission.simulation.traces import read_trace, read_traffic
 from admission.step_time import StepTimeModel
-from backend.batch import StepOutput
 from backend.config import EngineConfig
-from backend.sampling import SamplingParams
-from backend.sequence import Sequence
+from backend.sampling_params import SamplingParams
+from backend.scheduler.batch import StepOutput
+from backend.scheduler.sequence import Sequence
 from tests.admission.simulation.runs import DEVICE
 
 NO_END = frozenset[int]()

@@ -5,9 +5,8 @@ from collections import Counter
 import pytest
 
 from admission.simulation.arrival import Arrival
-from admission.simulation.assignment import Flood
 from admission.simulation.errors import OptionError
-from admission.simulation.workload import Workload
+from admission.simulation.workload import Flood, Workload
 
 TRACE = tuple(Arrival(float(n), 10 + n, 5, session=n % 7) for n in range(200))
 

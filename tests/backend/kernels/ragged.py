@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from backend.kernels.step import StepInputs
+from backend.kernels.ops import StepInputs
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from torch import Tensor
 from backend.kernels import linear as linears
 from backend.kernels.cpu import CpuOps
 from backend.kernels.linear import HEIGHTS, TiledLinear, packs, tiles
+from backend.kernels.ops import StepInputs
 from backend.kernels.self_check import batch_dependent
-from backend.kernels.step import StepInputs
 from backend.kernels.torch_ops import TorchOps
 from tests.backend.kernels.ragged import Heads, Ragged, ragged
 

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from backend.batch import Admitted, Batch
 from backend.config import EngineConfig
 from backend.kernels.ops import Ops
-from backend.lane import CpuLane, Work
-from backend.model import Decoder
-from backend.model_runner import ModelRunner
+from backend.model.decoder import Decoder
+from backend.model.weights import empty_weights
 from backend.paged_kv.kv_cache import KVCache
-from backend.sampling import SamplingParams
-from backend.weights import empty_weights
+from backend.sampling_params import SamplingParams
+from backend.scheduler.batch import Admitted, Batch
+from backend.worker.device_stream import CpuLane, Work
+from backend.worker.model_runner import ModelRunner
 from tests.backend.runners import MODEL, EagerGraph
 
 triton = pytest.importorskip("triton")

@@ -9,11 +9,11 @@ import pytest
 from gateway.admin.actions import Actions
 from gateway.admin.audit_log import AuditLog
 from gateway.admin.live_requests import LiveRequests
-from gateway.admin.whereabouts import Reasons
+from gateway.admin.rows import Reasons
 from gateway.errors import AuditUnavailable, BadRequest, CancelledByAdmin, RequestNotFound
-from gateway.key_source import KeyChange
-from gateway.policies import Policies
-from gateway.scope import RequestScope
+from gateway.http.request_scope import RequestScope
+from gateway.tenants.key_source import KeyChange
+from gateway.tenants.live_policy import Policies
 from tests.gateway.admin.test_history import Site
 from tests.gateway.telemetry.stories import a_story
 

@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from gateway.admin.router import MAX_BODY_BYTES
-from gateway.auth import new_key
-from gateway.key_store import KeyStore
-from gateway.setting_fields import ADMIN_CONNECTIONS
+from gateway.settings.machine import ADMIN_CONNECTIONS
+from gateway.tenants.auth import new_key
+from gateway.tenants.key_store import KeyStore
 from tests.gateway.raw_client import RawClient, chat, completion, connected, request
 from tests.gateway.server_process import PATIENCE, ServerProcess, eventually, running_server
 

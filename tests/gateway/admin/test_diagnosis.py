@@ -8,8 +8,7 @@ import pytest
 from gateway.admin import diagnosis
 from gateway.admin.diagnosis import REMEMBERED, STALE, Diagnosis
 from gateway.doctor.finding import Finding
-from gateway.doctor.samples import Samples
-from gateway.doctor.snapshot import SECONDS, Snapshot
+from gateway.doctor.snapshot import SECONDS, Samples, Snapshot
 from tests.gateway.admin.clock import Clock
 
 REAL_SLEEP = asyncio.sleep

@@ -8,11 +8,11 @@ import pytest
 
 from gateway.admin.audit_log import AuditLog
 from gateway.admin.keys import Keys, NewKey, Rotation
-from gateway.auth import Principal, new_key
 from gateway.errors import AuditUnavailable, BadRequest, InvalidApiKey, KeyNotFound, KeysUnavailable, TenantNotNamed
-from gateway.key_source import KeySource
-from gateway.policies import Policies
-from gateway.settings import Settings
+from gateway.settings.settings import Settings
+from gateway.tenants.auth import Principal, new_key
+from gateway.tenants.key_source import KeySource
+from gateway.tenants.live_policy import Policies
 
 POLICY = """
 tenants:

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gateway.admin.key import AdminKey, admin_key
-from gateway.admin.port import open_admin_port
+from gateway.admin.port import AdminKey, admin_key, open_admin_port
 from gateway.errors import InvalidApiKey
-from gateway.key_store import KeyStoreError
-from gateway.listening import ListenError
-from gateway.settings import Settings
+from gateway.http.server import ListenError
+from gateway.settings.settings import Settings
+from gateway.tenants.key_store import KeyStoreError
 
 
 def settings(tmp_path: Path, **changes: object) -> Settings:

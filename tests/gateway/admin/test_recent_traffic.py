@@ -1,7 +1,7 @@
 """Requests as they are remembered for a simulation."""
 
 from admission.request import Asked, AskedPrompt
-from backend.sequence import FinishReason
+from backend.scheduler.sequence import FinishReason
 from gateway.admin import recent_traffic
 from gateway.admin.recent_traffic import MAX_REQUESTS, SECONDS, RecentTraffic, arrivals_of
 from tests.gateway.telemetry.stories import a_sequence, a_story, a_trail

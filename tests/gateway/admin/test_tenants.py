@@ -7,9 +7,9 @@ from typing import Any, cast
 import pytest
 
 from gateway.admin.tenants import Tenants
-from gateway.admin.unhurried import SLICE
-from gateway.policies import Policies
-from gateway.service import Service
+from gateway.api.service import Service
+from gateway.background import SLICE
+from gateway.tenants.live_policy import Policies
 from tests.gateway.admin.test_live_requests import Found
 from tests.gateway.telemetry.stories import a_sequence, a_story, a_trail
 

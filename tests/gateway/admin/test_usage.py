@@ -11,12 +11,12 @@ import pytest
 
 from gateway.admin import usage
 from gateway.admin.usage import UsageReader
+from gateway.api.service import Service
 from gateway.errors import BadRequest, QuotaUnverifiable
-from gateway.service import Service
-from quotas.policy_file import parse_policy
+from quotas.policy.policy_file import parse_policy
 from quotas.quotas import Quotas
-from quotas.redis_store import RedisStore
 from quotas.reservation import Usage
+from quotas.store.redis_store import RedisStore
 from tests.gateway.spending import spend
 
 POLICY = """

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from backend.errors import ConfigError
-from backend.hub import resolve_config
-from backend.model_config import read_model_config
-from gateway.auth import new_key
-from gateway.connection import bound_socket
+from backend.model.hub import resolve_config
+from backend.model.model_config import read_model_config
 from gateway.doctor import file_checks, machine_checks, model_checks, network_checks, store_checks
 from gateway.doctor.check import Verdict, ok
-from gateway.key_store import KeyStore
-from gateway.settings import Settings
+from gateway.http.connection import bound_socket
+from gateway.settings.settings import Settings
+from gateway.tenants.auth import new_key
+from gateway.tenants.key_store import KeyStore
 from quotas.errors import StoreUnavailable
 
 OK, WARNING, PROBLEM = Verdict.OK, Verdict.WARNING, Verdict.PROBLEM

@@ -1,12 +1,12 @@
 """A watched core on a virtual clock, without a device."""
 
 from admission.core import CoreConfig, make_core
-from backend.batch import StepOutput
 from backend.config import EngineConfig
-from backend.sampling import SamplingParams
-from backend.sequence import FinishReason, Sequence
-from gateway.telemetry.story import Trail
-from gateway.telemetry.watched_core import WatchedCore
+from backend.sampling_params import SamplingParams
+from backend.scheduler.batch import StepOutput
+from backend.scheduler.sequence import FinishReason, Sequence
+from gateway.telemetry.core_observer import WatchedCore
+from gateway.telemetry.request_record import Trail
 
 STEP = 0.01  # seconds
 

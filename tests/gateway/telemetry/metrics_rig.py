@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 from admission.core import CoreConfig, Memory
 from backend.config import EngineConfig
-from gateway.connection_table import ConnectionTable
-from gateway.policies import Policies
+from gateway.http.connection_table import ConnectionTable
 from gateway.telemetry.metrics.metrics import Metrics, Sources
-from gateway.telemetry.story import Story, Trail
+from gateway.telemetry.request_record import Story, Trail
 from gateway.telemetry.telemetry import Telemetry
+from gateway.tenants.live_policy import Policies
 from tests.gateway.paper_store import PaperStore
 from tests.gateway.telemetry.core_run import CoreRun
 from tests.gateway.telemetry.stories import a_story

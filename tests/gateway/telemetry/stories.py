@@ -5,10 +5,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from admission.outcome import Outcome
-from backend.sampling import SamplingParams
-from backend.sequence import FinishReason, Sequence, Status
-from gateway.telemetry.story import Chunk, Story, Trail
-from gateway.telemetry.trace_context import TraceContext
+from backend.sampling_params import SamplingParams
+from backend.scheduler.sequence import FinishReason, Sequence, Status
+from gateway.telemetry.request_record import Chunk, Story, TraceContext, Trail
 from quotas.quotas import Grant
 from quotas.reservation import Ask
 

@@ -7,8 +7,8 @@ import pytest
 from admission.outcome import Outcome
 from gateway.errors import ApiError, BadRequest, DeadlineUnmeetable, InternalError, Overloaded, RateLimited
 from gateway.telemetry.metrics.buckets import REQUEST_DURATION
-from gateway.telemetry.metrics.slo import Target
-from gateway.telemetry.story import Story
+from gateway.telemetry.metrics.requests import Target
+from gateway.telemetry.request_record import Story
 from tests.gateway.telemetry.metrics_rig import Page, Rig
 from tests.gateway.telemetry.stories import a_sequence, a_story, a_trail
 

@@ -4,8 +4,8 @@ import pytest
 
 from admission.core import CoreConfig, Order
 from admission.outcome import Outcome
-from gateway.telemetry.metrics.tenant_labels import MOST_TENANTS
-from gateway.telemetry.story import Trail
+from gateway.telemetry.metrics.labels import MOST_TENANTS
+from gateway.telemetry.request_record import Trail
 from tests.gateway.telemetry.core_run import STEP
 from tests.gateway.telemetry.metrics_rig import BLOCK_BYTES, Rig
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from backend.kernels import paged_decode, paged_prefill, reference, triton_lang
-from backend.kernels.step import StepInputs
+from backend.kernels.ops import StepInputs
 from backend.kernels.triton_ops import TritonOps
 from tests.backend.kernels.interpreted.closeness import DTYPES, assert_close
 from tests.backend.kernels.ragged import Heads, Ragged, ragged

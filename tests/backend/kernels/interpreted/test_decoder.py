@@ -4,8 +4,8 @@ from torch import Tensor
 from backend.kernels.ops import Ops
 from backend.kernels.reference import ReferenceOps
 from backend.kernels.triton_ops import TritonOps
-from backend.model import Decoder
-from backend.weights import random_weights
+from backend.model.decoder import Decoder
+from backend.model.weights import random_weights
 from tests.backend.paged_batch import PagedBatch
 from tests.backend.runners import MODEL
 

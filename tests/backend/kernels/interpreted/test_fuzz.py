@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from backend.kernels import reference, sampling
-from backend.kernels.ops import Ops
+from backend.kernels.ops import Ops, StepInputs
 from backend.kernels.reference import ReferenceOps
-from backend.kernels.step import StepInputs
 from backend.kernels.triton_ops import TritonOps
-from backend.sampling import SamplingParams
+from backend.sampling_params import SamplingParams
 from tests.backend.kernels.interpreted.closeness import DTYPES, assert_close
 from tests.backend.kernels.interpreted.test_attention import padded
 from tests.backend.kernels.interpreted.test_sampling import in_torch, rows

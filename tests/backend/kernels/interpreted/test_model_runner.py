@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from backend.kernels.triton_ops import TritonOps
-from backend.sampling import SamplingParams
+from backend.sampling_params import SamplingParams
 from tests.backend.runners import CONFIG, EagerGraphLane, generate, make_runner
 
 PROMPTS = [[5, 9, 2], [7] * 6, [40]]

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from backend import sampler
-from backend.batch import Admitted
 from backend.kernels import sampling, sampling_search
 from backend.kernels.sampling import RowPenalties, RowSampling
-from backend.sampler import SamplingBatch
-from backend.sampling import SamplingParams
+from backend.sampling_params import SamplingParams
+from backend.scheduler.batch import Admitted
+from backend.worker import sampler
+from backend.worker.sampler import SamplingBatch
 
 VOCAB = 200
 KINDS = (

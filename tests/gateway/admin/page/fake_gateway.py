@@ -9,14 +9,14 @@ import uvicorn
 
 from gateway.admin.api import PREFIX
 from gateway.admin.app import AdminApp
-from gateway.admin.key import AdminKey
 from gateway.admin.page_files import page_files
-from gateway.admin.policy_check import MAX_BODY_BYTES, PastedPolicy, PolicyCheck
+from gateway.admin.policy import MAX_BODY_BYTES, PastedPolicy, PolicyCheck
+from gateway.admin.port import AdminKey
 from gateway.admin.router import Route, Router, Text, Visit
 from gateway.errors import RouteNotFound
-from gateway.json_body import JsonBody
-from gateway.wire import read
-from quotas.policy_file import parse_policy
+from gateway.http.json_body import JsonBody
+from gateway.http.wire import read
+from quotas.policy.policy_file import parse_policy
 from tests.gateway.admin.page import page_data
 from tests.gateway.server_process import eventually
 

@@ -4,8 +4,8 @@ from math import sin
 from random import Random
 from typing import Any
 
-from gateway.admin.policy_report import effective
-from quotas.policy_file import parse_policy
+from gateway.admin.policy import effective
+from quotas.policy.policy_file import parse_policy
 
 NOW = 1_790_000_000.0
 SECONDS = 300

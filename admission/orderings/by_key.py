@@ -1,0 +1,115 @@
+"""Waiting sequences by a key that does not change while they wait."""
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import count
+
+from admission.orderings.ordering import Indifferent
+from backend.scheduler.sequence import Sequence
+
+
+class SequenceHeap:
+    """The smallest key first, ties in the order of adding. Removing is O(1): entries leave when they surface."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Sequence]] = []
+        self._entries: dict[Sequence, int] = {}  # the number of each one's valid entry
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence in self._entries
+
+    def add(self, sequence: Sequence, key: float) -> None:
+        assert sequence not in self._entries, "it waits already"
+        number = self._entries[sequence] = next(self._numbers)
+        heappush(self._heap, (key, number, sequence))
+
+    def remove(self, sequence: Sequence) -> None:
+        del self._entries[sequence]
+        if not self._entries:
+            self._heap.clear()
+
+    def first(self) -> Sequence | None:
+        entry = self.first_entry()
+        return entry[1] if entry else None
+
+    def first_entry(self) -> tuple[float, Sequence] | None:
+        """With its key."""
+        while self._heap:
+            key, number, sequence = self._heap[0]
+            if self._entries.get(sequence) == number:
+                return key, sequence
+            heappop(self._heap)
+        return None
+
+
+Predict = Callable[[Sequence], float]
+"""How much work a sequence is, in any unit; asked once, when it first waits."""
+
+
+class ShortestPredictedFirst(Indifferent):
+    """Ties in order of arrival. A preempted sequence keeps its prediction. O(log waiting)."""
+
+    def __init__(self, predict: Predict) -> None:
+        self._predict = predict
+        self._predicted: dict[Sequence, float] = {}
+        self._heap = SequenceHeap()
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, sequence: Sequence) -> None:
+        self._predicted[sequence] = self._predict(sequence)
+        self.restore(sequence)
+
+    def restore(self, sequence: Sequence) -> None:
+        self._heap.add(sequence, self._predicted[sequence])
+
+    def head(self) -> Sequence | None:
+        return self._heap.first()
+
+    def remove(self, sequence: Sequence) -> None:
+        self._heap.remove(sequence)
+
+    def settle(self, sequence: Sequence) -> None:
+        self._predicted.pop(sequence, None)
+
+
+Deadline = Callable[[Sequence], float]
+"""When a sequence should have its first token, in seconds of the engine's clock; the same whenever it is asked."""
+
+
+class EarliestDeadlineFirst(Indifferent):
+    """Time is what `at`, or else the newest arrival, said last. O(log waiting)."""
+
+    def __init__(self, deadline: Deadline) -> None:
+        self._deadline = deadline
+        self._now = 0.0
+        self._in_time, self._late = SequenceHeap(), SequenceHeap()
+
+    def __len__(self) -> int:
+        return len(self._in_time) + len(self._late)
+
+    def at(self, now: float) -> None:
+        self._now = now
+        while (entry := self._in_time.first_entry()) is not None and entry[0] < now:
+            deadline, sequence = entry
+            self._in_time.remove(sequence)
+            self._late.add(sequence, deadline)
+
+    def add(self, sequence: Sequence) -> None:
+        self.restore(sequence)
+        self.at(max(self._now, sequence.arrival))
+
+    def restore(self, sequence: Sequence) -> None:
+        deadline = self._deadline(sequence)
+        (self._in_time if deadline >= self._now else self._late).add(sequence, deadline)
+
+    def head(self) -> Sequence | None:
+        return self._in_time.first() or self._late.first()
+
+    def remove(self, sequence: Sequence) -> None:
+        (self._in_time if sequence in self._in_time else self._late).remove(sequence)

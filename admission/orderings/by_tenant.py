@@ -1,0 +1,120 @@
+"""Waiting sequences of many tenants, each tenant's in order of arrival."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Many
+
+from admission.aging import Aging
+from admission.orderings.by_key import SequenceHeap
+from admission.orderings.ordering import Indifferent, weight_of
+from backend.scheduler.sequence import Sequence
+
+
+class TenantQueues:
+    """`active` are the tenants with work waiting, in the order in which they last began to have some."""
+
+    def __init__(self) -> None:
+        self.active: dict[str, SequenceHeap] = {}
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def add(self, sequence: Sequence) -> None:
+        """A preempted sequence keeps its arrival, hence its place."""
+        self.active.setdefault(sequence.tenant, SequenceHeap()).add(sequence, sequence.arrival)
+        self._size += 1
+
+    def remove(self, sequence: Sequence) -> None:
+        queue = self.active[sequence.tenant]
+        queue.remove(sequence)
+        self._size -= 1
+        if not queue:
+            del self.active[sequence.tenant]
+
+    def first_of(self, tenant: str) -> Sequence:
+        first = self.active[tenant].first()
+        assert first is not None, "an active tenant has work waiting"
+        return first
+
+
+class RequestRoundRobin(Indifferent):
+    """A tenant's turn ends when its first request leaves the queue, by admission or by cancellation. O(1)."""
+
+    def __init__(self) -> None:
+        self._queues = TenantQueues()
+        self._turns: OrderedDict[str, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    def add(self, sequence: Sequence) -> None:
+        self._queues.add(sequence)
+        self._turns.setdefault(sequence.tenant)
+
+    def restore(self, sequence: Sequence) -> None:
+        self.add(sequence)
+
+    def head(self) -> Sequence | None:
+        return self._queues.first_of(next(iter(self._turns))) if self._turns else None
+
+    def remove(self, sequence: Sequence) -> None:
+        tenant, is_head = sequence.tenant, sequence is self.head()
+        self._queues.remove(sequence)
+        if tenant not in self._queues.active:
+            del self._turns[tenant]
+        elif is_head:
+            self._turns.move_to_end(tenant)
+
+
+class VirtualTokenCounter(Indifferent):
+    """Charged as work is planned, in whatever unit the ledger uses. Finding the head is O(tenants waiting)."""
+
+    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+        self.counters: dict[str, float] = {}
+        self._weights = dict(weights or {})
+        self._queues = TenantQueues()
+        self._last_left: str | None = None
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    def add(self, sequence: Sequence) -> None:
+        if sequence.tenant not in self._queues.active:
+            self._lift(sequence.tenant)
+        self._queues.add(sequence)
+
+    def restore(self, sequence: Sequence) -> None:
+        self.add(sequence)
+
+    def head(self) -> Sequence | None:
+        active = self._queues.active
+        return self._queues.first_of(min(active, key=self.counters.__getitem__)) if active else None
+
+    def remove(self, sequence: Sequence) -> None:
+        self._queues.remove(sequence)
+        if sequence.tenant not in self._queues.active:
+            self._last_left = sequence.tenant
+
+    def charge(self, sequences: Many[Sequence], costs: Many[float]) -> Mapping[str, float]:
+        sums = super().charge(sequences, costs)
+        self.correct(sums.items())
+        return sums
+
+    def correct(self, costs: Iterable[tuple[str, float]]) -> None:
+        for tenant, cost in costs:
+            self.counters[tenant] += cost / weight_of(tenant, self._weights)
+
+    def policy_changed(self, weights: Mapping[str, float], aging: Aging) -> None:
+        self._weights = dict(weights)
+
+    def standing(self, tenant: str) -> float:
+        return -self.counters.get(tenant, 0.0)
+
+    def _lift(self, tenant: str) -> None:
+        counters = self.counters
+        if self._queues.active:
+            floor = min(counters[other] for other in self._queues.active)
+        else:
+            floor = counters[self._last_left] if self._last_left is not None else 0.0
+        counters[tenant] = max(counters.get(tenant, 0.0), floor)

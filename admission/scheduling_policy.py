@@ -1,0 +1,123 @@
+"""What an admin may change while the core runs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Load:
+    """Requests, uncomputed tokens, bytes of their bodies, and predicted seconds of the engine's time."""
+
+    count: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: "Load") -> "Load":
+        return Load(
+            self.count + other.count, self.tokens + other.tokens, self.bytes + other.bytes, self.seconds + other.seconds
+        )
+
+    def add(self, other: "Load") -> None:
+        self.count += other.count
+        self.tokens += other.tokens
+        self.bytes += other.bytes
+        self.seconds += other.seconds
+
+    def take(self, other: "Load") -> None:
+        """Nothing at all is exactly nothing, whatever rounding left behind."""
+        self.count -= other.count
+        self.tokens -= other.tokens
+        self.bytes -= other.bytes
+        self.seconds = max(0.0, self.seconds - other.seconds) if self.count else 0.0
+
+
+FULLEST = 2  # times its bound, that tenants within their shares may fill a shared queue to
+_UNITS = {"count": "requests", "tokens": "tokens", "bytes": "bytes", "seconds": "seconds of engine time"}
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """A bound that one more request would pass: its unit, its value, and what there would be."""
+
+    unit: str
+    bound: float
+    load: float
+
+    def __str__(self) -> str:
+        return f"{self.load:,.6g} {_UNITS[self.unit]} would wait, at most {self.bound:,.6g} may"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueBounds:
+    """The most of each unit; None: as much as comes. Raises `ValueError` naming the bound."""
+
+    count: int | None = None
+    tokens: int | None = None
+    bytes: int | None = None
+    seconds: float | None = None  # predicted, of the engine's time
+
+    def __post_init__(self) -> None:
+        for unit, name in _UNITS.items():
+            bound = getattr(self, unit)
+            if bound is not None and not bound > 0:
+                raise ValueError(f"a bound on waiting {name} must be above 0, got {bound}")
+
+    def excess(self, waiting: Load, newcomer: Load) -> Excess | None:
+        """The first bound that the newcomer would pass. An empty queue takes anything: it can only run at once."""
+        if waiting.count == 0:
+            return None
+        for unit in _UNITS:
+            bound, load = getattr(self, unit), getattr(waiting, unit) + getattr(newcomer, unit)
+            if bound is not None and load > bound:
+                return Excess(unit, bound, load)
+        return None
+
+    def shared_excess(self, waiting: Load, own: Load, num_tenants: int, newcomer: Load) -> Excess | None:
+        """Of a queue that `num_tenants` share; what waits of the newcomer's tenant is `own`.
+
+        A full queue refuses those who fill it. A tenant within an equal share of it is let in while twice what the
+        queue may hold leaves room for as much again as the tenant has waiting: of tenants that fill it one after
+        another, each leaves half of that room to the next (dynamic thresholds: Choudhury and Hahne, 1998).
+        """
+        excess = self.excess(waiting, newcomer)
+        if excess is None:
+            return None
+        sharing = num_tenants + (own.count == 0)
+        is_within_share = self._scaled(over=sharing).excess(own, newcomer) is None
+        leaves_room = self._scaled(times=FULLEST).excess(waiting + own, newcomer) is None
+        return None if is_within_share and leaves_room else excess
+
+    def _scaled(self, times: int = 1, over: int = 1) -> "QueueBounds":
+        """By times / over; at least one of what comes in whole ones."""
+        count, tokens, size = (
+            None if bound is None else max(1, bound * times // over) for bound in (self.count, self.tokens, self.bytes)
+        )
+        return QueueBounds(count, tokens, size, None if self.seconds is None else self.seconds * times / over)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Of tenants and classes. Raises `ValueError` naming what cannot be."""
+
+    weights: Mapping[str, float] = field(default_factory=dict)  # by tenant, see `ordering.weight_of`
+    offsets: tuple[float, ...] = ()  # seconds by which each class ranks behind the first
+    bounds: tuple[QueueBounds, ...] = ()  # on what waits in each class
+    may_wait: Mapping[str, int] = field(default_factory=dict)  # requests of a tenant at once; "" stands for the others
+
+    def most_waiting(self, tenant: str) -> int | None:
+        """Requests of the tenant that may wait; None: as many as come."""
+        return self.may_wait.get(tenant, self.may_wait.get("") if tenant not in self.weights else None)
+
+    def bounds_of(self, priority_class: int) -> QueueBounds | None:
+        return self.bounds[priority_class] if priority_class < len(self.bounds) else None
+
+    def to_json(self) -> list[Any]:
+        bounds = [[b.count, b.tokens, b.bytes, b.seconds] for b in self.bounds]
+        return [dict(self.weights), list(self.offsets), bounds, dict(self.may_wait)]
+
+    @classmethod
+    def from_json(cls, entry: list[Any]) -> "Terms":
+        weights, offsets, bounds, may_wait = entry
+        return cls(weights, tuple(offsets), tuple(QueueBounds(*bound) for bound in bounds), may_wait)

@@ -1,0 +1,87 @@
+"""A comparison as text for a terminal."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from unicodedata import category, east_asian_width
+
+from admission.simulation.metrics import Metric, class_rows, groups, printable, tenant_rows, with_spread
+from admission.simulation.study import Results
+from admission.simulation.summary import spread
+
+
+def to_json(results: Results, facts: dict[str, object]) -> str:
+    """Durations in seconds, shares in [0, 1]; numbers that were not measured are null."""
+    study = results.study
+    policies = [
+        {
+            "name": policy.name,
+            "core": asdict(policy.core),
+            "engine": asdict(policy.engine),
+            "runs": [asdict(summary) for summary in runs],
+        }
+        for policy, runs in zip(study.policies, results.runs, strict=True)
+    ]
+    good = study.judged_by  # null: each policy's own targets
+    report = {**facts, "device": study.device.name, "objective": good and asdict(good), "policies": policies}
+    return json.dumps(report, indent=1, allow_nan=False)
+
+
+def width(text: str) -> int:
+    """Columns that a text without control characters takes (Unicode Standard Annex 11)."""
+    return len(text) if text.isascii() else sum(map(_width, text))
+
+
+def flush_left(text: str, columns: int) -> str:
+    return text + " " * (columns - width(text))
+
+
+def flush_right(text: str, columns: int) -> str:
+    return " " * (columns - width(text)) + text
+
+
+def _width(character: str) -> int:
+    if category(character) in ("Mn", "Me"):  # marks on the character before
+        return 0
+    return 2 if east_asian_width(character) in "WF" else 1
+
+
+MOST_TENANTS = 12
+
+
+def table(results: Results) -> str:
+    """Figures by policy, then each policy's tenants; control characters in names are written out."""
+    parts = [_figures(results)]
+    for name, runs in zip(results.names, results.runs, strict=True):
+        tenants, classes = runs[0].tenants, runs[0].classes
+        if len(classes) > 1:
+            parts.append(f"classes under {printable(name)}\n{_aligned(class_rows(classes))}")
+        if len(tenants) > 1:
+            parts.append(f"tenants under {printable(name)}\n{_aligned(tenant_rows(tenants[:MOST_TENANTS]))}")
+        if len(tenants) > MOST_TENANTS:
+            parts[-1] += f"\n  and {len(tenants) - MOST_TENANTS} more"
+    return "\n\n".join(parts)
+
+
+def _figures(results: Results) -> str:
+    rows: list[list[str]] = [["", *results.names]]
+    for group, metrics in groups(results.refusal_reasons, results.currencies).items():
+        rows.append([group])
+        rows += [[f"  {metric.label}", *_cells(metric, results)] for metric in metrics]
+    return _aligned(rows)
+
+
+def _cells(metric: Metric, results: Results) -> list[str]:
+    return [with_spread(metric, spread(runs, metric.get)) for runs in results.runs]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    """The first column to the left, the others to the right."""
+    cells = [[printable(cell) for cell in row] for row in rows]
+    columns = max(len(row) for row in cells)
+    widths = [max((width(row[n]) for row in cells if n < len(row)), default=0) for n in range(columns)]
+    lines = []
+    for first, *others in cells:
+        right = map(flush_right, others, widths[1:])
+        lines.append("  ".join([flush_left(first, widths[0]), *right]).rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,76 @@
+"""Root-mean-square normalisation of rows, with or without adding to a residual first."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _rms_norm(out, x, residual, weight, eps, ADDS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """One row. Sums and products are rounded to the rows' type where the reference rounds them."""
+    columns = tl.arange(0, BLOCK)
+    real = columns < SIZE
+    places = tl.program_id(0).to(tl.int64) * SIZE + columns
+    row = tl.load(x + places, mask=real, other=0.0)
+    dtype = row.dtype
+    scales = tl.load(weight + columns, mask=real, other=0.0).to(tl.float32)
+    if ADDS:
+        held = tl.load(residual + places, mask=real, other=0.0)
+        row = (held.to(tl.float32) + row.to(tl.float32)).to(dtype)
+        tl.store(residual + places, row, mask=real)
+    wide = row.to(tl.float32)
+    wide = wide * tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
+    tl.store(out + places, (wide.to(dtype).to(tl.float32) * scales).to(dtype), mask=real)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See `reference.rms_norm`; `x` is contiguous, of up to 65,536 columns."""
+    return _launch(x, None, weight, eps)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See `reference.add_rms_norm`: `residual` takes the sum."""
+    assert residual.is_contiguous()
+    return _launch(x, residual, weight, eps)
+
+
+def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    assert x.is_contiguous()
+    out = torch.empty_like(x)
+    size = x.shape[-1]
+    block = triton.next_power_of_2(size)
+    _rms_norm[(x.numel() // size,)](
+        *(out, x, x if residual is None else residual, weight, eps),
+        ADDS=residual is not None,
+        SIZE=size,
+        BLOCK=block,
+        num_warps=min(16, max(1, block // 512)),
+    )
+    return out
+
+
+BLOCK = 1024
+
+
+@triton.jit
+def _silu_mul(out, gate_up, width, BLOCK: tl.constexpr):
+    """One block of one row; rounded to the rows' type after the activation, as the reference rounds."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    real = columns < width
+    places = gate_up + row * 2 * width + columns
+    gate = tl.load(places, mask=real, other=0.0)
+    up = tl.load(places + width, mask=real, other=0.0).to(tl.float32)
+    wide = gate.to(tl.float32)
+    activated = (wide / (1 + tl.exp(-wide))).to(gate.dtype).to(tl.float32)
+    tl.store(out + row * width + columns, (activated * up).to(gate.dtype), mask=real)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """See `reference.silu_mul`; `gate_up` [T, 2 * intermediate] is contiguous."""
+    assert gate_up.is_contiguous()
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty((rows, width))
+    _silu_mul[rows, triton.cdiv(width, BLOCK)](out, gate_up, width, BLOCK=BLOCK, num_warps=4)
+    return out

@@ -1,0 +1,153 @@
+"""The decoder of Llama, Mistral, Qwen2 and Qwen3: one forward pass, driven by ModelConfig.
+
+Per layer: `x += attention(norm(x))`, then `x += mlp(norm(x))`. The running sum is called `residual`; each addition is
+fused with the norm that follows it, so a layer is handed the previous branch's output apart from the sum.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from backend.kernels.ops import Linear, Ops, StepInputs
+from backend.model.model_config import ModelConfig, RopeScaling
+from backend.model.weights import LayerWeights, Weights
+from backend.paged_kv.kv_cache import KVCache
+
+
+def rope_table(config: ModelConfig, max_position: int) -> Tensor:
+    """Cosines, then sines, of each position below `max_position`: [max_position, head_dim] fp32."""
+    angles = torch.outer(torch.arange(max_position, dtype=torch.float32), inverse_frequencies(config))
+    factor = 1.0 if config.rope_scaling is None else config.rope_scaling.attention_factor
+    return torch.cat((angles.cos(), angles.sin()), dim=-1) * factor
+
+
+def inverse_frequencies(config: ModelConfig) -> Tensor:
+    """Radians per position of each rotated pair: [head_dim / 2] fp32."""
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    inverse = 1.0 / config.rope_theta**exponents
+    scaling = config.rope_scaling
+    if scaling is None:
+        return inverse
+    if scaling.kind == "linear":
+        return inverse / scaling.factor
+    if scaling.kind == "llama3":
+        return _llama3(inverse, scaling)
+    assert scaling.kind == "yarn", scaling.kind
+    return _yarn(config.rope_theta**exponents, scaling, config)
+
+
+def _llama3(inverse: Tensor, scaling: RopeScaling) -> Tensor:
+    """Llama 3.1: divide low frequencies by `factor`, keep high ones, interpolate between."""
+    original, low, high = scaling.original_max_position, scaling.low_freq_factor, scaling.high_freq_factor
+    wavelength = 2 * math.pi / inverse
+    smooth = (original / wavelength - low) / (high - low)
+    between = (1 - smooth) * inverse / scaling.factor + smooth * inverse
+    scaled = torch.where(wavelength > original / low, inverse / scaling.factor, inverse)
+    is_between = (wavelength >= original / high) & (wavelength <= original / low)
+    return torch.where(is_between, between, scaled)
+
+
+def _yarn(frequencies: Tensor, scaling: RopeScaling, config: ModelConfig) -> Tensor:
+    """YaRN, NTK-by-parts (Peng et al., 2023): interpolate slow pairs, keep fast ones, blend linearly between."""
+
+    def pair_turning(rotations: float) -> float:
+        """The index of the pair that turns `rotations` times over the original context."""
+        turns = scaling.original_max_position / (rotations * 2 * math.pi)
+        return config.head_dim * math.log(turns) / (2 * math.log(config.rope_theta))
+
+    low, high = pair_turning(scaling.beta_fast), pair_turning(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, config.head_dim - 1)
+    width = high - low if high != low else 0.001
+    ramp = ((torch.arange(len(frequencies), dtype=torch.float32) - low) / width).clamp(0, 1)
+    keep = 1 - ramp
+    return 1.0 / (scaling.factor * frequencies) * (1 - keep) + 1.0 / frequencies * keep
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One layer's norms, and its products as the ops prepared them."""
+
+    input_norm: Tensor  # [hidden]
+    qkv: Linear
+    q_norm: Tensor | None  # [head_dim]
+    k_norm: Tensor | None
+    output: Linear
+    post_attention_norm: Tensor  # [hidden]
+    gate_up: Linear
+    down: Linear
+    window: int | None
+
+
+class Decoder:
+    """A decoder-only transformer over a paged KV cache. Holds no state between steps but its weights.
+
+    Takes `weights` over and empties it layer by layer, so that ops which repack never hold the model twice.
+    `max_position` bounds the positions that a step may name.
+    """
+
+    def __init__(self, config: ModelConfig, weights: Weights, ops: Ops, max_position: int) -> None:
+        self.config = config
+        self.ops = ops
+        self.embedding = weights.embedding  # [vocab, hidden]
+        self.cos_sin = rope_table(config, max_position).to(weights.embedding.device)  # [max_position, head_dim]
+        self.layers = [_prepare(weights.layers.pop(0), ops, config.window(index)) for index in range(config.num_layers)]
+        self.final_norm = weights.final_norm
+        self.lm_head = ops.linear(weights.lm_head, None)
+
+    @torch.inference_mode()
+    def forward(self, step: StepInputs, kv: KVCache) -> Tensor:
+        """Run the step's tokens, storing their keys and values in `kv`; the final hidden states [T, hidden]."""
+        eps = self.config.rms_norm_eps
+        residual = torch.nn.functional.embedding(step.token_ids, self.embedding)  # [T, hidden]
+        branch = torch.zeros_like(residual)
+        for index, layer in enumerate(self.layers):
+            x = self.ops.add_rms_norm(branch, residual, layer.input_norm, eps)
+            attended = self._attention(layer, x, step, *kv.layer(index))
+            x = self.ops.add_rms_norm(attended, residual, layer.post_attention_norm, eps)
+            branch = layer.down(self.ops.silu_mul(layer.gate_up(x)))
+        return self.ops.add_rms_norm(branch, residual, self.final_norm, eps)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """Unnormalised log-probabilities [rows, vocab] in fp32 for chosen rows [rows, hidden] of `forward`'s result.
+
+        They are written to `out` if it is given.
+        """
+        logits = self.lm_head(hidden)
+        return logits.float() if out is None else out.copy_(logits)
+
+    def _attention(self, layer: _Layer, x: Tensor, step: StepInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+        config = self.config
+        query = self.ops.rope_and_store(
+            layer.qkv(x),
+            config.num_heads,
+            config.num_kv_heads,
+            self.cos_sin,
+            layer.q_norm,
+            layer.k_norm,
+            config.rms_norm_eps,
+            k_cache,
+            v_cache,
+            step,
+        )  # [T, Hq, D]
+        scale = config.head_dim**-0.5
+        attended = self.ops.paged_attention(query, k_cache, v_cache, step, scale, layer.window)
+        return layer.output(attended.flatten(1))
+
+
+def _prepare(weights: LayerWeights, ops: Ops, window: int | None) -> _Layer:
+    return _Layer(
+        input_norm=weights.input_norm,
+        qkv=ops.linear(weights.qkv, weights.qkv_bias),
+        q_norm=weights.q_norm,
+        k_norm=weights.k_norm,
+        output=ops.linear(weights.output, weights.output_bias),
+        post_attention_norm=weights.post_attention_norm,
+        gate_up=ops.linear(weights.gate_up, weights.gate_up_bias),
+        down=ops.linear(weights.down, weights.down_bias),
+        window=window,
+    )

@@ -1,0 +1,68 @@
+"""Where a model's files are: packaged with Sluice, in a local directory, or on the Hugging Face hub."""
+
+import re
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from backend.errors import ModelLoadError
+
+EMBEDDED = "embedded"
+"""The name of the small model that comes with the package."""
+
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model"]
+_UNWANTED = ["*/*", "consolidated*"]
+
+
+def resolve_model(name_or_path: str) -> Path:
+    """The directory of a model, downloaded first if it is a hub name (organisation/name) not yet in the cache."""
+    return _local(name_or_path) or _download(name_or_path)
+
+
+def resolve_config(name_or_path: str) -> Path:
+    """The directory of a model's config.json; of a hub name nothing else is downloaded."""
+    return _local(name_or_path) or _download_config(name_or_path)
+
+
+def _local(name_or_path: str) -> Path | None:
+    """The directory, None for a hub name; `ModelLoadError` for what is neither."""
+    if name_or_path == EMBEDDED:
+        return Path(__file__).parents[1] / EMBEDDED
+    path = Path(name_or_path).expanduser()
+    try:
+        if name_or_path and path.is_dir():
+            return path
+        if path.is_file():
+            raise ModelLoadError(f"{path} is a file; name the directory that holds config.json and the weights")
+    except OSError as error:
+        raise ModelLoadError(f"{path}: {error.strerror}") from None
+    if _HUB_NAME.fullmatch(name_or_path) is None:
+        raise ModelLoadError(f"there is no directory {name_or_path!r}, and a hub name has the form organisation/name")
+    return None
+
+
+def _download(name: str) -> Path:
+    patterns = {"allow_patterns": _WANTED, "ignore_patterns": _UNWANTED}
+    return Path(_from_hub(name, lambda hub: hub.snapshot_download(name, **patterns)))
+
+
+def _download_config(name: str) -> Path:
+    return Path(_from_hub(name, lambda hub: hub.hf_hub_download(name, "config.json"))).parent
+
+
+def _from_hub(name: str, fetch: Callable[[Any], str]) -> str:
+    try:
+        hub = import_module("huggingface_hub")  # optional, and slow to import
+    except ImportError:
+        raise ModelLoadError(
+            f"there is no directory {name}; to download it from the hub, pip install huggingface_hub"
+        ) from None
+    try:
+        return fetch(hub)
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(
+            f"there is no directory {name}, and the hub could not supply it ({type(error).__name__}: {error}); "
+            f"check the name, the network and, for a gated model, HF_TOKEN, or name a local directory"
+        ) from error

@@ -1,0 +1,345 @@
+"""What a decoder-only checkpoint says about itself: config.json and generation_config.json, checked.
+
+The keys are those of transformers, old (`rope_theta`, `rope_scaling`, `torch_dtype`) and new (`rope_parameters`,
+`dtype`). A key that would change the arithmetic and that the decoder does not implement is refused, never skipped.
+"""
+
+import math
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from backend.errors import InvalidRequest, ModelLoadError
+from backend.json_file import MOST, JsonFile
+from backend.model.shards import Shards
+from backend.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How rotary frequencies were stretched for longer contexts; `rope` has the formulas and their sources."""
+
+    kind: str  # "linear", "llama3" or "yarn"
+    factor: float
+    original_max_position: int  # context length before stretching (llama3, yarn)
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+    truncate: bool = True  # yarn
+    attention_factor: float = 1.0  # on cos and sin (yarn)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The shape of a Llama-family decoder: everything `weights` and `model` need to build it."""
+
+    architecture: str  # "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position: int  # the longest context that the checkpoint claims, after rope scaling
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None
+    sliding_window: int | None
+    attention_bias: bool  # on q, k and v
+    output_bias: bool  # on o (Llama with attention_bias)
+    mlp_bias: bool
+    qk_norm: bool
+    tie_word_embeddings: bool
+    torch_dtype: str  # as stored: "float32", "float16", "bfloat16"; float32 where nothing says
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    full_attention_layers: frozenset[int] = frozenset()  # layers that ignore the sliding window
+    dtype_said_by: Literal["config", "weights", "nothing"] = "config"
+
+    def window(self, layer: int) -> int | None:
+        """How many positions back, itself included, a query of `layer` sees; None: all of them."""
+        return None if layer in self.full_attention_layers else self.sliding_window
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """What an architecture fixes without saying it in config.json."""
+
+    model_type: str  # its other name
+    always_qkv_bias: bool = False
+    bias_keys: bool = False  # attention_bias (q, k, v and o) is read
+    mlp_bias_key: bool = False
+    qk_norm: bool = False
+    windowed: bool = False  # sliding_window is read
+    window_switch: bool = False  # ... only under use_sliding_window
+    head_dim: int | None = None  # None: hidden_size / num_attention_heads
+
+
+_FAMILIES = {
+    "LlamaForCausalLM": _Family("llama", bias_keys=True, mlp_bias_key=True),
+    "MistralForCausalLM": _Family("mistral", windowed=True),
+    "Qwen2ForCausalLM": _Family("qwen2", always_qkv_bias=True, windowed=True, window_switch=True),
+    "Qwen3ForCausalLM": _Family("qwen3", bias_keys=True, qk_norm=True, windowed=True, window_switch=True, head_dim=128),
+}
+
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+_WINDOW = 4096  # where a windowed family's config.json does not mention sliding_window; null says that there is none
+
+# Keys that change the arithmetic, and the values under which they do not.
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "quantization_config": (),
+    "compression_config": (),
+    "num_local_experts": (0,),
+    "num_experts": (0,),
+    "hidden_act": ("silu", "swish"),
+    "partial_rotary_factor": (1,),
+    "attn_logit_softcapping": (),
+    "final_logit_softcapping": (),
+    "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+}
+
+_DTYPES = ("float32", "float16", "bfloat16")
+
+
+def read_model_config(directory: Path) -> ModelConfig:
+    """The shape of the checkpoint in `directory`; ModelLoadError names the file, the key and what is supported."""
+    file = JsonFile.read(directory / "config.json")
+    architecture = _architecture(file)
+    family = _FAMILIES[architecture]
+    if file.get("model_type") not in (None, family.model_type):
+        raise file.wrong("model_type", f"{architecture} is a {family.model_type!r}; correct whichever is wrong")
+    for key, neutral in _NEUTRAL.items():
+        _refuse_unless_neutral(file, key, neutral)
+    heads = file.integer("num_attention_heads")
+    dtype, said_by = _dtype(directory, file)
+    attention_bias = family.bias_keys and file.flag("attention_bias", default=False)
+    rope = file.nested("rope_scaling") or file.nested("rope_parameters")
+    max_position = file.integer("max_position_embeddings")
+    scaling = _rope_scaling(file, rope, max_position)
+    window, full_layers = _sliding_window(file, family)
+    config = ModelConfig(
+        architecture=architecture,
+        vocab_size=file.integer("vocab_size"),
+        hidden_size=file.integer("hidden_size"),
+        intermediate_size=file.integer("intermediate_size"),
+        num_layers=file.integer("num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=file.integer("num_key_value_heads", default=heads),
+        head_dim=_head_dim(file, family, heads),
+        max_position=_stretched(max_position, scaling),
+        rms_norm_eps=file.number("rms_norm_eps", default=1e-6),
+        rope_theta=_rope_theta(file, rope),
+        rope_scaling=scaling,
+        sliding_window=window,
+        attention_bias=family.always_qkv_bias or attention_bias,
+        output_bias=attention_bias,
+        mlp_bias=family.mlp_bias_key and file.flag("mlp_bias", default=False),
+        qk_norm=family.qk_norm,
+        tie_word_embeddings=file.flag("tie_word_embeddings", default=False),
+        torch_dtype=dtype,
+        bos_token_id=None if file.get("bos_token_id") is None else file.integer("bos_token_id", minimum=0),
+        eos_token_ids=_eos_token_ids(directory, file),
+        full_attention_layers=full_layers,
+        dtype_said_by=said_by,
+    )
+    _check_whole(file, config)
+    return config
+
+
+def _architecture(file: JsonFile) -> str:
+    """The family's causal model; its base model saved by itself, `LlamaModel`, has the same decoder."""
+    said = file.get("architectures")
+    names = said if isinstance(said, list) else []
+    known = [family for family in _FAMILIES if family in names or _base_of(family) in names]
+    if len(known) != 1:
+        raise file.wrong("architectures", f"one of {', '.join(_FAMILIES)} is supported")
+    return known[0]
+
+
+def _base_of(family: str) -> str:
+    return family.removesuffix("ForCausalLM") + "Model"
+
+
+def _refuse_unless_neutral(file: JsonFile, key: str, neutral: tuple[object, ...]) -> None:
+    value = file.get(key)
+    if value is not None and value not in neutral:
+        supported = " or ".join(repr(value) for value in neutral) or "only a model without it"
+        raise file.wrong(key, f"{supported} is supported")
+
+
+def _head_dim(file: JsonFile, family: _Family, heads: int) -> int:
+    hidden = file.integer("hidden_size")
+    default = family.head_dim or hidden // heads
+    if file.get("head_dim") is None and family.head_dim is None and hidden % heads:
+        raise file.wrong("num_attention_heads", f"without head_dim it must divide hidden_size {hidden}")
+    head_dim = file.integer("head_dim", default=default)
+    if head_dim % 2:
+        raise ModelLoadError(f"{file.path}: head_dim is {head_dim}; rotary embedding needs an even one")
+    return head_dim
+
+
+def _check_whole(file: JsonFile, config: ModelConfig) -> None:
+    if config.num_heads % config.num_kv_heads:
+        raise file.wrong("num_key_value_heads", f"it must divide num_attention_heads {config.num_heads}")
+    beyond = [token for token in config.eos_token_ids if token >= config.vocab_size]
+    if beyond:
+        raise ModelLoadError(
+            f"{file.path}: eos_token_id {beyond[0]} lies outside the vocabulary of {config.vocab_size} tokens; "
+            f"correct it here or in generation_config.json"
+        )
+    if config.max_position >= MOST:
+        raise ModelLoadError(
+            f"{file.path}: its rope scaling makes a context of {config.max_position:.3g} positions; fewer than "
+            f"{MOST:,} are expected: correct its factor"
+        )
+
+
+def _dtype(directory: Path, file: JsonFile) -> tuple[str, Literal["config", "weights", "nothing"]]:
+    """The checkpoint's type and what says so: config.json, else the headers of the weights that are at hand."""
+    key = "dtype" if file.get("dtype") is not None else "torch_dtype"
+    value = file.get(key)
+    if value is None:
+        stored = _stored_dtype(directory)
+        return (stored, "weights") if stored else ("float32", "nothing")
+    if value not in _DTYPES:
+        raise file.wrong(key, f"one of {', '.join(_DTYPES)} is supported")
+    return str(value), "config"
+
+
+def _stored_dtype(directory: Path) -> str | None:
+    """None for weights that are not there, or cannot be read: what is wrong shows when they are loaded."""
+    with suppress(ModelLoadError):
+        return Shards(directory).dtype
+    return None
+
+
+def _eos_token_ids(directory: Path, config: JsonFile) -> tuple[int, ...]:
+    """End tokens: generation_config.json's where it names any, else config.json's."""
+    path = directory / "generation_config.json"
+    generation = JsonFile.read(path) if path.exists() else config
+    file = generation if generation.get("eos_token_id") is not None else config
+    value = file.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if any(not isinstance(token, int) or isinstance(token, bool) or token < 0 for token in ids):
+        raise file.wrong("eos_token_id", "a token id or a list of them is expected")
+    return tuple(ids)
+
+
+def _sliding_window(file: JsonFile, family: _Family) -> tuple[int | None, frozenset[int]]:
+    """The window, and the layers that see past it."""
+    switched_on = not family.window_switch or file.flag("use_sliding_window", default=False)
+    denied = file.mentions("sliding_window") and file.get("sliding_window") is None
+    if not family.windowed or not switched_on or denied:
+        return None, frozenset()
+    window, layers = file.integer("sliding_window", default=_WINDOW), file.integer("num_hidden_layers")
+    types = file.get("layer_types")
+    if types is None:
+        first = file.integer("max_window_layers", default=28, minimum=0) if family.window_switch else 0
+        return window, frozenset(range(min(first, layers)))
+    if not isinstance(types, list) or len(types) != layers or any(kind not in _LAYER_TYPES for kind in types):
+        raise file.wrong("layer_types", f'{layers} times "full_attention" or "sliding_attention" is supported')
+    return window, frozenset(layer for layer, kind in enumerate(types) if kind == "full_attention")
+
+
+def _rope_theta(file: JsonFile, rope: JsonFile | None) -> float:
+    source = rope if rope is not None and rope.get("rope_theta") is not None else file
+    theta = source.number("rope_theta", default=10_000.0)
+    if theta <= 1:
+        raise source.wrong("rope_theta", "a base above 1 is expected")
+    return theta
+
+
+def _rope_scaling(file: JsonFile, rope: JsonFile | None, max_position: int) -> RopeScaling | None:
+    """The scaling of the rope object, whichever of its two names it bears.
+
+    "dynamic" only begins beyond max_position_embeddings, where no request is admitted: it equals no scaling.
+    """
+    if rope is None:
+        return None
+    for refused, neutral in {"partial_rotary_factor": (1,), "full_attention": (), "sliding_attention": ()}.items():
+        _refuse_unless_neutral(rope, refused, neutral)
+    key = "rope_type" if rope.get("rope_type") is not None else "type"
+    kind = rope.get(key) or "default"
+    if kind in ("default", "dynamic"):
+        return None
+    original = _original_max_position(file, rope, max_position)
+    if kind == "linear":
+        return RopeScaling(kind, rope.number("factor"), original)
+    if kind == "llama3":
+        return _llama3(rope, original)
+    if kind == "yarn":
+        return _yarn(rope, original, max_position)
+    raise rope.wrong(key, "default, linear, dynamic, llama3 or yarn is supported")
+
+
+def _original_max_position(file: JsonFile, rope: JsonFile, max_position: int) -> int:
+    key = "original_max_position_embeddings"
+    return file.integer(key) if file.get(key) is not None else rope.integer(key, default=max_position)
+
+
+def _llama3(rope: JsonFile, original: int) -> RopeScaling:
+    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    if low >= high:
+        raise rope.wrong("high_freq_factor", f"it must be above low_freq_factor {low}")
+    return RopeScaling("llama3", rope.number("factor"), original, low_freq_factor=low, high_freq_factor=high)
+
+
+def _yarn(rope: JsonFile, original: int, max_position: int) -> RopeScaling:
+    factor = rope.number("factor", default=max_position / original)
+    return RopeScaling(
+        "yarn",
+        factor,
+        original,
+        beta_fast=rope.number("beta_fast", default=32.0),
+        beta_slow=rope.number("beta_slow", default=1.0),
+        truncate=rope.flag("truncate", default=not rope.mentions("truncate")),  # null is false, as in transformers
+        attention_factor=rope.number("attention_factor", default=_yarn_attention_factor(rope, factor)),
+    )
+
+
+def _yarn_attention_factor(rope: JsonFile, factor: float) -> float:
+    """sqrt(1 / temperature) of Peng et al. (2023), equation 22, with DeepSeek's mscale pair where it is given."""
+
+    def mscale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    if rope.get("mscale") and rope.get("mscale_all_dim"):
+        return mscale(rope.number("mscale")) / mscale(rope.number("mscale_all_dim"))
+    return mscale(1.0)
+
+
+def _stretched(max_position: int, scaling: RopeScaling | None) -> int:
+    """The context after scaling. llama3 checkpoints already claim the stretched length; the others the original."""
+    if scaling is None or scaling.kind == "llama3":
+        return max_position
+    return max(max_position, int(scaling.original_max_position * scaling.factor))
+
+
+_DRAWING_KEYS = ("temperature", "top_p", "top_k", "min_p")
+_KEYS = ("repetition_penalty",)  # of greedy tokens too
+
+
+def read_sampling_defaults(directory: Path) -> dict[str, Any]:
+    """Values for what a request leaves unsaid, as fields of `SamplingParams`; empty where the file says nothing.
+
+    `do_sample: false` makes greedy the default, whatever is said of drawing. Raises `ModelLoadError` for values that
+    nobody may ask for.
+    """
+    path = directory / "generation_config.json"
+    if not path.exists():
+        return {}
+    file = JsonFile.read(path)
+    greedy = file.get("do_sample") is False
+    keys = _KEYS if greedy else _DRAWING_KEYS + _KEYS
+    defaults = {key: value for key in keys if (value := file.get(key)) is not None}
+    if greedy:
+        defaults["temperature"] = 0.0
+    try:
+        SamplingParams(**defaults)
+    except InvalidRequest as error:
+        raise file.wrong(error.param, f"{error}; correct it, or remove the key") from error
+    return defaults

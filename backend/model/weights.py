@@ -1,0 +1,239 @@
+"""The decoder's weights: allocated fused, then filled from a checkpoint or at random."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from backend.errors import ModelLoadError
+from backend.model.model_config import ModelConfig
+from backend.model.shards import Shards, TensorInfo, opened
+
+
+class Checkpoint(Shards):
+    """The files with their tensors."""
+
+    def are_equal(self, name: str, other: str) -> bool:
+        """Whether two tensors hold the same numbers in the same type."""
+        infos = self.infos[name], self.infos[other]
+        if infos[0].dtype != infos[1].dtype:
+            return False
+        with opened(infos[0].shard, "pt") as file, opened(infos[1].shard, "pt") as other_file:
+            return torch.equal(file.get_tensor(infos[0].stored_as), other_file.get_tensor(infos[1].stored_as))
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor with its name, shard by shard. Each is a view of the mapped file: copy it before the next."""
+        for shard in self.paths:
+            with opened(shard, "pt") as file:
+                for name in file.keys():  # noqa: SIM118 (not a dict)
+                    yield self.full_name(name), file.get_tensor(name)
+
+
+_FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_DERIVED = ".rotary_emb.inv_freq"  # in old checkpoints; the config says as much
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_CPU = torch.device("cpu")
+MAX_WEIGHT = 1e6  # in absolute value; the largest of published models are norms of some hundreds
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One decoder layer. A product's weight is [out_features, in_features]; absent biases and norms are None."""
+
+    input_norm: Tensor  # [hidden]
+    qkv: Tensor  # [(Hq + 2 Hk) * D, hidden], rows of q, then k, then v
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None  # [D]
+    k_norm: Tensor | None
+    output: Tensor  # [hidden, Hq * D]
+    output_bias: Tensor | None
+    post_attention_norm: Tensor  # [hidden]
+    gate_up: Tensor  # [2 * intermediate, hidden], rows of gate, then up
+    gate_up_bias: Tensor | None
+    down: Tensor  # [hidden, intermediate]
+    down_bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A whole model. With tied embeddings `lm_head` is `embedding` itself."""
+
+    embedding: Tensor  # [vocab, hidden]
+    layers: list[LayerWeights]
+    final_norm: Tensor  # [hidden]
+    lm_head: Tensor  # [vocab, hidden]
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers held, a tied matrix counted once."""
+        whole = [self.embedding, self.final_norm] + ([] if self.lm_head is self.embedding else [self.lm_head])
+        fused = [getattr(layer, field.name) for layer in self.layers for field in fields(layer)]
+        return sum(tensor.numel() for tensor in whole + fused if tensor is not None)
+
+
+def load_weights(
+    directory: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device = _CPU,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Weights:
+    """Read the safetensors of `directory`, converting to `dtype`; one tensor beyond the model is in memory at a time.
+
+    Of a config that ties them, a head that is stored as well is held apart only where it differs from the embedding.
+    `progress` is told the bytes of each tensor read; they add up to almost `Checkpoint.num_bytes` (headers apart).
+    ModelLoadError names the file, the tensor and both shapes; all but damaged and overflowing numbers is found before
+    anything is allocated.
+    """
+    checkpoint = Checkpoint(directory)
+    tied, stored = config.tie_word_embeddings, _HEAD in checkpoint.infos
+    config = replace(config, tie_word_embeddings=tied and not stored)
+    _check(checkpoint, config)
+    if tied and stored:  # as in transformers
+        config = replace(config, tie_word_embeddings=checkpoint.are_equal(_EMBEDDING, _HEAD))
+    weights = empty_weights(config, dtype, device)
+    targets = dict(checkpoint_names(config, weights))
+    for name, tensor in checkpoint.tensors():
+        if name in targets:
+            _check_numbers(checkpoint.infos[name], name, tensor)
+            targets[name].copy_(tensor)
+            _check_overflow(checkpoint.infos[name], name, tensor, targets[name])
+        progress(tensor.nbytes)
+    return weights
+
+
+def random_weights(config: ModelConfig, dtype: torch.dtype, seed: int = 0, device: torch.device = _CPU) -> Weights:
+    """Weights as transformers initialises them: matrices of standard deviation 0.02, norms 1, biases 0.
+
+    A CPU draws the same numbers whatever the dtype; another device draws its own, in place.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    weights = empty_weights(config, dtype, device)
+    for name, target in checkpoint_names(config, weights):
+        if target.dim() == 2:
+            drawn = torch.empty(target.shape) if device.type == "cpu" else target
+            target.copy_(drawn.normal_(std=0.02, generator=generator))
+        else:
+            target.fill_(0.0 if name.endswith(".bias") else 1.0)
+    return weights
+
+
+def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Weights:
+    """Uninitialised memory of the right shapes."""
+
+    def empty(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    embedding = empty(config.vocab_size, config.hidden_size)
+    return Weights(
+        embedding=embedding,
+        layers=[_empty_layer(config, empty) for _ in range(config.num_layers)],
+        final_norm=empty(config.hidden_size),
+        lm_head=embedding if config.tie_word_embeddings else empty(config.vocab_size, config.hidden_size),
+    )
+
+
+def _empty_layer(config: ModelConfig, empty: Callable[..., Tensor]) -> LayerWeights:
+    hidden, intermediate, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+    qkv_rows = (config.num_heads + 2 * config.num_kv_heads) * head_dim
+    return LayerWeights(
+        input_norm=empty(hidden),
+        qkv=empty(qkv_rows, hidden),
+        qkv_bias=empty(qkv_rows) if config.attention_bias else None,
+        q_norm=empty(head_dim) if config.qk_norm else None,
+        k_norm=empty(head_dim) if config.qk_norm else None,
+        output=empty(hidden, config.num_heads * head_dim),
+        output_bias=empty(hidden) if config.output_bias else None,
+        post_attention_norm=empty(hidden),
+        gate_up=empty(2 * intermediate, hidden),
+        gate_up_bias=empty(2 * intermediate) if config.mlp_bias else None,
+        down=empty(hidden, intermediate),
+        down_bias=empty(hidden) if config.mlp_bias else None,
+    )
+
+
+def checkpoint_names(config: ModelConfig, weights: Weights) -> Iterator[tuple[str, Tensor]]:
+    """Each tensor's name in a Hugging Face checkpoint, with the memory, often part of a fused tensor, that it fills."""
+    yield _EMBEDDING, weights.embedding
+    yield "model.norm.weight", weights.final_norm
+    if not config.tie_word_embeddings:
+        yield _HEAD, weights.lm_head
+    for index, layer in enumerate(weights.layers):
+        for name, target in _layer_names(config, layer):
+            if target is not None:
+                yield f"model.layers.{index}.{name}", target
+
+
+def _layer_names(config: ModelConfig, layer: LayerWeights) -> Iterator[tuple[str, Tensor | None]]:
+    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    for kind, qkv, output in (("weight", layer.qkv, layer.output), ("bias", layer.qkv_bias, layer.output_bias)):
+        if qkv is not None:
+            yield f"self_attn.q_proj.{kind}", qkv[:query]
+            yield f"self_attn.k_proj.{kind}", qkv[query : query + key]
+            yield f"self_attn.v_proj.{kind}", qkv[query + key :]
+        yield f"self_attn.o_proj.{kind}", output
+    for kind, gate_up, down in (("weight", layer.gate_up, layer.down), ("bias", layer.gate_up_bias, layer.down_bias)):
+        if gate_up is not None:
+            yield f"mlp.gate_proj.{kind}", gate_up[: config.intermediate_size]
+            yield f"mlp.up_proj.{kind}", gate_up[config.intermediate_size :]
+        yield f"mlp.down_proj.{kind}", down
+    yield "self_attn.q_norm.weight", layer.q_norm
+    yield "self_attn.k_norm.weight", layer.k_norm
+    yield "input_layernorm.weight", layer.input_norm
+    yield "post_attention_layernorm.weight", layer.post_attention_norm
+
+
+def _check(checkpoint: Checkpoint, config: ModelConfig) -> None:
+    """Refuse a checkpoint whose tensors are not exactly those that the config calls for."""
+    expected = dict(checkpoint_names(config, empty_weights(config, torch.float32, torch.device("meta"))))
+    missing = sorted(expected.keys() - checkpoint.infos.keys())
+    if missing:
+        raise ModelLoadError(
+            f"{checkpoint.source} lacks {_some(missing)}, which config.json calls for"
+            + ('; if the model ties them, set "tie_word_embeddings": true' if _HEAD in missing else "")
+        )
+    unknown = sorted(name for name in checkpoint.infos.keys() - expected.keys() if not name.endswith(_DERIVED))
+    if unknown:
+        raise ModelLoadError(
+            f"{checkpoint.source} holds {_some(unknown)}, which {config.architecture} as config.json describes it "
+            f"does not use; serving without would give wrong answers"
+        )
+    for name, target in expected.items():
+        _check_tensor(name, checkpoint.infos[name], tuple(target.shape))
+
+
+def _check_tensor(name: str, info: TensorInfo, expected: tuple[int, ...]) -> None:
+    if info.dtype not in _FLOATS:
+        raise ModelLoadError(
+            f"{info.shard}: {name} is stored as {info.dtype}; {', '.join(_FLOATS)} are supported, quantised weights not"
+        )
+    if info.shape != expected:
+        raise ModelLoadError(
+            f"{info.shard}: {name} has shape {list(info.shape)}, but config.json calls for {list(expected)}"
+        )
+
+
+def _check_numbers(info: TensorInfo, name: str, stored: Tensor) -> None:
+    """Refuse what no training ends with: a file that was damaged would be served as empty answers, or as nonsense."""
+    if not stored.numel():
+        return
+    low, high = (float(bound) for bound in stored.aminmax())  # NaN where any number is
+    if not -MAX_WEIGHT <= low <= high <= MAX_WEIGHT:
+        raise ModelLoadError(
+            f"{info.shard}: {name} holds numbers from {low:g} to {high:g}, and weights lie within {MAX_WEIGHT:g}: the "
+            "file is damaged, download it again"
+        )
+
+
+def _check_overflow(info: TensorInfo, name: str, stored: Tensor, target: Tensor) -> None:
+    """Refuse values that only the stored type can hold: bfloat16 reaches 3e38, float16 65504."""
+    narrower = torch.finfo(target.dtype).max < torch.finfo(stored.dtype).max
+    if narrower and not bool(target.isfinite().all()):
+        raise ModelLoadError(f"{info.shard}: {name} does not fit {target.dtype}; serve it as {stored.dtype}")
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

@@ -1,0 +1,79 @@
+"""The messages between the planner and the device: what one step computes, and what came of it.
+
+Both are plain data about slots (a slot is a sequence's row of device state), so that they could cross a process.
+"""
+
+from dataclasses import dataclass, field
+
+from backend.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A sequence takes a slot; the device keeps this until the slot is taken again."""
+
+    slot: int
+    sampling: SamplingParams
+    seed: int
+    token_ids: list[int]  # prompt, then whatever it had generated before a preemption
+    num_prompt_tokens: int
+
+
+@dataclass(slots=True)
+class Batch:
+    """One step as a structure of arrays: a row for each sequence, decodes first, each part in the order of admission.
+
+    Row i computes tokens [starts[i], starts[i] + lengths[i]) of its sequence. A decode computes the one token that its
+    slot sampled last, which the host may not know yet; `token_ids` holds those of the prefills, row after row.
+    `sampled` lists the rows whose last token is followed by a sampled one: all decodes, and prefills that are complete.
+
+    After a step that was lost, what the device may not have been told is told again: it may know a sequence or a block
+    table already.
+    """
+
+    step: int
+    num_decodes: int = 0
+    slots: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    sampled: list[int] = field(default_factory=list)
+    new_blocks: list[tuple[int, int, list[int]]] = field(default_factory=list)  # slot, index in its table, blocks
+    admitted: list[Admitted] = field(default_factory=list)
+
+
+NO_TOKEN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What a step sampled, one token for each row in `Batch.sampled`, and how long it took.
+
+    A token is `NO_TOKEN` where the model computed no numbers to draw from: NaN, or beyond what its type can hold.
+
+    `elapsed` is in seconds, from the completion of the step before it (or its own launch, if later) to its own
+    completion, so that the times of consecutive steps add up to the time the device was busy.
+    """
+
+    step: int
+    token_ids: list[int]
+    elapsed: float
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since start; they never go down."""
+
+    joined: int = 0  # sequences that were given a slot, each time
+    prompt_tokens: int = 0  # computed for the first time
+    recomputed_tokens: int = 0  # computed again after a preemption
+    generation_tokens: int = 0
+    late_tokens: int = 0  # sampled after their sequence had ended; discarded
+    preemptions: int = 0  # for the memory or the slot of others
+    lost_steps: int = 0  # for lack of memory on the device
+    yields: int = 0  # preemptions of a tenant's youngest for its oldest, at a limit of its own
+    shed: int = 0  # preemptions because a step was lost
+
+    @property
+    def all_preemptions(self) -> tuple[int, int, int]:
+        return self.preemptions, self.yields, self.shed

@@ -1,0 +1,240 @@
+"""Text from tokens as they come, exact and in bounded work."""
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol, Self
+
+from backend.text.token_bytes import TokenBytes
+from backend.text.tokenizer import Tokenizer
+
+
+class StopMatcher:
+    """Passes text through until a stop string is complete, holding back only what could still become one.
+
+    The stop that is complete first ends the text; of two complete at the same character, the longer. This does not
+    depend on how the text is cut into pieces. Work is amortised O(1) for each character, however many stops there are,
+    and at most the longest stop less one character is held back.
+
+    The search is that of Aho and Corasick (1975). Its automaton is made only where the text goes, so that neither a
+    request with long stops nor one with many pays for what never matches.
+    """
+
+    __slots__ = ("_held", "_include_stop", "_node", "stopped")
+
+    def __init__(self, stops: tuple[str, ...], include_stop: bool = False) -> None:
+        self.stopped: str | None = None
+        self._node = _Node.root(stops)
+        self._held = ""
+        self._include_stop = include_stop
+
+    def push(self, text: str) -> str:
+        """The text that is now safe to send; nothing more once `stopped` is set."""
+        if self.stopped is not None:
+            return ""
+        node = self._node
+        for position, char in enumerate(text):
+            node = node.after(char)
+            if node.stop is not None:
+                return self._stop(self._held + text[: position + 1], node.stop)
+        self._node = node
+        text = self._held + text
+        safe = len(text) - node.depth
+        self._held = text[safe:]
+        return text[:safe]
+
+    def finish(self) -> str:
+        """The text held back, when the end comes before a stop."""
+        held, self._held = self._held, ""
+        return held
+
+    def _stop(self, text: str, stop: str) -> str:
+        self.stopped, self._held = stop, ""
+        return text if self._include_stop else text[: len(text) - len(stop)]
+
+
+class _Node:
+    """The text so far ends with the first `depth` characters of `_stops`, and with no longer beginning of any stop."""
+
+    __slots__ = ("_children", "_root", "_shorter", "_stops", "depth", "stop")
+
+    def __init__(self, stops: list[str], depth: int, shorter: Self | None, root: Self | None) -> None:
+        """`shorter` is the node of the longest proper suffix that begins a stop; the root has none."""
+        self.depth = depth
+        self.stop: str | None = next((stop for stop in stops if len(stop) == depth), shorter.stop if shorter else None)
+        self._stops = stops
+        self._shorter = shorter
+        self._root = root or self
+        self._children: dict[str, Self | None] = {}  # by the next character, as far as they were asked for
+
+    @classmethod
+    def root(cls, stops: tuple[str, ...]) -> Self:
+        return cls(list(stops), 0, None, None)
+
+    def after(self, char: str) -> Self:
+        """The node one character on."""
+        node: Self | None = self
+        while node is not None:
+            if (child := node._child(char)) is not None:
+                return child
+            node = node._shorter
+        return self._root
+
+    def _child(self, char: str) -> Self | None:
+        """The node of these stops' beginning and `char`; None where no stop goes on so."""
+        try:
+            return self._children[char]
+        except KeyError:
+            child = self._children[char] = self._make_child(char)
+            return child
+
+    def _make_child(self, char: str) -> Self | None:
+        depth = self.depth
+        stops = [stop for stop in self._stops if len(stop) > depth and stop[depth] == char]
+        if not stops:
+            return None
+        shorter = self._shorter.after(char) if self._shorter else None
+        return type(self)(stops, depth + 1, shorter or self._root, self._root)
+
+
+HELD_TOKENS = 16  # most tokens that wait for a character to become complete, for decoders without a byte rule
+_CONTEXT_TOKENS = 4
+_INCOMPLETE = "\ufffd"
+
+
+class IncrementalDetokenizer:
+    """One sequence's output ids to text. `push` and `finish` together return the decoded text up to the stop.
+
+    - A character is sent when its last byte has come. Bytes that can never become one are sent as U+FFFD as soon as
+      that is certain, so at most three bytes wait.
+    - For byte-level BPE the text equals `Tokenizer.decode` of all ids. With byte fallback it does as long as the byte
+      tokens are valid UTF-8; where they are not, `decode` gives up a whole run of bytes, and the valid ones among them
+      are kept here. Other decoders (Metaspace, WordPiece) are read through a window of at most `HELD_TOKENS`.
+    - No part of a stop string is sent, unless `include_stop`; `stopped` names the one that ended the text.
+    - `prompt_tail` are the last few ids of the prompt when the output continues its text, as in a completion: a leading
+      space survives, and a character begun there is completed. Leave it empty where the answer is a text of its own.
+    - Stop strings are looked for after the first `min_tokens` ids.
+    """
+
+    __slots__ = ("_decoder", "_matcher", "_unchecked")
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: tuple[str, ...] = (),
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
+        prompt_tail: Sequence[int] = (),
+        min_tokens: int = 0,
+    ) -> None:
+        self._decoder = _decoder(tokenizer, skip_special_tokens, prompt_tail[-_CONTEXT_TOKENS:])
+        self._matcher = StopMatcher(stop, include_stop) if stop else None
+        self._unchecked = min_tokens if stop else 0
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether there are stop strings to look for."""
+        return self._matcher is not None
+
+    @property
+    def stopped(self) -> str | None:
+        """The stop string that ended the text, or None."""
+        return self._matcher.stopped if self._matcher else None
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """New text that is safe to send, often all of it, sometimes none. Nothing more comes after a stop."""
+        if self._unchecked:
+            return self._push_unchecked(token_ids)
+        text = self._decoder.push(token_ids)
+        return self._matcher.push(text) if self._matcher and text else text
+
+    def finish(self) -> str:
+        """The rest, when the ids have ended: held text and the bytes of an unfinished character; "" after a stop."""
+        if self._matcher is None:
+            return self._decoder.finish()
+        return self._matcher.push(self._decoder.finish()) + self._matcher.finish()
+
+    def _push_unchecked(self, token_ids: Sequence[int]) -> str:
+        free = min(self._unchecked, len(token_ids))
+        self._unchecked -= free
+        text = self._decoder.push(token_ids[:free])
+        return text + self.push(token_ids[free:]) if free < len(token_ids) else text
+
+
+class _Decoder(Protocol):
+    def push(self, token_ids: Sequence[int]) -> str: ...
+
+    def finish(self) -> str: ...
+
+
+def _decoder(tokenizer: Tokenizer, skip_special_tokens: bool, context: Sequence[int]) -> _Decoder:
+    table = tokenizer.token_bytes(skip_special_tokens)
+    if table is None:
+        return _WindowDecoder(tokenizer, skip_special_tokens, context)
+    return _ByteDecoder(table, tokenizer.strip_left, context)
+
+
+class _ByteDecoder:
+    """Tokens that are bytes: look them up and decode UTF-8 incrementally."""
+
+    __slots__ = ("_bytes_of", "_pending", "_strip_left")
+
+    def __init__(self, table: TokenBytes, strip_left: int, context: Sequence[int]) -> None:
+        self._bytes_of = table.__getitem__
+        self._pending = b""  # the start of a character, at most 3 bytes
+        self._strip_left = strip_left  # spaces still to drop before the text begins
+        self.push(context)
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        data = self._pending + b"".join(map(self._bytes_of, token_ids))
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self._pending = data[used:]
+        return self._strip(text) if self._strip_left and text else text
+
+    def finish(self) -> str:
+        text, self._pending = self._pending.decode("utf-8", "replace"), b""
+        return text
+
+    def _strip(self, text: str) -> str:
+        dropped = 0
+        while dropped < min(self._strip_left, len(text)) and text[dropped] == " ":
+            dropped += 1
+        self._strip_left = self._strip_left - dropped if dropped == len(text) else 0
+        return text[dropped:]
+
+
+class _WindowDecoder:
+    """Tokens that depend on their neighbours: decode a window twice, with and without the new ones (vLLM, TGI).
+
+    Text that ends with U+FFFD waits for its character; after `HELD_TOKENS` ids it is sent as it is.
+    """
+
+    __slots__ = ("_context", "_held", "_skip_special_tokens", "_tokenizer")
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, context: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._context = list(context)  # ids whose text is out, kept because they shape what follows
+        self._held: list[int] = []
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(self._push_one, token_ids))
+
+    def finish(self) -> str:
+        return self._new_text()
+
+    def _push_one(self, token_id: int) -> str:
+        self._held.append(token_id)
+        text = self._new_text()
+        waits = not text or text.endswith(_INCOMPLETE)
+        if waits and len(self._held) < HELD_TOKENS:
+            return ""
+        if text:  # ids without text shape nothing, and would push those that do out of the context
+            self._context = (self._context + self._held)[-_CONTEXT_TOKENS:]
+        self._held = []
+        return text
+
+    def _new_text(self) -> str:
+        return self._decode(self._context + self._held)[len(self._decode(self._context)) :]
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, self._skip_special_tokens)

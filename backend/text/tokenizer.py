@@ -1,0 +1,149 @@
+"""Text to token ids and back, and messages to prompt text, from a model directory."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from sys import maxsize
+from typing import Any
+
+import tokenizers
+
+from backend.errors import InvalidRequest, ModelLoadError, TooManyTokens
+from backend.json_file import JsonFile
+from backend.text.chat_template import ChatTemplate, Message, read_chat_template
+from backend.text.token_bytes import TokenBytes, byte_decoding
+
+INLINE_CHARS = 2048  # encoded on the calling thread in well under a millisecond; longer texts go to the pool
+_ENCODE_THREADS = 2
+_NORMALIZED_CHARS = 4  # most characters that a normalizer makes one of (NFC, NFKC)
+_SPECIAL_TOKENS = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
+
+
+class Tokenizer:
+    """A checkpoint's tokenizer and chat template.
+
+    Safe to use from several threads. `encode` and `decode` hold the caller for as long as they take; `encode_async`
+    does not, because the tokenizers library releases the interpreter lock in `encode_batch` and never in `encode`.
+    """
+
+    def __init__(
+        self,
+        core: tokenizers.Tokenizer,
+        special_tokens: Mapping[str, str] | None = None,
+        chat_template: ChatTemplate | None = None,
+    ) -> None:
+        """`special_tokens` maps names such as eos_token to their text."""
+        core.no_truncation()
+        core.no_padding()
+        self._core = core
+        self._chat_template = chat_template
+        self._special_tokens = dict(special_tokens or {})
+        self.vocab_size = max(core.get_vocab(with_added_tokens=True).values(), default=-1) + 1  # highest id + 1
+        self._longest_token = max(map(len, core.get_vocab(with_added_tokens=True)), default=1)
+        self.bos_token_id = self._special_id("bos_token")
+        self.eos_token_id = self._special_id("eos_token")
+        decoding = byte_decoding(core)
+        self.strip_left = decoding.strip_left if decoding else 0  # spaces that decoding drops before a text begins
+        self._token_bytes = decoding and [TokenBytes(core, decoding.piece_bytes, skip) for skip in (False, True)]
+        self._pool = ThreadPoolExecutor(_ENCODE_THREADS, thread_name_prefix="tokenizer")
+
+    @classmethod
+    def from_dir(cls, model_dir: Path, model_vocab_size: int) -> "Tokenizer":
+        """Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json and chat_template.jinja, all but the
+        first optional. Raises `ModelLoadError` naming the file, also when it holds ids that the model has no row for.
+        """
+        path = model_dir / "tokenizer.json"
+        config = _optional(model_dir / "tokenizer_config.json")
+        special_tokens = _special_tokens(config, _optional(model_dir / "special_tokens_map.json"))
+        found = read_chat_template(model_dir, config)
+        template = ChatTemplate(found[0], special_tokens, origin=found[1]) if found else None
+        tokenizer = cls(_read_core(path), special_tokens, template)
+        if tokenizer.vocab_size > model_vocab_size:
+            raise ModelLoadError(
+                f"{path}: the highest token id is {tokenizer.vocab_size - 1}, but the model has {model_vocab_size} "
+                "embeddings; use the tokenizer the model was trained with, or resize its embeddings"
+            )
+        return tokenizer
+
+    def fewest_tokens(self, text: str) -> int:
+        """A lower bound on the tokens of a text, without encoding it: encoding megabytes takes seconds."""
+        spread = 1 if self._core.normalizer is None else _NORMALIZED_CHARS
+        return len(text) // (self._longest_token * spread)
+
+    def encode(self, text: str, add_special_tokens: bool, most: int = maxsize) -> list[int]:
+        """`add_special_tokens` adds what the checkpoint starts a plain prompt with (BOS); rendered chats carry it.
+
+        Raises `TooManyTokens` for a long text that has more than `most`: a list of them would hold the interpreter.
+        """
+        try:
+            if len(text) <= INLINE_CHARS:
+                return self._core.encode(text, add_special_tokens=add_special_tokens).ids
+            (encoding,) = self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        except TypeError as exc:  # only lone surrogates make a str unacceptable
+            raise InvalidRequest("the text is not valid Unicode: it holds a lone surrogate", "prompt") from exc
+        if len(encoding) > most:
+            raise TooManyTokens(len(encoding), most)
+        return encoding.ids
+
+    async def encode_async(self, text: str, add_special_tokens: bool, most: int = maxsize) -> list[int]:
+        """`encode` that never holds the event loop for more than a short text."""
+        if len(text) <= INLINE_CHARS:
+            return self.encode(text, add_special_tokens)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, self.encode, text, add_special_tokens, most)
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The whole text at once. Unknown ids are left out; bytes that form no character become U+FFFD."""
+        return self._core.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """The token as the vocabulary spells it."""
+        return self._core.id_to_token(token_id)
+
+    def token_bytes(self, skip_special_tokens: bool) -> TokenBytes | None:
+        """The bytes of each token, or None where a token's text depends on its neighbours."""
+        return self._token_bytes[skip_special_tokens] if self._token_bytes else None
+
+    def render_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any) -> str:
+        """The prompt text of a conversation; see `ChatTemplate.render`."""
+        if self._chat_template is None:
+            raise InvalidRequest(
+                "this model has no chat template: use /v1/completions, or put a chat_template.jinja beside its weights",
+                "messages",
+            )
+        return self._chat_template.render(messages, add_generation_prompt, **variables)
+
+    def close(self) -> None:
+        """Ends the encoding threads; texts still waiting are dropped."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _special_id(self, name: str) -> int | None:
+        text = self._special_tokens.get(name)
+        return None if text is None else self._core.token_to_id(text)
+
+
+def _read_core(path: Path) -> tokenizers.Tokenizer:
+    if not path.is_file():
+        raise ModelLoadError(
+            f"{path}: not found; save the fast tokenizer beside the weights (transformers: tokenizer.save_pretrained)"
+        )
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as exc:  # the library raises plain Exception for whatever it cannot read
+        raise ModelLoadError(f"{path}: not a tokenizer of the tokenizers library: {exc}; download it again") from exc
+
+
+def _optional(path: Path) -> JsonFile:
+    return JsonFile.read(path) if path.is_file() else JsonFile(path, {})
+
+
+def _special_tokens(*files: JsonFile) -> dict[str, str]:
+    """Entries such as "bos_token": "<s>" or {"content": "<s>", ...}; the first file that has one counts."""
+    tokens: dict[str, str] = {}
+    for name in _SPECIAL_TOKENS:
+        for file in files:
+            match file.get(name):
+                case str(content) | {"content": str(content)}:
+                    tokens.setdefault(name, content)
+    return tokens

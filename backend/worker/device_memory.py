@@ -1,0 +1,129 @@
+"""What a GPU's memory has room for once the weights are there: the rest is measured, not guessed."""
+
+from dataclasses import dataclass
+
+import torch
+
+from backend.errors import ConfigError
+from backend.kernels.ops import StepInputs
+from backend.model.decoder import Decoder
+from backend.model.model_config import ModelConfig
+from backend.paged_kv.kv_cache import KVCache
+from backend.roofline import RUNTIME_BYTES, Footprint, human_bytes, recorded_bytes
+from backend.worker import graph_shapes
+
+PENALTY_BYTES = 5  # for each slot and token of the vocabulary (`penalties`)
+LOGIT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """How the memory of a device is divided, in bytes."""
+
+    device: str
+    total: int
+    free: int  # with the weights in place
+    weights: int
+    activations: int  # the most that a step takes for its own time
+    graphs: int  # what the largest keeps for good, as much as a step of its size, and what all consist of
+    slots: int  # what the engine keeps for each slot
+    reserve: int = RUNTIME_BYTES  # fragments, and what libraries still allocate
+
+    @property
+    def kv_bytes(self) -> int:
+        """What keys and values may take."""
+        return self.free - self.activations - self.graphs - self.slots - self.reserve
+
+    def __str__(self) -> str:
+        elsewhere = self.total - self.free - self.weights
+        parts = {
+            "weights": self.weights,
+            "in use otherwise": elsewhere,
+            "activations": self.activations,
+            "graphs": self.graphs,
+            "logits and penalties": self.slots,
+            "reserve": self.reserve,
+        }
+        taken = " - ".join(f"{name} {human_bytes(count)}" for name, count in parts.items())
+        return f"{self.device} has {human_bytes(self.total)} - {taken} = {human_bytes(self.kv_bytes)} for KV"
+
+
+def free_and_total(device: torch.device) -> tuple[int, int]:
+    """Bytes of a CUDA device; what torch holds for nobody, of a model let go for instance, is free."""
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)
+
+
+def expected_memory(
+    device: str, free: int, total: int, model: ModelConfig, dtype: torch.dtype, tokens: int, seqs: int
+) -> DeviceMemory:
+    """Before anything is loaded: from the config, for steps of `tokens` and up to `seqs` sequences."""
+    footprint = Footprint(model, str(dtype).removeprefix("torch."))
+    weights = footprint.weight_bytes
+    activations, graphs = footprint.working_bytes(tokens, 0), footprint.graph_bytes(tokens, seqs)
+    return DeviceMemory(device, total, free - weights, weights, activations, graphs, slot_bytes(model, seqs))
+
+
+def measured_memory(
+    decoder: Decoder,
+    device: torch.device,
+    weights: int,
+    tokens: int,
+    seqs: int,
+    block_size: int,
+    kv_dtype: torch.dtype | None = None,  # the decoder's, unless another is named
+) -> DeviceMemory:
+    """With `weights` bytes in place: by a step of `tokens`, and by one of the most that a graph has."""
+    kv = KVCache(decoder.config, 1, block_size, kv_dtype or decoder.embedding.dtype, device)
+    activations = graphs = _step_bytes(decoder, device, tokens, seqs, block_size, kv)
+    if (most := graph_shapes.largest(tokens)) < tokens:
+        graphs = _step_bytes(decoder, device, most, seqs, block_size, kv)
+    del kv
+    graphs += recorded_bytes(decoder.config, tokens, seqs)
+    free, total = free_and_total(device)
+    return DeviceMemory(str(device), total, free, weights, activations, graphs, slot_bytes(decoder.config, seqs))
+
+
+def check_room(memory: DeviceMemory) -> None:
+    """Raise `ConfigError`, with the arithmetic, when nothing is left for keys and values."""
+    if memory.kv_bytes <= 0:
+        raise ConfigError(
+            f"the model does not fit: {memory}; lower max_num_batched_tokens or max_num_seqs, choose a 16-bit dtype "
+            f"or a smaller model, or free the device"
+        )
+
+
+def slot_bytes(model: ModelConfig, seqs: int) -> int:
+    """Bytes of the logits and of the penalties' counts of `seqs` slots."""
+    return seqs * model.vocab_size * (LOGIT_BYTES + PENALTY_BYTES)
+
+
+def rehearsal(tokens: int, block_size: int, max_position: int, device: torch.device) -> StepInputs:
+    """A prompt of `tokens`, all of whose context lies in block 0 and which stores nothing."""
+    return StepInputs(
+        token_ids=torch.zeros(tokens, dtype=torch.int64, device=device),
+        positions=torch.arange(tokens, device=device) % max_position,
+        slot_mapping=torch.full((tokens,), -1, dtype=torch.int64, device=device),
+        query_start=torch.tensor([0, tokens], dtype=torch.int32, device=device),
+        context_lens=torch.tensor([tokens], dtype=torch.int32, device=device),
+        block_tables=torch.zeros((1, -(-tokens // block_size)), dtype=torch.int32, device=device),
+        num_seqs=1,
+        max_query_len=tokens,
+        max_context_len=tokens,
+    )
+
+
+def _step_bytes(decoder: Decoder, device: torch.device, tokens: int, seqs: int, block_size: int, kv: KVCache) -> int:
+    """What torch takes from the device for a step's tensors, weights and keys and values apart.
+
+    That is more than they hold at a time, because what was cut for one size does not always serve another.
+    """
+    step = rehearsal(tokens, block_size, len(decoder.cos_sin), device)
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()  # or the step would be laid into what is kept of another
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_reserved(device)
+    hidden = decoder.forward(step, kv)
+    decoder.logits(hidden[:seqs])
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_reserved(device) - before

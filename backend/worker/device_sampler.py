@@ -1,0 +1,104 @@
+"""Sampling by a kernel of the device: what `sampler` computes, without an answer that the host waits for."""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from backend.kernels.ops import RowPenalties, RowSampling, SampleRows
+from backend.scheduler.batch import Admitted
+from backend.worker.penalties import PenaltyState
+from backend.worker.sampler import Choose, SlotSampling
+from backend.worker.staging import Staged, StepFields
+
+
+class DeviceSampler:
+    """Stages how rows are sampled beside where their tokens go, and has `sample` draw from there.
+
+    `received` are the step's numbers on the device, valid once the step's copy is done.
+    """
+
+    def __init__(
+        self,
+        sample: SampleRows,
+        received: StepFields[Tensor],
+        max_num_seqs: int,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...] = (),
+    ) -> None:
+        self._sample = sample
+        self._received = received
+        self._slots = SlotSampling(max_num_seqs, vocab_size, eos_token_ids)
+        self._device = received.slots.device
+        self._penalties = PenaltyState(max_num_seqs, vocab_size, self._device)
+        self._counted = self._penalties.occurrences  # made now, so that no request fails for want of memory
+        self._impossible = torch.tensor(-torch.inf, device=self._device)
+
+    def admit(self, admitted: Admitted) -> None:
+        """A sequence takes the slot; what the slot held before is forgotten."""
+        self._slots.admit(admitted)
+        if admitted.sampling.penalised:
+            self._penalties.admit(admitted)
+
+    def stage(self, staged: Staged) -> Choose:
+        """Write how this step's rows are sampled; the rows' tokens are drawn on the device."""
+        numbers, count, known = staged.piece.numbers, staged.num_sampled, self._slots
+        slots = numbers.sampled_slots[:count]
+        numbers.seeds[:count] = known.seed[slots]
+        numbers.temperature[:count] = known.temperature[slots]
+        numbers.min_p[:count] = known.min_p[slots]
+        numbers.top_k[:count] = known.top_k[slots]
+        numbers.top_p[:count] = known.top_p[slots]
+        numbers.presence[:count] = known.presence[slots]
+        numbers.frequency[:count] = known.frequency[slots]
+        numbers.repetition[:count] = known.repetition[slots]
+        forbidden = known.forbidden(slots, numbers.sampled_positions[:count])
+        arrived = self._penalties.take_arrived() if known.penalised[slots].any() else None
+        drawn = slots[known.temperature[slots] > 0]
+        filters = {
+            "some_min_p": bool((known.min_p[drawn] > 0).any()),
+            "some_top_k": bool((known.top_k[drawn] > 0).any()),
+            "some_top_p": bool((known.top_p[drawn] < 1).any()),
+        }
+        return partial(self._choose, forbidden=forbidden, arrived=arrived, filters=filters)
+
+    def _choose(
+        self,
+        logits: Tensor,
+        forbidden: list[tuple[int, int]],
+        arrived: list[Admitted] | None,
+        filters: dict[str, bool],
+    ) -> Tensor:
+        """`arrived`: None when no row is penalised."""
+        if forbidden:
+            pinned = self._device.type == "cuda"
+            pairs = torch.tensor(forbidden, pin_memory=pinned).to(self._device, non_blocking=True)
+            logits.index_put_((pairs[:, 0], pairs[:, 1]), self._impossible)
+        penalties = None
+        if arrived is not None:
+            self._penalties.load(arrived)
+            penalties = self._row_penalties(len(logits))
+        return self._sample(logits, self._row_sampling(len(logits), filters), penalties)
+
+    def _row_sampling(self, count: int, filters: dict[str, bool]) -> RowSampling:
+        rows = self._received
+        return RowSampling(
+            temperature=rows.temperature[:count],
+            min_p=rows.min_p[:count],
+            top_k=rows.top_k[:count],
+            top_p=rows.top_p[:count],
+            seeds=rows.seeds[:count],
+            positions=rows.sampled_positions[:count],
+            **filters,
+        )
+
+    def _row_penalties(self, count: int) -> RowPenalties:
+        rows = self._received
+        return RowPenalties(
+            slots=rows.sampled_slots[:count],
+            presence=rows.presence[:count],
+            frequency=rows.frequency[:count],
+            repetition=rows.repetition[:count],
+            in_prompt=self._counted.in_prompt,
+            output_counts=self._counted.output_counts,
+        )

@@ -1,0 +1,97 @@
+"""The shapes of which graphs are made, few enough to be recorded before the first request.
+
+A batch runs in the smallest that holds it, padded. A place without a sequence costs programs that end at once, and a
+row of the logits' product; a token of padding costs a row of every other one. Decodes alone are padded by 7 rows or a
+quarter at most, steps with prompts by 127 or a quarter: up to some 200 rows, reading the weights takes longer than
+multiplying with them. What fills the token budget is not padded.
+
+No shape holds a step of more than `MAX_PROMPTS` prompts, or of more than `MAX_TOKENS` tokens, which take a device
+longer than the host that launches them one by one.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import product
+
+from backend.config import EngineConfig
+from backend.scheduler.batch import Batch
+from backend.worker.cuda_graphs import StepShape
+
+MAX_PROMPTS = 16
+MAX_TOKENS = 8192
+FEWEST_PLACES = 64  # for decodes beside prompts
+FINE, COARSE = 8, 64  # steps between sizes of decodes alone, up to and beyond FINE_UNTIL
+FINE_UNTIL = 256
+TOKENS_STEP = 128  # between sizes of steps with prompts, or a quarter of the power of two below
+
+
+def largest(max_num_batched_tokens: int) -> int:
+    """Tokens of the largest shape."""
+    return min(max_num_batched_tokens, MAX_TOKENS)
+
+
+def decode_sizes(max_num_seqs: int) -> list[int]:
+    """1, 2, 4, then multiples of 8, beyond 256 of 64, and `max_num_seqs` itself."""
+    sizes = [1, 2, 4, *range(FINE, FINE_UNTIL + 1, FINE), *range(FINE_UNTIL + COARSE, max_num_seqs, COARSE)]
+    return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
+
+
+def place_sizes(max_num_seqs: int) -> list[int]:
+    """None, then powers of two from 64, and `max_num_seqs` itself."""
+    sizes, size = [0], FEWEST_PLACES
+    while size < max_num_seqs:
+        sizes.append(size)
+        size *= 2
+    return [*sizes, max_num_seqs]
+
+
+def token_sizes(max_num_batched_tokens: int) -> list[int]:
+    """Multiples of 128, beyond 1,024 four to an octave, and the most that a step may have, `MAX_TOKENS` at most."""
+    most, sizes, size = largest(max_num_batched_tokens), [], 0
+    while size < most:
+        size = min(most, size + max(TOKENS_STEP, (1 << size.bit_length()) // 8))
+        sizes.append(size)
+    return sizes
+
+
+def number(max_num_batched_tokens: int, max_num_seqs: int) -> int:
+    """How many shapes an engine has, or a few more."""
+    with_prompts = len(token_sizes(max_num_batched_tokens)) * len(place_sizes(max_num_seqs))
+    return with_prompts + len(decode_sizes(max_num_seqs))
+
+
+class GraphShapes:
+    """Those of one engine."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._decodes = decode_sizes(config.max_num_seqs)
+        self._places = place_sizes(config.max_num_seqs)
+        self._tokens = token_sizes(config.max_num_batched_tokens)
+        self._num_prompts = min(MAX_PROMPTS, config.max_num_seqs)
+        self._max_context_len = config.max_model_len
+
+    def __iter__(self) -> Iterator[StepShape]:
+        """The largest come first, so that the others' graphs fit the memory that theirs take."""
+        sizes = product(reversed(self._tokens), reversed(self._places))
+        yield from dict.fromkeys(self._with_prompts(places, tokens) for tokens, places in sizes)
+        yield from (self._decodes_alone(size) for size in reversed(self._decodes))
+
+    def holding(self, batch: Batch) -> StepShape | None:
+        """The smallest shape that holds the batch, if any does."""
+        num_seqs, num_tokens = len(batch.slots), sum(batch.lengths)
+        if batch.num_decodes == num_seqs:
+            return self._decodes_alone(_at_least(num_seqs, self._decodes))
+        if num_seqs - batch.num_decodes > self._num_prompts or num_tokens > self._tokens[-1]:
+            return None
+        return self._with_prompts(_at_least(batch.num_decodes, self._places), _at_least(num_tokens, self._tokens))
+
+    def _decodes_alone(self, size: int) -> StepShape:
+        return StepShape(size, 0, size, 1, self._max_context_len)
+
+    def _with_prompts(self, places: int, tokens: int) -> StepShape:
+        """Of its tokens one at least is a prompt's, so that decodes never have more places than there are rows."""
+        return StepShape(min(places, tokens - 1), self._num_prompts, tokens, tokens, self._max_context_len)
+
+
+def _at_least(number: int, sizes: list[int]) -> int:
+    return sizes[bisect_left(sizes, number)]

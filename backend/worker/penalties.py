@@ -1,0 +1,116 @@
+"""Penalties on tokens that a sequence already holds, counted where the tokens are sampled."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from backend.scheduler.batch import Admitted
+from backend.worker.sampler import SlotSampling
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """One step's penalised rows, and the state behind them."""
+
+    state: "PenaltyState"
+    arrived: list[Admitted]  # whose tokens are counted before the step's
+    rows: Tensor  # [n] int64, rows of the step's logits
+    slots: Tensor  # [n] int64, their slots
+    presence: Tensor | None  # [n, 1] fp32, subtracted once from what the output holds; None: all 0
+    frequency: Tensor | None  # [n, 1] fp32, subtracted for each time; None: all 0
+    repetition: Tensor | None  # [n, 1] fp32, see `repeat`; None: all 1
+
+    def apply(self, logits: Tensor) -> None:
+        """Penalise `logits` [rows, vocab] in place."""
+        self.state.load(self.arrived)
+        held_tokens = self.state.occurrences
+        counts = held_tokens.output_counts[self.slots]
+        penalised = logits[self.rows]
+        if self.repetition is not None:
+            held = (counts > 0) | held_tokens.in_prompt[self.slots]
+            penalised = torch.where(held, repeat(penalised, self.repetition), penalised)
+        if self.frequency is not None:
+            penalised -= self.frequency * counts
+        if self.presence is not None:
+            penalised -= self.presence * (counts > 0)
+        logits[self.rows] = penalised
+
+    def count(self, tokens: Tensor) -> None:
+        """Count each row's sampled token, [rows of the step]."""
+        self.state.occurrences.output_counts[self.slots, tokens[self.rows]] += 1
+
+
+def repeat(logits: Tensor, penalty: Tensor) -> Tensor:
+    """Logits of tokens the sequence holds, prompt included: divided above 0, multiplied below (Keskar et al., 2019)."""
+    return torch.where(logits > 0, logits / penalty, logits * penalty)
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrences:
+    """What each slot's sequence holds."""
+
+    in_prompt: Tensor  # [max_num_seqs, vocab] bool
+    output_counts: Tensor  # [max_num_seqs, vocab] int32
+
+
+class PenaltyState:
+    """What the penalised sequences of every slot hold. Its tensors, 5 bytes a slot and token, are made when needed."""
+
+    def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device | None = None) -> None:
+        self._shape = (max_num_seqs, vocab_size)
+        self._device = device or torch.device("cpu")
+        self._arrived: list[Admitted] = []
+        self._occurrences: Occurrences | None = None
+
+    @property
+    def occurrences(self) -> Occurrences:
+        if self._occurrences is None:
+            in_prompt = torch.zeros(self._shape, dtype=torch.bool, device=self._device)
+            output_counts = torch.zeros(self._shape, dtype=torch.int32, device=self._device)
+            self._occurrences = Occurrences(in_prompt, output_counts)
+        return self._occurrences
+
+    def admit(self, admitted: Admitted) -> None:
+        """A penalised sequence takes a slot. Its tokens are counted on the device, before the slot's first sample."""
+        self._arrived.append(admitted)
+
+    def take_arrived(self) -> list[Admitted]:
+        """The sequences admitted since the last call, for `load`."""
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+    def load(self, arrived: list[Admitted]) -> None:
+        """Start the counts of slots from the tokens that their sequences have already. The host waits for nothing."""
+        for admitted in arrived:
+            tokens = self._on_device(admitted.token_ids)
+            prompt, output = tokens[: admitted.num_prompt_tokens], tokens[admitted.num_prompt_tokens :]
+            self.occurrences.in_prompt[admitted.slot].zero_().index_fill_(0, prompt, True)
+            counts = self.occurrences.output_counts[admitted.slot].zero_()
+            counts.scatter_add_(0, output, torch.ones_like(output, dtype=torch.int32))
+
+    def select(self, slots: npt.NDArray[np.int64], known: SlotSampling, device: torch.device) -> Penalties | None:
+        """The penalised rows of a step, one for each of `slots`; None if none is."""
+        rows = known.penalised[slots].nonzero()[0]
+        if len(rows) == 0:
+            return None
+        chosen = slots[rows]
+        return Penalties(
+            state=self,
+            arrived=self.take_arrived(),
+            rows=torch.from_numpy(rows).to(device),
+            slots=torch.from_numpy(chosen).to(device),
+            presence=_column(known.presence[chosen], 0, device),
+            frequency=_column(known.frequency[chosen], 0, device),
+            repetition=_column(known.repetition[chosen], 1, device),
+        )
+
+    def _on_device(self, token_ids: list[int]) -> Tensor:
+        pinned = self._device.type == "cuda"
+        return torch.tensor(token_ids, dtype=torch.int64, pin_memory=pinned).to(self._device, non_blocking=True)
+
+
+def _column(strengths: npt.NDArray[np.float32], off: float, device: torch.device) -> Tensor | None:
+    return None if bool((strengths == off).all()) else torch.from_numpy(strengths).to(device).unsqueeze(1)

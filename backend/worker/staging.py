@@ -1,0 +1,237 @@
+"""From a batch's lists to numbers on their way to the device: where every token goes, and which rows are sampled.
+
+Nothing is allocated for a step. Host memory is a ring of as many pieces as steps may be in flight: a piece is written
+when its step is launched and free again when the step has been waited for, or when nobody will.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from itertools import accumulate
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from backend.config import EngineConfig
+from backend.scheduler.batch import Batch
+from backend.worker.cuda_graphs import StepShape
+from backend.worker.graph_shapes import MAX_PROMPTS
+
+T = TypeVar("T")
+
+_ALIGNMENT = 256  # bytes; kernels are compiled for addresses that are multiples of 16
+
+
+@dataclass(frozen=True, slots=True)
+class StepFields(Generic[T]):
+    """One step's numbers. Of each array the first so many count; the names are those of `StepInputs`."""
+
+    token_ids: T  # [tokens] int64; -1: a decode's, fed on the device
+    positions: T  # [tokens] int64
+    slot_mapping: T  # [tokens] int64; -1: padding, nothing is stored
+    query_start: T  # [places + 1] int32
+    context_lens: T  # [places] int32; 0: padding
+    slots: T  # [places] int64
+    last_rows: T  # [seqs] int64, rows of hidden states after which a token is sampled; 0: padding
+    sampled_slots: T  # [seqs] int64, the slots that sample; this and what follows a row for each
+    sampled_positions: T  # [seqs] int64, of the sampled tokens in their sequences
+    seeds: T  # [seqs] int64
+    temperature: T  # [seqs] fp32
+    min_p: T  # [seqs] fp32
+    top_k: T  # [seqs] int32
+    top_p: T  # [seqs] fp32
+    presence: T  # [seqs] fp32
+    frequency: T  # [seqs] fp32
+    repetition: T  # [seqs] fp32
+    table_places: T  # [changes] int64, places in the flattened block tables that change
+    table_blocks: T  # [changes] int32, and the blocks that they hold from now on
+
+
+_TYPES = {
+    torch.int32: ("query_start", "context_lens", "top_k", "table_blocks"),
+    torch.float32: ("temperature", "min_p", "top_p", "presence", "frequency", "repetition"),
+}
+_DTYPES = {name: dtype for dtype, names in _TYPES.items() for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where each field lies in one piece of memory."""
+
+    begins: tuple[int, ...]  # bytes, in the order of the fields
+    counts: tuple[int, ...]
+    num_bytes: int
+    num_places: int  # of sequences in a step, those included that pad it
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> "Layout":
+        seqs, width = config.max_num_seqs, config.blocks_for(config.max_model_len)
+        places, changes = seqs + MAX_PROMPTS, min(seqs * width, 2 * config.num_blocks)
+        by_name = dict.fromkeys(("token_ids", "positions", "slot_mapping"), config.max_num_batched_tokens)
+        by_name |= {"query_start": places + 1, "context_lens": places, "slots": places}
+        by_name |= {"table_places": changes, "table_blocks": changes}
+        counts = [by_name.get(field.name, seqs) for field in fields(StepFields)]
+        sizes = [count * _dtype(field.name).itemsize for count, field in zip(counts, fields(StepFields), strict=True)]
+        begins = list(accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0))
+        return cls(tuple(begins[:-1]), tuple(counts), begins[-1], places)
+
+    @property
+    def num_head_bytes(self) -> int:
+        """Bytes of all fields but the changes of block tables, which are copied as far as there are any."""
+        return self.begins[-2]
+
+    def views(self, memory: Tensor) -> StepFields[Tensor]:
+        """The fields in `memory` [num_bytes] uint8."""
+        names = (field.name for field in fields(StepFields))
+        parts = zip(names, self.begins, self.counts, strict=True)
+        return StepFields(**{name: _view(memory, begin, count, _dtype(name)) for name, begin, count in parts})
+
+
+def _dtype(name: str) -> torch.dtype:
+    return _DTYPES.get(name, torch.int64)
+
+
+def _view(memory: Tensor, begin: int, count: int, dtype: torch.dtype) -> Tensor:
+    return memory[begin : begin + count * dtype.itemsize].view(dtype)
+
+
+Ints = npt.NDArray[np.int64]
+Numbers = StepFields[npt.NDArray[Any]]
+
+
+class HostPiece:
+    """Host memory of one step: what it is told, and the tokens that it answers with."""
+
+    def __init__(self, layout: Layout, memory: Tensor, tokens: Tensor) -> None:
+        self.memory = memory
+        self.tensors = layout.views(memory)
+        self.numbers: Numbers = StepFields(
+            **{field.name: getattr(self.tensors, field.name).numpy() for field in fields(StepFields)}
+        )
+        self.tokens = tokens  # [seqs] int64
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A step as staged, padded to its shape."""
+
+    piece: HostPiece
+    shape: StepShape
+    num_sampled: int
+    num_changes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A batch's sequences in its order. All are [rows]."""
+
+    slots: Ints
+    lengths: Ints
+    contexts: Ints  # tokens in the cache once this step's are stored
+    ends: Ints  # of their tokens among the step's
+
+    @classmethod
+    def of(cls, batch: Batch) -> "_Rows":
+        lengths = np.array(batch.lengths)
+        return cls(np.array(batch.slots), lengths, np.array(batch.starts) + lengths, np.cumsum(lengths))
+
+
+class Stager:
+    """Writes batches into host memory, and keeps the host's copy of every slot's block table."""
+
+    def __init__(self, config: EngineConfig, layout: Layout, memory: Callable[[int], Tensor]) -> None:
+        self._block_size = config.block_size
+        self._tables = np.zeros((config.max_num_seqs, config.blocks_for(config.max_model_len)), np.int32)
+        self._max_changes = layout.counts[-1]
+        self._pieces = tuple(
+            HostPiece(layout, memory(layout.num_bytes), memory(8 * config.max_num_seqs).view(torch.int64))
+            for _ in range(config.steps_in_flight)
+        )
+        self._free = deque(self._pieces)
+
+    def stage(self, batch: Batch, shape: StepShape) -> Staged:
+        """Take a free piece and write the batch, padded to `shape`, which holds it."""
+        assert self._free, "more steps are in flight than the configuration allows"
+        piece = self._free.popleft()
+        rows = _Rows.of(batch)
+        num_changes = self._change_tables(batch, piece.numbers)
+        self._place_tokens(piece.numbers, rows)
+        self._place_token_ids(piece.numbers, batch)
+        self._pad_tokens(piece.numbers, int(rows.ends[-1]), shape)
+        self._place_sequences(piece.numbers, batch.num_decodes, rows, shape)
+        self._place_sampled(piece.numbers, np.array(batch.sampled, np.int64), rows)
+        return Staged(piece, shape, len(batch.sampled), num_changes)
+
+    def release(self, staged: Staged) -> None:
+        """The step has been waited for and its tokens are read: its memory may be written again."""
+        self._free.append(staged.piece)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a piece was taken and is not free again, if only because staging was interrupted."""
+        return len(self._free) < len(self._pieces)
+
+    def release_all(self) -> None:
+        """No step reads what was staged any more, and nobody waits for one."""
+        self._free = deque(self._pieces)
+
+    def _change_tables(self, batch: Batch, numbers: Numbers) -> int:
+        """Apply new blocks; how many places changed. A place named twice gets what it holds at last both times."""
+        width = self._tables.shape[1]
+        changed: list[int] = []
+        for slot, index, blocks in batch.new_blocks:
+            self._tables[slot, index : index + len(blocks)] = blocks
+            changed += range(slot * width + index, slot * width + index + len(blocks))
+        places = np.array(changed, np.int64)
+        if len(places) > self._max_changes:
+            places = np.unique(places)
+        numbers.table_places[: len(places)] = places
+        numbers.table_blocks[: len(places)] = self._tables.reshape(-1)[places]
+        return len(places)
+
+    def _place_tokens(self, numbers: Numbers, rows: _Rows) -> None:
+        num_tokens = int(rows.ends[-1])
+        slot_of = np.repeat(rows.slots, rows.lengths)  # [tokens]
+        positions = np.arange(num_tokens) + np.repeat(rows.contexts - rows.ends, rows.lengths)
+        blocks = self._tables[slot_of, positions // self._block_size].astype(np.int64)
+        numbers.positions[:num_tokens] = positions
+        numbers.slot_mapping[:num_tokens] = blocks * self._block_size + positions % self._block_size
+
+    @staticmethod
+    def _place_token_ids(numbers: Numbers, batch: Batch) -> None:
+        first = batch.num_decodes
+        numbers.token_ids[:first] = -1
+        numbers.token_ids[first : first + len(batch.token_ids)] = batch.token_ids
+
+    @staticmethod
+    def _pad_tokens(numbers: Numbers, num_tokens: int, shape: StepShape) -> None:
+        """Tokens of no sequence, that are stored nowhere."""
+        padding = slice(num_tokens, shape.num_tokens)
+        numbers.token_ids[padding] = 0
+        numbers.positions[padding] = 0
+        numbers.slot_mapping[padding] = -1
+
+    @staticmethod
+    def _place_sequences(numbers: Numbers, num_decodes: int, rows: _Rows, shape: StepShape) -> None:
+        """Decodes from place 0, prompts from `shape.num_decodes`; a place that is left is slot 0's, without tokens."""
+        places, end = np.arange(len(rows.slots)), shape.num_seqs
+        places[num_decodes:] += shape.num_decodes - num_decodes
+        lengths = np.zeros(end, np.int32)
+        lengths[places] = rows.lengths
+        numbers.query_start[0] = 0
+        np.cumsum(lengths, out=numbers.query_start[1 : end + 1])
+        numbers.context_lens[:end] = 0
+        numbers.context_lens[places] = rows.contexts
+        numbers.slots[:end] = 0
+        numbers.slots[places] = rows.slots
+
+    @staticmethod
+    def _place_sampled(numbers: Numbers, sampled: Ints, rows: _Rows) -> None:
+        count = len(sampled)
+        numbers.last_rows[:count] = rows.ends[sampled] - 1
+        numbers.last_rows[count:] = 0
+        numbers.sampled_slots[:count] = rows.slots[sampled]
+        numbers.sampled_positions[:count] = rows.contexts[sampled]

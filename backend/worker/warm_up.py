@@ -1,0 +1,51 @@
+"""Steps that an engine runs before its first request, so that no request pays for what happens once.
+
+They are slot 0's, whose context lies in block 0, and are waited for one by one.
+"""
+
+from collections.abc import Iterator
+
+from backend.config import EngineConfig
+from backend.sampling_params import SamplingParams
+from backend.scheduler.batch import Admitted, Batch
+
+KINDS = (
+    SamplingParams(temperature=1, top_p=0.9),
+    SamplingParams(temperature=0, presence_penalty=1, min_tokens=2, stop_token_ids=(0,)),
+    SamplingParams(temperature=0),
+)
+
+
+def prompts(config: EngineConfig) -> Iterator[Batch]:
+    """The longest prompt of one step, half of it and so on: products are loaded by their sizes.
+
+    The longest comes first, so that the others fit the memory that it takes.
+    """
+    length = _longest(config)
+    while length > 0:
+        yield _prompt(config, length, KINDS[-1])
+        length //= 2
+
+
+def sampling(config: EngineConfig) -> Iterator[Batch]:
+    """A prompt and a decode for every kind of sampling."""
+    length = max(1, min(config.block_size, _longest(config)))
+    for kind in KINDS:
+        yield _prompt(config, length, kind)
+        yield Batch(1, 1, [0], [length - 1], [1], [], [0])
+
+
+def decodes(config: EngineConfig) -> Batch:
+    """As many as there are slots, for which sampling takes the most memory."""
+    every = list(range(config.max_num_seqs))
+    return Batch(1, len(every), every, [0] * len(every), [1] * len(every), [], every)
+
+
+def _longest(config: EngineConfig) -> int:
+    return min(config.max_num_batched_tokens, config.max_model_len - 1)
+
+
+def _prompt(config: EngineConfig, length: int, kind: SamplingParams) -> Batch:
+    """One whole prompt."""
+    blocks, admitted = [0] * config.blocks_for(length), Admitted(0, kind, 0, [0] * length, length)
+    return Batch(0, 0, [0], [0], [length], [0] * length, [0], [(0, 0, blocks)], [admitted])

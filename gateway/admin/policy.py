@@ -1,0 +1,123 @@
+"""The policy in force, and what was changed when."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+from gateway.errors import RequestTooLarge
+from gateway.http.wire import Wire
+from gateway.tenants.live_policy import MAX_CHANGES, Edition, Policies
+from quotas.policy.policy import Policy, TenantPolicy
+from quotas.policy.policy_diff import policy_diff
+from quotas.policy.policy_file import PolicyError, parse_policy
+from quotas.policy.policy_text import class_fields, policy_text, tenant_fields
+from quotas.policy.problems import Problem
+
+Plain = dict[str, Any]
+
+
+async def policy_report(policies: Policies) -> Plain:
+    """Without the hashes of keys. A thread writes it out: there may be thousands of tenants."""
+    policy, problem, history = policies.current, problem_of(policies), list(policies.history)
+    return {
+        "version": policy.version,
+        "problem": problem,
+        "has_files": policies.has_files,
+        "effective": await asyncio.to_thread(effective, policy),
+        "history": [_edition(edition) for edition in reversed(history)],
+    }
+
+
+def _edition(edition: Edition) -> Plain:
+    changes = [line for line in edition.changes if ".hmac: " not in line]
+    return {"version": edition.version, "at": edition.at, "changes": changes}
+
+
+def problem_of(policies: Policies) -> str | None:
+    """What is wrong with an edit that was not taken up."""
+    return str(policies.problem) if policies.problem else None
+
+
+def effective(policy: Policy) -> Plain:
+    return {
+        "classes": {entry.name: class_fields(entry) for entry in policy.classes},
+        "defaults": _tenant(tenant_fields(policy.default)),
+        "tenants": {name: _tenant(tenant_fields(policy.tenants[name])) for name in sorted(policy.tenants)},
+    }
+
+
+def _tenant(fields: Plain) -> Plain:
+    keys = fields.get("keys", {})
+    shown = {name: {field: value for field, value in key.items() if field != "hmac"} for name, key in keys.items()}
+    return fields | ({"keys": shown} if keys else {})
+
+
+MAX_POLICY_BYTES = 256 * 1024  # of a pasted policy; larger ones are for `sluice policy check`
+MAX_BODY_BYTES = 2 * MAX_POLICY_BYTES  # of the JSON around it, in which newlines and quotes take two
+NAME = "pasted"  # instead of a file's
+
+
+class PastedPolicy(Wire):
+    text: str
+
+    def source(self) -> bytes:
+        """Raises `RequestTooLarge`."""
+        source = self.text.encode()
+        if len(source) > MAX_POLICY_BYTES:
+            raise RequestTooLarge(
+                f"The policy has {len(source)} bytes, and at most {MAX_POLICY_BYTES} are checked here: use "
+                "`sluice policy check` and `sluice policy diff`."
+            )
+        return source
+
+
+class PolicyCheck:
+    """One check at a time, in a thread: a large policy takes tenths of a second."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def of(self, pasted: PastedPolicy, current: Policy) -> Plain:
+        """What is wrong with it by line, or what it would change."""
+        source = pasted.source()
+        async with self._lock:
+            return await asyncio.to_thread(_checked, source, current)
+
+    async def text(self, policy: Policy) -> Plain:
+        """A policy as a file would say all of it, but for the hashes of keys; None: too long to be edited here."""
+        async with self._lock:
+            text = await asyncio.to_thread(policy_text, without_hashes(policy))
+        return {"version": policy.version, "text": text if len(text) <= MAX_POLICY_BYTES else None}
+
+
+def _checked(source: bytes, current: Policy) -> Plain:
+    try:
+        policy = parse_policy({NAME: source})
+    except PolicyError as error:
+        return {"valid": False, "problems": [_problem(problem) for problem in error.problems]}
+    changes = policy_diff(without_hashes(current), without_hashes(policy))
+    return {
+        "valid": True,
+        "problems": [],
+        "classes": len(policy.classes),
+        "tenants": len(policy.tenants),
+        "changes": changes[:MAX_CHANGES],
+        "truncated": max(0, len(changes) - MAX_CHANGES),
+    }
+
+
+def _problem(problem: Problem) -> Plain:
+    """Counted from 1; line 0 is the whole."""
+    mark = problem.mark
+    return {"line": mark.line, "column": mark.column, "path": problem.path, "message": problem.message}
+
+
+def without_hashes(policy: Policy) -> Policy:
+    """The same version, with keys whose hashes are not told."""
+    tenants = {name: _without_hashes(tenant) for name, tenant in policy.tenants.items()}
+    return replace(policy, tenants=tenants)
+
+
+def _without_hashes(tenant: TenantPolicy) -> TenantPolicy:
+    keys = {key_id: replace(key, hmac=None) for key_id, key in tenant.keys.items()}
+    return replace(tenant, keys=keys) if keys else tenant

@@ -1,0 +1,191 @@
+"""The endpoints that answer at once: models, tokens, health and metrics."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+import orjson
+
+from admission.outcome import Outcome
+from gateway.api.endpoint import Call, Endpoint
+from gateway.api.rate_headers import rate_headers
+from gateway.api.service import Service
+from gateway.errors import ApiError
+from gateway.http.responses import encode_headers
+from gateway.openai.replies import detokenized, model_card, models_list, tokenized
+from gateway.openai.requests import parse_detokenize_request, parse_tokenize_request
+from gateway.telemetry.metrics.prometheus import CONTENT_TYPE
+from gateway.tenants.effective_policy import Entitlement
+from quotas.errors import Refused
+from quotas.policy.limit import Limit, Rate
+from quotas.quotas import Grant
+from quotas.reservation import Ask, LimitState, Usage
+
+
+def limits_report(entitlement: Entitlement, version: str, states: Sequence[LimitState]) -> dict[str, Any]:
+    """Limits that `states` has nothing of are told without what is left of them."""
+    known = {state.limit: state for state in states}
+    return {
+        "object": "list",
+        "tenant": entitlement.name,
+        "policy_version": version,
+        "default_class": entitlement.service_class(None).name,
+        "highest_class": entitlement.tenant.highest_class,
+        "models": list(entitlement.tenant.models),
+        "data": [_entry(limit, known.get(limit)) for limit in entitlement.limits],
+    }
+
+
+def _entry(limit: Limit, state: LimitState | None) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "object": "limit",
+        "resource": limit.resource.value,
+        "applies_to": "key" if limit.key else "tenant",
+        "amount": limit.amount,
+        "per": limit.window.unit if limit.window else None,
+        "burst": limit.window.burst if isinstance(limit.window, Rate) else None,
+    }
+    if state is not None:
+        entry |= {"remaining": state.remaining, "reset_seconds": round(state.reset, 3)}
+    return entry
+
+
+class ModelsEndpoint(Endpoint):
+    """GET /v1/models and /v1/models/{model}."""
+
+    async def answer(self, call: Call) -> Outcome:
+        service = self.service
+        principal = self.authenticate(call)
+        entitlement = service.entitlement(principal, "inference")
+        card = model_card(service.model, service.created, service.limits.max_model_len)
+        name = call.scope.get("path_params", {}).get("model")
+        if name is None:
+            allowed = entitlement.tenant.allows_model(service.model, entitlement.key)
+            await call.exchange.reply(models_list([card] if allowed else []))
+        else:
+            service.check_model(name)
+            entitlement.check_model(name)
+            await call.exchange.reply(orjson.dumps(card))
+        return Outcome.COMPLETED
+
+
+class LimitsEndpoint(Endpoint):
+    """GET /v1/limits: what limits the caller, and what is left."""
+
+    async def answer(self, call: Call) -> Outcome:
+        service = self.service
+        principal = self.authenticate(call)
+        entitlement = service.entitlement(principal, "limits")
+        states = await service.quotas.states(entitlement.name, entitlement.key, entitlement.charged)
+        body = limits_report(entitlement, service.policies.current.version, states)
+        await call.exchange.reply(orjson.dumps(body))
+        return Outcome.COMPLETED
+
+
+class TokensEndpoint(Endpoint):
+    """What is asked of the tokenizer alone counts as a request, and no tokens: nothing is computed from them. A limit
+    that is spent refuses it before its body is read.
+    """
+
+    async def _reserve(self, call: Call, entitlement: Entitlement) -> Grant:
+        quotas, outage = self.service.quotas, entitlement.tenant.on_store_outage
+        try:
+            grant = await quotas.reserve(entitlement.name, entitlement.key, entitlement.charged, Ask(), outage)
+        except Refused as refusal:
+            call.exchange.add_headers(rate_headers(refusal.measure()))
+            raise
+        call.exchange.add_headers(rate_headers(grant.states))
+        return grant
+
+
+class TokenizeEndpoint(TokensEndpoint):
+    """POST /tokenize: a prompt's, or a conversation's, token ids."""
+
+    async def answer(self, call: Call) -> Outcome:
+        service, tokenizer = self.service, self.service.tokenizer
+        principal = self.authenticate(call)
+        entitlement = service.entitlement(principal, "inference")
+        with await self._reserve(call, entitlement) as grant:
+            request = await self.read(call, principal, parse_tokenize_request)
+            _check_model(service, entitlement, request.model)
+            text = request.prompt
+            if request.messages is not None:
+                text = await service.render(principal.tenant, request.messages, request.add_generation_prompt)
+            param = "prompt" if request.messages is None else "messages"
+            token_ids = await service.encode(principal.tenant, text or "", request.add_special_tokens, param)
+            strings = [tokenizer.id_to_token(token_id) for token_id in token_ids] if request.return_token_strs else None
+            grant.measure = Usage
+            await call.exchange.reply(tokenized(token_ids, service.limits.max_model_len, strings))
+        return Outcome.COMPLETED
+
+
+class DetokenizeEndpoint(TokensEndpoint):
+    """POST /detokenize: the text of token ids."""
+
+    async def answer(self, call: Call) -> Outcome:
+        service = self.service
+        principal = self.authenticate(call)
+        entitlement = service.entitlement(principal, "inference")
+        with await self._reserve(call, entitlement) as grant:
+            request = await self.read(call, principal, partial(parse_detokenize_request, limits=service.limits))
+            _check_model(service, entitlement, request.model)
+            text = service.tokenizer.decode(request.tokens, skip_special_tokens=False)
+            grant.measure = Usage
+            await call.exchange.reply(detokenized(text))
+        return Outcome.COMPLETED
+
+
+def _check_model(service: Service, entitlement: Entitlement, model: str | None) -> None:
+    """Whoever names none means the one that is here. Raises `ModelNotFound`."""
+    if model is not None:
+        service.check_model(model)
+    entitlement.check_model(service.model)
+
+
+class HealthEndpoint(Endpoint):
+    """GET /startupz, /livez and their like: 200 while `healthy`, else 503. They need no key and tell no secret."""
+
+    def __init__(
+        self, service: Service, healthy: Callable[[], bool], details: Callable[[], dict[str, object]] = dict
+    ) -> None:
+        super().__init__(service)
+        self._healthy = healthy
+        self._details = details
+
+    async def answer(self, call: Call) -> Outcome:
+        healthy = self._healthy()
+        body = orjson.dumps({"status": "ok" if healthy else "unavailable", **self._details()})
+        await call.exchange.reply(body, 200 if healthy else 503)
+        return Outcome.COMPLETED
+
+
+class VersionEndpoint(Endpoint):
+    """GET /version, by which clients of vLLM tell what they talk to. It needs no key, there or here."""
+
+    async def answer(self, call: Call) -> Outcome:
+        await call.exchange.reply(_VERSION)
+        return Outcome.COMPLETED
+
+
+class FailingEndpoint(Endpoint):
+    """Whatever is asked, the answer is an error."""
+
+    def __init__(self, service: Service, error: ApiError) -> None:
+        super().__init__(service)
+        self._error = error
+
+    async def answer(self, call: Call) -> Outcome:
+        raise self._error
+
+
+class MetricsEndpoint(Endpoint):
+    """GET /metrics, in Prometheus' text format."""
+
+    async def answer(self, call: Call) -> Outcome:
+        await call.exchange.reply(self.service.metrics.prometheus_text(), headers=_METRICS)
+        return Outcome.COMPLETED
+
+
+_VERSION = orjson.dumps({"version": version("sluice")})
+_METRICS = encode_headers({"content-type": CONTENT_TYPE})

@@ -1,0 +1,361 @@
+"""The life of a request that generates text, from its bytes to the last event, as one lexical scope."""
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+from admission.outcome import DeadlineUnmeetable, Outcome, QueueFull
+from admission.request import Asked
+from admission.request import Request as AdmissionRequest
+from backend.scheduler.sequence import FinishReason
+from backend.stream import TokenStream
+from backend.text.detokenizer import IncrementalDetokenizer
+from gateway.api.answer import Answer
+from gateway.api.deadlines import read_deadlines
+from gateway.api.endpoint import Call, Endpoint
+from gateway.api.generation_request import Prompt, Wants
+from gateway.api.quota_extender import Supply
+from gateway.api.rate_headers import rate_headers
+from gateway.api.refusals import queue_full, refusal_of, unmeetable
+from gateway.api.service import Service
+from gateway.errors import ApiError, BadRequest, ContextLengthExceeded, Unsatisfiable, context_exceeded
+from gateway.http import sse
+from gateway.http.json_body import JsonBody
+from gateway.http.request_scope import RequestScope
+from gateway.http.responses import Exchange
+from gateway.openai.replies import (
+    Choice,
+    Chunks,
+    Identity,
+    Usage,
+)
+from gateway.openai.requests import (
+    GenerationRequest,
+)
+from gateway.telemetry.request_record import Story
+from gateway.tenants.auth import Principal
+from gateway.tenants.effective_policy import Entitlement
+from quotas import reservation as quota
+from quotas.errors import QuotaError
+from quotas.errors import Refused as QuotaRefused
+from quotas.quotas import Grant
+
+Result = TypeVar("Result")
+
+LEAST = quota.Ask(1, 1, 1)  # that any request asks for
+
+
+class GenerationEndpoint(Endpoint):
+    """Subclasses say how a body is read and how an answer is written; the life is here.
+
+    Whatever happens, leaving the scope ends the sequences and settles the quota, and exactly one outcome is counted.
+    """
+
+    async def answer(self, call: Call) -> Outcome:
+        service = self.service
+        call.story.operation = self.operation
+        principal = self.authenticate(call)
+        entitlement = service.entitlement(principal, "inference")
+        try:
+            await self._refuse_unread(call, entitlement)
+            return await self._answer(call, principal, entitlement)
+        except ApiError as error:
+            if error.outcome is Outcome.INVALID and call.exchange.started is None:
+                await self.refuse_spent(call, entitlement, LEAST)
+            raise
+
+    async def _refuse_unread(self, call: Call, entitlement: Entitlement) -> None:
+        """Before the body is read, where the last request was refused and the limit is still spent; it is recorded."""
+        try:
+            await self.refuse_spent(call, entitlement, LEAST, is_certain=False)
+        except QuotaRefused as error:
+            name, key = entitlement.name, entitlement.key
+            self.service.admission.asked(Asked.unread(call.story.request_id, name, key, error.limit.name))
+            raise
+
+    async def _answer(self, call: Call, principal: Principal, entitlement: Entitlement) -> Outcome:
+        service = self.service
+        arrived = service.admission.clock()
+        request = await self.read(call, principal, self.parse)
+        self._tell(call.story, request)
+        deadlines = read_deadlines(call.scope["headers"], request.stream, time.time())
+        service.check_model(request.model)
+        entitlement.check_model(request.model)
+        service_class = entitlement.service_class(request.service_tier)
+        wants = Wants(request, service_class, deadlines, arrived, call.story.body_bytes)
+        async with service.lives.scope(call.scope, call.receive, call.send, service.telemetry.clock) as life:
+            call.exchange.send, call.story.scope = life.send, life
+            prompts = await self.prompts(request, entitlement.name)
+            entitlement.check_prompts(len(prompts))
+            try:
+                await self._spend(call, life, entitlement, wants, prompts)
+            except DeadlineUnmeetable as error:
+                raise unmeetable(error, deadlines.is_relative) from None
+            except QueueFull as error:
+                raise queue_full(error, wants.service_class.name) from None
+        if life.error is not None:
+            raise life.error
+        return life.outcome or Outcome.COMPLETED
+
+    def _tell(self, story: Story, request: GenerationRequest) -> None:
+        """What is asked for."""
+        story.body_read = self.service.telemetry.clock()
+        story.model, story.request = request.model, request
+        story.policy_version = self.service.policies.current.version
+
+    async def _spend(
+        self,
+        call: Call,
+        life: RequestScope,
+        entitlement: Entitlement,
+        wants: Wants,
+        prompts: list[Prompt],
+    ) -> None:
+        """Reserve what the request may use, and generate within that."""
+        request, story, clock = wants.request, call.story, self.service.telemetry.clock
+        identity = self.identify(request.model)
+        story.response_id = identity.id
+        story.service_class = wants.service_class.name
+        asked = [
+            self._ask(f"{identity.id}-{index}", entitlement, wants, prompt) for index, prompt in enumerate(prompts)
+        ]
+        ask = quota.Ask(1, sum(len(one.prompt) for one in asked), sum(one.tokens_to_begin_with for one in asked))
+        admission = self.service.admission
+        kv_leases, kv_blocks = self.service.kv_leases, self._kv_blocks(asked)
+        kv_leases.use(entitlement.name, entitlement.kv_bytes, kv_blocks)
+        story.reserving = clock()
+        with await self._reserve(call, identity.id, entitlement, wants, asked, ask) as grant:
+            story.reserved, story.grant = clock(), grant
+            if grant.states:
+                call.exchange.add_headers(rate_headers(grant.states))
+            with ExitStack() as admitted:
+                kv_leases.serve(entitlement.name, kv_blocks)
+                admitted.callback(kv_leases.served, entitlement.name, kv_blocks)
+                answers = [
+                    self._answer_from(admitted.enter_context(admission.admit(one)), request, prompt, story)
+                    for one, prompt in zip(asked, prompts, strict=True)
+                ]
+                grant.measure = partial(_usage, answers, self.service)
+                if any(one.allowed_tokens is not None for one in asked):
+                    supply = Supply(grant, admission, lambda error: life.fail(refusal_of(error)))
+                    admitted.enter_context(supply).watch([answer.stream for answer in answers])
+                call.exchange.add_headers(_estimate(answers))
+                await self._generate(call, grant, identity, request, answers)
+
+    async def _reserve(
+        self,
+        call: Call,
+        request_id: str,
+        entitlement: Entitlement,
+        wants: Wants,
+        asked: list[AdmissionRequest],
+        ask: quota.Ask,
+    ) -> Grant:
+        """Raises as `Quotas.reserve`; what was asked is recorded either way."""
+        outage, record = entitlement.tenant.on_store_outage, self.service.admission.asked
+        try:
+            grant = await self.service.quotas.reserve(
+                entitlement.name, entitlement.key, entitlement.charged, ask, outage
+            )
+        except QuotaError as error:
+            limit = type(error).__name__
+            if isinstance(error, QuotaRefused):
+                limit = error.limit.name
+                call.exchange.add_headers(rate_headers(error.measure()))
+            record(wants.told(request_id, entitlement.name, entitlement.key, asked, limit))
+            raise
+        record(wants.told(request_id, entitlement.name, entitlement.key, asked))
+        return grant
+
+    async def _generate(
+        self,
+        call: Call,
+        grant: Grant,
+        identity: Identity,
+        request: GenerationRequest,
+        answers: list[Answer],
+    ) -> None:
+        """The quota is settled before the last byte goes out: whoever has the answer may ask for the next."""
+        exchange = call.exchange
+        num_prompt_tokens = sum(len(answer.sequence.prompt) for answer in answers)
+        if request.stream:
+            writers = [self.chunks(identity, request.include_usage, index) for index in range(len(answers))]
+            await _together(
+                [
+                    _stream_one(exchange, answer, writer, request.continuous_usage)
+                    for answer, writer in zip(answers, writers, strict=True)
+                ]
+            )
+            self._settle(call.story, grant)
+            usage = Usage(num_prompt_tokens, sum(answer.num_tokens for answer in answers))
+            await exchange.end_stream((writers[0].usage(usage) if request.include_usage else b"") + sse.DONE)
+        else:
+            choices = await _together([answer.choice() for answer in answers])
+            self._settle(call.story, grant)
+            usage = Usage(num_prompt_tokens, sum(answer.num_tokens for answer in answers))
+            await exchange.reply(self.complete(identity, choices, usage))
+
+    def _settle(self, story: Story, grant: Grant) -> None:
+        story.settling = self.service.telemetry.clock()
+        grant.settle()
+
+    def _kv_blocks(self, asked: list[AdmissionRequest]) -> int:
+        """What the longest of these may need."""
+        longest = max(len(one.prompt) + one.max_tokens for one in asked)
+        return -(-longest // self.service.kv_shape.block_tokens)
+
+    def _ask(self, request_id: str, entitlement: Entitlement, wants: Wants, prompt: Prompt) -> AdmissionRequest:
+        service, request, sampling = self.service, wants.request, wants.request.sampling
+        num_prompt_tokens = len(prompt.token_ids)
+        max_tokens = self._max_tokens(request, entitlement, num_prompt_tokens)
+        allowed = None
+        if sampling.max_tokens is None:
+            expected = service.admission.expected_tokens(entitlement.name, max_tokens)
+            allowed = entitlement.reservable(num_prompt_tokens, expected)
+        ends = frozenset(sampling.stop_token_ids)
+        return AdmissionRequest(
+            id=request_id,
+            tenant=entitlement.name,
+            prompt=prompt.token_ids,
+            sampling=sampling,
+            max_tokens=max_tokens,
+            end_tokens=ends if sampling.ignore_eos else ends | service.end_tokens,
+            seed=service.draw_seed() if sampling.seed is None else sampling.seed,
+            allowed_tokens=allowed,
+            priority_class=wants.service_class.level,
+            token_interval=wants.token_interval,
+            first_token_target=wants.service_class.ttft,
+            first_token_by=wants.first_token_by,
+            done_by=wants.done_by,
+            body_bytes=wants.num_bytes,
+        )
+
+    def _answer_from(self, stream: TokenStream, request: GenerationRequest, prompt: Prompt, story: Story) -> Answer:
+        service = self.service
+        story.trails.append(service.watched.trail(stream.sequence))
+        detokenizer = IncrementalDetokenizer(
+            service.tokenizer,
+            request.sampling.stop,
+            include_stop=request.include_stop,
+            skip_special_tokens=request.skip_special_tokens,
+            prompt_tail=prompt.tail,
+            min_tokens=request.sampling.min_tokens,
+        )
+        return Answer(stream, detokenizer, service.admission, service.metrics)
+
+    def _max_tokens(self, request: GenerationRequest, entitlement: Entitlement, num_prompt_tokens: int) -> int:
+        """What was asked for, or the default within what the context and the tenant's KV memory leave.
+
+        Raises `Unsatisfiable`.
+        """
+        context = self.service.limits.max_model_len
+        room = context - num_prompt_tokens
+        if room < 1:
+            raise context_exceeded(num_prompt_tokens, context, self.prompt_param)
+        asked, field = request.sampling.max_tokens, request.length_field
+        if asked is not None and asked > room:
+            raise ContextLengthExceeded(
+                f"This model's maximum context length is {context} tokens, but {num_prompt_tokens} tokens of prompt "
+                f"and {asked} of {field} were requested; lower {field} to {room} or shorten the prompt.",
+                field,
+            )
+        shape = self.service.kv_shape
+        entitlement.check_kv(num_prompt_tokens + (asked or 1), shape, field if asked else self.prompt_param)
+        kv_tokens = entitlement.kv_tokens(shape) or context
+        unasked = self.service.default_max_tokens or self.default_max_tokens or room
+        most = asked or min(room, kv_tokens - num_prompt_tokens, unasked)
+        _check_least(request.sampling.min_tokens, most)
+        return most
+
+    async def encode(self, tenant: str, text: str, add_special_tokens: bool) -> list[int]:
+        token_ids = await self.service.encode(tenant, text, add_special_tokens, self.prompt_param)
+        if not token_ids:
+            raise BadRequest(f"{self.prompt_param} is empty: there is no token to continue from.", self.prompt_param)
+        return token_ids
+
+    # what the two endpoints differ in
+
+    operation: str  # of the GenAI conventions
+    prompt_param: str
+    default_max_tokens: int | None = None  # of an answer for which neither the client nor the operator sets any
+
+    def parse(self, body: JsonBody) -> Any:
+        raise NotImplementedError
+
+    async def prompts(self, request: Any, tenant: str) -> list[Prompt]:
+        raise NotImplementedError
+
+    def identify(self, model: str) -> Identity:
+        raise NotImplementedError
+
+    def chunks(self, identity: Identity, include_usage: bool, index: int) -> Chunks:
+        raise NotImplementedError
+
+    def complete(self, identity: Identity, choices: list[Choice], usage: Usage) -> bytes:
+        raise NotImplementedError
+
+
+def _check_least(min_tokens: int, most: int) -> None:
+    if min_tokens > most:
+        raise Unsatisfiable(
+            f"min_tokens is {min_tokens}, but this answer may have {most} tokens at most: "
+            "lower min_tokens, shorten the prompt, or set max_tokens.",
+            "min_tokens",
+        )
+
+
+def _estimate(answers: list[Answer]) -> dict[str, str]:
+    """What the client is told of its first and its last token, in milliseconds: nine in ten come by then."""
+    sequences = [answer.sequence for answer in answers]
+    first = [s.promised_first for s in sequences if s.promised_first is not None]
+    last = [s.promised_last for s in sequences if s.promised_last is not None]
+    told = {"x-sluice-estimate-ttft-ms": first, "x-sluice-estimate-ms": last}
+    return {name: f"{1000 * max(seconds):.0f}" for name, seconds in told.items() if seconds}
+
+
+def _usage(answers: list[Answer], service: Service) -> quota.Usage:
+    """What the request has used so far; nothing, not even one request, before anything was computed for it."""
+    now = service.admission.clock()
+    computed, generated, block_seconds = 0, 0, 0.0
+    for answer in answers:
+        sequence = answer.sequence
+        computed += sequence.num_billed_tokens
+        generated += answer.num_computed
+        block_seconds += sequence.block_seconds(now)
+    byte_seconds = block_seconds * service.kv_shape.block_bytes
+    return quota.Usage(computed, generated, kv_byte_seconds=byte_seconds, requests=1 if computed else 0)
+
+
+async def _stream_one(exchange: Exchange, answer: Answer, chunks: Chunks, continuous_usage: bool) -> None:
+    """Write one choice's events; the tokens that are pending when a write is due share it, and with
+    `continuous_usage` one event, which tells how many tokens the choice has by then.
+    """
+    usage = Usage(len(answer.sequence.prompt), 0) if continuous_usage else None
+    events = [chunks.start(usage)]
+    while answer.finish_reason is None:
+        pieces = [piece for piece in await answer.pieces() if piece]
+        if usage is not None:
+            usage = replace(usage, completion_tokens=answer.num_tokens)
+            pieces = ["".join(pieces)] if pieces else []
+        events += [chunks.text(piece, usage) for piece in pieces]
+        if answer.finish_reason is not None:
+            events.append(chunks.finish("length" if answer.finish_reason is FinishReason.LENGTH else "stop", usage))
+        if len(events) > 1 or events[0]:
+            await exchange.stream(b"".join(events))
+        events = [b""]
+
+
+async def _together(coroutines: list[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Run them side by side; the first failure cancels the rest."""
+    if len(coroutines) == 1:
+        return [await coroutines[0]]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(coroutine) for coroutine in coroutines]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]

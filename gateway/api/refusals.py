@@ -1,0 +1,112 @@
+"""What the client is told when a request may not run, or could not."""
+
+import random
+from datetime import UTC, datetime
+
+from admission.outcome import DeadlineUnmeetable, QueueFull, TenantQueueFull
+from admission.outcome import Refused as NotAdmitted
+from backend.errors import DeviceError
+from gateway import errors
+from gateway.errors import (
+    ApiError,
+    ConcurrencyExceeded,
+    InsufficientQuota,
+    InternalError,
+    KvQuotaExceeded,
+    Overloaded,
+    QuotaUnverifiable,
+    RateLimited,
+    Unsatisfiable,
+    translate,
+)
+from quotas.errors import BudgetSpent, LimitExceeded, NeverFits, QuotaError, Refused
+from quotas.policy.limit import Resource
+
+QUEUE_RETRY_SECONDS = 1.0
+STORE_RETRY_SECONDS = 1.0
+_IN_USE: dict[Resource, type[ApiError]] = {
+    Resource.CONCURRENT_REQUESTS: ConcurrencyExceeded,
+    Resource.QUEUED_REQUESTS: ConcurrencyExceeded,
+    Resource.KV_BYTES: KvQuotaExceeded,
+}
+_REMEDIES = {  # of what can never fit, besides another limit
+    Resource.INPUT_TOKENS: "shorten the prompt, or ",
+    Resource.OUTPUT_TOKENS: "lower max_tokens, or ",
+    Resource.TOKENS: "lower max_tokens, shorten the prompt, or ",
+}
+
+
+def refusal_of(error: Exception) -> ApiError:
+    """The answer to any exception. What nobody foresaw becomes an `InternalError`."""
+    match error:
+        case QuotaError():
+            return _of_quota(error)
+        case NotAdmitted():
+            return _of_admission(error)
+        case DeviceError():
+            return InternalError("The engine failed and the server is restarting; send the request again.")
+    return translate(error)
+
+
+def _of_admission(error: NotAdmitted) -> ApiError:
+    wait = _spread(error.retry_after, 2)
+    match error:
+        case TenantQueueFull():
+            message = f"Too many requests of your tenant are waiting: {error.excess}. Try again in {wait:.3g} s."
+            return ConcurrencyExceeded(message, retry_after=wait)
+        case DeadlineUnmeetable():
+            return unmeetable(error, is_relative=True)
+    return Overloaded(f"The server is busy: {error}. Try again in {wait:.3g} s.", retry_after=wait)
+
+
+def unmeetable(error: DeadlineUnmeetable, is_relative: bool) -> ApiError:
+    """`is_relative`: the deadline counts from each attempt, so that a later one may meet it."""
+    message = f"The deadline cannot be met: {error}."
+    wait = _spread(error.retry_after, 2)
+    return errors.DeadlineUnmeetable(message, round(1000 * error.estimate), wait, is_relative, error.own_backlog)
+
+
+def queue_full(error: QueueFull, service_class: str) -> ApiError:
+    """Names the bound that is met: a class's stands in the policy, that on everything is a setting."""
+    unit = "requests" if error.excess.unit == "count" else error.excess.unit
+    bound = f"classes.{service_class}.queue.{unit}" if error.of_class else "max_waiting"
+    wait = _spread(error.retry_after, 2)
+    return Overloaded(f"The server is busy: {error} ({bound}). Try again in {wait:.3g} s.", retry_after=wait)
+
+
+def _of_quota(error: QuotaError) -> ApiError:
+    match error:
+        case NeverFits(limit=limit):
+            remedy = f"{_REMEDIES.get(limit.resource, '')}have the limit raised"
+            message = f"{_figures(error)}, which is more than it ever holds ({limit.capacity}): {remedy}."
+            return Unsatisfiable(message, details=_details(error))
+        case LimitExceeded(limit=limit, retry_after=wait):
+            kind = _IN_USE.get(limit.resource, RateLimited)
+            wait = _spread(wait or QUEUE_RETRY_SECONDS, 1.1)
+            message = f"{_figures(error)} and {error.left} are left. Try again in {wait:.3g} s."
+            return kind(message, retry_after=wait, details=_details(error))
+        case BudgetSpent(resets_at=moment):
+            resets = datetime.fromtimestamp(moment, UTC).isoformat(timespec="seconds")
+            message = f"{_figures(error)} and {error.left} are left until it resets at {resets}."
+            return InsufficientQuota(message, details=_details(error))
+    message = "Your quota cannot be verified at the moment. Try again shortly."
+    return QuotaUnverifiable(message, retry_after=_spread(STORE_RETRY_SECONDS, 2))
+
+
+def _figures(error: Refused) -> str:
+    limit = error.limit
+    whose = "Your API key's" if limit.key else "Your tenant's"
+    return f"{whose} limit {_name(error)} is {limit.amount}: this request asks for {error.asked}"
+
+
+def _details(error: Refused) -> dict[str, int | float | str]:
+    return {"limit": _name(error), "asked": error.asked, "left": error.left}
+
+
+def _name(error: Refused) -> str:
+    return error.limit.name.removeprefix(f"key:{error.limit.key}:")
+
+
+def _spread(seconds: float, most: float) -> float:
+    """One to `most` times as long, so that those who are refused together do not come back together."""
+    return seconds * random.uniform(1, most)

@@ -1,0 +1,102 @@
+"""The tenants' routes, and the probes that every port answers."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as StarletteRequest
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway.api.endpoints import (
+    DetokenizeEndpoint,
+    FailingEndpoint,
+    HealthEndpoint,
+    LimitsEndpoint,
+    MetricsEndpoint,
+    ModelsEndpoint,
+    TokenizeEndpoint,
+    VersionEndpoint,
+)
+from gateway.api.openai_endpoints import ChatEndpoint, CompletionEndpoint
+from gateway.api.service import Service
+from gateway.errors import ApiError, InternalError, MethodNotAllowed, RouteNotFound
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Each is asked anew for every probe. A server that drains is alive and not ready."""
+
+    started: Callable[[], bool]
+    alive: Callable[[], bool]
+    ready: Callable[[], bool]
+
+
+def make_probes(service: Service, health: Health) -> Mapping[str, ASGIApp]:
+    """What tells an orchestrator how the server is, on every port, by path."""
+    return {
+        "/startupz": HealthEndpoint(service, health.started),
+        "/livez": HealthEndpoint(service, health.alive),
+        "/readyz": HealthEndpoint(service, health.ready, partial(_readiness, service)),
+        "/health": HealthEndpoint(service, health.ready),  # vLLM's and SGLang's, which routers and charts ask for
+        "/ping": HealthEndpoint(service, health.ready),  # SageMaker's
+    }
+
+
+def make_app(service: Service, probes: Mapping[str, ASGIApp], has_metrics: bool = False) -> ASGIApp:
+    """The tenants' routes. Every answer that is not one of the endpoints' is an error of the same shape."""
+    chat, completion = ChatEndpoint(service), CompletionEndpoint(service)
+    routes = [
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/completions", completion, methods=["POST"]),
+        Route("/v1/models", ModelsEndpoint(service), methods=["GET"]),
+        Route("/v1/models/{model:path}", ModelsEndpoint(service), methods=["GET"]),
+        Route("/v1/limits", LimitsEndpoint(service), methods=["GET"]),
+        Route("/tokenize", TokenizeEndpoint(service), methods=["POST"]),
+        Route("/detokenize", DetokenizeEndpoint(service), methods=["POST"]),
+        Route("/version", VersionEndpoint(service), methods=["GET"]),
+        *(Route(path, probe, methods=["GET"]) for path, probe in probes.items()),
+    ]
+    if has_metrics:
+        routes.append(Route("/metrics", MetricsEndpoint(service), methods=["GET"]))
+    unrouted: Any = partial(_unrouted, service)  # any ASGI application can be answered with, not only a Response
+    app = Starlette(routes=routes, exception_handlers={HTTPException: unrouted})
+    app.router.redirect_slashes = False
+    return Shortcut(app, {("POST", "/v1/chat/completions"): chat, ("POST", "/v1/completions"): completion})
+
+
+class Shortcut:
+    """Hands the routes that carry the load straight to their endpoints, which need no middleware: they answer whatever
+    happens.
+    """
+
+    def __init__(self, app: ASGIApp, endpoints: Mapping[tuple[str, str], ASGIApp]) -> None:
+        self._app = app
+        self._endpoints = endpoints
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._endpoints.get((scope["method"], scope["path"]), self._app)(scope, receive, send)
+
+
+def _readiness(service: Service) -> dict[str, object]:
+    """What an operator should know of a server that is ready; the log has the rest."""
+    policies, store = service.policies, service.quotas.store
+    problem = "the edited policy is not valid, so the last valid one stays: see the log" if policies.problem else None
+    return {
+        "policy": {"version": policies.current.version, "problem": problem},
+        "quota_store": "connected" if store.is_connected else "unavailable",
+    }
+
+
+async def _unrouted(service: Service, request: StarletteRequest, error: HTTPException) -> ASGIApp:
+    path = request.scope["path"]
+    failure: ApiError = InternalError("The server failed to answer this request.")
+    if error.status_code == 404:
+        failure = RouteNotFound(f"Unknown request URL: {request.method} {path:.200}.")
+    elif error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        failure = MethodNotAllowed(f"{path:.200} does not answer {request.method}; use {allowed}.", allowed)
+    return FailingEndpoint(service, failure)

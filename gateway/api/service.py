@@ -1,0 +1,85 @@
+"""What the endpoints work with, made once by `app`."""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from admission.admission import Admission
+from backend.errors import TooManyTokens
+from backend.text.tokenizer import INLINE_CHARS, Tokenizer
+from gateway.api.refused_rate import RefusedRate
+from gateway.errors import ModelNotFound, context_exceeded
+from gateway.http.body_intake import Intake
+from gateway.http.request_scope import Lives
+from gateway.openai.requests import Limits
+from gateway.telemetry.core_observer import WatchedCore
+from gateway.telemetry.metrics.metrics import Metrics
+from gateway.telemetry.telemetry import Telemetry
+from gateway.tenants.auth import KeyRing, Principal
+from gateway.tenants.effective_policy import Entitlement, Entitlements, KvShape
+from gateway.tenants.kv_leases import KvLeases
+from gateway.tenants.live_policy import Policies
+from quotas.quotas import Quotas
+
+MESSAGE_BYTES = 128  # what rendering takes for a message, in the time that it takes for bytes of text
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One model behind one engine, and everything a request to it meets."""
+
+    model: str  # the served name
+    created: int  # Unix seconds
+    end_tokens: frozenset[int]
+    limits: Limits
+    default_max_tokens: int | None
+    tokenizer: Tokenizer
+    admission: Admission
+    keys: KeyRing
+    policies: Policies
+    entitlements: Entitlements
+    quotas: Quotas
+    kv_leases: KvLeases
+    kv_shape: KvShape
+    metrics: Metrics
+    telemetry: Telemetry
+    watched: WatchedCore
+    lives: Lives
+    intake: Intake
+    refused_rate: RefusedRate
+    seeds: random.Random
+
+    def entitlement(self, principal: Principal, scope: str) -> Entitlement:
+        """What a key may do, as of now. Raises `Forbidden` when `scope` is not among it."""
+        entitlement = self.entitlements.of(principal)
+        entitlement.require(scope)
+        return entitlement
+
+    def check_model(self, model: str) -> None:
+        if model != self.model:
+            raise ModelNotFound(f"The model {model!r:.200} does not exist; this server has {self.model!r}.", "model")
+
+    async def render(self, tenant: str, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> str:
+        """The prompt text of a conversation."""
+        size = sum(MESSAGE_BYTES + len(message["content"]) for message in messages)
+        return await self.intake.work(tenant, size, lambda: self.tokenizer.render_chat(messages, add_generation_prompt))
+
+    async def encode(self, tenant: str, text: str, add_special_tokens: bool, param: str) -> list[int]:
+        """Token ids. A text that the context cannot hold is refused before any time is spent on it; of the long texts
+        of a tenant one is encoded at a time, so that those of another find a thread.
+        """
+        most = self.limits.max_model_len
+        fewest = self.tokenizer.fewest_tokens(text)
+        if fewest > most:
+            raise context_exceeded(fewest, most, param, at_least=True)
+        if len(text) <= INLINE_CHARS:
+            return self.tokenizer.encode(text, add_special_tokens)
+        try:
+            async with self.intake.one_text_of(tenant):
+                return await self.tokenizer.encode_async(text, add_special_tokens, most)
+        except TooManyTokens as error:
+            raise context_exceeded(error.num_tokens, most, param) from None
+
+    def draw_seed(self) -> int:
+        """For a request that brings none."""
+        return self.seeds.getrandbits(63)

@@ -1,0 +1,118 @@
+"""`sluice doctor`: what would keep a gateway from serving well here, or what ails one that runs."""
+
+import json
+import os
+import sys
+import time
+from argparse import Namespace, _SubParsersAction
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from gateway.cli.flags import SettingsError, add_flags, load
+from gateway.doctor.check import Check, Verdict, problem
+from gateway.doctor.finding import Finding, Severity
+from gateway.doctor.findings import findings
+from gateway.doctor.snapshot import SECONDS, DoctorError
+from gateway.settings.secret_rules import MIN_ADMIN_KEY, is_token, rule
+from gateway.table import printable
+from gateway.tenants.key_store import KeyStore
+
+ADMIN_URL = "http://127.0.0.1:8001"
+KEY_VARIABLE = "SLUICE_ADMIN_KEY"
+
+NOTES = """\
+It takes the flags and the variables of `sluice serve`, checks the machine and the configuration, and serves nothing.
+With --live it looks twice at a gateway that runs, by its admin port, and names what is wrong with it. The admin key is
+that of --key-file, else of SLUICE_ADMIN_KEY, else of the file admin-key in the state directory; SSL_CERT_FILE names the
+authorities that a TLS certificate is checked against.
+Exit status: 0, or 1 when there is a problem, with --live a serious trouble. docs/diagnosis.md has examples."""
+
+
+def add_to(commands: "_SubParsersAction[Any]") -> None:
+    doctor = commands.add_parser(
+        "doctor",
+        help="what is wrong with a machine, a configuration, or a running gateway",
+        usage="sluice doctor [flags of serve]\n       sluice doctor --live [URL] [--key-file FILE]",
+        epilog=NOTES,
+    )
+    doctor.add_argument(
+        "--live",
+        metavar="URL",
+        nargs="?",
+        const=ADMIN_URL,
+        help=f"look at a running gateway, by its admin port (default: {ADMIN_URL})",
+    )
+    doctor.add_argument("--key-file", metavar="FILE", type=Path, help="that holds its admin key")
+    doctor.add_argument("--json", action="store_true", help="print it as JSON")
+    add_flags(doctor)
+    doctor.set_defaults(run=_doctor, parser=doctor)
+
+
+def _doctor(namespace: Namespace) -> int:
+    if namespace.live is not None:
+        return _diagnose(namespace)
+    if namespace.key_file is not None:
+        raise SettingsError("--key-file is for --live")
+    found = _checks(namespace)
+    _print(namespace.json, "checks", [check.to_json() for check in found], map(str, found))
+    return int(any(check.verdict is Verdict.PROBLEM for check in found))
+
+
+def _checks(namespace: Namespace) -> list[Check]:
+    from gateway.doctor import checks  # noqa: PLC0415 - brings torch, seconds that --help need not wait for
+
+    try:
+        settings = load(namespace)
+    except SettingsError as error:
+        return [*checks.machine(), *(problem("settings", line) for line in str(error).splitlines())]
+    return [*checks.machine(), *checks.configuration(settings)]
+
+
+def _diagnose(namespace: Namespace) -> int:
+    from gateway.doctor.live import LiveGateway  # noqa: PLC0415 - brings an HTTP client
+
+    with LiveGateway(namespace.live, _admin_key(namespace)) as gateway:
+        before = gateway.snapshot()
+        time.sleep(SECONDS)
+        found = findings(before, gateway.snapshot())
+        now = {finding.name for finding in found}
+        found += [past for past in gateway.own_findings() if past.name not in now]
+    _print(namespace.json, "findings", [finding.to_json() for finding in found], _told(found))
+    return int(any(finding.severity is Severity.SERIOUS for finding in found))
+
+
+def _told(found: Iterable[Finding]) -> Iterable[str]:
+    lines = [
+        f"{finding.severity:8} {finding.trouble}\n{'':9}{finding.evidence}\n{'':9}remedy: {finding.remedy}"
+        for finding in found
+    ]
+    return lines or [f"ok       nothing is wrong, as far as {SECONDS:g} s and the metrics of the last minutes show"]
+
+
+def _admin_key(namespace: Namespace) -> str:
+    source, key = _found_key(namespace)
+    if not is_token(key, MIN_ADMIN_KEY):
+        raise DoctorError(f"{source} must hold the admin key, {rule(MIN_ADMIN_KEY)}: see --key-file")
+    return key
+
+
+def _found_key(namespace: Namespace) -> tuple[str, str]:
+    """Where it is, and what it is."""
+    if namespace.key_file is None and (key := os.environ.get(KEY_VARIABLE)):
+        return KEY_VARIABLE, key
+    path: Path = namespace.key_file or KeyStore(load(namespace).state_dir).admin_key_path
+    try:
+        return str(path), path.read_text("latin-1").strip()
+    except OSError as error:
+        raise DoctorError(
+            f"{path}: {error.strerror}; name the file that holds the admin key with --key-file, or set {KEY_VARIABLE}"
+        ) from None
+
+
+def _print(as_json: bool, name: str, entries: list[dict[str, str]], lines: Iterable[str]) -> None:
+    if as_json:
+        sys.stdout.write(json.dumps({name: entries}, indent=1) + "\n")
+        return
+    for line in lines:
+        sys.stdout.write("\n".join(map(printable, line.split("\n"))) + "\n")

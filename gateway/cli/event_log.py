@@ -1,0 +1,46 @@
+"""`sluice explain` and `sluice replay`: what the core decided, read off its event log."""
+
+from argparse import Namespace, _SubParsersAction
+from pathlib import Path
+from typing import Any
+
+from admission.event_log import LogError, ReplayMismatch, replay
+from admission.explain import explain
+from gateway.telemetry.event_log_file import EventLogError, read_event_log
+
+
+def add_to(commands: "_SubParsersAction[Any]") -> None:
+    told = commands.add_parser("explain", help="why a request waited, was refused or was preempted")
+    which = "the id in the response, such as chatcmpl-...; of a refusal, the response_id in the request log"
+    told.add_argument("request", metavar="REQUEST_ID", help=which)
+    again = commands.add_parser("replay", help="decide an event log again and compare, byte for byte")
+    for command, run in ((told, _explain), (again, _replay)):
+        command.add_argument("--log", metavar="FILE", type=Path, required=True, help="what --event-log was given")
+        command.set_defaults(run=run, parser=command)
+
+
+def _explain(namespace: Namespace) -> int:
+    try:
+        story = explain(read_event_log(namespace.log), namespace.request)
+    except LogError as error:
+        raise EventLogError(f"{namespace.log}: {error}") from None
+    if not story:
+        raise EventLogError(
+            f"{namespace.log} says nothing of {namespace.request}: is it the id of a response, in this log? That of a "
+            "refusal is in the request log, as response_id in the line that has its request_id"
+        )
+    print("\n".join(story))
+    return 0
+
+
+def _replay(namespace: Namespace) -> int:
+    count = 0
+    try:
+        for _ in replay(read_event_log(namespace.log)):
+            count += 1
+    except ReplayMismatch as error:
+        raise EventLogError(f"{namespace.log}: not reproduced: {error}") from None
+    except LogError as error:
+        raise EventLogError(f"{namespace.log}: {error}") from None
+    print(f"{count} entries reproduced to the byte")
+    return 0

@@ -1,0 +1,126 @@
+"""Settings as an operator writes them: flags with their help, `SLUICE_*` variables, and what was wrong with them."""
+
+from argparse import SUPPRESS, ArgumentParser, Namespace
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import ByteSize, SecretStr, ValidationError
+from pydantic.fields import FieldInfo
+
+from gateway.settings.field import ENV_PREFIX, GROUPS
+from gateway.settings.settings import Settings, human_bytes
+
+CACHE_DIR = "SLUICE_CACHE_DIR"  # where compiled kernels are kept; read by the engine itself
+
+
+class SettingsError(ValueError):
+    """Settings that cannot be served: each line names a flag, what it was given and what would work."""
+
+
+def add_flags(parser: ArgumentParser, only: Mapping[str, str] | None = None) -> None:
+    """A flag for each of the settings, in their groups; none for what has no unit.
+
+    Or for `only` some, of which a command that does not serve says what they mean to it.
+    """
+    meanings = only or {name: field.description or "" for name, field in Settings.model_fields.items()}
+    for group in GROUPS:
+        section = parser.add_argument_group(group)
+        for name, field in Settings.model_fields.items():
+            if name in meanings and _extra(field)["group"] == group and _extra(field)["unit"]:
+                how: Any = {"action": "store_true"} if field.annotation is bool else {"metavar": _metavar(field)}
+                section.add_argument(_flag(name), dest=name, default=SUPPRESS, help=_help(meanings[name], field), **how)
+
+
+def load(namespace: Namespace) -> Settings:
+    """Settings from parsed flags, over the environment, over the defaults.
+
+    Raises `SettingsError` with one line for every problem.
+    """
+    flags = {name: value for name, value in vars(namespace).items() if name in Settings.model_fields}
+    try:
+        return Settings(**flags)
+    except ValidationError as error:
+        raise SettingsError(_explain(error)) from None
+
+
+def misspelled(environ: Mapping[str, str]) -> list[str]:
+    """One line for every `SLUICE_*` variable that is no setting, with the nearest name that is one."""
+    known = [_variable(name) for name in Settings.model_fields]
+    strangers = sorted(name for name in environ if name.startswith(ENV_PREFIX) and name not in {*known, CACHE_DIR})
+    return [f"{name} is not a setting and is ignored{did_you_mean(name, known)}" for name in strangers]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown name: empty when nothing is near."""
+    near = get_close_matches(name, list(known), n=1, cutoff=0.75)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _variable(name: str) -> str:
+    return ENV_PREFIX + name.upper()
+
+
+def _extra(field: FieldInfo) -> dict[str, Any]:
+    assert isinstance(field.json_schema_extra, dict)
+    return field.json_schema_extra
+
+
+def _metavar(field: FieldInfo) -> str:
+    choices = getattr(field.annotation, "__args__", ())
+    return (
+        "|".join(choices) if choices and all(isinstance(choice, str) for choice in choices) else _extra(field)["unit"]
+    )
+
+
+def _help(meaning: str, field: FieldInfo) -> str:
+    return f"{meaning} (default: {_default(field)})".replace("%", "%%")
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True, validated_data={})
+    if value is None:
+        return "none" if "auto" not in (field.description or "") else "auto"
+    if isinstance(value, ByteSize):
+        return human_bytes(value)
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _explain(error: ValidationError) -> str:
+    """Pydantic reports one error for each member of a union; a setting gets one line."""
+    reasons: dict[str, list[str]] = {}
+    given: dict[str, str] = {}
+    for problem in error.errors(include_url=False):
+        name = str(problem["loc"][0]) if problem["loc"] else ""
+        reasons.setdefault(name, []).append(_said(problem["msg"].removeprefix("Value error, ")))
+        given[name] = _shown(name, problem["input"])
+    return "\n".join(_line(name, reason, given[name]) for name, reason in reasons.items())
+
+
+def _line(name: str, reasons: list[str], given: str) -> str:
+    if not name:  # contradictions between settings say it all
+        return "\n".join(reasons)
+    what = " or ".join(reasons)
+    return f"{_source(name)}: {what}{given}"
+
+
+def _source(name: str) -> str:
+    """Where an operator sets it; a secret has no flag, since others may read a command line."""
+    field = Settings.model_fields.get(name)
+    has_flag = field is None or bool(_extra(field)["unit"])
+    return f"{_flag(name)} ({_variable(name)})" if has_flag else _variable(name)
+
+
+def _said(text: str) -> str:
+    return text.removeprefix("Input should be ").replace("unable to parse string as an integer", "").rstrip(", ")
+
+
+def _shown(name: str, value: object) -> str:
+    secret = Settings.model_fields[name].annotation == SecretStr | None if name else True
+    return "" if secret else f"; got {value!r:.80}"

@@ -1,0 +1,187 @@
+"""`sluice keys`: make, list, rotate and revoke API keys. Running gateways on the directory follow within a second."""
+
+import sys
+from argparse import ArgumentParser, Namespace, _SubParsersAction
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import yaml
+
+from gateway.cli import arguments
+from gateway.cli.flags import add_flags, load
+from gateway.settings.settings import Settings
+from gateway.table import table
+from gateway.tenants.auth import new_key, pepper_of
+from gateway.tenants.key_store import KeyRecord, KeyStore, revoke, rotate
+from gateway.tenants.unnamed_tenants import told
+from quotas.policy.policy import SCOPES
+from quotas.policy.policy_file import PolicyError, read_policy
+from quotas.policy.problems import did_you_mean
+
+STATE_DIR = "the gateway's state directory, which keeps the pepper and the hashes of keys"
+POLICY = "warn where this policy, the gateway's, does not name the tenant"
+OVERLAP = "24h"
+STORED = "Shown this once. Running gateways with this state directory take it within a second."
+PRINTED = "Shown this once, and stored nowhere. The lines below let it in, from a policy file."
+REVOKED = "Running gateways with this state directory refuse it within a second."
+
+
+def add_to(commands: "_SubParsersAction[Any]") -> None:
+    keys = commands.add_parser("keys", help="make, list, rotate and revoke API keys", description=__doc__)
+    keys.set_defaults(parser=keys)
+    actions = keys.add_subparsers(title="commands", metavar="COMMAND")
+    _add(actions, "create", _create, "make a key and print it, this once", _create_arguments)
+    _add(actions, "list", _list, "list the stored keys, not their secrets", _list_arguments)
+    _add(
+        actions,
+        "rotate",
+        _rotate,
+        "give a key a new secret and print it; the old one goes on for a while",
+        _rotate_arguments,
+    )
+    _add(actions, "revoke", _revoke, "forget a key", _id_argument)
+
+
+def _add(
+    actions: "_SubParsersAction[Any]",
+    name: str,
+    run: Callable[[Namespace], int],
+    summary: str,
+    add_arguments: Callable[[ArgumentParser], object],
+) -> None:
+    parser = actions.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+    add_arguments(parser)
+    add_flags(parser, only={"state_dir": STATE_DIR} | ({"policy": POLICY} if name == "create" else {}))
+    parser.set_defaults(run=run, parser=parser)
+
+
+def _create_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("tenant", metavar="TENANT", type=arguments.tenant, help="on whose behalf its requests run")
+    _add_expiry(parser, "it does not expire")
+    listed = f"what it is for (default: all, {','.join(SCOPES)})"
+    parser.add_argument("--scopes", metavar="SCOPES", type=arguments.scopes, default=SCOPES, help=listed)
+    parser.add_argument("--name", type=arguments.key_name, help="to know it by in `sluice keys list`")
+    parser.add_argument(
+        "--print-policy",
+        action="store_true",
+        help="store nothing: print lines for a policy file, and the key to standard error",
+    )
+
+
+def _list_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--tenant", metavar="TENANT", type=arguments.tenant, help="only those of this one")
+
+
+def _rotate_arguments(parser: ArgumentParser) -> None:
+    _id_argument(parser)
+    parser.add_argument(
+        "--overlap",
+        metavar="TIME",
+        type=arguments.duration,
+        default=OVERLAP,
+        help=f"how long the old secret still opens; 0s: not at all (default: {OVERLAP})",
+    )
+    _add_expiry(parser, "as long after now as it was after the key was made")
+
+
+def _id_argument(parser: ArgumentParser) -> None:
+    parser.add_argument("id", metavar="ID", help="as `sluice keys list` shows it")
+
+
+def _add_expiry(parser: ArgumentParser, default: str) -> None:
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--expires-days", metavar="DAYS", type=arguments.days, help=f"from now (default: {default})")
+    ways.add_argument(
+        "--expires", metavar="DATE", type=arguments.expires, help="its first moment in UTC, or a time with its zone"
+    )
+
+
+def _create(namespace: Namespace) -> int:
+    settings = load(namespace)
+    store = KeyStore(settings.state_dir)
+    expires = _expiry(namespace, datetime.now(UTC))
+    key, record = new_key(namespace.tenant, pepper_of(settings, store), expires, namespace.scopes, namespace.name or "")
+    if namespace.print_policy:
+        print(f"{key}\n{PRINTED}", file=sys.stderr)
+        print(_policy_lines(record), end="")
+        return 0
+    for line in _doubts(record, settings, store):
+        print(f"sluice: {line}", file=sys.stderr)
+    store.add(record)
+    print(key)
+    print(STORED, file=sys.stderr)
+    return 0
+
+
+def _doubts(record: KeyRecord, settings: Settings, store: KeyStore) -> list[str]:
+    """What speaks against the name of the tenant, which nobody checks later: a mistyped one is a tenant of its own."""
+    if settings.policy is None:
+        others = {other.tenant for other in store.records()}
+        near = "" if record.tenant in others else did_you_mean(record.tenant, others)
+        return [f"{record.tenant} has no other key{near}"] if near else []
+    try:
+        return [f"{settings.policy} does not name {line}" for line in told(read_policy(settings.policy), [record])]
+    except PolicyError as error:
+        return [f"whether the policy names {record.tenant} cannot be told: {error.problems[0]}"]
+
+
+def _list(namespace: Namespace) -> int:
+    records = KeyStore(load(namespace).state_dir).records()
+    rows = [_row(record) for record in records if namespace.tenant in {None, record.tenant}]
+    print(table(("id", "tenant", "created", "expires", "scopes", "name", ""), rows), end="")
+    return 0
+
+
+def _rotate(namespace: Namespace) -> int:
+    settings = load(namespace)
+    store = KeyStore(settings.state_dir)
+    pepper, now = pepper_of(settings, store), datetime.now(UTC)
+    until = now + timedelta(seconds=namespace.overlap)
+    key, new = rotate(store, pepper, namespace.id, now, until, _expiry(namespace, now))
+    print(key)
+    print(f"{STORED} {_fate_of(new, now)}", file=sys.stderr)
+    return 0
+
+
+def _revoke(namespace: Namespace) -> int:
+    revoke(KeyStore(load(namespace).state_dir), namespace.id)
+    print(REVOKED, file=sys.stderr)
+    return 0
+
+
+def _expiry(namespace: Namespace, now: datetime) -> datetime | None:
+    """As the command line says; None if it does not."""
+    expires: datetime | None = namespace.expires
+    return now + timedelta(days=namespace.expires_days) if namespace.expires_days else expires
+
+
+def _fate_of(record: KeyRecord, now: datetime) -> str:
+    """What becomes of the secret that was replaced."""
+    old = record.replaced
+    return (
+        f"The old one opens until {_minute(old.expires)} UTC."
+        if old and old.expires > now
+        else "The old one opens no more."
+    )
+
+
+def _row(record: KeyRecord) -> tuple[str, ...]:
+    old = record.replaced
+    overlap = f"old secret until {_minute(old.expires)}" if old and old.expires > datetime.now(UTC) else ""
+    expires = _minute(record.expires) if record.expires else "never"
+    scopes = ",".join(record.scopes) or "none"
+    return record.id, record.tenant, _minute(record.created), expires, scopes, record.name, overlap
+
+
+def _minute(moment: datetime) -> str:
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M}"
+
+
+def _policy_lines(record: KeyRecord) -> str:
+    fields: dict[str, Any] = {"hmac": record.digest.hex()}
+    if record.expires:
+        fields["expires"] = record.expires.isoformat(timespec="seconds")
+    fields["scopes"] = list(record.scopes)
+    content = {"tenants": {record.tenant: {"keys": {record.id: fields}}}}
+    return yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=200)

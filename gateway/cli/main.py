@@ -1,0 +1,141 @@
+"""The `sluice` command.
+
+Exit status: 0 done, 1 it could not be done, 2 it was asked for wrongly, 130 interrupted, 141 nobody reads on.
+"""
+
+import logging
+import os
+import resource
+import sys
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from functools import partial
+from importlib.metadata import version
+from shutil import get_terminal_size
+from typing import Any
+
+from admission.simulation.errors import SimulationError
+from backend.errors import BackendError, ConfigError
+from gateway.cli import doctor, event_log, keys, plan, policy, simulate, usage
+from gateway.cli.flags import SettingsError, add_flags, did_you_mean, load, misspelled
+from gateway.doctor.snapshot import DoctorError
+from gateway.http.server import ListenError
+from gateway.settings import otel_variables
+from gateway.settings.settings import FEW_FILES
+from gateway.telemetry.event_log_file import EventLogError
+from gateway.telemetry.logs.logs import STDERR, logging_to
+from gateway.tenants.key_store import KeyStoreError
+from quotas.embedded.errors import EmbeddedStoreError
+from quotas.errors import QuotaError
+from quotas.policy.policy_file import PolicyError
+
+log = logging.getLogger(__name__)
+
+NOTES = """\
+Every flag is a variable too: --max-num-seqs is SLUICE_MAX_NUM_SEQS. A flag wins over its variable.
+SLUICE_PEPPER has no flag, because other users of the machine can read a command line: it is the secret that API keys
+are hashed with (default: DIR/pepper, made at first start); replicas that share keys share it.
+Nor have SLUICE_ADMIN_KEY, the key of the admin port (default: made at first start, in DIR/admin-key), and
+SLUICE_OTLP_HEADERS, headers for the collector: NAME=VALUE,NAME=VALUE, each VALUE URL-encoded."""
+
+ASKED_WRONGLY = (SettingsError, ConfigError, PolicyError, SimulationError)
+CANNOT_BE_DONE = (
+    DoctorError, KeyStoreError, ListenError, EventLogError, EmbeddedStoreError, QuotaError, BackendError,
+)  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    namespace, strangers = parser.parse_known_args(arguments)
+    if strangers:
+        namespace.parser.error(_unknown(strangers, namespace.parser))
+    if not hasattr(namespace, "run"):  # a command that has commands of its own, and no more
+        namespace.parser.print_help()
+        return 0
+    try:
+        status = int(namespace.run(namespace))
+        sys.stdout.flush()
+        return status
+    except ASKED_WRONGLY as error:
+        return _failed(error, 2)
+    except CANNOT_BE_DONE as error:
+        return _failed(error, 1)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at the exit
+        return 141
+
+
+def _serve(namespace: Namespace) -> int:
+    settings = load(namespace)
+    _allow_files(settings.open_files)
+    from gateway.app import run  # noqa: PLC0415 - brings torch, seconds that --help need not wait for
+
+    with logging_to(STDERR, settings):
+        for warning in [*misspelled(os.environ), *otel_variables.ignored(os.environ)]:
+            log.warning("%s", warning)
+        if settings.has_few_files:
+            log.warning("at most %d connections: %s", settings.max_connections, FEW_FILES)
+        return run(settings, announce=partial(print, flush=True))
+
+
+def _allow_files(needed: int) -> None:
+    """Raise this process's own limit of open files; the settings have checked it against the hard one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def _version(_: Namespace) -> int:
+    print(f"sluice {version('sluice')}")
+    return 0
+
+
+def _parser() -> ArgumentParser:
+    parser = _Parser(
+        prog="sluice",
+        description="A multi-tenant LLM inference gateway with the engine inside.",
+        epilog="Each command has its own --help.",
+    )
+    parser.add_argument("--version", action="version", help="print the version", version=f"sluice {version('sluice')}")
+    parser.set_defaults(parser=parser)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    serve = commands.add_parser("serve", help="serve a model over HTTP", usage="sluice serve [flags]", epilog=NOTES)
+    add_flags(serve)
+    serve.set_defaults(run=_serve, parser=serve)
+    keys.add_to(commands)
+    policy.add_to(commands)
+    usage.add_to(commands)
+    simulate.add_to(commands)
+    plan.add_to(commands)
+    doctor.add_to(commands)
+    event_log.add_to(commands)
+    shown = commands.add_parser("version", help="print the version")
+    shown.set_defaults(run=_version, parser=shown)
+    return parser
+
+
+class _Parser(ArgumentParser):
+    """An ArgumentParser whose help is as wide as the terminal, to a readable limit, and whose flags are written out."""
+
+    def __init__(self, **options: Any) -> None:
+        width = min(get_terminal_size().columns, 112)
+        options.setdefault("formatter_class", partial(RawDescriptionHelpFormatter, width=width, max_help_position=34))
+        options.setdefault("allow_abbrev", False)
+        super().__init__(**options)
+
+
+def _unknown(strangers: Sequence[str], parser: ArgumentParser) -> str:
+    known = [flag for action in parser._actions for flag in action.option_strings]
+    named = [name.partition("=")[0] for name in strangers if name.startswith("-")] or strangers
+    return "; ".join(f"unknown argument {name}{did_you_mean(name, known)}" for name in named)
+
+
+def _failed(message: object, status: int) -> int:
+    print(f"sluice: {message}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

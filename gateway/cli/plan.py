@@ -1,0 +1,162 @@
+"""`sluice plan`: what a model takes of a GPU's memory, how many sequences fit, and the least time its steps can take.
+
+From the model's config.json: no GPU, and of the weights at most what their files say of themselves."""
+
+from argparse import Namespace, _SubParsersAction
+from dataclasses import replace
+from typing import Any
+
+from backend.errors import ConfigError
+from backend.model.hub import resolve_config
+from backend.model.model_config import ModelConfig, read_model_config
+from backend.roofline import GPUS, ITEM_BYTES, RUNTIME_BYTES, Footprint, MemoryPlan, Peaks, Roofline, human_bytes
+from gateway.cli.arguments import argument
+from gateway.table import table
+from quotas.policy import units
+
+NOTES = """\
+The floor of a step is max(weights / bandwidth, FLOPs / rate) + KV / bandwidth, of what the device sustains. Up to the
+ridge reading the weights takes longer than the products, beyond it the products do.
+
+examples:
+  sluice plan Qwen/Qwen3-0.6B --memory 80GiB --gpu h100
+  sluice plan ./llama-3-8b --memory 24GiB --max-model-len 8192 --bandwidth 0.9TB --flops 150T"""
+
+_ASSUMED = {
+    "weights": "config.json names no dtype: {} is assumed, in which the weights are stored",
+    "nothing": "config.json names no dtype, and there are no weights to tell: {} is assumed; --dtype says another",
+}
+_SIZE, _COUNT = argument(units.size), argument(units.count)
+_RATES = {"G": 1e9, "T": 1e12, "P": 1e15}
+TOKEN_BUDGET = 2048  # of a step, unless max_num_seqs is larger
+LARGEST_BATCH = 512  # in the table, unless max_num_seqs is larger
+
+
+def add_to(commands: "_SubParsersAction[Any]") -> None:
+    plan = commands.add_parser(
+        "plan",
+        help="what a model takes of a GPU, and how fast it can be",
+        usage="sluice plan MODEL --memory SIZE [flags]",
+        description=__doc__,
+        epilog=NOTES,
+    )
+    plan.add_argument("model", metavar="MODEL", help="embedded, a local directory, or a hub name")
+    plan.add_argument("--memory", metavar="SIZE", type=_SIZE, required=True, help="of the device, such as 80GiB")
+    plan.add_argument("--dtype", choices=("auto", *ITEM_BYTES), default="auto", help="(default: auto, as stored)")
+    plan.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), default="auto", help="(default: auto, as --dtype)")
+    limits = plan.add_argument_group("limits")
+    limits.add_argument("--max-num-seqs", metavar="N", type=_COUNT, default=256, help="(default: 256)")
+    limits.add_argument("--max-model-len", metavar="TOKENS", type=_COUNT, help="(default: the model's positions)")
+    limits.add_argument(
+        "--max-num-batched-tokens",
+        metavar="TOKENS",
+        type=_COUNT,
+        help=f"(default: {TOKEN_BUDGET}, or max_num_seqs if that is more)",
+    )
+    limits.add_argument("--context", metavar="TOKENS", type=_COUNT, default=1024, help="(default: 1024)")
+    device = plan.add_argument_group("device")
+    device.add_argument("--gpu", choices=tuple(GPUS), default="h200", help="(default: h200)")
+    device.add_argument("--bandwidth", metavar="SIZE", type=_SIZE, help="bytes it sustains in a second, such as 4.3TB")
+    device.add_argument(
+        "--flops", metavar="RATE", type=argument(_rate), help="FLOP/s of products it sustains, such as 790T"
+    )
+    plan.set_defaults(run=_plan, parser=plan)
+
+
+def _plan(namespace: Namespace) -> int:
+    model = read_model_config(resolve_config(namespace.model))
+    dtype = model.torch_dtype if namespace.dtype == "auto" else namespace.dtype
+    footprint = Footprint(model, dtype, 1 if namespace.kv_cache_dtype == "fp8" else None)
+    wanted_len = _max_model_len(namespace.max_model_len, model)
+    budget = _token_budget(namespace.max_num_batched_tokens, namespace.max_num_seqs)
+    memory = MemoryPlan.make(footprint, namespace.memory, wanted_len, namespace.max_num_seqs, budget)
+    context = min(namespace.context, memory.max_model_len)
+    if namespace.dtype == "auto" and model.dtype_said_by != "config":
+        print(f"{_ASSUMED[model.dtype_said_by].format(model.torch_dtype)}\n")
+    print(_memory(namespace.model, memory, context))
+    print(_steps(Roofline(footprint, _peaks(namespace)), memory, context), end="")
+    for warning in memory.warnings:
+        print(f"\nwarning: {warning}")
+    return 0
+
+
+def _max_model_len(wanted: int | None, model: ModelConfig) -> int | None:
+    if wanted is not None and wanted > model.max_position:
+        raise ConfigError(f"--max-model-len {wanted:,}: the model has {model.max_position:,} positions")
+    return wanted
+
+
+def _token_budget(wanted: int | None, max_num_seqs: int) -> int:
+    if wanted is not None and wanted < max_num_seqs:
+        raise ConfigError(
+            f"--max-num-batched-tokens {wanted:,}: each of --max-num-seqs {max_num_seqs:,} takes one token of a step; "
+            "raise the first or lower the second"
+        )
+    return wanted or max(TOKEN_BUDGET, max_num_seqs)
+
+
+def _peaks(namespace: Namespace) -> Peaks:
+    peaks = GPUS[namespace.gpu]
+    if namespace.bandwidth:
+        peaks = replace(peaks, bandwidth=float(namespace.bandwidth))
+    if namespace.flops:
+        peaks = replace(peaks, flops=namespace.flops, flops_fp32=namespace.flops)
+    return peaks
+
+
+def _memory(name: str, plan: MemoryPlan, context: int) -> str:
+    footprint = plan.footprint
+    rows = [
+        ("memory", human_bytes(plan.memory), ""),
+        (
+            "weights",
+            human_bytes(footprint.weight_bytes),
+            f"{footprint.num_weights / 1e6:,.1f} M x {footprint.item_bytes} B",
+        ),
+        (
+            "activations",
+            human_bytes(plan.working_bytes),
+            f"of {plan.max_num_batched_tokens:,} tokens a step, estimated",
+        ),
+        ("graphs", human_bytes(plan.graph_bytes), "and activations that the largest keeps, estimated"),
+        ("runtime", human_bytes(RUNTIME_BYTES), "context, libraries, kernels, estimated"),
+        ("KV", human_bytes(plan.kv_bytes), f"{plan.kv_tokens:,} tokens of {footprint.kv_bytes_per_token:,} B"),
+        *(
+            (f"a sequence of {tokens:,}", human_bytes(footprint.kv_bytes(tokens)), f"{plan.sequences_of(tokens):,} fit")
+            for tokens in dict.fromkeys((context, plan.max_model_len))
+        ),
+    ]
+    heading = (f"{name}, {footprint.dtype}", "bytes", "")
+    return table(heading, rows, frozenset({"bytes"}))
+
+
+def _steps(roofline: Roofline, plan: MemoryPlan, context: int) -> str:
+    peaks = f"{roofline.peaks.bandwidth / 1e12:.2f} TB/s and {roofline.rate / 1e12:,.0f} TFLOP/s"
+    title = f"floor of a decode step at context {context:,}, {peaks}; ridge at {roofline.ridge:,.0f} tokens a step"
+    heading = ("batch", "step ms", "tokens/s", "bound by", "KV memory")
+    rows = [_step(roofline, batch, context, plan.sequences_of(context)) for batch in _batches(plan.max_num_seqs)]
+    prefill = f"floor of a prefill of {context:,} tokens: {roofline.prefill(context) * 1e3:.2f} ms"
+    return f"{title}\n{table(heading, rows, frozenset(heading[:3]))}{prefill}\n"
+
+
+def _step(roofline: Roofline, batch: int, context: int, fit: int) -> tuple[str, ...]:
+    seconds = roofline.decode(batch, context)
+    bound = "products" if batch > roofline.ridge else "weights"
+    if batch * roofline.footprint.kv_bytes_read(context) / roofline.peaks.bandwidth > seconds / 2:
+        bound = "KV"
+    room = "" if batch <= fit else "does not fit"
+    return f"{batch:,}", f"{seconds * 1e3:.2f}", f"{batch / seconds:,.0f}", bound, room
+
+
+def _batches(max_num_seqs: int) -> list[int]:
+    """Powers of two, and the limit itself."""
+    powers = [2**power for power in range(max(LARGEST_BATCH, max_num_seqs).bit_length())]
+    return sorted({*(batch for batch in powers if batch <= max(LARGEST_BATCH, max_num_seqs)), max_num_seqs})
+
+
+def _rate(text: str) -> float:
+    unit = text[-1:]
+    rate = units.number(text.removesuffix(unit)) * _RATES[unit] if unit in _RATES else units.number(text)
+    if rate <= 0:
+        raise ValueError("is not above 0")
+    return rate

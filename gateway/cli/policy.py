@@ -1,0 +1,291 @@
+"""`sluice policy`: check policy files, show what they come to, compare two, ask what one says of a request."""
+
+import sys
+import time
+from argparse import ArgumentParser, Namespace, _SubParsersAction
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gateway.cli import arguments
+from gateway.cli.flags import add_flags, load
+from gateway.cli.store_question import STORE_FLAGS, ask_store
+from gateway.errors import ApiError
+from gateway.settings.settings import Settings
+from gateway.table import printable, table
+from gateway.tenants.effective_policy import Entitlement
+from gateway.tenants.key_source import KnownKey, any_key_of, find_key
+from gateway.tenants.key_store import KeyStore, KeyStoreError
+from gateway.tenants.unnamed_tenants import told
+from quotas.embedded.errors import EmbeddedStoreError
+from quotas.errors import QuotaError
+from quotas.limiter import refusals
+from quotas.policy.limit import Budget, Limit, Rate, Resource
+from quotas.policy.policy import SERVICE_TIERS, ClassPolicy, Policy
+from quotas.policy.policy_diff import policy_diff
+from quotas.policy.policy_file import PolicyError, policy_files, read_policy
+from quotas.policy.policy_text import policy_text
+from quotas.policy.schema import schema_text
+from quotas.policy.units import show_count, show_duration, show_size
+from quotas.reservation import Ask, LimitState
+
+HEADING = ("limit", "allows", "asked", "left", "full again")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One that nobody has made."""
+
+    key: KnownKey
+    ask: Ask
+    model: str | None = None  # None: one that it may use
+    service_tier: str | None = None
+
+
+class Explanation:
+    """Of a request under a policy, at a Unix time; `states` is None where the store cannot be asked."""
+
+    def __init__(self, policy: Policy, request: Request, states: Sequence[LimitState] | None, now: float) -> None:
+        self._policy = policy
+        self._request = request
+        self._entitlement = Entitlement(policy, request.key.principal)
+        self._states: Mapping[Limit, LimitState] = {state.limit: state for state in states or ()}
+        self._is_asked = states is not None
+        self._now = now
+        self.reasons = tuple(self._reasons())
+
+    @property
+    def verdict(self) -> str:
+        if self.reasons:
+            return "\n".join(f"it would be refused: {reason}" for reason in self.reasons)
+        return "it would pass" if self._is_asked else "nothing in the policy alone refuses it"
+
+    @property
+    def text(self) -> str:
+        served = self._entitlement.service_class(self._request.service_tier)
+        lines = [
+            f"policy {self._policy.version}",
+            printable(self._request.key.described) + self._note(),
+            f"class {served.name}{_targets(served)}",
+            self._limits(),
+            self.verdict,
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _note(self) -> str:
+        named = self._request.key.principal.tenant in self._policy.tenants
+        return "" if named else "; the policy does not name the tenant: its defaults hold"
+
+    def _limits(self) -> str:
+        if not self._entitlement.limits:
+            return "no limits apply"
+        return table(HEADING, [self._row(limit) for limit in self._entitlement.limits], frozenset(HEADING[1:4]))[:-1]
+
+    def _row(self, limit: Limit) -> tuple[str, ...]:
+        state, asked = self._states.get(limit), self._request.ask.of(limit.resource)
+        left = f"{state.remaining}" if state else "?" if not self._is_asked and limit.is_charged else "-"
+        return limit.name, _allowed(limit), f"{asked}" if limit.is_charged else "-", left, self._full_again(state)
+
+    def _full_again(self, state: LimitState | None) -> str:
+        if state is None or state.remaining == state.limit.capacity:
+            return ""
+        match state.limit.window:
+            case Rate():
+                return f"in {state.reset:.3g} s"
+            case Budget():
+                return f"{datetime.fromtimestamp(round(self._now + state.reset), UTC):%Y-%m-%d %H:%M} UTC"
+        return "when others end"
+
+    def _reasons(self) -> Iterator[str]:
+        """In the order in which the gateway finds them, and all of them."""
+        if (expires := self._request.key.expires) and expires.timestamp() <= self._now:
+            yield f"the key expired at {expires:%Y-%m-%d %H:%M} UTC"
+        try:
+            self._entitlement.require("inference")
+            if self._request.model is not None:
+                self._entitlement.check_model(self._request.model)
+        except ApiError as error:
+            yield str(error)
+        untouched = [LimitState(limit, limit.capacity, 0.0) for limit in self._entitlement.limits]
+        states = [self._states.get(state.limit, state) for state in untouched]
+        yield from map(str, refusals(states, self._request.ask, self._now))
+
+
+def _targets(served: ClassPolicy) -> str:
+    targets = (("first token", served.ttft), ("each further one", served.time_per_output_token))
+    told = [f"{what} in {show_duration(seconds)}" for what, seconds in targets if seconds is not None]
+    return f" (targets: {', '.join(told)})" if told else " (without targets)"
+
+
+def _allowed(limit: Limit) -> str:
+    if limit.resource is Resource.KV_BYTES:
+        return show_size(limit.amount)
+    burst = limit.window.burst if isinstance(limit.window, Rate) else limit.amount
+    return show_count(limit.amount) + (f" (burst {show_count(burst)})" if burst != limit.amount else "")
+
+
+INVALID = 1
+DIFFERENT = 1
+REFUSED = 1
+NOT_COMPARABLE = 2  # as diff(1): trouble
+NOT_TOLD = 2
+
+EXIT_STATUS = "Exit status: 0 it would pass, 1 it would be refused, 2 it cannot be told. Nothing is charged."
+
+PATH = "a policy file, or a folder whose *.yaml files are one policy"
+
+
+def add_to(commands: "_SubParsersAction[Any]") -> None:
+    policy = commands.add_parser("policy", help="check, show and compare policy files", description=__doc__)
+    policy.set_defaults(parser=policy)
+    actions = policy.add_subparsers(title="commands", metavar="COMMAND")
+    check = actions.add_parser("check", help="say what is wrong, with file, line and column; exit status 0 or 1")
+    check.add_argument("paths", metavar="PATH", type=Path, nargs="+", help=f"{PATH}; each is checked by itself")
+    add_flags(check, only={"state_dir": "where keys are looked for whose tenants the policy does not name"})
+    check.set_defaults(run=_check)
+    show = actions.add_parser("show", help="print what holds for each tenant, defaults filled in, as YAML")
+    show.add_argument("path", metavar="PATH", type=Path, help=PATH)
+    show.add_argument(
+        "--tenant", metavar="NAME", type=arguments.tenant, help="only this one, named in the policy or not"
+    )
+    show.set_defaults(run=_show)
+    diff = actions.add_parser("diff", help="print what changes for whom; exit status 0: nothing, 1: something")
+    diff.add_argument("old", metavar="OLD", type=Path, help=PATH)
+    diff.add_argument("new", metavar="NEW", type=Path, help="likewise")
+    diff.set_defaults(run=_diff)
+    explain = actions.add_parser(
+        "explain",
+        help="say which class and limits a request has, what is left, whether it would pass",
+        epilog=EXIT_STATUS,
+    )
+    _explain_arguments(explain)
+    actions.add_parser("schema", help="print the JSON Schema of policy files").set_defaults(run=_schema)
+    for action in actions.choices.values():
+        action.set_defaults(parser=action)
+
+
+def _explain_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("path", metavar="PATH", type=Path, help=PATH)
+    who = parser.add_mutually_exclusive_group(required=True)
+    who.add_argument("--key", metavar="ID", help="an API key's id, as `sluice keys list` or the policy has it")
+    who.add_argument("--tenant", metavar="TENANT", type=arguments.tenant, help="any of its keys that is not narrowed")
+    parser.add_argument(
+        "--model", metavar="NAME", dest="asked_model", help="the model asked for (default: one that may be used)"
+    )
+    parser.add_argument(
+        "--input", metavar="TOKENS", type=arguments.count, default="1", help="of the prompt, such as 20k (default: 1)"
+    )
+    parser.add_argument(
+        "--output", metavar="TOKENS", type=arguments.count, default="1", help="max_tokens times n (default: 1)"
+    )
+    tiers = ("auto", "default", *SERVICE_TIERS)
+    parser.add_argument("--service-tier", choices=tiers, metavar="TIER", help=f"{', '.join(tiers)} (default: auto)")
+    add_flags(parser, only=STORE_FLAGS)
+    parser.set_defaults(run=_explain)
+
+
+def _check(namespace: Namespace) -> int:
+    settings = load(namespace)
+    return max(_check_one(path, settings, is_alone=len(namespace.paths) == 1) for path in namespace.paths)
+
+
+def _check_one(path: Path, settings: Settings, is_alone: bool) -> int:
+    try:
+        policy = read_policy(path)
+        num_files = len(policy_files(path))
+    except PolicyError as error:
+        return _invalid(error, INVALID)
+    num_keys = sum(len(tenant.keys) for tenant in policy.tenants.values())
+    counts = ((num_files, "file"), (len(policy.classes), "class"), (len(policy.tenants), "tenant"), (num_keys, "key"))
+    valid = f"valid: {', '.join(_counted(*entry) for entry in counts)}; version {policy.version}"
+    print(valid if is_alone else f"{path}: {valid}")
+    if is_alone:
+        _warn_of_unnamed(policy, settings)
+    return 0
+
+
+def _warn_of_unnamed(policy: Policy, settings: Settings) -> None:
+    """Says which stored keys are of tenants that the policy, if it were the gateway's, would not name."""
+    try:
+        records = KeyStore(settings.state_dir).records()
+    except (KeyStoreError, OSError):
+        return  # whoever checks a policy need not be the gateway's user
+    for line in told(policy, records) if policy.tenants else ():
+        print(f"warning: a stored key's tenant is not named: {line}", file=sys.stderr)
+
+
+def _show(namespace: Namespace) -> int:
+    try:
+        policy = read_policy(namespace.path)
+    except PolicyError as error:
+        return _invalid(error, INVALID)
+    print(policy_text(_only(policy, namespace.tenant) if namespace.tenant else policy), end="")
+    return 0
+
+
+def _only(policy: Policy, tenant: str) -> Policy:
+    """The same policy as far as it concerns one tenant. Keeps its version."""
+    return replace(policy, tenants={tenant: policy.tenant(tenant)})
+
+
+def _diff(namespace: Namespace) -> int:
+    try:
+        changes = policy_diff(read_policy(namespace.old), read_policy(namespace.new))
+    except PolicyError as error:
+        return _invalid(error, NOT_COMPARABLE)
+    print("\n".join(changes) if changes else "nothing changes")
+    return DIFFERENT if changes else 0
+
+
+def _explain(namespace: Namespace) -> int:
+    settings = load(namespace)
+    try:
+        policy = read_policy(namespace.path)
+        key = _key(namespace, policy, settings)
+    except PolicyError as error:
+        return _invalid(error, NOT_TOLD)
+    except KeyStoreError as error:
+        print(f"sluice: {error}", file=sys.stderr)
+        return NOT_TOLD
+    request = Request(key, Ask(1, namespace.input, namespace.output), namespace.asked_model, namespace.service_tier)
+    states = _states(settings, policy, request)
+    explanation = Explanation(policy, request, states, time.time())
+    print(explanation.text, end="")
+    return REFUSED if explanation.reasons else NOT_TOLD if states is None else 0
+
+
+def _key(namespace: Namespace, policy: Policy, settings: Settings) -> KnownKey:
+    if namespace.key is None:
+        return any_key_of(namespace.tenant)
+    return find_key(namespace.key, policy, KeyStore(settings.state_dir))
+
+
+def _states(settings: Settings, policy: Policy, request: Request) -> Sequence[LimitState] | None:
+    """What is left of the limits; None, with a word on why, where the store cannot be asked."""
+    who = Entitlement(policy, request.key.principal)
+    if not who.charged:
+        return ()
+    try:
+        return ask_store(settings, lambda store: store.states(who.name, who.key or None, who.charged))
+    except (QuotaError, EmbeddedStoreError) as error:
+        print(f"sluice: what is left cannot be told: {error}", file=sys.stderr)
+        return None
+
+
+def _schema(_: Namespace) -> int:
+    print(schema_text(), end="")
+    return 0
+
+
+def _invalid(error: PolicyError, status: int) -> int:
+    print(error, file=sys.stderr)
+    num_problems = len(error.problems)
+    print(f"sluice: {_counted(num_problems, 'problem')}: no policy can be made of this", file=sys.stderr)
+    return status
+
+
+def _counted(number: int, noun: str) -> str:
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{number} {noun}{'' if number == 1 else plural}"

@@ -1,0 +1,378 @@
+"""`sluice simulate`: run recorded traffic through the scheduling core on a virtual clock, and compare policies.
+
+The core is the one that serves; only the device and the clock are simulated."""
+
+import sys
+from argparse import ArgumentTypeError, Namespace, _SubParsersAction
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tqdm import tqdm
+
+from admission.core import Order
+from admission.simulation import picture
+from admission.simulation.arrival import Arrival
+from admission.simulation.device import DEVICES, Device, find_device
+from admission.simulation.errors import OptionError
+from admission.simulation.metrics import duration, number, percent, printable
+from admission.simulation.page import NUM_COLOURS, page
+from admission.simulation.policy import SimulatedPolicy, as_recorded, parse_policy
+from admission.simulation.recorder import Objective
+from admission.simulation.recording import TraceFacts
+from admission.simulation.report import table, to_json
+from admission.simulation.study import CAPACITY_REQUESTS, Results, Study, capacity
+from admission.simulation.traces import FORMATS, Traffic, read_traffic
+from admission.simulation.workload import Flood, Workload
+from gateway.telemetry.event_log_file import read_event_log
+from gateway.what_if.comparison import simulated
+from gateway.what_if.unsimulated import Seen, assumed, unsimulated
+from quotas.policy.policy import DEFAULT_POLICY as DEFAULT_EDITION
+from quotas.policy.policy import Policy
+from quotas.policy.policy_diff import policy_changes, policy_diff
+from quotas.policy.policy_file import SUFFIXES, field_places, read_sources
+from quotas.policy.policy_file import parse_policy as parse_file
+from quotas.policy.problems import Mark
+
+DEFAULT_POLICY = Order.FAIR
+SATURATED = 0.95  # of the time that the device is busy: more than it can do may be asked of it
+MOMENT = 1.0  # seconds
+DEFAULT_DEVICE = "llama3-8b-a100"
+NOTES = """\
+A policy is a policy file, or an ordering or settings joined by commas, with any field of the core's and the engine's
+configuration:
+  fair      fcfs      order=fair,quantum=0.1,max_num_seqs=128,weights=gold:4+free:1,kv_tokens=100000
+
+examples:
+  sluice simulate --trace yesterday.log --policy policy.yaml --compare edited.yaml
+  sluice simulate --trace azure.csv --tenants 4 --load 1.2 --policy fair --compare fcfs --seeds 5 --html fair.html
+  sluice simulate --trace azure.csv --rate 3 --tenants app:1 --flood noisy:20@60+30 --compare fcfs"""
+
+
+def add_to(commands: "_SubParsersAction[Any]") -> None:
+    parser = commands.add_parser(
+        "simulate",
+        help="what a policy would have done to recorded traffic",
+        usage="sluice simulate --trace FILE [--policy P] [--compare P] [flags]",
+        description=__doc__,
+        epilog=NOTES,
+    )
+    _add_traffic(parser.add_argument_group("traffic"))
+    _add_policies(parser.add_argument_group("policies and device"))
+    _add_report(parser.add_argument_group("report"))
+    parser.set_defaults(run=_simulate, parser=parser)
+
+
+def _add_traffic(group: Any) -> None:
+    group.add_argument("--trace", metavar="FILE", type=Path, required=True, help="requests and their lengths")
+    group.add_argument("--format", choices=["auto", *FORMATS], default="auto", help="of the trace (default: auto)")
+    group.add_argument("--requests", metavar="N", type=_count, help="use the first N, repeating the trace if need be")
+    pace = group.add_mutually_exclusive_group()
+    pace.add_argument("--speedup", metavar="X", type=_positive, default=1.0, help="times as fast as recorded")
+    pace.add_argument("--load", metavar="X", type=_positive, help="as fast as X times what the device can complete")
+    pace.add_argument(
+        "--rate", metavar="R", type=_positive, help="Poisson arrivals, R a second, lengths from the trace"
+    )
+    group.add_argument(
+        "--tenants", metavar="RULE", default="trace", help="4, heavy:0.8,light:0.2, hash:4 or trace (default: trace)"
+    )
+    group.add_argument("--classes", metavar="RULE", default="trace", help="0:0.1,1:0.9 or trace (default: trace)")
+    tiers = "what requests ask for: flex:0.3,none:0.7 or trace (default: trace)"
+    group.add_argument("--service-tiers", metavar="RULE", default="trace", help=tiers)
+    group.add_argument(
+        "--flood",
+        metavar="F",
+        type=_flood,
+        action="append",
+        default=[],
+        help="TENANT:RATE@START+SECONDS, may be repeated",
+    )
+    group.add_argument("--max-tokens", metavar="N", type=_count, default=0, help="what each request declares at least")
+    group.add_argument(
+        "--patience", metavar="S", type=_positive, default=inf, help="clients leave without a token after S"
+    )
+    group.add_argument("--seeds", metavar="N", type=_count, default=1, help="runs of each policy (default: 1)")
+
+
+def _add_policies(group: Any) -> None:
+    group.add_argument("--policy", metavar="P", help=f"(default: as an event log was recorded; else {DEFAULT_POLICY})")
+    group.add_argument("--compare", metavar="P", action="append", default=[], help="another one; may be repeated")
+    group.add_argument(
+        "--device",
+        metavar="D",
+        help=f"{', '.join(DEVICES)} or a JSON file of coefficients (default: the one that an event log was recorded "
+        f"on, as it was configured; else {DEFAULT_DEVICE})",
+    )
+    group.add_argument("--jobs", metavar="N", type=_count, default=1, help="runs at a time (default: 1)")
+
+
+def _add_report(group: Any) -> None:
+    good = Objective()
+    group.add_argument(
+        *("--good-first-token",), metavar="S", type=_positive,
+        help="a good request has its first token within S seconds (default: as each policy promises its class; "
+        f"{good.first_token:g} where a policy promises nothing)",
+    )  # fmt: skip
+    group.add_argument(
+        *("--good-per-token",), metavar="S", type=_positive,
+        help=f"and then a token each S seconds on average (default: likewise, {good.per_token:g})",
+    )  # fmt: skip
+    group.add_argument("--json", metavar="FILE", type=_new_file, help="write every figure of every run")
+    group.add_argument("--html", metavar="FILE", type=_new_file, help="write charts and figures as one page")
+    group.add_argument("--png", metavar="FILE", type=_new_file, help="write the charts as a picture (extra: plots)")
+
+
+def _simulate(namespace: Namespace) -> int:
+    if namespace.png:
+        picture.require()
+    with _progress("reading", "entries", None) as read:
+        traffic = read_traffic(namespace.trace, namespace.format, lambda path: _followed(read_event_log(path), read))
+    traffic = traffic._replace(device=_device(namespace.device, traffic.device), facts=_facts_used(namespace, traffic))
+    study, files, most = _study(namespace, traffic)
+    with _progress("simulating", "requests", study.size) as simulated:
+        results = study.run(simulated.update)
+    remarks = [*_remarks(results, files, traffic.facts), *_overload(study, results, most)]
+    remarks = [printable(line) for line in remarks]
+    facts = _facts(namespace, study)
+    _write(namespace, results, facts, remarks)
+    print("\n".join([*remarks, *([""] if remarks else []), f"{facts}\n\n{table(results)}"]))
+    return 0
+
+
+def _facts_used(namespace: Namespace, traffic: Traffic) -> TraceFacts:
+    """What is known of the requests once the rules have said whose they are and what they ask for."""
+    facts = traffic.facts
+    asks_by_rule = namespace.classes != "trace"
+    return facts._replace(
+        has_tiers=namespace.service_tiers != "trace" or (facts.has_tiers and not asks_by_rule),
+        has_keys=facts.has_keys and namespace.tenants == "trace",
+    )
+
+
+class PolicyFile(NamedTuple):
+    """A policy that was read from files, and where its fields stand in them."""
+
+    policy: Policy
+    places: dict[str, Mark]
+
+
+def _policy(text: str, traffic: Traffic, option: str) -> tuple[SimulatedPolicy, PolicyFile | None]:
+    """A policy file, by its path, or an ordering and settings."""
+    assert traffic.device is not None
+    if not _names_a_file(text):
+        return parse_policy(text, traffic.device, option), None
+    path = Path(text)
+    sources = read_sources(path)
+    policy = parse_file(sources)
+    file = PolicyFile(policy, field_places(sources))
+    return simulated(path.name, policy, traffic.device, traffic.facts), file
+
+
+def _names_a_file(text: str) -> bool:
+    """Not an ordering, though a file may be called so: that one is named with its folder."""
+    path = Path(text)
+    if path.suffix in SUFFIXES:
+        return True
+    return text not in ("", *Order) and "=" not in text and ("/" in text or path.exists())
+
+
+def _study(namespace: Namespace, traffic: Traffic) -> tuple[Study, list[PolicyFile | None], float | None]:
+    """And the policies' files, of those that were read from any, and the requests a second that the device completes,
+    where that had to be found out.
+    """
+    device, texts = traffic.device, namespace.compare
+    assert device is not None
+    if len(texts) >= NUM_COLOURS:
+        raise OptionError("--compare", texts, f"at most {NUM_COLOURS} policies fit one comparison")
+    pairs = [_first_policy(namespace.policy, traffic), *(_policy(text, traffic, "--compare") for text in texts)]
+    policies = _told_apart([policy for policy, _ in pairs], [namespace.policy, *texts])
+    workload, most = _at_load(namespace.load, _workload(namespace, traffic.arrivals), policies[0], device)
+    study = Study(policies, workload, device, _objective(namespace), namespace.seeds, namespace.jobs)
+    return study, [file for _, file in pairs], most
+
+
+def _objective(namespace: Namespace) -> Objective | None:
+    """None: what policies promise."""
+    given = {"first_token": namespace.good_first_token, "per_token": namespace.good_per_token}
+    said = {name: seconds for name, seconds in given.items() if seconds is not None}
+    return Objective(**said) if said else None
+
+
+def _first_policy(text: str | None, traffic: Traffic) -> tuple[SimulatedPolicy, PolicyFile | None]:
+    if text is None and traffic.device is not None and traffic.device.served is not None:
+        return as_recorded(traffic.device.served), None
+    return _policy(DEFAULT_POLICY if text is None else text, traffic, "--policy")
+
+
+def _told_apart(policies: Sequence[SimulatedPolicy], texts: Sequence[str | None]) -> tuple[SimulatedPolicy, ...]:
+    """Files of one name in several folders are called by their paths."""
+    counts = Counter(policy.name for policy in policies)
+    return tuple(
+        replace(policy, name=text) if text and (counts[policy.name] > 1 or not policy.name) else policy
+        for policy, text in zip(policies, texts, strict=True)
+    )
+
+
+def _device(name: str | None, recorded: Device | None) -> Device:
+    return recorded if name is None and recorded is not None else find_device(name or DEFAULT_DEVICE)
+
+
+def _workload(namespace: Namespace, arrivals: Sequence[Arrival]) -> Workload:
+    return Workload(
+        trace=tuple(arrivals),
+        requests=namespace.requests,
+        speedup=namespace.speedup,
+        rate=namespace.rate,
+        tenants=namespace.tenants,
+        classes=namespace.classes,
+        service_tiers=namespace.service_tiers,
+        floods=tuple(namespace.flood),
+        max_tokens=namespace.max_tokens,
+        patience=namespace.patience,
+    )
+
+
+def _at_load(
+    load: float | None, workload: Workload, policy: SimulatedPolicy, device: Device
+) -> tuple[Workload, float | None]:
+    """What is used of the trace, sped up to `load` times the capacity, which a run of its own finds; and that."""
+    if load is None:
+        return workload, None
+    used = replace(workload, trace=workload.trace[: workload.size])
+    seconds = used.trace[-1].time
+    if seconds == 0:
+        raise OptionError("--load", load, "the trace has no length in time to be sped up: use --rate")
+    most = _capacity(policy, used, device)
+    return replace(used, speedup=load * most * seconds / len(used.trace)), most
+
+
+def _capacity(policy: SimulatedPolicy, workload: Workload, device: Device) -> float:
+    with _progress("what the device can do", "requests", min(workload.size, CAPACITY_REQUESTS)) as bar:
+        return capacity(policy, workload, device, bar.update)
+
+
+def _write(namespace: Namespace, results: Results, facts: str, remarks: list[str]) -> None:
+    title = f"{namespace.trace.name}: {' and '.join(results.names)}"
+    try:
+        if namespace.json:
+            said = {"trace": namespace.trace.name, "facts": facts, "remarks": remarks}
+            namespace.json.write_text(to_json(results, said), encoding="utf-8")
+        if namespace.html:
+            namespace.html.write_text(page(results, title, facts, remarks), encoding="utf-8")
+        if namespace.png:
+            picture.save(results, title, facts, namespace.png)
+    except OSError as error:
+        raise OptionError(
+            "--json, --html, --png", str(error.filename), f"cannot be written ({error.strerror})"
+        ) from None
+
+
+def _facts(namespace: Namespace, study: Study) -> str:
+    workload = study.workload
+    parts = [f"{number(workload.size)} requests"]
+    if workload.rate is not None:
+        parts.append(f"Poisson at {workload.rate:g} a second")
+    elif workload.speedup != 1:
+        parts.append(f"{workload.speedup:.3g} times as fast as recorded")
+    if namespace.load is not None:
+        parts.append(f"{percent(namespace.load)} of capacity")
+    parts += [f"tenants {workload.tenants}", f"device {study.device.name}"]
+    parts += [
+        f"flood of {flood.tenant}, {flood.rate:g} a second for {duration(flood.seconds)}" for flood in workload.floods
+    ]
+    parts.append(f"{study.seeds} seeds" if study.seeds > 1 else "1 seed")
+    return printable(" · ".join(parts))
+
+
+def _remarks(results: Results, files: Sequence[PolicyFile | None], traced: TraceFacts) -> list[str]:
+    """What each policy changes, what of that could not be simulated, and what was taken for granted."""
+    study = results.study
+    first, *others = files
+    pairs = [(first, file) for file in others] if others else [(None, first)]
+    arrivals = study.workload.arrivals(1)
+    known = [file.policy for file in files if file]
+    summaries = [summary for runs in results.runs for summary in runs]
+    seen = Seen.of(arrivals, traced, known, summaries, study.device.kv_bytes_per_token is not None)
+    remarks = []
+    for name, (before, after) in zip(results.names[1:] or results.names, pairs, strict=True):
+        if after is None:
+            continue
+        old, places = (before.policy, before.places) if before else (DEFAULT_EDITION, {})
+        changes = policy_changes(old, after.policy)
+        if before:
+            told = policy_diff(old, after.policy) or ["nothing changes"]
+            remarks += [f"{results.names[0]} -> {name}", *(f"  {line}" for line in told)]
+        remarks += unsimulated(changes, seen, after.places, places)
+    return remarks + assumed(known, traced)
+
+
+def _overload(study: Study, results: Results, most: float | None) -> list[str]:
+    """Whether more was asked than the device can do, by how much, and what to do about it."""
+    if results.runs[0][0].busy < SATURATED:
+        return []
+    workload = study.workload
+    arrivals = workload.arrivals(1)
+    seconds = arrivals[-1].time
+    most = most or _capacity(study.policies[0], workload, study.device)
+    if not seconds or not most or len(arrivals) / seconds <= most:
+        return []
+    asked = len(arrivals) / seconds
+    fitting = 0.99 * most / asked
+    slower = f"--rate {fitting * workload.rate:.3g}" if workload.rate else f"--speedup {fitting * workload.speedup:.3g}"
+    remark = (
+        f"overload: the requests ask for {asked / most:.2f} times what {study.device.name} can serve "
+        f"({asked:.3g} come a second, it completes {most:.3g}): what waits and is refused follows from that; "
+        f"use {slower}, --load 1 or another --device"
+    )
+    return [remark]
+
+
+@contextmanager
+def _progress(what: str, unit: str, total: int | None) -> Iterator["tqdm[Any]"]:
+    """On a terminal, of what takes longer than a moment."""
+    quiet = not sys.stderr.isatty()
+    with tqdm(
+        desc=what, total=total, unit=f" {unit}", disable=quiet, delay=MOMENT, leave=False, file=sys.stderr
+    ) as bar:
+        yield bar
+
+
+def _followed(lines: Iterable[str], bar: "tqdm[Any]") -> Iterator[str]:
+    for line in lines:
+        bar.update()
+        yield line
+
+
+def _count(text: str) -> int:
+    if text.isdecimal() and int(text) >= 1:
+        return int(text)
+    raise ArgumentTypeError("a whole number, at least 1")
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if value > 0 and isfinite(value):
+        return value
+    raise ArgumentTypeError("a number above 0")
+
+
+def _flood(text: str) -> Flood:
+    try:
+        return Flood.parse(text)
+    except OptionError as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
+def _new_file(text: str) -> Path:
+    """Known to be impossible before minutes are spent on what it should hold."""
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir():
+        raise ArgumentTypeError(f"{path} is a folder" if path.is_dir() else f"there is no folder {path.parent}")
+    return path

@@ -1,0 +1,51 @@
+"""What a command asks the quota store, as the settings name it, whether or not a gateway runs."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from gateway.settings.settings import Settings
+from quotas.embedded.embedded_store import EmbeddedStore
+from quotas.errors import StoreUnavailable
+from quotas.store.redis_store import RedisStore
+
+T = TypeVar("T")
+
+STORE_FLAGS = {
+    "redis_url": "the quota store of the gateways, as they were given it; auto: a gateway's private one in DIR",
+    "state_dir": "the gateway's state directory, with its private store and its keys",
+}
+TIMEOUT = 5.0  # seconds; nobody's request waits for this answer
+
+
+def ask_store(settings: Settings, question: Callable[[RedisStore], Awaitable[T]]) -> T:
+    """The embedded store's server is that of the running gateway, or is started for the question.
+
+    Raises `QuotaError` and `EmbeddedStoreError`.
+    """
+    with _url(settings) as url:
+        return asyncio.run(_answer(url, question))
+
+
+@contextmanager
+def _url(settings: Settings) -> Iterator[str]:
+    if settings.redis_url is not None:
+        yield settings.redis_url.get_secret_value()
+        return
+    folder = settings.state_dir / "store"
+    if not folder.exists():
+        raise StoreUnavailable(
+            f"no quotas are kept here: there is no {folder}; name the gateway's --state-dir, or its --redis-url"
+        )
+    with EmbeddedStore(settings.state_dir) as url:
+        yield url
+
+
+async def _answer(url: str, question: Callable[[RedisStore], Awaitable[T]]) -> T:
+    store = RedisStore.at(url, TIMEOUT)
+    try:
+        await store.connect()
+        return await question(store)
+    finally:
+        await store.close()

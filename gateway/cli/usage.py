@@ -1,0 +1,52 @@
+"""`sluice usage`: what tenants have used, as settled, by UTC day; and what it costs where the policy has a price."""
+
+import sys
+from argparse import Namespace, _SubParsersAction
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+from gateway.cli import arguments
+from gateway.cli.flags import SettingsError, add_flags, load
+from gateway.cli.store_question import STORE_FLAGS, ask_store
+from gateway.tenants.live_policy import Policies
+from gateway.tenants.usage import LEDGER_DAYS, by_tenant, usage_csv, usage_entries, usage_table
+
+PRICES = "policy file, or folder of them, with the prices; auto: the built-in policy, which has none"
+
+NOTES = """\
+Prices are those of the policy as it is now (--policy), whatever they were on the day. The store is the one that a
+gateway with the same --redis-url and --state-dir keeps; a running gateway books every few seconds what was used."""
+
+
+def add_to(commands: "_SubParsersAction[Any]") -> None:
+    usage = commands.add_parser("usage", help="what tenants have used, by day", description=__doc__, epilog=NOTES)
+    usage.add_argument("--tenant", metavar="TENANT", type=arguments.tenant, help="only this one (default: all)")
+    usage.add_argument(
+        "--from", metavar="DAY", dest="first", type=arguments.utc_day, help="(default: the first of the month of --to)"
+    )
+    usage.add_argument("--to", metavar="DAY", dest="last", type=arguments.utc_day, help="(default: today, in UTC)")
+    usage.add_argument("--by", choices=("tenant", "key"), default="tenant", help="a row for each (default: tenant)")
+    usage.add_argument("--csv", action="store_true", help="print comma-separated values, without totals")
+    add_flags(usage, only={"policy": PRICES, **STORE_FLAGS})
+    usage.set_defaults(run=_usage, parser=usage)
+
+
+def _usage(namespace: Namespace) -> int:
+    settings = load(namespace)
+    today = datetime.now(UTC).date()
+    last: date = namespace.last or today
+    first: date = namespace.first or last.replace(day=1)
+    if first > last:
+        raise SettingsError(f"--from {first} is after --to {last}")
+    policy = Policies(settings.policy).current
+    since, until = max(first, today - timedelta(days=LEDGER_DAYS)), min(last, today + timedelta(days=1))
+    entries = ask_store(settings, lambda store: usage_entries(store, namespace.tenant, since, until))
+    if namespace.by == "tenant":
+        entries = by_tenant(entries)
+    if not entries:
+        sys.stderr.write(f"nothing was used from {first} to {last}\n")
+    if namespace.csv:
+        sys.stdout.write(usage_csv(entries, policy, namespace.by == "key"))
+    elif entries:
+        sys.stdout.write(usage_table(entries, policy, namespace.by == "key"))
+    return 0

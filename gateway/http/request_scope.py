@@ -1,0 +1,251 @@
+"""The lexical life of one request: whatever ends it early cancels the code inside it."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Any, Self
+
+from starlette.types import Message, Receive, Scope, Send
+
+from admission.outcome import Outcome
+from gateway.errors import ApiError, BadRequest, RequestTimedOut, RequestTooLarge, ShuttingDown
+from gateway.http.connection import TRANSPORT
+
+
+class ClientGone(Exception):
+    """The client disconnected before its request was complete; nobody is left to answer."""
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int, timeout: float) -> bytes:
+    """The whole of a body, as `BodyParts` reads it."""
+    parts = BodyParts(scope, receive, limit, timeout)
+    body = bytearray()
+    while parts.more:
+        body += await parts.next()
+    return bytes(body)
+
+
+class BodyParts:
+    """A body as it comes, at most `limit` bytes of it, each part within `timeout` seconds.
+
+    Raises `ApiError` and `ClientGone`. The size is checked while reading, so a chunked body cannot exceed it either.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, limit: int, timeout: float) -> None:
+        _check_headers(scope, limit)
+        self.size = 0  # bytes that have come
+        self.most = _declared(scope, limit)  # that may come
+        self.more = True
+        self._receive = receive
+        self._limit = limit
+        self._timeout = timeout
+
+    async def next(self) -> bytes:
+        """The next part; `more` then says whether it was the last."""
+        message = await _next_part(self._receive, self._timeout)
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part: bytes = message.get("body", b"")
+        self.size += len(part)
+        if self.size > self._limit:
+            raise _too_large(self._limit)
+        self.more = message.get("more_body", False)
+        return part
+
+
+def _declared(scope: Scope, limit: int) -> int:
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit():
+            return int(value)
+    return limit
+
+
+def _check_headers(scope: Scope, limit: int) -> None:
+    """Raises `ApiError` for a body that would be read in vain."""
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit() and int(value) > limit:
+            raise _too_large(limit)
+        if name == b"content-encoding" and value.lower() != b"identity":
+            coding = value[:64].decode("latin-1")
+            raise BadRequest(
+                f"Bodies are read as they come, not decoded: send it without content-encoding, got {coding!r}.",
+                "content-encoding",
+            )
+
+
+def _too_large(limit: int) -> RequestTooLarge:
+    return RequestTooLarge(f"The request body is larger than the {limit} bytes this server accepts.")
+
+
+async def _next_part(receive: Receive, timeout: float) -> Message:
+    try:
+        async with asyncio.timeout(timeout):
+            return await receive()
+    except TimeoutError:
+        raise RequestTimedOut(f"No part of the request body arrived for {timeout:g} s.") from None
+
+
+class RequestScope:
+    """Runs its block beside a watcher for `http.disconnect`, from the last byte of the body to the last of the answer.
+
+    `end` cancels the block from anywhere; the block's own cleanup runs, and the cancellation stops at the end of the
+    scope. `outcome` then says why. A write that makes no progress is ended by `Lives.sweep`.
+    """
+
+    __slots__ = (
+        "_cancelling", "_clock", "_living", "_receive", "_send", "_task", "_transport", "_watcher", "_writes",
+        "ended_early", "error", "outcome", "writing_since",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        clock: Callable[[], float] = time.monotonic,
+        living: "set[RequestScope] | None" = None,
+    ) -> None:
+        """`living` has it among its members while its block runs."""
+        self.outcome: Outcome | None = None
+        self.ended_early: float | None = None  # when, in seconds of `clock`
+        self.error: ApiError | None = None  # what the client is to be told, if it is still there
+        self.writing_since: float | None = None  # the last progress of the writes that wait
+        self._task: asyncio.Task[Any] | None = None  # while its block runs
+        self._watcher: asyncio.Task[None] | None = None
+        self._writes = 0
+        self._clock = clock
+        self._living = set[RequestScope]() if living is None else living
+        self._receive = receive
+        self._send = send
+        self._transport = _transport(scope)
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.current_task()
+        assert self._task is not None
+        self._cancelling = self._task.cancelling()
+        self._watcher = asyncio.create_task(self._watch())
+        self._living.add(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        assert self._task is not None and self._watcher is not None
+        self._living.discard(self)
+        task, self._task = self._task, None  # whoever ends it from now on comes too late
+        self._watcher.cancel()
+        self._watcher = None  # which ends with an error whose traceback leads to this scope
+        if self.outcome is None:
+            return False
+        if kind is not asyncio.CancelledError:
+            await _absorb_cancellation()
+        if task.uncancel() > self._cancelling:  # somebody else cancels the task as well
+            if kind is None:
+                raise asyncio.CancelledError
+            return False
+        return kind is None or kind is asyncio.CancelledError
+
+    async def send(self, message: Message) -> None:
+        """Write to the client, watched for progress."""
+        loop = asyncio.get_running_loop()
+        self.writing_since = self.writing_since or loop.time()
+        self._writes += 1
+        try:
+            await self._send(message)
+        finally:
+            self._writes -= 1
+            self.writing_since = loop.time() if self._writes else None
+
+    def end(self, outcome: Outcome) -> None:
+        """Cancel the block, once."""
+        if self.outcome is None and self._task is not None:
+            self.outcome, self.ended_early = outcome, self._clock()
+            self._task.cancel()
+
+    def fail(self, error: ApiError) -> None:
+        """End it with an error for the client."""
+        if self.outcome is None and self._task is not None:
+            self.error = error
+            self.end(error.outcome)
+
+    def abort(self) -> None:
+        """End it and drop the connection with whatever was not yet written."""
+        self.end(Outcome.DISCONNECTED)
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.end(Outcome.DISCONNECTED)
+
+
+def _transport(scope: Scope) -> asyncio.WriteTransport | None:
+    """The connection's, where the server hands it over."""
+    transport: asyncio.WriteTransport | None = scope.get("extensions", {}).get(TRANSPORT, {}).get("transport")
+    return transport
+
+
+async def _absorb_cancellation() -> None:
+    """Let a cancellation that was requested after the block's last await arrive here."""
+    with suppress(asyncio.CancelledError):
+        await asyncio.sleep(0)
+
+
+class Lives:
+    """The scopes being served: swept for clients that stopped reading, ended together at a shutdown."""
+
+    def __init__(self, write_timeout: float) -> None:
+        self._write_timeout = write_timeout
+        self._scopes: set[RequestScope] = set()
+        self._closed = asyncio.Event()
+
+    def close(self) -> None:
+        """No new request from now on."""
+        self._closed.set()
+
+    async def pause(self, seconds: float) -> None:
+        """Let so much time pass, or what there is of it until no new request is taken."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._closed.wait()
+
+    def check_open(self) -> None:
+        """Raises `ShuttingDown` for a request that comes too late."""
+        if self._closed.is_set():
+            raise ShuttingDown
+
+    def scope(
+        self, scope: Scope, receive: Receive, send: Send, clock: Callable[[], float] = time.monotonic
+    ) -> RequestScope:
+        """One that is swept, and ended with the others, while its block runs."""
+        return RequestScope(scope, receive, send, clock, self._scopes)
+
+    @contextmanager
+    def last_write(self, scope: Scope) -> Iterator[None]:
+        """For what a client is told outside of a scope: the connection is dropped when that takes too long."""
+        transport = _transport(scope)
+        if transport is None:
+            yield
+            return
+        late = asyncio.get_running_loop().call_later(self._write_timeout, transport.abort)
+        try:
+            yield
+        finally:
+            late.cancel()
+
+    def end_all(self, error: ApiError) -> None:
+        """Every client still being served is told `error`."""
+        for scope in list(self._scopes):
+            scope.fail(error)
+
+    async def sweep(self) -> None:
+        """Runs as long as the server does."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._write_timeout / 4)
+            stalled = loop.time() - self._write_timeout
+            for scope in [s for s in self._scopes if s.writing_since is not None and s.writing_since < stalled]:
+                scope.abort()

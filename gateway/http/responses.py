@@ -1,0 +1,79 @@
+"""Answers over ASGI: one whole body, or a stream that can still fail properly after its first byte."""
+
+import re
+from collections.abc import Callable
+from os import urandom
+
+from starlette.types import Scope, Send
+
+from gateway.errors import ApiError
+from gateway.http import sse
+
+JSON = {"content-type": "application/json"}
+_SAFE_ID = re.compile(rb"[\w.:-]{1,128}", re.ASCII)
+
+Headers = list[tuple[bytes, bytes]]
+
+
+def encode_headers(headers: dict[str, str]) -> Headers:
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+
+
+_JSON = encode_headers(JSON)
+_SSE = encode_headers(sse.HEADERS)
+
+
+def request_id(given: bytes | None = None) -> bytes:
+    """What every answer carries as `x-request-id`: the client's own where it is harmless, else ours."""
+    return given if given and _SAFE_ID.fullmatch(given) else b"req_" + urandom(16).hex().encode()
+
+
+class Exchange:
+    """One request's answer."""
+
+    __slots__ = ("_also", "_clock", "_headers", "request_id", "send", "started", "status")
+
+    def __init__(self, scope: Scope, send: Send, clock: Callable[[], float]) -> None:
+        self.send = send
+        self._headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
+        self.request_id = request_id(self.header(b"x-request-id"))
+        self.started: float | None = None  # when its first byte went out, in seconds of `clock`
+        self.status = 0  # of HTTP, once it has started
+        self._clock = clock
+        self._also: Headers = []
+
+    def add_headers(self, headers: dict[str, str]) -> None:
+        """To the answer, whatever it will be."""
+        self._also += encode_headers(headers)
+
+    def header(self, name: bytes) -> bytes | None:
+        """The request's header, the first where it is repeated; None when it is absent."""
+        return self._headers.get(name)
+
+    async def reply(self, body: bytes, status: int = 200, headers: Headers = _JSON) -> None:
+        """The whole answer."""
+        length = (b"content-length", str(len(body)).encode())
+        await self._start(status, [*headers, length])
+        await self.send({"type": "http.response.body", "body": body})
+
+    async def stream(self, events: bytes) -> None:
+        """A part of an event stream; the first one sends the headers."""
+        if self.started is None:
+            await self._start(200, _SSE)
+        await self.send({"type": "http.response.body", "body": events, "more_body": True})
+
+    async def end_stream(self, events: bytes) -> None:
+        """The last part."""
+        await self.send({"type": "http.response.body", "body": events, "more_body": False})
+
+    async def fail(self, error: ApiError) -> None:
+        """The error as a body, or as the last event of a stream that has begun; such a stream has no [DONE]."""
+        if self.started is not None:
+            await self.end_stream(error.to_sse())
+        else:
+            await self.reply(error.to_body(), error.status, encode_headers(error.headers()))
+
+    async def _start(self, status: int, headers: Headers) -> None:
+        self.started, self.status = self._clock(), status
+        head = [*headers, *self._also, (b"x-request-id", self.request_id)]
+        await self.send({"type": "http.response.start", "status": status, "headers": head})

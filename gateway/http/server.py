@@ -1,0 +1,213 @@
+"""The HTTP server: its listener, and how it ends."""
+
+import asyncio
+import errno
+import logging
+import signal
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import uvicorn
+
+from gateway.errors import ShuttingDown
+from gateway.http.acceptor import Acceptor
+from gateway.http.connection import Connection, Hangups, bound_socket
+from gateway.http.connection_table import ConnectionTable, Place
+from gateway.http.request_scope import Lives
+from gateway.settings.settings import Settings
+
+PRIVILEGED_PORTS = 1024
+
+
+class ListenError(Exception):
+    """A port cannot be served; the message names the flag to change."""
+
+
+def open_port(host: str, port: int, prefix: str = "--") -> socket.socket:
+    """A bound socket, of flags such as --host and --port. Raises `ListenError`."""
+    try:
+        return bound_socket(host, port)
+    except OSError as error:
+        raise ListenError(why_not_listening(error, host, port, prefix)) from None
+
+
+def why_not_listening(error: OSError, host: str, port: int, prefix: str = "--") -> str:
+    """For flags such as --host and --port; an error that has to do with neither is raised again."""
+    address, other_port = f"{host}:{port}", f"with {prefix}port"
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        return f"{host} is not an address of this machine: choose another with {prefix}host"
+    if error.errno == errno.EADDRINUSE:
+        return f"{address} is in use: stop what listens there, or choose another port {other_port}"
+    if error.errno == errno.EACCES and port < PRIVILEGED_PORTS:
+        return f"{address} needs privileges that this user lacks: choose a port above 1023 {other_port}"
+    raise error
+
+
+def http_config(settings: Settings) -> uvicorn.Config:
+    """With TLS where it is configured. The application is set later, and each server makes its own connections."""
+    return uvicorn.Config(
+        app=_nothing,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=settings.idle_timeout,  # type: ignore[arg-type]  # seconds; a float works
+        ssl_certfile=settings.tls_cert_file,
+        ssl_keyfile=settings.tls_key_file,
+    )
+
+
+def check_tls(settings: Settings) -> None:
+    """Raises `ListenError` for a certificate and a key with which no port could be served."""
+    if settings.tls_cert_file is None or settings.tls_key_file is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert_file, settings.tls_key_file)
+    except OSError as error:
+        raise ListenError(
+            f"TLS cannot be served with --tls-cert-file {settings.tls_cert_file} and --tls-key-file "
+            f"{settings.tls_key_file}: {error}; they must be PEM, and belong together"
+        ) from None
+
+
+async def _nothing(scope: object, receive: object, send: object) -> None:
+    """Stands in for the application until it is made."""
+
+
+class HttpServer(uvicorn.Server):
+    """Serves given sockets to as many connections as `table` has places for.
+
+    A TLS handshake has the time that headers have, where uvicorn would leave it the loop's 60 s.
+    """
+
+    prefix = "--"  # of the flags that choose its port
+
+    def __init__(self, settings: Settings, table: ConnectionTable) -> None:
+        super().__init__(http_config(settings))
+        self.table = table
+        self._header_timeout = settings.header_timeout
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup([])
+        self._hangups = Hangups()
+        for sock in sockets or ():
+            self.servers.append(self._listen(sock))  # type: ignore[arg-type]  # it has what uvicorn asks of one
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        self._hangups.close()
+
+    def _listen(self, sock: socket.socket) -> Acceptor:
+        """Raises `ListenError`: of two processes that have bound a port, one can listen."""
+        try:
+            sock.listen(self.config.backlog)
+        except OSError as error:
+            host, port, *_ = sock.getsockname()
+            raise ListenError(why_not_listening(error, host, port, self.prefix)) from None
+        return Acceptor(sock, self.table, self._connection, self.config.ssl, self._header_timeout)
+
+    def _connection(self, place: Place) -> Connection:
+        return Connection(
+            self.config, self.server_state, self.lifespan.state, place, self._hangups, self._header_timeout
+        )
+
+
+log = logging.getLogger(__name__)
+
+END_SECONDS = 2.0  # in which requests that are told to end do
+
+
+class Server(HttpServer):
+    """The tenants' port, which says when it has started and drains when it is told to stop.
+
+    A drain: not ready from that moment, and still serving for `drain_delay`; then new requests are refused, and those
+    in flight have `drain_timeout` to end by themselves before they are ended with an error. The port closes last.
+    """
+
+    def __init__(self, settings: Settings, lives: Lives, on_started: Callable[[], object]) -> None:
+        super().__init__(settings, ConnectionTable(settings.max_connections, settings.max_connections_per_peer))
+        self._lives = lives
+        self._on_started = on_started
+        self._delay = settings.drain_delay
+        self._timeout = settings.drain_timeout
+        self._hurry = asyncio.Event()
+
+    def drain(self) -> None:
+        """Stop in order."""
+        if not self.should_exit:
+            self.should_exit = True
+            if not self._delay:
+                self._lives.close()  # `shutdown` is called up to 0.1 s later, when uvicorn next looks
+            log.info("draining: %d requests are in flight", len(self.server_state.tasks))
+
+    def end(self) -> None:
+        """Stop now: what is in flight is ended with an error."""
+        self.should_exit = self.force_exit = True
+        self._hurry.set()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """The first signal drains, the second ends now. Uvicorn would raise it again before `serve` has cleaned up."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._signalled)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    def _signalled(self) -> None:
+        if self.should_exit:
+            self.end()
+        else:
+            self.drain()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._hurried(self._delay)
+        self._lives.close()
+        until = asyncio.get_running_loop().time() + self._timeout
+        tasks = set(self.server_state.tasks)
+        for connection in self._answering():
+            connection.shutdown()
+        if await self._unfinished(tasks):
+            await self._end_all(tasks)
+        left = until - asyncio.get_running_loop().time()  # for answers on their way to slow readers
+        self.config.timeout_graceful_shutdown = max(END_SECONDS, left)  # type: ignore[assignment]
+        await super().shutdown(sockets)
+
+    async def _hurried(self, seconds: float) -> None:
+        """Wait so long, or until there is no time left."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._hurry.wait()
+
+    async def _unfinished(self, tasks: set[asyncio.Task[None]]) -> bool:
+        """Whether some of them go on when their time is over."""
+        if not tasks:
+            return False
+        timer = asyncio.create_task(self._hurried(self._timeout))
+        ended = asyncio.create_task(asyncio.wait(tasks))
+        await asyncio.wait({timer, ended}, return_when=asyncio.FIRST_COMPLETED)
+        timer.cancel()
+        return not ended.done()
+
+    async def _end_all(self, tasks: set[asyncio.Task[None]]) -> None:
+        """Tell every client so. One that reads nothing, or has not sent all of its request, is cut off."""
+        log.warning("%d requests are ended: their time to end by themselves is over", sum(not t.done() for t in tasks))
+        self._lives.end_all(ShuttingDown())
+        await asyncio.wait(tasks, timeout=END_SECONDS)
+        for connection in self._answering():
+            connection.give_up(ShuttingDown())
+
+    def _answering(self) -> list[Connection]:
+        connections = [c for c in self.server_state.connections if isinstance(c, Connection)]
+        return [connection for connection in connections if connection.is_answering]

@@ -1,0 +1,108 @@
+"""JSON from outside to strict models, and the sentence a client reads when it does not fit."""
+
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from gateway.errors import BadRequest
+from gateway.http.json_body import JsonBody
+
+NAMELESS = '""'  # how a field whose name is empty is told
+MAX_FIELDS = 64  # in one JSON object; a body can hold 400,000, each of them an error to describe
+
+
+class Wire(BaseModel):
+    """A JSON object with known fields and no others. Types are exact: no "1" for 1, no true for 1, no 1.0 for 1."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_fields(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > MAX_FIELDS:
+            raise PydanticCustomError("too_many_fields", "must hold at most {limit} fields", {"limit": MAX_FIELDS})
+        return value
+
+
+WireT = TypeVar("WireT", bound=Wire)
+
+
+def only(*neutral: Any) -> BeforeValidator:
+    """Marks a field that clients send and this server does not act on: null and `neutral` pass, and mean nothing."""
+    allowed = " or ".join(["null", *(orjson.dumps(value).decode() for value in neutral)])
+
+    def check(value: Any) -> None:
+        if value is not None and not any(type(value) is type(known) and value == known for known in neutral):
+            raise PydanticCustomError(
+                "unsupported", "is not supported here; leave it out or send {allowed}", {"allowed": allowed}
+            )
+
+    return BeforeValidator(check)
+
+
+def read(model: type[WireT], raw: JsonBody) -> WireT:
+    """The body as `model`. Raises `BadRequest` for what is not JSON, not an object, or not those fields and types."""
+    body = raw.loads()
+    if not isinstance(body, dict):
+        raise BadRequest(f"The body must be a JSON object, got {shown(body)}.")
+    try:
+        return model.model_validate(body)
+    except ValidationError as exc:
+        raise _bad_request(exc.errors(include_url=False)[0]) from exc
+
+
+def shown(value: Any) -> str:
+    """A short form of any JSON value for a message."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case list():
+            return f"an array of {len(value)}"
+        case dict():
+            return "an object"
+        case str() if len(value) > 40:
+            return f"a string of {len(value)} characters"
+    return repr(value)
+
+
+def _bad_request(error: ErrorDetails) -> BadRequest:
+    param = _param(error["loc"])
+    return BadRequest(_sentence(error, param or "The body"), param or None)
+
+
+def _param(loc: tuple[int | str, ...]) -> str:
+    """("messages", 2, "content") becomes messages[2].content."""
+    names = (f"[{part}]" if isinstance(part, int) else f".{part[:64] or NAMELESS}" for part in loc)
+    return "".join(names).removeprefix(".")
+
+
+_EXPECTED = {
+    "list_type": "an array",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "string_type": "a string",
+    "int_type": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "none_required": "null",
+    "literal_error": "{expected}",
+    "greater_than_equal": "at least {ge}",
+    "too_long": "at most {max_length} items long",
+    "too_short": "at least {min_length} item long",
+}
+
+
+def _sentence(error: ErrorDetails, param: str) -> str:
+    kind = error["type"]
+    if kind in _EXPECTED:
+        expected = _EXPECTED[kind].format(**error.get("ctx", {}))
+        return f"{param} must be {expected}, got {shown(error['input'])}."
+    if kind == "missing":
+        return f"{param} is required."
+    if kind == "extra_forbidden":
+        return f"{param} is not a field that this server knows."
+    return f"{param} {error['msg']}."  # said by this package's own validators

@@ -1,0 +1,171 @@
+"""The settings of the engine: type, unit, default and meaning of each."""
+
+from typing import Literal
+
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from gateway.settings.field import ENV_PREFIX, BytesOrAuto, ChunkOrAuto, FractionOrAuto, IntOrAuto, NameOrAuto, setting
+from gateway.settings.machine import spare_cores
+
+
+class EngineFields(BaseSettings):
+    """What an operator may choose of the model, the engine and its memory. Frozen; read once at start."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, env_ignore_empty=True, extra="forbid", frozen=True, hide_input_in_errors=True
+    )
+
+    model: str = setting(
+        "model",
+        "MODEL",
+        "embedded",
+        "embedded, a local directory in Hugging Face layout, or a hub name such as Qwen/Qwen3-0.6B",
+        min_length=1,
+    )
+    served_model_name: NameOrAuto = setting(
+        "model", "NAME", None, "the name clients ask for; auto: the model's own name", min_length=1, max_length=256
+    )
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = setting(
+        "model",
+        "DTYPE",
+        "auto",
+        "precision of weights, and of the KV cache unless --kv-cache-dtype says another; auto: float32 on a CPU, where "
+        "then no text depends on its batch; as stored on a GPU",
+    )
+    device: Literal["auto", "cpu", "cuda"] = setting(
+        "model", "DEVICE", "auto", "where the model runs; auto: an NVIDIA GPU if torch finds one, else the CPU"
+    )
+    max_model_len: IntOrAuto = setting(
+        "model",
+        "TOKENS",
+        None,
+        "most tokens of prompt and answer together; auto: the model's positions, or what KV memory holds",
+        ge=2,
+    )
+
+    max_num_seqs: int = setting("engine", "N", 256, "most sequences in one step", ge=1, le=65_536)
+    max_num_batched_tokens: IntOrAuto = setting(
+        "engine",
+        "TOKENS",
+        None,
+        "token budget: most tokens computed in one step; auto: 512, or as others need",
+        ge=1,
+        le=1_048_576,
+    )
+    prefill_chunk: ChunkOrAuto = setting(
+        "engine",
+        "TOKENS",
+        None,
+        "most prompt tokens of one sequence in one step; auto: the token budget; off: every prompt whole",
+    )
+    prefill_share: float = setting(
+        "engine",
+        "SHARE",
+        1.0,
+        "of the token budget, that prompts may fill beside running answers whose class has no time per token to keep; "
+        "the rest is a reserve for decodes",
+        gt=0,
+        le=1,
+    )
+    default_max_tokens: IntOrAuto = setting(
+        "engine",
+        "TOKENS",
+        None,
+        "max_tokens of a request that names none; auto: what its context leaves a chat, 16 for a completion",
+        ge=1,
+    )
+    max_waiting: int = setting(
+        "engine",
+        "N",
+        1024,
+        "most requests that wait for the engine; more are answered 503, unless of a tenant within its equal share; the "
+        "policy's classes have bounds of their own, the default ones 256, 1024 and 4096 requests",
+        ge=1,
+    )
+    order: Literal[
+        "fair",
+        "fcfs",
+        "round_robin",
+        "shortest_first",
+        "vtc",
+        "virtual_finish",
+        "earliest_deadline",
+        "adaptive_lifo",
+    ] = setting(
+        "engine",
+        "HOW",
+        "fair",
+        "who is admitted next: fair among tenants by deficit round robin, or another ordering to measure it by "
+        "(see `sluice simulate`)",
+    )
+    charge: Literal["engine_time", "tokens"] = setting(
+        "engine", "UNIT", "engine_time", "what tenants' shares are counted in"
+    )
+    admit: Literal["forecast", "minimum_free", "optimistic"] = setting(
+        "engine",
+        "HOW",
+        "forecast",
+        "to KV memory: by a forecast of what those running will need, while --min-free-blocks are free, or whenever a "
+        "prompt fits",
+    )
+    min_free_blocks: int = setting("engine", "N", 0, "KV blocks that --admit minimum_free leaves free", ge=0)
+    overload: Literal["deadline", "controlled_delay", "bounded", "unbounded"] = setting(
+        "engine",
+        "HOW",
+        "deadline",
+        "of more work than the machine can do: refuse what would be late, give up what has waited too long (CoDel), "
+        "bound the queue alone, or nothing; unbounded lifts max_waiting and the queues of the policy's classes, the "
+        "others keep both",
+    )
+    batching: Literal["continuous", "static"] = setting(
+        "engine", "HOW", "continuous", "static admits no sequence until a whole batch is done: a baseline to measure by"
+    )
+    kernels: Literal["auto", "native", "triton", "torch", "reference"] = setting(
+        "engine",
+        "HOW",
+        "auto",
+        "native: compiled, CPU; triton: GPU; torch: no compiler needed; reference: slow oracle; auto: the best",
+    )
+    threads: int = setting(
+        "engine",
+        "N",
+        spare_cores,
+        "CPU threads of the model: all cores but one, which serves the clients",
+        ge=1,
+        le=1024,
+    )
+    step_timeout: float = setting(
+        "engine",
+        "SECONDS",
+        120.0,
+        "time for one step of the model, or twenty times as long as is expected of it where that is more, after which "
+        "the device counts as wedged and the process ends with an error",
+        ge=1,
+        le=86_400,
+    )
+    seed: int = setting(
+        "engine", "N", 0, "seeds the sampling of requests that bring no seed of their own", ge=0, lt=2**63
+    )
+
+    kv_cache_dtype: Literal["auto", "fp8"] = setting(
+        "memory",
+        "DTYPE",
+        "auto",
+        "precision of the KV cache; auto: that of the model; fp8: e4m3 without scales, half of the memory of 16 bits, "
+        "rounded to 4 significant bits, which can change texts",
+    )
+    kv_memory_bytes: BytesOrAuto = setting(
+        "memory", "BYTES", None, "memory of the KV cache, such as 512MiB or 2GiB; auto: see --kv-memory-fraction", gt=0
+    )
+    kv_memory_fraction: FractionOrAuto = setting(
+        "memory",
+        "FRACTION",
+        None,
+        "the same as a share of the free memory; auto: a quarter and at most 1 GiB, on a GPU all that is of use",
+        gt=0,
+        lt=1,
+    )
+    block_size: int = setting("memory", "TOKENS", 16, "tokens in one block of the KV cache", ge=1, le=1024)
+    kv_allocation: Literal["paged", "contiguous"] = setting(
+        "memory", "HOW", "paged", "contiguous reserves a whole context for every sequence: a baseline to measure by"
+    )

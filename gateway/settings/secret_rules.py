@@ -1,0 +1,50 @@
+"""What a secret must be to serve as a key, and which ones an operator may not choose because they would be guessed."""
+
+import re
+from itertools import pairwise
+
+MAX_KEY = 512  # characters, each a byte
+MIN_ADMIN_KEY = 16  # characters
+LEAST_DISTINCT = 8  # characters; 32 random hexadecimal digits have fewer once in 10^8
+MAKE_ONE = "`openssl rand -hex 32` prints a good one"
+_PLACEHOLDER = re.compile(
+    r"replace|change[-_ ]?(me|it)|placeholder|your[-_ ]|example|fill[-_ ]?in|hexadecimal|password|letmein"
+    r"|(super|my)[-_ ]?secret|x{6}|<.+>|\$\{",
+    re.IGNORECASE,
+)
+
+
+def placeholder(secret: str) -> str | None:
+    """Says that `secret` was copied from a template and never replaced; None if it does not look so."""
+    return f"is a placeholder that was never replaced; {MAKE_ONE}" if _PLACEHOLDER.search(secret) else None
+
+
+def weakness(secret: str) -> str | None:
+    """Says why `secret` would be guessed, in words that follow its name and do not repeat it; None if nothing shows.
+
+    What passes is not thereby strong: only a placeholder, few distinct characters, a repetition and a plain
+    sequence such as 0123456789abcdef are found.
+    """
+    distinct = len(set(secret))
+    if distinct < LEAST_DISTINCT:
+        return f"has only {distinct} distinct characters, at least {LEAST_DISTINCT} are needed; {MAKE_ONE}"
+    if secret in (secret + secret)[1:-1]:
+        return f"repeats itself; {MAKE_ONE}"
+    if _sequential(secret) > len(secret) // 2:
+        return f"counts up or down; {MAKE_ONE}"
+    return placeholder(secret)
+
+
+def _sequential(secret: str) -> int:
+    """How many characters come right after, or right before, the one to their left."""
+    return sum(abs(ord(after) - ord(before)) == 1 for before, after in pairwise(secret))
+
+
+def is_token(text: str, least: int) -> bool:
+    """Whether it can be a key, of `least` characters or more."""
+    return least <= len(text) <= MAX_KEY and all("!" <= character <= "~" for character in text)
+
+
+def rule(least: int) -> str:
+    """What `is_token` asks for, in words."""
+    return f"{least} to {MAX_KEY} printable ASCII characters without spaces"

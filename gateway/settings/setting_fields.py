@@ -1,0 +1,245 @@
+"""Every setting of the gateway: type, unit, default and meaning.
+
+The setting `max_num_seqs` is the variable `SLUICE_MAX_NUM_SEQS` and the flag `--max-num-seqs`. A flag wins over a
+variable, a variable over the default. What depends on the model is checked by the engine's own configuration.
+"""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, ByteSize, SecretStr
+
+from gateway.settings import otel_variables
+from gateway.settings.engine_fields import EngineFields
+from gateway.settings.field import (
+    IntOrAuto,
+    PathOrAuto,
+    PortOrOff,
+    SecretOrAuto,
+    UrlOrAuto,
+    setting,
+)
+from gateway.settings.machine import most_connections
+
+
+def _standard(name: str, default: str | None = None) -> Callable[[], str | None]:
+    """The value of a variable that OpenTelemetry has a standard name for."""
+    return lambda: os.environ.get(name) or default
+
+
+def _otlp_protocol(value: object) -> object:
+    return "http" if value == "http/protobuf" else value
+
+
+def default_state_dir() -> Path:
+    """`$XDG_STATE_HOME/sluice`, or `~/.local/state/sluice` (XDG base directory specification)."""
+    home = os.environ.get("XDG_STATE_HOME")
+    return (Path(home) if home else Path.home() / ".local" / "state") / "sluice"
+
+
+class SettingFields(EngineFields):
+    """What an operator may choose. Frozen; read once at start."""
+
+    policy: PathOrAuto = setting(
+        "quotas",
+        "PATH",
+        None,
+        "policy file, or folder of them: classes, tenants and their limits; edits take effect while serving; auto: "
+        "the built-in policy, which limits nobody",
+    )
+    redis_url: UrlOrAuto = setting(
+        "quotas",
+        "URL",
+        None,
+        "Redis or Valkey that replicas keep quotas in: redis://, rediss:// or unix://; auto: a private server in DIR",
+    )
+    redis_timeout: float = setting(
+        "quotas", "SECONDS", 0.25, "longest wait for the quota store before its outage begins", gt=0, le=10
+    )
+    quota_lease: float = setting(
+        "quotas",
+        "SECONDS",
+        30.0,
+        "after which what a crashed replica held is free again, and for which an outage of the store is bridged",
+        ge=3,
+        le=3600,
+    )
+
+    host: str = setting("network", "HOST", "127.0.0.1", "address to listen on", min_length=1)
+    port: int = setting("network", "PORT", 8000, "port to listen on; 0: any free one", ge=0, le=65_535)
+    max_connections: int = setting(
+        "network",
+        "N",
+        most_connections,
+        "most connections at once; for one more another is closed, first of those that have shown no key",
+        ge=1,
+    )
+    max_connections_per_peer: IntOrAuto = setting(
+        "network",
+        "N",
+        None,
+        "most connections of one address; auto: half of --max-connections, and all of it for this machine's own",
+        ge=1,
+    )
+    max_body_bytes: ByteSize = setting(
+        "network", "BYTES", ByteSize(4 * 2**20), "largest request body; a larger one is answered 413", ge=1024
+    )
+    max_unparsed_bytes: ByteSize = setting(
+        "network",
+        "BYTES",
+        ByteSize(64 * 2**20),
+        "request bodies of one tenant that are read and not parsed yet, half of it of each key; a body of more than "
+        "64KiB waits for its part of it",
+        ge=2048,
+    )
+    refused_per_second: float = setting(
+        "network",
+        "N",
+        20.0,
+        "requests of an API key that may be refused in a second, twice as many of its tenant, before more are answered "
+        "429 unread, and of an address without a good key, before its answers wait; 64KiB of body count one more",
+        ge=1,
+        le=1_000_000,
+    )
+    header_timeout: float = setting(
+        "network", "SECONDS", 10.0, "time for a client to send its request's headers", gt=0, le=3600
+    )
+    idle_timeout: float = setting(
+        "network", "SECONDS", 75.0, "time a connection may stay open between two requests", gt=0, le=86_400
+    )
+    body_timeout: float = setting(
+        "network", "SECONDS", 30.0, "time without progress after which a request's body is given up", gt=0, le=3600
+    )
+    write_timeout: float = setting(
+        "network",
+        "SECONDS",
+        30.0,
+        "time without progress after which a client that reads nothing is cut",
+        gt=0,
+        le=3600,
+    )
+    drain_delay: float = setting(
+        "network",
+        "SECONDS",
+        0.0,
+        "how long a server that is told to stop serves on while it says it is not ready, so that balancers hear of it",
+        ge=0,
+        le=3600,
+    )
+    drain_timeout: float = setting(
+        "network",
+        "SECONDS",
+        30.0,
+        "time for requests in flight to end by themselves, after that delay, before they are ended with an error",
+        ge=0,
+        le=86_400,
+    )
+    tls_cert_file: Path | None = setting("network", "FILE", None, "certificate chain (PEM); turns TLS on")
+    tls_key_file: Path | None = setting("network", "FILE", None, "private key of the certificate (PEM)")
+
+    state_dir: Path = setting(
+        "security",
+        "DIR",
+        default_state_dir,
+        "where the pepper, hashes of API keys, the admin key, the audit log, step times and the private store are kept",
+    )
+    demo_key: SecretOrAuto = setting(
+        "security",
+        "KEY",
+        None,
+        "API key of the tenant demo; auto: made at first start, on a loopback address only",
+    )
+    pepper: SecretOrAuto = setting(
+        "security", "", None, "secret that API keys are hashed with, where replicas share it; auto: DIR/pepper"
+    )
+
+    admin_host: str = setting(
+        "admin", "HOST", "127.0.0.1", "address that the admin API and its page listen on", min_length=1
+    )
+    admin_port: PortOrOff = setting(
+        "admin", "PORT", 8001, "port of the admin API and its page; 0: any free one; off: none"
+    )
+    admin_key: SecretOrAuto = setting("admin", "", None, "key of the admin API; auto: DIR/admin-key, made when needed")
+
+    event_log: Path | None = setting(
+        "logging", "FILE", None, "record the scheduler's events and decisions here, for `sluice explain` and `replay`"
+    )
+    event_log_bytes: ByteSize = setting(
+        "logging",
+        "BYTES",
+        ByteSize(64 * 2**20),
+        "size at which the event log is rotated; 8 old segments are kept",
+        ge=65_536,
+    )
+    log_level: Literal["auto", "debug", "info", "warning", "error"] = setting(
+        "logging", "LEVEL", "auto", "least severe message that is logged; auto: info, with --dev debug"
+    )
+    log_format: Literal["auto", "json", "text"] = setting(
+        "logging", "FORMAT", "auto", "of the messages on stderr; auto: text on a terminal and with --dev, else json"
+    )
+    dev: bool = setting(
+        "logging", "BOOL", False, "for development: readable logs, down to debug messages and what errors say"
+    )
+
+    metrics_on_tenant_port: bool = setting(
+        "telemetry", "true|false", False, "serve /metrics to tenants as well; it names all of them"
+    )
+    metrics_interval: float = setting(
+        "telemetry",
+        "SECONDS",
+        partial(otel_variables.milliseconds, "OTEL_METRIC_EXPORT_INTERVAL", 15.0),
+        "between two pushes of the metrics to the collector",
+        ge=1,
+        le=3600,
+    )
+    otlp_endpoint: str | None = setting(
+        "telemetry",
+        "URL",
+        _standard("OTEL_EXPORTER_OTLP_ENDPOINT"),
+        "OpenTelemetry collector that spans and metrics are sent to, such as http://localhost:4317 for grpc and "
+        "http://localhost:4318 for http; nothing is sent without one",
+    )
+    otlp_protocol: Annotated[Literal["grpc", "http"], BeforeValidator(_otlp_protocol)] = setting(
+        "telemetry",
+        "HOW",
+        _standard("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
+        "how the collector is spoken to: OTLP over gRPC, or protobuf over HTTP",
+    )
+    otlp_headers: SecretStr | None = setting(
+        "telemetry", "", None, "headers for the collector, such as authorization=Bearer%20...: NAME=VALUE,NAME=VALUE"
+    )
+    trace_sample_ratio: float = setting(
+        "telemetry",
+        "SHARE",
+        partial(otel_variables.sample_ratio, 0.01),
+        "of requests without a trace of their own, that are traced",
+        ge=0,
+        le=1,
+    )
+    trace_slow_seconds: float = setting(
+        "telemetry",
+        "SECONDS",
+        2.0,
+        "wait for a first token, for memory or for the client to read, from which a request is traced anyway",
+        gt=0,
+        le=86_400,
+    )
+    trace_max_per_second: float = setting(
+        "telemetry",
+        "N",
+        40.0,
+        "most requests traced in a second, whatever asks for it; of one tenant a quarter",
+        gt=0,
+        le=100_000,
+    )
+    trace_steps_per_second: float = setting(
+        "telemetry",
+        "N",
+        5.0,
+        "most engine steps traced in a second, of those that served traced requests",
+        ge=0,
+        le=1000,
+    )

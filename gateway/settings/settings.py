@@ -1,0 +1,229 @@
+"""What an operator has chosen, checked: each setting by itself, and the contradictions that settings alone can show."""
+
+import os
+import re
+import resource
+from collections.abc import Callable
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Self
+
+from pydantic import ByteSize, SecretStr, field_validator, model_validator
+
+from gateway.settings.machine import LEAST_CONNECTIONS, MOST_CONNECTIONS, SPARE_FILES
+from gateway.settings.secret_rules import MIN_ADMIN_KEY, is_token, placeholder, rule, weakness
+from gateway.settings.setting_fields import SettingFields
+
+MIN_DEMO_KEY = 8  # characters
+OPEN_FILES = MOST_CONNECTIONS + SPARE_FILES  # that the default needs
+FEW_FILES = (
+    f"this process may not open more files; for {MOST_CONNECTIONS} connections raise its limit to {OPEN_FILES} "
+    "(`ulimit -Hn`, LimitNOFILE= of a systemd unit, --ulimit nofile= of a container)"
+)
+_HEADER = re.compile(r"[\w!#$%&'*+.^`|~-]+=[\x21-\x2b\x2d-\x7e]*", re.ASCII)
+
+
+class Settings(SettingFields):
+    """Frozen; read once at start. Raises `ValidationError` for what cannot be served."""
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the gateway."""
+        return _is_loopback(self.host)
+
+    @property
+    def open_files(self) -> int:
+        """How many the process may come to need."""
+        return self.max_connections + SPARE_FILES
+
+    @property
+    def has_few_files(self) -> bool:
+        """Whether the default of `max_connections` is lower than it would be with more open files."""
+        return "max_connections" not in self.model_fields_set and self.max_connections < MOST_CONNECTIONS
+
+    @property
+    def served_name(self) -> str:
+        """What clients call the model: a directory goes by its own name, not by its path."""
+        if self.served_model_name:
+            return self.served_model_name
+        directory = Path(self.model).expanduser()
+        return directory.resolve().name if directory.is_dir() else self.model
+
+    @field_validator("demo_key")
+    @classmethod
+    def _demo_key_is_a_bearer_token(cls, key: SecretStr | None) -> SecretStr | None:
+        return _refuse(_token(key, MIN_DEMO_KEY), placeholder)
+
+    @field_validator("admin_key")
+    @classmethod
+    def _admin_key_is_strong(cls, key: SecretStr | None) -> SecretStr | None:
+        return _refuse(_token(key, MIN_ADMIN_KEY), weakness)
+
+    @field_validator("redis_url")
+    @classmethod
+    def _redis_url_is_one(cls, url: SecretStr | None) -> SecretStr | None:
+        if url and not url.get_secret_value().startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError("must begin with redis://, rediss:// or unix://")
+        return url
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _otlp_endpoint_is_a_url(cls, url: str | None) -> str | None:
+        if url and not (url.startswith(("http://", "https://")) and "@" not in url):
+            raise ValueError("must begin with http:// or https:// and hold no password: SLUICE_OTLP_HEADERS may")
+        return url
+
+    @field_validator("otlp_headers")
+    @classmethod
+    def _otlp_headers_are_pairs(cls, headers: SecretStr | None) -> SecretStr | None:
+        if headers and not all(map(_HEADER.fullmatch, headers.get_secret_value().split(","))):
+            raise ValueError("must be NAME=VALUE, separated by commas, each VALUE URL-encoded")
+        return headers
+
+    @field_validator("pepper")
+    @classmethod
+    def _pepper_is_strong(cls, pepper: SecretStr | None) -> SecretStr | None:
+        if pepper and len(pepper.get_secret_value().encode()) < 32:
+            raise ValueError("must be at least 32 bytes, such as `openssl rand -hex 32` prints")
+        return _refuse(pepper, weakness)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        problems = [problem for check in _CHECKS if (problem := check(self))]
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+
+def _one_kv_size(settings: Settings) -> str | None:
+    if settings.kv_memory_bytes is None or settings.kv_memory_fraction is None:
+        return None
+    return (
+        f"--kv-memory-bytes {human_bytes(settings.kv_memory_bytes)} and --kv-memory-fraction "
+        f"{settings.kv_memory_fraction:g} both set the size of the KV cache: give one"
+    )
+
+
+def _bodies_fit(settings: Settings) -> str | None:
+    unparsed, body = settings.max_unparsed_bytes, settings.max_body_bytes
+    if unparsed >= 2 * body:
+        return None
+    return (
+        f"--max-unparsed-bytes {human_bytes(unparsed)} leaves an API key half of it, which holds no body of "
+        f"--max-body-bytes {human_bytes(body)}: raise the first to {human_bytes(2 * body)} or lower the second"
+    )
+
+
+def _budget_holds_decodes(settings: Settings) -> str | None:
+    budget, sequences = settings.max_num_batched_tokens, settings.max_num_seqs
+    if budget is None or budget >= sequences:
+        return None
+    return (
+        f"--max-num-batched-tokens {budget} is below --max-num-seqs {sequences}: a step computes one token for every "
+        f"sequence that decodes, so raise the first to {sequences} or lower the second to {budget}"
+    )
+
+
+def _budget_holds_chunk(settings: Settings) -> str | None:
+    budget, chunk = settings.max_num_batched_tokens, settings.prefill_chunk
+    if budget is None or not isinstance(chunk, int) or chunk <= budget:
+        return None
+    return (
+        f"--prefill-chunk {chunk} is above --max-num-batched-tokens {budget}, the most one step computes: lower the "
+        f"first to {budget} or raise the second to {chunk}"
+    )
+
+
+def _budget_holds_whole_prompt(settings: Settings) -> str | None:
+    budget, length = settings.max_num_batched_tokens, settings.max_model_len
+    if budget is None or settings.prefill_chunk != "off" or length is None or length <= budget:
+        return None
+    return (
+        f"--prefill-chunk off computes a prompt in one step, and --max-model-len {length} allows prompts longer than "
+        f"--max-num-batched-tokens {budget}: raise that to {length} or lower the length"
+    )
+
+
+def _default_answer_leaves_room(settings: Settings) -> str | None:
+    length, answer = settings.max_model_len, settings.default_max_tokens
+    if length is None or answer is None or answer < length:
+        return None
+    return (
+        f"--default-max-tokens {answer} leaves no room for a prompt in --max-model-len {length}: at most {length - 1}"
+    )
+
+
+def _tls_pair(settings: Settings) -> str | None:
+    pair = {"--tls-cert-file": settings.tls_cert_file, "--tls-key-file": settings.tls_key_file}
+    given = {flag: path for flag, path in pair.items() if path is not None}
+    if len(given) == 1:
+        (missing,) = pair.keys() - given.keys()
+        return f"{next(iter(given))} without {missing}: TLS needs both"
+    unreadable = [
+        f"{flag} {path}: no such file, or not readable" for flag, path in given.items() if not _readable(path)
+    ]
+    return "\n".join(unreadable) or None
+
+
+def _files_suffice(settings: Settings) -> str | None:
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed, room = settings.open_files, limit - SPARE_FILES
+    if limit == resource.RLIM_INFINITY or needed <= limit:
+        return None
+    lower = f"lower it to {room}, or " if room >= LEAST_CONNECTIONS else ""
+    return (
+        f"--max-connections {settings.max_connections} needs {settings.max_connections} + {SPARE_FILES} = {needed} "
+        f"open files, and this process may open {limit}: {lower}raise that limit to {max(needed, OPEN_FILES)} (`ulimit "
+        "-Hn`, LimitNOFILE= of a systemd unit, --ulimit nofile= of a container)"
+    )
+
+
+def _admin_key_is_chosen(settings: Settings) -> str | None:
+    if settings.admin_port == "off" or settings.admin_key is not None or _is_loopback(settings.admin_host):
+        return None
+    return (
+        f"--admin-host {settings.admin_host} lets other machines reach the admin API, for which no key is made: set "
+        "SLUICE_ADMIN_KEY, or leave it on 127.0.0.1"
+    )
+
+
+_CHECKS: tuple[Callable[[Settings], str | None], ...] = (
+    _one_kv_size,
+    _bodies_fit,
+    _budget_holds_decodes,
+    _budget_holds_chunk,
+    _budget_holds_whole_prompt,
+    _default_answer_leaves_room,
+    _tls_pair,
+    _files_suffice,
+    _admin_key_is_chosen,
+)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def human_bytes(count: int) -> str:
+    """4194304 is 4MiB."""
+    return ByteSize(count).human_readable().replace(".0", "")
+
+
+def _token(key: SecretStr | None, least: int) -> SecretStr | None:
+    if key and not is_token(key.get_secret_value(), least):
+        raise ValueError(f"must be {rule(least)}")
+    return key
+
+
+def _refuse(secret: SecretStr | None, why: Callable[[str], str | None]) -> SecretStr | None:
+    """Returns the secret; raises `ValueError` with what `why` says against it."""
+    if secret and (reason := why(secret.get_secret_value())):
+        raise ValueError(reason)
+    return secret
+
+
+def _readable(path: Path) -> bool:
+    return os.access(path, os.R_OK) and path.is_file()  # in this order: in a closed folder the second raises

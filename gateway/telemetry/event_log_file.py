@@ -1,0 +1,141 @@
+"""The core's event log on disk, in segments of bounded size, and reading it back."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TextIO
+
+from admission.simulation.traces import UNREADABLE, open_text
+
+log = logging.getLogger(__name__)
+
+BUFFER_BYTES = 1 << 16
+UNSEEN_SECONDS = 0.5  # a line stays in the buffer for this long at the most
+
+Later = Callable[[float, Callable[[], None]], object]  # calls a function so many seconds from now
+
+
+class EventLogError(Exception):
+    """An event log that cannot be written or read, or that says nothing of what was asked; the message names it."""
+
+
+class EventLogFile:
+    """Appends lines to PATH; a full segment becomes PATH.1, the one before it PATH.2, and so on up to `keep`.
+
+    A replay needs every segment since the start; `explain` makes do with what is there. A log that cannot be written
+    any more, of a full disk for instance, ends there: the gateway serves on without one.
+
+    Lines are written in large pieces, and what is pending `UNSEEN_SECONDS` after the first of them.
+    """
+
+    def __init__(self, path: Path, segment_bytes: int, keep: int = 8, later: Later = lambda _, __: None) -> None:
+        """Begins a new log: what is at PATH from an earlier run is rotated away. Raises `EventLogError`."""
+        self._path = path
+        self._segment_bytes = segment_bytes
+        self._keep = keep
+        self._later = later
+        self._is_due = False  # to be flushed
+        self._written = 0
+        self._has_failed = False
+        try:
+            if path.exists() and path.stat().st_size:
+                self._rotate()
+            self._file = self._open()
+        except OSError as error:
+            raise EventLogError(
+                f"the event log {path} cannot be written: {error.strerror}; name another file with --event-log"
+            ) from None
+
+    def write(self, line: str) -> None:
+        if self._has_failed:
+            return
+        try:
+            self._append(line)
+        except OSError as error:
+            self._give_up(error)
+        if not self._is_due:
+            self._is_due = True
+            self._later(UNSEEN_SECONDS, self._flush)
+
+    def _flush(self) -> None:
+        self._is_due = False
+        if self._file.closed:
+            return
+        try:
+            self._file.flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def _append(self, line: str) -> None:
+        if self._written + len(line) >= self._segment_bytes and self._written:
+            self._file.close()
+            self._rotate()
+            self._file = self._open()
+        self._file.write(line + "\n")
+        self._written += len(line) + 1
+
+    def _give_up(self, error: OSError) -> None:
+        self._has_failed = True
+        log.error("the event log %s ends here, and the gateway serves on without it: %s", self._path, error)
+        with suppress(OSError):
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self._file.close()
+        except OSError as unwritten:
+            self._give_up(unwritten)
+
+    def _open(self) -> TextIO:
+        self._written = 0
+        return self._path.open("w", encoding="utf-8", buffering=BUFFER_BYTES)
+
+    def _rotate(self) -> None:
+        for number in range(self._keep - 1, 0, -1):
+            older = _segment(self._path, number)
+            if older.exists():
+                older.replace(_segment(self._path, number + 1))
+        self._path.replace(_segment(self._path, 1))
+
+
+def read_event_log(path: Path) -> Iterator[str]:
+    """The lines of the newest run at PATH, from its first segment that is still there. Raises `EventLogError`.
+
+    A last line that was not written to its end is left out. Segments may be compressed with gzip.
+    """
+    try:
+        for segment in _segments(path):
+            with open_text(segment) as file:
+                yield from (line.rstrip("\n") for line in file if line.endswith("\n"))
+    except UnicodeDecodeError as error:
+        raise EventLogError(f"{path} is no event log: {error}") from None
+    except UNREADABLE as error:
+        raise EventLogError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _segments(path: Path) -> list[Path]:
+    """Of the newest run, oldest first."""
+    segments = [path]
+    while not _begins_a_log(segments[-1]) and (older := _segment(path, len(segments))).exists():
+        segments.append(older)
+    return segments[::-1]
+
+
+def _begins_a_log(segment: Path) -> bool:
+    """Raises `EventLogError` for what is no segment of a log."""
+    with open_text(segment, errors="replace") as file:
+        first = file.readline()
+    if first and not first.startswith('["'):
+        raise EventLogError(f"{segment} is no event log: it begins with {first!r:.80}")
+    return first.startswith('["log"')
+
+
+def _segment(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.name}.{number}")

@@ -1,0 +1,170 @@
+"""Who is calling: API keys, and the principals they stand for.
+
+A key is `sk-sluice-<id>-<secret>`. It is known only by its HMAC-SHA-256 under a pepper, so that neither the key file
+nor a memory of it opens the gateway; the id finds the entry, and only the digests are compared.
+"""
+
+import hmac
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from gateway.errors import InvalidApiKey
+from gateway.settings.secret_rules import MAX_KEY
+from gateway.settings.settings import Settings
+from gateway.tenants.key_store import KeyRecord, KeyStore, Replaced
+from quotas.policy.policy import SCOPES
+
+PREFIX = "sk-sluice-"
+DEMO = "demo"  # id of the demo key, and of its tenant
+SECRET_BYTES = 20
+_PREFIX = PREFIX.encode()
+_SPACES = b" \t"
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """On whose behalf a request runs."""
+
+    tenant: str
+    key_id: str
+    scopes: tuple[str, ...] = SCOPES
+
+
+class KeyRing:
+    """The keys that open this gateway; `clock` gives Unix seconds. They are replaced all at once."""
+
+    def __init__(self, pepper: bytes, records: Iterable[KeyRecord], clock: Callable[[], float] = time.time) -> None:
+        self._pepper = pepper
+        self._clock = clock
+        self._nobody = _Entry(Principal("", ""), _Secret.none(), _Secret.none())
+        self.replace(records)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def replace(self, records: Iterable[KeyRecord]) -> None:
+        """From now on these keys open, and no other."""
+        self._entries = {record.id.encode(): _Entry.of(record) for record in records}
+
+    def tenants(self) -> set[str]:
+        """Those that have a key, valid or expired."""
+        return {entry.principal.tenant for entry in self._entries.values()}
+
+    def of_tenant(self, tenant: str) -> list[Principal]:
+        """What the tenant's keys stand for."""
+        return [entry.principal for entry in self._entries.values() if entry.principal.tenant == tenant]
+
+    def authenticate(self, authorization: bytes | None) -> Principal:
+        """The principal behind an Authorization header.
+
+        Raises `InvalidApiKey`, in the same words and after the same work for an unknown, a wrong and an expired key.
+        """
+        key = bearer_token(authorization)
+        entry = self._entries.get(_id_of(key), self._nobody)
+        digest, now = hmac.digest(self._pepper, key, "sha256"), self._clock()
+        is_present, is_replaced = entry.secret.opens(digest, now), entry.replaced.opens(digest, now)
+        if is_present or is_replaced:
+            return entry.principal
+        raise InvalidApiKey("Incorrect API key provided: it is unknown, revoked or expired.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Secret:
+    digest: bytes
+    expires: float  # Unix seconds
+
+    @staticmethod
+    def none() -> "_Secret":
+        return _Secret(secrets.token_bytes(32), 0.0)
+
+    @staticmethod
+    def of(digest: bytes, expires: datetime | None) -> "_Secret":
+        return _Secret(digest, expires.timestamp() if expires else float("inf"))
+
+    def opens(self, digest: bytes, now: float) -> bool:
+        return hmac.compare_digest(digest, self.digest) and now < self.expires
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    principal: Principal
+    secret: _Secret
+    replaced: _Secret
+
+    @staticmethod
+    def of(record: KeyRecord) -> "_Entry":
+        principal, old = Principal(record.tenant, record.id, record.scopes), record.replaced
+        replaced = _Secret.of(old.digest, old.expires) if old else _Secret.none()
+        return _Entry(principal, _Secret.of(record.digest, record.expires), replaced)
+
+
+def pepper_of(settings: Settings, store: KeyStore) -> bytes:
+    return settings.pepper.get_secret_value().encode() if settings.pepper else store.pepper()
+
+
+def demo_key(settings: Settings, pepper: bytes) -> str | None:
+    """The configured demo key; else, on a loopback address, one that follows from the pepper and so is never stored."""
+    if settings.demo_key is not None:
+        return settings.demo_key.get_secret_value()
+    if not settings.is_loopback:
+        return None
+    return f"{PREFIX}{DEMO}-{hmac.digest(pepper, b'sluice demo key', 'sha256')[:SECRET_BYTES].hex()}"
+
+
+def demo_record(key: str, pepper: bytes) -> KeyRecord:
+    return _record(_id_of(key.encode()).decode(), key, DEMO, pepper, None)
+
+
+def new_key(
+    tenant: str, pepper: bytes, expires: datetime | None = None, scopes: tuple[str, ...] = SCOPES, name: str = ""
+) -> tuple[str, KeyRecord]:
+    """A fresh key for `tenant`, to be shown once, and what is stored of it."""
+    key_id = secrets.token_hex(4)
+    key = _new_secret(key_id)
+    return key, replace(_record(key_id, key, tenant, pepper, expires), scopes=scopes, name=name)
+
+
+def rotated(record: KeyRecord, pepper: bytes, expires: datetime | None, until: datetime) -> tuple[str, KeyRecord]:
+    """The same key with a fresh secret, to be shown once, beside which the present one still opens until then.
+
+    The id stays, and with it what policies say of the key and what is counted by key.
+    """
+    key = _new_secret(record.id)
+    present = _record(record.id, key, record.tenant, pepper, expires)
+    old = Replaced(record.digest, min(until, record.expires or until))
+    return key, replace(record, digest=present.digest, created=present.created, expires=expires, replaced=old)
+
+
+def _new_secret(key_id: str) -> str:
+    return f"{PREFIX}{key_id}-{secrets.token_hex(SECRET_BYTES)}"
+
+
+def _record(key_id: str, key: str, tenant: str, pepper: bytes, expires: datetime | None) -> KeyRecord:
+    digest = hmac.digest(pepper, key.encode(), "sha256")
+    return KeyRecord(key_id, tenant, digest, datetime.now(UTC), expires)
+
+
+def bearer_token(authorization: bytes | None) -> bytes:
+    """The token of `Bearer <token>` (RFC 6750, with the spaces and the case of the scheme as clients write them).
+
+    Raises `InvalidApiKey`.
+    """
+    if not authorization:
+        raise InvalidApiKey("You didn't provide an API key: send it in a header, Authorization: Bearer YOUR_KEY.")
+    if len(authorization) > MAX_KEY + 16:
+        raise InvalidApiKey(f"The API key is longer than {MAX_KEY} bytes.")
+    scheme, _, key = authorization.strip(_SPACES).replace(b"\t", b" ").partition(b" ")
+    key = key.strip(_SPACES)
+    if scheme.lower() != b"bearer" or not key or b" " in key:
+        raise InvalidApiKey("The Authorization header must be: Bearer YOUR_KEY.")
+    return key
+
+
+def _id_of(key: bytes) -> bytes:
+    """The id inside a key of our format; any other key can only be a demo key that an operator chose."""
+    if not key.startswith(_PREFIX):
+        return DEMO.encode()
+    return key[len(_PREFIX) :].partition(b"-")[0]

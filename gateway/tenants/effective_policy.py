@@ -1,0 +1,121 @@
+"""What one request may do under the policy that held when it came: which class, how long, at whose cost."""
+
+from dataclasses import dataclass
+
+from gateway.errors import Forbidden, ModelNotFound, Unsatisfiable
+from gateway.tenants.auth import Principal
+from gateway.tenants.live_policy import Policies
+from quotas.policy.limit import Limit, Resource
+from quotas.policy.policy import ClassPolicy, Policy, TenantPolicy
+
+GENERATED = frozenset({Resource.TOKENS, Resource.OUTPUT_TOKENS})
+
+
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """One block of the KV cache."""
+
+    block_tokens: int
+    block_bytes: int
+
+
+class Entitlement:
+    """A principal's, in one policy. Made once, and asked by every request until the policy changes."""
+
+    def __init__(self, policy: Policy, principal: Principal) -> None:
+        self.name = principal.tenant
+        self.key = principal.key_id
+        self.tenant: TenantPolicy = policy.tenant(principal.tenant)
+        self.limits: tuple[Limit, ...] = self.tenant.limits_of(principal.key_id)
+        self.charged = tuple(limit for limit in self.limits if limit.is_charged)
+        self.scopes = _scopes(principal, self.tenant)
+        self.kv_bytes = min(
+            (limit.amount for limit in self.limits if limit.resource is Resource.KV_BYTES), default=None
+        )
+        self._queued = min(
+            (limit.amount for limit in self.limits if limit.resource is Resource.QUEUED_REQUESTS), default=None
+        )
+        self._of_answers = [limit for limit in self.limits if limit.resource in GENERATED]
+        self._policy = policy
+        self._classes: dict[str | None, ClassPolicy] = {}  # by tier
+
+    def require(self, scope: str) -> None:
+        """Raises `Forbidden` unless the policy admits the tenant, and the key has the scope."""
+        if not self._policy.admits(self.name):
+            raise Forbidden(
+                f"This server serves only tenants that its policy names, and {self.name!r} is none of them: "
+                "have the tenant named there, or use the key of another."
+            )
+        if scope not in self.scopes:
+            scopes = ", ".join(self.scopes) or "none"
+            raise Forbidden(f"This API key may not be used for {scope}: its scopes are {scopes}.")
+
+    def check_model(self, model: str) -> None:
+        """Raises `ModelNotFound`, as for a model that does not exist."""
+        if not self.tenant.allows_model(model, self.key):
+            raise ModelNotFound(f"The model {model!r:.200} does not exist or you have no access to it.", "model")
+
+    def service_class(self, tier: str | None) -> ClassPolicy:
+        found = self._classes.get(tier)
+        if found is None:
+            found = self._classes[tier] = self._policy.class_for(self.name, self.key, tier)
+        return found
+
+    def kv_tokens(self, shape: KvShape) -> int | None:
+        """Tokens of the longest sequence that the tenant's KV memory could hold."""
+        return None if self.kv_bytes is None else self.kv_bytes // shape.block_bytes * shape.block_tokens
+
+    def check_kv(self, num_tokens: int, shape: KvShape, param: str) -> None:
+        """Raises `Unsatisfiable`, about `param`, for a sequence that could never be held."""
+        most = self.kv_tokens(shape)
+        if most is not None and num_tokens > most:
+            raise Unsatisfiable(
+                f"Your tenant's limit kv_bytes is {self.kv_bytes}, which holds {most} tokens: prompt and answer "
+                f"together are {num_tokens}. Lower max_tokens, shorten the prompt, or have the limit raised.",
+                param,
+            )
+
+    def check_prompts(self, count: int) -> None:
+        """Raises `Unsatisfiable` for more prompts in one request than could ever wait; one alone may always run."""
+        if self._queued is not None and count > max(self._queued, 1):
+            raise Unsatisfiable(
+                f"Your tenant's limit queued_requests is {self._queued}: this request has {count} prompts, each of "
+                "which counts. Send fewer at once, or have the limit raised.",
+                "prompt",
+            )
+
+    def reservable(self, num_prompt_tokens: int, expected: int) -> int | None:
+        """Output tokens to begin with, of an answer that declares no length; None: all it may have, as none is counted.
+
+        `expected` is what answers of this tenant rarely exceed.
+        """
+        if not self._of_answers:
+            return None
+        fits = min(
+            limit.capacity - (num_prompt_tokens if limit.resource is Resource.TOKENS else 0)
+            for limit in self._of_answers
+        )
+        return max(1, min(expected, fits))
+
+
+class Entitlements:
+    """Those of every principal that has come, under the policy that holds now."""
+
+    def __init__(self, policies: Policies) -> None:
+        self._policies = policies
+        self._policy = policies.current
+        self._known: dict[Principal, Entitlement] = {}
+
+    def of(self, principal: Principal) -> Entitlement:
+        if self._policies.current is not self._policy:
+            self._policy, self._known = self._policies.current, {}
+        entitlement = self._known.get(principal)
+        if entitlement is None:
+            entitlement = self._known[principal] = Entitlement(self._policy, principal)
+        return entitlement
+
+
+def _scopes(principal: Principal, tenant: TenantPolicy) -> tuple[str, ...]:
+    """Those that the key was made with, as far as the policy leaves them."""
+    key = tenant.key(principal.key_id)
+    return tuple(scope for scope in principal.scopes if key is None or scope in key.scopes)

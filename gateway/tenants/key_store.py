@@ -1,0 +1,278 @@
+"""What the gateway keeps of its API keys between starts: a pepper and the keys' hashes, in one directory.
+
+    DIR/pepper     32 random bytes that every hash is keyed with, made at first start
+    DIR/admin-key  the key of the admin API, made at the first start that needs it
+    DIR/keys.json  one entry for each key: id, tenant, hmac, created, expires, scopes, name, and after a rotation the
+                   hmac and expiry of the secret that it replaced
+
+The directory is open to its owner alone. Files are replaced whole, so that a reader never sees half of one.
+"""
+
+import json
+import os
+import secrets
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from fcntl import LOCK_EX, flock
+from pathlib import Path
+from typing import Any
+
+from gateway.settings.secret_rules import MIN_ADMIN_KEY, is_token, rule
+from gateway.tenants.auth import rotated
+from quotas.policy.policy import SCOPES
+
+PEPPER_BYTES = 32
+ADMIN_PREFIX = "sluice-admin-"
+ADMIN_BYTES = 20
+
+
+class KeyStoreError(Exception):
+    """The directory cannot be used as it is; the message names the file and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """The secret that a key had before its rotation, and until when it still opens."""
+
+    digest: bytes = field(repr=False)
+    expires: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRecord:
+    """One API key as it is stored. `digest` is HMAC-SHA-256 of the whole key under the pepper."""
+
+    id: str
+    tenant: str
+    digest: bytes = field(repr=False)
+    created: datetime  # with this secret
+    expires: datetime | None = None  # None: never
+    scopes: tuple[str, ...] = SCOPES
+    name: str = ""
+    replaced: Replaced | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyStore:
+    directory: Path
+
+    @property
+    def path(self) -> Path:
+        return self.directory / "keys.json"
+
+    def pepper(self) -> bytes:
+        """The pepper, made now if there is none. Processes that start together get the same one."""
+        path = self.directory / "pepper"
+        pepper = self._secret(path, secrets.token_bytes(PEPPER_BYTES))
+        if len(pepper) != PEPPER_BYTES:
+            raise KeyStoreError(
+                f"{path} holds {len(pepper)} bytes, not {PEPPER_BYTES}: restore it, or delete it and make new keys"
+            )
+        return pepper
+
+    @property
+    def admin_key_path(self) -> Path:
+        return self.directory / "admin-key"
+
+    def admin_key(self) -> str:
+        """The key of the admin API, made now if there is none."""
+        path = self.admin_key_path
+        fresh = f"{ADMIN_PREFIX}{secrets.token_hex(ADMIN_BYTES)}\n"
+        key = self._secret(path, fresh.encode()).decode("latin-1").strip()
+        if not is_token(key, MIN_ADMIN_KEY):
+            raise KeyStoreError(
+                f"{path} must hold {rule(MIN_ADMIN_KEY)}: restore it, or delete it to have a new one made"
+            )
+        return key
+
+    def _secret(self, path: Path, fresh: bytes) -> bytes:
+        """What the file holds; `fresh`, once it was made of that."""
+        with _explained(path):
+            if not path.exists():
+                self._make_directory()
+                _link_new(path, fresh)
+            secret, mode = path.read_bytes(), path.stat().st_mode
+        if mode & 0o077:
+            raise KeyStoreError(f"{path} may be read by other users: chmod 600 {path}")
+        return secret
+
+    def records(self) -> list[KeyRecord]:
+        path = self.path
+        with _explained(path):
+            if not path.exists():
+                return []
+            content = path.read_bytes()
+        try:
+            return [_parse(entry) for entry in json.loads(content)["keys"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise KeyStoreError(
+                f"{path} is damaged ({type(error).__name__}: {error}): restore it or delete it"
+            ) from None
+
+    def add(self, record: KeyRecord) -> None:
+        with self.edit() as records:
+            if record.id in records:
+                raise KeyStoreError(f"there is a key {record.id} already")
+            records[record.id] = record
+
+    def remove(self, key_id: str) -> bool:
+        """Whether there was such a key."""
+        with self.edit() as records:
+            return records.pop(key_id, None) is not None
+
+    @contextmanager
+    def edit(self) -> Iterator[dict[str, KeyRecord]]:
+        """The records by id, for one writer at a time; what the block leaves of them is stored, unless it raises."""
+        with self._locked():
+            before = self.records()
+            records = {record.id: record for record in before}
+            yield records
+            if list(records.values()) != before:
+                self._write(records.values())
+
+    def _write(self, records: Iterable[KeyRecord]) -> None:
+        entries = [_entry(record) for record in records]
+        _replace(self.path, json.dumps({"version": 1, "keys": entries}, indent=1).encode())
+
+    def _make_directory(self) -> None:
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.directory.stat().st_mode & 0o022:
+            raise KeyStoreError(f"{self.directory} may be written by other users: chmod 700 {self.directory}")
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One writer at a time, over processes."""
+        with _explained(self.directory):
+            self._make_directory()
+            descriptor = os.open(self.directory, os.O_RDONLY)
+            try:
+                flock(descriptor, LOCK_EX)
+                yield
+            finally:
+                os.close(descriptor)
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise KeyStoreError(f"{path}: {error.strerror}; choose another directory with --state-dir") from None
+
+
+def _link_new(path: Path, content: bytes) -> None:
+    """Create `path` whole, unless another process was first."""
+    temporary = _written(path, content)
+    with suppress(FileExistsError):
+        path.hardlink_to(temporary)
+    temporary.unlink()
+
+
+def _replace(path: Path, content: bytes) -> None:
+    _written(path, content).replace(path)
+
+
+def _written(path: Path, content: bytes) -> Path:
+    """A file beside `path`, open to its owner alone, with `content` on the disk."""
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return Path(name)
+
+
+def _entry(record: KeyRecord) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "id": record.id,
+        "tenant": record.tenant,
+        "hmac": record.digest.hex(),
+        "created": record.created.isoformat(),
+        "expires": record.expires.isoformat() if record.expires else None,
+        "scopes": list(record.scopes),
+        "name": record.name,
+    }
+    if old := record.replaced:
+        entry["replaced"] = {"hmac": old.digest.hex(), "expires": old.expires.isoformat()}
+    return entry
+
+
+def _parse(entry: dict[str, Any]) -> KeyRecord:
+    """Raises `ValueError`, `KeyError` or `TypeError`. Entries of before there were scopes have all."""
+    expires, old = entry.get("expires"), entry.get("replaced")
+    return KeyRecord(
+        id=_text(entry["id"]),
+        tenant=_text(entry["tenant"]),
+        digest=bytes.fromhex(entry["hmac"]),
+        created=_moment(entry["created"]),
+        expires=_moment(expires) if expires else None,
+        scopes=tuple(one for one in SCOPES if one in _list(entry.get("scopes", [*SCOPES]))),
+        name=_text(entry.get("name", "")),
+        replaced=Replaced(bytes.fromhex(old["hmac"]), _moment(old["expires"])) if old else None,
+    )
+
+
+def _moment(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(f"{text!r:.80} has no zone")
+    return moment
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.80} is no text")
+    return value
+
+
+def _list(value: object) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r:.80} is no list")
+    return value
+
+
+class UnknownKey(KeyStoreError):
+    """There is no such key in the directory."""
+
+    def __init__(self, key_id: str) -> None:
+        super().__init__(
+            f"there is no stored key {key_id!r:.80}: see `sluice keys list`; one in a policy file is changed there"
+        )
+
+
+class RotatedAlready(KeyStoreError):
+    """A key has two secrets at most: whoever still uses the older one of them was promised its time."""
+
+    def __init__(self, key_id: str, until: datetime) -> None:
+        super().__init__(
+            f"{key_id} was rotated already, and its old secret opens until {until:%Y-%m-%d %H:%M} UTC: wait until "
+            "then, or end all its older secrets now with --overlap 0s"
+        )
+
+
+def rotate(
+    store: KeyStore, pepper: bytes, key_id: str, now: datetime, until: datetime, expires: datetime | None
+) -> tuple[str, KeyRecord]:
+    """Give a stored key a new secret, to be shown once; the present one opens `until` then. The key `expires`, or lives
+    as long from now as it was to live. Raises `UnknownKey`, `RotatedAlready` and `KeyStoreError`.
+    """
+    with store.edit() as records:
+        record = records.get(key_id)
+        if record is None:
+            raise UnknownKey(key_id)
+        old = record.replaced
+        if old and old.expires > now and until > now:
+            raise RotatedAlready(record.id, old.expires)
+        lifetime = record.expires - record.created if record.expires else None
+        key, new = rotated(record, pepper, expires or (now + lifetime if lifetime else None), until)
+        records[record.id] = new
+    return key, new
+
+
+def revoke(store: KeyStore, key_id: str) -> None:
+    """Forget a stored key. Raises `UnknownKey` and `KeyStoreError`."""
+    if not store.remove(key_id):
+        raise UnknownKey(key_id)

@@ -1,0 +1,118 @@
+"""The policy that holds now, read from files that an admin edits while the gateway runs."""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from admission.scheduling_policy import QueueBounds, Terms
+from gateway.tenants.file_watch import signature
+from quotas.policy import policy as quotas_policy
+from quotas.policy.limit import Resource
+from quotas.policy.policy import DEFAULT_POLICY, Policy, TenantPolicy
+from quotas.policy.policy_diff import policy_diff
+from quotas.policy.policy_file import PolicyError, policy_files, read_policy
+
+log = logging.getLogger(__name__)
+
+MAX_EDITIONS = 50  # that are remembered
+MAX_CHANGES = 500  # lines of each
+
+
+@dataclass(frozen=True, slots=True)
+class Edition:
+    """A policy that took effect."""
+
+    version: str
+    at: float  # Unix seconds
+    changes: tuple[str, ...]  # as `policy_diff` tells them, the first `MAX_CHANGES` lines; none of the first edition
+
+
+class Policies:
+    """`current` is replaced whole; whoever has taken it keeps what it took.
+
+    An edit that is not valid changes nothing: `problem` says what is wrong until another edit mends it. Raises
+    `PolicyError` when there is no valid policy to begin with.
+    """
+
+    def __init__(self, path: Path | None, clock: Callable[[], float] = time.time) -> None:
+        """A file, a folder of files, or None for the default policy; `clock` gives Unix seconds."""
+        self._path = path
+        self.first_read = signature(self.files())  # of the files, before they were read
+        self.current: Policy = DEFAULT_POLICY if path is None else read_policy(path)
+        self.problem: PolicyError | None = None
+        self.num_reloads = 0
+        self.num_failures = 0
+        self.on_change: list[Callable[[Policy], Awaitable[object]]] = []
+        self.on_failure: list[Callable[[PolicyError], Awaitable[object]]] = []
+        self.history: deque[Edition] = deque([Edition(self.current.version, clock(), ())], MAX_EDITIONS)
+        self._clock = clock
+        self._reloading = asyncio.Lock()
+
+    @property
+    def has_files(self) -> bool:
+        return self._path is not None
+
+    def files(self) -> Iterable[Path]:
+        """Those that the policy is read from; the path itself while there are none."""
+        if self._path is None:
+            return ()
+        try:
+            return policy_files(self._path)
+        except PolicyError:
+            return (self._path,)
+
+    async def reload(self) -> None:
+        """Read the files again. One reload at a time: who listens hears of each policy in the order they were read."""
+        assert self._path is not None, "the default policy has no files"
+        async with self._reloading:
+            await self._reload(self._path)
+
+    async def _reload(self, path: Path) -> None:
+        try:
+            policy, changes = await asyncio.to_thread(_read, path, self.current)
+        except PolicyError as error:
+            self.problem = error
+            self.num_failures += 1
+            log.error("the edited policy is not valid; version %s stays in force:\n%s", self.current.version, error)
+            for failed in self.on_failure:
+                await failed(error)
+            return
+        self.problem = None
+        if policy.version != self.current.version:
+            log.info("policy %s takes the place of %s", policy.version, self.current.version)
+            self.history.append(Edition(policy.version, self._clock(), changes))
+            self.current = policy
+            self.num_reloads += 1
+            for changed in self.on_change:
+                await changed(policy)
+
+
+def _read(path: Path, current: Policy) -> tuple[Policy, tuple[str, ...]]:
+    """What the files say, and what that changes. Raises `PolicyError`."""
+    policy = read_policy(path)
+    return policy, tuple(policy_diff(current, policy)[:MAX_CHANGES])
+
+
+def terms_of(policy: Policy) -> Terms:
+    """What of a policy the core goes by."""
+    tenants = (policy.default, *policy.tenants.values())
+    waiting = {tenant.name: most for tenant in tenants if (most := _may_queue(tenant)) is not None}
+    return Terms(
+        weights={tenant.name: tenant.weight for tenant in tenants},
+        offsets=tuple(level.aging for level in policy.classes),
+        bounds=tuple(_bounds(level.queue) for level in policy.classes),
+        may_wait=waiting,
+    )
+
+
+def _may_queue(tenant: TenantPolicy) -> int | None:
+    amounts = [limit.amount for limit in tenant.limits if limit.resource is Resource.QUEUED_REQUESTS]
+    return min(amounts, default=None)
+
+
+def _bounds(queue: quotas_policy.QueueBounds) -> QueueBounds:
+    return QueueBounds(queue.requests, queue.tokens, queue.bytes, queue.seconds)

@@ -1,0 +1,40 @@
+"""Keys of tenants that the policy does not name: seldom meant, since the mistyped name of a tenant has no limits."""
+
+from collections.abc import Iterable, Mapping
+
+from gateway.tenants.key_store import KeyRecord
+from quotas.policy.policy import Policy
+from quotas.policy.problems import did_you_mean
+
+MAX_TOLD = 20  # tenants
+
+
+def what_holds(policy: Policy, tenant: str) -> str:
+    """Says what a tenant that `policy` does not name may do, and which name may have been meant."""
+    if not policy.admits(tenant):
+        fate = "its keys open nothing (unnamed_tenants: refuse)"
+    elif policy.default.limits:
+        fate = "the defaults hold for it"
+    else:
+        fate = "nothing limits it"
+    return f"{fate}{did_you_mean(tenant, policy.tenants)}"
+
+
+def unnamed_keys(policy: Policy, records: Iterable[KeyRecord]) -> Mapping[str, list[str]]:
+    """The ids of the keys whose tenant is not named, by tenant."""
+    found: dict[str, list[str]] = {}
+    for record in records:
+        if record.tenant not in policy.tenants:
+            found.setdefault(record.tenant, []).append(record.id)
+    return found
+
+
+def told(policy: Policy, records: Iterable[KeyRecord]) -> list[str]:
+    """A line for each such tenant, the first `MAX_TOLD` of them; none where all are named."""
+    found = sorted(unnamed_keys(policy, records).items())
+    lines = [f"{tenant} ({_keys(ids)}): {what_holds(policy, tenant)}" for tenant, ids in found[:MAX_TOLD]]
+    return lines + ([f"and {len(found) - MAX_TOLD} more tenants"] if len(found) > MAX_TOLD else [])
+
+
+def _keys(ids: list[str]) -> str:
+    return f"key {ids[0]}" if len(ids) == 1 else f"{len(ids)} keys, {ids[0]} the first"

@@ -1,0 +1,146 @@
+"""What tenants used, as rows of a table. Pure."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date, timedelta
+from decimal import Context, Decimal, Inexact, localcontext
+from functools import reduce
+from itertools import groupby
+from operator import add
+
+from gateway.table import csv_text, table
+from quotas.policy.policy import Policy, Price
+from quotas.reservation import NOTHING, Usage
+from quotas.store.store import Store
+
+COUNTS = ("requests", "input", "cached", "output")
+NUMERIC = frozenset({*COUNTS, "kv_gib_s", "cost"})
+EXACT = Context(prec=80, traps=[Inexact])
+GIB = 2**30
+NO_KEY = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What was used on a UTC day by a tenant's key; without one: by all of its keys."""
+
+    day: date
+    tenant: str
+    key: str | None
+    usage: Usage
+
+
+def by_tenant(entries: Iterable[Entry]) -> list[Entry]:
+    """Of each tenant and day one, from entries of which those stand together."""
+    groups = groupby(entries, key=lambda entry: (entry.day, entry.tenant))
+    return [
+        Entry(day, tenant, None, reduce(add, (entry.usage for entry in group), NOTHING))
+        for (day, tenant), group in groups
+    ]
+
+
+def cost(usage: Usage, price: Price) -> Decimal:
+    """Exactly."""
+    with localcontext(EXACT):
+        computed = (usage.input_tokens - usage.cached_tokens) * price.input + usage.cached_tokens * price.cached_input
+        return computed + usage.output_tokens * price.output
+
+
+def usage_csv(entries: Sequence[Entry], policy: Policy, has_keys: bool) -> str:
+    tokens = ("input_tokens", "cached_tokens", "output_tokens")
+    heading = ("day", "tenant", *_if(has_keys, "key"), "requests", *tokens, "kv_byte_seconds", "cost", "currency")
+    return csv_text(heading, [_csv_row(entry, policy.tenant(entry.tenant).price, has_keys) for entry in entries])
+
+
+def usage_table(entries: Sequence[Entry], policy: Policy, has_keys: bool) -> str:
+    """With a last row that sums the others."""
+    heading = ("day", "tenant", *_if(has_keys, "key"), *COUNTS, "kv_gib_s", "cost", "")
+    rows = [_row(entry, policy.tenant(entry.tenant).price, has_keys) for entry in entries]
+    return table(heading, [*rows, *_totals(entries, policy, has_keys)], NUMERIC)
+
+
+def _csv_row(entry: Entry, price: Price | None, has_keys: bool) -> list[str]:
+    names = [entry.day.isoformat(), entry.tenant, *_if(has_keys, entry.key or "")]
+    amount = (plain(cost(entry.usage, price)), price.currency) if price else ("", "")
+    return [*names, *_counts(entry.usage), f"{entry.usage.kv_byte_seconds:.0f}", *amount]
+
+
+def _row(entry: Entry, price: Price | None, has_keys: bool) -> list[str]:
+    names = [entry.day.isoformat(), entry.tenant, *_if(has_keys, entry.key or NO_KEY)]
+    amount = (plain(cost(entry.usage, price)), price.currency) if price else ("", "")
+    return [*names, *_counts(entry.usage), _gib(entry.usage), *amount]
+
+
+def total(entries: Iterable[Entry]) -> Usage:
+    return reduce(add, (entry.usage for entry in entries), NOTHING)
+
+
+def costs(entries: Iterable[Entry], policy: Policy) -> dict[str, Decimal]:
+    """By currency, of what has a price."""
+    sums: dict[str, Decimal] = {}
+    with localcontext(EXACT):
+        for entry in entries:
+            if price := policy.tenant(entry.tenant).price:
+                sums[price.currency] = sums.get(price.currency, Decimal()) + cost(entry.usage, price)
+    return dict(sorted(sums.items()))
+
+
+def _totals(entries: Sequence[Entry], policy: Policy, has_keys: bool) -> list[list[str]]:
+    """One row, and another for each further currency."""
+    used = total(entries)
+    amounts = [[plain(amount), currency] for currency, amount in costs(entries, policy).items()] or [["", ""]]
+    first = ["total", "", *_if(has_keys, ""), *_counts(used), _gib(used)]
+    return [first + amounts[0], *([""] * len(first) + further for further in amounts[1:])]
+
+
+def _counts(usage: Usage) -> list[str]:
+    return [str(usage.requests), str(usage.input_tokens), str(usage.cached_tokens), str(usage.output_tokens)]
+
+
+def _gib(usage: Usage) -> str:
+    return f"{usage.kv_byte_seconds / GIB:.3f}"
+
+
+def plain(amount: Decimal) -> str:
+    """At least cents, and no zeros behind what is more exact."""
+    whole, _, digits = f"{amount:f}".partition(".")
+    return f"{whole}.{digits.rstrip('0').ljust(2, '0')}"
+
+
+def _if(condition: bool, cell: str) -> tuple[str, ...]:
+    return (cell,) if condition else ()
+
+
+LEDGER_DAYS = 400  # that a ledger is kept (lua/ledger.lua)
+AT_ONCE = 64  # questions in one write: their answers keep an event loop for a millisecond or two
+
+
+class TooManyLedgers(Exception):
+    """`found` would have to be read."""
+
+    def __init__(self, found: int) -> None:
+        super().__init__(f"{found} ledgers")
+        self.found = found
+
+
+async def usage_entries(
+    store: Store, tenant: str | None, first: date, last: date, most: int | None = None
+) -> list[Entry]:
+    """By day, tenant and key. Raises `QuotaError`, and `TooManyLedgers` where there are more than `most`, of a tenant
+    and a day each.
+    """
+    if tenant is not None:
+        days = [first + timedelta(days=number) for number in range((last - first).days + 1)]
+        ledgers = [(tenant, day) for day in days]
+    else:
+        ledgers = [(name, day) for name, day in await store.ledgers() if first <= day <= last]
+    if most is not None and len(ledgers) > most:
+        raise TooManyLedgers(len(ledgers))
+    entries: list[Entry] = []
+    for start in range(0, len(ledgers), AT_ONCE):
+        some = ledgers[start : start + AT_ONCE]
+        usages = await asyncio.gather(*(store.usage(name, day) for name, day in some))
+        for (name, day), by_key in zip(some, usages, strict=True):
+            entries += [Entry(day, name, key, usage) for key, usage in by_key.items()]
+    return sorted(entries, key=lambda entry: (entry.day, entry.tenant, entry.key or ""))

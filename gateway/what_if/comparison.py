@@ -1,0 +1,101 @@
+"""What an edit of a policy would have done to requests that were recorded."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from admission.simulation.device import Device
+from admission.simulation.errors import OptionError
+from admission.simulation.policy import SimulatedPolicy, policy_of
+from admission.simulation.recording import TraceFacts
+from admission.simulation.study import Run
+from admission.simulation.summary import Summary
+from admission.simulation.traces import Traffic
+from gateway.tenants.effective_policy import KvShape
+from gateway.tenants.live_policy import terms_of
+from gateway.what_if.simulated_policy import PolicyRules, target_of
+from gateway.what_if.unsimulated import Places, Seen, assumed, unsimulated
+from quotas.policy.policy import Policy
+from quotas.policy.policy_diff import policy_changes, policy_diff
+
+MOST_REQUESTS = 20_000
+MOST_SECONDS = 10.0
+SLICE = 0.25  # seconds of simulated time, between two looks at the clock
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """Both policies have met the same requests, up to the same moment."""
+
+    changes: tuple[str, ...]  # lines of text, as `policy_diff` tells them
+    not_simulated: tuple[str, ...]  # a sentence for each change that could make no difference, and why
+    assumed: tuple[str, ...]  # a sentence for each thing that was taken for granted
+    num_requests: int  # that came
+    num_left_out: int  # of those given: older than the newest that are allowed, or after the time was over
+    before: Summary
+    after: Summary
+
+
+def what_if(
+    traffic: Traffic,
+    before: Policy,
+    after: Policy,
+    places: Places | None = None,
+    most_requests: int = MOST_REQUESTS,
+    most_seconds: float = MOST_SECONDS,
+    clock: Callable[[], float] = time.monotonic,
+) -> WhatIf:
+    """Serve the newest `most_requests` of recorded requests under two policies, side by side.
+
+    `traffic` is what `read_traffic` makes of an event log, or made in memory; it must have a device, which says what is
+    served besides the policies, and arrivals in order of time. `places` tells where the fields of `after` stand.
+
+    The promise: all that the policies say is simulated as it is served, and what is not is named in `not_simulated`.
+    The same arguments give the same figures wherever they are computed, unless the time is over first: within about
+    `most_seconds` of `clock` both runs end at the same simulated moment, and requests then under way are neither
+    completed nor refused. Nothing that is given changes. It computes with the interpreter's lock held and does nothing
+    else, so that an event loop should have it done in another process; its arguments and its result can be pickled.
+    Raises `OptionError` where there is no device, or no request.
+    """
+    if traffic.device is None or not traffic.arrivals:
+        raise OptionError("what-if", len(traffic.arrivals), "needs requests, and the device that served them")
+    newest = traffic.arrivals[-most_requests:]
+    start, device = newest[0].time, traffic.device
+    facts = traffic.facts._replace(began=None if traffic.facts.began is None else traffic.facts.began + start)
+    arrivals = [arrival._replace(time=arrival.time - start) for arrival in newest]
+    policies = (before, after)
+    runs = [Run(simulated("", policy, device, facts), arrivals, device, None) for policy in policies]
+    until = _side_by_side(runs, clock, clock() + most_seconds)
+    summaries = [run.summary(until) for run in runs]
+    num_requests = sum(arrival.time <= until for arrival in arrivals)
+    seen = Seen.of(arrivals[:num_requests], facts, policies, summaries, device.kv_bytes_per_token is not None)
+    return WhatIf(
+        changes=tuple(policy_diff(before, after)),
+        not_simulated=tuple(unsimulated(policy_changes(before, after), seen, places or {})),
+        assumed=tuple(assumed(policies, facts)),
+        num_requests=num_requests,
+        num_left_out=len(traffic.arrivals) - num_requests,
+        before=summaries[0],
+        after=summaries[1],
+    )
+
+
+def simulated(name: str, policy: Policy, device: Device, facts: TraceFacts) -> SimulatedPolicy:
+    """All that a policy says, as a simulation goes by it."""
+    names = tuple(level.name for level in policy.classes)
+    base = policy_of(name, terms_of(policy), tuple(map(target_of, policy.classes)), device, names)
+    shape = None
+    if device.kv_bytes_per_token is not None:
+        block_size = base.engine.block_size
+        shape = KvShape(block_size, round(device.kv_bytes_per_token * block_size))
+    return replace(base, rules=PolicyRules(policy, facts.began, facts.model, shape))
+
+
+def _side_by_side(runs: Sequence[Run], clock: Callable[[], float], deadline: float) -> float:
+    """Run them in slices of simulated time, to their ends or until the time is over; returns the moment reached."""
+    until = 0.0
+    while clock() < deadline and not all(run.loop.is_over for run in runs):
+        until = max(until + SLICE, min(run.loop.next_at for run in runs))
+        for run in runs:
+            run.loop.advance(until)
+    return until

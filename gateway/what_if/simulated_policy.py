@@ -1,0 +1,189 @@
+"""The door of a simulated gateway: classes, entitlements and limits by a policy, as in the life of a real request."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from admission.admission import RARELY
+from admission.output_length import OutputLengths
+from admission.simulation.arrival import Arrival, Target
+from admission.simulation.door import Spent, TurnedAway
+from gateway.errors import ApiError
+from gateway.tenants.auth import Principal
+from gateway.tenants.effective_policy import Entitlement, KvShape
+from quotas.errors import BudgetSpent, LimitExceeded, Refused
+from quotas.limiter import Limiter, Taken
+from quotas.policy.limit import Limit
+from quotas.policy.policy import ClassPolicy, Policy
+from quotas.reservation import Ask, Usage
+
+SOME_DAY = datetime.fromisoformat("2024-01-01T00:00:00+00:00").timestamp()
+"""Of traffic without a calendar: the first of a month, and a Monday, so that every budget begins with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRules:
+    """`admission.simulation.door.Rules` of one policy. What is not known is not held against anybody."""
+
+    policy: Policy
+    began: float | None = None  # Unix seconds at which a run begins
+    model: str | None = None  # that requests are for
+    kv_shape: KvShape | None = None
+
+    def door(self) -> "PolicyDoor":
+        return PolicyDoor(self)
+
+    def price(self, tenant: str, prompt_tokens: int, output_tokens: int) -> tuple[float, str] | None:
+        price = self.policy.tenant(tenant).price
+        if price is None:
+            return None
+        return float(price.input * prompt_tokens + price.output * output_tokens), price.currency
+
+
+class PolicyDoor:
+    """`admission.simulation.door.Door`; of one run. Limits begin unused."""
+
+    def __init__(self, rules: PolicyRules) -> None:
+        self._policy = rules.policy
+        self._model = rules.model
+        self._kv_shape = rules.kv_shape
+        self._knows_time = rules.began is not None
+        self._began = SOME_DAY if rules.began is None else rules.began
+        self._targets = [target_of(level) for level in rules.policy.classes]
+        self._limiter = Limiter()
+        self._entitlements: dict[tuple[str, str | None], Entitlement] = {}
+
+    def served(self, arrival: Arrival) -> Arrival:
+        arrival = arrival._replace(priority_class=self._level(arrival))
+        kv_tokens = None if arrival.is_declared else self._kv_tokens(self._of(arrival))
+        if kv_tokens is None:
+            return arrival
+        most = max(1, min(arrival.declared_tokens, kv_tokens - arrival.prompt_tokens))
+        return arrival._replace(max_tokens=most, output_tokens=min(arrival.output_tokens, most))
+
+    def target(self, priority_class: int) -> Target:
+        return self._targets[priority_class]
+
+    def allowed_blocks(self, tenant: str) -> int | None:
+        entitlement = self._of(Arrival(0.0, 1, 1, tenant=tenant))
+        if entitlement.kv_bytes is None or self._kv_shape is None:
+            return None
+        return entitlement.kv_bytes // self._kv_shape.block_bytes
+
+    def enter(self, arrival: Arrival, lengths: OutputLengths, now: float) -> "PolicyVisit":
+        """Raises `TurnedAway`."""
+        entitlement, moment, prompts = self._of(arrival), self._began + now, arrival.prompts
+        if self._policy.unnamed_tenants == "refuse" and arrival.tenant not in self._policy.tenants:
+            raise TurnedAway("unnamed_tenants")
+        self._check_key(entitlement, moment)
+        if (model := self._model) is not None:
+            _check("models", lambda: entitlement.check_model(model))
+        _check("queued_requests", lambda: entitlement.check_prompts(len(prompts)))
+        for prompt in prompts:
+            self._check_kv(entitlement, prompt)
+        tokens = tuple(_tokens_to_begin_with(entitlement, prompt, lengths) for prompt in prompts)
+        ask = Ask(1, sum(prompt.prompt_tokens for prompt in prompts), sum(tokens))
+        if not entitlement.charged:
+            return PolicyVisit(tokens)
+        try:
+            taken = self._limiter.reserve(entitlement.name, entitlement.charged, ask, moment)
+        except Refused as refusal:
+            raise _turned_away(refusal) from None
+        return LimitedVisit(tokens, self._limiter, taken, self._began)
+
+    def _level(self, arrival: Arrival) -> int:
+        if arrival.asked_class is None:
+            return self._of(arrival).service_class(arrival.service_tier).level
+        highest = self._policy.highest_level(arrival.tenant, arrival.key)
+        return min(max(highest, arrival.asked_class), len(self._targets) - 1)
+
+    def _of(self, arrival: Arrival) -> Entitlement:
+        who = arrival.tenant, arrival.key
+        found = self._entitlements.get(who)
+        if found is None:
+            principal = Principal(arrival.tenant, arrival.key or "")
+            found = self._entitlements[who] = Entitlement(self._policy, principal)
+        return found
+
+    def _kv_tokens(self, entitlement: Entitlement) -> int | None:
+        return entitlement.kv_tokens(self._kv_shape) if self._kv_shape else None
+
+    def _check_key(self, entitlement: Entitlement, moment: float) -> None:
+        _check("scopes", lambda: entitlement.require("inference"))
+        key = entitlement.tenant.key(entitlement.key)
+        if key and key.expires and self._knows_time and moment >= key.expires.timestamp():
+            raise TurnedAway("key has expired")
+
+    def _check_kv(self, entitlement: Entitlement, prompt: Arrival) -> None:
+        if shape := self._kv_shape:
+            most = prompt.declared_tokens if prompt.is_declared else 1
+            _check("kv_bytes", lambda: entitlement.check_kv(prompt.prompt_tokens + most, shape, ""))
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyVisit:
+    """`admission.simulation.door.Visit` of a request that no limit counts."""
+
+    tokens: tuple[int, ...]
+
+    def extend(self, tokens: int, now: float) -> None:
+        pass
+
+    def leave(self, prompt_tokens: int, output_tokens: int) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class LimitedVisit(PolicyVisit):
+    """One that limits count until it leaves."""
+
+    limiter: Limiter
+    taken: Taken
+    began: float
+
+    def extend(self, tokens: int, now: float) -> None:
+        """Raises `TurnedAway`."""
+        try:
+            self.limiter.extend(self.taken, tokens, self.began + now)
+        except Refused as refusal:
+            raise _turned_away(refusal) from None
+
+    def leave(self, prompt_tokens: int, output_tokens: int) -> None:
+        """A request for which nothing was computed costs nothing."""
+        self.limiter.settle(self.taken, Usage(prompt_tokens, output_tokens, requests=1 if prompt_tokens else 0))
+
+
+def target_of(level: ClassPolicy) -> Target:
+    """What a class promises."""
+    return Target(level.ttft, level.time_per_output_token, level.when_late == "refuse")
+
+
+def _tokens_to_begin_with(entitlement: Entitlement, prompt: Arrival, lengths: OutputLengths) -> int:
+    most = prompt.declared_tokens
+    if prompt.is_declared:
+        return most
+    expected = lengths.quantile(entitlement.name, most, RARELY)
+    reservable = entitlement.reservable(prompt.prompt_tokens, expected)
+    return most if reservable is None else min(reservable, most)
+
+
+def _check(what: str, check: Callable[[], object]) -> None:
+    """Raises `TurnedAway` for what a client would be told as an error."""
+    try:
+        check()
+    except ApiError:
+        raise TurnedAway(what) from None
+
+
+def _turned_away(refusal: Refused) -> TurnedAway:
+    match refusal:
+        case LimitExceeded(limit=limit, retry_after=wait):
+            return TurnedAway(_name(limit), wait)
+        case BudgetSpent(limit=limit):
+            return Spent(_name(limit))
+    return Spent(f"{_name(refusal.limit)}, which never holds as much")
+
+
+def _name(limit: Limit) -> str:
+    """All keys' limits of one kind are one reason."""
+    return f"key's {limit.name.removeprefix(f'key:{limit.key}:')}" if limit.key else limit.name

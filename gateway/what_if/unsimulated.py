@@ -1,0 +1,156 @@
+"""What of an edit a simulation cannot show, for the requests it was given: said line by line, never passed over."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from admission.simulation.arrival import Arrival
+from admission.simulation.recording import TraceFacts
+from admission.simulation.summary import Summary
+from quotas.policy.limit import Budget, Limit
+from quotas.policy.policy import Policy
+from quotas.policy.policy_diff import Change
+from quotas.policy.problems import Mark
+
+MOST_LINES = 60
+
+Places = Mapping[str, Mark]
+"""Where each field of a policy stands, as `quotas.policy.policy_file.field_places` tells it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What there was to tell policies apart by."""
+
+    facts: TraceFacts
+    sources: frozenset[str]  # tenants.acme, tenants.acme.keys.9f2c41d7: whom requests came from
+    has_unnamed: bool  # requests of tenants that some policy does not name
+    classes: frozenset[str]  # that served a request under any policy, by name
+    knows_kv_bytes: bool
+
+    @staticmethod
+    def of(
+        arrivals: Iterable[Arrival],
+        facts: TraceFacts,
+        policies: Iterable[Policy],
+        summaries: Iterable[Summary],
+        knows_kv_bytes: bool,
+    ) -> "Seen":
+        who = {(arrival.tenant, arrival.key) for arrival in arrivals}
+        tenants = {tenant for tenant, _ in who}
+        return Seen(
+            facts=facts,
+            sources=frozenset(source for pair in who for source in _sources(*pair)),
+            has_unnamed=any(tenants - policy.tenants.keys() for policy in policies),
+            classes=frozenset(level.name for summary in summaries for level in summary.classes),
+            knows_kv_bytes=knows_kv_bytes,
+        )
+
+
+def unsimulated(changes: Iterable[Change], seen: Seen, *places: Places) -> list[str]:
+    """A sentence for each change that made no difference for want of data, or for what a simulation leaves out.
+
+    It names the line by the first of `places` that has the field: of the edit, then of what was edited.
+    """
+    changes = list(changes)
+    followed = _followed(changes, seen)
+    told = [
+        f"not simulated: {change.path}{_place(change, places)}: {reason}"
+        for change in changes
+        if change not in followed and (reason := _reason(change, seen)) is not None
+    ]
+    more = len(told) - MOST_LINES
+    return [*told[:MOST_LINES], f"not simulated: {more} more changes, for such reasons"] if more > 0 else told
+
+
+def _followed(changes: Iterable[Change], seen: Seen) -> set[Change]:
+    """Those that another change shows: a default that a tenant has from there, a price of cached tokens that nobody
+    set apart from that of the others.
+    """
+    inherited = {change.field for change in changes if change.scope in seen.sources}
+    prices = {(change.scope, change.after) for change in changes if change.field == "price.input"}
+    return {
+        change
+        for change in changes
+        if (change.scope == "defaults" and change.field in inherited)
+        or (change.field == "price.cached_input" and (change.scope, change.after) in prices)
+    }
+
+
+def assumed(policies: Iterable[Policy], facts: TraceFacts) -> list[str]:
+    """What is taken for granted of limits, where there are any."""
+    limits = [limit for policy in policies for limit in _limits(policy) if limit.window is not None]
+    if not limits:
+        return []
+    is_dated = facts.began is not None or not any(isinstance(limit.window, Budget) for limit in limits)
+    when = "" if is_dated else ", and budgets on the first day of a month: the trace has no calendar"
+    return [f"assumed: limits begin unused{when}"]
+
+
+def _limits(policy: Policy) -> Iterator[Limit]:
+    for tenant in (policy.default, *policy.tenants.values()):
+        yield from tenant.limits
+        for key in tenant.keys.values():
+            yield from key.limits
+
+
+def _sources(tenant: str, key: str | None) -> list[str]:
+    return [f"tenants.{tenant}", *([f"tenants.{tenant}.keys.{key}"] if key else [])]
+
+
+def _reason(change: Change, seen: Seen) -> str | None:
+    kind, _, name = change.scope.partition(".")
+    match kind:
+        case "classes":
+            return _of_class(name, change.field, seen)
+        case "tenants" if change.scope not in seen.sources:
+            return "the trace has no requests of this tenant"
+        case "defaults" | "" if change.field != "classes" and not seen.has_unnamed:
+            return "every tenant of the trace is named in a policy"
+        case "tenants" | "defaults":
+            return _of_tenant(change, seen)
+    return None
+
+
+def _of_class(name: str, field: str, seen: Seen) -> str | None:
+    if field == "service_tiers" and not seen.facts.has_tiers:
+        return "the trace has no service tiers; --service-tiers gives it some"
+    if field == "queue.bytes" and not seen.facts.has_body_bytes:
+        return "the trace does not say how long bodies are"
+    return None if name in seen.classes else "no request was of this class"
+
+
+def _of_tenant(change: Change, seen: Seen) -> str | None:
+    match change.field.split("."):
+        case ["keys", key, *rest]:
+            return _of_key(f"{change.scope}.keys.{key}", ".".join(rest), seen)
+        case ["models"] if seen.facts.model is None:
+            return "the trace does not say which models were asked for"
+        case ["on_store_outage"]:
+            return "the quota store never fails in a simulation"
+        case ["price", "cached_input"]:
+            return "prefix caching is not simulated: every prompt token costs what `input` says"
+        case ["limits", "kv_bytes"] if not seen.knows_kv_bytes:
+            return "the device does not say what a token takes: give it kv_bytes_per_token"
+    return None
+
+
+def _of_key(source: str, field: str, seen: Seen) -> str | None:
+    if field == "hmac":
+        return "which secret opens a key changes nothing for its requests"
+    if not seen.facts.has_keys:
+        return "the trace has no API keys"
+    if source not in seen.sources:
+        return "the trace has no requests with this key"
+    if field == "models" and seen.facts.model is None:
+        return "the trace does not say which models were asked for"
+    return "the trace has no time of day" if field == "expires" and seen.facts.began is None else None
+
+
+def _place(change: Change, places: Iterable[Places]) -> str:
+    """What a tenant does not say itself, the defaults say for it; what nobody says any more, its section would."""
+    paths = [change.path, f"defaults.{change.field}"] if change.scope.startswith("tenants.") else [change.path]
+    for path in (*paths, change.scope):
+        for known in places:
+            if path in known:
+                return f" at {known[path].file}:{known[path].line}"
+    return ""

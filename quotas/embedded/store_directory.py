@@ -1,0 +1,134 @@
+"""The folder of the embedded store: its data, its socket, its log, and the two locks that say who may do what.
+
+owner           locked by the gateway that runs the server
+lock            locked by the server itself, and holds its process id: no other may open the same data
+socket          where it listens
+log, log.1      what it says
+appendonlydir/  its data (appendonly.aof before Redis 7)
+"""
+
+import os
+from contextlib import suppress
+from fcntl import LOCK_EX, LOCK_NB, flock
+from io import FileIO
+from pathlib import Path
+from urllib.parse import quote
+
+from quotas.embedded.errors import DirectoryUnusable
+
+MAX_SOCKET_PATH = 107  # bytes; sockaddr_un(7)
+MAX_LOG_BYTES = 1024 * 1024  # of each of the two files
+TAIL_BYTES = 4096
+OTHER_REMEDIES = "or choose another folder with --state-dir, or set SLUICE_REDIS_URL to a server of your own"
+
+
+class StoreDirectory:
+    """Made and checked when opened; raises `DirectoryUnusable`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise self.unusable(error) from None
+        self._check_privacy()
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    @property
+    def socket(self) -> str:
+        """Where this process connects to.
+
+        A path that a socket address cannot hold is reached through our descriptor of the folder.
+        """
+        path = str(self.path / "socket")
+        if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
+            return path
+        return f"/proc/self/fd/{self._descriptor}/socket"
+
+    @property
+    def url(self) -> str:
+        return f"unix://{quote(self.socket)}"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log"
+
+    @property
+    def parts(self) -> Path:
+        """Where servers since Redis 7 keep the data."""
+        return self.path / "appendonlydir"
+
+    @property
+    def aof(self) -> Path:
+        """What the server's own tool mends the data by."""
+        manifest = self.parts / "appendonly.aof.manifest"
+        return manifest if manifest.exists() else self.path / "appendonly.aof"
+
+    def try_lock(self, name: str) -> FileIO | None:
+        """The locked file, for whoever keeps it open, or None where another has it."""
+        try:
+            descriptor = os.open(self.path / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            file = FileIO(descriptor, "r+")
+            try:
+                flock(file, LOCK_EX | LOCK_NB)
+            except OSError:
+                file.close()
+                raise
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise self.unusable(error) from None
+        return file
+
+    def locker(self) -> str:
+        """The server that has `lock`, in words."""
+        with suppress(OSError):
+            if number := (self.path / "lock").read_text().strip():
+                return f"process {number}"
+        return "another process"
+
+    def begin_log(self, line: str) -> None:
+        """Also finds out whether anything can be written here at all."""
+        try:
+            with self.log.open("a") as log:
+                log.write(f"{line}\n")
+        except OSError as error:
+            raise self.unusable(error) from None
+        self.log.chmod(0o600)
+
+    def bound_log(self) -> None:
+        """The server opens its log anew for every line, so that a renamed one needs no signal."""
+        with suppress(OSError):
+            if self.log.stat().st_size > MAX_LOG_BYTES:
+                self.log.replace(self.log.with_name("log.1"))
+
+    def log_tail(self, since: int = 0) -> list[str]:
+        """The last lines of the log after the byte `since`."""
+        with suppress(OSError), self.log.open("rb") as log:
+            end = log.seek(0, os.SEEK_END)
+            log.seek(max(since, end - TAIL_BYTES))
+            return log.read().decode(errors="replace").splitlines()
+        return []
+
+    def log_size(self) -> int:
+        with suppress(OSError):
+            return self.log.stat().st_size
+        return 0
+
+    def unusable(self, error: OSError) -> DirectoryUnusable:
+        where = error.filename if isinstance(error.filename, str) else self.path
+        return DirectoryUnusable(f"{where}: {error.strerror}; make {self.path} writable, {OTHER_REMEDIES}")
+
+    def _check_privacy(self) -> None:
+        status = os.fstat(self._descriptor)
+        problem = None
+        if status.st_uid != os.geteuid():
+            problem = f"belongs to user {status.st_uid}, and this process is user {os.geteuid()}: run it as that user"
+        elif status.st_mode & 0o077:
+            problem = f"may be entered by other users: chmod 700 {self.path}"
+        if problem:
+            self.close()
+            raise DirectoryUnusable(f"{self.path} {problem}, {OTHER_REMEDIES}")

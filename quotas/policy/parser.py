@@ -1,0 +1,317 @@
+"""From trees of text to a policy. All that is wrong is noted, and something sensible read in its place."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from quotas.policy import units, words
+from quotas.policy.limit import TENANT_ONLY, Budget, Limit, Rate, Resource
+from quotas.policy.policy import (
+    AGING_STEP,
+    ALL_MODELS,
+    BATCH_AGING,
+    CLASSES,
+    DEFAULTS,
+    SCOPES,
+    ClassPolicy,
+    KeyPolicy,
+    Lateness,
+    Policy,
+    Price,
+    QueueBounds,
+    TenantPolicy,
+    Unnamed,
+)
+from quotas.policy.problems import Mark, Problems, listed, quoted
+from quotas.policy.schema import MAX_CLASSES, NO_PRICE, UNLIMITED, fields_of
+from quotas.policy.section import Section, one_of
+from quotas.policy.yaml_nodes import Fields, Items, Node, Text
+
+
+def read_classes(section: Section | None) -> tuple[ClassPolicy, ...]:
+    if section is None:
+        return CLASSES
+    if not 1 <= len(section.names) <= MAX_CLASSES:
+        section.note(section.mark, section.path, f"has {len(section.names)} classes, not 1 to {MAX_CLASSES}")
+        return CLASSES
+    classes: list[ClassPolicy] = []
+    for name, _, fields in section.sections(words.class_name):
+        classes.append(_read_class(fields, name, classes))
+    return tuple(classes) or CLASSES
+
+
+def _read_class(section: Section, name: str, above: list[ClassPolicy]) -> ClassPolicy:
+    section.refuse_strangers(fields_of("class"))
+    tiers = section.values("service_tiers", words.service_tier, ())
+    for other in above:
+        for tier in set(tiers) & set(other.service_tiers):
+            section.wrong("service_tiers", f"{quoted(tier)} asks for class {other.name} already")
+    return ClassPolicy(
+        name=name,
+        level=len(above),
+        service_tiers=tuple(sorted(tiers)),
+        ttft=section.value("ttft", units.positive_duration, None),
+        time_per_output_token=section.value("time_per_output_token", units.positive_duration, None),
+        aging=_read_aging(section, above),
+        queue=_read_queue(section.section("queue")),
+        when_late=_read_lateness(section),
+    )
+
+
+def _read_lateness(section: Section) -> Lateness:
+    lateness: Lateness = section.value("when_late", words.lateness, "wait")
+    if lateness == "refuse" and "ttft" not in section.names:
+        section.wrong("when_late", "needs a ttft: without a target nothing is late")
+    return lateness
+
+
+def _read_aging(section: Section, above: list[ClassPolicy]) -> float:
+    aging = section.value("aging", units.duration, _default_aging(section, above))
+    if not above and aging:
+        section.wrong("aging", "the first class is overtaken by none: leave it out")
+    if above and aging < above[-1].aging:
+        section.wrong("aging", f"is shorter than that of {above[-1].name}, which is more urgent")
+    return aging
+
+
+def _default_aging(section: Section, above: list[ClassPolicy]) -> float:
+    """A class without targets is for batch work."""
+    if not above:
+        return 0.0
+    step = above[-1].aging + AGING_STEP
+    return step if {"ttft", "time_per_output_token"} & set(section.names) else max(step, BATCH_AGING)
+
+
+def _read_queue(section: Section | None) -> QueueBounds:
+    if section is None:
+        return QueueBounds()
+    section.refuse_strangers(fields_of("class", "queue"))
+    return QueueBounds(
+        requests=section.value("requests", units.count, None),
+        tokens=section.value("tokens", units.count, None),
+        bytes=section.value("bytes", units.size, None),
+        seconds=section.value("seconds", units.positive_duration, None),
+    )
+
+
+_RESOURCES = list(Resource)
+
+
+def read_limits(
+    section: Section | None, key: str | None = None, inherited: tuple[Limit, ...] = ()
+) -> tuple[Limit, ...]:
+    """The limits under `limits:`; of a resource that is not named there, the inherited ones. In a canonical order."""
+    limits = list(inherited) if section is None else _read(section, key, inherited)
+    return tuple(sorted(limits, key=_order))
+
+
+def _read(section: Section, key: str | None, inherited: tuple[Limit, ...]) -> list[Limit]:
+    limits: list[Limit] = []
+    for resource in Resource:
+        node = section.node(resource)
+        if node is None:
+            limits += [limit for limit in inherited if limit.resource is resource]
+        elif not (isinstance(node, Text) and node.text == UNLIMITED):
+            limits += _held(section, resource, key) if resource.is_held else _spent(section, node, resource, key)
+    return limits
+
+
+def _held(section: Section, resource: Resource, key: str | None) -> list[Limit]:
+    amount = section.value(resource, _size if resource is Resource.KV_BYTES else _count, None)
+    return [] if amount is None else [Limit(resource, amount, None, key)]
+
+
+def _spent(section: Section, node: Node, resource: Resource, key: str | None) -> list[Limit]:
+    if isinstance(node, Items) and not node.nodes:
+        section.wrong(resource, f"is an empty list: write {UNLIMITED} to lift a limit")
+    found: dict[str, Limit] = {}
+    for item in node.nodes if isinstance(node, Items) else (node,):
+        read = _windowed(section, item, f"{section.path}.{resource}")
+        if read is None:
+            continue
+        limit = Limit(resource, *read, key)
+        if limit.name in found:
+            section.note(item.mark, f"{section.path}.{resource}", f"has two limits per {read[1].unit}: keep one")
+        found[limit.name] = limit
+    return list(found.values())
+
+
+def _windowed(section: Section, node: Node, path: str) -> tuple[int, Rate | Budget] | None:
+    """`100k/min`, or `{rate: 100k/min, burst: 20k}`."""
+    if not isinstance(node, Fields):
+        return section.convert(node, path, _rate, None)
+    detail = section.as_section(node, path)
+    assert detail is not None
+    detail.refuse_strangers(("rate", "burst"))
+    if "rate" not in detail:
+        section.note(node.mark, path, "has no rate")
+    read, burst = detail.value("rate", _rate, None), detail.value("burst", _burst, None)
+    if read is None or burst is None:
+        return read
+    amount, window = read
+    if isinstance(window, Budget):
+        detail.wrong("burst", f"a budget has no burst: what is left of this {window.period} may be spent at once")
+        return read
+    return amount, replace(window, burst=burst)
+
+
+def _rate(text: str) -> tuple[int, Rate | Budget]:
+    if text == UNLIMITED:
+        raise ValueError("cannot be one of several limits")
+    return units.rate(text)
+
+
+def _count(text: str) -> int:
+    return units.count(text, least=0)
+
+
+def _size(text: str) -> int:
+    return units.size(text, least=0)
+
+
+def _burst(text: str) -> int:
+    return units.burst(text)
+
+
+def _order(limit: Limit) -> tuple[int, bool, int, str]:
+    is_budget = isinstance(limit.window, Budget)
+    seconds = limit.window.seconds if isinstance(limit.window, Rate) else 0
+    return _RESOURCES.index(limit.resource), is_budget, seconds, limit.name
+
+
+class TenantReader:
+    """Reads tenants, whose keys must differ in their ids across all of them."""
+
+    def __init__(self, classes: tuple[ClassPolicy, ...], is_whole: bool) -> None:
+        self._levels = {entry.name: entry.level for entry in classes}
+        self._first = classes[0].name
+        self._class = one_of(list(self._levels), "a class") if is_whole else lambda _: classes[0].name
+        self._keys: dict[str, Mark] = {}
+
+    def read(self, section: Section | None, name: str, base: TenantPolicy) -> TenantPolicy:
+        """`base` has what the section leaves out."""
+        section = section or Section(Fields(Mark(""), {}), "", Problems())
+        section.refuse_strangers(fields_of("tenant" if name else "defaults"))
+        highest = section.value("highest_class", self._class, self._known(base.highest_class, self._first))
+        limits = section.section("limits")
+        if limits:
+            limits.refuse_strangers(fields_of("limits"))
+        tenant = TenantPolicy(
+            name=name,
+            highest_class=highest,
+            default_class=self._read_default_class(section, highest, base),
+            weight=section.value("weight", words.weight, base.weight),
+            models=section.values("models", words.model, base.models),
+            limits=read_limits(limits, None, base.limits),
+            on_store_outage=section.value("on_store_outage", words.outage, base.on_store_outage),
+            price=_read_price(section, base.price),
+        )
+        keys = section.section("keys") if name else None
+        return replace(tenant, keys=self._read_keys(keys, tenant)) if keys else tenant
+
+    def _known(self, name: str, otherwise: str) -> str:
+        return name if name in self._levels else otherwise
+
+    def _read_default_class(self, section: Section, highest: str, base: TenantPolicy) -> str:
+        """An inherited one gives way to `highest`; one that is written here must not be above it."""
+        default = section.value("default_class", self._class, self._known(base.default_class, highest))
+        if self._levels[default] >= self._levels[highest]:
+            return default
+        if "default_class" in section:
+            section.wrong("default_class", f"{quoted(default)} is more urgent than the highest class, {highest}")
+        return highest
+
+    def _read_keys(self, section: Section, tenant: TenantPolicy) -> dict[str, KeyPolicy]:
+        keys: dict[str, KeyPolicy] = {}
+        for key_id, mark, fields in section.sections(words.key_id):
+            if first := self._keys.get(key_id):
+                fields.note(mark, fields.path, f"is a key already at {first}: an id is of one key")
+            self._keys[key_id] = mark
+            keys[key_id] = self._read_key(fields, key_id, tenant)
+        return keys
+
+    def _read_key(self, section: Section, key_id: str, tenant: TenantPolicy) -> KeyPolicy:
+        section.refuse_strangers(fields_of("key"))
+        limits = section.section("limits")
+        if limits:
+            _refuse_tenants_limits(limits)
+        highest = section.value("highest_class", self._class, None)
+        if highest and self._levels[highest] < self._levels[tenant.highest_class]:
+            section.wrong("highest_class", f"is above its tenant's, {tenant.highest_class}: a key can only narrow")
+        models = section.values("models", words.model, (ALL_MODELS,))
+        strangers = sorted({*models} - {*tenant.models, ALL_MODELS})
+        if strangers and ALL_MODELS not in tenant.models:
+            section.wrong("models", f"{quoted(strangers[0])} is not among its tenant's models: a key can only narrow")
+        return KeyPolicy(
+            id=key_id,
+            hmac=section.value("hmac", words.hmac, None),
+            expires=section.value("expires", words.expires, None),
+            scopes=tuple(sorted(section.values("scopes", words.scope, SCOPES))),
+            models=models,
+            highest_class=highest,
+            limits=read_limits(limits, key_id),
+        )
+
+
+def _refuse_tenants_limits(limits: Section) -> None:
+    for resource in sorted(TENANT_ONLY):
+        if resource in limits:
+            limits.wrong(resource, "is counted for tenants, not for keys: set it for the tenant")
+    limits.refuse_strangers(fields_of("limits"))
+
+
+def _read_price(section: Section, base: Price | None) -> Price | None:
+    node = section.node("price")
+    if node is None or (isinstance(node, Text) and node.text == NO_PRICE):
+        return base if node is None else None
+    fields = section.section("price")
+    if fields is None:
+        return base
+    fields.refuse_strangers(("input", "output", "cached_input", "currency"))
+    missing = [name for name in ("input", "output", "currency") if name not in fields]
+    if missing:
+        section.wrong("price", f"has no {listed(missing)}")
+    given = fields.value("input", units.price, None)
+    output = fields.value("output", units.price, None)
+    cached = fields.value("cached_input", units.price, given)
+    currency = fields.value("currency", words.currency, None)
+    if given is None or output is None or cached is None or currency is None:
+        return base
+    return Price(input=given, output=output, cached_input=cached, currency=currency)
+
+
+def parse(trees: Mapping[str, Node], problems: Problems, is_whole: bool) -> Policy:
+    """The policy that these files, by name, are together. `is_whole`: no file is missing from them, so that a name
+    which is defined nowhere is a mistake.
+    """
+    tops = [Section(tree, "", problems) for tree in trees.values() if isinstance(tree, Fields)]
+    for top in tops:
+        top.refuse_strangers(fields_of(""))
+    classes = read_classes(_only(tops, "classes"))
+    tenants = TenantReader(classes, is_whole)
+    default = tenants.read(_only(tops, "defaults"), "", DEFAULTS)
+    found: dict[str, tuple[Mark, TenantPolicy]] = {}
+    for top in tops:
+        section = top.section("tenants")
+        for name, mark, fields in section.sections(words.tenant_name) if section else ():
+            if name in found:
+                top.note(mark, fields.path, f"is a second time here, after {found[name][0]}")
+            else:
+                found[name] = mark, tenants.read(fields, name, default)
+    having = _holder(tops, "unnamed_tenants")
+    allow: Unnamed = "allow"
+    unnamed = having.value("unnamed_tenants", words.unnamed, allow) if having else allow
+    return Policy.of(classes, default, {name: tenant for name, (_, tenant) in found.items()}, unnamed)
+
+
+def _only(tops: list[Section], name: str) -> Section | None:
+    """The one section of this name among the files."""
+    holder = _holder(tops, name)
+    return holder.section(name) if holder else None
+
+
+def _holder(tops: list[Section], name: str) -> Section | None:
+    """The one file that has this field."""
+    having = [top for top in tops if name in top]
+    for other in having[1:]:
+        other.wrong(name, f"is in {having[0].mark.file} already: one file of a policy has it")
+    return having[0] if having else None

@@ -1,0 +1,193 @@
+"""A policy: the classes of service, what each tenant may spend, and how its API keys narrow that. Immutable."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from hashlib import sha256
+from typing import Literal
+
+from quotas.policy.limit import Limit
+
+SERVICE_TIERS = ("flex", "scale", "priority", "fast")  # of OpenAI's API; auto and default are a tenant's default class
+SCOPES = ("inference", "limits")
+ALL_MODELS = "*"
+
+Outage = Literal["closed", "open", "lease"]
+Lateness = Literal["wait", "refuse"]
+Unnamed = Literal["allow", "refuse"]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueBounds:
+    """The most that may wait in a class, over all tenants; None: not bounded here."""
+
+    requests: int | None = None
+    tokens: int | None = None  # of their prompts
+    bytes: int | None = None  # of their bodies
+    seconds: float | None = None  # of the engine's time, predicted
+
+
+@dataclass(frozen=True, slots=True)
+class ClassPolicy:
+    """One class of service. Times are in seconds; a class without targets promises none."""
+
+    name: str
+    level: int  # 0 is the most urgent
+    service_tiers: tuple[str, ...] = ()
+    ttft: float | None = None
+    time_per_output_token: float | None = None
+    aging: float = 0.0  # how long after it arrived a request may be overtaken by later ones of the most urgent class
+    queue: QueueBounds = QueueBounds()
+    when_late: Lateness = "wait"  # what becomes of a request whose first token is expected later than `ttft`
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Of one token, exactly; `cached_input` is that of prompt tokens found in the prefix cache."""
+
+    input: Decimal
+    output: Decimal
+    cached_input: Decimal
+    currency: str  # ISO 4217
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPolicy:
+    """How one API key narrows what its tenant may do. Its limits hold besides the tenant's."""
+
+    id: str
+    hmac: str | None = field(default=None, repr=False)  # hexadecimal; None: the key is in the state directory
+    expires: datetime | None = None  # None: never
+    scopes: tuple[str, ...] = SCOPES
+    models: tuple[str, ...] = (ALL_MODELS,)  # all that the tenant may use
+    highest_class: str | None = None  # None: the tenant's
+    limits: tuple[Limit, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TenantPolicy:
+    """What a tenant may do and spend. `default_class` is never more urgent than `highest_class`."""
+
+    name: str
+    highest_class: str
+    default_class: str
+    weight: float = 1.0
+    models: tuple[str, ...] = (ALL_MODELS,)
+    limits: tuple[Limit, ...] = ()
+    on_store_outage: Outage = "lease"
+    price: Price | None = None
+    keys: Mapping[str, KeyPolicy] = field(default_factory=dict)  # by id
+
+    def key(self, key_id: str | None) -> KeyPolicy | None:
+        """None for a key that the policy does not mention: it may do what its tenant may."""
+        return self.keys.get(key_id) if key_id else None
+
+    def allows_model(self, model: str, key_id: str | None = None) -> bool:
+        key = self.key(key_id)
+        return _covers(self.models, model) and (key is None or _covers(key.models, model))
+
+    def limits_of(self, key_id: str | None = None) -> tuple[Limit, ...]:
+        """All that hold for a request with this key: the tenant's, then the key's."""
+        key = self.key(key_id)
+        return self.limits + key.limits if key else self.limits
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What holds at one time. `version` is the same wherever the content is."""
+
+    version: str
+    classes: tuple[ClassPolicy, ...]  # the most urgent first
+    default: TenantPolicy  # of tenants that are not named; its name is empty
+    tenants: Mapping[str, TenantPolicy]
+    unnamed_tenants: Unnamed = "allow"  # whether the keys of tenants that are not named open anything
+
+    @staticmethod
+    def of(
+        classes: tuple[ClassPolicy, ...],
+        default: TenantPolicy,
+        tenants: Mapping[str, TenantPolicy] | None = None,
+        unnamed_tenants: Unnamed = "allow",
+    ) -> "Policy":
+        tenants = dict(tenants or {})
+        version = _version(classes, default, tenants, unnamed_tenants)
+        return Policy(version, classes, default, tenants, unnamed_tenants)
+
+    def admits(self, tenant: str) -> bool:
+        """Whether requests of this tenant are served at all."""
+        return self.unnamed_tenants == "allow" or tenant in self.tenants
+
+    def tenant(self, name: str) -> TenantPolicy:
+        return self.tenants.get(name, self.default)
+
+    def class_named(self, name: str) -> ClassPolicy:
+        return next(entry for entry in self.classes if entry.name == name)
+
+    def class_for(self, tenant: str, key_id: str | None = None, service_tier: str | None = None) -> ClassPolicy:
+        """The class that serves a request: that of its tier, but never above what the tenant and the key allow.
+
+        `auto`, `default`, no tier, and a tier that no class names are the tenant's default class.
+        """
+        asked = next((entry for entry in self.classes if service_tier in entry.service_tiers), None)
+        wanted = asked or self.class_named(self.tenant(tenant).default_class)
+        return self.classes[max(self.highest_level(tenant, key_id), wanted.level)]
+
+    def highest_level(self, tenant: str, key_id: str | None = None) -> int:
+        """The level of the most urgent class that a request may have."""
+        owner = self.tenant(tenant)
+        key = owner.key(key_id)
+        names = (owner.highest_class, key.highest_class if key and key.highest_class else owner.highest_class)
+        return max(self.class_named(name).level for name in names)
+
+
+def _covers(models: tuple[str, ...], model: str) -> bool:
+    return ALL_MODELS in models or model in models
+
+
+def _version(
+    classes: tuple[ClassPolicy, ...],
+    default: TenantPolicy,
+    tenants: Mapping[str, TenantPolicy],
+    unnamed_tenants: Unnamed,
+) -> str:
+    content = [
+        [asdict(entry) for entry in classes],
+        asdict(default),
+        [asdict(tenants[name]) for name in sorted(tenants)],
+        unnamed_tenants,
+    ]
+    return sha256(json.dumps(content, default=str, sort_keys=True).encode()).hexdigest()[:12]
+
+
+AGING_STEP = 2.0  # seconds, from one class to the next
+BATCH_AGING = 20.0  # seconds, of a class without targets at least: it yields to those that have any
+
+CLASSES = (
+    ClassPolicy(
+        name="interactive",
+        level=0,
+        service_tiers=("fast", "priority", "scale"),
+        ttft=0.5,
+        time_per_output_token=0.04,
+        queue=QueueBounds(requests=256, seconds=30.0),
+    ),
+    ClassPolicy(
+        name="standard",
+        level=1,
+        ttft=2.0,
+        time_per_output_token=0.08,
+        aging=AGING_STEP,
+        queue=QueueBounds(requests=1024, seconds=120.0),
+    ),
+    ClassPolicy(
+        name="batch",
+        level=2,
+        service_tiers=("flex",),
+        aging=BATCH_AGING,
+        queue=QueueBounds(requests=4096, seconds=3600.0),
+    ),
+)
+DEFAULTS = TenantPolicy(name="", highest_class="interactive", default_class="standard")
+DEFAULT_POLICY = Policy.of(CLASSES, DEFAULTS)

@@ -1,0 +1,90 @@
+"""What another policy changes, and for whom."""
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from quotas.policy.policy import Policy
+from quotas.policy.policy_text import class_fields, tenant_fields
+
+UNSET = "unset"
+
+
+class Change(NamedTuple):
+    """One field that says something else, or a tenant that is now named or no longer, with nothing else changed."""
+
+    scope: str  # whom it concerns, as a path in a policy file: classes.batch, defaults, tenants.acme
+    heading: str  # the same for people; empty for the order of classes
+    field: str  # the rest of the path, such as limits.tokens; empty where only the heading is to be said
+    before: str
+    after: str
+
+    @property
+    def path(self) -> str:
+        return f"{self.scope}.{self.field}" if self.scope and self.field else self.scope or self.field
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.before} -> {self.after}"
+
+
+def policy_diff(old: Policy, new: Policy) -> list[str]:
+    """Lines of text, a heading for everyone whom it concerns and an indented line for each change; none if none."""
+    lines: list[str] = []
+    for heading, changes in groupby(policy_changes(old, new), key=lambda change: change.heading):
+        lines += [heading] if heading else []
+        lines += [f"  {change}" if heading else str(change) for change in changes if change.field]
+    return lines
+
+
+def policy_changes(old: Policy, new: Policy) -> list[Change]:
+    """Every field that differs with all defaults filled in: the classes', then those of tenants that are not named,
+    then of each tenant that either policy names.
+    """
+    return [*_classes(old, new), *_tenants(old, new)]
+
+
+def _classes(old: Policy, new: Policy) -> Iterator[Change]:
+    before, after = ({entry.name: class_fields(entry) for entry in policy.classes} for policy in (old, new))
+    if list(before) != list(after):
+        yield Change("", "", "classes", ", ".join(before), ", ".join(after))
+    for name in [*after, *(name for name in before if name not in after)]:
+        note = "" if name in before and name in after else (" (new)" if name in after else " (removed)")
+        yield from _section(f"class {name}{note}", f"classes.{name}", before.get(name, {}), after.get(name, {}))
+
+
+def _tenants(old: Policy, new: Policy) -> Iterator[Change]:
+    """A tenant that only one of them names is compared with the defaults, which hold for it in the other."""
+    heading = "tenants that are not named"
+    before, after = ({"unnamed_tenants": policy.unnamed_tenants} for policy in (old, new))
+    yield from _section(heading, "", before, after)
+    yield from _section(heading, "defaults", tenant_fields(old.default), tenant_fields(new.default))
+    for name in sorted({*old.tenants, *new.tenants}):
+        note = "" if name in old.tenants and name in new.tenants else _note(name in new.tenants)
+        heading, scope = f"tenant {name}{note}", f"tenants.{name}"
+        changes = list(_section(heading, scope, tenant_fields(old.tenant(name)), tenant_fields(new.tenant(name))))
+        yield from changes or ([Change(scope, heading, "", "", "")] if note else [])
+
+
+def _note(is_new: bool) -> str:
+    return " (now named)" if is_new else " (no longer named: the defaults hold)"
+
+
+def _section(heading: str, scope: str, before: dict[str, Any], after: dict[str, Any]) -> Iterator[Change]:
+    old, new = dict(_flat(before)), dict(_flat(after))
+    for name in {**old, **new}:
+        if old.get(name) != new.get(name):
+            yield Change(scope, heading, name, old.get(name, UNSET), new.get(name, UNSET))
+
+
+def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict) and "rate" not in value:
+        for name, inner in value.items():
+            yield from _flat(inner, f"{path}.{name}" if path else name)
+    else:
+        yield path, _shown(value)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_shown, value))
+    return f"{value['rate']} (burst {value['burst']})" if isinstance(value, dict) else str(value)

@@ -1,0 +1,97 @@
+"""A policy as the YAML that says all of it: every default filled in, every number in its shortest unit."""
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+import yaml
+
+from quotas.policy.limit import TENANT_ONLY, Limit, Rate, Resource
+from quotas.policy.policy import ClassPolicy, KeyPolicy, Policy, Price, TenantPolicy
+from quotas.policy.schema import NO_PRICE, UNLIMITED
+from quotas.policy.units import show_count, show_duration, show_number, show_price, show_size
+
+Plain = dict[str, Any]
+
+
+def policy_text(policy: Policy) -> str:
+    """Read back, it is the same policy."""
+    content = {
+        "classes": {entry.name: class_fields(entry) for entry in policy.classes},
+        "defaults": tenant_fields(policy.default),
+        "tenants": {name: tenant_fields(policy.tenants[name]) for name in sorted(policy.tenants)},
+        "unnamed_tenants": policy.unnamed_tenants,
+    }
+    text = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=120)
+    return f"# version {policy.version}\n{text}"
+
+
+def class_fields(entry: ClassPolicy) -> Plain:
+    times = {name: getattr(entry, name) for name in ("ttft", "time_per_output_token", "aging")}
+    shows = {"requests": _count, "tokens": _count, "bytes": show_size, "seconds": show_duration}
+    bounds = asdict(entry.queue)
+    fields: Plain = {"service_tiers": list(entry.service_tiers)} if entry.service_tiers else {}
+    fields |= {name: show_duration(seconds) for name, seconds in times.items() if seconds is not None}
+    if entry.when_late != "wait":
+        fields["when_late"] = entry.when_late
+    return fields | {"queue": {name: show(bounds[name]) for name, show in shows.items() if bounds[name] is not None}}
+
+
+def tenant_fields(tenant: TenantPolicy) -> Plain:
+    fields: Plain = {
+        "weight": _number(show_number(tenant.weight)),
+        "models": list(tenant.models),
+        "highest_class": tenant.highest_class,
+        "default_class": tenant.default_class,
+        "limits": {resource.value: _limits(tenant.limits, resource) for resource in Resource},
+        "on_store_outage": tenant.on_store_outage,
+        "price": _price(tenant.price) if tenant.price else NO_PRICE,
+    }
+    return fields | ({"keys": {key.id: _key(key) for key in tenant.keys.values()}} if tenant.keys else {})
+
+
+def _key(key: KeyPolicy) -> Plain:
+    optional = {
+        "hmac": key.hmac,
+        "expires": key.expires.isoformat() if key.expires else None,
+        "scopes": list(key.scopes),
+        "models": list(key.models),
+        "highest_class": key.highest_class,
+    }
+    resources = [resource for resource in Resource if resource not in TENANT_ONLY]
+    limits = {resource.value: _limits(key.limits, resource) for resource in resources}
+    return {name: value for name, value in optional.items() if value is not None} | {"limits": limits}
+
+
+def _limits(limits: Iterable[Limit], resource: Resource) -> Any:
+    shown = [_limit(limit) for limit in limits if limit.resource is resource]
+    if not shown:
+        return UNLIMITED
+    return shown if len(shown) > 1 else shown[0]
+
+
+def _limit(limit: Limit) -> Any:
+    if limit.window is None:
+        return show_size(limit.amount) if limit.resource is Resource.KV_BYTES else _count(limit.amount)
+    rate = f"{show_count(limit.amount)}/{limit.window.unit}"
+    if isinstance(limit.window, Rate) and limit.window.burst != limit.amount:
+        return {"rate": rate, "burst": _count(limit.window.burst)}
+    return rate
+
+
+def _price(price: Price) -> Plain:
+    return {
+        "input": show_price(price.input),
+        "output": show_price(price.output),
+        "cached_input": show_price(price.cached_input),
+        "currency": price.currency,
+    }
+
+
+def _count(amount: int) -> str | int:
+    return _number(show_count(amount))  # type: ignore[return-value]
+
+
+def _number(text: str) -> str | int | float:
+    """A number where YAML knows it as one, so that it is not put in quotes."""
+    return int(text) if text.isdecimal() else float(text) if text.replace(".", "").isdecimal() else text

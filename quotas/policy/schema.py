@@ -1,0 +1,207 @@
+"""The format of policy files as JSON Schema (2020-12), for editors; policies/policy.schema.json is its text.
+
+The fields' names are here alone: the parser asks this schema which ones there are. What a schema cannot see, such as
+a class that does not exist or a key that is given twice, is found by the parser only.
+"""
+
+import json
+from typing import Any
+
+from quotas.policy.limit import TENANT_ONLY, Resource
+from quotas.policy.policy import SCOPES, SERVICE_TIERS
+from quotas.policy.units import COUNT, DURATION, NUMBER, PRICE, RATE, SIZE
+
+UNLIMITED = "unlimited"
+NO_PRICE = "none"
+MAX_CLASSES = 16
+OUTAGES = ("closed", "open", "lease")
+LATENESS = ("wait", "refuse")
+UNNAMED = ("allow", "refuse")
+
+TENANT_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+CLASS_NAME = r"[a-z][a-z0-9_-]{0,31}"
+KEY_ID = r"[A-Za-z0-9]{1,64}"  # a dash ends the id within a key
+HMAC = r"[0-9A-Fa-f]{64}"
+MODEL = r"[!-~]([ -~]{0,254}[!-~])?"
+CURRENCY = r"[A-Z]{3}"
+
+Schema = dict[str, Any]
+
+
+def _text(pattern: str, description: str) -> Schema:
+    return {"type": "string", "pattern": f"^({pattern})$", "description": description}
+
+
+def _number(kind: str, pattern: str, description: str, **more: Any) -> Schema:
+    """Of a kind that may be written without a unit, so that YAML takes it for a number."""
+    return {**_text(pattern, description), "type": ["string", kind], "minimum": 0, **more}
+
+
+def _words(words: tuple[str, ...], description: str) -> Schema:
+    return _list({"enum": list(words)}, description)
+
+
+def _list(items: Schema, description: str) -> Schema:
+    return {"type": "array", "minItems": 1, "uniqueItems": True, "items": items, "description": description}
+
+
+def _fields(description: str, /, **properties: Schema) -> Schema:
+    return {
+        "type": ["object", "null"],
+        "description": description,
+        "additionalProperties": False,
+        "properties": properties,
+    }
+
+
+def _requiring(schema: Schema, *names: str) -> Schema:
+    return schema | {"type": "object", "required": list(names)}
+
+
+def _named(pattern: str, description: str, values: Schema) -> Schema:
+    return {
+        "type": ["object", "null"],
+        "description": description,
+        "propertyNames": {"pattern": f"^({pattern})$"},
+        "additionalProperties": values,
+    }
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": f"#/$defs/{name}"}
+
+
+def _positive(schema: Schema) -> Schema:
+    return schema | {"not": {"pattern": r"^0(\.0+)?[^.0-9]"}}
+
+
+_CLASS_NAME = _text(CLASS_NAME, "The name of a class.")
+_MODELS = _list(_text(MODEL, "A model's name; * for all."), 'The models that may be used; ["*"] for all.')
+
+
+def _class() -> Schema:
+    return _fields(
+        "A class of service; the first is the most urgent.",
+        service_tiers=_words(SERVICE_TIERS, "Values of service_tier in requests that ask for this class."),
+        ttft=_positive(_text(DURATION, "Target of the time to the first token, such as 500ms.")),
+        when_late={
+            "enum": list(LATENESS),
+            "description": "What becomes of a request whose first token is expected later than ttft.",
+        },
+        time_per_output_token=_positive(_text(DURATION, "Target of the time for each further token, such as 50ms.")),
+        aging=_text(DURATION, "How long a request may be overtaken by later ones of the first class."),
+        queue=_fields(
+            "The most that may wait in this class, over all tenants.",
+            requests=_number("integer", COUNT, "Such as 256.", minimum=1),
+            tokens=_number("integer", COUNT, "Of their prompts, such as 1M.", minimum=1),
+            bytes=_text(SIZE, "Of their bodies, such as 64MiB."),
+            seconds=_positive(_text(DURATION, "Of engine time, predicted, such as 30s.")),
+        ),
+    )
+
+
+def _rate() -> Schema:
+    rate = _text(RATE, "Such as 100k/min (a rate: /s, /min, /h) or 50M/month (a budget: /day, /week, /month).")
+    with_burst = _fields(
+        "A rate that allows another burst than its own amount.",
+        rate=rate,
+        burst=_number("integer", COUNT, "The most that may be spent at once.", minimum=1),
+    )
+    return {"anyOf": [rate, _requiring(with_burst, "rate")]}
+
+
+def _limits(resources: list[Resource], description: str) -> Schema:
+    return _fields(description, **{resource.value: _limit(resource) for resource in resources})
+
+
+def _limit(resource: Resource) -> Schema:
+    unlimited = {"const": UNLIMITED}
+    if resource is Resource.KV_BYTES:
+        return {"anyOf": [_text(SIZE, "Bytes of KV memory in use at once, such as 2GiB."), unlimited]}
+    if resource.is_held:
+        return {"anyOf": [_number("integer", COUNT, "How many at once, such as 32; 0 for none."), unlimited]}
+    return {"anyOf": [_ref("rate"), _list(_ref("rate"), "Several windows, all of which hold."), unlimited]}
+
+
+def _price() -> Schema:
+    amount = _text(PRICE, "For tokens, such as 0.5/1M.")
+    priced = _fields(
+        "What tokens cost.",
+        input=amount,
+        output=amount,
+        cached_input=_text(PRICE, "For prompt tokens found in the prefix cache; default: as input."),
+        currency=_text(CURRENCY, "ISO 4217, such as USD."),
+    )
+    return {"anyOf": [_requiring(priced, "input", "output", "currency"), {"const": NO_PRICE}]}
+
+
+def _defaults() -> dict[str, Schema]:
+    return {
+        "weight": _number("number", NUMBER, "Share of the machine when others wait too.", minimum=0.001, maximum=1000),
+        "models": _MODELS,
+        "highest_class": _CLASS_NAME | {"description": "The most urgent class that may be had."},
+        "default_class": _CLASS_NAME | {"description": "The class of requests that ask for none."},
+        "limits": _ref("limits"),
+        "on_store_outage": {"enum": list(OUTAGES), "description": "What happens when the quota store is away."},
+        "price": _price(),
+    }
+
+
+def _key() -> Schema:
+    return _fields(
+        "How a key narrows what its tenant may do.",
+        hmac=_text(HMAC, "HMAC-SHA-256 of the key under the pepper, if the key is not in the state directory."),
+        expires={"type": "string", "description": "A date in UTC, or a time with its zone."},
+        scopes=_words(SCOPES, "What the key is for; default: all."),
+        models=_MODELS,
+        highest_class=_CLASS_NAME | {"description": "The most urgent class that may be had with it."},
+        limits=_limits([one for one in Resource if one not in TENANT_ONLY], "Limits besides the tenant's."),
+    )
+
+
+def _schema() -> Schema:
+    classes = _named(CLASS_NAME, "From the most urgent to the least.", _ref("class"))
+    top = _fields(
+        "A policy file: classes of service, defaults for all tenants, and tenants.",
+        classes=classes | {"type": "object", "minProperties": 1, "maxProperties": MAX_CLASSES},
+        defaults=_ref("defaults"),
+        tenants=_named(TENANT_NAME, "What each tenant may do.", _ref("tenant")),
+        unnamed_tenants={
+            "enum": list(UNNAMED),
+            "description": "Whether tenants that are not named here are served, as defaults says; default: allow.",
+        },
+    )
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Sluice policy",
+        **top,
+        "type": "object",
+        "minProperties": 1,
+        "$defs": {
+            "class": _class(),
+            "defaults": _fields("Of every tenant, and all there is of tenants that are not named.", **_defaults()),
+            "tenant": _fields(
+                "Fields that are left out are as in defaults.",
+                **_defaults(),
+                keys=_named(KEY_ID, "API keys of this tenant, by id.", _ref("key")),
+            ),
+            "limits": _limits(list(Resource), "What may be spent or held; unlimited lifts one of the defaults."),
+            "rate": _rate(),
+            "key": _key(),
+        },
+    }
+
+
+SCHEMA = _schema()
+
+
+def schema_text() -> str:
+    return json.dumps(SCHEMA, indent=2) + "\n"
+
+
+def fields_of(name: str, *path: str) -> tuple[str, ...]:
+    """The names of the fields of a definition, or of a mapping within it; of the whole file for the empty name."""
+    schema = SCHEMA["$defs"][name] if name else SCHEMA
+    for step in path:
+        schema = schema["properties"][step]
+    return tuple(schema["properties"])

@@ -1,0 +1,145 @@
+"""Reading the fields of one mapping of a policy file, each problem noted at its place and path."""
+
+from collections.abc import Callable, Collection, Iterator
+from typing import TypeVar
+
+from quotas.policy.problems import Mark, Problems, did_you_mean, listed, quoted
+from quotas.policy.yaml_nodes import Fields, Items, Node, Refused, Text
+
+MAX_ITEMS = 256  # of a list
+
+T = TypeVar("T")
+Convert = Callable[[str], T]  # raises ValueError with the end of a sentence that begins with the text
+
+
+FOREIGN = {  # words of LiteLLM's proxy, and what says the same here
+    "rpm": "limits: {requests: 600/min}",
+    "tpm": "limits: {tokens: 100k/min}",
+    "rpd": "limits: {requests: 20k/day}",
+    "tpd": "limits: {tokens: 5M/day}",
+    "max_parallel_requests": "limits: {concurrent_requests: 32}",
+    "max_budget": "limits: {tokens: 50M/month}, since budgets are of tokens; price tells what they cost",
+    "budget_duration": "limits: {tokens: 50M/month}: the period stands behind the budget",
+    "allowed_models": "models: [...]",
+    "duration": "expires: '2031-01-31' on a key",
+}
+
+
+class Section:
+    """The mapping at `path`. Whatever is wrong goes to `problems`, and the default is read in its place."""
+
+    def __init__(self, fields: Fields, path: str, problems: Problems) -> None:
+        self.mark = fields.mark
+        self.path = path
+        self._entries = fields.entries
+        self._problems = problems
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._entries.keys()
+
+    def refuse_strangers(self, known: Collection[str]) -> None:
+        for name, (mark, _) in self._entries.items():
+            if name not in known:
+                near = _elsewhere(name) or did_you_mean(name, known) or f": the fields here are {', '.join(known)}"
+                self.note(mark, self.path, f"{quoted(name)} is not a field{near}")
+
+    def note(self, mark: Mark, path: str, message: str) -> None:
+        self._problems.add(mark, path, message)
+
+    def wrong(self, name: str, message: str) -> None:
+        """Something is wrong with the value of `name`, which is there."""
+        self.note(self._entries[name][1].mark, self._path_of(name), message)
+
+    def node(self, name: str) -> Node | None:
+        return self._entries[name][1] if name in self._entries else None
+
+    def value(self, name: str, convert: Convert[T], default: T) -> T:
+        node = self.node(name)
+        return default if node is None else self.convert(node, self._path_of(name), convert, default)
+
+    def values(self, name: str, convert: Convert[T], default: tuple[T, ...]) -> tuple[T, ...]:
+        """A list of 1 to `MAX_ITEMS` values, none of them twice."""
+        found: dict[T, None] = {}
+        for item in self._items(name):
+            value = self.convert(item, self._path_of(name), convert, None)
+            if value is not None and value in found:
+                self.note(item.mark, self._path_of(name), f"{_shown(item)} is a second time in the list")
+            elif value is not None:
+                found[value] = None
+        return tuple(found) or default
+
+    def _items(self, name: str) -> tuple[Node, ...]:
+        node = self.node(name)
+        if node is None or isinstance(node, Refused):
+            return ()
+        if not isinstance(node, Items) or not node.nodes:
+            self.wrong(name, f"should be a list such as [a, b], got {_shown(node)}")
+            return ()
+        if len(node.nodes) > MAX_ITEMS:
+            self.wrong(name, f"has {len(node.nodes)} items: at most {MAX_ITEMS} are allowed")
+            return ()
+        return node.nodes
+
+    def convert(self, node: Node, path: str, convert: Convert[T], default: T) -> T:
+        if isinstance(node, Refused):
+            return default
+        if not isinstance(node, Text) or node.is_absent:
+            self.note(node.mark, path, f"should have one value, got {_shown(node)}")
+            return default
+        try:
+            return convert(node.text)
+        except ValueError as error:
+            self.note(node.mark, path, f"{quoted(node.text)} {error}")
+            return default
+
+    def section(self, name: str) -> "Section | None":
+        """The mapping under `name`; None if it is not there, or no mapping."""
+        node = self.node(name)
+        return None if node is None else self.as_section(node, self._path_of(name))
+
+    def sections(self, convert: Convert[str]) -> "Iterator[tuple[str, Mark, Section]]":
+        """Each entry as a mapping, by its name as `convert` reads it, and where the name stands."""
+        for name, (mark, node) in self._entries.items():
+            read = self.convert(Text(mark, name, is_plain=False), self.path, convert, None)
+            section = None if read is None else self.as_section(node, self._path_of(read))
+            if read is not None and section is not None:
+                yield read, mark, section
+
+    def as_section(self, node: Node, path: str) -> "Section | None":
+        if isinstance(node, Text) and node.is_absent:
+            return Section(Fields(node.mark, {}), path, self._problems)
+        if isinstance(node, Fields):
+            return Section(node, path, self._problems)
+        if not isinstance(node, Refused):
+            self.note(node.mark, path, f"should hold fields such as `name: value`, got {_shown(node)}")
+        return None
+
+    def _path_of(self, name: str) -> str:
+        return f"{self.path}.{name}" if self.path else name
+
+
+def _elsewhere(name: str) -> str:
+    """The end of a sentence about a field that another gateway has: empty where none has it."""
+    word = name.removesuffix("_limit").removeprefix("team_").removeprefix("user_")
+    return f"; here it is {FOREIGN[word]}" if word in FOREIGN else ""
+
+
+def one_of(words: Collection[str], what: str) -> Convert[str]:
+    def convert(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"is not {what}: {listed(words)}{did_you_mean(text, words)}")
+        return text
+
+    return convert
+
+
+def _shown(node: Node) -> str:
+    if isinstance(node, Text):
+        return "nothing" if node.is_absent else quoted(node.text)
+    if isinstance(node, Items):
+        return "a list" if node.nodes else "an empty list"
+    return "fields"

@@ -1,0 +1,77 @@
+"""The words of policy files: names, ids, choices and dates.
+
+The readers raise `ValueError` with the end of a sentence that begins with the text, as those of `units` do.
+"""
+
+import re
+from datetime import UTC, date, datetime, time
+from functools import partial
+
+from quotas.policy import units
+from quotas.policy.policy import SCOPES, SERVICE_TIERS, Lateness, Outage, Unnamed
+from quotas.policy.schema import CLASS_NAME, CURRENCY, HMAC, KEY_ID, LATENESS, MODEL, OUTAGES, TENANT_NAME, UNNAMED
+from quotas.policy.section import one_of
+
+
+def _matching(pattern: str, complaint: str, text: str) -> str:
+    if not re.fullmatch(pattern, text):
+        raise ValueError(complaint)
+    return text
+
+
+tenant_name = partial(
+    _matching,
+    TENANT_NAME,
+    "is no name of a tenant: 1 to 64 letters, digits, dots, dashes and underscores, the first a letter or a digit",
+)
+class_name = partial(
+    _matching,
+    CLASS_NAME,
+    "is no name of a class: 1 to 32 small letters, digits, dashes and underscores, the first a letter",
+)
+key_id = partial(_matching, KEY_ID, "is no id of a key: 1 to 64 letters and digits")
+model = partial(_matching, MODEL, "is no name of a model: 1 to 256 characters of ASCII")
+currency = partial(_matching, CURRENCY, "is no currency such as USD (ISO 4217)")
+scope = one_of(SCOPES, "a scope")
+
+
+def service_tier(text: str) -> str:
+    if text in {"auto", "default"}:
+        raise ValueError("is the default_class of each tenant: leave it out here and set that")
+    return one_of(SERVICE_TIERS, "a service tier")(text)
+
+
+def outage(text: str) -> Outage:
+    return one_of(OUTAGES, "a way to go on")(text)  # type: ignore[return-value]
+
+
+def lateness(text: str) -> Lateness:
+    return one_of(LATENESS, "a way to treat what is late")(text)  # type: ignore[return-value]
+
+
+def unnamed(text: str) -> Unnamed:
+    return one_of(UNNAMED, "a way to treat tenants that are not named")(text)  # type: ignore[return-value]
+
+
+def weight(text: str) -> float:
+    weight = units.number(text)
+    if not 0.001 <= weight <= 1000:
+        raise ValueError("is not within 0.001 and 1000")
+    return weight
+
+
+def hmac(text: str) -> str:
+    return _matching(HMAC, "is no HMAC-SHA-256: 64 hexadecimal digits", text).lower()
+
+
+def expires(text: str) -> datetime:
+    """A date is its first moment in UTC."""
+    try:
+        if re.fullmatch(r"\d{4}-\d\d-\d\d", text, re.ASCII):
+            return datetime.combine(date.fromisoformat(text), time(), UTC)
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError("is not a date or time such as 2027-01-31 or 2027-01-31T12:00:00Z") from None
+    if moment.tzinfo is None:
+        raise ValueError("has no zone: end it in Z for UTC")
+    return moment.astimezone(UTC)

@@ -1,0 +1,307 @@
+"""What one API key of a tenant may spend, as the store's scripts are told it and as they answer. Pure."""
+
+import dataclasses
+import math
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+from urllib.parse import quote
+
+from quotas.errors import BudgetSpent, LimitExceeded, NeverFits, Refused
+from quotas.policy.limit import Budget, Limit, Period, Rate, Resource
+from quotas.policy.policy import Outage
+from quotas.reservation import Ask, LimitState, Reservation, Usage
+from quotas.store.redis_link import words
+from quotas.store.scripts import Script, Source
+
+SHORT = 32  # bytes of a string, from which on its length takes bytes of its own
+SMALL = 128  # likewise of an integer
+
+
+def packed(values: Sequence[int | str]) -> bytes:
+    """An array of at most 65535 unsigned integers and strings of at most 65535 bytes."""
+    return b"\xdc" + len(values).to_bytes(2) + b"".join(map(_packed, values))
+
+
+def _packed(value: int | str) -> bytes:
+    if isinstance(value, int):
+        return value.to_bytes(1) if value < SMALL else b"\xcf" + value.to_bytes(8)
+    text = value.encode()
+    head = bytes([0xA0 | len(text)]) if len(text) < SHORT else b"\xda" + len(text).to_bytes(2)
+    return head + text
+
+
+PREFIX = "sluice"
+NO_USAGE = Usage()
+RECORD = struct.Struct("<9d")
+DOUBLE = struct.Struct("<d")
+LETTERS = {
+    Resource.REQUESTS: "r",
+    Resource.INPUT_TOKENS: "i",
+    Resource.OUTPUT_TOKENS: "o",
+    Resource.TOKENS: "t",
+    Resource.CONCURRENT_REQUESTS: "c",
+}
+BY_REQUEST = frozenset({Resource.REQUESTS, Resource.CONCURRENT_REQUESTS})
+LONGEST = {Period.DAY: 1, Period.WEEK: 7, Period.MONTH: 31}  # days
+SPARE = 3600.0  # seconds that state outlives the moment at which it equals none
+NO_KEY = "*"
+ARGUMENTS = 10  # as lua/account.lua names them
+
+
+def state_key(tenant: str) -> str:
+    """The key of a tenant's state. Whatever the name, one hash slot holds all of the tenant's keys."""
+    return f"{PREFIX}:{{{quote(tenant, safe='', errors='surrogatepass')}}}"
+
+
+def replica_field(replica: str) -> bytes:
+    return f"p:{replica}".encode()
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A reservation as its replica knows it, enough to put it back if the store forgets it."""
+
+    reservation: Reservation
+    first: int = 0  # day of the charge
+    last: int = 0  # day of the last extension beyond the first, and how much output was added on it
+    late: int = 0
+    booked: Usage = NO_USAGE
+    granted: bool = False
+    used: Usage | None = None  # once it is over, until the store has settled it
+    settling: bool = False  # a settle may have been executed: if the store has it no more, it was
+    outage: Outage = "closed"  # what to do while the store is away
+    extensions: tuple[Reservation, ...] = ()  # made while it was
+    is_local: bool = False  # granted by this replica alone: the store was away
+    is_offered: bool = False  # being local, the store may have taken it over
+    field: bytes = dataclasses.field(init=False)  # of the tenant's state
+
+    def __post_init__(self) -> None:
+        self.field = b"r:" + self.reservation.id.encode()
+
+    @property
+    def progress(self) -> Usage:
+        """What it has used itself, beside its extensions."""
+        done = self.reservation.progress
+        if not self.extensions:
+            return done
+        return replace(done, output_tokens=min(done.output_tokens, self.reservation.ask.output_tokens))
+
+    @property
+    def is_running(self) -> bool:
+        return self.granted and self.used is None
+
+
+class Figures(NamedTuple):
+    """What was used of each limit, scaled, at a time in microseconds; by which state of the store.
+
+    They are read from the answer's doubles when somebody asks.
+    """
+
+    generation: bytes
+    doubles: bytes  # the time, what was used of each limit, and in refusals what is set aside of each
+
+    @staticmethod
+    def of(answer: list[bytes]) -> "Figures":
+        _, generation, doubles = answer
+        return Figures(generation, doubles)
+
+    @staticmethod
+    def at(now: int, generation: bytes, numbers: Sequence[int]) -> "Figures":
+        return Figures(generation, struct.pack(f"<{1 + len(numbers)}d", now, *numbers))
+
+    @property
+    def now(self) -> int:
+        return int(DOUBLE.unpack_from(self.doubles)[0])
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """All that follow the time."""
+        return tuple(map(int, struct.unpack_from(f"<{len(self.doubles) // 8 - 1}d", self.doubles, 8)))
+
+
+class Account:
+    """The limits of a tenant and one of its keys, in the form that the scripts take: see lua/account.lua."""
+
+    def __init__(self, tenant: str, key: str | None, limits: tuple[Limit, ...], replica: str, lease: float) -> None:
+        """`limits` as `Store` takes them, `lease` in seconds."""
+        self.tenant = tenant
+        self.key = key
+        self.limits = limits
+        self.scales = tuple(limit.window.seconds if isinstance(limit.window, Rate) else 1 for limit in self.limits)
+        self.state = state_key(tenant).encode()
+        self.scopes = tuple(scope for scope in _scopes(self.limits) if scope)
+        self.keys = [self.state, *([self._key_levels] if any(limit.key for limit in self.limits) else [])]
+        self.life = SPARE + max((_life(limit) for limit in self.limits), default=0.0)
+        self._fewest_requests = _least(limit for limit in self.limits if limit.resource in BY_REQUEST)
+        self._fewest_tokens = _least(limit for limit in self.limits if limit.resource not in BY_REQUEST)
+        self.held: dict[str, Held] = {}
+        self.seen: Figures | None = None
+        self.last_used = 0.0  # by the replica's clock
+        columns = self._columns()
+        self._spec = self._packed(columns[:4])
+        self._constants = words(
+            self._packed(columns), b"%d" % round(lease * 1e6), b"%d" % round(self.life * 1e3), replica_field(replica)
+        )
+        self._heads: dict[tuple[Script, int], bytes] = {}
+
+    @property
+    def generation(self) -> bytes:
+        """Which life of the tenant's state was last seen; empty: none."""
+        return self.seen.generation if self.seen else b""
+
+    def refuse_unfit(self, ask: Ask) -> None:
+        """Raise `NeverFits` if a limit can never hold what is asked."""
+        if ask.requests <= self._fewest_requests and ask.input_tokens + ask.output_tokens <= self._fewest_tokens:
+            return
+        for limit in self.limits:
+            if (asked := ask.of(limit.resource)) > limit.capacity:
+                raise NeverFits(limit, asked)
+
+    def command(self, script: Script, source: Source, ask: Ask, field: bytes, rest: Sequence[bytes] = ()) -> bytes:
+        """The call of a script that begins as lua/account.lua says, in RESP."""
+        head = self._heads.get((script, len(rest)))
+        if head is None:
+            head = self._heads[script, len(rest)] = self._head(source, len(rest))
+        numbers = (b"%d" % ask.requests, b"%d" % ask.input_tokens, b"%d" % ask.output_tokens)
+        return head + words(self.generation, field, *numbers, self._spec, *rest)
+
+    def settlement(self, source: Source, field: bytes, used: Usage) -> bytes:
+        """The call of lua/settle.lua, in RESP."""
+        head = self._heads.get((Script.SETTLE, 0))
+        if head is None:
+            head = b"*10\r\n" + words(b"EVALSHA", source.digest, b"1", self.state)
+            self._heads[Script.SETTLE, 0] = head
+        counts = (used.requests, used.input_tokens, used.cached_tokens, used.output_tokens, round(used.kv_byte_seconds))
+        return head + words(field, *[b"%d" % count for count in counts])
+
+    def see(self, answer: list[bytes]) -> Figures:
+        """Those of an answer, remembered in case the store forgets them."""
+        figures = Figures.of(answer)
+        if figures.generation:
+            self.seen = figures
+        return figures
+
+    def used(self, figures: Figures) -> tuple[int, ...]:
+        return figures.numbers[: len(self.limits)]
+
+    def remember(self, older: "Account") -> None:
+        """Take over what was seen under limits that these replace."""
+        if older.seen is not None:
+            used = dict(zip(map(_id, older.limits), older.used(older.seen), strict=True))
+            numbers = [used.get(_id(limit), 0) for limit in self.limits]
+            self.seen = Figures.at(older.seen.now, older.seen.generation, numbers)
+
+    def states(self, figures: Figures) -> tuple[LimitState, ...]:
+        """What is set aside for replicas still remains."""
+        now = figures.now
+        return tuple(
+            LimitState(limit, max(limit.capacity * scale - used, 0) // scale, _reset(limit, used, now))
+            for limit, scale, used in zip(self.limits, self.scales, self.used(figures), strict=True)
+        )
+
+    def refusal(self, ask: Ask, figures: Figures) -> Refused:
+        """Of the limits that refuse, the one with the longest wait."""
+        refusals = []
+        taken = map(sum, zip(self.used(figures), figures.numbers[len(self.limits) :], strict=True))
+        for limit, scale, used in zip(self.limits, self.scales, taken, strict=True):
+            asked, left = ask.of(limit.resource), limit.capacity * scale - used
+            if asked and asked * scale > left:
+                refusals.append(_refusal(limit, asked, max(left, 0) // scale, asked * scale - left, figures.now))
+        return max(refusals, key=lambda pair: pair[0])[1]
+
+    def record(self, held: Held) -> list[bytes]:
+        """The field of a reservation and its value, as lua/record.lua reads it."""
+        ask, booked = held.reservation.ask, held.booked
+        asked = (ask.requests, ask.input_tokens, ask.output_tokens)
+        done = (booked.input_tokens, booked.cached_tokens, booked.output_tokens)
+        return [held.field, RECORD.pack(*asked, *done, held.first, held.last, held.late) + self._spec]
+
+    @cached_property
+    def _key_levels(self) -> bytes:
+        return self.state + b":key:" + key_name(self.key).encode()
+
+    def _columns(self) -> list[list[int | str]]:
+        """See lua/spec.lua."""
+        scaled = list(zip(self.limits, self.scales, strict=True))
+        return [
+            [_field(limit) for limit in self.limits],
+            [LETTERS[limit.resource] for limit in self.limits],
+            [_window(limit) for limit in self.limits],
+            [*self.scales],
+            [limit.amount for limit in self.limits],
+            [limit.capacity * scale for limit, scale in scaled],
+        ]
+
+    def _packed(self, columns: Sequence[Sequence[int | str]]) -> bytes:
+        own = sum(limit.key is None for limit in self.limits)
+        return packed([len(self.limits), own, key_name(self.key), *(cell for column in columns for cell in column)])
+
+    def _head(self, source: Source, extra: int) -> bytes:
+        count = 3 + len(self.keys) + ARGUMENTS + extra
+        call = words(b"EVALSHA", source.digest, b"%d" % len(self.keys), *self.keys)
+        return b"*%d\r\n" % count + call + self._constants
+
+
+def key_name(key: str | None) -> str:
+    return NO_KEY if key is None else quote(key, safe="", errors="surrogatepass")
+
+
+def _scopes(limits: tuple[Limit, ...]) -> tuple[tuple[Limit, ...], tuple[Limit, ...]]:
+    """Those of the tenant, those of the key."""
+    own = tuple(limit for limit in limits if limit.key is None)
+    return own, limits[len(own) :]
+
+
+def _least(limits: Iterable[Limit]) -> float:
+    return min((limit.capacity for limit in limits), default=math.inf)
+
+
+def _id(limit: Limit) -> tuple[str, str | None]:
+    return _field(limit), limit.key
+
+
+def _field(limit: Limit) -> str:
+    return replace(limit, key=None).name
+
+
+def _window(limit: Limit) -> int | str:
+    match limit.window:
+        case Rate(seconds=seconds):
+            return seconds
+        case Budget(period=period):
+            return period.value
+    return "held"
+
+
+def _life(limit: Limit) -> float:
+    """Seconds after which nothing is left of whatever was used."""
+    match limit.window:
+        case Rate(seconds=seconds, burst=burst):
+            return seconds * burst / limit.amount
+        case Budget(period=period):
+            return LONGEST[period] * 86400.0
+    return 0.0
+
+
+def _reset(limit: Limit, used: int, now: int) -> float:
+    match limit.window:
+        case Rate():
+            return used / limit.amount
+        case Budget(period=period) if used:
+            return period.end(now) - now / 1e6
+    return 0.0
+
+
+def _refusal(limit: Limit, asked: int, left: int, missing: int, now: int) -> tuple[float, Refused]:
+    """With the seconds to wait; `missing` is scaled."""
+    match limit.window:
+        case Rate():
+            wait = missing / limit.amount
+            return wait, LimitExceeded(limit, asked, left, wait)
+        case Budget(period=period):
+            end = period.end(now)
+            return end - now / 1e6, BudgetSpent(limit, asked, left, end)
+    return 0.0, LimitExceeded(limit, asked, left, None)

@@ -1,0 +1,179 @@
+"""The connection to the store that is kept up: bounded waits, and no waits at all while the store is known to hang."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+from redis.asyncio.connection import AbstractConnection, ConnectionPool
+from redis.exceptions import (
+    ClusterDownError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
+
+from quotas.errors import ConnectionLost, QuotaError, StoreFault, StoreUnavailable
+from quotas.store.redis_link import RedisLink, again, command
+
+CONNECT_TIMEOUT = 1.0  # seconds for the handshake, in the background
+FIRST_DELAY, LONGEST_DELAY = 0.02, 1.0  # seconds between attempts to connect
+NOT_SERVING = (ClusterDownError, OutOfMemoryError, ReadOnlyError, TryAgainError)  # LOADING ends the connection itself
+NOT_SERVING_CODES = ("BUSY", "MISCONF", "NOREPLICAS")  # for which redis-py has no class
+PROBE = command(b"SET", b"sluice:probe", b"1", b"PX", b"1000")  # a write: a server that stores nothing still reads
+PROBE_SECONDS = 1.0  # between two of them
+Prepare = Callable[[RedisLink], Awaitable[None]]
+
+
+class RedisClient:
+    """One pipelined connection, made anew when it breaks.
+
+    A call costs `timeout` seconds at most. When one gets no answer within them, the circuit opens: calls fail at once
+    until a connection in the background has answered a PING. When the connection breaks, calls wait, no longer than
+    `timeout`, for the one attempt to connect that follows at once. `prepare` runs on each connection before it is used.
+    """
+
+    def __init__(self, url: str, timeout: float = 0.25, prepare: Prepare | None = None) -> None:
+        """`url` as redis-py's: redis://, rediss:// or unix://, with user, password and TLS options."""
+        self.timeout = timeout
+        self.prepare = prepare
+        self._pool = ConnectionPool.from_url(
+            url, protocol=2, socket_timeout=None, socket_connect_timeout=CONNECT_TIMEOUT
+        )
+        self.returned = asyncio.Event()  # set with each new connection
+        self.num_outages = 0
+        self._is_out = False
+        self._link: RedisLink | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._prober: asyncio.Task[None] | None = None  # while a server that is reached does not serve
+        self._ended = asyncio.Event()  # when the link in use has
+        self._attempted = asyncio.Event()  # unset during the one attempt that calls wait for
+        self._reason = StoreUnavailable("the quota store is not connected")
+        self._refused: QuotaError | None = None  # why the last attempt to connect failed
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the server is reached, and took the last write that it was sent."""
+        return self._link is not None and self._prober is None
+
+    async def connect(self) -> None:
+        """Connect, and stay connected from now on. If the first attempt fails, its `QuotaError` is raised, and further
+        attempts go on in the background.
+        """
+        self._keeper = asyncio.create_task(self._keep())
+        await self._attempted.wait()
+        if self._refused is not None:
+            raise self._refused
+
+    async def close(self) -> None:
+        tasks = [task for task in (self._keeper, self._prober) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._link is not None:
+            await self._link.close()
+        self._reason = StoreUnavailable("the quota store was closed")
+
+    async def execute(self, *arguments: bytes) -> Any:
+        return await self.send(command(*arguments))
+
+    async def send(self, packed: bytes) -> Any:
+        """The answer to a command in RESP. An error of the server is raised as `ResponseError` where the caller may
+        know it, as `StoreUnavailable` where the server does not serve.
+        """
+        link = self._link or await self._relinked()
+        try:
+            return await link.submit(packed)
+        except ResponseError as error:
+            if not isinstance(error, NOT_SERVING) and not str(error).startswith(NOT_SERVING_CODES):
+                raise
+            reason = StoreUnavailable(f"the quota store does not serve: {error}")
+            if isinstance(error, ReadOnlyError):
+                link.end(reason)  # after a failover another server stands behind the address
+            elif self._prober is None:
+                self._outage_begins()
+                self._prober = asyncio.create_task(self._probe(link))
+            raise reason from error
+
+    async def _probe(self, link: RedisLink) -> None:
+        """Wait until the server takes writes again, or is lost. It answers meanwhile, so the link stays in use."""
+        while link is self._link:
+            await asyncio.sleep(PROBE_SECONDS)
+            with suppress(RedisError, QuotaError):
+                await link.submit(PROBE)
+                self._is_out = False
+                self.returned.set()
+                break
+        self._prober = None
+
+    async def _relinked(self) -> RedisLink:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._attempted.wait(), self.timeout)
+        if self._link is None:
+            raise again(self._reason)
+        return self._link
+
+    async def _keep(self) -> None:
+        delay = 0.0
+        while True:
+            await asyncio.sleep(delay)
+            try:
+                link = await self._connected()
+            except QuotaError as error:
+                self._refused, self._reason = error, StoreUnavailable(str(error))
+                self._outage_begins()
+                delay = random.uniform(0.5, 1) * min(max(2 * delay, FIRST_DELAY), LONGEST_DELAY)
+                self._attempted.set()
+                continue
+            self._ended.clear()
+            self._link, self._refused, self._is_out = link, None, False
+            self._attempted.set()
+            self.returned.set()
+            await self._ended.wait()
+            await link.close()
+            delay = 0.0
+
+    def _on_end(self, link: RedisLink, reason: StoreUnavailable) -> None:
+        if link is not self._link:
+            return  # it never came into use
+        self._link, self._reason = None, reason
+        self._ended.set()
+        if isinstance(reason, ConnectionLost):
+            self._attempted.clear()
+        else:
+            self._outage_begins()
+
+    def _outage_begins(self) -> None:
+        self.num_outages += not self._is_out
+        self._is_out = True
+
+    async def _connected(self) -> RedisLink:
+        connection: AbstractConnection = self._pool.make_connection()  # type: ignore[no-untyped-call]
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT):
+                await connection.connect()  # type: ignore[no-untyped-call]
+        except BaseException as error:
+            await connection.disconnect(nowait=True)
+            if isinstance(error, RedisError | OSError):
+                reason = str(error) or f"it takes no connection within {CONNECT_TIMEOUT:g} s"
+                raise StoreUnavailable(f"the quota store cannot be reached: {reason}") from error
+            raise
+        link = RedisLink(connection, CONNECT_TIMEOUT, self._on_end)
+        try:
+            await self._greet(link)
+        except BaseException:
+            await link.close()
+            raise
+        link.timeout = self.timeout
+        return link
+
+    async def _greet(self, link: RedisLink) -> None:
+        try:
+            await link.submit(command(b"PING"))
+            if self.prepare is not None:
+                await self.prepare(link)
+        except RedisError as error:
+            raise StoreFault(f"the quota store does not answer as it should: {error}") from error

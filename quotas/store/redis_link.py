@@ -1,0 +1,146 @@
+"""One connection to the store: commands go out in order, the answers come back in the same order."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import RedisError, ResponseError
+
+from quotas.errors import ConnectionLost, StoreUnavailable
+
+LOOKS = 4  # in the time that an answer may take: between two, the loop reads whatever has come
+GRACE = 0.005  # seconds in which the loop reads once more, before a command without an answer is given up
+
+
+def again(error: StoreUnavailable) -> StoreUnavailable:
+    """Another one that says the same: each is raised once."""
+    return type(error)(*error.args)
+
+
+class RedisLink:
+    """Commands of one turn of the loop share one write. The first that gets no answer in time ends the link.
+
+    Time is counted as far as this process attended to it: between two looks at what is awaited, however late the second
+    comes, no more than the time that was meant to pass. A loop that stands still for seconds, or a machine that starves
+    it, so costs the store nothing: what it answered meanwhile is read before anything is judged.
+    """
+
+    def __init__(
+        self,
+        connection: AbstractConnection,
+        timeout: float,
+        on_end: Callable[["RedisLink", StoreUnavailable], None],
+    ) -> None:
+        """`connection` is connected, and owned from now on. `on_end` is called before others learn of the end."""
+        self._connection = connection
+        self.timeout = timeout
+        self._loop = asyncio.get_running_loop()
+        self._outgoing: list[bytes] = []
+        self._awaited: deque[tuple[asyncio.Future[Any], float]] = deque()  # with the attended time it was submitted at
+        self._has_outgoing = asyncio.Event()
+        self._watch: asyncio.TimerHandle | None = None
+        self._attended = 0.0  # seconds in which this process could read answers, up to the last look
+        self._looked = 0.0  # when that was, by the loop's clock
+        self._pause = 0.0  # seconds from then to the next look, as it was meant
+        self._suspect: asyncio.Future[Any] | None = None  # overdue at the last look
+        self._on_end = on_end
+        self._ended: StoreUnavailable | None = None
+        self._tasks = [self._loop.create_task(self._write()), self._loop.create_task(self._read())]
+
+    def submit(self, packed: bytes) -> asyncio.Future[Any]:
+        """Send a command in RESP; the answer, or what was raised instead: `ResponseError`, `StoreUnavailable`."""
+        answer = self._loop.create_future()
+        if self._ended is not None:
+            answer.set_exception(again(self._ended))
+            return answer
+        if self._watch is None:
+            self._look_in(self.timeout / LOOKS)
+        self._awaited.append((answer, self._attended + self._since_look()))
+        self._outgoing.append(packed)
+        self._has_outgoing.set()
+        return answer
+
+    def end(self, reason: StoreUnavailable) -> None:
+        """Give up: every command that waits, or comes later, fails for this reason."""
+        if self._ended is not None:
+            return
+        self._ended = reason
+        self._on_end(self, reason)
+        if self._watch is not None:
+            self._watch.cancel()
+        for answer, _ in self._awaited:
+            if not answer.done():
+                answer.set_exception(again(reason))
+        self._awaited.clear()
+        for task in self._tasks:
+            task.cancel()
+
+    async def close(self) -> None:
+        self.end(ConnectionLost("the connection to the quota store was closed"))
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        with suppress(RedisError, OSError):
+            await self._connection.disconnect(nowait=True)
+
+    async def _write(self) -> None:
+        while await self._has_outgoing.wait():
+            commands, self._outgoing = self._outgoing, []
+            self._has_outgoing.clear()
+            try:
+                await self._connection.send_packed_command(b"".join(commands), check_health=False)
+            except (RedisError, OSError) as error:
+                self.end(ConnectionLost(f"the quota store cannot be written to: {error}"))
+
+    async def _read(self) -> None:
+        read = self._connection.read_response
+        while True:
+            answer: Any
+            try:
+                answer = await read(disconnect_on_error=False)
+            except ResponseError as error:
+                answer = error
+            except (RedisError, OSError) as error:
+                self.end(ConnectionLost(f"the quota store closed the connection: {error}"))
+                return
+            self._deliver(answer)
+
+    def _deliver(self, answer: Any) -> None:
+        future, _ = self._awaited.popleft()
+        if future.done():
+            return  # its caller was cancelled
+        if isinstance(answer, ResponseError):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+
+    def _look(self) -> None:
+        """Give the link up if the oldest command is overdue for the second time: the loop has read in between."""
+        self._watch = None
+        self._attended += self._since_look()
+        if not self._awaited:
+            return
+        oldest, submitted = self._awaited[0]
+        is_overdue = self._attended - submitted >= self.timeout
+        if is_overdue and oldest is self._suspect:
+            self.end(StoreUnavailable(f"the quota store did not answer within {self.timeout * 1000:.0f} ms"))
+            return
+        self._suspect = oldest if is_overdue else None
+        self._look_in(GRACE if is_overdue else self.timeout / LOOKS)
+
+    def _look_in(self, seconds: float) -> None:
+        self._looked, self._pause = self._loop.time(), seconds
+        self._watch = self._loop.call_later(seconds, self._look)
+
+    def _since_look(self) -> float:
+        """Seconds since the last look that were attended to."""
+        return min(self._loop.time() - self._looked, self._pause)
+
+
+def words(*arguments: bytes) -> bytes:
+    return b"".join([b"$%d\r\n%b\r\n" % (len(argument), argument) for argument in arguments])
+
+
+def command(*arguments: bytes) -> bytes:
+    return b"*%d\r\n%b" % (len(arguments), words(*arguments))

@@ -1,0 +1,149 @@
+"""The decisions of the store, in Lua. Each is one script, after the parts it is written in terms of."""
+
+import asyncio
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import sha1
+from pathlib import Path
+from typing import cast
+
+from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
+
+from quotas.errors import ConnectionLost, StoreFault, StoreUnavailable, StoreUnsuitable
+from quotas.store.redis_client import RedisClient
+from quotas.store.redis_link import RedisLink, command
+from quotas.store.store import Observer
+
+LUA = Path(__file__).parent / "lua"
+
+
+class Script(StrEnum):
+    RESERVE = "reserve"
+    EXTEND = "extend"
+    SETTLE = "settle"
+    STATES = "states"
+    HEARTBEAT = "heartbeat"
+    RECLAIM = "reclaim"
+    RESTORE = "restore"
+    BOOK = "book"
+    LEASE_KV = "lease_kv"
+    SLICE = "slice"
+    CHARGE = "charge"
+
+
+ACCOUNT = ("clock", "level", "spec", "record", "account")
+SETTLEMENT = ("clock", "level", "spec", "record", "settlement", "ledger")
+PARTS = {
+    Script.RESERVE: ACCOUNT,
+    Script.EXTEND: ACCOUNT,
+    Script.STATES: ACCOUNT,
+    Script.RESTORE: (*ACCOUNT, "settlement"),
+    Script.SETTLE: SETTLEMENT,
+    Script.HEARTBEAT: SETTLEMENT,
+    Script.RECLAIM: (*SETTLEMENT, "forfeit"),
+    Script.BOOK: ("clock", "level", "ledger"),
+    Script.LEASE_KV: ("clock",),
+    Script.SLICE: ACCOUNT,
+    Script.CHARGE: (*ACCOUNT, "ledger"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    text: bytes
+    digest: bytes  # by which EVALSHA calls it
+
+
+def load_scripts(parts: Mapping[str, str] | None = None) -> dict[Script, Source]:
+    """Every script. `parts` stand in for those of the same name, as a clock that a test turns."""
+    return {script: _source((*names, script.value), parts or {}) for script, names in PARTS.items()}
+
+
+def _source(names: tuple[str, ...], parts: Mapping[str, str]) -> Source:
+    text = "\n".join(parts.get(name) or (LUA / f"{name}.lua").read_text() for name in names).encode()
+    return Source(text, sha1(text, usedforsecurity=False).hexdigest().encode())
+
+
+OLDEST = (6, 2)
+
+
+async def check_server(link: RedisLink) -> None:
+    """Raise `StoreUnsuitable` with the remedy, or `StoreUnavailable` of a server that replicates another."""
+    answers = [link.submit(command(b"INFO", section)) for section in (b"server", b"memory", b"replication")]
+    try:
+        info = _parse(b"\n".join([await answer for answer in answers]))
+    except NoPermissionError as error:
+        raise StoreUnsuitable(f"the user of the quota store needs the permission +info: {error}") from error
+    version = info.get("redis_version", "0.0")
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST:
+        raise StoreUnsuitable(f"the quota store is Redis {version}: it must be 6.2 or later, or Valkey")
+    if (policy := info.get("maxmemory_policy", "noeviction")) != "noeviction":
+        raise StoreUnsuitable(
+            f"the quota store may evict what tenants have spent: its maxmemory-policy is {policy}; "
+            f"set it to noeviction, or use a server that is no cache"
+        )
+    if info.get("role") == "slave":
+        raise StoreUnavailable("the quota store's address leads to a replica, which cannot be written to")
+
+
+def _parse(text: bytes) -> dict[str, str]:
+    lines = text.decode("utf-8", "replace").splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
+
+
+class ScriptRunner:
+    def __init__(self, url: str, timeout: float, scripts: Mapping[Script, Source] | None = None) -> None:
+        """`url` and `timeout` as in `RedisClient`."""
+        self.on_command: list[Observer] = []
+        self.scripts = scripts or load_scripts()
+        self.client = RedisClient(url, timeout, self._prepare)
+
+    async def call(self, script: Script, keys: tuple[bytes, ...], *arguments: bytes) -> list[bytes]:
+        """The answer of a script: its status, then what it says."""
+        return await self.run(script, self._packed(script, keys, *arguments))
+
+    async def run(self, script: Script, packed: bytes) -> list[bytes]:
+        """`packed` is an EVALSHA of `script`, which may run twice."""
+        try:
+            return await self._executed(script, packed)
+        except ConnectionLost:
+            return await self._executed(script, packed)
+
+    async def run_once(self, script: Script, packed: bytes) -> list[bytes]:
+        """The same without a second try on a new connection: `ConnectionLost` leaves open whether it was executed."""
+        return await self._executed(script, packed)
+
+    def _packed(self, script: Script, keys: tuple[bytes, ...], *arguments: bytes) -> bytes:
+        return command(b"EVALSHA", self.scripts[script].digest, b"%d" % len(keys), *keys, *arguments)
+
+    async def _executed(self, script: Script, packed: bytes) -> list[bytes]:
+        """Observed, whether it succeeds or fails."""
+        began, failure = time.monotonic(), None
+        try:
+            return await self._answered(script, packed)
+        except Exception as error:
+            failure = error
+            raise
+        finally:
+            ended = time.monotonic()
+            for tell in self.on_command:
+                tell(script, began, ended, failure)
+
+    async def _answered(self, script: Script, packed: bytes) -> list[bytes]:
+        try:
+            try:
+                answer = await self.client.send(packed)
+            except NoScriptError:
+                await self.client.execute(b"SCRIPT", b"LOAD", self.scripts[script].text)
+                answer = await self.client.send(packed)
+        except ResponseError as error:
+            raise StoreFault(f"the quota store failed to {script}: {error}") from error
+        return cast(list[bytes], answer)
+
+    async def _prepare(self, link: RedisLink) -> None:
+        await check_server(link)
+        loads = [link.submit(command(b"SCRIPT", b"LOAD", source.text)) for source in self.scripts.values()]
+        await asyncio.gather(*loads)

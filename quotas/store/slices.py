@@ -1,0 +1,238 @@
+"""Slices of the limits that requests have come for, kept up while the store answers."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from quotas.errors import QuotaError
+from quotas.policy.limit import Limit
+from quotas.reservation import Ask, Usage
+from quotas.store.account import Account
+from quotas.store.replica import Replica, all_of
+
+NOTHING_ASKED = Ask(0)
+SHORTEST = 0.5  # seconds that a rate of demand is told from
+
+
+class Demand:
+    """Of the present period and the one before it."""
+
+    def __init__(self, period: float, now: float) -> None:
+        """`period` in seconds."""
+        self._period = period
+        self._asked = self._asked_before = NOTHING_ASKED
+        self._largest = self._largest_before = NOTHING_ASKED
+        self._turned = self._turned_before = now
+
+    def add(self, ask: Ask) -> None:
+        self._asked = _by(int.__add__, self._asked, ask)
+        self._largest = _by(max, self._largest, ask)
+
+    def turn(self, now: float) -> None:
+        """Begin a new period, if it is time to."""
+        if now < self._turned + self._period:
+            return
+        self._asked_before, self._asked = self._asked, NOTHING_ASKED
+        self._largest_before, self._largest = self._largest, NOTHING_ASKED
+        self._turned_before, self._turned = self._turned, now
+
+    @property
+    def largest(self) -> Ask:
+        """The most of each that one request asked for; nothing, when none came."""
+        return _by(max, self._largest, self._largest_before)
+
+    @property
+    def is_none(self) -> bool:
+        return self.largest == NOTHING_ASKED
+
+    def within(self, seconds: float, now: float) -> Ask:
+        """What would come in a time, if it goes on so; no less than the largest request."""
+        ratio = seconds / max(now - self._turned_before, SHORTEST)
+        asked = _by(int.__add__, self._asked, self._asked_before)
+        return _by(max, self.largest, _by(lambda count, _: round(count * ratio), asked, asked))
+
+
+def _by(combined: Callable[[int, int], int], one: Ask, other: Ask) -> Ask:
+    return Ask(
+        combined(one.requests, other.requests),
+        combined(one.input_tokens, other.input_tokens),
+        combined(one.output_tokens, other.output_tokens),
+    )
+
+
+SAFETY = 0.9  # of the lease: the store must not end a slice before its replica has, and clocks differ in pace
+
+
+class Slice:
+    """Amounts of each limit of `account`, in units, that the store has set aside for this replica.
+
+    What is spent stays spent until the store has charged it; only then may it be spent once more.
+    """
+
+    def __init__(self, account: Account, field: bytes, lease: float, now: float) -> None:
+        """`field` names it in the store; `lease` in seconds."""
+        self.account = account
+        self.field = field
+        self.demand = Demand(lease / 2, now)
+        self._lease = lease
+        self._expires = float("-inf")
+        none = [0] * len(account.limits)
+        self._granted, self._due, self._spent = none, none, none
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(self._granted) and not any(self._spent)
+
+    @property
+    def exceeds_its_due(self) -> bool:
+        return any(
+            granted > max(due, spent) for granted, due, spent in zip(self._granted, self._due, self._spent, strict=True)
+        )
+
+    def fits(self, ask: Ask, now: float) -> bool:
+        rows = zip(self._granted, self._spent, self._costs(ask), strict=True)
+        return now < self._expires and all(cost == 0 or spent + cost <= granted for granted, spent, cost in rows)
+
+    def spend(self, ask: Ask) -> None:
+        self._add(self._costs(ask))
+
+    def end(self, ask: Ask, used: Usage) -> None:
+        """What `ask` was spent for has ended and used so much: the rest may be spent again."""
+        self._add(self._kept(used))
+        self.taken_over(ask)
+
+    def charged(self, used: Usage) -> None:
+        """The store has charged what was used by what has ended."""
+        self._add([-amount for amount in self._kept(used)])
+
+    def taken_over(self, ask: Ask) -> None:
+        """What `ask` was spent for is held by the store."""
+        self._add([-cost for cost in self._costs(ask)])
+
+    def request(self, now: float) -> list[int]:
+        """What the store is asked for (lua/slice.lua). Until it has answered, no more is spent than is to be kept."""
+        rows = zip(self._granted, self._due, self._spent, strict=True)
+        self._granted = [max(min(granted, due), spent) for granted, due, spent in rows]
+        wanted = self._costs(self.demand.within(self._lease, now))
+        return [*self._granted, *wanted, *self._costs(self.demand.largest)]
+
+    def release(self) -> list[int]:
+        """The same, to give back all that is not spent."""
+        self._granted = list(self._spent)
+        return [*self._granted, *([0] * (2 * len(self._granted)))]
+
+    def grant(self, answer: Sequence[int], asked: float) -> None:
+        """The answer to what the store was asked for at that time."""
+        count = len(self._granted)
+        self._granted, self._due = list(answer[:count]), list(answer[count:])
+        self._expires = asked + self._lease * SAFETY
+
+    def _costs(self, ask: Ask) -> list[int]:
+        return [ask.of(limit.resource) for limit in self.account.limits]
+
+    def _kept(self, used: Usage) -> list[int]:
+        """What is held at once is given back when it ends."""
+        costs = self._costs(Ask(used.requests, used.input_tokens, used.output_tokens))
+        return [cost if limit.window else 0 for limit, cost in zip(self.account.limits, costs, strict=True)]
+
+    def _add(self, amounts: Sequence[int]) -> None:
+        self._spent = [spent + amount for spent, amount in zip(self._spent, amounts, strict=True)]
+
+
+class Slices:
+    """One per process. There is one of a tenant's own limits, whatever key is used, and one of those of each key.
+
+    They are asked for with the first request, renewed with each heartbeat, and given back when no request comes.
+    """
+
+    def __init__(self, replica: Replica, clock: Callable[[], float]) -> None:
+        """`clock` in seconds, never backwards."""
+        self._replica = replica
+        self._clock = clock
+        self._slices: dict[tuple[str, tuple[Limit, ...]], Slice] = {}
+        self._of: dict[Account, tuple[Slice, ...]] = {}
+        self._locks: dict[Slice, asyncio.Lock] = {}
+        self._releasing: set[Slice] = set()
+        self._opening: set[asyncio.Task[None]] = set()
+
+    def want(self, account: Account, ask: Ask) -> None:
+        """A request has come that the store will answer."""
+        slices = self._of.get(account)
+        if slices is None:
+            slices = self._of[account] = tuple(self._scope(account, limits) for limits in account.scopes)
+        for slice_ in slices:
+            slice_.demand.add(ask)
+
+    def covering(self, account: Account, ask: Ask) -> tuple[Slice, ...] | None:
+        """Those that `ask` is to be spent from, if it fits into all of them now."""
+        slices, now = self._of.get(account), self._clock()
+        return slices if slices and all(slice_.fits(ask, now) for slice_ in slices) else None
+
+    async def give_way(self, account: Account) -> bool:
+        """Give back what is set aside for this replica of these limits; False when it was nothing."""
+        slices = self._of.get(account, ())
+        held = [slice_ for slice_ in slices if not slice_.is_empty or slice_ in self._releasing]
+        await all_of(self._release(slice_) for slice_ in held)
+        return bool(held)
+
+    def forget(self, account: Account) -> None:
+        self._of.pop(account, None)
+
+    async def renew(self) -> None:
+        """With each heartbeat."""
+        await all_of(self._renew(slice_) for slice_ in list(self._locks))
+
+    async def close(self) -> None:
+        for task in self._opening:
+            task.cancel()
+        await all_of(self._release(slice_) for slice_ in list(self._locks))
+
+    def _scope(self, account: Account, limits: tuple[Limit, ...]) -> Slice:
+        return self._slices.get((account.tenant, limits)) or self._open(account, limits)
+
+    def _open(self, account: Account, limits: tuple[Limit, ...]) -> Slice:
+        key = account.key if limits[0].key else None
+        scope = Account(account.tenant, key, limits, self._replica.id, self._replica.lease)
+        slice_ = Slice(scope, f"s:{self._replica.next_id()}".encode(), self._replica.lease, self._clock())
+        self._slices[account.tenant, limits] = slice_
+        self._locks[slice_] = asyncio.Lock()
+        task = asyncio.create_task(self._begin(slice_))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+        return slice_
+
+    async def _begin(self, slice_: Slice) -> None:
+        with suppress(QuotaError):  # a later heartbeat asks again
+            await self._ask(slice_)
+
+    async def _renew(self, slice_: Slice) -> None:
+        slice_.demand.turn(self._clock())
+        await self._ask(slice_)
+        if slice_.exceeds_its_due:  # it knows only now
+            await self._ask(slice_)
+        if slice_.is_empty and slice_.demand.is_none:
+            self._drop(slice_)
+
+    def _drop(self, dropped: Slice) -> None:
+        del self._locks[dropped]
+        self._slices = {name: slice_ for name, slice_ in self._slices.items() if slice_ is not dropped}
+        self._of = {account: slices for account, slices in self._of.items() if dropped not in slices}
+
+    async def _ask(self, slice_: Slice) -> None:
+        async with self._locks[slice_]:
+            asked = self._clock()
+            numbers = slice_.request(asked)
+            slice_.grant(await self._replica.slice(slice_.account, slice_.field, numbers), asked)
+
+    async def _release(self, slice_: Slice) -> None:
+        """Those who come meanwhile wait for the same."""
+        is_first = slice_ not in self._releasing
+        self._releasing.add(slice_)
+        try:
+            async with self._locks[slice_]:
+                if is_first:
+                    asked, numbers = self._clock(), slice_.release()
+                    slice_.grant(await self._replica.slice(slice_.account, slice_.field, numbers), asked)
+        finally:
+            if is_first:
+                self._releasing.discard(slice_)

@@ -1,0 +1,71 @@
+"""What tenants have used, by API key and UTC day."""
+
+import asyncio
+import struct
+from collections import deque
+from datetime import date
+from urllib.parse import unquote
+
+from quotas.policy.limit import EPOCH
+from quotas.reservation import NOTHING, Usage
+from quotas.store.account import NO_KEY, key_name, state_key
+from quotas.store.scripts import Script, ScriptRunner
+
+ENTRY = struct.Struct("<5d")  # of lua/ledger.lua
+
+Batch = dict[str | None, Usage]
+"""By API key."""
+
+
+class UsageLedger:
+    """One per process. What limits count is booked as it is settled; the rest is collected here and booked in batches,
+    each of them once, however often it has to be sent.
+    """
+
+    def __init__(self, runner: ScriptRunner, replica: str) -> None:
+        self._runner = runner
+        self._replica = replica.encode()
+        self._ordinal = 0
+        self._open: dict[str, Batch] = {}  # by tenant
+        self._closed: dict[str, deque[tuple[int, Batch]]] = {}  # by tenant, in order: sent, or about to be
+
+    def add(self, tenant: str, key: str | None, usage: Usage) -> None:
+        """It is booked by the next `flush`."""
+        batch = self._open.setdefault(tenant, {})
+        batch[key] = batch.get(key, NOTHING) + usage
+
+    async def flush(self) -> None:
+        """Book what was added. What could not be, raising `StoreUnavailable`, is kept for the next time."""
+        for tenant, batch in self._open.items():
+            self._ordinal += 1
+            self._closed.setdefault(tenant, deque()).append((self._ordinal, batch))
+        self._open = {}
+        results = await asyncio.gather(*map(self._send, list(self._closed)), return_exceptions=True)
+        for failure in (result for result in results if isinstance(result, BaseException)):
+            raise failure
+
+    async def of(self, tenant: str, day: date) -> Batch:
+        """What each key used on a UTC day; None stands for requests without a key."""
+        ledger = f"{state_key(tenant)}:usage:{(day - EPOCH).days}"
+        words = await self._runner.client.execute(b"HGETALL", ledger.encode())
+        return dict(map(_entry, words[::2], words[1::2]))
+
+    async def _send(self, tenant: str) -> None:
+        batches = self._closed[tenant]
+        while batches:
+            ordinal, batch = batches[0]
+            entries = [word for key, usage in batch.items() for word in (key_name(key).encode(), *_numbers(usage))]
+            state = state_key(tenant).encode()
+            await self._runner.call(Script.BOOK, (state,), self._replica, b"%d" % ordinal, *entries)
+            batches.popleft()
+        del self._closed[tenant]
+
+
+def _numbers(usage: Usage) -> tuple[bytes, ...]:
+    counts = (usage.requests, usage.input_tokens, usage.cached_tokens, usage.output_tokens)
+    return tuple(b"%d" % count for count in (*counts, round(usage.kv_byte_seconds)))
+
+
+def _entry(key: bytes, text: bytes) -> tuple[str | None, Usage]:
+    requests, input_tokens, cached, output, kv = map(int, ENTRY.unpack(text))
+    return None if key == NO_KEY.encode() else unquote(key), Usage(input_tokens, output, cached, kv, requests)

@@ -1,0 +1,74 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from admission.prefill_sizer import CAUTION, LEFT_TO_PREFILL, Pace
+from admission.step_time import StepTime, StepTimeModel, StepWork, prefill_work
+from backend.config import EngineConfig
+
+CONFIG = EngineConfig(num_blocks=1000, max_model_len=4096, max_num_batched_tokens=512)
+MODEL = StepTimeModel(StepTime((5e-3, 5e-5, 5e-5, 1e-7, 1e-7, 1e-9, 1e-6)))
+SLACK = 1 + CAUTION * MODEL.relative_error
+
+
+def certain(decodes: StepWork, interval: float) -> float:
+    """Seconds that a step may be predicted to take: nearly certain to be in time, or half of what decodes leave."""
+    base = MODEL.fitted.seconds(decodes)
+    return max(interval / SLACK, base + LEFT_TO_PREFILL * (interval - base))
+
+
+def test_prefill_alone_fills_the_step() -> None:
+    assert Pace(CONFIG, MODEL).prefill_room(0, 0, None, 512).fits(0, 4096) == 512
+
+
+def test_where_nothing_is_promised_prefill_gets_its_share() -> None:
+    pace = Pace(CONFIG, MODEL, prefill_share=0.25)
+    assert pace.prefill_room(8, 800, None, 504).fits(0, 4096) == 128
+    assert pace.prefill_room(8, 800, None, 100).fits(0, 4096) == 100
+
+
+@given(
+    st.integers(1, 256),
+    st.floats(1e-4, 0.2),
+    st.integers(0, 512),
+    st.lists(st.tuples(st.integers(0, 30_000), st.integers(1, 2000)), min_size=1, max_size=6),
+)
+def test_the_step_keeps_the_promise_or_carries_one_block(
+    decodes: int, interval: float, most: int, chunks: list[tuple[int, int]]
+) -> None:
+    step, taken = StepWork(decode_tokens=decodes, decode_context=decodes * 500), 0
+    allowed = certain(step, interval)
+    room = Pace(CONFIG, MODEL).prefill_room(decodes, decodes * 500, interval, most)
+    for start, length in chunks:
+        fits = room.fits(start, length)
+        if fits:
+            room.take(start, fits)
+            step, taken = step + prefill_work(start, fits), taken + fits
+        assert 0 <= fits <= length and taken <= most
+        assert taken <= CONFIG.block_size or MODEL.fitted.seconds(step) <= allowed * (1 + 1e-9)
+        more = step + prefill_work(start + fits, 1)
+        assert fits == length or taken == most or MODEL.fitted.seconds(more) > allowed * (1 - 1e-9)
+
+
+def test_a_chunk_that_attends_to_more_is_shorter() -> None:
+    pace = Pace(CONFIG, MODEL)
+    starts = (0, 1000, 10_000, 30_000)
+    fits = [pace.prefill_room(8, 4000, 0.03, 504).fits(start, 4096) for start in starts]
+    assert fits == sorted(fits, reverse=True) and fits[-1] < fits[0] / 1.4
+    assert fits[-1] > CONFIG.block_size
+
+
+def test_noise_alone_takes_no_more_than_half_of_the_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
+    pace, tokens = Pace(CONFIG, MODEL), []
+    for error in (0.0, 0.1, 1.0, 10.0):
+        monkeypatch.setattr(StepTimeModel, "relative_error", error)
+        tokens.append(pace.prefill_room(64, 32_000, 0.03, 448).fits(0, 4096))
+    assert tokens == sorted(tokens, reverse=True) and tokens[1] < tokens[0]
+    assert tokens[2] == tokens[3] >= tokens[0] // 2
+
+
+def test_what_was_taken_counts_for_those_that_follow() -> None:
+    room = Pace(CONFIG, MODEL).prefill_room(8, 4000, 0.03, 504)
+    whole = room.fits(0, 4096)
+    room.take(0, 100)
+    assert whole - 101 <= room.fits(0, 4096) <= whole - 99

@@ -1,0 +1,59 @@
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+
+from backend.errors import ModelLoadError
+from backend.model import hub
+from backend.model.hub import EMBEDDED, resolve_model
+
+
+def test_a_directory_is_taken_as_it_is(tmp_path: Path) -> None:
+    assert resolve_model(str(tmp_path)) == tmp_path
+
+
+def test_the_embedded_model_lies_in_the_package() -> None:
+    assert resolve_model(EMBEDDED) == Path(hub.__file__).parents[1] / "embedded"
+
+
+def test_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ModelLoadError, match="is a file; name the directory"):
+        resolve_model(str(tmp_path / "model.safetensors"))
+
+
+@pytest.mark.parametrize("name", ["./nowhere/at/all", "nowhere", "/nowhere/model", "a/b/c", ""])
+def test_what_is_neither_a_directory_nor_a_hub_name_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nowhere-else").mkdir()
+    with pytest.raises(ModelLoadError, match=r"there is no directory .*organisation/name"):
+        resolve_model(name)
+
+
+def test_a_path_that_the_system_does_not_take_is_refused() -> None:
+    with pytest.raises(ModelLoadError):
+        resolve_model("/models/" + "x" * 5000)
+
+
+def test_a_hub_name_is_downloaded_without_duplicates_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, list[str]] = {}
+
+    def snapshot_download(name: str, **patterns: list[str]) -> str:
+        asked.update(patterns)
+        return f"/cache/{name}"
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    assert resolve_model("org/name") == Path("/cache/org/name")
+    assert "*.safetensors" in asked["allow_patterns"]
+    assert "consolidated*" in asked["ignore_patterns"]
+
+
+def test_without_a_network_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot_download(name: str, **patterns: list[str]) -> str:
+        raise huggingface_hub.errors.LocalEntryNotFoundError(f"cannot reach the hub for {name}")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    with pytest.raises(ModelLoadError, match=r"the hub could not supply it .*cannot reach.*name a local directory"):
+        resolve_model("org/name")

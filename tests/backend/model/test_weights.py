@@ -1,0 +1,283 @@
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from backend.errors import ModelLoadError
+from backend.kernels.reference import ReferenceOps
+from backend.model.decoder import Decoder
+from backend.model.model_config import ModelConfig
+from backend.model.weights import Checkpoint, Weights, checkpoint_names, load_weights, random_weights
+from benchmarks.model_shapes import QWEN3_06B
+
+CONFIG = replace(
+    QWEN3_06B,
+    vocab_size=40,
+    hidden_size=24,
+    intermediate_size=20,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=6,
+    max_position=64,
+    attention_bias=True,
+    output_bias=True,
+    mlp_bias=True,
+    tie_word_embeddings=False,
+)
+TIED = replace(CONFIG, tie_word_embeddings=True)
+Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
+
+
+def tensors(config: ModelConfig = CONFIG) -> dict[str, Tensor]:
+    """A checkpoint's tensors, each value different."""
+    names = dict(checkpoint_names(config, random_weights(config, torch.float32)))
+    generator = torch.Generator().manual_seed(1)
+    return {name: torch.randn(target.shape, generator=generator) for name, target in names.items()}
+
+
+def save(directory: Path, stored: dict[str, Tensor]) -> Path:
+    save_file(stored, directory / "model.safetensors")
+    return directory
+
+
+def save_sharded(directory: Path, stored: dict[str, Tensor]) -> dict[str, str]:
+    """Two shards and their index; returns the index's weight_map."""
+    names = sorted(stored)
+    shards = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
+    for shard, held in shards.items():
+        save_file({name: stored[name] for name in held}, directory / shard)
+    weight_map = {name: shard for shard, held in shards.items() for name in held}
+    write_index(directory, weight_map)
+    return weight_map
+
+
+def write_index(directory: Path, weight_map: object) -> None:
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def load(directory: Path, config: ModelConfig = CONFIG, dtype: torch.dtype = torch.float32) -> Weights:
+    return load_weights(directory, config, dtype)
+
+
+def test_q_k_v_and_gate_up_are_fused_in_that_order(tmp_path: Path) -> None:
+    stored = tensors()
+    layer = load(save(tmp_path, stored)).layers[1]
+    q, k, v = (stored[f"model.layers.1.self_attn.{name}_proj.weight"] for name in "qkv")
+    gate, up = (stored[f"model.layers.1.mlp.{name}_proj.bias"] for name in ("gate", "up"))
+    assert torch.equal(layer.qkv, torch.cat((q, k, v)))
+    assert layer.gate_up_bias is not None
+    assert torch.equal(layer.gate_up_bias, torch.cat((gate, up)))
+
+
+@pytest.mark.parametrize("write", [save, save_sharded])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_every_tensor_arrives_converted(
+    write: Callable[[Path, dict[str, Tensor]], object], dtype: torch.dtype, tmp_path: Path
+) -> None:
+    stored = tensors()
+    write(tmp_path, stored)
+    for name, target in checkpoint_names(CONFIG, load(tmp_path, dtype=dtype)):
+        assert torch.equal(target, stored[name].to(dtype)), name
+
+
+def test_loaded_weights_outlive_the_file(tmp_path: Path) -> None:
+    stored = tensors()
+    weights = load(save(tmp_path, stored))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert torch.equal(weights.embedding, stored["model.embed_tokens.weight"])
+
+
+def test_progress_adds_up_to_the_bytes_of_the_files_but_for_their_headers(tmp_path: Path) -> None:
+    save_sharded(tmp_path, tensors())
+    told: list[int] = []
+    load_weights(tmp_path, CONFIG, torch.float32, progress=told.append)
+    assert sum(told) == sum(tensor.nbytes for tensor in tensors().values())
+    assert 0 <= Checkpoint(tmp_path).num_bytes - sum(told) < 8192
+
+
+def test_tied_embeddings_share_memory(tmp_path: Path) -> None:
+    weights = load(save(tmp_path, tensors(TIED)), TIED)
+    assert weights.lm_head is weights.embedding
+
+
+@pytest.mark.parametrize("config", [CONFIG, TIED])
+def test_parameters_are_counted_once(config: ModelConfig) -> None:
+    expected = sum(tensor.numel() for tensor in tensors(config).values())
+    assert random_weights(config, torch.float32).num_parameters == expected
+
+
+def test_an_output_matrix_that_is_stored_as_well_is_not_held_twice(tmp_path: Path) -> None:
+    stored = tensors(TIED)
+    twice = stored | {"lm_head.weight": stored["model.embed_tokens.weight"].clone()}
+    weights = load(save(tmp_path, twice), TIED)
+    assert weights.lm_head is weights.embedding
+    assert torch.equal(weights.embedding, stored["model.embed_tokens.weight"])
+
+
+def test_an_output_matrix_stored_apart_is_used_even_if_the_config_ties_it(tmp_path: Path) -> None:
+    stored = tensors()
+    assert torch.equal(load(save(tmp_path, stored), TIED).lm_head, stored["lm_head.weight"])
+
+
+def test_rotary_frequencies_of_old_checkpoints_are_tolerated(tmp_path: Path) -> None:
+    load(save(tmp_path, tensors() | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(3)}))
+
+
+def test_random_weights_are_the_same_for_a_seed_whatever_the_dtype() -> None:
+    wide, narrow = random_weights(CONFIG, torch.float32, seed=3), random_weights(CONFIG, torch.bfloat16, seed=3)
+    assert torch.equal(wide.layers[1].down.bfloat16(), narrow.layers[1].down)
+    assert not torch.equal(wide.embedding, random_weights(CONFIG, torch.float32, seed=4).embedding)
+    assert 0.015 < wide.embedding.std() < 0.025
+    assert wide.final_norm.eq(1).all()
+
+
+def test_the_decoder_takes_its_weights_over() -> None:
+    weights = random_weights(CONFIG, torch.float32)
+    decoder = Decoder(CONFIG, weights, ReferenceOps(), max_position=16)
+    assert weights.layers == []
+    assert len(decoder.layers) == CONFIG.num_layers
+
+
+def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
+    stored = tensors()
+    del stored[Q_PROJ]
+    with pytest.raises(ModelLoadError, match=rf"model\.safetensors lacks {Q_PROJ}, which config\.json calls for"):
+        load(save(tmp_path, stored))
+
+
+def test_many_missing_tensors_are_counted(tmp_path: Path) -> None:
+    stored = {name: tensor for name, tensor in tensors().items() if "layers.1" not in name}
+    with pytest.raises(ModelLoadError, match=r"lacks model\.layers\.1\.\S+, \S+, \S+ and 15 more"):
+        load(save(tmp_path, stored))
+
+
+def test_a_missing_output_matrix_suggests_tying(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r'lacks lm_head\.weight.*set "tie_word_embeddings": true'):
+        load(save(tmp_path, tensors(TIED)))
+
+
+def test_an_unknown_tensor_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"holds model\.layers\.0\.lora_A, which Qwen3ForCausalLM .* does not use"):
+        load(save(tmp_path, tensors() | {"model.layers.0.lora_A": torch.ones(2)}))
+
+
+def test_a_wrong_shape_is_given_beside_the_right_one(tmp_path: Path) -> None:
+    stored = tensors() | {Q_PROJ: torch.ones(24, 23)}
+    with pytest.raises(ModelLoadError, match=rf"{Q_PROJ} has shape \[24, 23\], but config\.json calls for \[24, 24\]"):
+        load(save(tmp_path, stored))
+
+
+def test_quantised_tensors_are_refused(tmp_path: Path) -> None:
+    stored = tensors() | {Q_PROJ: torch.ones(24, 24, dtype=torch.int8)}
+    with pytest.raises(ModelLoadError, match=rf"{Q_PROJ} is stored as I8; .* quantised weights not"):
+        load(save(tmp_path, stored))
+
+
+def test_values_beyond_float16_are_refused(tmp_path: Path) -> None:
+    stored = tensors() | {Q_PROJ: torch.full((24, 24), 1e5, dtype=torch.bfloat16)}
+    with pytest.raises(ModelLoadError, match=rf"{Q_PROJ} does not fit torch.float16; serve it as torch.bfloat16"):
+        load(save(tmp_path, stored), dtype=torch.float16)
+
+
+@pytest.mark.parametrize("damage", [math.nan, math.inf, -math.inf, 2.0**100, -1e9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_damaged_number_is_refused_and_its_tensor_named(damage: float, dtype: torch.dtype, tmp_path: Path) -> None:
+    stored = {name: tensor.to(dtype) for name, tensor in tensors().items()}
+    stored[Q_PROJ][3, 7] = damage
+    with pytest.raises(
+        ModelLoadError, match=rf"model\.safetensors: {Q_PROJ} holds numbers from .*is damaged, download"
+    ):
+        load(save(tmp_path, stored))
+
+
+def test_a_pipe_in_place_of_weights_is_named(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors is not an ordinary file"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, -1], ids=["empty", "no length", "half a header", "a byte short"])
+@pytest.mark.parametrize("shard", ["model.safetensors", "model-2.safetensors"])
+def test_a_truncated_file_is_named(shard: str, keep: int, tmp_path: Path) -> None:
+    (save if shard == "model.safetensors" else save_sharded)(tmp_path, tensors())
+    (tmp_path / shard).write_bytes((tmp_path / shard).read_bytes()[:keep])
+    with pytest.raises(ModelLoadError, match=rf"{shard} is truncated, corrupt or unreadable .*download it again"):
+        load(tmp_path)
+
+
+def test_a_git_lfs_pointer_in_place_of_weights_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors is truncated, corrupt or unreadable"):
+        load(tmp_path)
+
+
+def test_a_shard_that_is_not_there_is_named(tmp_path: Path) -> None:
+    save_sharded(tmp_path, tensors())
+    (tmp_path / "model-2.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match=r"model-2\.safetensors does not exist, but model.*index\.json lists it"):
+        load(tmp_path)
+
+
+def test_a_tensor_that_the_index_misplaces_is_named(tmp_path: Path) -> None:
+    weight_map = save_sharded(tmp_path, tensors())
+    name = next(name for name, shard in weight_map.items() if shard == "model-2.safetensors")
+    write_index(tmp_path, weight_map | {name: "model-1.safetensors"})
+    with pytest.raises(
+        ModelLoadError, match=rf"model-1\.safetensors does not hold {name}, but .*index\.json does list"
+    ):
+        load(tmp_path)
+
+
+def test_a_tensor_that_the_index_leaves_out_is_named(tmp_path: Path) -> None:
+    weight_map = save_sharded(tmp_path, tensors())
+    write_index(tmp_path, {name: shard for name, shard in weight_map.items() if name != Q_PROJ})
+    with pytest.raises(ModelLoadError, match=rf"safetensors holds {Q_PROJ}, but .*index\.json does not list it there"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "shard",
+    [
+        *("../model-1.safetensors", "/etc/passwd", "a/b.safetensors", "model.bin", "..", "", 7),
+        *("a\0.safetensors", "a\n.safetensors", "x" * 300 + ".safetensors"),
+    ],
+)
+def test_an_index_can_name_only_safetensors_files_beside_it(shard: object, tmp_path: Path) -> None:
+    write_index(tmp_path, save_sharded(tmp_path, tensors()) | {Q_PROJ: shard})
+    with pytest.raises(ModelLoadError, match=rf"weight_map\.{Q_PROJ} is .*a \.safetensors file of the same folder"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("weight_map", [None, [], {}])
+def test_an_index_without_a_map_is_refused(weight_map: object, tmp_path: Path) -> None:
+    write_index(tmp_path, weight_map)
+    with pytest.raises(ModelLoadError, match=r"index\.json: weight_map must be an object"):
+        load(tmp_path)
+
+
+def test_pickled_weights_are_refused_with_the_way_to_convert_them(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(ModelLoadError, match=r"only \.bin weights.*save_pretrained"):
+        load(tmp_path)
+
+
+def test_a_directory_without_weights_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"holds neither model\.safetensors nor model\.safetensors\.index\.json"):
+        load(tmp_path)
+
+
+def test_a_checkpoint_written_back_is_the_same(tmp_path: Path) -> None:
+    weights = load(save(tmp_path, tensors()))
+    written = {name: target.contiguous() for name, target in checkpoint_names(CONFIG, weights)}
+    (tmp_path / "again").mkdir()
+    save(tmp_path / "again", written)
+    again = load_file(tmp_path / "again" / "model.safetensors")
+    assert all(torch.equal(again[name], tensor) for name, tensor in tensors().items())

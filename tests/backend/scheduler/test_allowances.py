@@ -1,0 +1,276 @@
+"""Limits of a tenant's own: they delay nobody else, and nothing is lost at them."""
+
+from collections import deque
+from itertools import count
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from backend.config import EngineConfig
+from backend.sampling_params import SamplingParams
+from backend.scheduler.batch import Batch
+from backend.scheduler.scheduled_step import Blocked
+from backend.scheduler.scheduler import Scheduler
+from backend.scheduler.sequence import FinishReason, Sequence, Status
+from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
+from tests.backend.paper_device import PaperDevice, continuation
+from tests.examples import examples
+
+END = 3
+
+
+class Bench:
+    """A scheduler over several tenants, and a paper device."""
+
+    def __init__(self, **changes: int) -> None:
+        fields = dict(
+            num_blocks=16, max_model_len=40, block_size=4, max_num_seqs=4, max_num_batched_tokens=8, prefill_chunk=8
+        )
+        self.config = EngineConfig(**(fields | changes))
+        self.scheduler = Scheduler(self.config, HoldingQueue(FirstComeFirstServed()))
+        self.device = PaperDevice(self.config.block_size)
+        self.flying: deque[Batch] = deque()
+        self._names = count()
+
+    def add(self, tenant: str, prompt_length: int, max_tokens: int) -> Sequence:
+        n = next(self._names)
+        prompt = [n + 10 + i for i in range(prompt_length)]
+        sequence = Sequence(f"s{n}", tenant, prompt, SamplingParams(), max_tokens, 0, frozenset([END]), float(n))
+        self.scheduler.add(sequence)
+        return sequence
+
+    def plan(self) -> bool:
+        batch = self.scheduler.plan()
+        if batch is not None:
+            self.flying.append(batch)
+        return batch is not None
+
+    def step(self) -> None:
+        while self.plan():
+            pass
+        if self.flying:
+            self.scheduler.complete(self.device.execute(self.flying.popleft()))
+        self.scheduler.check_integrity()
+
+    def drain(self, most: int = 300) -> None:
+        for _ in range(most):
+            if not self.scheduler.has_work:
+                return
+            self.step()
+        pytest.fail("the work did not end")
+
+
+def expected(sequence: Sequence) -> list[int]:
+    return continuation(sequence.prompt, sequence.max_tokens, END)
+
+
+def test_a_tenant_at_its_limit_is_passed_over_and_the_others_are_not() -> None:
+    bench = Bench()
+    bench.scheduler.allow("small", 2)
+    first, second, other = bench.add("small", 7, 1), bench.add("small", 7, 1), bench.add("other", 4, 1)
+    bench.plan(), bench.plan()
+    assert (first.status, second.status, other.status) == (Status.RUNNING, Status.WAITING, Status.RUNNING)
+    assert bench.scheduler.held == {"small": Blocked.ALLOWANCE}
+    bench.drain()
+    assert second.output == expected(second)
+
+
+def test_a_sequence_at_its_tenants_limit_pauses_until_the_lease_grows() -> None:
+    bench = Bench()
+    bench.scheduler.allow("small", 4)
+    sequence, other = bench.add("small", 3, 12), bench.add("other", 3, 20)
+    bench.plan()
+    bench.scheduler.allow("small", 1)
+    for _ in range(12):
+        bench.step()
+    assert len(other.output) > 5
+    assert sequence.status is Status.RUNNING and len(sequence.output) < 3
+    assert bench.scheduler.holdings.allowances.wanted == {"small": 2}
+    bench.scheduler.allow("small", 4)
+    bench.drain()
+    assert sequence.output == expected(sequence) and sequence.num_preemptions == 0
+
+
+def test_where_all_of_a_tenants_sequences_are_paused_the_youngest_makes_way_for_the_oldest() -> None:
+    bench = Bench()
+    bench.scheduler.allow("small", 5)
+    old, young = bench.add("small", 3, 12), bench.add("small", 3, 12)
+    bench.drain()
+    assert old.num_yields == 0 and young.num_yields > 0 and young.num_preemptions == 0
+    assert (old.output, young.output) == (expected(old), expected(young))
+
+
+def test_a_cut_of_the_lease_takes_nothing_away_and_gives_nothing_more() -> None:
+    bench = Bench()
+    bench.scheduler.allow("small", 6)
+    sequence = bench.add("small", 7, 12)
+    for _ in range(3):
+        bench.step()
+    held = len(sequence.block_table)
+    bench.scheduler.allow("small", 1)
+    for _ in range(10):
+        bench.step()
+    assert len(sequence.block_table) == held and sequence.status is Status.RUNNING
+    bench.scheduler.allow("small", None)
+    bench.drain()
+    assert sequence.output == expected(sequence)
+
+
+def test_the_first_of_a_tenant_starts_only_when_it_can_run_to_its_end() -> None:
+    bench = Bench()
+    bench.scheduler.allow("small", 3)
+    sequence = bench.add("small", 3, 12)
+    bench.step()
+    assert sequence.status is Status.WAITING and bench.scheduler.demand("small") == 4
+    bench.scheduler.allow("small", 4)
+    bench.drain()
+    assert sequence.output == expected(sequence) and sequence.num_yields == 0
+
+
+def test_demand_is_what_the_tenants_running_sequences_may_need() -> None:
+    bench = Bench()
+    assert bench.scheduler.demand("small") == 0
+    bench.add("small", 7, 12)
+    bench.plan()
+    assert bench.scheduler.demand("small") == 5
+    bench.drain()
+    assert bench.scheduler.demand("small") == 0
+
+
+def test_a_sequence_stops_at_the_tokens_it_may_generate_and_goes_on_when_it_may_more() -> None:
+    bench = Bench()
+    sequence = bench.add("small", 3, 9)
+    sequence.limit_to(2)
+    for _ in range(8):
+        bench.step()
+    assert len(sequence.output) == 2 and not bench.scheduler.in_flight
+    bench.scheduler.extend(sequence, 3)
+    for _ in range(8):
+        bench.step()
+    assert len(sequence.output) == 5
+    bench.scheduler.extend(sequence, 100)
+    bench.drain()
+    assert sequence.output == expected(sequence)
+
+
+def test_paused_sequences_of_one_tenant_do_not_keep_slots_from_another() -> None:
+    bench = Bench(max_num_seqs=1)
+    paused = bench.add("small", 3, 9)
+    paused.limit_to(1)
+    other = bench.add("other", 3, 5)
+    for _ in range(10):
+        bench.step()
+    assert other.output == expected(other)
+    assert paused.status is Status.WAITING and paused.num_preemptions == 0
+    bench.scheduler.extend(paused, 100)
+    bench.drain()
+    assert paused.output == expected(paused)
+
+
+def test_a_paused_sequence_gives_way_when_another_tenant_lacks_memory() -> None:
+    bench = Bench(num_blocks=10)
+    bench.scheduler.allow("small", 6)
+    paused = bench.add("small", 20, 8)
+    for _ in range(5):
+        bench.step()
+    bench.scheduler.allow("small", 1)
+    other = bench.add("other", 19, 21)
+    for _ in range(60):
+        bench.step()
+    assert other.output == expected(other)
+    bench.scheduler.allow("small", 10)
+    bench.drain()
+    assert paused.output == expected(paused)
+
+
+def test_one_gives_way_where_both_who_runs_and_who_waits_lack_memory() -> None:
+    bench = Bench(num_blocks=8, max_model_len=24, steps_in_flight=1)
+    paused, runs = bench.add("paused", 13, 6), bench.add("runs", 11, 10)
+    paused.limit_to(1)
+    while runs.num_computed_tokens < 16:
+        bench.step()
+    waits = bench.add("waits", 4, 2)
+    bench.step()
+    assert (paused.num_yields, runs.num_preemptions, runs.num_yields) == (1, 0, 0)
+    assert runs.num_computed_tokens == 17
+    bench.scheduler.extend(paused, 5)
+    bench.drain()
+    assert all(sequence.output == expected(sequence) for sequence in (paused, runs, waits))
+
+
+def test_cancelling_the_one_that_did_not_fit_lets_the_next_of_its_tenant_in() -> None:
+    bench = Bench()
+    bench.scheduler.allow("small", 2)
+    large, small = bench.add("small", 20, 2), bench.add("small", 3, 2)
+    bench.step()
+    assert small.status is Status.WAITING
+    bench.scheduler.finish(large, FinishReason.CANCELLED)
+    bench.drain()
+    assert small.output == expected(small)
+
+
+class AllowanceMachine(RuleBasedStateMachine):
+    """Leases come, grow, shrink and go, sequences are extended or not; whoever may run is served, exactly."""
+
+    @initialize(num_blocks=st.integers(8, 16), depth=st.integers(1, 2), slots=st.integers(1, 4))
+    def start(self, num_blocks: int, depth: int, slots: int) -> None:
+        self.bench = Bench(
+            num_blocks=num_blocks, max_model_len=24, steps_in_flight=depth, max_num_seqs=slots, max_preemptions=50
+        )
+        self.sequences: list[Sequence] = []
+        self.cancelled: set[Sequence] = set()
+
+    @rule(tenant=st.sampled_from("abc"), prompt=st.integers(1, 14), most=st.integers(1, 10), now=st.integers(0, 10))
+    def arrive(self, tenant: str, prompt: int, most: int, now: int) -> None:
+        sequence = self.bench.add(tenant, prompt, most)
+        sequence.limit_to(now)
+        self.sequences.append(sequence)
+
+    @rule(tenant=st.sampled_from("ab"), blocks=st.one_of(st.none(), st.integers(0, 10)))
+    def allow(self, tenant: str, blocks: int | None) -> None:
+        self.bench.scheduler.allow(tenant, blocks)
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data(), tokens=st.integers(1, 5))
+    def extend(self, data: st.DataObject, tokens: int) -> None:
+        self.bench.scheduler.extend(data.draw(st.sampled_from(self.sequences)), tokens)
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(self.sequences))
+        if sequence.status is not Status.FINISHED:
+            self.cancelled.add(sequence)
+        self.bench.scheduler.finish(sequence, FinishReason.CANCELLED)
+
+    @rule()
+    def step(self) -> None:
+        before = dict(self.bench.scheduler.holdings.allowances.held)
+        self.bench.step()
+        allowances = self.bench.scheduler.holdings.allowances
+        for tenant, held in allowances.held.items():
+            allowed = allowances.allowed(tenant)
+            assert allowed is None or held <= max(allowed, before.get(tenant, 0)), "more than the lease was given"
+
+    @invariant()
+    def nobody_generates_more_than_it_may(self) -> None:
+        for sequence in getattr(self, "sequences", ()):
+            assert len(sequence.prompt) + len(sequence.output) <= max(sequence.token_limit, len(sequence.prompt))
+
+    def teardown(self) -> None:
+        if not hasattr(self, "bench"):
+            return
+        for tenant in "ab":
+            self.bench.scheduler.allow(tenant, 6)  # each of them fits: 24 tokens
+        for sequence in self.sequences:
+            self.bench.scheduler.extend(sequence, 100)
+        self.bench.drain(2000)
+        for sequence in self.sequences:
+            if sequence not in self.cancelled and sequence.finish_reason is not FinishReason.PREEMPTED:
+                assert sequence.output == expected(sequence)
+
+
+TestAllowances = AllowanceMachine.TestCase
+TestAllowances.settings = settings(max_examples=examples(300), stateful_step_count=40, deadline=None)

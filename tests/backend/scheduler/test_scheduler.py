@@ -1,0 +1,352 @@
+from collections import deque
+from itertools import count
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from backend.config import Batching, EngineConfig, KVAllocation
+from backend.sampling_params import SamplingParams
+from backend.scheduler.batch import Batch
+from backend.scheduler.scheduler import Scheduler
+from backend.scheduler.sequence import FinishReason, Sequence, Status
+from backend.scheduler.waiting_queue import FirstComeFirstServed
+from tests.backend.paper_device import PaperDevice, continuation
+from tests.examples import examples
+
+END = 3
+
+
+def make_config(**changes: object) -> EngineConfig:
+    fields: dict[str, object] = dict(
+        num_blocks=16, max_model_len=40, block_size=4, max_num_seqs=4, max_num_batched_tokens=8, prefill_chunk=6
+    )
+    return EngineConfig(**(fields | changes))  # type: ignore[arg-type]
+
+
+def make_sequence(name: str, prompt: list[int], max_tokens: int, arrival: float = 0.0) -> Sequence:
+    sampling = SamplingParams(temperature=0)
+    return Sequence(name, "t", prompt, sampling, max_tokens, 0, frozenset([END]), arrival)
+
+
+class Bench:
+    """A scheduler and a paper device, driven to the end."""
+
+    def __init__(self, **changes: object) -> None:
+        self.config = make_config(**changes)
+        self.scheduler = Scheduler(self.config, FirstComeFirstServed())
+        self.device = PaperDevice(self.config.block_size)
+        self.flying: deque[Batch] = deque()
+        self.batches: list[Batch] = []
+        self._arrivals = count()
+
+    def add(self, prompt_length: int, max_tokens: int) -> Sequence:
+        n = next(self._arrivals)
+        sequence = make_sequence(f"s{n}", [n + 10 + i for i in range(prompt_length)], max_tokens, float(n))
+        self.scheduler.add(sequence)
+        return sequence
+
+    def plan(self) -> Batch | None:
+        batch = self.scheduler.plan()
+        if batch is not None:
+            self.flying.append(batch)
+            self.batches.append(batch)
+        return batch
+
+    def complete(self) -> None:
+        self.scheduler.complete(self.device.execute(self.flying.popleft()))
+        self.scheduler.check_integrity()
+
+    def lose(self) -> None:
+        self.flying.clear()
+        self.scheduler.lost()
+        self.scheduler.check_integrity()
+
+    def drain(self) -> None:
+        while self.scheduler.has_work:
+            while self.plan() is not None:
+                pass
+            self.complete()
+        assert self.scheduler.pool.num_free == self.config.num_blocks
+
+
+def expected(sequence: Sequence) -> list[int]:
+    return continuation(sequence.prompt, sequence.max_tokens, END)
+
+
+def test_a_lone_sequence_is_prefilled_in_chunks_then_decoded_one_token_a_step() -> None:
+    bench = Bench()
+    sequence = bench.add(prompt_length=14, max_tokens=3)
+    bench.drain()
+    assert [batch.lengths for batch in bench.batches][:4] == [[6], [6], [2], [1]]
+    assert sequence.output == expected(sequence)
+
+
+def test_two_steps_are_planned_ahead_and_never_three() -> None:
+    bench = Bench()
+    bench.add(4, 10)
+    assert bench.plan() is not None
+    assert bench.plan() is not None
+    assert bench.plan() is None
+
+
+def test_the_step_token_budget_holds_and_decodes_come_first() -> None:
+    bench = Bench()
+    bench.add(2, 20)
+    bench.plan()
+    bench.add(20, 4)
+    second = bench.plan()
+    assert second is not None and second.lengths == [1, 6]
+    bench.drain()
+    assert all(sum(batch.lengths) <= bench.config.max_num_batched_tokens for batch in bench.batches)
+
+
+def test_sequences_join_while_others_run() -> None:
+    bench = Bench()
+    bench.add(3, 20)
+    bench.plan()
+    bench.complete()
+    bench.add(3, 20)
+    batch = bench.plan()
+    assert batch is not None and len(batch.slots) == 2
+
+
+def test_static_batching_lets_nobody_join_until_the_batch_has_drained() -> None:
+    bench = Bench(batching=Batching.STATIC)
+    first = bench.add(3, 6)
+    bench.plan()
+    bench.add(3, 6)
+    while first.status is not Status.FINISHED:
+        batch = bench.plan()
+        assert batch is None or len(batch.slots) == 1
+        bench.complete()
+    bench.drain()
+
+
+def test_static_batching_fills_its_batch_beyond_one_steps_budget() -> None:
+    bench = Bench(batching=Batching.STATIC)
+    sequences = [bench.add(6, 4) for _ in range(4)]
+    bench.plan()
+    assert all(sequence.status is Status.RUNNING for sequence in sequences)
+    bench.drain()
+
+
+def test_without_chunking_a_prompt_is_computed_whole() -> None:
+    bench = Bench(prefill_chunk=None, max_num_batched_tokens=40)
+    bench.add(30, 2)
+    bench.add(30, 2)
+    bench.drain()
+    assert max(max(batch.lengths) for batch in bench.batches) == 30
+
+
+def test_contiguous_allocation_takes_the_whole_run_up_front() -> None:
+    bench = Bench(kv_allocation=KVAllocation.CONTIGUOUS)
+    sequence = bench.add(5, 12)
+    bench.plan()
+    assert sequence.block_table == [0, 1, 2, 3]
+    bench.drain()
+
+
+def test_preemption_recomputes_and_the_output_is_unchanged() -> None:
+    bench = Bench(num_blocks=10)
+    sequences = [bench.add(6, 25) for _ in range(4)]
+    bench.drain()
+    assert bench.scheduler.counters.preemptions > 0
+    assert [s.output for s in sequences] == [expected(s) for s in sequences]
+
+
+def test_the_oldest_is_never_preempted() -> None:
+    bench = Bench(num_blocks=10)
+    oldest = bench.add(6, 25)
+    for _ in range(3):
+        bench.add(6, 25)
+    bench.drain()
+    assert oldest.num_preemptions == 0
+
+
+def test_a_sequence_is_preempted_at_most_so_often_and_then_ends_for_good() -> None:
+    bench = Bench(num_blocks=10, max_preemptions=1)
+    sequences = [bench.add(6, 25) for _ in range(4)]
+    bench.drain()
+    ended = bench.scheduler.take_ended()
+    assert max(s.num_preemptions for s in sequences) == 1
+    assert all(s.finish_reason is FinishReason.PREEMPTED for s in ended)
+    assert [s.output for s in sequences if s not in ended] == [expected(s) for s in sequences if s not in ended]
+
+
+def test_a_higher_class_takes_the_slot_of_a_lower_one_at_a_full_batch() -> None:
+    bench = Bench()
+    lower = [bench.add(2, 20) for _ in range(4)]
+    for sequence in lower:
+        sequence.priority_class = 1
+    bench.plan()
+    bench.complete()
+    urgent = bench.add(2, 4)
+    bench.plan()
+    bench.complete()
+    bench.plan()
+    assert urgent.status is Status.RUNNING
+    assert [s.num_preemptions for s in lower] == [0, 0, 0, 1]
+    bench.drain()
+    assert [s.output for s in [*lower, urgent]] == [expected(s) for s in [*lower, urgent]]
+
+
+def test_an_urgent_prompt_goes_before_the_rest_of_a_long_one() -> None:
+    bench = Bench()
+    long = bench.add(30, 2)
+    long.priority_class = 1
+    bench.plan()
+    urgent = bench.add(8, 2)
+    batch = bench.plan()
+    assert batch is not None
+    assert [batch.slots, batch.lengths] == [[urgent.slot, long.slot], [6, 2]]
+    bench.drain()
+
+
+def test_prompt_tokens_are_billed_once_however_often_they_are_computed() -> None:
+    bench = Bench(num_blocks=10)
+    sequences = [bench.add(6, 25) for _ in range(4)]
+    bench.drain()
+    assert bench.scheduler.counters.recomputed_tokens > 0
+    assert bench.scheduler.counters.prompt_tokens == sum(len(s.prompt) for s in sequences)
+    assert bench.scheduler.counters.generation_tokens == sum(len(s.output) for s in sequences)
+
+
+def test_prompt_tokens_of_a_step_that_was_lost_are_not_billed() -> None:
+    bench = Bench()
+    sequence = bench.add(20, 4)
+    bench.plan()
+    bench.complete()
+    bench.plan(), bench.plan()
+    assert sequence.num_billed_tokens == 18 and bench.scheduler.counters.prompt_tokens == 6
+    bench.lose()
+    bench.scheduler.finish(sequence, FinishReason.CANCELLED)
+    assert sequence.num_billed_tokens == bench.scheduler.counters.prompt_tokens == 6
+
+
+def test_static_batching_without_chunking_seats_nobody_whose_prompt_a_smaller_step_cannot_hold() -> None:
+    bench = Bench(batching=Batching.STATIC, prefill_chunk=None, max_num_batched_tokens=40)
+    lost = bench.add(12, 4)
+    bench.plan()
+    bench.lose()
+    bench.scheduler.finish(lost, FinishReason.CANCELLED)
+    sequence = bench.add(30, 4)
+    batch = bench.plan()
+    assert batch is not None and [admitted.slot for admitted in batch.admitted] == [sequence.slot]
+    bench.drain()
+    assert sequence.output == expected(sequence)
+
+
+def test_sequences_that_join_are_counted_each_time() -> None:
+    bench = Bench(num_blocks=10)
+    sequences = [bench.add(6, 25) for _ in range(4)]
+    bench.drain()
+    away = sum(s.num_preemptions + s.num_yields for s in sequences)
+    assert away and bench.scheduler.counters.joined == len(sequences) + away
+
+
+def test_a_token_sampled_after_the_end_is_discarded() -> None:
+    bench = Bench()
+    sequence = bench.add(3, 20)
+    bench.plan(), bench.plan()
+    bench.scheduler.finish(sequence, FinishReason.CANCELLED)
+    assert bench.scheduler.pool.num_free < bench.config.num_blocks, "blocks stay while a step in flight names them"
+    bench.complete(), bench.complete()
+    assert sequence.output == [] and bench.scheduler.counters.late_tokens == 2
+    assert bench.scheduler.pool.num_free == bench.config.num_blocks
+
+
+def test_unused_kv_slots_are_counted_with_the_lookahead() -> None:
+    bench = Bench()
+    bench.add(3, 20)
+    bench.plan()
+    assert bench.scheduler.num_kv_slots_unused == 1
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_finishing_twice_changes_nothing(waits: bool) -> None:
+    bench = Bench()
+    sequence = bench.add(3, 20)
+    if not waits:
+        bench.plan()
+    bench.scheduler.finish(sequence, FinishReason.CANCELLED)
+    bench.scheduler.finish(sequence, FinishReason.STOP)
+    assert sequence.finish_reason is FinishReason.CANCELLED
+    bench.drain()
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Any interleaving of arrivals, cancellations, plans, completions and lost steps, over pools that must preempt."""
+
+    @initialize(
+        num_blocks=st.integers(4, 16),
+        depth=st.integers(1, 2),
+        chunk=st.sampled_from([None, 1, 3, 6]),
+        batching=st.sampled_from(list(Batching)),
+        allocation=st.sampled_from(list(KVAllocation)),
+    )
+    def start(
+        self, num_blocks: int, depth: int, chunk: int | None, batching: Batching, allocation: KVAllocation
+    ) -> None:
+        self.bench = Bench(
+            num_blocks=num_blocks,
+            max_model_len=min(16, num_blocks * 4),
+            max_num_batched_tokens=16 if chunk is None else 8,
+            prefill_chunk=chunk,
+            steps_in_flight=depth,
+            batching=batching,
+            kv_allocation=allocation,
+        )
+        self.sequences: list[Sequence] = []
+        self.cancelled: dict[str, int] = {}
+
+    @rule(prompt=st.integers(1, 12), output=st.integers(1, 8))
+    def arrive(self, prompt: int, output: int) -> None:
+        limit = self.bench.config.max_model_len
+        self.sequences.append(self.bench.add(prompt, min(output, limit - prompt)))
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(self.sequences))
+        if sequence.status is not Status.FINISHED:
+            self.cancelled[sequence.id] = len(sequence.output)
+        self.bench.scheduler.finish(sequence, FinishReason.CANCELLED)
+
+    @rule()
+    def plan(self) -> None:
+        batch = self.bench.plan()
+        if batch is not None:
+            assert batch.slots, "an empty step was planned"
+            assert sum(batch.lengths) <= self.bench.config.max_num_batched_tokens
+
+    @precondition(lambda self: self.bench.flying)
+    @rule()
+    def complete(self) -> None:
+        self.bench.complete()
+
+    @precondition(lambda self: self.bench.flying)
+    @rule()
+    def lose(self) -> None:
+        self.bench.lose()
+
+    @invariant()
+    def blocks_and_slots_are_conserved(self) -> None:
+        if hasattr(self, "bench"):
+            self.bench.scheduler.check_integrity()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "bench"):
+            return
+        self.bench.drain()
+        assert self.bench.scheduler.counters.prompt_tokens == sum(s.num_billed_tokens for s in self.sequences)
+        for sequence in self.sequences:
+            if sequence.id in self.cancelled:
+                assert len(sequence.output) == self.cancelled[sequence.id], "a token came after the cancellation"
+            else:
+                assert sequence.output == expected(sequence)
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(max_examples=examples(300), stateful_step_count=40, deadline=None)

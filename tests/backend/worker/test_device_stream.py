@@ -1,0 +1,78 @@
+"""Lanes: work in the order of its launches, and CUDA's calls in the order that makes them true, on a CUDA on paper."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from backend.kernels.cpu import select_ops
+from backend.worker.device_stream import CpuLane, CudaLane, make_lane
+
+
+def test_on_a_cpu_waiting_is_doing() -> None:
+    lane, done = CpuLane(), []
+    running = [lane.launch(lambda n=n: done.append(n)) for n in range(3)]  # type: ignore[misc]
+    assert done == []
+    times = [step.wait() for step in running]
+    assert done == [0, 1, 2]
+    assert all(seconds >= 0 for seconds in times)
+
+
+class PaperCuda:
+    """Writes down what is asked of CUDA. An event stands at the number of calls before it, as milliseconds."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        outer = self
+
+        class Event:
+            def __init__(self, enable_timing: bool, blocking: bool) -> None:
+                assert enable_timing and blocking
+
+            def record(self) -> None:
+                outer.calls.append("record")
+                self.at = len(outer.calls)
+
+            def synchronize(self) -> None:
+                outer.calls.append("synchronize")
+
+            def elapsed_time(self, end: "Event") -> float:
+                return float(end.at - self.at)
+
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: "graph")
+        monkeypatch.setattr(torch.cuda, "graph", self.graph)
+
+    def graph(self, graph: str, pool: tuple[int, int]) -> "nullcontext[None]":
+        assert pool == (0, 1)
+        self.calls.append("capture")
+        return nullcontext()
+
+
+def test_cuda_is_timed_around_the_work_and_waited_for_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = PaperCuda(monkeypatch)
+    running = CudaLane(torch.device("cuda:0")).launch(lambda: cuda.calls.append("work"))
+    assert cuda.calls == ["record", "work", "record"]
+    assert running.wait() == pytest.approx(0.002)
+    assert cuda.calls[3:] == ["synchronize"]
+
+
+def test_graphs_share_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = PaperCuda(monkeypatch)
+    lane = CudaLane(torch.device("cuda:0"))
+    for _ in range(2):
+        lane.capture(lambda: cuda.calls.append("work"))
+    assert cuda.calls == ["capture", "work"] * 2
+
+
+@pytest.mark.parametrize(
+    ("kernels", "captures"), [("auto", True), ("triton", True), ("torch", False), ("reference", False)]
+)
+def test_kernels_that_ask_the_host_are_not_recorded(
+    kernels: str, captures: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    PaperCuda(monkeypatch)
+    device = torch.device("cuda:0")
+    assert make_lane(device, select_ops(device, torch.bfloat16, kernels).captures).captures is captures

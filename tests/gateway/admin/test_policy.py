@@ -1,0 +1,99 @@
+"""An edit of the policy, looked at before it is in force."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gateway.admin.policy import MAX_POLICY_BYTES, PastedPolicy, PolicyCheck, policy_report
+from gateway.errors import RequestTooLarge
+from gateway.tenants.live_policy import MAX_CHANGES, Policies
+from quotas.policy.policy_file import parse_policy
+
+HASH = "ab" * 32
+POLICY = f"""
+tenants:
+  acme: {{weight: 3, keys: {{k1: {{hmac: {HASH}, limits: {{requests: 5/min}}}}}}}}
+"""
+CURRENT = parse_policy({"policy.yaml": POLICY.encode()})
+
+
+@pytest.fixture
+def check() -> PolicyCheck:
+    return PolicyCheck()
+
+
+async def test_what_a_valid_edit_would_change_is_told_as_the_diff_tells_it(check: PolicyCheck) -> None:
+    report = await check.of(PastedPolicy(text=POLICY.replace("weight: 3", "weight: 4")), CURRENT)
+    assert report["valid"]
+    assert report["changes"] == ["tenant acme", "  weight: 3 -> 4"]
+    assert (report["tenants"], report["truncated"]) == (1, 0)
+
+
+async def test_what_is_wrong_is_told_with_its_line(check: PolicyCheck) -> None:
+    report = await check.of(PastedPolicy(text="tenants:\n  acme: {wieght: 3}\n  b: {weight: -1}\n"), CURRENT)
+    assert not report["valid"]
+    places = [(problem["line"], problem["path"]) for problem in report["problems"]]
+    assert places == [(2, "tenants.acme"), (3, "tenants.b.weight")]
+
+
+async def test_the_policy_in_force_as_text_is_an_edit_that_changes_nothing_and_tells_no_hash(
+    check: PolicyCheck,
+) -> None:
+    told = await check.text(CURRENT)
+    assert told["version"] == CURRENT.version
+    assert HASH not in told["text"]
+    report = await check.of(PastedPolicy(text=told["text"]), CURRENT)
+    assert (report["valid"], report["changes"]) == (True, [])
+
+
+async def test_a_policy_that_is_too_long_is_left_to_the_command(check: PolicyCheck) -> None:
+    with pytest.raises(RequestTooLarge, match="sluice policy check"):
+        await check.of(PastedPolicy(text="#" * (MAX_POLICY_BYTES + 1)), CURRENT)
+
+
+async def test_of_many_changes_the_first_are_told_and_the_rest_counted(check: PolicyCheck) -> None:
+    many = "tenants:\n" + "".join(f"  t{number}: {{weight: 2}}\n" for number in range(MAX_CHANGES))
+    report = await check.of(PastedPolicy(text=many), CURRENT)
+    assert len(report["changes"]) == MAX_CHANGES
+    assert report["truncated"] > MAX_CHANGES
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\x00", "a: &a [*a, *a]", "&a [" * 2000, "\ufeff", "tenants: !!python/object:os.system {}"]
+)
+async def test_what_is_no_policy_has_problems_and_harms_nobody(check: PolicyCheck, text: str) -> None:
+    assert (await check.of(PastedPolicy(text=text), CURRENT))["problems"]
+
+
+ONE, TWO = "a" * 64, "b" * 64
+KEYS = "tenants:\n  acme:\n    keys:\n      k1: {{hmac: {}, expires: 2030-01-01}}\n"
+
+
+async def test_no_hash_of_a_key_is_in_the_policy_or_in_its_history(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    _write(path, KEYS.format(ONE))
+    policies = Policies(path)
+    _write(path, KEYS.format(TWO).replace("2030", "2031"))
+    await policies.reload()
+    report = await policy_report(policies)
+    text = json.dumps(report)
+    assert ONE not in text and TWO not in text
+    assert report["effective"]["tenants"]["acme"]["keys"]["k1"]["expires"].startswith("2031")
+    assert any("expires" in line for line in report["history"][0]["changes"])
+
+
+async def test_an_edit_that_is_not_valid_is_told_beside_what_holds(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    _write(path, "tenants: {acme: {weight: 2}}\n")
+    policies = Policies(path)
+    _write(path, "tenants: {acme: {wieght: 2}}\n")
+    await policies.reload()
+    report = await policy_report(policies)
+    assert "wieght" in report["problem"]
+    assert report["effective"]["tenants"]["acme"]["weight"] == 2
+    assert len(report["history"]) == 1
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)

@@ -1,0 +1,86 @@
+"""What every endpoint does with an error that nobody foresaw."""
+
+import asyncio
+import json
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.types import Message
+
+from admission.outcome import Outcome
+from gateway.api.endpoint import Call, Endpoint
+from gateway.api.refused_rate import RefusedRate
+from gateway.errors import ShuttingDown
+from gateway.http.connection import TRANSPORT
+from gateway.http.request_scope import Lives
+from gateway.telemetry.logs.log_format import JsonFormat
+from gateway.telemetry.request_record import Story
+from gateway.telemetry.telemetry import Telemetry
+
+UNCOUNTED = RefusedRate(1, lambda: 0.0)
+
+
+class Unforeseen(Endpoint):
+    """Chokes on what a client sent."""
+
+    async def answer(self, call: Call) -> Outcome:
+        raise ValueError(f"cannot read {(await call.receive())['body']!r}")
+
+
+async def test_an_unforeseen_error_is_logged_with_its_place_and_without_what_it_quotes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    telemetry, stories, sent = Telemetry(lambda: 0.0), list[Story](), list[Any]()
+    telemetry.on_end.append(stories.append)
+    service: Any = SimpleNamespace(telemetry=telemetry, lives=Lives(write_timeout=30), refused_rate=UNCOUNTED)
+    scope = {"type": "http", "method": "POST", "path": "/v1/x", "headers": [(b"x-request-id", b"r1")]}
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"a secret"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await Unforeseen(service)(scope, receive, send)
+    (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    line = json.loads(JsonFormat().format(record))
+    assert (line["message"], line["request_id"]) == ("a request failed", "r1")
+    assert "in answer" in line["exception"] and line["exception"].endswith("builtins.ValueError")
+    assert "secret" not in JsonFormat().format(record) + str(sent)
+    assert sent[0]["status"] == 500
+    assert [story.outcome for story in stories] == [Outcome.FAILED]
+
+
+class Refusing(Endpoint):
+    async def answer(self, call: Call) -> Outcome:
+        raise ShuttingDown
+
+
+class StuckReader:
+    """A connection whose client reads nothing: a write ends when the connection is dropped."""
+
+    def __init__(self) -> None:
+        self._dropped = asyncio.Event()
+
+    def abort(self) -> None:
+        self._dropped.set()
+
+    async def send(self, message: Message) -> None:
+        await self._dropped.wait()
+
+
+async def test_an_error_that_nobody_reads_is_given_up_with_its_connection() -> None:
+    reader, telemetry, stories = StuckReader(), Telemetry(lambda: 0.0), list[Story]()
+    telemetry.on_end.append(stories.append)
+    service: Any = SimpleNamespace(telemetry=telemetry, lives=Lives(write_timeout=0.01), refused_rate=UNCOUNTED)
+    extensions = {TRANSPORT: {"transport": reader}}
+    scope = {"type": "http", "method": "POST", "path": "/v1/x", "headers": [], "extensions": extensions}
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b""}
+
+    async with asyncio.timeout(240):
+        await Refusing(service)(scope, receive, reader.send)
+    assert [(story.outcome, type(story.error)) for story in stories] == [(Outcome.FAILED, ShuttingDown)]

@@ -1,0 +1,80 @@
+"""A refusal names the limit, what was asked, what is left and when it could work."""
+
+import json
+
+import pytest
+
+from admission.outcome import Outcome
+from backend.errors import DeviceError
+from gateway import errors
+from gateway.api.refusals import refusal_of
+from gateway.errors import ApiError
+from quotas.errors import BudgetSpent, LimitExceeded, NeverFits, QuotaError, StoreUnavailable
+from quotas.policy.limit import Budget, Limit, Period, Rate, Resource
+
+TOKENS = Limit(Resource.TOKENS, 1000, Rate(60, 1000), key="ab12")
+MONTH = Limit(Resource.TOKENS, 5000, Budget(Period.MONTH))
+RUNNING = Limit(Resource.CONCURRENT_REQUESTS, 8)
+KV = Limit(Resource.KV_BYTES, 2**20)
+
+
+def told(error: QuotaError) -> tuple[ApiError, dict[str, object]]:
+    refusal = refusal_of(error)
+    return refusal, json.loads(refusal.to_body())["error"]
+
+
+def test_a_spent_rate_is_told_with_its_refill() -> None:
+    refusal, body = told(LimitExceeded(TOKENS, 300, 120, 10.8))
+    assert (refusal.status, body["code"], refusal.outcome) == (429, "rate_limit_exceeded", Outcome.REFUSED)
+    assert 10.8 <= float(refusal.headers()["retry-after-ms"]) / 1000 <= 12
+    assert (body["limit"], body["asked"], body["left"]) == ("tokens/min", 300, 120)
+    for part in ("API key", "tokens/min", "1000", "300", "120", "Try again in"):
+        assert part in str(body["message"])
+
+
+def test_a_spent_budget_is_not_worth_a_retry() -> None:
+    refusal, body = told(BudgetSpent(MONTH, 300, 0, 1_800_000_000))
+    assert (refusal.status, body["type"]) == (429, "insufficient_quota")
+    assert refusal.headers()["x-should-retry"] == "false" and "retry-after" not in refusal.headers()
+    assert "2027-01-15" in str(body["message"])
+
+
+@pytest.mark.parametrize(("limit", "code"), [(RUNNING, "concurrency_exceeded"), (KV, "kv_quota_exceeded")])
+def test_what_is_in_use_is_worth_a_retry(limit: Limit, code: str) -> None:
+    refusal, body = told(LimitExceeded(limit, 1, 0, None))
+    assert (refusal.status, body["code"]) == (429, code)
+    assert float(refusal.headers()["retry-after-ms"]) >= 1000
+
+
+def test_what_can_never_fit_is_the_requests_own_fault() -> None:
+    refusal, body = told(NeverFits(TOKENS, 1001))
+    assert (refusal.status, body["code"], refusal.outcome) == (400, "quota_unsatisfiable", Outcome.INVALID)
+    assert "max_tokens" in str(body["message"])
+
+
+def test_a_limit_of_zero_is_not_blamed_on_the_length_of_the_request() -> None:
+    _, body = told(NeverFits(Limit(Resource.CONCURRENT_REQUESTS, 0), 1))
+    assert str(body["message"]).endswith("(0): have the limit raised.")
+
+
+def test_a_store_that_cannot_tell_is_ours_to_mend() -> None:
+    refusal, body = told(StoreUnavailable("redis://:secret@10.0.0.1 timed out"))
+    assert (refusal.status, body["code"]) == (503, "quota_unverifiable")
+    assert "secret" not in str(body)
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (errors.RateLimited("m"), Outcome.REFUSED),
+        (errors.QuotaUnverifiable("m"), Outcome.REFUSED),
+        (errors.DeadlineUnmeetable("m", 100, 1), Outcome.REFUSED),
+        (errors.DeadlineExceeded("m"), Outcome.EXPIRED),
+        (errors.Preempted(), Outcome.FAILED),
+        (errors.RequestTimedOut("m"), Outcome.INVALID),
+        (DeviceError("m"), Outcome.FAILED),
+        (ZeroDivisionError("m"), Outcome.FAILED),
+    ],
+)
+def test_a_request_counts_as_what_ended_it_whoever_wrote_the_answer(error: Exception, outcome: Outcome) -> None:
+    assert refusal_of(error).outcome is outcome

@@ -1,0 +1,120 @@
+"""Refused requests are counted against whoever sends them: how many are looked at, and how fast they are answered."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.api.refused_rate import BURST_SECONDS, MOST_SECONDS, RefusedRate
+from gateway.errors import BadRequest, InvalidApiKey, Overloaded, RateLimited, TooManyRefused
+
+RATE = 10.0
+BURST = round(BURST_SECONDS * RATE)
+BAD, SPENT, STRANGER = BadRequest("no."), RateLimited("wait."), InvalidApiKey("who?")
+
+
+class Site:
+    """Rates on a clock of their own."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.rate = RefusedRate(RATE, lambda: self.now)
+
+    def is_read(self, key: str = "k", tenant: str = "t") -> bool:
+        try:
+            self.rate.check(tenant, key)
+        except TooManyRefused:
+            return False
+        return True
+
+    def bad(self, key: str = "k", num_bytes: int = 0) -> bool:
+        """Send a bad request; whether it was looked at."""
+        if not self.is_read(key):
+            return False
+        self.rate.count(BAD, "t", key, "", num_bytes)
+        return True
+
+
+def test_a_key_that_sends_too_many_bad_requests_is_read_again_when_time_has_paid_for_them() -> None:
+    site = Site()
+    assert [site.bad() for _ in range(BURST + 2)] == [True] * (BURST + 1) + [False]
+    with pytest.raises(TooManyRefused, match="of your API key") as refusal:
+        site.rate.check("t", "k")
+    assert {"retry-after", "x-sluice-dropped-reason"} <= refusal.value.headers().keys()
+    assert site.is_read("other") and site.is_read(tenant="other")
+    site.now += 1 / RATE
+    assert site.is_read()
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 2**22)), max_size=300))
+def test_what_is_looked_at_in_any_time_is_bounded_by_its_rate(arrivals: list[tuple[float, int]]) -> None:
+    site, cost = Site(), 0.0
+    for pause, size in arrivals:
+        site.now += pause
+        before = cost
+        if site.bad(num_bytes=size):
+            cost += 1 + size // 65_536
+        assert before <= BURST + RATE * site.now + 65
+
+
+def test_no_single_key_of_a_tenant_keeps_the_others_out() -> None:
+    site = Site()
+    for _ in range(1000):
+        site.bad("k")
+        site.now += 0.01
+    assert not site.bad("k") or not site.bad("k")
+    assert site.is_read("other")
+
+
+def test_two_keys_of_a_tenant_that_do_nothing_else_keep_it_out() -> None:
+    site = Site()
+    for _ in range(1000):
+        for key in "abc":
+            site.bad(key)
+        site.now += 0.01
+    assert not site.is_read("d")
+
+
+def test_quotas_that_are_spent_and_what_is_our_own_fault_keep_nobody_out() -> None:
+    site = Site()
+    for _ in range(1000):
+        site.rate.count(SPENT, "t", "k", "", 0)
+        assert site.rate.count(Overloaded("busy."), "t", "k", "", 0) == 0
+    assert site.is_read()
+
+
+@pytest.mark.parametrize(("error", "tenant", "rate"), [(SPENT, "t", 2 * RATE), (STRANGER, None, RATE)])
+def test_answers_that_refuse_leave_at_their_rate(error: RateLimited, tenant: str | None, rate: float) -> None:
+    site = Site()
+    waits = [site.rate.count(error, tenant, "k", "10.0.0.1", 0) for _ in range(100_000)]
+    burst = round(BURST_SECONDS * rate)
+    assert waits[:burst] == [0.0] * burst
+    assert waits[burst + 7] == pytest.approx(8 / rate)
+    assert max(waits) == pytest.approx(MOST_SECONDS)
+
+
+@pytest.mark.parametrize(("error", "tenant", "rate"), [(SPENT, "t", 2 * RATE), (STRANGER, None, RATE)])
+def test_a_large_body_holds_back_the_answers_after_its_own(error: RateLimited, tenant: str | None, rate: float) -> None:
+    site = Site()
+    num_blocks, burst = round(10 * rate), BURST_SECONDS * rate
+    waits = [site.rate.count(error, tenant, "k", "10.0.0.1", num_blocks * 65_536) for _ in range(100)]
+    assert waits[0] == 0
+    assert waits[1] == pytest.approx((num_blocks + 2 - burst) / rate)
+    assert waits[2] == pytest.approx((2 * num_blocks + 3 - burst) / rate)
+    assert waits[-1] == pytest.approx(MOST_SECONDS)
+
+
+def test_an_address_is_counted_by_itself_and_ipv6_by_its_network() -> None:
+    site = Site()
+    for number in range(1000):
+        site.rate.count(STRANGER, None, None, f"2001:db8::{number:x}", 0)
+    assert site.rate.count(STRANGER, None, None, "2001:db8::ffff", 0) > 1
+    for peer in ("2001:db8:0:1::1", "10.0.0.1", "fe80::1%eth0", ""):
+        assert site.rate.count(STRANGER, None, None, peer, 0) == 0
+    assert site.is_read()  # whoever shares an address with them
+
+
+def test_a_million_addresses_are_not_remembered() -> None:
+    site = Site()
+    for number in range(40_000):
+        site.rate.count(STRANGER, None, None, f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", 0)
+    assert len(site.rate._strangers._buckets) <= 16_384

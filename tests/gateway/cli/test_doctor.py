@@ -1,0 +1,198 @@
+"""`sluice doctor` from the command line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.cli.main import main
+from gateway.doctor import checks, live
+from gateway.doctor.check import ok, problem, warning
+from gateway.doctor.finding import Finding
+from tests.gateway.doctor.snapshots import HEALTHY, answers, exposition
+from tests.gateway.server_process import ServerProcess
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of this machine is looked at."""
+    monkeypatch.setattr(checks, "machine", lambda: [ok("python", "3.13")])
+    monkeypatch.setattr(checks, "configuration", lambda settings: [warning("threads", "9 on 2 cores", "lower it")])
+
+
+def test_warnings_do_not_fail_it(quick: None, capsys: Capture) -> None:
+    assert main(["doctor"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "ok       python      3.13",
+        "warning  threads     9 on 2 cores: lower it",
+    ]
+
+
+def test_a_problem_does(quick: None, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "configuration", lambda settings: [problem("port", "127.0.0.1:80 is in use\x1b[2J")])
+    assert main(["doctor"]) == 1
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_settings_that_contradict_are_problems_and_the_machine_is_checked_all_the_same(
+    quick: None, capsys: Capture
+) -> None:
+    assert main(["doctor", "--max-num-seqs", "0", "--block-size", "none"]) == 1
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first.startswith("ok       python")
+    assert [line.split()[:2] for line in rest] == [["problem", "settings"]] * 2
+    assert "--max-num-seqs" in rest[0]
+
+
+def test_json(quick: None, capsys: Capture) -> None:
+    assert main(["doctor", "--json"]) == 0
+    entries = json.loads(capsys.readouterr().out)["checks"]
+    assert [entry["verdict"] for entry in entries] == ["ok", "warning"]
+    assert entries[1]["remedy"] == "lower it"
+
+
+def test_all_checks_run_on_this_machine(tmp_path: Path, capsys: Capture) -> None:
+    flags = ["--state-dir", str(tmp_path / "state"), "--port", "0", "--admin-port", "0", "--device", "cpu"]
+    assert main(["doctor", "--json", "--kv-memory-bytes", "16MiB", *flags]) == 0
+    names = {entry["name"] for entry in json.loads(capsys.readouterr().out)["checks"]}
+    assert names == {
+        *("python", "torch", "kernels", "clock", "gpu", "threads", "model", "memory", "open files", "state"),
+        *("policy", "keys", "tls", "port", "admin port", "store", "collector", "otel"),
+    }
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_key_file_without_a_gateway_is_a_mistake(quick: None, capsys: Capture) -> None:
+    assert main(["doctor", "--key-file", "x"]) == 2
+
+
+# --live
+
+
+class Gateway:
+    """The admin port of one that says this."""
+
+    def __init__(self, metrics: dict[str, float], **overview: Any) -> None:
+        self.metrics = metrics
+        self.past: list[dict[str, str]] = []  # what it says of itself
+        self.answers = answers(**overview)
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        if request.headers.get("authorization") != "Bearer the-admin-key-here":
+            return httpx.Response(401)
+        if request.url.path == "/metrics":
+            return httpx.Response(200, text=exposition(self.metrics))
+        if request.url.path == "/admin/v1/diagnosis":
+            return httpx.Response(200, json={"findings": self.past})
+        answer = self.answers.get(request.url.path.removeprefix("/admin/v1/"))
+        return httpx.Response(200, json=answer) if answer is not None else httpx.Response(404)
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> str:
+    path = tmp_path / "key"
+    path.write_text("the-admin-key-here\n")
+    return str(path)
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Have a gateway stand behind every URL, and no time pass."""
+
+    def behind(gateway: Any) -> None:
+        client = httpx.Client
+        monkeypatch.setattr(
+            live.httpx, "Client", lambda **options: client(transport=httpx.MockTransport(gateway), **options)
+        )
+
+    monkeypatch.setattr("gateway.cli.doctor.time.sleep", lambda seconds: None)
+    return behind
+
+
+def test_a_gateway_that_is_well(serve: Any, key: str, capsys: Capture) -> None:
+    serve(Gateway(HEALTHY))
+    assert main(["doctor", "--live", "http://gateway:8001", "--key-file", key]) == 0
+    said = "ok       nothing is wrong, as far as 3 s and the metrics of the last minutes show\n"
+    assert capsys.readouterr().out == said
+
+
+def test_a_gateway_that_was_in_trouble_a_minute_ago(serve: Any, key: str, capsys: Capture) -> None:
+    gateway = Gateway(HEALTHY)
+    gateway.past = [Finding("store_away", "it was away", "in the last 5 min: 1 outage", "look").to_json()]
+    serve(gateway)
+    assert main(["doctor", "--live", "--key-file", key]) == 0
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "warning  it was away",
+        "         in the last 5 min: 1 outage",
+    ]
+
+
+def test_a_gateway_in_trouble(serve: Any, key: str, capsys: Capture) -> None:
+    serve(Gateway(HEALTHY | {"sluice_store_connected": 0.0}))
+    assert main(["doctor", "--live", "--key-file", key]) == 1
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert first == "serious  the quota store does not answer"
+    assert second.startswith("         sluice_store_connected is 0")
+    assert third.startswith("         remedy: see that Redis runs")
+
+
+def test_findings_as_json(serve: Any, key: str, capsys: Capture) -> None:
+    serve(Gateway(HEALTHY, draining=True))
+    assert main(["doctor", "--live", "--json", "--key-file", key]) == 0
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert (finding["name"], finding["severity"]) == ("draining", "warning")
+
+
+@pytest.mark.parametrize(
+    ("behind", "said"),
+    [
+        (lambda request: httpx.Response(401), "does not take this key"),
+        (lambda request: httpx.Response(404), "the tenants' port?"),
+        (lambda request: httpx.Response(200, text="hello"), "is no JSON"),
+        (lambda request: httpx.Response(200, json={}), "answers as no gateway of this version does"),
+    ],
+)
+def test_what_is_no_gateway(serve: Any, key: str, capsys: Capture, behind: Any, said: str) -> None:
+    serve(behind)
+    assert main(["doctor", "--live", "--key-file", key]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_nobody_there(key: str, capsys: Capture) -> None:
+    assert main(["doctor", "--live", "http://127.0.0.1:1", "--key-file", key]) == 1
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_no_key(tmp_path: Path, capsys: Capture) -> None:
+    assert main(["doctor", "--live", "--state-dir", str(tmp_path)]) == 1
+    assert f"{tmp_path / 'admin-key'}: No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"", b"\xb5" * 32, "Schl\u00fcssel mit Umlaut".encode()])
+def test_what_is_no_key(tmp_path: Path, capsys: Capture, content: bytes) -> None:
+    path = tmp_path / "pepper"
+    path.write_bytes(content)
+    assert main(["doctor", "--live", "--key-file", str(path)]) == 1
+    assert f"{path} must hold the admin key, 16 to 512 printable ASCII" in capsys.readouterr().err
+
+
+def test_the_key_is_looked_for_where_the_gateway_keeps_it(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_STATE_DIR", str(tmp_path))
+    assert main(["doctor", "--live"]) == 1
+    assert f"{tmp_path / 'admin-key'}: No such file" in capsys.readouterr().err
+
+
+def test_a_real_gateway(
+    server: ServerProcess, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_ADMIN_KEY", server.admin_key)
+    monkeypatch.setattr("gateway.cli.doctor.SECONDS", 0.1)
+    main(["doctor", "--live", server.admin_url, "--json"])
+    found = {finding["name"] for finding in json.loads(capsys.readouterr().out)["findings"]}
+    assert not found - {"late_loop", "estimates_off"}

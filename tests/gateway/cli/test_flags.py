@@ -1,0 +1,89 @@
+"""Flags and variables: one of each for every setting, and what is said when one is wrong."""
+
+from argparse import ArgumentParser
+
+import pytest
+
+from gateway.cli.flags import SettingsError, add_flags, load, misspelled
+from gateway.settings.settings import Settings
+
+
+def parse(*arguments: str) -> Settings:
+    parser = ArgumentParser()
+    add_flags(parser)
+    return load(parser.parse_args(arguments))
+
+
+def refusal(*arguments: str) -> str:
+    with pytest.raises(SettingsError) as refused:
+        parse(*arguments)
+    return str(refused.value)
+
+
+def test_every_setting_but_the_secrets_has_a_flag() -> None:
+    parser = ArgumentParser()
+    add_flags(parser)
+    flags = {action.dest for action in parser._actions} - {"help"}
+    assert flags == set(Settings.model_fields) - {"pepper", "admin_key", "otlp_headers"}
+
+
+def test_a_flag_wins_over_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICE_PORT", "81")
+    monkeypatch.setenv("SLUICE_SEED", "5")
+    settings = parse("--port", "82")
+    assert (settings.port, settings.seed) == (82, 5)
+
+
+def test_the_help_shows_units_and_defaults() -> None:
+    parser = ArgumentParser()
+    add_flags(parser)
+    shown = " ".join(parser.format_help().split())
+    assert "--max-num-seqs N most sequences in one step (default: 256)" in shown
+    assert "--max-body-bytes BYTES" in shown
+    assert "(default: 4MiB)" in shown
+    assert "--dtype auto|float32|float16|bfloat16" in shown
+
+
+def test_a_flag_that_is_on_or_off_needs_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (parse().dev, parse("--dev").dev) == (False, True)
+    monkeypatch.setenv("SLUICE_DEV", "true")
+    assert parse().dev
+
+
+def test_only_the_named_flags_are_added_with_what_they_mean_to_the_command() -> None:
+    parser = ArgumentParser()
+    add_flags(parser, only={"policy": "with the prices"})
+    assert {action.dest for action in parser._actions} == {"help", "policy"}
+    assert "--policy PATH with the prices (default: auto)" in " ".join(parser.format_help().split())
+
+
+def test_a_bad_value_is_one_line_that_names_the_flag_the_variable_and_the_value() -> None:
+    assert refusal("--max-num-seqs", "0") == (
+        "--max-num-seqs (SLUICE_MAX_NUM_SEQS): greater than or equal to 1; got '0'"
+    )
+    assert refusal("--prefill-chunk", "some") == (
+        "--prefill-chunk (SLUICE_PREFILL_CHUNK): a valid integer or 'off'; got 'some'"
+    )
+
+
+def test_every_bad_value_gets_its_line() -> None:
+    lines = refusal("--port", "99999", "--dtype", "f32").splitlines()
+    assert [line.split()[0] for line in lines] == ["--dtype", "--port"]
+
+
+def test_a_contradiction_is_told_without_decoration() -> None:
+    assert refusal("--max-num-seqs", "600", "--max-num-batched-tokens", "512").startswith(
+        "--max-num-batched-tokens 512 is below --max-num-seqs 600: "
+    )
+
+
+def test_a_refused_secret_is_not_repeated() -> None:
+    assert "hunter2" not in refusal("--demo-key", "hunter2 hunter2")
+
+
+def test_a_misspelled_variable_is_named_with_the_nearest_setting() -> None:
+    environ = {"SLUICE_MAX_NUM_SEQ": "1", "SLUICE_ZZZ": "2", "SLUICE_PORT": "3", "SLUICE_CACHE_DIR": "/x", "HOME": "/"}
+    assert misspelled(environ) == [
+        "SLUICE_MAX_NUM_SEQ is not a setting and is ignored (did you mean SLUICE_MAX_NUM_SEQS?)",
+        "SLUICE_ZZZ is not a setting and is ignored",
+    ]

@@ -1,0 +1,242 @@
+"""`sluice keys`: what is shown, what is stored, and what then opens the gateway."""
+
+import json
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from gateway.cli.main import main
+from gateway.errors import InvalidApiKey
+from gateway.tenants.auth import KeyRing, Principal
+from gateway.tenants.key_store import KeyStore
+from quotas.policy.policy_file import read_policy
+
+PEPPER = "a-pepper-of-more-than-32-bytes-for-tests"
+KEY = re.compile(r"sk-sluice-([0-9a-f]{8})-[0-9a-f]{40}")
+Output = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> KeyStore:
+    monkeypatch.setenv("SLUICE_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.delenv("SLUICE_PEPPER", raising=False)
+    return KeyStore(tmp_path / "state")
+
+
+def made(capsys: Output, *arguments: str) -> str:
+    assert main(["keys", *arguments]) == 0
+    return capsys.readouterr().out.strip()
+
+
+def id_of(key: str) -> str:
+    return KEY.fullmatch(key)[1]  # type: ignore[index]
+
+
+def opened(store: KeyStore, key: str, after: timedelta = timedelta()) -> Principal | None:
+    """On whose behalf, in a gateway that reads the store."""
+    ring = KeyRing(store.pepper(), store.records(), (datetime.now(UTC) + after).timestamp)
+    try:
+        return ring.authenticate(f"Bearer {key}".encode())
+    except InvalidApiKey:
+        return None
+
+
+def test_a_key_opens_for_its_tenant_with_its_scopes_until_it_expires(store: KeyStore, capsys: Output) -> None:
+    key = made(capsys, "create", "acme", "--scopes", "limits", "--expires-days", "7", "--name", "Ann's laptop")
+    assert opened(store, key) == Principal("acme", id_of(key), ("limits",))
+    assert opened(store, key, timedelta(days=6, hours=23)) is not None
+    assert opened(store, key, timedelta(days=7)) is None
+    listed = made(capsys, "list")
+    assert key not in listed
+    assert listed.splitlines()[1].split(maxsplit=7)[-2:] == ["limits", "Ann's laptop"]
+
+
+def test_a_key_may_expire_on_a_date(store: KeyStore, capsys: Output) -> None:
+    key = made(capsys, "create", "acme", "--expires", "2131-01-31")
+    (record,) = store.records()
+    assert record.expires == datetime(2131, 1, 31, tzinfo=UTC)
+    assert opened(store, key) == Principal("acme", id_of(key), ("inference", "limits"))
+
+
+def test_only_a_hash_is_stored(store: KeyStore, capsys: Output) -> None:
+    key = made(capsys, "create", "acme")
+    assert key.rpartition("-")[2] not in store.path.read_text()
+
+
+def test_keys_of_one_tenant_may_be_listed_alone(capsys: Output) -> None:
+    keys = {tenant: made(capsys, "create", tenant) for tenant in ("acme", "beta")}
+    assert id_of(keys["acme"]) not in made(capsys, "list", "--tenant", "beta")
+    assert id_of(keys["beta"]) in made(capsys, "list", "--tenant", "beta")
+
+
+def test_a_revoked_key_opens_nothing_and_cannot_be_revoked_again(store: KeyStore, capsys: Output) -> None:
+    key = made(capsys, "create", "acme")
+    made(capsys, "rotate", id_of(key))
+    made(capsys, "revoke", id_of(key))
+    assert opened(store, key) is None
+    assert main(["keys", "revoke", id_of(key)]) == 1
+    assert f"there is no stored key '{id_of(key)}'" in capsys.readouterr().err
+
+
+def test_a_rotated_key_keeps_its_id_and_what_it_may_do(store: KeyStore, capsys: Output) -> None:
+    old = made(capsys, "create", "acme", "--scopes", "inference", "--name", "batch")
+    new = made(capsys, "rotate", id_of(old))
+    assert new != old
+    assert opened(store, new) == opened(store, old) == Principal("acme", id_of(old), ("inference",))
+    assert [record.name for record in store.records()] == ["batch"]
+
+
+def test_the_old_secret_ends_with_the_overlap_and_the_new_one_does_not(store: KeyStore, capsys: Output) -> None:
+    old = made(capsys, "create", "acme")
+    new = made(capsys, "rotate", id_of(old), "--overlap", "1h")
+    assert "old secret until" in made(capsys, "list")
+    assert opened(store, old, timedelta(minutes=59)) is not None
+    assert opened(store, old, timedelta(hours=1)) is None
+    assert opened(store, new, timedelta(days=9999)) is not None
+
+
+def test_an_overlap_does_not_lengthen_the_life_of_the_old_secret(store: KeyStore, capsys: Output) -> None:
+    old = made(capsys, "create", "acme", "--expires-days", "1")
+    new = made(capsys, "rotate", id_of(old), "--overlap", "30d", "--expires-days", "60")
+    assert opened(store, old, timedelta(days=1)) is None
+    assert opened(store, new, timedelta(days=59)) is not None
+
+
+def test_a_rotated_key_lives_as_long_as_it_did_unless_told_otherwise(store: KeyStore, capsys: Output) -> None:
+    old = made(capsys, "create", "acme", "--expires-days", "30")
+    new = made(capsys, "rotate", id_of(old), "--overlap", "0s")
+    (record,) = store.records()
+    assert record.expires is not None
+    assert record.expires - record.created == pytest.approx(timedelta(days=30), abs=timedelta(seconds=1))
+    assert opened(store, old) is None
+    assert opened(store, new) is not None
+
+
+def test_a_second_rotation_does_not_cut_short_what_the_first_promised(store: KeyStore, capsys: Output) -> None:
+    first = made(capsys, "create", "acme")
+    second = made(capsys, "rotate", id_of(first))
+    assert main(["keys", "rotate", id_of(first)]) == 1
+    assert "--overlap 0s" in capsys.readouterr().err
+    assert opened(store, first) == opened(store, second)
+    third = made(capsys, "rotate", id_of(first), "--overlap", "0s")
+    assert [opened(store, key) is not None for key in (first, second, third)] == [False, False, True]
+
+
+def test_a_key_that_is_not_stored_cannot_be_rotated(store: KeyStore, capsys: Output) -> None:
+    assert main(["keys", "rotate", "\x1b[2Jnone"]) == 1
+    assert "\x1b" not in capsys.readouterr().err
+    assert store.records() == []
+
+
+def test_lines_for_a_policy_file_let_in_a_key_that_is_stored_nowhere(
+    store: KeyStore, tmp_path: Path, capsys: Output
+) -> None:
+    assert main(["keys", "create", "acme", "--print-policy", "--scopes", "limits", "--expires", "2131-01-31"]) == 0
+    printed = capsys.readouterr()
+    (tmp_path / "acme.yaml").write_text(printed.out)
+    key = printed.err.splitlines()[0]
+    (entry,) = read_policy(tmp_path / "acme.yaml").tenant("acme").keys.values()
+    assert (entry.id, entry.scopes, entry.expires) == (id_of(key), ("limits",), datetime(2131, 1, 31, tzinfo=UTC))
+    assert entry.hmac is not None
+    assert key not in printed.out
+    assert store.records() == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ("tenants: {acme: }", 'does not name acmee (key {id}): nothing limits it; did you mean "acme"?'),
+        ("tenants: {globex: }\ndefaults: {limits: {requests: 5/s}}", "acmee (key {id}): the defaults hold for it"),
+        ("tenants: {acme: }\nunnamed_tenants: refuse", "its keys open nothing (unnamed_tenants: refuse); did you"),
+        ("tenants: {acme: {wieght: 2}}", "whether the policy names acmee cannot be told"),
+    ],
+)
+def test_a_tenant_that_the_policy_does_not_name_is_a_warning(
+    policy: str, said: str, tmp_path: Path, capsys: Output
+) -> None:
+    (tmp_path / "policy.yaml").write_text(policy)
+    assert main(["keys", "create", "acmee", "--policy", str(tmp_path / "policy.yaml")]) == 0
+    printed = capsys.readouterr()
+    key = id_of(printed.out.strip())
+    assert said.format(id=key) in printed.err
+
+
+def test_a_tenant_that_the_policy_names_is_none(tmp_path: Path, capsys: Output) -> None:
+    (tmp_path / "policy.yaml").write_text("tenants: {acme: }")
+    assert main(["keys", "create", "acme", "--policy", str(tmp_path / "policy.yaml")]) == 0
+    assert "acme" not in capsys.readouterr().err
+
+
+def test_without_a_policy_a_name_near_another_tenants_is_a_warning(capsys: Output) -> None:
+    for tenant, said in (("acme", False), ("acmee", True), ("globex", False), ("acme", False)):
+        assert main(["keys", "create", tenant]) == 0
+        assert ('acmee has no other key; did you mean "acme"?' in capsys.readouterr().err) is said
+
+
+def test_the_shared_pepper_is_used_where_one_is_set(
+    store: KeyStore, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_PEPPER", PEPPER)
+    key = made(capsys, "create", "acme")
+    assert not (store.directory / "pepper").exists()
+    ring = KeyRing(PEPPER.encode(), store.records())
+    assert ring.authenticate(f"Bearer {key}".encode()).tenant == "acme"
+
+
+def test_keys_stored_before_there_were_scopes_have_all_of_them(store: KeyStore, capsys: Output) -> None:
+    key = made(capsys, "create", "acme", "--scopes", "limits")
+    content = json.loads(store.path.read_text())
+    for name in ("scopes", "name"):
+        del content["keys"][0][name]
+    store.path.write_text(json.dumps(content))
+    assert opened(store, key) == Principal("acme", id_of(key), ("inference", "limits"))
+
+
+def test_a_file_that_somebody_else_wrote_cannot_steer_the_terminal(store: KeyStore, capsys: Output) -> None:
+    made(capsys, "create", "acme")
+    content = json.loads(store.path.read_text())
+    content["keys"][0] |= {"name": "\x1b]0;x\x07\u202eevil\nsk-sluice-", "tenant": "a\rb"}
+    store.path.write_text(json.dumps(content))
+    listed = made(capsys, "list")
+    assert len(listed.splitlines()) == 2
+    assert all(character.isprintable() or character == "\n" for character in listed)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["create", "=cmd"],
+        ["create", "a" * 65],
+        ["create", "acme", "--expires-days", "0"],
+        ["create", "acme", "--expires-days", "9" * 5000],
+        ["create", "acme", "--expires", "2011-01-31"],
+        ["create", "acme", "--expires", "2131-01-31T12:00"],
+        ["create", "acme", "--expires", "2131-01-31", "--expires-days", "3"],
+        ["create", "acme", "--scopes", "admin"],
+        ["create", "acme", "--scopes", ""],
+        ["create", "acme", "--name", "a\x1b[31m"],
+        ["create", "acme", "--name", ""],
+        ["create", "acme", "--name", "n" * 65],
+        ["rotate", "abc", "--overlap", "1"],
+        ["rotate", "abc", "--overlap", "-1h"],
+        ["rotate"],
+        ["list", "--tenant", "a b"],
+    ],
+)
+def test_what_is_asked_wrongly_makes_no_key(arguments: list[str], store: KeyStore, capsys: Output) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["keys", *arguments])
+    assert stopped.value.code == 2
+    assert "\x1b" not in capsys.readouterr().err
+    assert store.records() == []
+
+
+def test_the_command_puts_the_key_and_nothing_else_on_standard_output() -> None:
+    command = [sys.executable, "-m", "gateway.cli.main", "keys", "create", "acme"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert KEY.fullmatch(done.stdout.strip())
+    assert done.stderr.startswith("Shown this once.")

@@ -1,0 +1,153 @@
+"""The command: help that is quick and readable, one clear message for an error, and its exit status."""
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from backend.errors import ConfigError, ModelLoadError
+from gateway.cli.main import main
+from gateway.http.server import ListenError
+from gateway.settings.settings import Settings
+from gateway.telemetry.event_log_file import EventLogError
+from gateway.tenants.key_store import KeyStoreError
+
+Run = Callable[[Callable[[Settings], int]], None]
+
+
+@pytest.fixture(autouse=True)
+def _state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SLUICE_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.delenv("SLUICE_PEPPER", raising=False)
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Replaces the gateway that `sluice serve` would run."""
+
+    def replace(serve: Callable[[Settings], int]) -> None:
+        module = ModuleType("gateway.app")
+        vars(module)["run"] = lambda settings, announce: serve(settings)
+        monkeypatch.setitem(sys.modules, "gateway.app", module)
+
+    return replace
+
+
+def test_serve_runs_the_gateway_with_the_flags(app: Run) -> None:
+    seen: list[int] = []
+
+    def serve(settings: Settings) -> int:
+        seen.append(settings.port)
+        return 3
+
+    app(serve)
+    assert main(["serve", "--port", "8123"]) == 3
+    assert seen == [8123]
+
+
+def test_a_bad_setting_is_one_message_and_status_2(app: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    app(lambda settings: 0)
+    assert main(["serve", "--port", "banana"]) == 2
+    assert "--port (SLUICE_PORT)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (ConfigError("needs 128 blocks"), 2, "needs 128 blocks"),
+        (ModelLoadError("config.json is missing"), 1, "config.json is missing"),
+        (KeyStoreError("pepper is unreadable"), 1, "pepper is unreadable"),
+        (ListenError("127.0.0.1:8000 is in use"), 1, "127.0.0.1:8000 is in use"),
+        (EventLogError("the event log x cannot be written"), 1, "the event log x cannot be written"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_what_stops_a_start_is_said_without_a_traceback(
+    app: Run, capsys: pytest.CaptureFixture[str], error: BaseException, status: int, said: str
+) -> None:
+    def serve(settings: Settings) -> int:
+        raise error
+
+    app(serve)
+    assert main(["serve"]) == status
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert "Traceback" not in shown
+
+
+def test_an_error_of_ours_keeps_its_traceback(app: Run) -> None:
+    def serve(settings: Settings) -> int:
+        raise OSError(errno.EIO, "a disk failed")
+
+    app(serve)
+    with pytest.raises(OSError, match="a disk failed"):
+        main(["serve"])
+
+
+def test_a_misspelled_variable_is_warned_of(
+    app: Run, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    app(lambda settings: 0)
+    monkeypatch.setenv("SLUICE_PROT", "1")
+    assert main(["serve"]) == 0
+    assert "SLUICE_PROT is not a setting and is ignored (did you mean SLUICE_PORT?)" in capfd.readouterr().err
+
+
+def test_a_misspelled_flag_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["serve", "--max-num-seq", "3"])
+    assert stopped.value.code == 2
+    assert "--max-num-seq (did you mean --max-num-seqs?)" in capsys.readouterr().err
+
+
+def test_keys_are_made_listed_and_revoked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["keys", "create", "acme", "--expires-days", "30"]) == 0
+    key = capsys.readouterr().out.strip()
+    key_id = key.split("-")[2]
+    assert main(["keys", "list"]) == 0
+    listed = capsys.readouterr().out
+    assert key_id in listed
+    assert "acme" in listed
+    assert key not in listed
+    assert main(["keys", "revoke", key_id]) == 0
+    assert main(["keys", "revoke", key_id]) == 1
+
+
+@pytest.mark.parametrize("arguments", [["create", ""], ["create", "a b"], ["create", "acme", "--expires-days", "0"]])
+def test_a_bad_key_request_is_refused(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["keys", *arguments])
+    assert stopped.value.code == 2
+
+
+def test_the_version_is_told_in_two_ways(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version"]) == 0
+    said = capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == said
+    assert said.startswith("sluice ")
+
+
+@pytest.mark.parametrize("command", [[], ["keys"], ["policy"]])
+def test_a_command_that_lacks_one_prints_its_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command) == 0
+    assert capsys.readouterr().out.startswith(f"usage: {' '.join(['sluice', *command])} ")
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    code = "import sys, gateway.cli.main; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_whoever_reads_no_further_ends_a_command_without_a_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with monkeypatch.context() as patched, os.fdopen(writer, "w") as closed:
+        patched.setattr(sys, "stdout", closed)
+        assert main(["version"]) == 141

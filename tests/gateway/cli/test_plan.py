@@ -1,0 +1,124 @@
+"""`sluice plan`: figures from config.json alone, and one clear line for what cannot be planned."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import huggingface_hub
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from gateway.cli.main import main
+
+CONFIG = (
+    '{"architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, '
+    '"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192, '
+    '"rope_theta": 500000.0, "torch_dtype": "bfloat16"}'
+)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(CONFIG)
+    return str(tmp_path)
+
+
+def test_it_prints_the_memory_the_roofline_and_what_does_not_fit(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", model, "--memory", "80GiB", "--max-num-seqs", "600"]) == 0
+    printed = capsys.readouterr().out
+    lines = {line.split("  ")[0].strip(): line for line in printed.splitlines()}
+    assert "14.96 GiB" in lines["weights"] and "131,072 B" in lines["KV"]
+    assert "ridge at 184 tokens a step" in printed
+    assert any(line.split()[:3] == ["256", "12.85", "19,915"] for line in printed.splitlines())
+    assert next(line for line in printed.splitlines() if line.startswith("  600")).endswith("does not fit")
+    assert "warning: KV memory holds 62 sequences of 8,192 tokens, not max_num_seqs 600" in printed
+
+
+def test_keys_and_values_of_8_bits_take_half(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", model, "--memory", "80GiB", "--kv-cache-dtype", "fp8"]) == 0
+    assert "65,536 B" in next(line for line in capsys.readouterr().out.splitlines() if line.startswith("KV"))
+
+
+def test_a_devices_own_figures_take_the_place_of_the_known_ones(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--bandwidth", "2TB", "--flops", "100T", "--gpu", "a100"]
+    assert main(["plan", model, "--memory", "40GiB", *flags]) == 0
+    assert "2.00 TB/s and 100 TFLOP/s; ridge at 50 tokens" in capsys.readouterr().out
+
+
+def test_steps_have_a_token_for_each_of_many_sequences(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", model, "--memory", "80GiB", "--max-num-seqs", "4000"]) == 0
+    assert "of 4,000 tokens a step" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--memory", "2x"], "'2x' is not a size such as 512MiB or 2GiB"),
+        (["--memory", "80GiB", "--flops", "fast"], "'fast' is not a number"),
+        (["--memory", "80GiB", "--flops", "1TT"], "'1TT' is not a number"),
+        (["--memory", "80GiB", "--flops", "0"], "'0' is not above 0"),
+        (
+            ["--memory", "80GiB", "--max-num-batched-tokens", "255"],
+            "--max-num-batched-tokens 255: each of --max-num-seqs 256 takes one token of a step",
+        ),
+        (["--memory", "80GiB", "--max-model-len", "10k"], "the model has 8,192 positions"),
+        (["--memory", "12GiB"], "12.00 GiB of memory - weights 14.96 GiB"),
+        (["--memory", "80GiB", "--gpu", "abacus"], "invalid choice"),
+    ],
+)
+def test_what_is_asked_wrongly_is_said_in_one_line(
+    model: str, flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = main(["plan", model, *flags])
+    except SystemExit as stop:
+        status = stop.code if isinstance(stop.code, int) else 1
+    assert status == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("asked", ["auto", "float16"])
+def test_where_the_config_names_no_dtype_it_says_what_it_assumes(
+    asked: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(CONFIG.replace("torch_dtype", "comment"))
+    command = ["plan", str(tmp_path), "--memory", "80GiB", "--dtype", asked]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    note = "config.json names no dtype, and there are no weights to tell: float32 is assumed; --dtype says another\n"
+    assert (note in printed, f"{tmp_path}, {asked}" in printed) == (asked == "auto", asked != "auto")
+    save_file({"norm.weight": np.zeros(8, np.float16)}, tmp_path / "model.safetensors")
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert ("float16 is assumed, in which the weights are stored" in printed) == (asked == "auto")
+    assert f"{tmp_path}, float16" in printed
+
+
+def test_of_a_hub_name_only_the_config_is_fetched(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda name, file: f"{model}/{file}")
+    assert main(["plan", "org/name", "--memory", "80GiB"]) == 0
+    assert capsys.readouterr().out.startswith("org/name, bfloat16")
+
+
+def test_without_a_network_a_hub_name_is_refused_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unreachable(name: str, file: str) -> str:
+        raise huggingface_hub.errors.LocalEntryNotFoundError(f"cannot reach the hub for {name}")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", unreachable)
+    assert main(["plan", "org/name", "--memory", "80GiB"]) == 1
+    assert "name a local directory" in capsys.readouterr().err
+
+
+def test_it_does_not_wait_for_torch(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(CONFIG.replace("torch_dtype", "comment"))
+    save_file({"norm.weight": np.zeros(8, np.float16)}, tmp_path / "model.safetensors")
+    program = "import sys; from gateway.cli.main import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
+    command = [sys.executable, "-c", program, "plan", str(tmp_path), "--memory", "80GiB"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0

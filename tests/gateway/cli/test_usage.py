@@ -1,0 +1,157 @@
+"""`sluice usage`: the settled ledger of every tenant, to the token and to the last digit of the price."""
+
+import csv
+import subprocess
+import sys
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from gateway.cli.main import main
+from gateway.tenants.usage import Entry, cost, usage_csv, usage_table
+from quotas.embedded.embedded_store import EmbeddedStore
+from quotas.policy.policy import CLASSES, DEFAULTS, Policy, Price
+from quotas.reservation import Usage
+from tests.gateway.spending import spend
+
+Output = pytest.CaptureFixture[str]
+
+POLICY = """
+tenants:
+  acme: {price: {input: 0.5/1M, cached_input: 0.1/1M, output: 1.5/1M, currency: USD}}
+  beta: {price: {input: 1/1k, output: 2/1k, currency: EUR}}
+"""
+TODAY = datetime.now(UTC).date()
+UNPRICED = Policy.of(CLASSES, DEFAULTS)
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(POLICY)
+    monkeypatch.setenv("SLUICE_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("SLUICE_POLICY", str(policy))
+    monkeypatch.delenv("SLUICE_REDIS_URL", raising=False)
+
+
+def rows(capsys: Output, *arguments: str) -> list[dict[str, str]]:
+    assert main(["usage", "--csv", *arguments]) == 0
+    return list(csv.DictReader(StringIO(capsys.readouterr().out)))
+
+
+def test_what_was_settled_is_told_by_tenant_with_its_cost(redis_url: str, capsys: Output) -> None:
+    for key in ("k1", "k2"):
+        spend(redis_url, "acme", key, Usage(1_000_000, 100_000, 400_000, 2e9), day=TODAY)
+    spend(redis_url, "beta", None, Usage(3, 1), day=TODAY)
+    spend(redis_url, "carol", "k3", Usage(7, 8), day=TODAY)
+    acme, beta, carol = rows(capsys, "--redis-url", redis_url, "--from", str(TODAY), "--to", str(TODAY))
+    assert acme == {
+        "day": str(TODAY),
+        "tenant": "acme",
+        "requests": "2",
+        "input_tokens": "2000000",
+        "cached_tokens": "800000",
+        "output_tokens": "200000",
+        "kv_byte_seconds": "4000000000",
+        "cost": "0.98",
+        "currency": "USD",
+    }
+    assert (beta["cost"], beta["currency"]) == ("0.005", "EUR")
+    assert (carol["output_tokens"], carol["cost"], carol["currency"]) == ("8", "", "")
+
+
+def test_days_keys_and_tenants_may_be_chosen(redis_url: str, capsys: Output) -> None:
+    before = TODAY - timedelta(days=40)
+    for number, day in enumerate((before, before + timedelta(days=1), before + timedelta(days=2)), start=1):
+        for tenant in ("acme", "beta"):
+            spend(redis_url, tenant, "k1", Usage(number, 0), day=day)
+    where = ("--redis-url", redis_url, "--from", str(before), "--to", str(before + timedelta(days=1)))
+    found = [(row["tenant"], row["input_tokens"]) for row in rows(capsys, *where)]
+    assert found == [("acme", "1"), ("beta", "1"), ("acme", "2"), ("beta", "2")]
+    keys = [(row["tenant"], row["key"]) for row in rows(capsys, *where, "--tenant", "beta", "--by", "key")]
+    assert keys == [("beta", "k1")] * 2
+    assert rows(capsys, "--redis-url", redis_url, "--from", str(TODAY), "--to", str(TODAY)) == []
+
+
+def test_the_table_ends_with_the_sums(redis_url: str, capsys: Output) -> None:
+    spend(redis_url, "acme", "k1", Usage(2_000_000, 0), day=TODAY)
+    spend(redis_url, "acme", None, Usage(0, 2), day=TODAY)
+    spend(redis_url, "beta", None, Usage(1, 0), day=TODAY)
+    assert main(["usage", "--redis-url", redis_url, "--from", str(TODAY), "--to", str(TODAY), "--by", "key"]) == 0
+    heading, *lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert heading == ["day", "tenant", "key", "requests", "input", "cached", "output", "kv_gib_s", "cost"]
+    assert lines == [
+        [str(TODAY), "acme", "-", "1", "0", "0", "2", "0.000", "0.000003", "USD"],
+        [str(TODAY), "acme", "k1", "1", "2000000", "0", "0", "0.000", "1.00", "USD"],
+        [str(TODAY), "beta", "-", "1", "1", "0", "0", "0.000", "0.001", "EUR"],
+        ["total", "3", "2000001", "0", "2", "0.000", "0.001", "EUR"],
+        ["1.000003", "USD"],
+    ]
+
+
+def test_the_embedded_store_is_asked_whether_or_not_a_gateway_runs(tmp_path: Path) -> None:
+    range_ = ["--from", str(TODAY), "--to", str(TODAY)]
+    command = [sys.executable, "-m", "gateway.cli.main", "usage", "--csv", *range_]
+    with EmbeddedStore(tmp_path / "state") as url:
+        spend(url, "acme", None, Usage(11, 0), day=TODAY)
+        beside = subprocess.run(command, capture_output=True, text=True, check=True)
+    alone = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert beside.stdout == alone.stdout
+    assert f"{TODAY},acme,1,11,0,0,0,0.0000055,USD\n" in alone.stdout
+    assert alone.stderr == ""
+
+
+def test_where_no_gateway_has_run_it_says_so_and_makes_nothing(tmp_path: Path, capsys: Output) -> None:
+    assert main(["usage"]) == 1
+    assert f"there is no {tmp_path / 'state' / 'store'}" in capsys.readouterr().err
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_store_that_cannot_be_reached_is_named(capsys: Output) -> None:
+    assert main(["usage", "--redis-url", "unix:///nowhere.sock"]) == 1
+    assert "the quota store cannot be reached" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--from", "yesterday"], ["--tenant", "a b"], ["--by", "day"]])
+def test_what_is_asked_wrongly_exits_with_2(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["usage", *arguments])
+    assert stopped.value.code == 2
+
+
+def test_a_range_that_ends_before_it_begins_is_refused(capsys: Output) -> None:
+    assert main(["usage", "--from", "2026-02-02", "--to", "2026-02-01"]) == 2
+    assert "--from 2026-02-02 is after --to 2026-02-01" in capsys.readouterr().err
+
+
+def test_a_range_of_all_time_asks_no_more_than_what_is_kept(redis_url: str, capsys: Output) -> None:
+    spend(redis_url, "acme")
+    (row,) = rows(capsys, "--redis-url", redis_url, "--from", "0001-01-01", "--to", "2999-12-31", "--tenant", "acme")
+    assert row["output_tokens"] == "5"
+
+
+@pytest.mark.parametrize("name", ["=HYPERLINK(1)", "+1", "-1", "@x", "\uff1d1", "\t=1", "a\x1b[2J", "a\r\nb", '"=1'])
+def test_no_name_is_a_formula_or_steers_a_terminal(name: str) -> None:
+    entries = [Entry(date(2026, 1, 2), name, name, Usage(1, 1))]
+    texts = usage_csv(entries, UNPRICED, has_keys=True), usage_table(entries, UNPRICED, has_keys=True)
+    for text in texts:
+        assert all(character.isprintable() or character == "\n" for character in text)
+    (row,) = csv.DictReader(StringIO(texts[0]))
+    assert row["tenant"] == row["key"]
+    assert row["tenant"][0] not in "=+-@\uff1d"
+
+
+def test_hostile_keys_in_the_store_are_shown_inert(redis_url: str, capsys: Output) -> None:
+    spend(redis_url, "a\x1b[2J", "=1+1|\u202e")
+    (row,) = rows(capsys, "--redis-url", redis_url, "--by", "key")
+    assert (row["tenant"], row["key"]) == (r"a\x1b[2J", r"'=1+1|\u202e")
+
+
+def test_a_cost_is_exact_however_many_tokens_it_is_of() -> None:
+    price = Price(Decimal("0.000000123456789"), Decimal("999.999999999999999"), Decimal("1e-15"), "USD")
+    usage = Usage(input_tokens=2**53, output_tokens=2**53 - 1, cached_tokens=1)
+    expected = (2**53 - 1) * 123_456_789 + 1 + (2**53 - 1) * 999_999_999_999_999_999
+    assert cost(usage, price) == Decimal(f"{expected}e-15")

@@ -1,0 +1,144 @@
+"""Bodies on their way in: turns, room, and what is parsed where."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import orjson
+import pytest
+from starlette.types import Message
+
+from gateway.errors import ConcurrencyExceeded, RequestTooLarge
+from gateway.http.body_intake import INLINE, Intake, Turns
+from gateway.http.json_body import JsonBody
+from gateway.telemetry.request_record import Story, trace_context
+from gateway.tenants.auth import Principal
+
+MEBIBYTE = 2**20
+
+
+@pytest.fixture
+def intake() -> Iterator[Intake]:
+    intake = Intake(MEBIBYTE, 2 * MEBIBYTE, timeout=0.01, max_model_len=1024)
+    yield intake
+    intake.close()
+
+
+class Upload:
+    """A body that comes in parts, each when it is let come."""
+
+    def __init__(self, body: bytes, part: int = 30_000, declared: int | None = None) -> None:
+        self.parts = [body[start : start + part] for start in range(0, len(body), part)]
+        self.may_come = asyncio.Event()
+        self.scope = {"headers": [(b"content-length", b"%d" % (len(body) if declared is None else declared))]}
+        self.story = Story("r", "POST", "/", trace_context(None, None), 0.0, 0)
+
+    async def receive(self) -> Message:
+        await self.may_come.wait()
+        return {"type": "http.request", "body": self.parts.pop(0), "more_body": bool(self.parts)}
+
+    async def read(self, intake: Intake, tenant: str = "t", key: str = "k") -> tuple[object, bool]:
+        """What was read, and whether on the thread of the loop."""
+
+        def parse(body: JsonBody) -> tuple[object, bool]:
+            return body.loads(), threading.current_thread() is threading.main_thread()
+
+        return await intake.read(self.scope, self.receive, Principal(tenant, key), self.story, parse)
+
+
+@pytest.mark.parametrize("size", [10, INLINE - 100, INLINE, 60_000, 70_000, MEBIBYTE - 100])
+@pytest.mark.parametrize("part", [1000, 30_000, 200_000])
+async def test_a_body_is_read_whatever_its_parts_and_parsed_beside_the_loop_unless_it_is_small(
+    intake: Intake, size: int, part: int
+) -> None:
+    value = {"prompt": "x" * size}
+    upload = Upload(orjson.dumps(value), part)
+    upload.may_come.set()
+    assert await upload.read(intake) == (value, size < INLINE - 50)
+    assert upload.story.body_bytes == len(orjson.dumps(value))
+
+
+async def test_a_body_of_too_many_elements_is_refused_before_it_has_come(intake: Intake) -> None:
+    upload = Upload(b"[" + b"{}," * 300_000 + b"1]")
+    upload.may_come.set()
+    with pytest.raises(RequestTooLarge, match="elements"):
+        await upload.read(intake)
+    assert len(upload.parts) > 20
+
+
+async def test_a_key_has_half_of_its_tenants_room_and_small_bodies_need_none(intake: Intake) -> None:
+    body, size = orjson.dumps({"prompt": "x" * 100_000}), MEBIBYTE
+    async with intake._room(Principal("t", "a"), size):
+        with pytest.raises(ConcurrencyExceeded, match="Your API key"):
+            await Upload(body).read(intake, key="a")
+        async with intake._room(Principal("t", "b"), size):
+            with pytest.raises(ConcurrencyExceeded, match="Your tenant"):
+                await Upload(body).read(intake, key="c")
+            for tenant, key, size in (("other", "c", 100_000), ("t", "a", 1000)):
+                upload = Upload(orjson.dumps("x" * size))
+                upload.may_come.set()
+                assert (await upload.read(intake, tenant, key))[0] == "x" * size
+    upload = Upload(body)
+    upload.may_come.set()
+    assert (await upload.read(intake, key="a"))[0] == orjson.loads(body)
+
+
+async def test_who_waits_for_room_is_let_in_in_order_when_others_leave() -> None:
+    intake, order = Intake(MEBIBYTE, 2 * MEBIBYTE, timeout=3600, max_model_len=1024), []
+
+    async def hold(name: str, size: int) -> None:
+        async with intake._room(Principal("t", "k"), size):
+            order.append(name)
+            await asyncio.sleep(0)
+
+    names = ("large", "left", "small", "other")
+    tasks = [asyncio.create_task(hold(name, MEBIBYTE // (1 + 3 * (name == "small")))) for name in names]
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    await asyncio.wait(tasks)
+    assert order == ["large", "small", "other"]
+    async with intake._room(Principal("t", "k"), MEBIBYTE):
+        intake.close()
+
+
+async def test_tenants_take_turns_one_in_a_turn_of_the_loop() -> None:
+    turns, order = Turns(), []
+    loop_turns = 0
+
+    async def count() -> None:
+        nonlocal loop_turns
+        while True:
+            loop_turns += 1
+            await asyncio.sleep(0)
+
+    async def work(tenant: str) -> None:
+        async with turns.of(tenant):
+            order.append((tenant, loop_turns))
+
+    counting = asyncio.create_task(count())
+    await asyncio.gather(*(work(tenant) for tenant in "aaaaabbc"))
+    counting.cancel()
+    assert [tenant for tenant, _ in order] == ["a", "a", "b", "c", "a", "b", "a", "a"]
+    assert len({turn for _, turn in order}) == len(order)
+
+
+async def test_a_turn_that_comes_to_one_who_has_left_is_passed_on() -> None:
+    turns, done = Turns(), []
+
+    async def work(name: str, gate: asyncio.Event) -> None:
+        async with turns.of("t"):
+            await gate.wait()
+            done.append(name)
+
+    opened, closed = asyncio.Event(), asyncio.Event()
+    opened.set()
+    first = asyncio.create_task(work("first", closed))
+    others = [asyncio.create_task(work(name, opened)) for name in ("left", "late", "last")]
+    await asyncio.sleep(0)
+    others[0].cancel()
+    await asyncio.sleep(0)
+    closed.set()
+    await first
+    others[1].cancel()  # its turn is being passed on
+    await others[2]
+    assert done == ["first", "last"]

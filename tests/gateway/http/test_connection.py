@@ -1,0 +1,316 @@
+"""One connection, byte by byte: however its bytes are cut into pieces, the same request comes out."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable
+
+import pytest
+from starlette.types import Receive, Scope, Send
+from uvicorn import Config
+from uvicorn.server import ServerState
+
+from gateway.http.connection import (
+    DEAD_PEER_SECONDS,
+    MAX_HEADER_BYTES,
+    TRANSPORT,
+    Connection,
+    Hangups,
+    bound_socket,
+    show_key,
+)
+from gateway.http.connection_table import ConnectionTable, Standing
+
+POST = b"POST /v1/x?q=1 HTTP/1.1\r\nhost: a\r\nx-own: yes\r\ncontent-length: 5\r\n\r\nhello"
+UPGRADE = POST.replace(b"x-own", b"Connection: Upgrade, HTTP2-Settings\r\nUPGRADE: h2c\r\nx-own")
+CHUNKED = POST.replace(b"content-length: 5", b"transfer-encoding: chunked").replace(
+    b"hello", b"3\r\nhel\r\n2\r\nlo\r\n0\r\n"
+)
+
+
+class Transport(asyncio.Transport):
+    """Remembers what was written. `ended`: nothing more will be, and what comes is still read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.ended = False
+        self.closed = False
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        return default
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        assert not self.closed
+        assert not self.ended
+        self.written += data
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.ended = True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+class Application:
+    """Reads `reads` bytes of each request; answers when `answer` is set, and notices a client that leaves."""
+
+    def __init__(self, reads: int = 2**20) -> None:
+        self.reads = reads
+        self.requests: list[tuple[str, str, dict[bytes, bytes], bytes]] = []
+        self.transports: list[object] = []
+        self.left = 0
+        self.answer = asyncio.Event()
+        self.answer.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body, more = b"", True
+        while more and len(body) < self.reads:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.left += 1
+                return
+            body += message["body"]
+            more = message["more_body"]
+        self.requests.append((scope["method"], scope["path"], dict(scope["headers"]), body))
+        self.transports.append(scope["extensions"][TRANSPORT]["transport"])
+        if key := dict(scope["headers"]).get(b"authorization"):
+            show_key(scope, key.decode())
+        watcher = asyncio.create_task(self._watch(receive))
+        await self.answer.wait()
+        watcher.cancel()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.left += 1
+        self.answer.set()
+
+
+class Wire:
+    """A connection whose other end the test holds."""
+
+    def __init__(self, table: ConnectionTable | None = None, header_timeout: float = 10.0, reads: int = 2**20) -> None:
+        self.application = Application(reads)
+        self.transport = Transport()
+        config = Config(app=self.application, ws="none", lifespan="off", log_config=None)
+        place = (table or ConnectionTable(10)).admit("192.0.2.1", self.transport.close)
+        self.protocol = Connection(config, ServerState(), {}, place, Hangups(), header_timeout)
+        self.protocol.connection_made(self.transport)
+
+    async def send(self, *parts: bytes) -> None:
+        for data in parts:
+            if not self.transport.closed:
+                self.protocol.data_received(data)
+            await settled()
+
+    def leave(self) -> None:
+        self.protocol.connection_lost(None)
+
+    @property
+    def error_code(self) -> str:
+        code: str = json.loads(self.transport.written.rpartition(b"\r\n\r\n")[2])["error"]["code"]
+        return code
+
+
+async def settled() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(240):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("raw", [POST, UPGRADE, CHUNKED + b"\r\n", CHUNKED + b"x-own: no\r\n\r\n"])
+async def test_a_request_is_the_same_however_it_is_cut(raw: bytes) -> None:
+    cuts: list[list[bytes]] = [[raw], [bytes([byte]) for byte in raw]]
+    cuts += [[raw[:at], raw[at:]] for at in range(1, len(raw))]
+    for parts in cuts:
+        wire = Wire()
+        await wire.send(*parts, POST)
+        first, second = wire.application.requests
+        assert (first[0], first[1], first[3]) == second[:2] + second[3:] == ("POST", "/v1/x", b"hello")
+        assert first[2][b"x-own"] == b"yes"
+        assert first[2][b"host"] == b"a"
+        assert wire.application.transports == [wire.transport] * 2
+        assert wire.transport.written.count(b"HTTP/1.1 200 OK") == 2
+        assert not wire.transport.closed
+        wire.leave()
+
+
+@pytest.mark.parametrize("behind", [POST, b"GET /late HTTP/1.1\r\n", b"\x00\x01garbage", POST * 1000])
+@pytest.mark.parametrize("together", [False, True])
+async def test_what_comes_behind_an_unanswered_request_is_not_served_and_its_leaving_is_noticed(
+    behind: bytes, together: bool
+) -> None:
+    wire = Wire()
+    wire.application.answer.clear()
+    await wire.send(*([POST + behind] if together else [POST, behind]))
+    assert [request[3] for request in wire.application.requests] == [b"hello"]
+    wire.leave()
+    await settled()
+    assert wire.application.left == 1
+
+
+@pytest.mark.parametrize("behind", [POST, b"GET /late HTTP/1.1\r\n", b"\x00\x01garbage"])
+async def test_the_request_in_front_is_answered_before_the_connection_closes(behind: bytes) -> None:
+    wire = Wire(header_timeout=0.001)
+    wire.application.answer.clear()
+    await wire.send(POST, behind)
+    await asyncio.sleep(0.01)  # longer than headers may take: those behind are not waited for
+    assert not wire.transport.closed
+    wire.application.answer.set()
+    await settled()
+    assert wire.transport.written.endswith(b"ok")
+    assert wire.transport.ended
+    await until(lambda: wire.transport.closed)
+    assert len(wire.application.requests) == 1
+
+
+async def test_an_error_inside_a_body_is_told_and_ends_the_request() -> None:
+    wire = Wire()
+    await wire.send(CHUNKED[:-3], b"nonsense\r\n")
+    assert wire.transport.written.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert wire.transport.ended
+    wire.leave()
+    await settled()
+    assert wire.application.left == 1
+    assert wire.application.requests == []
+
+
+async def test_headers_up_to_the_limit_are_read_and_no_more() -> None:
+    for size, status in ((MAX_HEADER_BYTES - 100, b"200"), (MAX_HEADER_BYTES + 1, b"431")):
+        for step in (1000, 10**6):
+            raw = POST.replace(b"yes", b"y" * size)
+            wire = Wire()
+            await wire.send(*(raw[at : at + step] for at in range(0, len(raw), step)))
+            assert wire.transport.written.startswith(b"HTTP/1.1 " + status)
+            wire.leave()
+
+
+async def test_headers_that_do_not_come_are_late() -> None:
+    wire = Wire(header_timeout=0.001)
+    await until(lambda: wire.transport.closed)
+    assert wire.error_code == "request_timeout"
+
+
+async def test_a_request_that_came_in_time_is_not_late() -> None:
+    wire = Wire(header_timeout=0.001)
+    wire.application.answer.clear()
+    await wire.send(POST)
+    await asyncio.sleep(0.01)
+    assert not wire.transport.closed
+    wire.leave()
+    await settled()
+
+
+@pytest.mark.parametrize("tickle", [b"\r\n", b"G"])
+async def test_a_few_bytes_do_not_keep_an_idle_connection(tickle: bytes) -> None:
+    wire = Wire(header_timeout=0.02)
+    await wire.send(POST, tickle)
+    await until(lambda: wire.transport.closed)
+
+
+@pytest.mark.parametrize("rest", [b"", b"x" * 1000])
+async def test_what_is_still_sent_after_the_last_answer_is_read_and_thrown_away(rest: bytes) -> None:
+    """A socket that is closed with something unread has its answer taken back by the kernel."""
+    wire = Wire(header_timeout=0.02, reads=1)
+    await wire.send(POST.replace(b"x-own: yes", b"connection: close").replace(b": 5", b": 5000"), rest)
+    assert wire.transport.written.endswith(b"ok")
+    assert (wire.transport.ended, wire.transport.closed) == (True, False)
+    await wire.send(b"y" * 3000, POST)
+    assert len(wire.application.requests) == 1
+    await until(lambda: wire.transport.closed)
+
+
+async def test_a_connection_that_ends_with_its_whole_request_is_closed_at_once() -> None:
+    wire = Wire()
+    await wire.send(POST.replace(b"x-own: yes", b"connection: close"))
+    assert wire.transport.closed
+
+
+@pytest.mark.parametrize("hosts", [b"", b"host: a\r\nhost: a\r\n", b"host: a\r\nx: y\r\nHOST: b\r\n"])
+async def test_a_request_has_one_host(hosts: bytes) -> None:
+    wire = Wire()
+    await wire.send(POST.replace(b"host: a\r\n", hosts), b"more")
+    assert wire.transport.written.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert b'"param":"host"' in wire.transport.written
+    assert wire.application.requests == []
+
+
+async def test_http_1_0_has_a_host_or_none() -> None:
+    for host, status in ((b"", b"200"), (b"host: a\r\n", b"200"), (b"host: a\r\nhost: a\r\n", b"400")):
+        wire = Wire()
+        await wire.send(b"POST / HTTP/1.0\r\n" + host + b"content-length: 2\r\n\r\nhi")
+        assert wire.transport.written.startswith(b"HTTP/1.1 " + status)
+
+
+async def test_a_connection_stands_as_its_requests_do() -> None:
+    table = ConnectionTable(10)
+    wire = Wire(table, reads=1)
+    keyed = POST.replace(b"x-own: yes", b"authorization: acme")
+
+    async def stands(standing: Standing, *sent: bytes) -> None:
+        await wire.send(*sent)
+        assert [table.num(other) for other in Standing] == [other is standing for other in Standing]
+
+    await stands(Standing.STRANGER)
+    await stands(Standing.STRANGER, POST)
+    wire.application.answer.clear()
+    await stands(Standing.STRANGER, keyed[:-5])
+    await stands(Standing.UPLOADING, b"hel")
+    await stands(Standing.SERVING, b"lo")
+    wire.application.answer.set()
+    await until(lambda: wire.transport.written.count(b"200 OK") == 2)
+    await stands(Standing.IDLE)
+    await stands(Standing.IDLE, POST)
+    wire.leave()
+    assert not any(map(table.num, Standing))
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [(b"", b""), (POST, b"HTTP/1.1 200 OK"), (b"GET / HT", b"HTTP/1.1 503"), (POST[:-5], b"HTTP/1.1 503")],
+)
+async def test_who_makes_room_is_told_why_if_it_has_asked_for_anything(sent: bytes, said: bytes) -> None:
+    table = ConnectionTable(1)
+    wire = Wire(table)
+    await wire.send(sent)
+    another = Wire(table)
+    assert wire.transport.closed
+    assert wire.transport.written.startswith(said)
+    assert wire.transport.written.count(b"HTTP/1.1") == bool(sent)
+    await another.send(POST)
+    assert another.transport.written.endswith(b"ok")
+
+
+def test_accepted_connections_notice_a_dead_peer() -> None:
+    with bound_socket("127.0.0.1", 0) as listener:
+        listener.listen()
+        listener.setblocking(True)
+        with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == DEAD_PEER_SECONDS * 1000
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)

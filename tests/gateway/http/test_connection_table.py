@@ -1,0 +1,171 @@
+"""Who has to make room for a newcomer, and who never."""
+
+from collections import Counter
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.http.connection_table import STRANGERS_PART, ConnectionTable, Full, Place, Standing
+
+
+class Crowd:
+    """A table's connections by name, and those that had to go."""
+
+    def __init__(self, limit: int, limit_per_peer: int | None = None) -> None:
+        self.table = ConnectionTable(limit, limit_per_peer)
+        self.places: dict[str, Place] = {}
+        self.gone: list[str] = []
+
+    def enter(self, *names: str, address: str = "192.0.2.1", tenant: str = "", standing: int = Standing.IDLE) -> None:
+        for name in names:
+            place = self.places[name] = self.table.admit(address, lambda name=name: self.gone.append(name))
+            if tenant:
+                place.begin()
+                if standing is not Standing.UPLOADING:
+                    place.complete()
+                place.show_key(tenant)
+                if standing is Standing.IDLE:
+                    place.rest()
+
+    @property
+    def size(self) -> int:
+        return sum(map(self.table.num, Standing))
+
+
+def test_strangers_make_room_the_oldest_first_whatever_they_send() -> None:
+    crowd = Crowd(4, 4)
+    crowd.enter("tenant", tenant="acme")
+    crowd.enter("a", "b", "c")
+    crowd.places["a"].begin()
+    crowd.places["a"].complete()
+    crowd.places["a"].rest()
+    crowd.enter("d", "e")
+    assert crowd.gone == ["a", "b"]
+
+
+def test_strangers_are_left_a_quarter_at_the_cost_of_who_waits_the_longest_for_a_request() -> None:
+    crowd = Crowd(8, 8)
+    crowd.enter("first", "second", "third", tenant="acme")
+    crowd.enter("busy", "sending", "large", tenant="acme", standing=Standing.SERVING)
+    crowd.places["first"].begin()
+    crowd.places["first"].complete()
+    crowd.places["first"].show_key("acme")
+    crowd.places["first"].rest()  # it has waited for less time than the others
+    crowd.enter("a", "b", "c", "d", "e", "f", "g")
+    assert crowd.gone == ["second", "a", "b", "c", "d"]
+
+
+def test_uploads_make_room_where_their_tenant_has_more_than_half_of_all() -> None:
+    crowd = Crowd(4, 4)
+    crowd.enter("small", tenant="small", standing=Standing.UPLOADING)
+    crowd.enter("x", "y", "z", tenant="large", standing=Standing.UPLOADING)
+    crowd.enter("newcomer", tenant="small", standing=Standing.UPLOADING)
+    assert crowd.gone == ["x"]
+    with pytest.raises(Full):
+        crowd.enter("another")
+
+
+def test_a_request_that_is_there_is_never_given_up() -> None:
+    crowd = Crowd(2, 2)
+    crowd.enter("a", "b", tenant="acme", standing=Standing.SERVING)
+    with pytest.raises(Full, match=r"has its limit of 2 connections, all of them in use\."):
+        crowd.enter("c")
+    assert not crowd.table.make_room()
+    assert (crowd.gone, crowd.table.num_refused) == ([], 1)
+    crowd.places["a"].rest()
+    crowd.enter("d")
+    assert crowd.gone == ["a"]
+
+
+def test_one_address_makes_room_among_its_own() -> None:
+    crowd = Crowd(8, 2)
+    crowd.enter("other", address="198.51.100.7")
+    crowd.enter("a", "b", "c")
+    assert crowd.gone == ["a"]
+    with pytest.raises(Full, match=r"198\.51\.100\.7"):
+        crowd.enter("d", "e", "f", address="198.51.100.7", tenant="acme", standing=Standing.SERVING)
+    assert crowd.gone == ["a", "other"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "are_one"),
+    [
+        ("2001:db8::1", "2001:db8::2:3:4:5", True),
+        ("2001:db8:0:1::1", "2001:db8:0:2::1", False),
+        ("fe80::1%eth0", "fe80::2%eth0", True),
+        ("::ffff:192.0.2.1", "192.0.2.1", True),
+        ("192.0.2.1", "192.0.2.2", False),
+    ],
+)
+def test_an_owner_of_addresses_is_one_peer(one: str, other: str, are_one: bool) -> None:
+    crowd = Crowd(8, 1)
+    crowd.enter("one", address=one)
+    crowd.enter("other", address=other)
+    assert crowd.gone == ["one"] * are_one
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.1.2.3", "::1", "::ffff:127.0.0.1"])
+def test_this_machine_may_have_all_places_unless_it_is_limited(address: str) -> None:
+    for limit, most in ((None, 8), (3, 3)):
+        crowd = Crowd(8, limit)
+        crowd.enter(*map(str, range(20)), address=address)
+        assert crowd.size == most
+
+
+def test_by_default_an_address_may_have_half_of_the_places() -> None:
+    crowd = Crowd(8)
+    crowd.enter(*map(str, range(20)))
+    assert crowd.size == 4
+
+
+def test_addresses_that_were_here_once_are_forgotten() -> None:
+    crowd = Crowd(4)
+    for number in range(1000):
+        crowd.enter(str(number), address=f"10.0.{number // 256}.{number % 256}")
+    assert len(crowd.table._peers) < 20
+
+
+_names = count()
+_steps = st.one_of(
+    st.tuples(st.just("enter"), st.sampled_from(["192.0.2.1", "192.0.2.2", "127.0.0.1"])),
+    st.tuples(st.sampled_from(["begin", "complete", "rest", "leave"]), st.integers(0, 30)),
+    st.tuples(st.sampled_from(["acme", "beta"]), st.integers(0, 30)),
+)
+
+
+@given(st.lists(_steps, max_size=120), st.integers(1, 9))
+def test_whatever_happens_limits_hold_and_nobody_is_cut_off_who_may_not_be(
+    steps: list[tuple[str, str | int]], limit: int
+) -> None:
+    crowd = Crowd(limit)
+    addresses: dict[str, str] = {}
+    for what, whom in steps:
+        standings = {name: place.standing for name, place in crowd.places.items()}
+        num_gone = len(crowd.gone)
+        if what == "enter":
+            name = str(next(_names))
+            try:
+                crowd.enter(name, address=str(whom))
+                addresses[name] = str(whom)
+            except Full:
+                peers = {standings[name] for name in standings if addresses[name] == whom}
+                assert any(found <= {Standing.SERVING, Standing.UPLOADING} for found in (peers, {*standings.values()}))
+        elif crowd.places:
+            place = list(crowd.places.values())[int(whom) % len(crowd.places)]
+            if what in ("acme", "beta"):
+                place.show_key(what)
+            else:
+                getattr(place, what)()
+        for name in crowd.gone[num_gone:]:
+            assert standings[name] is not Standing.SERVING
+            if standings[name] is not Standing.STRANGER:
+                strangers = [other for other in standings if standings[other] is Standing.STRANGER]
+                neighbours = [other for other in strangers if addresses[other] == addresses[name]]
+                assert len(strangers) * STRANGERS_PART <= limit or len(neighbours) * STRANGERS_PART <= limit // 2
+        for name in [name for name, place in crowd.places.items() if not place._groups]:
+            del crowd.places[name]
+        assert crowd.size == len(crowd.places) <= limit
+        held = Counter(addresses[name] for name in crowd.places)
+        assert all(held[peer] <= max(1, limit // 2) for peer in ("192.0.2.1", "192.0.2.2"))

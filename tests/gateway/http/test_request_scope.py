@@ -1,0 +1,348 @@
+"""The scope of a request: whatever ends it, its code is left once, and nothing of the ending outlives it."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+import pytest
+from starlette.types import Message
+
+from admission.outcome import Outcome
+from gateway.errors import RateLimited, RequestTimedOut, RequestTooLarge, ShuttingDown
+from gateway.http.connection import TRANSPORT
+from gateway.http.request_scope import ClientGone, Lives, RequestScope, read_body
+
+SCOPE: dict[str, object] = {"type": "http", "headers": []}
+
+
+class Peer:
+    """The other side of an ASGI application: its messages, and when it leaves."""
+
+    def __init__(self, *messages: Message) -> None:
+        self._messages = deque(messages)
+        self._gone = asyncio.Event()
+        self.reads = asyncio.Event()
+        self.reads.set()
+        self.sent: list[Message] = []
+
+    def leave(self) -> None:
+        self._gone.set()
+
+    async def receive(self) -> Message:
+        if self._messages:
+            return self._messages.popleft()
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        await message.get("gate", self.reads).wait()
+        self.sent.append(message)
+
+    def scope(self) -> RequestScope:
+        return RequestScope(SCOPE, self.receive, self.send)
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def nothing_is_left() -> bool:
+    """No other task, and no cancellation that is still to come."""
+    await turns(3)
+    this = asyncio.current_task()
+    assert this is not None
+    return asyncio.all_tasks() == {this} and this.cancelling() == 0
+
+
+async def test_a_block_that_ends_by_itself_has_no_outcome_and_leaves_no_watcher() -> None:
+    async with Peer().scope() as life:
+        await turns(2)
+    assert life.outcome is None
+    assert await nothing_is_left()
+
+
+async def test_a_block_that_never_waits_leaves_no_watcher() -> None:
+    async with Peer().scope():
+        pass
+    assert await nothing_is_left()
+
+
+async def test_an_error_inside_passes_through() -> None:
+    with pytest.raises(ValueError, match="inside"):
+        async with Peer().scope():
+            raise ValueError("inside")
+    assert await nothing_is_left()
+
+
+@pytest.mark.parametrize("turn", range(12))
+async def test_a_disconnect_ends_the_block_at_whichever_await_it_is(turn: int) -> None:
+    peer, cleaned, reached = Peer(), [], []
+    leaver = asyncio.create_task(_after(turn, peer.leave))
+    async with peer.scope() as life:
+        try:
+            for step in range(20):
+                reached.append(step)
+                await asyncio.sleep(0)
+        finally:
+            cleaned.append(True)
+    await leaver
+    assert life.outcome is Outcome.DISCONNECTED
+    assert cleaned == [True]
+    assert len(reached) < 20
+    assert await nothing_is_left()
+
+
+async def test_the_moment_of_an_early_end_is_kept() -> None:
+    peer = Peer()
+    async with RequestScope(SCOPE, peer.receive, peer.send, lambda: 7.5) as life:
+        assert life.ended_early is None
+        peer.leave()
+        await asyncio.Event().wait()
+    assert life.ended_early == 7.5
+
+
+async def test_messages_before_the_disconnect_are_ignored() -> None:
+    peer = Peer({"type": "http.request", "body": b"", "more_body": False})
+    async with peer.scope() as life:
+        await turns(5)
+        peer.leave()
+        await asyncio.Event().wait()
+    assert life.outcome is Outcome.DISCONNECTED
+
+
+async def test_an_end_after_the_last_await_of_the_block_stays_inside() -> None:
+    async with Peer().scope() as life:
+        await turns(1)
+        life.end(Outcome.DISCONNECTED)
+    assert life.outcome is Outcome.DISCONNECTED
+    assert await nothing_is_left()
+
+
+async def test_an_error_raised_while_ending_passes_through() -> None:
+    async def main() -> None:
+        async with Peer().scope() as life:
+            life.end(Outcome.DISCONNECTED)
+            try:
+                await asyncio.sleep(0)
+            finally:
+                raise ValueError("cleanup")
+
+    with pytest.raises(ValueError, match="cleanup"):
+        await main()
+    assert await nothing_is_left()
+
+
+async def test_an_error_raised_before_the_end_arrives_passes_through() -> None:
+    async def main() -> None:
+        async with Peer().scope() as life:
+            life.end(Outcome.DISCONNECTED)
+            raise ValueError("first")
+
+    with pytest.raises(ValueError, match="first"):
+        await main()
+    assert await nothing_is_left()
+
+
+async def test_a_task_group_inside_ends_with_the_block() -> None:
+    peer, ended = Peer(), []
+
+    async def child() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    async with peer.scope() as life, asyncio.TaskGroup() as group:
+        for _ in range(3):
+            group.create_task(child())
+        await turns(2)
+        peer.leave()
+    assert life.outcome is Outcome.DISCONNECTED
+    assert len(ended) == 3
+    assert await nothing_is_left()
+
+
+async def test_a_cancellation_from_outside_is_not_swallowed() -> None:
+    async def main() -> None:
+        async with Peer().scope():
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(main())
+    await turns(3)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await nothing_is_left()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("ended_first", [False, True])
+async def test_nor_is_one_that_comes_together_with_an_end(ended_first: bool, waits: bool) -> None:
+    after = []
+
+    async def main() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        async with Peer().scope() as life:
+            if ended_first:
+                life.end(Outcome.DISCONNECTED)
+            task.cancel()
+            life.end(Outcome.DISCONNECTED)
+            if waits:
+                await asyncio.sleep(0)
+        after.append(life.outcome)
+
+    task = asyncio.create_task(main())
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert after == []
+    assert await nothing_is_left()
+
+
+async def test_the_first_end_counts() -> None:
+    async with Peer().scope() as life:
+        life.end(Outcome.DISCONNECTED)
+        life.end(Outcome.FAILED)
+        life.fail(ShuttingDown())
+        await asyncio.sleep(0)
+    assert (life.outcome, life.error) == (Outcome.DISCONNECTED, None)
+    assert await nothing_is_left()
+
+
+async def test_a_failure_keeps_what_the_client_is_to_be_told() -> None:
+    async with Peer().scope() as life:
+        life.fail(ShuttingDown())
+        await asyncio.Event().wait()
+    assert life.outcome is Outcome.FAILED
+    assert isinstance(life.error, ShuttingDown)
+
+
+async def test_what_is_over_cannot_be_ended() -> None:
+    async with Peer().scope() as life:
+        await turns(2)
+    life.fail(ShuttingDown())
+    life.end(Outcome.DISCONNECTED)
+    assert life.outcome is None and life.error is None
+    assert await nothing_is_left()
+
+
+async def test_a_refusal_in_the_middle_counts_as_a_refusal() -> None:
+    async with Peer().scope() as life:
+        life.fail(RateLimited("The tokens of this minute are spent."))
+        await asyncio.Event().wait()
+    assert life.outcome is Outcome.REFUSED
+
+
+class Transport:
+    aborted = False
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+async def test_a_reader_that_stops_is_aborted_by_the_sweep_and_a_slow_one_is_not() -> None:
+    lives, stuck, slow, transport = Lives(write_timeout=0.2), Peer(), Peer(), Transport()
+    sweeper = asyncio.create_task(lives.sweep())
+
+    async def serve(life: RequestScope) -> None:
+        async with life:
+            while True:
+                await life.send({"type": "http.response.body"})
+                await asyncio.sleep(0)
+
+    scope = {**SCOPE, "extensions": {TRANSPORT: {"transport": transport}}}
+    stuck.reads.clear()
+    lost = lives.scope(scope, stuck.receive, stuck.send)
+    kept = lives.scope(SCOPE, slow.receive, slow.send)
+    tasks = [asyncio.create_task(serve(life)) for life in (lost, kept)]
+    await tasks[0]
+    assert lost.outcome is Outcome.DISCONNECTED
+    assert transport.aborted
+    assert kept.outcome is None
+    kept.end(Outcome.COMPLETED)
+    await tasks[1]
+    sweeper.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sweeper
+    assert await nothing_is_left()
+
+
+async def test_a_last_write_that_ends_in_time_leaves_the_connection_as_it_is() -> None:
+    lives, transport = Lives(write_timeout=0), Transport()
+    with lives.last_write({**SCOPE, "extensions": {TRANSPORT: {"transport": transport}}}):
+        pass
+    await turns(3)
+    assert not transport.aborted
+
+
+async def test_a_write_waits_as_long_as_any_of_them_waits() -> None:
+    """Of two choices that write side by side, one may be done while the other is stuck."""
+    peer = Peer()
+    async with peer.scope() as life:
+        assert life.writing_since is None
+        gates = [asyncio.Event(), asyncio.Event()]
+        writes = [asyncio.create_task(life.send({"type": "http.response.body", "gate": gate})) for gate in gates]
+        await turns(2)
+        assert life.writing_since is not None
+        gates[0].set()
+        await writes[0]
+        assert life.writing_since is not None
+        gates[1].set()
+        await writes[1]
+        assert life.writing_since is None
+
+
+async def test_a_shutdown_tells_everyone() -> None:
+    lives = Lives(write_timeout=30)
+
+    async def serve(life: RequestScope) -> None:
+        async with life:
+            await asyncio.Event().wait()
+
+    scopes = [lives.scope(SCOPE, peer.receive, peer.send) for peer in (Peer(), Peer(), Peer())]
+    tasks = [asyncio.create_task(serve(life)) for life in scopes]
+    await turns(2)
+    lives.end_all(ShuttingDown())
+    await asyncio.gather(*tasks)
+    assert all(isinstance(life.error, ShuttingDown) for life in scopes)
+    assert await nothing_is_left()
+
+
+def part(body: bytes, more: bool = True) -> Message:
+    return {"type": "http.request", "body": body, "more_body": more}
+
+
+async def test_a_body_is_put_together() -> None:
+    peer = Peer(part(b"a"), part(b""), part(b"b", more=False))
+    assert await read_body(SCOPE, peer.receive, 2, 1.0) == b"ab"
+
+
+async def test_a_declared_length_above_the_limit_is_refused_unread() -> None:
+    with pytest.raises(RequestTooLarge, match="100 bytes"):
+        await read_body({"headers": [(b"content-length", b"101")]}, Peer().receive, 100, 1.0)
+
+
+async def test_a_body_is_measured_while_it_is_read() -> None:
+    peer = Peer(part(b"a" * 60), part(b"a" * 60), part(b"never read"))
+    with pytest.raises(RequestTooLarge):
+        await read_body(SCOPE, peer.receive, 100, 1.0)
+    assert (await peer.receive())["body"] == b"never read"
+
+
+@pytest.mark.parametrize("before", [(), (part(b"a"),)])
+async def test_a_client_that_leaves_before_its_body_is_complete_is_gone(before: tuple[Message, ...]) -> None:
+    peer = Peer(*before)
+    peer.leave()
+    with pytest.raises(ClientGone):
+        await read_body(SCOPE, peer.receive, 100, 1.0)
+
+
+async def test_a_body_that_stops_coming_is_late() -> None:
+    with pytest.raises(RequestTimedOut, match=r"0\.01 s"):
+        await read_body(SCOPE, Peer(part(b"a")).receive, 100, 0.01)
+
+
+async def _after(count: int, call: Callable[[], None]) -> None:
+    await turns(count)
+    call()

@@ -1,0 +1,56 @@
+"""A port that cannot be had is said with its address and the flag to change."""
+
+import errno
+import socket
+from pathlib import Path
+
+import pytest
+
+from gateway.http.connection import bound_socket
+from gateway.http.server import HttpServer, ListenError, check_tls, open_port, why_not_listening
+from gateway.settings.settings import Settings
+
+
+def test_a_port_that_is_taken_is_named_with_its_flag() -> None:
+    with bound_socket("127.0.0.1", 0) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ListenError, match=f"127.0.0.1:{port} is in use: .* with --admin-port"):
+            open_port("127.0.0.1", port, "--admin-")
+
+
+def test_an_address_of_elsewhere_is_named_with_its_flag() -> None:
+    said = "is not an address of this machine: choose another with --host"
+    with pytest.raises(ListenError, match=f"203.0.113.1 {said}"):
+        open_port("203.0.113.1", 0)
+    assert said in why_not_listening(socket.gaierror(-2, "unknown"), "nowhere", 0)
+
+
+def test_a_privileged_port_is_told_from_other_lacks_of_permission() -> None:
+    denied = PermissionError(errno.EACCES, "Permission denied")
+    assert "privileges" in why_not_listening(denied, "127.0.0.1", 80)
+    with pytest.raises(PermissionError):
+        why_not_listening(denied, "127.0.0.1", 8000)
+
+
+async def test_of_two_processes_that_have_bound_a_port_the_second_to_listen_is_told() -> None:
+    with bound_socket("127.0.0.1", 0) as first, bound_socket("127.0.0.1", first.getsockname()[1]) as second:
+        first.listen()
+        server = HttpServer(Settings(), 8)
+        server.config.load()
+        server.lifespan = server.config.lifespan_class(server.config)
+        with pytest.raises(ListenError, match=f"127.0.0.1:{_port(first)} is in use"):
+            await server.startup([second])
+
+
+def test_a_certificate_that_is_none_is_told_before_anything_is_served(tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    for path in (cert, key):
+        path.write_text("no PEM")
+    with pytest.raises(ListenError, match=f"--tls-cert-file {cert} and --tls-key-file {key}: .* belong together"):
+        check_tls(Settings(tls_cert_file=cert, tls_key_file=key))
+    check_tls(Settings())
+
+
+def _port(sock: socket.socket) -> int:
+    return int(sock.getsockname()[1])

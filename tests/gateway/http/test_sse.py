@@ -1,0 +1,28 @@
+"""The framing of events, read back by the official client's decoder."""
+
+from collections.abc import Iterator
+
+from openai._streaming import SSEDecoder
+
+from gateway.http import sse
+
+
+def decoded(stream: bytes) -> list[str]:
+    def chunks() -> Iterator[bytes]:
+        yield stream
+
+    return [event.data for event in SSEDecoder().iter_bytes(chunks())]
+
+
+def test_events_joined_into_one_write_are_read_one_by_one() -> None:
+    assert decoded(sse.event(b'{"a":1}') + sse.event(b'{"b":2}') + sse.DONE) == ['{"a":1}', '{"b":2}', "[DONE]"]
+
+
+def test_comments_are_invisible() -> None:
+    assert decoded(sse.comment() + sse.event(b"1") + sse.comment(b"still here") + sse.DONE) == ["1", "[DONE]"]
+
+
+def test_proxies_are_told_not_to_hold_events_back() -> None:
+    assert sse.HEADERS["content-type"].startswith("text/event-stream")
+    assert sse.HEADERS["cache-control"] == "no-cache"
+    assert sse.HEADERS["x-accel-buffering"] == "no"

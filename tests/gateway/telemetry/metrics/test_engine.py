@@ -1,0 +1,144 @@
+"""What is counted of steps, and read off the scheduler."""
+
+import pytest
+
+from backend.scheduler.batch import Batch
+from backend.scheduler.scheduled_step import Flight
+from gateway.http.request_scope import RequestScope
+from gateway.telemetry.core_observer import Step
+from tests.gateway.telemetry.core_run import STEP
+from tests.gateway.telemetry.metrics_rig import BLOCK_BYTES, Page, Rig, rig_after_preemptions
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def test_steps_are_counted_by_what_they_compute(rig: Rig) -> None:
+    rig.arrive("a", prompt=12, max_tokens=3)
+    rig.step()
+    rig.step()
+    rig.arrive("b", prompt=4, max_tokens=3)
+    rig.run()
+    page = rig.page()
+    kinds = {
+        kind: page.value("sluice_step_duration_seconds_count", kind=kind) for kind in ("prefill", "decode", "mixed")
+    }
+    assert kinds == {"prefill": 2, "mixed": 1, "decode": 2}
+    assert page.value("sluice_device_busy_seconds_total") == pytest.approx(5 * STEP)
+    assert page.value("sluice_planning_duration_seconds_count") == 5
+    assert page.value("sluice_prefill_chunks_total") == 3
+    assert page.value("sluice_prefill_tokens_total") == page.value("vllm:prompt_tokens_total") == 16
+    assert page.value("sluice_decode_tokens_total") == 4
+    assert page.value("vllm:generation_tokens_total") == 6
+
+
+def test_the_batch_and_its_churn(rig: Rig) -> None:
+    trails = [rig.arrive(name, max_tokens=9) for name in "abc"]
+    rig.step()
+    rig.step()
+    rig.cancel(trails[0])
+    page = rig.page()
+    assert page.value("sluice_batch_size_max") == 8
+    assert page.value("sluice_batch_size_count") == 2
+    assert page.value("sluice_batch_joined_total") - page.value("sluice_batch_left_total") == 2
+    rig.run()
+    page = rig.page()
+    assert page.value("sluice_batch_joined_total") == page.value("sluice_batch_left_total") == 3
+
+
+def test_joined_and_left_never_go_down_while_steps_are_in_flight(rig: Rig) -> None:
+    seen = []
+    for number in range(12):
+        rig.arrive(str(number), max_tokens=3)
+        rig.core.plan(rig.now)
+        seen.append(churn(rig.page()))
+        rig.core.plan(rig.now)
+        rig.complete()
+        seen.append(churn(rig.page()))
+    for one in range(2):
+        assert [pair[one] for pair in seen] == sorted(pair[one] for pair in seen)
+
+
+def test_joined_and_left_never_go_down_when_a_step_is_lost(rig: Rig) -> None:
+    trails = [rig.arrive(name, max_tokens=9) for name in "ab"]
+    rig.core.plan(rig.now)
+    seen = [churn(rig.page())]
+    rig.core.lost(rig.now)
+    seen.append(churn(rig.page()))
+    rig.cancel(trails[0])
+    seen.append(churn(rig.page()))
+    rig.run()
+    seen.append(churn(rig.page()))
+    assert seen == [(2, 0), (2, 0), (2, 1), (2, 2)]
+
+
+def churn(page: Page) -> tuple[float, float]:
+    return page.value("sluice_batch_joined_total"), page.value("sluice_batch_left_total")
+
+
+def test_memory_follows_the_pool(rig: Rig) -> None:
+    rig.arrive("a", prompt=6, max_tokens=9)
+    rig.step()
+    page = rig.page()
+    used = rig.core.scheduler.config.num_blocks - rig.core.scheduler.pool.num_free
+    assert used == 2
+    assert page.value("sluice_kv_blocks") == 64 and page.value("sluice_kv_blocks_used") == used
+    assert page.value("vllm:kv_cache_usage_perc") == page.value("vllm:gpu_cache_usage_perc") == used / 64
+    assert page.value("sluice_kv_wasted_bytes") == 2 * BLOCK_BYTES / 4, "two of eight slots hold nothing yet"
+    assert page.value("sluice_kv_bytes", tenant="acme") == used * BLOCK_BYTES
+    assert page.value("sluice_device_memory_bytes", use="kv_cache") == 20
+    assert page.value("vllm:cache_config_info", block_size="4", num_gpu_blocks="64") == 1
+
+
+def test_even_steps_have_no_jitter_and_a_late_one_has_two(rig: Rig) -> None:
+    rig.arrive("a", max_tokens=12)
+    for _ in range(6):
+        rig.step()
+    page = rig.page()
+    assert page.value("sluice_token_jitter_seconds_count") == 3
+    assert page.value("sluice_token_jitter_seconds_sum") == pytest.approx(0, abs=1e-9)
+    rig.now += 0.1
+    rig.run()
+    assert rig.page().value("sluice_token_jitter_seconds_sum") == pytest.approx(0.2)
+
+
+def test_decodes_that_wait_for_a_step_of_prefills_alone_have_jitter(rig: Rig) -> None:
+    waiting = rig.arrive("a", max_tokens=12).sequence
+    rig.core.scheduler.running["a"] = waiting
+    for completed, decodes, prefill in ((1.0, 1, 0), (1.1, 1, 0), (1.2, 1, 0), (1.5, 0, 64), (1.6, 1, 0)):
+        rows = decodes + bool(prefill)
+        batch = Batch(0, decodes, list(range(rows)), [0] * rows, [1] * decodes + [prefill] * bool(prefill))
+        for tell in rig.core.on_step:
+            tell(Step(Flight(batch), completed, completed, 0.1, 0.0))
+        rig.core.scheduler.running["b"] = waiting
+    page = rig.page()
+    assert page.value("sluice_token_jitter_seconds_count") == 2
+    assert page.value("sluice_token_jitter_seconds_sum") == pytest.approx(0.3)
+
+
+def test_a_write_that_makes_no_progress_is_stalled(rig: Rig) -> None:
+    story = rig.story(rig.arrive("a"))
+    story.scope = RequestScope({}, None, None)  # type: ignore[arg-type]  # nothing is received or sent
+    story.scope.writing_since = rig.now - 0.5
+    assert rig.page().value("sluice_stalled_writes") == 0
+    rig.now += 1
+    assert rig.page().value("sluice_stalled_writes") == 1
+
+
+def test_tokens_after_the_end_are_counted_as_late(rig: Rig) -> None:
+    trail = rig.arrive("a", max_tokens=9)
+    rig.step()
+    rig.core.plan(rig.now)
+    rig.cancel(trail)
+    rig.complete()
+    assert rig.page().value("sluice_late_tokens_total") == 1
+
+
+def test_preemptions_are_counted_by_their_cause() -> None:
+    page = rig_after_preemptions().page()
+    assert page.value("sluice_preemptions_total", cause="memory") > 0
+    assert page.value("sluice_preemptions_total", cause="limit") == 0
+    assert page.value("vllm:num_preemptions_total") == page.value("sluice_preemptions_total")
+    assert page.value("sluice_recomputed_tokens_total") > 0

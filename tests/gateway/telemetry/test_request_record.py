@@ -1,0 +1,54 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.telemetry.request_record import trace_context
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = "b7ad6b7169203331"
+VALID = f"00-{TRACE}-{PARENT}-01".encode()
+
+
+def test_a_request_joins_the_trace_of_its_client() -> None:
+    context = trace_context(VALID, b"vendor=1")
+    assert (context.trace, context.parent_id, context.client_samples) == (TRACE, int(PARENT, 16), True)
+    assert context.state == "vendor=1"
+    assert context.span_id not in (0, context.parent_id)
+
+
+def test_a_client_that_does_not_sample_is_not_said_to() -> None:
+    assert trace_context(f"00-{TRACE}-{PARENT}-00".encode(), None).client_samples is False
+
+
+def test_a_later_version_may_say_more() -> None:
+    assert trace_context(f"01-{TRACE}-{PARENT}-01-more".encode(), None).trace == TRACE
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        None,
+        b"",
+        f"ff-{TRACE}-{PARENT}-01".encode(),
+        f"00-{'0' * 32}-{PARENT}-01".encode(),
+        f"00-{TRACE}-{'0' * 16}-01".encode(),
+        f"00-{TRACE.upper()}-{PARENT}-01".encode(),
+        VALID + b"-more",
+        VALID + b"\n",
+        VALID[:-1],
+    ],
+)
+def test_what_is_not_a_trace_context_begins_a_new_trace(header: bytes | None) -> None:
+    context = trace_context(header, b"vendor=1")
+    assert context.parent_id is None and context.state == "" and not context.client_samples
+    assert context.trace != TRACE and context.trace_id
+
+
+@given(st.binary(max_size=80), st.binary(max_size=2000))
+def test_no_header_can_break_it(parent: bytes, state: bytes) -> None:
+    context = trace_context(parent, state)
+    assert 0 < context.trace_id < 2**128 and 0 < context.span_id < 2**64
+
+
+def test_a_tracestate_that_is_too_long_is_left_behind() -> None:
+    assert trace_context(VALID, b"a" * 513).state == ""

@@ -1,0 +1,196 @@
+"""The exporter against a collector that accepts, refuses, hangs, or is not there."""
+
+import logging
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+import pytest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from gateway.telemetry.otlp import Collector
+from gateway.telemetry.tracing.exporter import BATCH, BackgroundExporter, otlp_exporter
+from gateway.telemetry.tracing.sampler import Because
+from gateway.telemetry.tracing.spans import spans_of
+from gateway.tenants.effective_policy import KvShape
+from tests.gateway.telemetry.otlp_receiver import Manner, Receiver, otlp_receiver
+from tests.gateway.telemetry.stories import a_story
+
+RESOURCE = Resource({"service.name": "sluice"})
+
+
+def a_trace() -> list[ReadableSpan]:
+    return spans_of(a_story(), RESOURCE, KvShape(16, 1000), Because.RATIO, None)
+
+
+def own(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What reaches the log; what the SDK says itself does not."""
+    return [record.getMessage() for record in caplog.records if record.name.startswith("gateway.")]
+
+
+class Held(SpanExporter):
+    """Exports when it is let, as it is told to."""
+
+    def __init__(self, result: SpanExportResult | Exception = SpanExportResult.SUCCESS) -> None:
+        self.result = result
+        self.batches: list[int] = []
+        self.asked = threading.Event()
+        self.let = threading.Event()
+        self.is_shut_down = False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.asked.set()
+        self.let.wait()
+        self.batches.append(len(spans))
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+    def shutdown(self) -> None:
+        self.is_shut_down = True
+        self.let.set()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with otlp_receiver() as running:
+        yield running
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+async def test_spans_reach_a_collector(receiver: Receiver, protocol: str) -> None:
+    collector = Collector(receiver.endpoint(protocol), protocol, {"authorization": "Bearer abc"})
+    exporter = BackgroundExporter(otlp_exporter(collector))
+    trace = a_trace()
+    exporter.put(trace)
+    await exporter.close()
+    assert [span.name for span in receiver.spans] == [span.name for span in trace]
+    assert receiver.resources == [{"service.name": "sluice"}]
+    assert receiver.metadata[0]["authorization"] == "Bearer abc"
+    assert (exporter.num_exported, exporter.num_dropped, exporter.num_waiting) == (len(trace), 0, 0)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+async def test_what_a_collector_refuses_is_counted(
+    receiver: Receiver, protocol: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver.manner = Manner.REFUSE
+    exporter = BackgroundExporter(otlp_exporter(Collector(receiver.endpoint(protocol), protocol)))
+    trace = a_trace()
+    exporter.put(trace)
+    await exporter.close()
+    assert (exporter.num_exported, exporter.num_dropped) == (0, len(trace))
+    (said,) = own(caplog)
+    assert said.startswith("spans are dropped and counted until the collector takes them: Failed to export")
+
+
+async def test_every_exporter_says_why_however_lately_another_said_the_same(
+    receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver.manner = Manner.REFUSE
+    for _ in range(2):
+        exporter = BackgroundExporter(otlp_exporter(Collector(receiver.grpc_endpoint, "grpc")))
+        exporter.put(a_trace())
+        await exporter.close()
+    assert ["Failed to export" in line for line in own(caplog)] == [True, True]
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+async def test_a_collector_that_hangs_holds_nothing_up(receiver: Receiver, protocol: str) -> None:
+    receiver.manner = Manner.HANG
+    exporter = BackgroundExporter(otlp_exporter(Collector(receiver.endpoint(protocol), protocol)), max_waiting=20)
+    traces = [a_trace() for _ in range(10)]
+    for trace in traces:
+        exporter.put(trace)
+    await exporter.close(0.05)
+    assert (exporter.num_exported, exporter.num_dropped) == (0, sum(map(len, traces)))
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+async def test_a_collector_that_is_not_there_holds_nothing_up(protocol: str) -> None:
+    exporter = BackgroundExporter(otlp_exporter(Collector("http://127.0.0.1:1", protocol)))
+    trace = a_trace()
+    exporter.put(trace)
+    await exporter.close(0.05)
+    assert (exporter.num_exported, exporter.num_dropped) == (0, len(trace))
+
+
+async def test_traces_are_dropped_whole_when_the_queue_is_full() -> None:
+    held, trace = Held(), a_trace()
+    exporter = BackgroundExporter(held, max_waiting=3 * len(trace), interval=0.001)
+    exporter.put(trace)
+    held.asked.wait()
+    for _ in range(5):
+        exporter.put(trace)
+    assert (exporter.num_waiting, exporter.num_dropped) == (3 * len(trace), 2 * len(trace))
+    held.let.set()
+    await exporter.close()
+    assert (exporter.num_exported, exporter.num_dropped) == (4 * len(trace), 2 * len(trace))
+
+
+async def test_a_full_batch_does_not_wait_for_the_interval() -> None:
+    held, trace = Held(), a_trace()
+    exporter = BackgroundExporter(held, interval=3600)
+    for _ in range(BATCH // len(trace) + 1):
+        exporter.put(trace)
+    assert held.asked.wait(240)
+    held.let.set()
+    await exporter.close()
+    assert exporter.num_waiting == exporter.num_dropped == 0
+    assert max(held.batches) < BATCH + len(trace)
+
+
+async def test_an_exporter_that_raises_is_survived() -> None:
+    held, trace = Held(RuntimeError("no")), a_trace()
+    held.let.set()
+    exporter = BackgroundExporter(held, interval=0.001)
+    exporter.put(trace)
+    exporter.put(trace)
+    await exporter.close()
+    assert exporter.num_dropped == 2 * len(trace)
+
+
+async def test_failures_are_logged_once_and_so_is_the_recovery(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gateway.telemetry.tracing.exporter")
+    held, trace = Held(SpanExportResult.FAILURE), [a_trace()[0]] * BATCH
+    held.let.set()
+    exporter = BackgroundExporter(held)
+    for _ in range(3):
+        exporter.put(trace)
+    while exporter.num_dropped < 3 * BATCH:
+        exporter._due.set()
+    held.result = SpanExportResult.SUCCESS
+    exporter.put(trace)
+    await exporter.close()
+    assert own(caplog) == [
+        "spans are dropped and counted until the collector takes them: it gave no reason",
+        f"the collector takes spans again; {3 * BATCH} were dropped meanwhile",
+    ]
+
+
+async def test_nothing_is_taken_after_the_end() -> None:
+    held, trace = Held(), a_trace()
+    exporter = BackgroundExporter(held)
+    await exporter.close()
+    exporter.put(trace)
+    assert held.is_shut_down and exporter.num_dropped == len(trace)
+
+
+async def test_what_cannot_be_sent_in_time_is_counted_once() -> None:
+    held, trace = Held(), a_trace()
+    exporter = BackgroundExporter(held, interval=0.001)
+    exporter.put(trace)
+    held.asked.wait()
+    exporter.put(trace)
+    await exporter.close(0.01)
+    assert exporter.num_exported + exporter.num_dropped == 2 * len(trace)
+
+
+@pytest.fixture(autouse=True)
+async def no_thread_is_left() -> AsyncIterator[None]:
+    yield
+    for thread in threading.enumerate():
+        if thread.name == "span-exporter":
+            thread.join(240)
+            assert not thread.is_alive()

@@ -1,0 +1,407 @@
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import SpanKind, StatusCode
+from starlette.applications import Starlette
+from starlette.routing import Route
+
+from admission.outcome import Outcome
+from backend.sampling_params import SamplingParams
+from backend.scheduler.sequence import FinishReason
+from gateway.api.routes import Health, Shortcut, make_app, make_probes
+from gateway.api.service import Service
+from gateway.errors import InternalError, InvalidApiKey, Overloaded, RateLimited
+from gateway.openai.requests import ChatRequest
+from gateway.telemetry import semconv
+from gateway.telemetry.request_record import Chunk, StoreCall, Story, TraceContext
+from gateway.telemetry.tracing.sampler import Because
+from gateway.telemetry.tracing.span_tree import MAX_EVENTS, MAX_TEXT, trace_state
+from gateway.telemetry.tracing.spans import FEWEST_EVENTS, MAX_SEQUENCES, ROUTES, spans_of
+from gateway.tenants.effective_policy import KvShape
+from quotas.reservation import Ask
+from tests.gateway.telemetry.stories import BEGAN_NS, a_grant, a_sequence, a_story, a_trail
+
+RESOURCE = Resource({"service.name": "sluice"})
+KV = KvShape(block_tokens=16, block_bytes=1000)
+CALLS = [StoreCall("reserve", 100.0031, 100.0039, None), StoreCall("settle", 100.0751, 100.081, None)]
+
+
+def spans(settled: float | None = 100.082, **changes: Any) -> dict[str, ReadableSpan]:
+    """By name; `changes` of the story."""
+    made = made_of(a_story(**({"grant": a_grant()} | changes)), settled)
+    by_name = {span.name: span for span in made}
+    assert len(by_name) == len(made)
+    return by_name
+
+
+def made_of(story: Story, settled: float | None = 100.082) -> list[ReadableSpan]:
+    return spans_of(story, RESOURCE, KV, Because.RATIO, settled)
+
+
+def parent(span: ReadableSpan) -> int | None:
+    return span.parent and span.parent.span_id
+
+
+def id_of(span: ReadableSpan) -> int:
+    context = span.get_span_context()
+    assert context
+    return context.span_id
+
+
+def attributes(span: ReadableSpan) -> dict[str, Any]:
+    return dict(span.attributes or {})
+
+
+def test_a_request_becomes_the_tree_of_its_phases() -> None:
+    tree = spans(store_calls=CALLS)
+    parents = {
+        "sluice.auth": "POST /v1/completions",
+        "sluice.quota.reserve": "POST /v1/completions",
+        "EVALSHA reserve": "sluice.quota.reserve",
+        "sluice.queue": "POST /v1/completions",
+        "text_completion embedded": "POST /v1/completions",
+        "sluice.prefill": "text_completion embedded",
+        "sluice.decode": "text_completion embedded",
+        "sluice.quota.settle": "POST /v1/completions",
+        "EVALSHA settle": "sluice.quota.settle",
+    }
+    assert tree.keys() == parents.keys() | {"POST /v1/completions"}
+    assert {name: parent(tree[name]) for name in parents} == {name: id_of(tree[of]) for name, of in parents.items()}
+    kinds = {name: span.kind for name, span in tree.items() if span.kind is not SpanKind.INTERNAL}
+    assert kinds == {
+        "POST /v1/completions": SpanKind.SERVER,
+        "EVALSHA reserve": SpanKind.CLIENT,
+        "EVALSHA settle": SpanKind.CLIENT,
+    }
+
+
+def test_times_are_those_of_the_story_on_the_calendar_of_its_beginning() -> None:
+    tree = spans()
+    milliseconds = {
+        name: (round((span.start_time - BEGAN_NS) / 1e6), round((span.end_time - BEGAN_NS) / 1e6))
+        for name, span in tree.items()
+        if span.start_time and span.end_time
+    }
+    assert milliseconds == {
+        "POST /v1/completions": (0, 80),
+        "sluice.auth": (0, 1),
+        "sluice.quota.reserve": (3, 4),
+        "sluice.queue": (4, 10),
+        "text_completion embedded": (10, 75),
+        "sluice.prefill": (10, 30),
+        "sluice.decode": (30, 70),
+        "sluice.quota.settle": (75, 82),
+    }
+
+
+def test_the_trace_is_the_clients_and_the_root_is_the_span_that_answers_were_given_under() -> None:
+    context = TraceContext(7, 8, parent_id=9, client_samples=True, state="a=1,b=2")
+    for span in made_of(a_story(trace=context)):
+        made = span.get_span_context()
+        assert made and made.trace_id == 7 and made.trace_flags.sampled
+        assert dict(made.trace_state) == {"a": "1", "b": "2"}
+    root = spans(trace=context)["POST /v1/completions"]
+    assert (id_of(root), parent(root)) == (8, 9)
+    assert root.parent and root.parent.is_remote
+
+
+def test_the_root_says_who_asked_and_what_it_took() -> None:
+    trail = a_trail()
+    trail.sequence.peak_blocks, trail.sequence.kv_block_seconds, trail.sequence.charged = 3, 0.5, 0.012
+    root = attributes(spans(trails=[trail], num_retries=2)["POST /v1/completions"])
+    assert root[semconv.TENANT_ID] == "acme"
+    assert root[semconv.PRIORITY_CLASS] == "standard"
+    assert root[semconv.POLICY_VERSION] == "v1"
+    assert root[semconv.OUTCOME] == "completed"
+    assert root[semconv.REQUEST_ID] == "req_1"
+    assert root[semconv.HTTP_RESPONSE_STATUS_CODE] == 200
+    assert root[semconv.HTTP_REQUEST_RESEND_COUNT] == 2
+    assert root[semconv.SAMPLED_BECAUSE] == "ratio"
+    assert root[semconv.KV_PEAK_BYTES] == 3000
+    assert root[semconv.KV_BYTE_SECONDS] == pytest.approx(500)
+    assert root[semconv.ENGINE_TIME_US] == 12_000
+    assert root[semconv.PREEMPTIONS] == 0
+
+
+def test_the_queue_says_how_long_and_what_was_expected() -> None:
+    trail = a_trail()
+    trail.sequence.promised_first, trail.sequence.promised_last = 0.03, 0.9
+    queue = attributes(spans(trails=[trail], grant=a_grant(Ask(1, 10, 23)))["sluice.queue"])
+    assert queue[semconv.QUEUE_WAIT_MS] == pytest.approx(6)
+    assert queue[semconv.DRR_DEFICIT] == 0.02
+    assert (queue[semconv.ESTIMATE_TTFT_MS], queue[semconv.ESTIMATE_TOTAL_MS]) == (30, 900)
+    assert (queue[semconv.ESTIMATE_TOKENS], queue[semconv.ESTIMATE_KV_BYTES]) == (33, 3000)
+
+
+def a_chat(**sampling: Any) -> ChatRequest:
+    return ChatRequest(
+        model="embedded",
+        sampling=SamplingParams(**sampling),
+        stream=True,
+        include_usage=False,
+        continuous_usage=False,
+        include_stop=False,
+        skip_special_tokens=True,
+        add_special_tokens=False,
+        service_tier=None,
+        user="a person",
+        messages=({"role": "user", "content": "a secret"},),
+        add_generation_prompt=True,
+    )
+
+
+def test_generation_follows_the_conventions() -> None:
+    request = a_chat(max_tokens=5, temperature=0.5, top_p=0.9, top_k=3, seed=11, presence_penalty=1.0)
+    chat = spans(operation="chat", request=request)["chat embedded"]
+    assert attributes(chat) == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "sluice",
+        "gen_ai.output.type": "text",
+        "gen_ai.request.model": "embedded",
+        "gen_ai.request.stream": True,
+        "gen_ai.request.max_tokens": 5,
+        "gen_ai.request.temperature": 0.5,
+        "gen_ai.request.top_p": 0.9,
+        "gen_ai.request.top_k": 3,
+        "gen_ai.request.seed": 11,
+        "gen_ai.request.presence_penalty": 1.0,
+        "gen_ai.response.id": "cmpl-1",
+        "gen_ai.response.model": "embedded",
+        "gen_ai.response.finish_reasons": ["stop"],
+        "gen_ai.response.time_to_first_chunk": pytest.approx(0.031),
+        "gen_ai.usage.input_tokens": 10,
+        "gen_ai.usage.output_tokens": 4,
+        "sluice.tenant.id": "acme",
+    }
+
+
+def test_no_other_span_is_taken_for_a_generation() -> None:
+    others = [span for name, span in spans().items() if name != "text_completion embedded"]
+    assert not any(key.startswith("gen_ai.") for span in others for key in attributes(span))
+
+
+def test_nothing_that_a_client_wrote_or_was_written_is_in_a_span() -> None:
+    request = a_chat(stop=("a secret stop",))
+    made = made_of(a_story(operation="chat", request=request, error=InternalError("a secret message"), grant=a_grant()))
+    assert b"secret" not in encode_spans(made).SerializeToString()
+    assert b"a person" not in encode_spans(made).SerializeToString()
+
+
+def test_chunks_are_events_of_the_prefill() -> None:
+    events = spans()["sluice.prefill"].events
+    assert [event.name for event in events] == ["chunk", "chunk"]
+    assert dict(events[1].attributes or {}) == {
+        "sluice.step.number": 4,
+        "sluice.chunk.start": 6,
+        "sluice.chunk.tokens": 4,
+    }
+    assert events[1].timestamp == pytest.approx(BEGAN_NS + 20e6, abs=1e3)
+
+
+def test_a_preemption_shows_where_it_happened() -> None:
+    recomputed = [Chunk(3, 0, 10, 100.010), Chunk(9, 0, 12, 100.050)]
+    trail = a_trail(preempted=[100.015, 100.040], resumed=[100.017, 100.050], chunks=recomputed)
+    tree = spans(trails=[trail])
+    assert [event.name for event in tree["sluice.prefill"].events] == ["chunk", "preempted", "resumed"]
+    assert [event.name for event in tree["sluice.decode"].events] == ["first_token", "preempted", "chunk", "resumed"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "event"),
+    [
+        (FinishReason.CANCELLED, "cancelled"),
+        (FinishReason.EXPIRED, "expired"),
+        (FinishReason.PREEMPTED, "preempted"),
+    ],
+)
+def test_what_is_cut_short_says_so(reason: FinishReason, event: str) -> None:
+    trail = a_trail()
+    trail.sequence.finish_reason = reason
+    assert spans(trails=[trail], outcome=Outcome.DISCONNECTED)["sluice.decode"].events[-1].name == event
+    early = a_trail(sequence=trail.sequence, first_token=None, prefilled=None)
+    tree = spans(trails=[early], outcome=Outcome.DISCONNECTED)
+    assert tree["sluice.prefill"].events[-1].name == event and "sluice.decode" not in tree
+
+
+def test_a_client_that_goes_away_is_no_error_of_ours() -> None:
+    assert all(
+        span.status.status_code is StatusCode.UNSET
+        for span in made_of(a_story(outcome=Outcome.DISCONNECTED, settling=None, grant=a_grant()))
+    )
+
+
+NOT_RUN: dict[str, Any] = {"trails": [], "reserved": None, "settling": None, "grant": None}
+
+
+def test_a_refusal_is_where_it_happened_with_its_code_and_is_no_error_of_the_server() -> None:
+    refused = {"status": 429, "outcome": Outcome.REFUSED, "error": RateLimited("no")}
+    tree = spans(None, **NOT_RUN | refused)
+    assert tree.keys() == {"POST /v1/completions", "sluice.auth", "sluice.quota.reserve"}
+    root, reserve = tree["POST /v1/completions"], tree["sluice.quota.reserve"]
+    for span in (root, reserve):
+        assert attributes(span)[semconv.REFUSAL_CODE] == "rate_limit_exceeded"
+        assert span.status.status_code is StatusCode.UNSET
+    assert reserve.end_time == root.end_time
+    assert attributes(root)[semconv.GEN_AI_REQUEST_MODEL] == "embedded"
+
+
+def test_a_full_queue_is_an_error_of_the_queue() -> None:
+    overloaded = {"trails": [], "status": 503, "outcome": Outcome.REFUSED, "error": Overloaded("full")}
+    tree = spans(**overloaded)
+    assert "text_completion embedded" not in tree
+    for name in ("POST /v1/completions", "sluice.queue"):
+        assert tree[name].status.status_code is StatusCode.ERROR
+        assert attributes(tree[name])[semconv.ERROR_TYPE] == "server_is_overloaded"
+        assert attributes(tree[name])[semconv.REFUSAL_CODE] == "server_is_overloaded"
+    assert tree["sluice.quota.reserve"].status.status_code is StatusCode.UNSET
+
+
+def test_a_failure_after_the_first_byte_is_an_error_of_the_generation() -> None:
+    failed = {"outcome": Outcome.FAILED, "error": InternalError("!"), "settling": None, "trails": [a_trail(ended=None)]}
+    tree = spans(**failed)
+    chat = tree["text_completion embedded"]
+    assert chat.status.status_code is tree["POST /v1/completions"].status.status_code is StatusCode.ERROR
+    assert attributes(chat)[semconv.ERROR_TYPE] == "internal_error"
+    assert semconv.REFUSAL_CODE not in attributes(chat)
+    assert chat.end_time == tree["POST /v1/completions"].end_time
+
+
+def test_what_expires_in_the_queue_was_never_generated() -> None:
+    trail = a_trail(admitted=None, first_token=None, prefilled=None, chunks=[], ended=100.05)
+    trail.sequence.finish_reason = FinishReason.EXPIRED
+    tree = spans(trails=[trail], outcome=Outcome.EXPIRED, status=504)
+    assert "text_completion embedded" not in tree
+    assert [event.name for event in tree["sluice.queue"].events] == ["expired"]
+    assert tree["sluice.queue"].status.status_code is StatusCode.ERROR
+
+
+def test_a_key_that_is_not_known_is_refused_by_auth() -> None:
+    story: dict[str, Any] = {"authenticated": None, "body_read": None, "reserving": None, "tenant": None}
+    refused = {"status": 401, "outcome": Outcome.INVALID, "error": InvalidApiKey("?")}
+    tree = spans(None, **NOT_RUN | story | refused)
+    assert tree.keys() == {"POST /v1/completions", "sluice.auth"}
+    assert attributes(tree["sluice.auth"])[semconv.REFUSAL_CODE] == "invalid_api_key"
+
+
+def test_a_store_that_fails_is_an_error_of_its_call() -> None:
+    calls = [StoreCall("reserve", 100.0031, 100.0039, "StoreUnavailable")]
+    call = spans(store_calls=calls)["EVALSHA reserve"]
+    assert call.status.status_code is StatusCode.ERROR
+    assert attributes(call) == {
+        "db.system.name": "redis",
+        "db.operation.name": "EVALSHA",
+        "db.stored_procedure.name": "reserve",
+        "error.type": "StoreUnavailable",
+    }
+
+
+def test_other_calls_of_the_store_are_the_requests_own() -> None:
+    calls = [*CALLS, StoreCall("extend", 100.05, 100.051, None), StoreCall("slice", 100.05, 100.051, None)]
+    tree = spans(store_calls=calls)
+    assert parent(tree["EVALSHA extend"]) == id_of(tree["POST /v1/completions"])
+    assert "EVALSHA slice" not in tree
+
+
+def test_a_request_of_many_prompts_is_bounded() -> None:
+    chunks = [Chunk(step, step, 1, 100.010) for step in range(1000)]
+    trails = [a_trail(sequence=a_sequence(), chunks=chunks) for _ in range(128)]
+    made = made_of(a_story(trails=trails, grant=a_grant()))
+    prefills = [span for span in made if span.name == "sluice.prefill"]
+    assert [attributes(span)[semconv.SEQUENCE_INDEX] for span in prefills] == list(range(MAX_SEQUENCES))
+    assert all(len(span.events) == FEWEST_EVENTS for span in prefills)
+    assert attributes(prefills[0])[semconv.CHUNKS] == 1000
+    (alone,) = [span for span in made_of(a_story(trails=trails[:1])) if span.name == "sluice.prefill"]
+    assert len(alone.events) == MAX_EVENTS
+    assert attributes(made[[span.name for span in made].index("text_completion embedded")])[semconv.SEQUENCES] == 128
+
+
+def test_names_of_spans_are_few_whatever_is_asked_for() -> None:
+    asked = {"method": "GET", "operation": None, "trails": [], "reserving": None, "reserved": None, "grant": None}
+    root = spans(None, path="/v1/models/" + "x" * 5000, **asked)["GET /v1/models/{model}"]
+    assert attributes(root)[semconv.HTTP_ROUTE] == "/v1/models/{model}"
+    assert len(attributes(root)[semconv.URL_PATH]) == MAX_TEXT
+    stranger = spans(None, path="/" + "x" * 5000, **asked)["GET {unknown}"]
+    assert attributes(stranger)[semconv.HTTP_ROUTE] == "{unknown}"
+    assert len(attributes(stranger)[semconv.URL_PATH]) == MAX_TEXT
+
+
+def test_every_route_of_the_tenants_port_is_known_by_its_name() -> None:
+    service, health = cast("Service", None), Health(started=bool, alive=bool, ready=bool)
+    app = make_app(service, make_probes(service, health), has_metrics=True)
+    assert isinstance(app, Shortcut) and isinstance(app._app, Starlette)
+    assert {route.path_format for route in app._app.routes if isinstance(route, Route)} == ROUTES
+
+
+@given(st.text(max_size=400), st.text(max_size=400), st.text(max_size=600))
+def test_whatever_clients_send_can_be_encoded_and_is_bounded(model: str, path: str, state: str) -> None:
+    context = TraceContext(1, 2, 3, client_samples=True, state=state)
+    story = a_story(model=model + "\ud800" * 3, path="/" + path, trace=context, request_id="r" * 128, grant=a_grant())
+    encoded = encode_spans(made_of(story))
+    assert len(encoded.SerializeToString()) < 16_000
+    for span in encoded.resource_spans[0].scope_spans[0].spans:
+        assert len(span.name) <= MAX_TEXT and len(span.trace_state) <= 1200
+
+
+@pytest.mark.parametrize("header", ["a", "a=1,a=2", "A=1", "a=\n", "a=é", "=", ",".join(f"k{n}=1" for n in range(33))])
+def test_a_tracestate_that_is_not_valid_is_left_out_and_not_logged(
+    header: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert trace_state(header) is None
+    assert not caplog.records
+
+
+def test_a_tracestate_keeps_its_order() -> None:
+    state = trace_state("b=2 , a@v=1,,")
+    assert state is not None and list(state.items()) == [("b", "2"), ("a@v", "1")]
+
+
+@st.composite
+def stories(draw: st.DrawFn) -> tuple[Story, float | None]:
+    """Requests of any length that ended at any point."""
+    moments = iter(sorted(draw(st.lists(st.floats(0, 1e5), min_size=12, max_size=12))))
+    names = ["began", "authenticated", "body_read", "reserving", "reserved"]
+    values: dict[str, Any] = {name: next(moments) for name in names}
+    queued, admitted, prefilled, preempted, resumed, over, settling = moments
+    cut = draw(st.integers(0, 8))
+    values |= dict.fromkeys(names[cut + 1 :])
+    settled = None
+    trails = []
+    if cut > 4:
+        trail = a_trail(queued=queued, admitted=None, first_token=None, prefilled=None, chunks=[], ended=over)
+        if cut > 5:
+            trail.admitted, trail.chunks = admitted, [Chunk(1, 0, 10, admitted)]
+        if cut > 6:
+            trail.first_token, trail.preempted, trail.resumed = prefilled, [preempted], [resumed]
+        trails = [trail] * draw(st.integers(1, 3))
+        settled = settling + draw(st.floats(0, 10))
+    values |= {"trails": trails, "settling": settling if cut > 7 else None, "ended": settling}
+    values["grant"] = a_grant() if cut > 3 else None
+    values["outcome"] = draw(st.sampled_from(list(Outcome)))
+    values["error"] = draw(st.sampled_from([None, RateLimited("no"), InternalError("no")]))
+    return a_story(**values, first_byte=None), settled
+
+
+@given(stories())
+def test_every_trace_is_one_tree_nested_in_time(case: tuple[Story, float | None]) -> None:
+    story, settled = case
+    made = made_of(story, settled)
+    by_id = {id_of(span): span for span in made}
+    assert len(by_id) == len(made) and 0 not in by_id
+    assert [id_of(span) for span in made if span.parent is None] == [story.trace.span_id]
+    for span in made:
+        assert span.start_time is not None and span.end_time is not None and span.start_time <= span.end_time
+        context = span.get_span_context()
+        assert context and context.trace_id == story.trace.trace_id
+        if span.parent is None:
+            continue
+        above = by_id[span.parent.span_id]
+        assert above.start_time is not None and above.end_time is not None
+        assert above.start_time <= span.start_time
+        if span.name != semconv.SPAN_SETTLE:
+            assert span.end_time <= above.end_time
+        assert all(span.start_time <= event.timestamp <= span.end_time for event in span.events)

@@ -1,0 +1,156 @@
+import asyncio
+from typing import Any, cast
+
+import pytest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+
+from admission.outcome import Outcome
+from gateway.settings.settings import Settings
+from gateway.telemetry.otlp import Collector, resource
+from gateway.telemetry.request_record import MAX_STORE_CALLS, StoreCall, current, note_command
+from gateway.telemetry.tracing.exporter import BackgroundExporter
+from gateway.telemetry.tracing.sampler import Sampler
+from gateway.telemetry.tracing.step_spans import StepSpans
+from gateway.telemetry.tracing.tracing import Tracing
+from gateway.tenants.effective_policy import KvShape
+from tests.gateway.telemetry.stories import BEGAN_NS, a_grant, a_story
+
+NOW = 100.5
+
+
+class Sent:
+    """Stands in for the exporter."""
+
+    def __init__(self) -> None:
+        self.traces: list[list[ReadableSpan]] = []
+
+    def put(self, spans: list[ReadableSpan]) -> None:
+        self.traces.append(spans)
+
+
+def tracing(sent: Sent, ratio: float = 1.0) -> Tracing:
+    steps = StepSpans(Resource({}), 5, set(), sent.put)
+    exporter = cast("BackgroundExporter", sent)
+    return Tracing(Resource({}), KvShape(16, 1000), Sampler(ratio, 2.0, 40.0), steps, exporter, lambda: NOW)
+
+
+def settle_ends(spans: list[ReadableSpan]) -> int:
+    (settle,) = [span for span in spans if span.name == "sluice.quota.settle"]
+    assert settle.end_time is not None
+    return settle.end_time - BEGAN_NS
+
+
+def test_a_request_that_is_not_sampled_leaves_nothing() -> None:
+    sent = Sent()
+    tracing(sent, ratio=0).request_ended(a_story())
+    assert not sent.traces
+
+
+async def test_a_trace_is_complete_once_its_quota_is_settled() -> None:
+    sent, told = Sent(), asyncio.Event()
+
+    async def settle() -> None:
+        await told.wait()
+
+    settlement = asyncio.create_task(settle())
+    story = a_story(grant=a_grant(settlement=settlement))
+    tracing(sent).request_ended(story)
+    await asyncio.sleep(0)
+    assert not sent.traces
+    story.store_calls.append(StoreCall("settle", 100.076, 100.09, None))
+    told.set()
+    await settlement
+    await asyncio.sleep(0)
+    assert settle_ends(sent.traces[0]) == pytest.approx(90e6, abs=1e3)
+    assert "EVALSHA settle" in [span.name for span in sent.traces[0]]
+
+
+async def test_a_settlement_that_failed_ends_a_trace_too() -> None:
+    async def settle() -> None:
+        raise RuntimeError("no store")
+
+    sent = Sent()
+    settlement = asyncio.create_task(settle())
+    tracing(sent).request_ended(a_story(grant=a_grant(settlement=settlement)))
+    await asyncio.gather(settlement, return_exceptions=True)
+    await asyncio.sleep(0)
+    assert settle_ends(sent.traces[0]) == pytest.approx(500e6, abs=1e3)
+
+
+def test_what_no_limit_counts_is_settled_at_once() -> None:
+    sent = Sent()
+    tracing(sent).request_ended(a_story(grant=a_grant()))
+    assert settle_ends(sent.traces[0]) == pytest.approx(75e6, abs=1e3)
+
+
+async def test_store_commands_are_put_down_to_the_request_whose_task_or_whose_tasks_gave_them() -> None:
+    async def serve(name: str) -> Any:
+        story = a_story()
+        current.set(story)
+        note_command(f"reserve {name}", 1.0, 2.0, None)
+        await asyncio.sleep(0)
+        await asyncio.create_task(settle(name))
+        return story
+
+    async def settle(name: str) -> None:
+        note_command(f"settle {name}", 3.0, 4.0, ValueError("a detail"))
+
+    note_command("of nobody", 0.0, 1.0, None)
+    stories = await asyncio.gather(*(asyncio.create_task(serve(name)) for name in "ab"))
+    for story, name in zip(stories, "ab", strict=True):
+        assert story.store_calls == [
+            StoreCall(f"reserve {name}", 1.0, 2.0, None),
+            StoreCall(f"settle {name}", 3.0, 4.0, "ValueError"),
+        ]
+
+
+async def test_store_commands_of_one_request_are_bounded() -> None:
+    story = a_story()
+    current.set(story)
+    for _ in range(3 * MAX_STORE_CALLS):
+        note_command("extend", 1.0, 2.0, None)
+    assert len(story.store_calls) == MAX_STORE_CALLS
+
+
+def test_the_collector_is_as_the_settings_name_it() -> None:
+    assert Collector.of(Settings()) is None
+    over_http = Settings(
+        otlp_endpoint="http://collector:4318/", otlp_protocol="http", otlp_headers="Authorization=Bearer%20a%3D,x-y=z"
+    )
+    collector = Collector.of(over_http)
+    assert collector is not None
+    assert collector.url("traces") == "http://collector:4318/v1/traces"
+    assert collector.url("metrics") == "http://collector:4318/v1/metrics"
+    assert collector.headers == {"authorization": "Bearer a=", "x-y": "z"}
+    assert "Bearer" not in repr(collector)
+    over_grpc = Collector.of(Settings(otlp_endpoint="http://collector:4317"))
+    assert over_grpc is not None
+    assert over_grpc.url("traces") == "http://collector:4317"
+
+
+@pytest.mark.parametrize("headers", ["a", "a=b,", "a b=c", "a=b c", "=b", "a=b\n"])
+def test_headers_that_are_no_pairs_are_refused_without_being_shown(headers: str) -> None:
+    with pytest.raises(ValueError, match="NAME=VALUE") as refused:
+        Settings(otlp_headers=headers)
+    assert repr(headers) not in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["localhost:4317", "grpc://localhost", "http://user:secret@localhost"])
+def test_an_endpoint_is_a_url_without_a_password(url: str) -> None:
+    with pytest.raises(ValueError, match="must begin with http") as refused:
+        Settings(otlp_endpoint=url)
+    assert url not in str(refused.value)
+
+
+def test_all_that_a_process_sends_is_of_one_instance() -> None:
+    us = resource().attributes
+    assert us["service.name"] == "sluice"
+    assert us["service.version"]
+    assert us["service.instance.id"] == resource().attributes["service.instance.id"]
+
+
+def test_a_failed_request_is_traced_whatever_the_ratio() -> None:
+    sent = Sent()
+    tracing(sent, ratio=0).request_ended(a_story(outcome=Outcome.FAILED))
+    assert len(sent.traces) == 1

@@ -1,0 +1,174 @@
+"""Leases on KV memory, over a store and an engine on paper and a clock that moves when told."""
+
+import asyncio
+
+from gateway.tenants.kv_leases import IDLE, RENEW, KvLeases
+from quotas.errors import StoreFault, StoreUnavailable
+
+BLOCK = 1024
+
+
+class Pool:
+    """What all replicas lease of one tenant's limit."""
+
+    def __init__(self) -> None:
+        self.others = 0
+        self.calls = 0
+        self.is_away = False
+
+    async def lease_kv(self, tenant: str, limit: int, wanted: int) -> tuple[int, float]:
+        self.calls += 1
+        if self.is_away:
+            raise StoreUnavailable("away")
+        return max(0, min(wanted, limit - self.others)), 30.0
+
+
+class Engine:
+    def __init__(self) -> None:
+        self.allowed: dict[str, int | None] = {}
+        self.needs = 0
+        self.denied = False
+
+    def allow(self, tenant: str, blocks: int | None) -> None:
+        self.allowed[tenant] = blocks
+        self.denied = False
+
+    def demand(self, tenant: str) -> int:
+        return self.needs
+
+    def is_denied(self, tenant: str) -> bool:
+        return self.denied
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.pool, self.engine = Pool(), Engine()
+        self.leases = KvLeases(self.pool, self.engine, BLOCK, lambda: self.now)
+
+    async def nonsense(self, tenant: str, limit: int, wanted: int) -> tuple[int, float]:
+        raise StoreFault("nonsense")
+
+    async def after(self, seconds: float) -> int | None:
+        self.now += seconds
+        await self.leases.look()
+        return self.engine.allowed.get("acme")
+
+
+async def test_a_tenant_without_a_limit_needs_no_lease() -> None:
+    bench = Bench()
+    bench.leases.use("acme", None, 10)
+    assert await bench.after(1) is None
+    assert bench.pool.calls == 0 and not bench.engine.allowed
+
+
+async def test_a_tenant_with_a_limit_holds_nothing_until_it_is_leased() -> None:
+    bench = Bench()
+    bench.leases.use("acme", 64 * BLOCK, 8)
+    assert bench.engine.allowed == {"acme": 0}
+    assert await bench.after(0) == 10  # and some headroom
+
+
+async def test_a_lease_follows_demand_and_never_exceeds_the_limit() -> None:
+    bench = Bench()
+    bench.leases.use("acme", 64 * BLOCK, 8)
+    await bench.after(0)
+    bench.engine.needs = 40
+    assert await bench.after(RENEW) == 50
+    bench.engine.needs = 400
+    assert await bench.after(RENEW) == 64
+
+
+async def test_what_is_denied_is_asked_for_at_once_and_what_others_hold_a_little_later() -> None:
+    bench = Bench()
+    bench.leases.use("acme", 64 * BLOCK, 8)
+    await bench.after(0)
+    bench.engine.needs, bench.engine.denied = 20, True
+    assert await bench.after(0.02) == 25
+    bench.pool.others, bench.engine.needs, bench.engine.denied = 44 * BLOCK, 30, True
+    assert await bench.after(0.02) == 20
+    calls, bench.engine.denied = bench.pool.calls, True
+    await bench.after(0.02)
+    assert bench.pool.calls == calls
+    await bench.after(0.2)
+    assert bench.pool.calls == calls + 1
+
+
+async def test_an_outage_leaves_the_lease_until_it_expires() -> None:
+    bench = Bench()
+    bench.engine.needs = 8
+    bench.leases.use("acme", 64 * BLOCK, 8)
+    await bench.after(0)
+    bench.pool.is_away = True
+    assert await bench.after(29) == 10
+    assert await bench.after(2) == 0
+    bench.pool.is_away = False
+    assert await bench.after(RENEW) == 10
+
+
+async def test_an_edited_limit_is_taken_up_with_the_next_request() -> None:
+    bench = Bench()
+    bench.engine.needs = 40
+    bench.leases.use("acme", 64 * BLOCK, 8)
+    await bench.after(0)
+    bench.leases.use("acme", 16 * BLOCK, 8)
+    assert await bench.after(0) == 16
+    bench.leases.use("acme", None, 8)
+    assert bench.engine.allowed == {"acme": None}
+
+
+async def test_what_is_served_when_a_limit_is_lowered_may_come_to_its_end() -> None:
+    bench = Bench()
+    bench.engine.needs = 40
+    bench.leases.use("acme", 64 * BLOCK, 30)
+    for blocks in (30, 30, 2):
+        bench.leases.serve("acme", blocks)
+    assert await bench.after(0) == 50
+    bench.leases.use("acme", 4 * BLOCK, 2)
+    bench.leases.served("acme", 30)
+    assert await bench.after(0) == 30
+    bench.leases.served("acme", 30)
+    assert await bench.after(RENEW) == 4
+
+
+async def test_what_is_served_when_a_limit_is_set_may_come_to_its_end() -> None:
+    bench = Bench()
+    bench.engine.needs = 40
+    bench.leases.serve("acme", 30)
+    bench.leases.serve("other", 99)
+    bench.leases.use("acme", 4 * BLOCK, 2)
+    assert await bench.after(0) == 30
+    bench.leases.served("acme", 30)
+    assert await bench.after(RENEW) == 4
+
+
+async def test_an_idle_tenant_returns_its_lease_and_is_forgotten() -> None:
+    bench = Bench()
+    bench.leases.use("acme", 64 * BLOCK, 8)
+    await bench.after(0)
+    assert await bench.after(RENEW) == 0
+    await bench.after(IDLE + RENEW)
+    calls = bench.pool.calls
+    await bench.after(IDLE)
+    assert bench.pool.calls == calls
+
+
+async def test_a_limit_lifted_while_its_lease_is_renewed_stays_lifted() -> None:
+    bench = Bench()
+    bench.leases.use("acme", 64 * BLOCK, 8)
+    looking = asyncio.ensure_future(bench.leases.look())
+    await asyncio.sleep(0)
+    bench.leases.use("acme", None, 8)
+    await looking
+    assert bench.engine.allowed == {"acme": None}
+
+
+async def test_a_store_that_answers_nonsense_is_an_outage_too() -> None:
+    bench = Bench()
+    bench.engine.needs = 8
+    bench.leases.use("acme", 64 * BLOCK, 8)
+    await bench.after(0)
+    lease_kv, bench.pool.lease_kv = bench.pool.lease_kv, bench.nonsense  # type: ignore[method-assign]
+    assert await bench.after(RENEW) == 10
+    bench.pool.lease_kv = lease_kv  # type: ignore[method-assign]
+    assert await bench.after(RENEW) == 10

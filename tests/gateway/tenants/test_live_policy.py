@@ -1,0 +1,123 @@
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from gateway.tenants.live_policy import Edition, Policies
+from quotas.policy.policy import DEFAULT_POLICY, Policy
+from quotas.policy.policy_file import PolicyError
+
+News = TypeVar("News")
+
+ONE = "tenants:\n  acme:\n    weight: 2\n"
+TWO = "tenants:\n  acme:\n    weight: 3\n"
+
+
+def policies(path: Path, text: str = ONE) -> Policies:
+    path.write_text(text)
+    return Policies(path)
+
+
+def telling(told: list[News]) -> Callable[[News], Awaitable[None]]:
+    async def tell(news: News) -> None:
+        told.append(news)
+
+    return tell
+
+
+def test_without_a_file_the_built_in_policy_holds() -> None:
+    assert Policies(None).current is DEFAULT_POLICY
+
+
+def test_an_invalid_policy_is_nothing_to_begin_with(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match=r"p\.yaml:1:"):
+        policies(tmp_path / "p.yaml", "tenant: {}\n")
+
+
+async def test_an_edit_takes_effect_and_whoever_listens_is_told(tmp_path: Path) -> None:
+    held = policies(tmp_path / "p.yaml")
+    told: list[Policy] = []
+    held.on_change.append(telling(told))
+    (tmp_path / "p.yaml").write_text(TWO)
+    await held.reload()
+    assert held.current.tenant("acme").weight == 3
+    assert told == [held.current]
+
+
+async def test_an_invalid_edit_changes_nothing_and_is_reported_until_it_is_mended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = policies(tmp_path / "p.yaml")
+    before = held.current
+    (tmp_path / "p.yaml").write_text("tenants:\n  acme:\n    wieght: 3\n")
+    await held.reload()
+    assert held.current is before
+    assert held.num_failures == 1
+    assert "p.yaml:3:5" in str(held.problem) and "weight" in str(held.problem)
+    assert str(held.problem) in caplog.text
+    (tmp_path / "p.yaml").write_text(TWO)
+    await held.reload()
+    assert held.problem is None and held.current.tenant("acme").weight == 3
+
+
+async def test_an_edit_of_comments_alone_changes_nothing(tmp_path: Path) -> None:
+    held = policies(tmp_path / "p.yaml")
+    before = held.current
+    (tmp_path / "p.yaml").write_text(f"# a comment\n{ONE}")
+    await held.reload()
+    assert held.current is before and held.num_reloads == 0
+
+
+async def test_every_version_is_remembered_with_what_it_changed(tmp_path: Path) -> None:
+    now = iter((10.0, 20.0))
+    (tmp_path / "p.yaml").write_text(ONE)
+    held = Policies(tmp_path / "p.yaml", clock=lambda: next(now))
+    first = held.current.version
+    (tmp_path / "p.yaml").write_text(TWO)
+    await held.reload()
+    assert list(held.history) == [
+        Edition(first, 10.0, ()),
+        Edition(held.current.version, 20.0, ("tenant acme", "  weight: 2 -> 3")),
+    ]
+
+
+async def test_whoever_listens_for_failures_is_told_what_is_wrong(tmp_path: Path) -> None:
+    held = policies(tmp_path / "p.yaml")
+    told: list[PolicyError] = []
+    held.on_failure.append(telling(told))
+    (tmp_path / "p.yaml").write_text("tenant: {}\n")
+    await held.reload()
+    assert told == [held.problem]
+
+
+async def test_all_files_of_a_folder_are_taken_up_together(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(ONE)
+    held = Policies(tmp_path)
+    (tmp_path / "b.yaml").write_text("tenants:\n  other:\n    weight: 5\n")
+    assert len(list(held.files())) == 2
+    await held.reload()
+    assert (held.current.tenant("acme").weight, held.current.tenant("other").weight) == (2, 5)
+
+
+async def test_of_two_reloads_at_once_the_later_edit_wins_for_all_who_listen(tmp_path: Path) -> None:
+    held = policies(tmp_path / "p.yaml")
+    told: list[float] = []
+
+    async def tell(policy: Policy) -> None:
+        if not told:
+            told.append(0)
+            (tmp_path / "p.yaml").write_text(ONE.replace("2", "4"))
+            later.append(asyncio.create_task(held.reload()))
+            for _ in range(3):
+                await asyncio.to_thread(tuple)
+        told.append(policy.tenant("acme").weight)
+
+    later: list[asyncio.Task[None]] = []
+    held.on_change.append(tell)
+    (tmp_path / "p.yaml").write_text(TWO)
+    await held.reload()
+    await later[0]
+    assert told == [0, 3, 4]
+    assert held.current.tenant("acme").weight == 4

@@ -1,0 +1,144 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quotas.policy.limit import MAX_AMOUNT, MAX_RATE, Budget, Limit, Period, Rate, Resource, Window
+from quotas.policy.policy import SERVICE_TIERS, ClassPolicy, KeyPolicy, Policy, TenantPolicy
+from tests.examples import examples
+from tests.quotas.policies import policies
+
+CLASSES = (
+    ClassPolicy("fast", 0, ("fast", "priority")),
+    ClassPolicy("plain", 1, ("scale",)),
+    ClassPolicy("slow", 2, ("flex",)),
+)
+TOKENS = Limit(Resource.TOKENS, 1000, Rate(60, 200))
+OF_KEY = Limit(Resource.TOKENS, 100, Rate(60, 100), key="k1")
+
+
+def policy(tenant: TenantPolicy) -> Policy:
+    return Policy.of(CLASSES, TenantPolicy("", "plain", "slow"), {tenant.name: tenant})
+
+
+def class_of(service_tier: str | None, highest: str, default: str, key_highest: str | None = None) -> str:
+    tenant = TenantPolicy("acme", highest, default, keys={"k1": KeyPolicy("k1", highest_class=key_highest)})
+    return policy(tenant).class_for("acme", "k1", service_tier).name
+
+
+@pytest.mark.parametrize("service_tier", [None, "auto", "default"])
+def test_a_request_that_asks_for_no_tier_gets_its_tenants_default_class(service_tier: str | None) -> None:
+    assert class_of(service_tier, "fast", "plain") == "plain"
+
+
+def test_a_tier_is_served_by_the_class_that_names_it() -> None:
+    assert [class_of(tier, "fast", "plain") for tier in ("fast", "priority", "scale", "flex")] == [
+        "fast", "fast", "plain", "slow",
+    ]  # fmt: skip
+
+
+def test_a_tier_that_no_class_names_is_the_default_class() -> None:
+    tenant = TenantPolicy("acme", "only", "only")
+    one = Policy.of((ClassPolicy("only", 0),), tenant)
+    assert {one.class_for("acme", None, tier).name for tier in SERVICE_TIERS} == {"only"}
+
+
+def test_nobody_is_served_above_what_the_tenant_and_the_key_allow() -> None:
+    assert class_of("fast", "plain", "slow") == "plain"
+    assert class_of("fast", "fast", "fast", key_highest="slow") == "slow"
+    assert class_of(None, "fast", "fast", key_highest="plain") == "plain"
+
+
+def test_a_tenant_that_is_not_named_has_the_defaults() -> None:
+    found = policy(TenantPolicy("acme", "fast", "fast"))
+    assert found.tenant("other") is found.default
+    assert found.class_for("other", "any", "fast").name == "plain"
+
+
+def test_a_keys_limits_hold_besides_its_tenants() -> None:
+    tenant = TenantPolicy("acme", "fast", "fast", limits=(TOKENS,), keys={"k1": KeyPolicy("k1", limits=(OF_KEY,))})
+    assert tenant.limits_of("k1") == (TOKENS, OF_KEY)
+    assert tenant.limits_of("k2") == tenant.limits_of() == (TOKENS,)
+
+
+def test_a_key_narrows_the_models_of_its_tenant_and_never_widens_them() -> None:
+    keys = {"k1": KeyPolicy("k1", models=("a", "z")), "k2": KeyPolicy("k2")}
+    tenant = TenantPolicy("acme", "fast", "fast", models=("a", "b"), keys=keys)
+    allowed = {key: [model for model in "abz" if tenant.allows_model(model, key)] for key in ("k1", "k2", None)}
+    assert allowed == {"k1": ["a"], "k2": ["a", "b"], None: ["a", "b"]}
+    assert TenantPolicy("acme", "fast", "fast").allows_model("anything")
+
+
+def test_limits_have_names_that_are_unique_and_stable() -> None:
+    limits = [
+        TOKENS,
+        OF_KEY,
+        Limit(Resource.REQUESTS, 5, Rate(1, 5)),
+        Limit(Resource.REQUESTS, 5, Rate(3600, 5)),
+        Limit(Resource.REQUESTS, 5, Budget(Period.MONTH)),
+        Limit(Resource.KV_BYTES, 5),
+        Limit(Resource.CONCURRENT_REQUESTS, 5, key="k1"),
+    ]
+    assert [limit.name for limit in limits] == [
+        "tokens/min",
+        "key:k1:tokens/min",
+        "requests/s",
+        "requests/h",
+        "requests/month",
+        "kv_bytes",
+        "key:k1:concurrent_requests",
+    ]
+
+
+def test_a_limit_can_hold_its_burst_or_its_amount() -> None:
+    assert TOKENS.capacity == 200
+    assert Limit(Resource.TOKENS, 7, Budget(Period.DAY)).capacity == Limit(Resource.KV_BYTES, 7).capacity == 7
+
+
+@pytest.mark.parametrize(
+    ("resource", "amount", "window"),
+    [
+        (Resource.TOKENS, 1, None),
+        (Resource.KV_BYTES, 1, Budget(Period.DAY)),
+        (Resource.TOKENS, 0, Budget(Period.DAY)),
+        (Resource.QUEUED_REQUESTS, -1, None),
+        (Resource.KV_BYTES, MAX_AMOUNT + 1, None),
+        (Resource.TOKENS, MAX_AMOUNT + 1, Budget(Period.DAY)),
+        (Resource.TOKENS, MAX_RATE + 1, Rate(60, 1)),
+    ],
+)
+def test_a_limit_that_makes_no_sense_cannot_be_made(resource: Resource, amount: int, window: Window) -> None:
+    with pytest.raises(ValueError, match=resource):
+        Limit(resource, amount, window)
+
+
+@pytest.mark.parametrize(("seconds", "burst"), [(61, 1), (60, 0), (60, MAX_RATE + 1)])
+def test_a_rate_that_makes_no_sense_cannot_be_made(seconds: int, burst: int) -> None:
+    with pytest.raises(ValueError, match=r"a (rate|burst) is"):
+        Rate(seconds, burst)
+
+
+def test_the_digest_of_a_key_is_not_in_its_repr() -> None:
+    assert "c0ffee" not in repr(KeyPolicy("k1", hmac="c0ffee" * 10))
+
+
+@settings(max_examples=examples(50), deadline=None)
+@given(policies(), st.sampled_from([None, "auto", "default", *SERVICE_TIERS]))
+def test_whatever_is_asked_the_class_is_allowed(found: Policy, service_tier: str | None) -> None:
+    for name in (*found.tenants, "stranger"):
+        tenant = found.tenant(name)
+        for key_id in (*tenant.keys, None):
+            served = found.class_for(name, key_id, service_tier)
+            assert served.level >= found.class_named(tenant.highest_class).level
+            key = tenant.key(key_id)
+            assert not (key and key.highest_class) or served.level >= found.class_named(key.highest_class).level
+
+
+@settings(max_examples=examples(50), deadline=None)
+@given(policies())
+def test_the_version_depends_on_the_content_alone(found: Policy) -> None:
+    turned = dict(reversed(found.tenants.items()))
+    assert Policy.of(found.classes, found.default, turned, found.unnamed_tenants).version == found.version
+    more = {**found.tenants, "one-more-tenant": found.default}
+    assert Policy.of(found.classes, found.default, more, found.unnamed_tenants).version != found.version
+    (other,) = {"allow", "refuse"} - {found.unnamed_tenants}
+    assert Policy.of(found.classes, found.default, found.tenants, other).version != found.version

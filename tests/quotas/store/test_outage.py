@@ -1,0 +1,261 @@
+"""The store is away, and each tenant goes on as its policy says."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from quotas.errors import BudgetSpent, StoreUnavailable
+from quotas.policy.limit import Budget, Limit, Period, Rate, Resource
+from quotas.quotas import Quotas
+from quotas.reservation import Ask, Reservation, Usage
+from quotas.store.redis_store import RedisStore
+from quotas.store.scripts import ScriptRunner
+from tests.quotas.servers import BINARIES, running
+from tests.quotas.wire import Wire
+
+HOURLY = Limit(Resource.TOKENS, 10_000, Rate(3600, 10_000))
+DAILY = Limit(Resource.TOKENS, 100_000, Budget(Period.DAY))
+CONCURRENT = Limit(Resource.CONCURRENT_REQUESTS, 100)
+OF_KEY = Limit(Resource.TOKENS, 5_000, Budget(Period.DAY), key="k1")
+LIMITS = (HOURLY, DAILY, CONCURRENT, OF_KEY)
+ASK = Ask(1, 60, 40)  # 5 % of the smallest limit are two and a half
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    with running(BINARIES["valkey"], tmp_path) as url:
+        yield url
+
+
+@pytest.fixture
+async def store(url: str) -> AsyncIterator[RedisStore]:
+    store = RedisStore.at(url, timeout=0.5)
+    await store.connect()
+    yield store
+    await store.close()
+
+
+@asynccontextmanager
+async def outage(url: str) -> AsyncIterator[None]:
+    """It hangs."""
+    async with Redis.from_url(url) as redis:
+        pid = int((await redis.info("server"))["process_id"])
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def returned(store: RedisStore) -> None:
+    await store.returned.wait()
+    await store.heartbeat()
+
+
+async def reserve(store: RedisStore, policy: str = "lease", ask: Ask = ASK) -> Reservation:
+    store.returned.clear()
+    return await store.reserve("acme", "k1", LIMITS, ask, policy)  # type: ignore[arg-type]
+
+
+async def left(store: RedisStore) -> dict[str, int]:
+    return {state.limit.name: state.remaining for state in await store.states("acme", "k1", LIMITS)}
+
+
+async def warmed_up(store: RedisStore) -> None:
+    """The tenant has been served, and has a slice."""
+    await store.settle(await reserve(store), Usage(60, 40))
+    await store.heartbeat()
+
+
+async def test_a_tenant_that_is_closed_is_refused(url: str, store: RedisStore) -> None:
+    await warmed_up(store)
+    async with outage(url):
+        with pytest.raises(StoreUnavailable):
+            await reserve(store, "closed")
+
+
+async def test_a_tenant_that_is_open_runs_uncounted_and_is_charged_on_return(url: str, store: RedisStore) -> None:
+    await warmed_up(store)
+    async with outage(url):
+        ended = [await reserve(store, "open", Ask(1, 2000, 2000)) for _ in range(2)]
+        going_on = await reserve(store, "open", Ask(1, 1000, 500))
+        for reservation in ended:
+            await store.settle(reservation, Usage(2000, 1500))
+    await returned(store)
+    assert (await left(store))["tokens/day"] == 100_000 - 100 - 2 * 3500 - 1500
+    assert (await left(store))["key:k1:tokens/day"] == 0, "more than it held"
+    assert (await left(store))["concurrent_requests"] == 99
+    await store.settle(going_on, Usage(1000, 100))
+    assert (await left(store))["tokens/day"] == 100_000 - 100 - 2 * 3500 - 1100
+    booked = await store.usage("acme", datetime.now(UTC).date())
+    assert booked == {"k1": Usage(60 + 2 * 2000 + 1000, 40 + 2 * 1500 + 100, requests=4)}
+
+
+async def test_a_slice_is_spent_all_or_nothing_and_reconciled(url: str, store: RedisStore) -> None:
+    await warmed_up(store)
+    async with outage(url):
+        spent = [await reserve(store) for _ in range(2)]
+        with pytest.raises(StoreUnavailable):
+            await reserve(store)
+        await store.settle(spent[0], Usage(60, 0))
+        again = await reserve(store, ask=Ask(1, 40, 40))
+        with pytest.raises(StoreUnavailable):
+            await reserve(store)
+        await store.settle(again, Usage(40, 40))
+    await returned(store)
+    assert (await left(store))["key:k1:tokens/day"] == 5000 - 100 - 60 - 80 - 100
+    assert (await left(store))["concurrent_requests"] == 99
+    await store.settle(spent[1], Usage(60, 40))
+    remaining = await left(store)
+    assert (remaining["tokens/day"], remaining["key:k1:tokens/day"]) == (99_660, 4660)
+    assert remaining["concurrent_requests"] == 100
+
+
+async def test_a_tenant_without_a_slice_is_refused(url: str, store: RedisStore) -> None:
+    async with outage(url):
+        with pytest.raises(StoreUnavailable, match="set aside"):
+            await reserve(store)
+
+
+async def test_a_slice_ends_by_the_replicas_own_clock(url: str) -> None:
+    now = 1000.0
+    store = RedisStore(ScriptRunner(url, 0.5), 30.0, lambda: now)
+    await store.connect()
+    await warmed_up(store)
+    async with outage(url):
+        await reserve(store)
+        now += 27.5
+        with pytest.raises(StoreUnavailable):
+            await reserve(store)
+    await store.close()
+
+
+async def test_what_runs_when_the_outage_begins_settles_on_return(url: str, store: RedisStore) -> None:
+    before = await reserve(store)
+    async with outage(url):
+        await store.settle(before, Usage(60, 10))
+        with pytest.raises(StoreUnavailable):
+            await reserve(store, "closed")
+    await returned(store)
+    assert (await left(store))["tokens/day"] == 99_930
+
+
+async def test_an_answer_goes_on_within_the_slice(url: str, store: RedisStore) -> None:
+    await warmed_up(store)
+    before = await reserve(store)
+    async with outage(url):
+        await store.extend(before, 100)
+        with pytest.raises(StoreUnavailable):
+            await store.extend(before, 1000)
+    await returned(store)
+    await store.extend(before, 50)
+    before.progress = Usage(60, 170)
+    await store.heartbeat()
+    await store.settle(before, Usage(60, 180))
+    assert (await left(store))["tokens/day"] == 100_000 - 100 - 240
+    booked = await store.usage("acme", datetime.now(UTC).date())
+    assert booked == {"k1": Usage(120, 220, requests=2)}
+
+
+async def test_slices_give_way_to_whoever_needs_what_they_hold(url: str) -> None:
+    limits = (Limit(Resource.REQUESTS, 100, Budget(Period.DAY)),)
+    store, other = RedisStore.at(url, timeout=5), RedisStore.at(url, timeout=5)
+    await store.connect()
+    await other.connect()
+    for _ in range(2):
+        await store.reserve("acme", None, limits, Ask(), "lease")
+        await other.reserve("acme", None, limits, Ask(), "lease")
+        await asyncio.gather(store.heartbeat(), other.heartbeat())
+
+    async def served(by: RedisStore) -> int:
+        for count in range(100):
+            try:
+                await by.reserve("acme", None, limits, Ask(), "lease")
+            except BudgetSpent:
+                return count
+        return 100
+
+    first = await served(store)
+    assert 90 <= first <= 95, "its own slice gave way, the other replica's did not"
+    await other.heartbeat()
+    assert first + await served(store) == 95, "with the next heartbeat it keeps no more than one request needs"
+    await store.close()
+    await other.close()
+
+
+async def test_a_closing_replica_leaves_nothing_set_aside(url: str, store: RedisStore) -> None:
+    other = RedisStore.at(url, timeout=5)
+    await other.connect()
+    await warmed_up(other)
+    await other.close()
+    async with Redis.from_url(url) as redis:
+        assert not [name for name in await redis.hkeys("sluice:{acme}") if name.startswith(b"s:")]
+
+
+async def test_a_store_that_lost_its_state_in_the_outage_is_told_what_was_spent(url: str, store: RedisStore) -> None:
+    await warmed_up(store)
+    async with outage(url):
+        ended, going_on = await reserve(store), await reserve(store)
+        await store.settle(ended, Usage(60, 40))
+    await store.returned.wait()
+    async with Redis.from_url(url) as redis:
+        await redis.flushall()
+    await store.heartbeat()
+    assert (await left(store))["tokens/day"] == 100_000 - 300
+    await store.settle(going_on, Usage(60, 0))
+    assert (await left(store))["tokens/day"] == 100_000 - 260
+
+
+@pytest.mark.parametrize("lost", range(1, 9))
+async def test_what_ran_in_an_outage_is_charged_once_however_many_answers_are_lost(url: str, lost: int) -> None:
+    runner = ScriptRunner(url, 5)
+    await runner.client.connect()
+    wire = Wire(runner)
+    store = RedisStore(wire)
+    await warmed_up(store)
+    wire.is_cut = True
+    ended, going_on = await reserve(store), await reserve(store)
+    await store.settle(ended, Usage(60, 30))
+    wire.is_cut, wire.losses = False, lost
+    while wire.losses:
+        with pytest.raises(StoreUnavailable):
+            await store.heartbeat()
+    await store.settle(going_on, Usage(60, 20))
+    await store.heartbeat()
+    assert (await left(store))["tokens/day"] == 100_000 - 100 - 90 - 80
+    assert (await store.usage("acme", datetime.now(UTC).date()))["k1"] == Usage(180, 90, requests=3)
+    await store.close()
+
+
+async def test_closing_waits_for_the_store_no_longer_than_its_bound(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quotas.quotas.SETTLE_SECONDS", 0.2)
+    store = RedisStore.at(url, timeout=0.5)
+    await store.connect()
+    quotas = Quotas(store, 3600)
+    reservation = await reserve(store)
+    async with outage(url):
+        await store.settle(reservation, Usage(60, 40))
+        await quotas.close()
+    assert not store.is_connected
+
+
+async def test_closing_settles_with_a_store_that_comes_back(url: str) -> None:
+    store, observer = RedisStore.at(url, timeout=0.5), RedisStore.at(url, timeout=5)
+    await store.connect()
+    quotas = Quotas(store, 3600)
+    reservation = await reserve(store)
+    async with outage(url):
+        await store.settle(reservation, Usage(60, 10))
+        closing = asyncio.create_task(quotas.close())
+        await asyncio.sleep(0)
+    await closing
+    await observer.connect()
+    assert (await left(observer))["tokens/day"] == 99_930
+    await observer.close()

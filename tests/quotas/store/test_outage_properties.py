@@ -1,0 +1,300 @@
+"""Replicas that are cut off for random times, lose answers and crash: together they never exceed a limit."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from fractions import Fraction
+from struct import unpack
+from uuid import uuid4
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from quotas.errors import NeverFits, Refused, StoreUnavailable
+from quotas.policy.limit import Budget, Limit, Period, Rate, Resource
+from quotas.reservation import NOTHING, Ask, Reservation, Usage
+from quotas.store.redis_store import RedisStore
+from quotas.store.scripts import ScriptRunner
+from tests.examples import examples
+from tests.quotas.bookings import booked
+from tests.quotas.store_model import DAY, stretch
+from tests.quotas.wire import Wire
+
+LEASE = 30.0
+BEAT = 10_000_000  # microseconds
+START = 1_719_792_000_000_000 - 25_000_000  # a day, a week and a month end in 25 seconds
+KEYS = (None, "k1")
+SPENT = (Resource.REQUESTS, Resource.INPUT_TOKENS, Resource.OUTPUT_TOKENS, Resource.TOKENS)
+GREED = 300  # requests, at most
+Step = tuple[object, ...]
+PACES = (1.0, 0.95, 1.05)  # of the replicas' own clocks
+
+amounts = st.integers(40, 1000)
+windows = st.sampled_from([1, 60, 3600]) | st.sampled_from(list(Period))
+replicas = st.integers(0, 2)
+
+
+@st.composite
+def limits(draw: st.DrawFn, key: str | None) -> Limit:
+    if draw(st.integers(0, 3)) == 0:
+        return Limit(Resource.CONCURRENT_REQUESTS, draw(st.integers(2, 30)), None, key)
+    window, amount = draw(windows), draw(amounts)
+    if isinstance(window, Period):
+        return Limit(draw(st.sampled_from(SPENT)), amount, Budget(window), key)
+    return Limit(draw(st.sampled_from(SPENT)), amount, Rate(window, draw(amounts)), key)
+
+
+def some_limits(key: str | None) -> st.SearchStrategy[list[Limit]]:
+    return st.lists(limits(key), min_size=1, max_size=2, unique_by=lambda limit: limit.name)
+
+
+asks = st.builds(Ask, st.just(1), st.integers(1, 9), st.integers(1, 9))
+whom = replicas | st.none()
+bursts = st.tuples(st.just("reserve"), replicas, st.sampled_from(KEYS), asks, st.sampled_from([1, 2, 5, 50]))
+waits = st.tuples(st.just("wait"), st.sampled_from([0, 333_333, 10**6, 7 * 10**6, 20 * 10**6, 29 * 10**6, 70 * 10**6]))
+settles = st.tuples(st.just("settle"), st.integers(0, 40), st.none())
+partial_settles = st.tuples(st.just("settle"), st.integers(0, 40), st.integers(0, 3))
+extensions = st.tuples(st.just("extend"), st.integers(0, 40), st.integers(1, 4))
+losses = st.tuples(st.just("lose"), replicas, st.integers(1, 3))
+crashes = st.tuples(st.just("crash"), replicas)
+
+
+@st.composite
+def outages(draw: st.DrawFn, during: st.SearchStrategy[Step]) -> list[Step]:
+    """Of one replica or of all, that were busy before; in it and after it each takes what it gets."""
+    key, ask = draw(st.sampled_from(KEYS)), draw(asks)
+    warm_up = [("reserve", index, key, ask, 2) for index in range(3)]
+    greed = [("reserve", index, key, ask, GREED) for index in draw(st.permutations(range(3)))]
+    some = st.lists(bursts | during, max_size=3)
+    return [
+        *warm_up,
+        ("wait", draw(st.integers(0, BEAT))),
+        ("cut", draw(whom)),
+        *draw(some),
+        *(greed if draw(st.booleans()) else ()),
+        *draw(some),
+        ("mend", draw(whom)),
+        *(greed if draw(st.booleans()) else ()),
+    ]
+
+
+def histories(*kinds: st.SearchStrategy[Step]) -> st.SearchStrategy[list[Step]]:
+    during = st.one_of(waits, settles, extensions, *kinds)
+    return st.lists(outages(during), min_size=1, max_size=3).map(
+        lambda parts: [step for part in parts for step in part]
+    )
+
+
+@dataclass(eq=False)
+class Running:
+    reservation: Reservation
+    ask: Ask  # with its extensions
+
+
+@dataclass(eq=False)
+class Life:
+    """One replica from its start to its crash."""
+
+    store: RedisStore
+    wire: Wire
+    running: list[Running] = field(default_factory=list)
+    cut_at: int = 0
+
+
+class World:
+    def __init__(self, runner: ScriptRunner, policy: dict[str | None, list[Limit]]) -> None:
+        self.runner = runner
+        self.policy = policy
+        self.tenant = uuid4().hex
+        self.now = START
+        self.moves: dict[Limit, list[tuple[int, int]]] = {limit: [] for key in KEYS for limit in policy[key]}
+        self.spent: list[Usage] = []
+        self.lives = [self._new_life(pace) for pace in PACES]
+
+    async def live(self, steps: list[Step]) -> None:
+        await self.wait(0)
+        for verb, *arguments in steps:
+            await getattr(self, str(verb))(*arguments)
+        await self.mend(None)
+        for life in self.lives:
+            await self._end_all(life)
+        await self.wait(round(LEASE * 1e6) * 3)
+
+    async def reserve(self, index: int, key: str | None, ask: Ask, times: int) -> None:
+        life, limits = self.lives[index], self._limits(key)
+        for _ in range(times):
+            try:
+                reservation = await life.store.reserve(self.tenant, key, limits, ask, "lease")
+            except (NeverFits, Refused, StoreUnavailable):
+                return
+            life.running.append(Running(reservation, ask))
+            self._move(limits, ask, 1)
+            await asyncio.sleep(0)
+
+    async def extend(self, pick: int, more: int) -> None:
+        for life, one in self._picked(pick):
+            try:
+                await life.store.extend(one.reservation, more)
+            except (NeverFits, Refused, StoreUnavailable):
+                continue
+            one.ask = Ask(one.ask.requests, one.ask.input_tokens, one.ask.output_tokens + more)
+            self._move(one.reservation.limits, Ask(0, 0, more), 1)
+
+    async def settle(self, pick: int, output_tokens: int | None) -> None:
+        for life, one in self._picked(pick):
+            await self._end(life, one, output_tokens)
+
+    async def wait(self, duration: int) -> None:
+        while True:
+            step = min(duration, BEAT)
+            await self._advance(step)
+            duration -= step
+            if not duration:
+                return
+
+    async def cut(self, index: int | None) -> None:
+        """What the store has granted ends first: what it takes for dead after the lease, it gives to others."""
+        for life in self._chosen(index):
+            if not life.wire.is_cut:
+                await self._end_all(life)
+                await self._beat(life)
+                life.wire.is_cut, life.cut_at = True, self.now
+
+    async def mend(self, index: int | None) -> None:
+        for life in self._chosen(index):
+            life.wire.is_cut = False
+            await self._beat(life)
+
+    async def lose(self, index: int, answers: int) -> None:
+        self.lives[index].wire.losses = answers
+
+    async def crash(self, index: int) -> None:
+        """What has ended was told the store, if it could be; what runs does no more."""
+        life = self.lives[index]
+        if not life.wire.is_cut:
+            await self._beat(life)
+        for one in life.running:
+            self._move(one.reservation.limits, one.ask, -1)
+        self.lives[index] = self._new_life(PACES[index])
+
+    def check_flows(self) -> None:
+        """admitted(t) <= burst + rate * t from any time on; a budget by period; what is held at once at any time."""
+        for limit, moves in self.moves.items():
+            match limit.window:
+                case Rate():
+                    _check_rate(limit, limit.window, moves)
+                case Budget(period=period):
+                    for current in {stretch(period, moment) for moment, _ in moves}:
+                        admitted = sum(cost for moment, cost in moves if stretch(period, moment) == current)
+                        assert admitted <= limit.amount
+                case None:
+                    assert all(sum(cost for _, cost in moves[: end + 1]) <= limit.amount for end in range(len(moves)))
+
+    async def check_settled(self) -> None:
+        """Nothing is held or set aside any more, and the ledger holds what was spent, neither more nor less."""
+        state = await self._hash("")
+        assert not [name for name in state if name[:2] in {b"r:", b"s:"}]
+        for key in KEYS:
+            levels = await self._hash(f":key:{key}" if key else "")
+            for limit in self.policy[key]:
+                if level := levels.get(limit.name.removeprefix(f"key:{key}:").encode()):
+                    used, _, _, aside = unpack("<dddd", level)
+                    assert aside == 0
+                    assert used == 0 or limit.window
+        days = range(START // DAY, self.now // DAY + 1)
+        assert await booked(self.lives[0].store, self.tenant, days) == sum(self.spent, NOTHING)
+
+    async def _advance(self, duration: int) -> None:
+        self.now += duration
+        await self.runner.client.execute(b"SET", b"test:clock", b"%d" % self.now)
+        for life in self.lives:
+            if not life.wire.is_cut:
+                await self._beat(life)
+            elif self.now - life.cut_at > LEASE * 0.5e6:
+                await self._end_all(life)  # else what is held at once would be held beyond the lease
+
+    async def _beat(self, life: Life) -> None:
+        """Until all answers that get lost are."""
+        for _ in range(40):
+            with suppress(StoreUnavailable):
+                return await life.store.heartbeat()
+        raise AssertionError("no heartbeat gets through")
+
+    async def _end_all(self, life: Life) -> None:
+        for one in list(life.running):
+            await self._end(life, one, None)
+
+    async def _end(self, life: Life, one: Running, output_tokens: int | None) -> None:
+        """All that it asked for was used, or at most so much output."""
+        life.running.remove(one)
+        ask = one.ask
+        output = ask.output_tokens if output_tokens is None else min(output_tokens, ask.output_tokens)
+        usage = Usage(ask.input_tokens, output, requests=ask.requests)
+        self.spent.append(usage)
+        self._move([limit for limit in one.reservation.limits if limit.window is None], ask, -1)
+        await life.store.settle(one.reservation, usage)
+
+    def _move(self, limits: Sequence[Limit], ask: Ask, sign: int) -> None:
+        for limit in limits:
+            self.moves[limit].append((self.now, sign * ask.of(limit.resource)))
+
+    def _limits(self, key: str | None) -> tuple[Limit, ...]:
+        return (*self.policy[None], *(self.policy[key] if key else ()))
+
+    def _chosen(self, index: int | None) -> list[Life]:
+        return self.lives if index is None else [self.lives[index]]
+
+    def _picked(self, pick: int) -> list[tuple[Life, Running]]:
+        running = [(life, one) for life in self.lives for one in life.running]
+        return [running[pick % len(running)]] if running else []
+
+    def _new_life(self, pace: float) -> Life:
+        wire = Wire(self.runner)
+        return Life(RedisStore(wire, LEASE, lambda: self.now / 1e6 * pace), wire)
+
+    async def _hash(self, suffix: str) -> dict[bytes, bytes]:
+        words = await self.runner.client.execute(b"HGETALL", f"sluice:{{{self.tenant}}}{suffix}".encode())
+        return dict(zip(words[::2], words[1::2], strict=True))
+
+
+def _check_rate(limit: Limit, rate: Rate, moves: list[tuple[int, int]]) -> None:
+    for start, (begin, _) in enumerate(moves):
+        admitted = 0
+        for moment, cost in moves[start:]:
+            admitted += cost
+            assert admitted <= rate.burst + Fraction(limit.amount * (moment - begin), rate.seconds * 10**6)
+
+
+policies = st.fixed_dictionaries({key: some_limits(key) for key in KEYS})
+examples = settings(max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@examples
+@given(policy=policies, steps=histories(losses, crashes))
+def test_replicas_together_never_exceed_a_limit(
+    loop_and_runner: tuple[asyncio.Runner, ScriptRunner],
+    policy: dict[str | None, list[Limit]],
+    steps: list[Step],
+) -> None:
+    loop, runner = loop_and_runner
+    world = World(runner, policy)
+    loop.run(world.live(steps))
+    world.check_flows()
+
+
+@examples
+@given(policy=policies, steps=histories(losses, partial_settles))
+def test_whatever_was_cut_or_lost_is_charged_and_booked_once(
+    loop_and_runner: tuple[asyncio.Runner, ScriptRunner],
+    policy: dict[str | None, list[Limit]],
+    steps: list[Step],
+) -> None:
+    loop, runner = loop_and_runner
+    world = World(runner, policy)
+
+    async def live() -> None:
+        await world.live(steps)
+        await world.check_settled()
+
+    loop.run(live())

@@ -1,0 +1,195 @@
+"""The store hangs, breaks and comes back."""
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from quotas.errors import StoreUnavailable, StoreUnsuitable
+from quotas.policy.limit import Limit, Rate, Resource
+from quotas.reservation import Ask, Usage
+from quotas.store import redis_client
+from quotas.store.redis_store import RedisStore
+from tests.quotas.servers import BINARIES, running
+
+LIMITS = (Limit(Resource.TOKENS, 1000, Rate(3600, 1000)), Limit(Resource.CONCURRENT_REQUESTS, 10))
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    with running(BINARIES["valkey"], tmp_path) as url:
+        yield url
+
+
+async def server_pid(url: str) -> int:
+    async with Redis.from_url(url) as redis:
+        return int((await redis.info("server"))["process_id"])
+
+
+async def until_connected(store: RedisStore) -> None:
+    while not store.is_connected:
+        await asyncio.sleep(0.01)
+
+
+async def test_a_hanging_store_fails_calls_and_nothing_is_lost_when_it_wakes(url: str) -> None:
+    store = RedisStore.at(url, timeout=0.05)
+    await store.connect()
+    held = await store.reserve("a", None, LIMITS, Ask(1, 100, 100))
+    pid = await server_pid(url)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(StoreUnavailable):
+            await store.reserve("a", None, LIMITS, Ask(1, 100, 100))
+        assert not store.is_connected
+        with pytest.raises(StoreUnavailable):
+            await store.reserve("a", None, LIMITS, Ask(1, 100, 100))
+        await store.settle(held, Usage(100, 50))
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    await until_connected(store)
+    await store.heartbeat()
+    states = await store.states("a", None, LIMITS)
+    assert [state.remaining for state in states] == [850, 10]
+    await store.close()
+
+
+@pytest.mark.parametrize("stalls", [[1.5], [0.4] * 4], ids=["once", "again and again"])
+async def test_a_loop_that_stands_still_does_not_blame_the_store(url: str, stalls: list[float]) -> None:
+    """100 calls are out while this process does nothing for many times the timeout."""
+    store = RedisStore.at(url, timeout=0.25)
+    await store.connect()
+    calls = [asyncio.create_task(store.states(f"t{number}", None, LIMITS)) for number in range(100)]
+    await asyncio.sleep(0)  # all are sent
+    for stall in stalls:
+        time.sleep(stall)  # noqa: ASYNC251 - the fault itself
+        await asyncio.sleep(0)
+    assert len(await asyncio.gather(*calls)) == 100
+    assert store.num_outages == 0
+    await store.close()
+
+
+async def test_a_loop_that_stands_still_finds_out_a_store_that_hangs(url: str) -> None:
+    store = RedisStore.at(url, timeout=0.05)
+    await store.connect()
+    pid = await server_pid(url)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        call = asyncio.create_task(store.states("a", None, LIMITS))
+        while not call.done():
+            await asyncio.sleep(0)
+            time.sleep(0.03)  # noqa: ASYNC251 - the fault itself
+        with pytest.raises(StoreUnavailable, match="did not answer within 50 ms"):
+            await call
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    await until_connected(store)
+    await store.close()
+
+
+async def test_a_broken_connection_is_made_anew_within_the_call(url: str) -> None:
+    store = RedisStore.at(url, timeout=5)
+    await store.connect()
+    async with Redis.from_url(url) as redis:
+        for _ in range(3):
+            await redis.client_kill_filter(_type="normal", skipme=True)
+            await store.settle(await store.reserve("a", None, LIMITS, Ask(1, 100, 100)), Usage(100, 0))
+    states = await store.states("a", None, LIMITS)
+    assert [state.remaining for state in states] == [700, 10]
+    await store.close()
+
+
+async def unserving(redis: Redis, how: str, directory: Path) -> None:
+    """Have the server refuse writes while it answers."""
+    match how:
+        case "NOREPLICAS":
+            await redis.config_set("min-replicas-to-write", 1)
+        case "OOM":
+            await redis.config_set("maxmemory", 1)
+        case "MISCONF":
+            (directory / "dump.rdb").mkdir()  # where the dump would go, which cannot take its place
+            await redis.config_set("save", "3600 1")
+            await redis.set("something", "to save")
+            await redis.bgsave()
+            while (await redis.info("persistence"))["rdb_last_bgsave_status"] != "err":
+                await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("how", ["NOREPLICAS", "OOM", "MISCONF"])
+async def test_a_store_that_answers_and_takes_no_writes_is_no_connected_one(
+    url: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_client, "PROBE_SECONDS", 0.02)
+    store = RedisStore.at(url, timeout=5)
+    await store.connect()
+    store.returned.clear()
+    async with Redis.from_url(url) as redis:
+        before = await redis.config_get("save", "maxmemory", "min-replicas-to-write")
+        await unserving(redis, how, tmp_path)
+        assert store.is_connected, "nobody has asked it for anything yet"
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match=f"does not serve.*{how}" if how != "OOM" else "does not serve"):
+                await store.reserve("a", None, LIMITS, Ask(1, 100, 100))
+            assert not store.is_connected
+        assert store.num_outages == 1
+        for name, value in before.items():
+            await redis.config_set(name, value)
+        await store.returned.wait()
+    assert store.is_connected
+    await store.settle(await store.reserve("a", None, LIMITS, Ask(1, 100, 100)), Usage(100, 0))
+    await store.close()
+
+
+async def test_an_unreachable_store_fails_at_once(tmp_path: Path) -> None:
+    store = RedisStore.at(f"unix://{tmp_path}/none.sock")
+    with pytest.raises(StoreUnavailable, match="cannot be reached"):
+        await store.connect()
+    with pytest.raises(StoreUnavailable):
+        await store.states("a", None, LIMITS)
+    await store.close()
+
+
+async def test_a_store_that_lets_nobody_in_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_client, "CONNECT_TIMEOUT", 0.05)
+    path = tmp_path / "deaf.sock"
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.bind(str(path))
+        deaf.listen()
+        store = RedisStore.at(f"unix://{path}")
+        with pytest.raises(StoreUnavailable, match=r"it takes no connection within 0\.05 s"):
+            await store.connect()
+        await store.close()
+
+
+async def test_a_store_that_evicts_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    with running(BINARIES["valkey"], tmp_path, "--maxmemory-policy", "volatile-lru") as url:
+        store = RedisStore.at(url)
+        with pytest.raises(StoreUnsuitable, match="set it to noeviction"):
+            await store.connect()
+        await store.close()
+
+
+async def test_all_keys_of_a_call_share_a_slot_of_a_cluster(tmp_path: Path) -> None:
+    flags = ("--cluster-enabled", "yes", "--port", "0", "--cluster-config-file", str(tmp_path / "nodes.conf"))
+    with running(BINARIES["valkey"], tmp_path, *flags, "--cluster-port", "17991") as url:
+        async with Redis.from_url(url) as redis:
+            await redis.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+            while "cluster_state:ok" not in str(await redis.execute_command("CLUSTER", "INFO")):
+                await asyncio.sleep(0.01)
+            store = RedisStore.at(url, timeout=5)
+            await store.connect()
+            limits = (*LIMITS, Limit(Resource.TOKENS, 900, Rate(3600, 900), key="k{1}"))
+            running_on = await store.reserve("{a}b", "k{1}", limits, Ask(1, 100, 100))
+            await store.extend(running_on, 10)
+            await store.heartbeat()
+            await redis.flushall()
+            reservation = await store.reserve("{a}b", "k{1}", limits, Ask(1, 1, 1))
+            await store.settle(reservation, Usage(1, 1))
+            await store.settle(running_on, Usage(100, 100))
+            assert [state.remaining for state in await store.states("{a}b", "k{1}", limits)] == [798, 10, 698]
+            await store.close()

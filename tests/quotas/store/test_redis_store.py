@@ -1,0 +1,278 @@
+"""KV memory that several replicas lease of one tenant's limit."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from uuid import uuid4
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from redis.asyncio import Redis
+
+from quotas.errors import BudgetSpent, LimitExceeded, NeverFits
+from quotas.policy.limit import Budget, Limit, Period, Rate, Resource
+from quotas.reservation import Ask, Usage
+from quotas.store.redis_store import RedisStore
+from quotas.store.scripts import ScriptRunner
+from tests.examples import examples
+
+LEASE = 30.0
+SECOND = 10**6  # microseconds
+
+
+async def test_a_lease_is_as_much_as_others_leave(store: RedisStore, other: RedisStore, tenant: str) -> None:
+    assert await store.lease_kv(tenant, 100, 70) == (70, LEASE)
+    assert await other.lease_kv(tenant, 100, 70) == (30, LEASE)
+    assert await store.lease_kv(tenant, 100, 20) == (20, LEASE), "it replaces the lease before"
+    assert await other.lease_kv(tenant, 100, 70) == (70, LEASE)
+    assert await store.lease_kv(tenant, 100, 40) == (30, LEASE)
+
+
+async def test_a_lowered_limit_shrinks_what_is_leased_anew(store: RedisStore, other: RedisStore, tenant: str) -> None:
+    await store.lease_kv(tenant, 100, 60)
+    assert await other.lease_kv(tenant, 50, 40) == (0, LEASE)
+    assert await store.lease_kv(tenant, 50, 60) == (50, LEASE)
+
+
+async def test_what_is_not_wanted_is_not_kept(store: RedisStore, other: RedisStore, tenant: str) -> None:
+    await store.lease_kv(tenant, 100, 100)
+    assert await store.lease_kv(tenant, 100, 0) == (0, LEASE)
+    assert await other.lease_kv(tenant, 100, 100) == (100, LEASE)
+
+
+steps = st.tuples(st.integers(0, 2), st.integers(0, 150), st.sampled_from([0, 1, 10, 29, 30, 31]))
+
+
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck))
+@given(limit=st.integers(0, 100), steps=st.lists(steps, min_size=5, max_size=30))
+def test_leases_never_add_up_to_more_than_the_limit_and_expire(
+    loop_and_runner: tuple[asyncio.Runner, ScriptRunner], limit: int, steps: list[tuple[int, int, int]]
+) -> None:
+    """Each step: a replica wants so much, and then so many seconds pass."""
+    loop, runner = loop_and_runner
+
+    async def live() -> None:
+        stores, tenant, now = [RedisStore(runner, LEASE) for _ in range(3)], uuid4().hex, 10**15
+        leases: dict[int, tuple[int, float]] = {}
+        for index, wanted, seconds in steps:
+            await runner.client.execute(b"SET", b"test:clock", b"%d" % now)
+            others = sum(held for name, (held, end) in leases.items() if name != index and end > now)
+            granted, life = await stores[index].lease_kv(tenant, limit, wanted)
+            assert granted == min(wanted, limit - others)
+            leases[index] = granted, now + life * SECOND
+            now += seconds * SECOND
+
+    loop.run(live())
+
+
+REQUESTS = Limit(Resource.REQUESTS, 10, Rate(3600, 10))
+TOKENS = Limit(Resource.TOKENS, 1000, Rate(3600, 1000))
+DAILY = Limit(Resource.TOKENS, 5000, Budget(Period.DAY))
+MONTHLY = Limit(Resource.OUTPUT_TOKENS, 2000, Budget(Period.MONTH))
+CONCURRENT = Limit(Resource.CONCURRENT_REQUESTS, 3)
+KEY_TOKENS = Limit(Resource.TOKENS, 800, Rate(3600, 800), key="k1")
+LIMITS = (REQUESTS, TOKENS, DAILY, MONTHLY, CONCURRENT, KEY_TOKENS)
+
+
+@pytest.fixture
+async def redis(store_url: str) -> AsyncIterator[Redis]:
+    async with Redis.from_url(store_url) as client:
+        yield client
+
+
+async def left(store: RedisStore, tenant: str, limits: tuple[Limit, ...] = LIMITS) -> dict[str, int]:
+    return {state.limit.name: state.remaining for state in await store.states(tenant, "k1", limits)}
+
+
+FULL = {
+    "requests/h": 10,
+    "tokens/h": 1000,
+    "tokens/day": 5000,
+    "output_tokens/month": 2000,
+    "concurrent_requests": 3,
+    "key:k1:tokens/h": 800,
+}
+
+
+async def test_a_reservation_is_charged_to_every_limit(store: RedisStore, tenant: str) -> None:
+    reservation = await store.reserve(tenant, "k1", LIMITS, Ask(1, 100, 200))
+    remaining = {state.limit.name: state.remaining for state in reservation.states}
+    assert remaining == {
+        "requests/h": 9,
+        "tokens/h": 700,
+        "tokens/day": 4700,
+        "output_tokens/month": 1800,
+        "concurrent_requests": 2,
+        "key:k1:tokens/h": 500,
+    }
+
+
+async def test_settling_returns_what_was_not_used(store: RedisStore, tenant: str) -> None:
+    reservation = await store.reserve(tenant, "k1", LIMITS, Ask(1, 100, 200))
+    await store.settle(reservation, Usage(100, 50))
+    assert await left(store, tenant) == {
+        "requests/h": 9,
+        "tokens/h": 850,
+        "tokens/day": 4850,
+        "output_tokens/month": 1950,
+        "concurrent_requests": 3,
+        "key:k1:tokens/h": 650,
+    }
+
+
+async def test_a_second_settle_does_nothing(store: RedisStore, tenant: str) -> None:
+    reservation = await store.reserve(tenant, "k1", LIMITS, Ask(1, 100, 200))
+    await store.settle(reservation, Usage(100, 50))
+    once = await left(store, tenant)
+    await store.settle(reservation, Usage())
+    assert await left(store, tenant) == once
+
+
+async def test_settling_never_takes_more_than_was_reserved(store: RedisStore, tenant: str) -> None:
+    reservation = await store.reserve(tenant, "k1", LIMITS, Ask(1, 100, 200))
+    await store.settle(reservation, Usage(100, 10_000))
+    assert (await left(store, tenant))["tokens/h"] == 700
+
+
+async def test_a_request_that_was_refused_later_costs_nothing(store: RedisStore, tenant: str) -> None:
+    reservation = await store.reserve(tenant, "k1", LIMITS, Ask(1, 100, 200))
+    await store.settle(reservation, Usage(requests=0))
+    assert await left(store, tenant) == FULL
+
+
+async def test_a_refusal_costs_nothing_and_names_the_limit(store: RedisStore, tenant: str) -> None:
+    await store.reserve(tenant, "k1", LIMITS, Ask(1, 100, 500))
+    before = await left(store, tenant)
+    with pytest.raises(LimitExceeded) as refused:
+        await store.reserve(tenant, "k1", LIMITS, Ask(1, 100, 200))
+    assert (refused.value.limit, refused.value.asked, refused.value.left) == (KEY_TOKENS, 300, 200)
+    assert refused.value.retry_after == pytest.approx(100 / 800 * 3600, abs=5)
+    assert await left(store, tenant) == before
+
+
+async def test_concurrency_says_no_time_at_which_it_could_work(store: RedisStore, tenant: str) -> None:
+    for _ in range(3):
+        await store.reserve(tenant, None, (CONCURRENT,), Ask())
+    with pytest.raises(LimitExceeded) as refused:
+        await store.reserve(tenant, None, (CONCURRENT,), Ask())
+    assert refused.value.retry_after is None
+
+
+async def test_a_spent_budget_says_when_it_resets(store: RedisStore, tenant: str) -> None:
+    await store.reserve(tenant, None, (MONTHLY,), Ask(1, 0, 2000))
+    with pytest.raises(BudgetSpent) as refused:
+        await store.reserve(tenant, None, (MONTHLY,), Ask(1, 0, 1))
+    resets = datetime.fromtimestamp(refused.value.resets_at, UTC)
+    assert (resets.day, resets.hour, resets.minute, resets.second) == (1, 0, 0, 0)
+    assert resets > datetime.now(UTC)
+
+
+async def test_of_several_refusals_the_longest_wait_is_named(store: RedisStore, tenant: str) -> None:
+    limits = (CONCURRENT, Limit(Resource.TOKENS, 100, Rate(1, 100)), Limit(Resource.REQUESTS, 3, Rate(3600, 3)))
+    for _ in range(3):
+        await store.reserve(tenant, None, limits, Ask(1, 0, 30))
+    with pytest.raises(LimitExceeded) as refused:
+        await store.reserve(tenant, None, limits, Ask(1, 0, 100))
+    assert refused.value.limit.name == "requests/h"
+
+
+@pytest.mark.parametrize("ask", [Ask(1, 801, 0), Ask(11, 0, 0), Ask(1, 0, 2001)])
+async def test_what_never_fits_is_told_apart(store: RedisStore, tenant: str, ask: Ask) -> None:
+    with pytest.raises(NeverFits):
+        await store.reserve(tenant, "k1", LIMITS, ask)
+
+
+async def test_extending_is_all_or_nothing_and_settled_with_the_rest(store: RedisStore, tenant: str) -> None:
+    reservation = await store.reserve(tenant, "k1", LIMITS, Ask(1, 100, 100))
+    await store.extend(reservation, 500)
+    with pytest.raises(LimitExceeded, match="asked 101, left 100"):
+        await store.extend(reservation, 101)
+    assert (await left(store, tenant))["tokens/h"] == 300
+    await store.settle(reservation, Usage(100, 400))
+    assert (await left(store, tenant))["tokens/h"] == 500
+
+
+async def test_use_is_booked_by_key_and_day(store: RedisStore, tenant: str) -> None:
+    for key in ("k1", None, "*"):
+        reservation = await store.reserve(tenant, key, LIMITS[:5], Ask(1, 100, 200))
+        await store.settle(reservation, Usage(100, 50, 30, 1e9))
+    entry = Usage(100, 50, 30, 10**9, 1)
+    assert await store.usage(tenant, datetime.now(UTC).date()) == {"k1": entry, None: entry, "*": entry}
+
+
+async def test_replicas_share_one_limit(store: RedisStore, other: RedisStore, tenant: str) -> None:
+    await store.reserve(tenant, "k1", LIMITS, Ask(1, 100, 500))
+    with pytest.raises(LimitExceeded):
+        await other.reserve(tenant, "k1", LIMITS, Ask(1, 100, 200))
+
+
+@pytest.mark.parametrize("name", ["{", "}", "{}x", "\0", "a\nb\r\n", "a b|c*:key:k1", "\udcff", "ä" * 300, ""])
+async def test_no_name_crosses_into_another(store: RedisStore, tenant: str, name: str) -> None:
+    limits = (TOKENS, Limit(Resource.TOKENS, 800, Rate(3600, 800), key=name or "k"))
+    reservation = await store.reserve(tenant + name, name, limits, Ask(1, 100, 200))
+    await store.heartbeat()
+    await store.settle(reservation, Usage(100, 100))
+    states = await store.states(tenant + name, name, limits)
+    assert [state.remaining for state in states] == [800, 600]
+    assert [state.remaining for state in await store.states(tenant, name, (TOKENS,))] == [800 if not name else 1000]
+
+
+async def test_flushed_state_is_restored_with_what_runs(store: RedisStore, redis: Redis, tenant: str) -> None:
+    running = await store.reserve(tenant, "k1", LIMITS, Ask(1, 100, 200))
+    await redis.flushall()
+    await redis.script_flush()
+    ended = await store.reserve(tenant, "k1", LIMITS, Ask(1, 50, 50))
+    assert (await left(store, tenant))["tokens/h"] == 600
+    assert (await left(store, tenant))["concurrent_requests"] == 1
+    await store.settle(ended, Usage(50, 50))
+    await redis.flushall()
+    await store.settle(running, Usage(100, 100))
+    assert await left(store, tenant) == {
+        "requests/h": 8,
+        "tokens/h": 700,
+        "tokens/day": 4700,
+        "output_tokens/month": 1850,
+        "concurrent_requests": 3,
+        "key:k1:tokens/h": 500,
+    }
+
+
+async def test_each_replica_restores_what_it_holds(
+    store: RedisStore, other: RedisStore, redis: Redis, tenant: str
+) -> None:
+    await store.reserve(tenant, "k1", LIMITS, Ask(1, 100, 200))
+    await other.reserve(tenant, "k1", LIMITS, Ask(1, 50, 50))
+    await redis.flushall()
+    await store.heartbeat()
+    await other.heartbeat()
+    remaining = await left(store, tenant)
+    assert (remaining["tokens/h"], remaining["concurrent_requests"]) == (600, 1)
+
+
+async def test_a_cancelled_reserve_is_given_back_by_the_next_heartbeat(store: RedisStore, tenant: str) -> None:
+    call = asyncio.ensure_future(store.reserve(tenant, "k1", LIMITS, Ask(1, 100, 200)))
+    await asyncio.sleep(0)
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    await store.heartbeat()
+    remaining = await left(store, tenant)
+    assert (remaining["tokens/h"], remaining["concurrent_requests"]) == (1000, 3)
+
+
+async def test_whoever_looks_sees_that_a_dead_replica_holds_nothing(
+    store: RedisStore, other: RedisStore, redis: Redis, tenant: str
+) -> None:
+    await store.reserve(tenant, "k1", LIMITS, Ask(1, 100, 200))
+    assert (await left(other, tenant))["concurrent_requests"] == 2
+    await redis.hset(f"sluice:{{{tenant}}}", mapping={f"p:{store.replica}": 1, "lease": 1})  # it ran out long ago
+    assert (await left(other, tenant))["concurrent_requests"] == 3
+
+
+async def test_state_expires_once_it_is_full_again(store: RedisStore, redis: Redis, tenant: str) -> None:
+    limits = (Limit(Resource.REQUESTS, 10, Rate(60, 10)), KEY_TOKENS)
+    await store.settle(await store.reserve(tenant, "k1", limits, Ask()), Usage())
+    lives = [await redis.ttl(key) async for key in redis.scan_iter(f"sluice:{{{tenant}}}*")]
+    assert len(lives) == 3
+    state, key_levels, ledger = sorted(lives)
+    assert 0 < state <= key_levels <= 2 * 3600 < ledger <= 400 * 86400

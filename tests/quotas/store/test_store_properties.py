@@ -1,0 +1,241 @@
+"""Random lives of several replicas on a clock that the test turns, beside a reference in exact fractions."""
+
+import asyncio
+from dataclasses import dataclass, field
+from fractions import Fraction
+from math import ceil
+from uuid import uuid4
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from quotas.errors import NeverFits, Refused
+from quotas.policy.limit import Budget, Limit, Period, Rate, Resource
+from quotas.reservation import NOTHING, Ask, LimitState, Reservation, Usage
+from quotas.store.redis_store import RedisStore
+from quotas.store.scripts import ScriptRunner
+from tests.examples import examples
+from tests.quotas.bookings import booked
+from tests.quotas.store_model import DAY, Model, Taken
+
+LEASE = 30.0
+START = 1_709_000_000_000_000  # 27 February 2024: a leap day, ends of a week and of a month are near
+SPENT = (Resource.REQUESTS, Resource.INPUT_TOKENS, Resource.OUTPUT_TOKENS, Resource.TOKENS)
+KEYS = (None, "k1", "k2")
+
+amounts = st.integers(5, 60) | st.integers(5, 60) | st.sampled_from([997, 10**6, 4 * 10**9])
+windows = st.sampled_from([1, 60, 3600]) | st.sampled_from(list(Period))
+waits = st.sampled_from([0, 1, 333_333, 10**6, 7 * 10**6, 29 * 10**6, 31 * 10**6, 3600 * 10**6, DAY, 3 * DAY])
+
+
+@st.composite
+def limits(draw: st.DrawFn, key: str | None) -> Limit:
+    if draw(st.integers(0, 3)) == 0:
+        return Limit(Resource.CONCURRENT_REQUESTS, draw(st.integers(0, 4)), None, key)
+    window = draw(windows)
+    amount = draw(amounts)
+    if isinstance(window, Period):
+        return Limit(draw(st.sampled_from(SPENT)), amount, Budget(window), key)
+    return Limit(draw(st.sampled_from(SPENT)), amount, Rate(window, draw(amounts)), key)
+
+
+policies = st.fixed_dictionaries(
+    {key: st.lists(limits(key), min_size=1, max_size=3, unique_by=lambda limit: limit.name) for key in KEYS}
+)
+asks = st.builds(Ask, st.sampled_from([1, 1, 1, 2, 0]), st.integers(0, 12), st.integers(0, 12))
+reserves = st.tuples(st.just("reserve"), st.integers(0, 2), st.sampled_from(KEYS), asks)
+steps = st.one_of(
+    reserves,
+    reserves,
+    reserves,
+    st.tuples(st.just("extend"), st.integers(0, 20), st.integers(0, 8)),
+    st.tuples(st.just("settle"), st.integers(0, 20), st.integers(0, 14), st.integers(0, 14)),
+    st.tuples(st.just("progress"), st.integers(0, 20), st.integers(0, 14), st.integers(0, 14)),
+    st.tuples(st.just("wait"), waits),
+    st.tuples(st.just("wait"), waits),
+    st.tuples(st.just("crash"), st.integers(0, 2)),
+    st.tuples(st.just("reload"), st.integers(0, 2)),
+)
+
+
+Policy = dict[str | None, list[Limit]]
+
+
+@dataclass
+class Life:
+    """One replica, from its start to its crash."""
+
+    store: RedisStore
+    taken: dict[Reservation, Taken] = field(default_factory=dict)
+
+    async def heartbeat(self) -> None:
+        await self.store.heartbeat()
+        for reservation, taken in self.taken.items():
+            taken.booked = reservation.progress
+
+
+class World:
+    """A tenant, three replicas, and what the reference thinks of them."""
+
+    def __init__(self, runner: ScriptRunner, policies: list[Policy]) -> None:
+        self.runner = runner
+        self.policies = policies
+        self.policy = policies[0]
+        self.tenant = uuid4().hex
+        self.now = START
+        self.days = {START // DAY}
+        self.model = Model()
+        self.lives = [self._new_life() for _ in range(3)]
+        self.dead: list[Life] = []
+
+    async def live(self, steps: list[tuple[object, ...]]) -> None:
+        await self.wait(0)
+        for verb, *arguments in steps:
+            await getattr(self, str(verb))(*arguments)
+        await self.finish()
+
+    async def reserve(self, index: int, key: str | None, ask: Ask) -> None:
+        life, limits = self.lives[index], self._limits(key)
+        if any(ask.of(limit.resource) > limit.capacity for limit in limits):
+            with pytest.raises(NeverFits):
+                await life.store.reserve(self.tenant, key, limits, ask)
+            return
+        await self._foresee_reclaim()
+        fits = self.model.charge(limits, ask, self.now)
+        if fits:
+            reservation = await life.store.reserve(self.tenant, key, limits, ask)
+            life.taken[reservation] = Taken(limits, [(self.now, ask)])
+            self._check_states(reservation.states)
+            return
+        with pytest.raises(Refused) as raised:
+            await life.store.reserve(self.tenant, key, limits, ask)
+        refused = raised.value
+        assert refused.left == self.model.left(refused.limit, self.now) < refused.asked
+        self._check_states(await life.store.states(self.tenant, key, limits))
+
+    async def extend(self, pick: int, more: int) -> None:
+        for life, reservation in self._picked(pick):
+            taken, extra = life.taken[reservation], Ask(0, 0, more)
+            if any(extra.of(limit.resource) > limit.capacity for limit in taken.limits):
+                continue
+            fits = more == 0 or self.model.charge(taken.limits, extra, self.now)
+            try:
+                await life.store.extend(reservation, more)
+            except Refused:
+                assert not fits
+            else:
+                assert fits
+                taken.charges.append((self.now, extra))
+
+    async def settle(self, pick: int, input_tokens: int, output_tokens: int) -> None:
+        for life, reservation in self._picked(pick):
+            done = reservation.progress
+            usage = Usage(max(input_tokens, done.input_tokens), max(output_tokens, done.output_tokens))
+            await life.store.settle(reservation, usage)
+            await life.store.settle(reservation, Usage())
+            self.model.settle(life.taken.pop(reservation), usage, self.now)
+
+    async def progress(self, pick: int, input_tokens: int, output_tokens: int) -> None:
+        for life, reservation in self._picked(pick):
+            done = reservation.progress
+            reservation.progress = Usage(max(done.input_tokens, input_tokens), max(done.output_tokens, output_tokens))
+            await life.heartbeat()
+
+    async def wait(self, duration: int) -> None:
+        self.now += duration
+        self.days.add(self.now // DAY)
+        await self.runner.client.execute(b"SET", b"test:clock", b"%d" % self.now)
+        for life in self.lives:
+            await life.heartbeat()
+
+    async def crash(self, index: int) -> None:
+        self.dead.append(self.lives[index])
+        self.lives[index] = self._new_life()
+
+    async def reload(self, index: int) -> None:
+        self.policy = self.policies[index % len(self.policies)]
+
+    async def finish(self) -> None:
+        """All ends: nothing is held any more, and the ledger holds what was spent, neither more nor less."""
+        for life in self.lives:
+            for reservation in list(life.taken):
+                await life.store.settle(reservation, reservation.progress)
+                self.model.settle(life.taken.pop(reservation), reservation.progress, self.now)
+        await self.wait(round(LEASE * 1e6))
+        await self._foresee_reclaim()
+        store = self.lives[0].store
+        await store.settle(await store.reserve(self.tenant, None, (), Ask(0)), Usage(requests=0))
+        assert not [name for name in await self._state() if name.startswith(b"r:")]
+        assert await booked(store, self.tenant, self.days) == sum(self.model.spent, NOTHING)
+        self._check_flows()
+
+    def _check_states(self, states: tuple[LimitState, ...]) -> None:
+        for state in states:
+            limit, used = state.limit, self.model.used(state.limit, self.now)
+            assert state.remaining == self.model.left(limit, self.now)
+            if isinstance(limit.window, Rate):
+                assert state.reset == ceil(used * limit.window.seconds) / limit.amount
+
+    def _check_flows(self) -> None:
+        """admitted(t) <= burst + rate * t from any time on, by the most generous of the policies."""
+        limits = [limit for policy in self.policies for key in KEYS for limit in policy[key]]
+        for name, level in self.model.levels.items():
+            same = [limit for limit in limits if limit.name == name]
+            for start, (begin, _) in enumerate(level.moves):
+                admitted = 0
+                for moment, amount in level.moves[start:]:
+                    admitted += amount
+                    assert admitted <= _most(same, moment - begin)
+
+    async def _foresee_reclaim(self) -> None:
+        """The next reserve settles what the dead held, if it finds a lease run out."""
+        state = await self._state()
+        if int(state.get(b"lease", self.now + 1)) > self.now:
+            return
+        for life in list(self.dead):
+            if int(state.get(f"p:{life.store.replica}".encode(), 0)) <= self.now:
+                for taken in life.taken.values():
+                    booked = taken.booked
+                    requests = taken.charges[0][1].requests
+                    usage = Usage(booked.input_tokens, booked.output_tokens, requests=requests)
+                    self.model.settle(taken, usage, self.now)
+                self.dead.remove(life)
+
+    def _limits(self, key: str | None) -> tuple[Limit, ...]:
+        return (*self.policy[None], *(self.policy[key] if key else ()))
+
+    def _picked(self, pick: int) -> list[tuple[Life, Reservation]]:
+        running = [(life, reservation) for life in self.lives for reservation in life.taken]
+        return [running[pick % len(running)]] if running else []
+
+    def _new_life(self) -> Life:
+        return Life(RedisStore(self.runner, LEASE))
+
+    async def _state(self) -> dict[bytes, bytes]:
+        words = await self.runner.client.execute(b"HGETALL", f"sluice:{{{self.tenant}}}".encode())
+        return dict(zip(words[::2], words[1::2], strict=True))
+
+
+def _most(limits: list[Limit], duration: int) -> Fraction:
+    """What may be admitted within so many microseconds."""
+    capacity = max(limit.capacity for limit in limits)
+    match limits[0].window:
+        case Rate(seconds=seconds):
+            return capacity + Fraction(max(limit.amount for limit in limits) * duration, seconds * 10**6)
+        case Budget():
+            return Fraction(capacity * (duration // DAY + 2))
+    return Fraction(capacity)
+
+
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
+@given(policies=st.lists(policies, min_size=1, max_size=3), steps=st.lists(steps, min_size=20, max_size=60))
+def test_no_interleaving_overspends_or_loses_anything(
+    loop_and_runner: tuple[asyncio.Runner, ScriptRunner], policies: list[Policy], steps: list[tuple[object, ...]]
+) -> None:
+    loop, runner = loop_and_runner
+
+    async def live() -> None:
+        await World(runner, policies).live(steps)
+
+    loop.run(live())
