@@ -6,7 +6,7 @@ from typing import Protocol
 
 from admission.output_length import OutputLengths
 from admission.request import Asked, Request
-from admission.scheduling_policy import Terms
+from admission.scheduling_policy import SchedulingPolicy
 from backend.engine import Engine
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, Sequence
@@ -21,7 +21,7 @@ class Core(Protocol):
     scheduler: Scheduler
     lengths: OutputLengths
 
-    def policy_changed(self, terms: Terms, now: float) -> None: ...
+    def policy_changed(self, terms: SchedulingPolicy, now: float) -> None: ...
 
     def asked(self, asked: Asked, now: float) -> None: ...
 
@@ -71,7 +71,7 @@ class Admission:
         """It may generate so many tokens more."""
         self._engine.extend(stream.sequence, tokens)
 
-    def policy_changed(self, terms: Terms) -> None:
+    def policy_changed(self, terms: SchedulingPolicy) -> None:
         """From now on these terms hold."""
         self._core.policy_changed(terms, self.clock())
 

@@ -4,18 +4,18 @@ from collections.abc import Iterable
 
 from admission.aging import Aging
 from admission.backlog import Backlog, DrainMeter
-from admission.deadline import Patience
+from admission.deadline import Expiry
 from admission.ledger import Ledger
 from admission.memory import FuturePeak, Gate
 from admission.orderings.ordering import Ordering
 from admission.output_length import OutputLengths
 from admission.overload import AdmissionControl
-from admission.prefill_sizer import Pace
+from admission.prefill_sizer import PrefillSizer
 from admission.request import Asked
-from admission.scheduling_policy import Terms
+from admission.scheduling_policy import SchedulingPolicy
 from admission.step_time import Pipeline, StepWork
 from backend.scheduler.batch import Batch, StepOutput
-from backend.scheduler.scheduled_step import Delta, Flight
+from backend.scheduler.scheduled_step import Delta, ScheduledStep
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, Sequence, Status
 
@@ -24,7 +24,7 @@ class WaitingRoom:
     """Keeps the backlog, the drain, the steps in flight and the promises up to date. Told of everything by the core."""
 
     def __init__(
-        self, backlog: Backlog, drain: DrainMeter, pipeline: Pipeline, control: AdmissionControl, patience: Patience
+        self, backlog: Backlog, drain: DrainMeter, pipeline: Pipeline, control: AdmissionControl, patience: Expiry
     ) -> None:
         self.backlog, self.drain, self.control = backlog, drain, control
         self._pipeline, self._patience = pipeline, patience
@@ -41,10 +41,10 @@ class WaitingRoom:
         """Those whose time is over; each is to be ended."""
         return self._patience.due(now)
 
-    def planned(self, flight: Flight, work: StepWork, now: float) -> None:
+    def planned(self, scheduled: ScheduledStep, work: StepWork, now: float) -> None:
         """A step was planned that has this work to do."""
         self._pipeline.planned(work, now)
-        for sequence in flight.admitted:
+        for sequence in scheduled.admitted:
             self._leave(sequence, now)
 
     def lost(self) -> None:
@@ -57,10 +57,10 @@ class WaitingRoom:
             if sequence.status in (Status.PREEMPTED, Status.WAITING):
                 self._wait(sequence, now)
 
-    def completed(self, flight: Flight, now: float) -> None:
+    def completed(self, scheduled: ScheduledStep, now: float) -> None:
         """Its tokens have been accounted for. Only prefills bring first tokens."""
         self._pipeline.completed(now)
-        for sequence in flight.sampled[flight.batch.num_decodes :]:
+        for sequence in scheduled.sampled[scheduled.batch.num_decodes :]:
             if len(sequence.output) == 1:
                 self.control.promises.first_token(sequence, now)
 
@@ -94,14 +94,14 @@ prepaying none lets it run ahead by as much. The gap of `benchmarks/fairness.py`
 """
 
 
-class TenantPolicy:
+class TenantHooks:
     """The scheduler's `Policy` by tenants and time: pace by promises, memory by forecast, victims by debt."""
 
     def __init__(
         self,
         ordering: Ordering,
         ledger: Ledger,
-        pace: Pace,
+        pace: PrefillSizer,
         gate: Gate,
         forecast: FuturePeak,
         lengths: OutputLengths,
@@ -172,7 +172,7 @@ class Controller:
         if sequence.status is not Status.FINISHED:
             self.scheduler.extend(sequence, tokens)
 
-    def policy_changed(self, terms: Terms, now: float) -> None:
+    def policy_changed(self, terms: SchedulingPolicy, now: float) -> None:
         """From now on these terms hold."""
         aging = Aging(offsets=terms.offsets)
         self._ordering.policy_changed(terms.weights, aging)
@@ -193,9 +193,9 @@ class Controller:
             self._ended(sequence, now)
             self.given_up.append(sequence)
         if batch is not None:
-            flight = self.scheduler.in_flight[-1]
-            work = self._ledger.planned(flight)
-            self.room.planned(flight, work, now)
+            scheduled = self.scheduler.in_flight[-1]
+            work = self._ledger.planned(scheduled)
+            self.room.planned(scheduled, work, now)
         self.room.take_back(self.scheduler.preempted, now)
         return batch
 
@@ -210,10 +210,10 @@ class Controller:
     def complete(self, output: StepOutput, now: float) -> list[Delta]:
         self._expire(now)
         self.scheduler.holdings.now = now
-        flight = self.scheduler.in_flight[0]
+        scheduled = self.scheduler.in_flight[0]
         deltas = self.scheduler.complete(output)
         self._ledger.completed(output.elapsed)
-        self.room.completed(flight, now)
+        self.room.completed(scheduled, now)
         for sequence, _, reason in deltas:
             if reason is not None:
                 self._answered(sequence, now)

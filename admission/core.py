@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from admission.aging import Aging
 from admission.backlog import Backlog, DrainMeter
-from admission.controller import PREPAID_SHARE, Controller, TenantPolicy, WaitingRoom
-from admission.deadline import ControlledDelay, Deadlines, Endless, Patience
+from admission.controller import PREPAID_SHARE, Controller, TenantHooks, WaitingRoom
+from admission.deadline import ControlledDelay, DeadlineExpiry, Expiry, NoExpiry
 from admission.estimate import Estimator
 from admission.fair_queue import FairQueue
 from admission.ledger import EngineTimeTariff, Ledger, Tariff, TokenTariff
@@ -21,7 +21,7 @@ from admission.orderings.ordering import ArrivalOrder, Ordering
 from admission.orderings.virtual_finish import VirtualFinishWithBoost
 from admission.output_length import OutputLengths
 from admission.overload import AdmissionControl, OverloadPolicy
-from admission.prefill_sizer import Pace
+from admission.prefill_sizer import PrefillSizer
 from admission.scheduling_policy import QueueBounds
 from admission.step_time import Pipeline, StepTime, StepTimeModel
 from backend.config import EngineConfig
@@ -59,7 +59,7 @@ class Unit(StrEnum):
     TOKENS = "tokens"
 
 
-class Memory(StrEnum):
+class MemoryGate(StrEnum):
     """When a sequence may join those running."""
 
     FORECAST = "forecast"
@@ -100,7 +100,7 @@ class CoreConfig:
     borrow: float = 0.25  # what a tenant may be in debt and still have urgent work admitted, in the unit
     weights: Mapping[str, float] = field(default_factory=dict)  # by tenant; 1 where it says nothing
     seconds_per_class: float = 2.0  # of waiting, that make up for one class
-    memory: Memory = Memory.FORECAST
+    memory: MemoryGate = MemoryGate.FORECAST
     min_free_blocks: int = 0
     prefill_share: float = 1.0  # of the token budget, where no decode was promised an interval
     leeway: float = 1.0  # what a tenant may be in debt and have what has a deadline served by age, in the unit
@@ -134,9 +134,9 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
     tariff: Tariff = EngineTimeTariff(model) if config.unit is Unit.ENGINE_TIME else TokenTariff()
     ordering = _ORDERINGS[config.order](config, _estimate(tariff, lengths))
     ledger = Ledger(ordering, tariff, model)
-    pace = Pace(engine, model, config.prefill_share)
+    pace = PrefillSizer(engine, model, config.prefill_share)
     forecast = FuturePeak(engine, lengths)
-    policy = TenantPolicy(ordering, ledger, pace, _gate(config, forecast), forecast, lengths)
+    policy = TenantHooks(ordering, ledger, pace, _gate(config, forecast), forecast, lengths)
     waiting = ordering if isinstance(ordering, FairQueue) else HoldingQueue(ordering)
     scheduler = Scheduler(engine, waiting, policy)
     clock = tariff if isinstance(tariff, EngineTimeTariff) else EngineTimeTariff(model)
@@ -157,16 +157,16 @@ def _overload_policy(config: CoreConfig) -> OverloadPolicy:
     return OverloadPolicy(ours, theirs, config.overload is Overload.DEADLINE, config.confidence)
 
 
-def _patience(config: CoreConfig, estimator: Estimator) -> Patience:
+def _patience(config: CoreConfig, estimator: Estimator) -> Expiry:
     if config.overload is Overload.DEADLINE:
-        return Deadlines(estimator.alone)
-    return ControlledDelay() if config.overload is Overload.CONTROLLED_DELAY else Endless()
+        return DeadlineExpiry(estimator.alone)
+    return ControlledDelay() if config.overload is Overload.CONTROLLED_DELAY else NoExpiry()
 
 
 def _gate(config: CoreConfig, forecast: FuturePeak) -> Gate:
-    if config.memory is Memory.FORECAST:
+    if config.memory is MemoryGate.FORECAST:
         return forecast
-    return MinimumFree(config.min_free_blocks) if config.memory is Memory.MINIMUM_FREE else Optimistic()
+    return MinimumFree(config.min_free_blocks) if config.memory is MemoryGate.MINIMUM_FREE else Optimistic()
 
 
 def _estimate(tariff: Tariff, lengths: OutputLengths, share: float = 1.0) -> Estimate:

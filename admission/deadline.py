@@ -9,7 +9,7 @@ from typing import Protocol
 from backend.scheduler.sequence import Sequence, Status
 
 
-class Patience(Protocol):
+class Expiry(Protocol):
     """Who is to be given up. Times in seconds of the engine's clock."""
 
     def arrived(self, sequence: Sequence, now: float) -> None: ...
@@ -23,7 +23,7 @@ class Patience(Protocol):
         ...
 
 
-class Endless:
+class NoExpiry:
     """Nobody is given up."""
 
     def arrived(self, sequence: Sequence, now: float) -> None:
@@ -36,7 +36,7 @@ class Endless:
         return []
 
 
-class Deadlines:
+class DeadlineExpiry:
     """A sequence expires when it can have no token in time, or has not ended in time. O(log n) each.
 
     One that waits expires as soon as the shortest prefill there is would end too late, so that nothing is computed in

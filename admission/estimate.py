@@ -28,7 +28,7 @@ from admission.aging import Aging
 from admission.backlog import Ahead, Backlog, Caps, Turn
 from admission.lenient_queue import LenientFairQueue
 from admission.output_length import OutputLengths
-from admission.prefill_sizer import Pace
+from admission.prefill_sizer import PrefillSizer
 from admission.step_time import Pipeline, StepTimeModel, StepWork
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence
@@ -179,7 +179,7 @@ class Estimator:
         pipeline: Pipeline,
         model: StepTimeModel,
         lengths: OutputLengths,
-        pace: Pace,
+        pace: PrefillSizer,
         aging: Aging,
         price: Price,
     ) -> None:
@@ -224,8 +224,8 @@ class Estimator:
 
     def _step(self, sequence: Sequence) -> _Step:
         scheduler = self._scheduler
-        flight = scheduler.in_flight[-1] if scheduler.in_flight else None
-        decodes, context = (flight.batch.num_decodes, flight.decode_context) if flight else (0, 0)
+        scheduled = scheduler.in_flight[-1] if scheduler.in_flight else None
+        decodes, context = (scheduled.batch.num_decodes, scheduled.decode_context) if scheduled else (0, 0)
         running, in_progress = scheduler.running.values(), 0
         for prefilling in [s for s in running if s.num_computed_tokens < s.num_admitted_tokens]:
             if prefilling.priority_class <= sequence.priority_class:

@@ -31,10 +31,10 @@ from dataclasses import asdict
 from typing import Any
 from zlib import crc32
 
-from admission.core import CoreConfig, Memory, Order, Overload, Unit, make_core
-from admission.outcome import Refused
+from admission.core import CoreConfig, MemoryGate, Order, Overload, Unit, make_core
+from admission.outcome import AdmissionRefused
 from admission.request import Asked, AskedPrompt
-from admission.scheduling_policy import Terms
+from admission.scheduling_policy import SchedulingPolicy
 from admission.step_time import StepTime, StepTimeModel
 from backend.config import Batching, EngineConfig, KVAllocation
 from backend.errors import ConfigError
@@ -78,7 +78,7 @@ class RecordedCore:
         refusal = None
         try:
             self._core.arrive(sequence, now)
-        except Refused as error:
+        except AdmissionRefused as error:
             refusal = type(error).__name__
             raise
         finally:
@@ -96,7 +96,7 @@ class RecordedCore:
         self._core.extend(sequence, tokens, now)
         self._log(["extend", now, sequence.id, tokens])
 
-    def policy_changed(self, terms: Terms, now: float) -> None:
+    def policy_changed(self, terms: SchedulingPolicy, now: float) -> None:
         self._core.policy_changed(terms, now)
         self._log(["policy", now, terms.to_json()])
 
@@ -248,7 +248,7 @@ def make_configs(header: Entry) -> tuple[CoreConfig, EngineConfig]:
     """The settings in a log's first line."""
     _, _, engine, config, *_ = header
     engine = engine | {"batching": Batching(engine["batching"]), "kv_allocation": KVAllocation(engine["kv_allocation"])}
-    kinds = {"order": Order, "unit": Unit, "memory": Memory, "overload": Overload}
+    kinds = {"order": Order, "unit": Unit, "memory": MemoryGate, "overload": Overload}
     choices = {name: kind(config[name]) for name, kind in kinds.items()}
     return CoreConfig(**(config | choices)), EngineConfig(**engine)
 
@@ -262,7 +262,7 @@ def _core_of(entry: Entry, write: Write, make_model: MakeModel) -> RecordedCore:
 def _apply(core: RecordedCore, entry: Entry, sequences: dict[str, Sequence]) -> None:
     kind, now = entry[0], entry[1]
     if kind == "arrive":
-        with suppress(Refused):
+        with suppress(AdmissionRefused):
             core.arrive(_sequence_of(entry, sequences), now)
     elif kind == "request":
         core.asked(asked_of(entry), now)
@@ -290,7 +290,7 @@ def _apply_terms(core: RecordedCore, entry: Entry) -> None:
         tenant, blocks = said
         core.allow(tenant, blocks, now)
     elif kind == "policy":
-        core.policy_changed(Terms.from_json(said[0]), now)
+        core.policy_changed(SchedulingPolicy.from_json(said[0]), now)
     elif kind == "gateway":
         unix, model, block_bytes = said
         if not (isinstance(unix, int | float) and isinstance(model, str) and isinstance(block_bytes, int)):

@@ -37,7 +37,7 @@ def gap_bound(quantum: float, weights: tuple[float, float], ahead: float, run_up
 
 
 @dataclass(slots=True)
-class Account:
+class DeficitAccount:
     """One tenant's standing. Costs are in the unit of account: seconds of engine time, or tokens."""
 
     tenant: str
@@ -103,7 +103,7 @@ class FairQueue:
         if not (quantum > 0 and borrow >= 0):
             raise ValueError(f"quantum must be above 0 and borrow at least 0, got {quantum} and {borrow}")
         self.round = 1
-        self.accounts: dict[str, Account] = {}
+        self.accounts: dict[str, DeficitAccount] = {}
         self._quantum = quantum
         self._borrow = borrow
         self._aging = aging
@@ -223,10 +223,10 @@ class FairQueue:
 
     # inside
 
-    def _account(self, tenant: str) -> Account:
+    def _account(self, tenant: str) -> DeficitAccount:
         account = self.accounts.get(tenant)
         if account is None:
-            account = self.accounts[tenant] = Account(tenant, self._weight(tenant))
+            account = self.accounts[tenant] = DeficitAccount(tenant, self._weight(tenant))
         return account
 
     def _set_weights(self, weights: Mapping[str, float]) -> None:
@@ -236,43 +236,43 @@ class FairQueue:
     def _weight(self, tenant: str) -> float:
         return weight_of(tenant, self._weights) / self._heaviest
 
-    def _activate(self, account: Account) -> None:
+    def _activate(self, account: DeficitAccount) -> None:
         """Join the ring in this round, with its grant or what is left of it; credit from earlier rounds is lost."""
         left = self._quantum * account.weight if account.round == self.round else 0.0
         account.credit = min(account.credit, left)
         account.round = max(account.round, self.round - 1)
         account.order = account.turn = next(self._counter)
 
-    def _leave_ring(self, account: Account) -> None:
+    def _leave_ring(self, account: DeficitAccount) -> None:
         """Take the grants up to this round along: what leaves it may be an admission, which they are to pay for."""
         account.credit, account.round = self._credit(account), self.round
 
-    def _credit(self, account: Account) -> float:
+    def _credit(self, account: DeficitAccount) -> float:
         """As of this round, which grants only tenants in the ring."""
         if account.num_waiting == 0 or account.held is not None:
             return account.credit
         return account.credit + (self.round - account.round) * self._quantum * account.weight
 
-    def _spend(self, account: Account, cost: float) -> None:
+    def _spend(self, account: DeficitAccount, cost: float) -> None:
         before = account.credit
         account.credit = after = before - cost
         if cost < 0 and before <= 0 and account.num_waiting and self._is_due_earlier(account, before, after):
             self._list(account)
 
-    def _is_due_earlier(self, account: Account, before: float, after: float) -> bool:
+    def _is_due_earlier(self, account: DeficitAccount, before: float, after: float) -> bool:
         """Whether more credit brings the tenant's turn, or that of its urgent work, forward by a round."""
         share, borrow = self._quantum * account.weight, self._borrow
         return floor(-before / share) > floor(-after / share) or (
             borrow > 0 and floor(-(before + borrow) / share) > floor(-(after + borrow) / share)
         )
 
-    def _list(self, account: Account) -> None:
+    def _list(self, account: DeficitAccount) -> None:
         if account.held is None:
             self._ring.list(account.tenant, self._place(account, 0.0))
             if self._borrow and self._first_of(account).priority_class == URGENT:
                 self._urgent.list(account.tenant, self._place(account, self._borrow))
 
-    def _place(self, account: Account, borrowed: float) -> _Place:
+    def _place(self, account: DeficitAccount, borrowed: float) -> _Place:
         """The first round, of this one and those to come, in which credit and `borrowed` together are above 0."""
         due = account.round
         lacking = -(account.credit + borrowed)
@@ -291,7 +291,7 @@ class FairQueue:
             return None
         return self._place(account, self._borrow)
 
-    def _first_of(self, account: Account) -> Sequence:
+    def _first_of(self, account: DeficitAccount) -> Sequence:
         """The first of the tenant's that is still waiting."""
         while account.waiting[0][2] not in self._waiting:
             heappop(account.waiting)

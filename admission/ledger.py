@@ -13,14 +13,14 @@ from typing import NamedTuple, Protocol
 
 from admission.orderings.ordering import Ordering
 from admission.step_time import StepTimeModel, StepWork, prefill_pairs, prefill_work
-from backend.scheduler.scheduled_step import Flight
+from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence
 
 
 class Tariff(Protocol):
     """What rows of a step cost, before the step has run."""
 
-    def costs(self, flight: Flight, work: StepWork) -> list[float]:
+    def costs(self, scheduled: ScheduledStep, work: StepWork) -> list[float]:
         """One for each sequence of the flight."""
         ...
 
@@ -40,8 +40,8 @@ class TokenTariff:
     prompt: float = 1.0
     output: float = 2.0
 
-    def costs(self, flight: Flight, work: StepWork) -> list[float]:
-        batch = flight.batch
+    def costs(self, scheduled: ScheduledStep, work: StepWork) -> list[float]:
+        batch = scheduled.batch
         decodes = batch.num_decodes
         prefills = [self.prompt * length for length in batch.lengths[decodes:]]
         costs = [self.output] * decodes + prefills
@@ -63,8 +63,8 @@ class EngineTimeTariff:
         self._model = model
         self._total = self._parts = 0.0  # running means of a step's time, and of the sum of its marginal parts
 
-    def costs(self, flight: Flight, work: StepWork) -> list[float]:
-        batch, decodes = flight.batch, flight.batch.num_decodes
+    def costs(self, scheduled: ScheduledStep, work: StepWork) -> list[float]:
+        batch, decodes = scheduled.batch, scheduled.batch.num_decodes
         model = self._model.fitted
         _, _, decode, context, _, _, _ = model.coefficients
         marginal = [decode + context * (start + 1) for start in batch.starts[:decodes]]
@@ -90,21 +90,21 @@ class EngineTimeTariff:
         return elapsed - charged
 
 
-def work_of(flight: Flight) -> StepWork:
+def work_of(scheduled: ScheduledStep) -> StepWork:
     """What a planned step has to do."""
-    batch, decodes = flight.batch, flight.batch.num_decodes
+    batch, decodes = scheduled.batch, scheduled.batch.num_decodes
     tokens = context = pairs = 0
     for start, length in zip(batch.starts[decodes:], batch.lengths[decodes:], strict=True):
         tokens += length
         context += start
         pairs += prefill_pairs(start, length)
-    return StepWork(tokens, decodes, flight.decode_context, context, pairs)
+    return StepWork(tokens, decodes, scheduled.decode_context, context, pairs)
 
 
 class _Charge(NamedTuple):
     """A step that is planned and not completed."""
 
-    flight: Flight
+    scheduled: ScheduledStep
     work: StepWork
     costs: list[float]  # of each of its sequences
     by_tenant: Mapping[str, float]
@@ -123,11 +123,11 @@ class Ledger:
         """It was admitted, and `output` tokens are expected of it."""
         self._ordering.prepay(sequence, self._tariff.estimate(len(sequence.prompt), output))
 
-    def planned(self, flight: Flight) -> StepWork:
+    def planned(self, scheduled: ScheduledStep) -> StepWork:
         """What the step has to do, now that it is charged."""
-        work = work_of(flight)
-        costs = self._tariff.costs(flight, work)
-        self._open.append(_Charge(flight, work, costs, self._ordering.charge(flight.sequences, costs)))
+        work = work_of(scheduled)
+        costs = self._tariff.costs(scheduled, work)
+        self._open.append(_Charge(scheduled, work, costs, self._ordering.charge(scheduled.sequences, costs)))
         return work
 
     def completed(self, elapsed: float) -> None:
@@ -137,7 +137,7 @@ class Ledger:
         correction = self._tariff.correction(total, elapsed) / total if total else 0.0
         if correction:
             self._ordering.correct((tenant, correction * cost) for tenant, cost in charge.by_tenant.items())
-        for sequence, cost in zip(charge.flight.sequences, charge.costs, strict=True):
+        for sequence, cost in zip(charge.scheduled.sequences, charge.costs, strict=True):
             sequence.charged += cost * (1 + correction)
         self._model.observe(charge.work, elapsed)
 

@@ -22,7 +22,7 @@ class Outcome(StrEnum):
     FAILED = "failed"  # the device or the process failed it
 
 
-class Refused(Exception):
+class AdmissionRefused(Exception):
     """Not admitted now. Nothing was kept of the request and nothing is charged for it.
 
     `retry_after`: seconds in which, at the slowest recent drain, there will be room; before jitter, in [1, 60].
@@ -33,7 +33,7 @@ class Refused(Exception):
         self.retry_after = min(max(retry_after, SHORTEST_RETRY), LONGEST_RETRY)
 
 
-class QueueFull(Refused):
+class QueueFull(AdmissionRefused):
     """`excess` is the bound on everything that waits, or, where it is `of_class`, on what waits in the request's class;
     in all, `waiting` requests do.
     """
@@ -43,7 +43,7 @@ class QueueFull(Refused):
         self.excess, self.waiting, self.of_class = excess, waiting, of_class
 
 
-class TenantQueueFull(Refused):
+class TenantQueueFull(AdmissionRefused):
     """`excess` is the bound on what one tenant may have waiting."""
 
     def __init__(self, excess: Excess, retry_after: float) -> None:
@@ -51,7 +51,7 @@ class TenantQueueFull(Refused):
         self.excess = excess
 
 
-class DeadlineUnmeetable(Refused):
+class DeadlineUnmeetable(AdmissionRefused):
     """`estimate` is when the token in question would come, in seconds from now, as nine in ten such estimates hold.
 
     `own_backlog`: without what its tenant has waiting already, it could be met.

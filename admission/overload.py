@@ -13,7 +13,7 @@ from admission.backlog import Backlog, DrainMeter
 from admission.estimate import Estimate, Estimator
 from admission.outcome import DeadlineUnmeetable, QueueFull, TenantQueueFull
 from admission.promises import Promise, Promises
-from admission.scheduling_policy import Excess, Load, QueueBounds, Terms
+from admission.scheduling_policy import Excess, Load, QueueBounds, SchedulingPolicy
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence
 
@@ -43,7 +43,7 @@ class AdmissionControl:
         self.deferred = 0  # admitted without a deadline, later than their class is meant to be
         self._policy, self._scheduler, self._backlog = policy, scheduler, backlog
         self._drain, self._estimator = drain, estimator
-        self._terms = Terms()
+        self._terms = SchedulingPolicy()
         self._borderline = 0
 
     def admit(self, sequence: Sequence, now: float) -> None:
@@ -54,7 +54,7 @@ class AdmissionControl:
             self._check_deadline(sequence, load, now)
         self._estimator.arrived(sequence)
 
-    def policy_changed(self, terms: Terms, aging: Aging) -> None:
+    def policy_changed(self, terms: SchedulingPolicy, aging: Aging) -> None:
         self._terms = terms
         self._estimator.aging = aging
 

@@ -50,7 +50,7 @@ class TimedRoom:
         return self._times.seconds(self._step + prefill_work(start, length)) <= self._seconds
 
 
-class Pace:
+class PrefillSizer:
     """Prefill by the tightest time between tokens that is promised to a decode of the step.
 
     Where nobody is promised anything, prefill gets `prefill_share` of the token budget beside decodes, and all of it

@@ -98,7 +98,7 @@ class QueueBounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class SchedulingPolicy:
     """Of tenants and classes. Raises `ValueError` naming what cannot be."""
 
     weights: Mapping[str, float] = field(default_factory=dict)  # by tenant, see `ordering.weight_of`
@@ -118,6 +118,6 @@ class Terms:
         return [dict(self.weights), list(self.offsets), bounds, dict(self.may_wait)]
 
     @classmethod
-    def from_json(cls, entry: list[Any]) -> "Terms":
+    def from_json(cls, entry: list[Any]) -> "SchedulingPolicy":
         weights, offsets, bounds, may_wait = entry
         return cls(weights, tuple(offsets), tuple(QueueBounds(*bound) for bound in bounds), may_wait)

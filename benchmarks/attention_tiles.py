@@ -37,13 +37,13 @@ def ways_to_decode() -> Iterator[Way]:
     for chunks in (4, 16, 32):
         yield f"{chunks} chunks a multiprocessor", paged_decode, {"CHUNKS_PER_MULTIPROCESSOR": chunks}
     for keys, warps, stages in product((32, 64, 128), (2, 4, 8), (3, 4, 5, 6)):
-        yield _tiled(paged_decode, paged_decode.Tile(keys, warps, stages))
+        yield _tiled(paged_decode, paged_decode.DecodeTile(keys, warps, stages))
 
 
 def ways_to_prefill() -> Iterator[Way]:
     yield "as it is", paged_prefill, {}
     for rows, keys, warps, stages in product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4, 5, 6)):
-        yield _tiled(paged_prefill, paged_prefill.Tile(rows, keys, warps, stages))
+        yield _tiled(paged_prefill, paged_prefill.PrefillTile(rows, keys, warps, stages))
 
 
 def _tiled(module: ModuleType, tile: object) -> Way:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from random import Random
 from statistics import median
 
-from admission.scheduling_policy import Terms
+from admission.scheduling_policy import SchedulingPolicy
 from admission.simulation.arrival import Arrival
 from admission.simulation.loop import Loop
 from admission.simulation.policy import SimulatedPolicy, parse_policy
@@ -42,7 +42,7 @@ class Case:
 
     def policy(self) -> SimulatedPolicy:
         policy = parse_policy(POLICY, DEVICE)
-        return SimulatedPolicy("classes", policy.core, policy.engine, Terms(offsets=AGINGS[self.aging]))
+        return SimulatedPolicy("classes", policy.core, policy.engine, SchedulingPolicy(offsets=AGINGS[self.aging]))
 
 
 def main(arguments: list[str] | None = None) -> int:

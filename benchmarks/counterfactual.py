@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass, field
 
-from admission.outcome import Refused
+from admission.outcome import AdmissionRefused
 from admission.simulation.arrival import Arrival
 from admission.simulation.loop import Loop
 from admission.simulation.recorder import Fate, Recorder
@@ -44,7 +44,7 @@ class ForkingLoop(Loop):
     every = 0  # 0: none
     refusals = 0
 
-    def _refused(self, arrival: Arrival, refusal: Refused, now: float) -> None:
+    def _refused(self, arrival: Arrival, refusal: AdmissionRefused, now: float) -> None:
         self.refusals += 1
         if self.every and self.refusals % self.every == 0:
             self.regrets.looked += 1

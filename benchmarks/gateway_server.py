@@ -36,7 +36,7 @@ from gateway.app import GC_THRESHOLDS, SWITCH_INTERVAL, serve, serve_engine
 from gateway.http.connection import bound_socket
 from gateway.settings.settings import Settings
 from gateway.telemetry.core_observer import WatchedCore
-from gateway.telemetry.request_record import Chunk, Trail
+from gateway.telemetry.request_record import Chunk, SequenceTimeline
 from gateway.tenants.tenancy import open_tenancy
 
 TEXT = " the quick brown fox jumps over the lazy dog"
@@ -64,10 +64,10 @@ def defaults(state_dir: Path) -> dict[str, Any]:
 class InstantCore(WatchedCore):
     """Knows of every sequence what it would of one that the engine took through a single step."""
 
-    def trail(self, sequence: Sequence) -> Trail:
+    def timeline(self, sequence: Sequence) -> SequenceTimeline:
         now = sequence.arrival
         chunk = Chunk(0, 0, len(sequence.prompt), now)
-        return Trail(sequence, now, now, 0.0, now, now, now, now, [chunk])
+        return SequenceTimeline(sequence, now, now, 0.0, now, now, now, now, [chunk])
 
 
 class InstantEngine(Engine):

@@ -17,7 +17,7 @@ from benchmarks.report import Report, Spread, scenario_parser
 from gateway.settings.settings import Settings
 from gateway.telemetry.logs.logs import logging_to, num_lines_dropped
 from gateway.telemetry.logs.request_log import RequestLog
-from gateway.telemetry.request_record import Story, Trail, trace_context
+from gateway.telemetry.request_record import RequestRecord, SequenceTimeline, trace_context
 
 LINES = 2000  # at once; what is pending stays below what the writer holds
 BLOCK_BYTES = 16_384
@@ -35,22 +35,22 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _line_us() -> float:
-    log, story = RequestLog(BLOCK_BYTES), _story()
-    log(story)
+    log, record = RequestLog(BLOCK_BYTES), _record()
+    log(record)
     before = time.thread_time()
     for _ in range(LINES):
-        log(story)
+        log(record)
     cost = (time.thread_time() - before) / LINES * 1e6
     time.sleep(0.2)  # for the writer's thread
     return cost
 
 
-def _story() -> Story:
+def _record() -> RequestRecord:
     """A request that was served."""
     sequence = Sequence("chatcmpl-1-0", "acme", [7] * 200, SamplingParams(), 100, 0, frozenset())
     sequence.output += [8] * 100
-    trail = Trail(sequence, 100.004, admitted=100.01, first_token=100.03, ended=100.9)
-    return Story(
+    timeline = SequenceTimeline(sequence, 100.004, admitted=100.01, first_token=100.03, ended=100.9)
+    return RequestRecord(
         "req_6ec9de4ba31910add664c99886e0e036",
         "POST",
         "/v1/chat/completions",
@@ -64,7 +64,7 @@ def _story() -> Story:
         service_class="standard",
         response_id="chatcmpl-e71eaeabbc172598fa7977abb8fec332",
         ended=100.91,
-        trails=[trail],
+        timelines=[timeline],
         outcome=Outcome.COMPLETED,
         status=200,
     )

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.redis_server import RedisServer
 from benchmarks.report import Report, Spread, scenario_parser
-from quotas.policy.limit import Budget, Limit, Period, Rate, Resource
+from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
 from quotas.reservation import Ask, Usage
 from quotas.store.redis_link import command
 from quotas.store.redis_store import RedisStore
@@ -29,8 +29,8 @@ LIMITS = (
     Limit(Resource.REQUESTS, 10**8, Rate(60, 10**8)),
     Limit(Resource.INPUT_TOKENS, 10**9, Rate(60, 10**9)),
     Limit(Resource.TOKENS, 10**9, Rate(60, 10**9)),
-    Limit(Resource.TOKENS, 10**14, Budget(Period.DAY)),
-    Limit(Resource.OUTPUT_TOKENS, 10**14, Budget(Period.MONTH)),
+    Limit(Resource.TOKENS, 10**14, Budget(BudgetPeriod.DAY)),
+    Limit(Resource.OUTPUT_TOKENS, 10**14, Budget(BudgetPeriod.MONTH)),
     Limit(Resource.CONCURRENT_REQUESTS, 1000),
 )
 ASK, USAGE = Ask(1, 300, 200), Usage(300, 120, 100)

@@ -17,7 +17,7 @@ from benchmarks import machine
 from benchmarks.load import closed_loop, post
 from benchmarks.processes import Worker
 from benchmarks.report import Report, Spread, scenario_parser
-from gateway.http.responses import Exchange
+from gateway.http.responses import ResponseWriter
 from gateway.telemetry.telemetry import Telemetry
 
 TOKENS = 8
@@ -88,7 +88,7 @@ def _story_us() -> float:
     """To begin and to end the story of a request, with nobody to listen."""
     telemetry = Telemetry(lambda: 0.0)
     scope = {"method": "POST", "path": PATH, "headers": [(b"x-request-id", b"req_1"), (b"host", b"localhost")]}
-    exchange = Exchange(scope, _send, telemetry.clock)
+    exchange = ResponseWriter(scope, _send, telemetry.clock)
 
     def one() -> None:
         telemetry.ended(telemetry.begin(scope, exchange), Outcome.COMPLETED)
@@ -111,15 +111,15 @@ def _tell(report: Report, figures: Figures) -> None:
         for name in MODES
     ]
     report.add_table(f"whole answers of {TOKENS} tokens, one core, median (extremes)", rows)
-    story = median(figures["story us"])
+    record = median(figures["story us"])
     unsampled, sampled = (_added(figures, name) for name in ("unsampled", "sampled"))
     report.notes = [
         f"the story of a request, traced or not: {Spread.of(figures['story us'])} us",
         f"added where nothing is traced: {Spread.of(unsampled)} us; where everything is: {Spread.of(sampled)} us",
         "the process's time has the exporter's thread in it, which encodes and sends",
     ]
-    report.at_most("loop CPU of a request that is not traced, story and decision, us", story + median(unsampled), 20.0)
-    report.at_most("loop CPU of a request that is traced, us", story + median(sampled), 400.0)
+    report.at_most("loop CPU of a request that is not traced, story and decision, us", record + median(unsampled), 20.0)
+    report.at_most("loop CPU of a request that is traced, us", record + median(sampled), 400.0)
 
 
 def _added(figures: Figures, name: str) -> list[float]:

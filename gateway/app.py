@@ -28,14 +28,14 @@ from gateway.admin.overview import Process
 from gateway.admin.plane import admin_plane
 from gateway.admin.port import AdminPort, open_admin_port
 from gateway.announcement import Ready
+from gateway.api.body_intake import Intake
 from gateway.api.refused_rate import RefusedRate
 from gateway.api.routes import Health, make_app, make_probes
 from gateway.api.service import Service
-from gateway.background import Watchdog, beside
+from gateway.background import beside
 from gateway.core import engine_options, open_core
-from gateway.http.body_intake import Intake
 from gateway.http.connection_table import ConnectionTable
-from gateway.http.request_scope import Lives
+from gateway.http.request_scope import ActiveRequests
 from gateway.http.server import Server, check_tls, open_port
 from gateway.openai.requests import Limits
 from gateway.settings.settings import Settings
@@ -48,10 +48,11 @@ from gateway.telemetry.metrics.push import pushing
 from gateway.telemetry.request_record import note_command
 from gateway.telemetry.telemetry import Telemetry
 from gateway.telemetry.tracing.tracing import open_tracing
-from gateway.tenants.effective_policy import Entitlements, KvShape
+from gateway.tenants.effective_policy import EffectivePolicies, KVShape
 from gateway.tenants.key_store import KeyStore
 from gateway.tenants.kv_leases import KvLeases
 from gateway.tenants.tenancy import Tenancy, open_quotas, open_tenancy
+from gateway.watchdog import Watchdog
 
 
 @asynccontextmanager
@@ -61,14 +62,14 @@ async def open_service(
     engine: Engine,
     core: WatchedCore,
     tenancy: Tenancy,
-    lives: Lives,
+    lives: ActiveRequests,
     connections: ConnectionTable,
 ) -> AsyncIterator[Service]:
     """A service over an engine; when the block is left, the store and the collector are told what is left to tell.
 
     Raises `StoreUnsuitable`.
     """
-    kv_shape = KvShape(model.engine_config.block_size, model.kv_bytes // model.engine_config.num_blocks)
+    kv_shape = KVShape(model.engine_config.block_size, model.kv_bytes // model.engine_config.num_blocks)
     telemetry = Telemetry(engine.clock)
     async with (
         open_tracing(settings, telemetry, core, kv_shape) as tracing,
@@ -108,7 +109,7 @@ async def open_service(
                 admission=admission,
                 keys=tenancy.keys.ring,
                 policies=tenancy.policies,
-                entitlements=Entitlements(tenancy.policies),
+                effective_policies=EffectivePolicies(tenancy.policies),
                 quotas=quotas,
                 kv_leases=KvLeases(quotas.store, admission, kv_shape.block_bytes, engine.clock),
                 kv_shape=kv_shape,
@@ -198,7 +199,7 @@ async def serve_engine(
     admin: AdminPort | None = None,
 ) -> int:
     """Run the gateway over an engine until a signal, or the engine's failure, ends it."""
-    lives = Lives(settings.write_timeout)
+    lives = ActiveRequests(settings.write_timeout)
     server = Server(settings, lives, on_started)
     async with open_service(settings, model, engine, core, tenancy, lives, server.table) as service:
         probes = make_probes(service, _health(server, engine))

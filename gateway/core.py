@@ -11,7 +11,7 @@ from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 
-from admission.core import PRIOR, SCALES, CoreConfig, Memory, Order, Overload, Unit, make_core
+from admission.core import PRIOR, SCALES, CoreConfig, MemoryGate, Order, Overload, Unit, make_core
 from admission.event_log import RecordedCore
 from admission.step_time import StepTimeModel
 from backend.config import Batching, KVAllocation
@@ -57,7 +57,7 @@ def core_config(settings: Settings) -> CoreConfig:
         quantum=scale.quantum,
         borrow=scale.borrow,
         leeway=scale.leeway,
-        memory=Memory(settings.admit),
+        memory=MemoryGate(settings.admit),
         min_free_blocks=settings.min_free_blocks,
         prefill_share=settings.prefill_share,
         overload=Overload(settings.overload),

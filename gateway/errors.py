@@ -44,7 +44,7 @@ import orjson
 
 from admission.outcome import Outcome
 from backend.errors import InvalidRequest
-from gateway.http.sse import event
+from gateway.sse import event
 
 _FIELD = re.compile(r"[A-Za-z_]\w{0,39}(\[\d+\]|\.[A-Za-z_]\w{0,39}){0,8}", re.ASCII)
 _FOUND = re.compile(r", got |: ")

@@ -22,7 +22,7 @@ class QuotaError(Exception):
     pass
 
 
-class Refused(QuotaError):
+class QuotaRefused(QuotaError):
     """`asked` and `left` are in the units of the limit's resource; `left` is never negative.
 
     `measure` returns the state of each limit that the request would have been charged to, where the store told it.
@@ -36,12 +36,12 @@ class Refused(QuotaError):
         self.measure: Callable[[], tuple[LimitState, ...]] = tuple
 
 
-class NeverFits(Refused):
+class NeverFits(QuotaRefused):
     def __init__(self, limit: Limit, asked: int) -> None:
         super().__init__(limit, asked, limit.capacity, f"it never holds more than {limit.capacity}")
 
 
-class LimitExceeded(Refused):
+class LimitExceeded(QuotaRefused):
     """`retry_after`: seconds until the refill suffices; None where nobody can tell, as for concurrency."""
 
     def __init__(self, limit: Limit, asked: int, left: int, retry_after: float | None) -> None:
@@ -50,7 +50,7 @@ class LimitExceeded(Refused):
         self.retry_after = retry_after
 
 
-class BudgetSpent(Refused):
+class BudgetSpent(QuotaRefused):
     """`resets_at`: Unix time at which the next period begins."""
 
     def __init__(self, limit: Limit, asked: int, left: int, resets_at: float) -> None:

@@ -6,18 +6,18 @@ A level counts as lua/level.lua does, in whole numbers, so that both say the sam
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from quotas.errors import BudgetSpent, LimitExceeded, NeverFits, Refused
+from quotas.errors import BudgetSpent, LimitExceeded, NeverFits, QuotaRefused
 from quotas.policy.limit import DAY, Budget, Limit, Rate
 from quotas.reservation import Ask, LimitState, Usage
 
 
-def refusals(states: Iterable[LimitState], ask: Ask, now: float) -> list[Refused]:
+def refusals(states: Iterable[LimitState], ask: Ask, now: float) -> list[QuotaRefused]:
     """One for each limit that has not as much left as is asked; `now` is the Unix time of the states."""
     told = (_forecast_refusal(state, ask.of(state.limit.resource), now) for state in states)
     return [refusal for refusal in told if refusal is not None]
 
 
-def _forecast_refusal(state: LimitState, asked: int, now: float) -> Refused | None:
+def _forecast_refusal(state: LimitState, asked: int, now: float) -> QuotaRefused | None:
     limit, left = state.limit, state.remaining
     if asked > limit.capacity:
         return NeverFits(limit, asked)
@@ -64,15 +64,15 @@ class Limiter:
         self._levels: dict[tuple[str, str], Level] = {}  # by tenant and name of the limit
 
     def reserve(self, tenant: str, limits: tuple[Limit, ...], ask: Ask, now: float) -> Taken:
-        """Charge `ask` to every limit, the tenant's own and its key's, or to none and raise `Refused`: that with the
-        longest wait.
+        """Charge `ask` to every limit, the tenant's own and its key's, or to none and raise `QuotaRefused`: that with
+        the longest wait.
         """
         self._charge(tenant, limits, ask, now)
         today = _micros(now) // DAY
         return Taken(tenant, limits, ask, today, today)
 
     def extend(self, taken: Taken, output_tokens: int, now: float) -> None:
-        """Charge more output to every limit, or to none and raise `Refused`."""
+        """Charge more output to every limit, or to none and raise `QuotaRefused`."""
         more, today = Ask(0, 0, output_tokens), _micros(now) // DAY
         self._charge(taken.tenant, taken.limits, more, now)
         if today != taken.first:
@@ -155,11 +155,11 @@ def _reset(limit: Limit, level: Level, now: float) -> float:
     return 0.0
 
 
-def _refusal(states: list[LimitState], ask: Ask, now: float) -> Refused:
+def _refusal(states: list[LimitState], ask: Ask, now: float) -> QuotaRefused:
     return max(refusals(states, ask, now), key=lambda refusal: _wait(refusal, now))
 
 
-def _wait(refusal: Refused, now: float) -> float:
+def _wait(refusal: QuotaRefused, now: float) -> float:
     match refusal:
         case LimitExceeded(retry_after=wait):
             return wait or 0.0

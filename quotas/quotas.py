@@ -9,7 +9,7 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from quotas.errors import BudgetSpent, LimitExceeded, QuotaError, Refused, StoreUnavailable
+from quotas.errors import BudgetSpent, LimitExceeded, QuotaError, QuotaRefused, StoreUnavailable
 from quotas.policy.limit import Budget, Limit, Rate, Resource
 from quotas.policy.policy import Outage
 from quotas.reservation import NOTHING, Ask, HoldTimes, LimitState, Reservation, Usage
@@ -50,7 +50,7 @@ class Grant:
         return self.reservation.states if self.reservation else ()
 
     async def extend(self, output_tokens: int) -> None:
-        """Reserve more. Raises `Refused`, having charged nothing, and `StoreUnavailable`."""
+        """Reserve more. Raises `QuotaRefused`, having charged nothing, and `StoreUnavailable`."""
         if self.reservation is not None:
             await self._quotas.store.extend(self.reservation, output_tokens)
 
@@ -76,7 +76,7 @@ class Quotas:
 
     async def reserve(self, name: str, key: str | None, limits: tuple[Limit, ...], ask: Ask, outage: Outage) -> Grant:
         """Charge `ask` to `limits`, all that requests of the tenant `name` with this key are charged to, or raise
-        `Refused`. Raises `StoreUnavailable` where `outage` says so.
+        `QuotaRefused`. Raises `StoreUnavailable` where `outage` says so.
         """
         if not limits:
             return Grant(self, name, key, None)
@@ -90,8 +90,9 @@ class Quotas:
         return (name, key) in self._refused
 
     async def refuse_spent(self, name: str, key: str | None, limits: tuple[Limit, ...], ask: Ask) -> None:
-        """Raise `Refused` where of a limit not even `ask` is left, which is at most one of each; nothing is charged.
-        Raises `StoreUnavailable`.
+        """Raise `QuotaRefused` where of a limit not even `ask` is left, which is at most one of each.
+
+        Nothing is charged. Raises `StoreUnavailable`.
         """
         states = await self.store.states(name, key, limits) if limits else ()
         spent = [state for state in states if state.remaining < ask.of(state.limit.resource)]
@@ -170,7 +171,7 @@ class Quotas:
             self._refused.add((name, key))
             raise self._with_wait(name, refusal) from None
 
-    def _with_wait(self, name: str, refusal: Refused) -> Refused:
+    def _with_wait(self, name: str, refusal: QuotaRefused) -> QuotaRefused:
         """A refusal at what is held at once gets the wait that others of the tenant let expect."""
         if refusal.limit.resource is not Resource.CONCURRENT_REQUESTS:
             return refusal
@@ -197,7 +198,7 @@ def _wait(state: LimitState) -> float:
     return 0.0
 
 
-def _refusal(state: LimitState, ask: Ask) -> Refused:
+def _refusal(state: LimitState, ask: Ask) -> QuotaRefused:
     """Of an ask for one unit that is not there."""
     limit, asked, wait = state.limit, ask.of(state.limit.resource), _wait(state)
     if isinstance(limit.window, Budget):

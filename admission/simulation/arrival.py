@@ -56,7 +56,7 @@ class Arrival(NamedTuple):
         return (alone, *others)
 
 
-class Target(NamedTuple):
+class ClassTarget(NamedTuple):
     """In seconds; None: nothing."""
 
     first_token: float | None = None
@@ -64,10 +64,10 @@ class Target(NamedTuple):
     refuses: bool = False  # what would be late for its first token
 
 
-NO_TARGET = Target()
+NO_TARGET = ClassTarget()
 
 
-def sequence_of(number: int, arrival: Arrival, now: float, target: Target) -> Sequence:
+def sequence_of(number: int, arrival: Arrival, now: float, target: ClassTarget) -> Sequence:
     """A prompt without content. Its seed is the length of its answer, which only the device looks at."""
     declared = arrival.declared_tokens
     ends = _AT_END if declared > arrival.output_tokens else _NEVER
@@ -93,6 +93,6 @@ def _tighter(one: float | None, other: float | None) -> float | None:
     return other if one is None else one if other is None else min(one, other)
 
 
-def _deadlines(arrival: Arrival, now: float, target: Target) -> list[float]:
+def _deadlines(arrival: Arrival, now: float, target: ClassTarget) -> list[float]:
     own = target.first_token if target.refuses else None
     return [now + seconds for seconds in (arrival.deadline, own) if seconds is not None]

@@ -8,7 +8,7 @@ ones try again at once, as often as they may.
 from random import Random
 from typing import Protocol
 
-from admission.outcome import Refused
+from admission.outcome import AdmissionRefused
 from admission.simulation.arrival import Arrival
 
 
@@ -17,7 +17,7 @@ class Clients(Protocol):
         """They send this."""
         ...
 
-    def retry(self, arrival: Arrival, refusal: Refused, now: float) -> Arrival | None:
+    def retry(self, arrival: Arrival, refusal: AdmissionRefused, now: float) -> Arrival | None:
         """The next attempt, later than now; None when they give up."""
         ...
 
@@ -28,7 +28,7 @@ class Resigned:
     def sent(self, arrival: Arrival) -> None:
         pass
 
-    def retry(self, arrival: Arrival, refusal: Refused, now: float) -> Arrival | None:
+    def retry(self, arrival: Arrival, refusal: AdmissionRefused, now: float) -> Arrival | None:
         return None
 
 
@@ -41,7 +41,7 @@ class Hasty:
     def sent(self, arrival: Arrival) -> None:
         pass
 
-    def retry(self, arrival: Arrival, refusal: Refused, now: float) -> Arrival | None:
+    def retry(self, arrival: Arrival, refusal: AdmissionRefused, now: float) -> Arrival | None:
         if arrival.attempt >= self._most:
             return None
         return arrival._replace(time=now + self._round_trip, attempt=arrival.attempt + 1)
@@ -61,7 +61,7 @@ class Patient:
         if arrival.attempt == 0:
             self._saved = min(self._saved + self._budget, self._reserve)
 
-    def retry(self, arrival: Arrival, refusal: Refused, now: float) -> Arrival | None:
+    def retry(self, arrival: Arrival, refusal: AdmissionRefused, now: float) -> Arrival | None:
         if arrival.attempt >= self._most or self._saved < 1:
             return None
         self._saved -= 1

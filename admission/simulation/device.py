@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from admission.core import CoreConfig
-from admission.scheduling_policy import Terms
-from admission.simulation.arrival import Target
+from admission.scheduling_policy import SchedulingPolicy
+from admission.simulation.arrival import ClassTarget
 from admission.simulation.errors import OptionError
 from admission.step_time import StepTime, StepWork
 from backend.config import EngineConfig
@@ -57,8 +57,8 @@ class Served:
     core: CoreConfig
     engine: EngineConfig
     prior: tuple[StepTime, float]  # the step times that it began with, and the steps that these count as
-    terms: Terms | None = None  # at the end
-    targets: tuple[Target, ...] = ()  # by class
+    terms: SchedulingPolicy | None = None  # at the end
+    targets: tuple[ClassTarget, ...] = ()  # by class
 
 
 @dataclass(frozen=True, slots=True)

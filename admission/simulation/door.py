@@ -5,14 +5,14 @@ The loop knows it as a protocol, since limits are not admission's; the gateway s
 
 from typing import Protocol
 
-from admission.outcome import Refused
+from admission.outcome import AdmissionRefused
 from admission.output_length import OutputLengths
-from admission.simulation.arrival import Arrival, Target
+from admission.simulation.arrival import Arrival, ClassTarget
 
 REFUSED_RETRY = 1.0  # seconds, where nobody can tell when it would be let in
 
 
-class TurnedAway(Refused):
+class TurnedAway(AdmissionRefused):
     """Refused before it came to the core. `reason` is the limit's name, or what else forbids it, in a word or two."""
 
     def __init__(self, reason: str, retry_after: float | None = None) -> None:
@@ -49,7 +49,7 @@ class Door(Protocol):
         """The same with the class that serves it, and with the most that an answer of undeclared length may have."""
         ...
 
-    def target(self, priority_class: int) -> Target: ...
+    def target(self, priority_class: int) -> ClassTarget: ...
 
     def allowed_blocks(self, tenant: str) -> int | None:
         """KV memory that the tenant may hold; None: any number of blocks."""

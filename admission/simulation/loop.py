@@ -14,10 +14,10 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 from admission.ledger import work_of
-from admission.outcome import Refused
+from admission.outcome import AdmissionRefused
 from admission.output_length import OutputLengths
 from admission.request import EXTEND_MARGIN, EXTEND_PATIENCE, EXTEND_STEP
-from admission.simulation.arrival import END, NO_TARGET, Arrival, Target, sequence_of
+from admission.simulation.arrival import END, NO_TARGET, Arrival, ClassTarget, sequence_of
 from admission.simulation.clients import Clients, Resigned
 from admission.simulation.device import Device
 from admission.simulation.door import REFUSED_RETRY, Door, Spent, TurnedAway, Visit
@@ -87,7 +87,7 @@ class Loop:
         recorder: Recorder,
         max_model_len: int,
         clients: Clients | None = None,
-        target: Callable[[int], Target] = lambda _: NO_TARGET,
+        target: Callable[[int], ClassTarget] = lambda _: NO_TARGET,
         door: Door | None = None,
     ) -> None:
         """A `door` says of each request which class serves it, with which target, and whether it may enter at all;
@@ -180,17 +180,17 @@ class Loop:
     def _enter_freely(self, arrival: Arrival, now: float) -> None:
         try:
             self._queue(arrival, arrival.declared_tokens, now)
-        except Refused as refusal:
+        except AdmissionRefused as refusal:
             self._refused(arrival, refusal, now)
 
     def _enter(self, door: Door, arrival: Arrival, prompts: Collection[Arrival], now: float) -> None:
         try:
             self._let_in(door, arrival, prompts, now)
-        except Refused as refusal:
+        except AdmissionRefused as refusal:
             self._refused(arrival, refusal, now)
 
     def _let_in(self, door: Door, arrival: Arrival, prompts: Collection[Arrival], now: float) -> None:
-        """Raises `Refused`, and then no prompt of the request is let in."""
+        """Raises `AdmissionRefused`, and then no prompt of the request is let in."""
         visit = door.enter(arrival, self._core.lengths, now)
         if arrival.tenant not in self._allowed:
             self._allowed.add(arrival.tenant)
@@ -204,12 +204,12 @@ class Loop:
                 if sequence.token_limit < sequence.most_tokens:
                     self._supplies[sequence] = _Supply()
                     self._supply(sequence, now)
-        except Refused:
+        except AdmissionRefused:
             self._take_back(stay, now)
             raise
 
     def _queue(self, prompt: Arrival, tokens: int, now: float) -> Sequence:
-        """Raises `Refused`. Of its answer it may have `tokens` to begin with."""
+        """Raises `AdmissionRefused`. Of its answer it may have `tokens` to begin with."""
         number = next(self._number)
         sequence = sequence_of(number, prompt, now, self._target(prompt.priority_class))
         sequence.limit_to(tokens)
@@ -228,7 +228,7 @@ class Loop:
         if not stay.running:
             stay.visit.leave(0, 0)
 
-    def _refused(self, arrival: Arrival, refusal: Refused, now: float) -> None:
+    def _refused(self, arrival: Arrival, refusal: AdmissionRefused, now: float) -> None:
         reason = refusal.reason if isinstance(refusal, TurnedAway) else type(refusal).__name__
         self._note_refused(arrival.prompts, reason)
         again = self._clients.retry(arrival, refusal, now)
@@ -281,12 +281,12 @@ class Loop:
                 self._recorder.preempted(sequence, now)
 
     def _submit(self, batch: Batch, now: float) -> None:
-        flight = self._core.scheduler.in_flight[-1]
-        elapsed = self._device.seconds(work_of(flight))
+        scheduled = self._core.scheduler.in_flight[-1]
+        elapsed = self._device.seconds(work_of(scheduled))
         self._done_at = max(self._done_at, now) + elapsed
-        for sequence in flight.admitted:
+        for sequence in scheduled.admitted:
             self._note_end(sequence)
-        self._steps.append(_Step(self._done_at, elapsed, batch, self._recorder.planned(flight, now)))
+        self._steps.append(_Step(self._done_at, elapsed, batch, self._recorder.planned(scheduled, now)))
 
     def _note_end(self, sequence: Sequence) -> None:
         """An answer that is shorter than it declared ends with an end token, which the device samples."""

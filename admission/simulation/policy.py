@@ -14,8 +14,8 @@ from typing import Any
 
 from admission.controller import Controller
 from admission.core import SCALES, CoreConfig, Order, make_core
-from admission.scheduling_policy import Terms
-from admission.simulation.arrival import NO_TARGET, Target
+from admission.scheduling_policy import SchedulingPolicy
+from admission.simulation.arrival import NO_TARGET, ClassTarget
 from admission.simulation.device import Device, Served
 from admission.simulation.door import Rules
 from admission.simulation.errors import OptionError
@@ -35,8 +35,8 @@ class SimulatedPolicy:
     name: str
     core: CoreConfig
     engine: EngineConfig
-    terms: Terms | None = None
-    targets: tuple[Target, ...] = ()  # by class
+    terms: SchedulingPolicy | None = None
+    targets: tuple[ClassTarget, ...] = ()  # by class
     prior: tuple[StepTime, float] | None = None  # step times to begin with, and the steps that these count as
     rules: Rules | None = None  # who is served in which class and up to which limits; None: all as they come
     class_names: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class SimulatedPolicy:
         """Of the tenants; "" stands for those that are not named."""
         return self.core.weights if self.terms is None else self.terms.weights
 
-    def target(self, priority_class: int) -> Target:
+    def target(self, priority_class: int) -> ClassTarget:
         return self.targets[priority_class] if priority_class < len(self.targets) else NO_TARGET
 
     @property
@@ -62,8 +62,8 @@ class SimulatedPolicy:
 
 def policy_of(
     name: str,
-    terms: Terms,
-    targets: tuple[Target, ...],
+    terms: SchedulingPolicy,
+    targets: tuple[ClassTarget, ...],
     device: Device,
     class_names: tuple[str, ...] = (),
 ) -> SimulatedPolicy:
@@ -98,7 +98,7 @@ def _base(option: str, given: Mapping[str, str], device: Device) -> SimulatedPol
     return replace(as_recorded(device.served), engine=engine)
 
 
-def _amended(terms: Terms | None, settings: Mapping[str, Any]) -> Terms | None:
+def _amended(terms: SchedulingPolicy | None, settings: Mapping[str, Any]) -> SchedulingPolicy | None:
     """Recorded terms, where they do not contradict the settings."""
     if terms is not None and "weights" in settings:
         terms = replace(terms, weights=settings["weights"])

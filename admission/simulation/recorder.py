@@ -11,10 +11,10 @@ from math import inf
 from admission.orderings.ordering import weight_of
 from admission.simulation.arrival import Arrival
 from admission.simulation.device import Device
-from admission.simulation.statistics import MOST_TENANTS, Histogram, ServiceGap, Timeline
+from admission.simulation.statistics import MOST_TENANTS, QuantileHistogram, ServiceGap, Timeline
 from admission.step_time import StepWork, prefill_work
 from backend.scheduler import sequence as engine
-from backend.scheduler.scheduled_step import Delta, Flight
+from backend.scheduler.scheduled_step import Delta, ScheduledStep
 
 PROMPT, OUTPUT = 1.0, 2.0  # service in tokens, by the weights of VTC (Sheng et al., 2024)
 
@@ -100,7 +100,7 @@ class Recorder:
         self.first_token_times = array("d")
         self.token_times = array("d")  # a request's mean time per output token after the first
         self.durations = array("d")
-        self.intervals = Histogram()  # between the tokens of a request
+        self.intervals = QuantileHistogram()  # between the tokens of a request
         self.depth, self.age = Timeline(), Timeline()
         self.gap_tokens, self.gap_seconds = ServiceGap(), ServiceGap()
         self.busy = 0.0
@@ -167,14 +167,14 @@ class Recorder:
 
     # steps
 
-    def planned(self, flight: Flight, now: float) -> dict[str, StepWork]:
+    def planned(self, scheduled: ScheduledStep, now: float) -> dict[str, StepWork]:
         """The step's work by tenant."""
-        for sequence in flight.admitted:
+        for sequence in scheduled.admitted:
             self._leave_queue(sequence, now)
-        works = dict(self._decodes_by_tenant(flight))
-        decodes, batch = flight.batch.num_decodes, flight.batch
-        for row in range(decodes, len(flight.sequences)):
-            sequence, start, length = flight.sequences[row], batch.starts[row], batch.lengths[row]
+        works = dict(self._decodes_by_tenant(scheduled))
+        decodes, batch = scheduled.batch.num_decodes, scheduled.batch
+        for row in range(decodes, len(scheduled.sequences)):
+            sequence, start, length = scheduled.sequences[row], batch.starts[row], batch.lengths[row]
             work = prefill_work(start, length)
             works[sequence.tenant] = works.get(sequence.tenant, _NOTHING) + work
             live = self._live[sequence]
@@ -242,9 +242,9 @@ class Recorder:
     def _note(self, arrival: Arrival, fate: Fate) -> None:
         self.fates.append((arrival, fate))
 
-    def _decodes_by_tenant(self, flight: Flight) -> dict[str, StepWork]:
+    def _decodes_by_tenant(self, scheduled: ScheduledStep) -> dict[str, StepWork]:
         """Mostly the decodes are those of the step before, each with one token more."""
-        decodes = flight.sequences[: flight.batch.num_decodes]
+        decodes = scheduled.sequences[: scheduled.batch.num_decodes]
         if decodes == self._decodes:
             for tenant, work in self._decode_work.items():
                 count = work.decode_tokens
@@ -252,7 +252,7 @@ class Recorder:
             return self._decode_work
         counts: dict[str, int] = {}
         contexts: dict[str, int] = {}
-        for sequence, start in zip(decodes, flight.batch.starts, strict=False):
+        for sequence, start in zip(decodes, scheduled.batch.starts, strict=False):
             tenant = sequence.tenant
             counts[tenant] = counts.get(tenant, 0) + 1
             contexts[tenant] = contexts.get(tenant, 0) + start + 1

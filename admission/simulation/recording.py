@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from admission.event_log import Entry, LogError, ReplayMismatch, asked_of, make_configs, replay
 from admission.request import Asked, AskedPrompt
-from admission.scheduling_policy import Terms
-from admission.simulation.arrival import NO_TARGET, Arrival, Target
+from admission.scheduling_policy import SchedulingPolicy
+from admission.simulation.arrival import NO_TARGET, Arrival, ClassTarget
 from admission.simulation.device import Device, Served, device_of
 from admission.simulation.errors import TraceError
 from admission.step_time import StepTime, StepTimeModel, StepWork
@@ -139,18 +139,18 @@ def _served(log: _Log) -> Served:
     return Served(
         *make_configs(log.header),
         prior=(StepTime(tuple(coefficients), knee), prior_weight),
-        terms=Terms.from_json(log.policy[2]) if log.policy else None,
+        terms=SchedulingPolicy.from_json(log.policy[2]) if log.policy else None,
         targets=_targets([entry for _, entry in log.arrived.values()]),
     )
 
 
-def _targets(arrived: list[Entry]) -> tuple[Target, ...]:
+def _targets(arrived: list[Entry]) -> tuple[ClassTarget, ...]:
     """Of each class, as its last request had them. A class that refuses has a deadline for every first token."""
-    by_class: dict[int, Target] = {}
+    by_class: dict[int, ClassTarget] = {}
     for entry in arrived:
         level, interval, _, first_by, _, target = entry[7:13]
         refused = level not in by_class or by_class[level].refuses
-        by_class[level] = Target(target, interval, refused and first_by is not None and target is not None)
+        by_class[level] = ClassTarget(target, interval, refused and first_by is not None and target is not None)
     return tuple(by_class.get(level, NO_TARGET) for level in range(max(by_class, default=-1) + 1))
 
 

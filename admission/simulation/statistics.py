@@ -46,7 +46,7 @@ def quantile(ordered: Sequence[float], share: float) -> float | None:
     return ordered[max(0, ceil(share * len(ordered)) - 1)] if ordered else None
 
 
-class Histogram:
+class QuantileHistogram:
     """Durations in seconds, by logarithm: quantiles are within 1 % of the exact ones."""
 
     def __init__(self) -> None:

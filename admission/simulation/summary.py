@@ -21,7 +21,7 @@ class Tail:
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class RunSeries:
     """The largest value in each interval of a run."""
 
     interval: float  # seconds
@@ -83,8 +83,8 @@ class Summary:
     gap_tokens: float
     gap_seconds: float
     jain: float | None
-    depth: Series
-    age: Series
+    depth: RunSeries
+    age: RunSeries
     first_token_curve: tuple[float | None, ...]
     interval_curve: tuple[float | None, ...]
     tenants: tuple[TenantSummary, ...]
@@ -134,8 +134,8 @@ def summarise(
         gap_tokens=recorder.gap_tokens.largest,
         gap_seconds=recorder.gap_seconds.largest,
         jain=_evenness(tenants),
-        depth=Series(recorder.depth.interval, tuple(recorder.depth.values)),
-        age=Series(recorder.age.interval, tuple(recorder.age.values)),
+        depth=RunSeries(recorder.depth.interval, tuple(recorder.depth.values)),
+        age=RunSeries(recorder.age.interval, tuple(recorder.age.values)),
         first_token_curve=tuple(quantile(first, s / answered) if s <= answered else None for s in CURVE),
         interval_curve=tuple(recorder.intervals.quantiles(CURVE)),
         tenants=_tenants(tenants, recorder.busy, seconds, cost),

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
-from admission.fair_queue import Account, FairQueue, gap_bound
+from admission.fair_queue import DeficitAccount, FairQueue, gap_bound
 from admission.simulation.statistics import ServiceGap
 from backend.scheduler.sequence import Sequence
 
@@ -43,20 +43,20 @@ class FairnessWitness:
         for sequence in admitted:
             books = self._of(sequence.tenant)
             books.paid_for = books.service + books.ahead
-        flight = {}
+        scheduled = {}
         for tenant, account in self.queue.accounts.items():
             books = self._of(tenant)
             if account.charged != books.charged:
-                flight[tenant], books.charged = account.charged - books.charged, account.charged
-        self._flights.append(flight)
+                scheduled[tenant], books.charged = account.charged - books.charged, account.charged
+        self._flights.append(scheduled)
         self.look()
 
     def completed(self) -> None:
         """The oldest step was, and its charges corrected."""
-        flight = self._flights.popleft()
+        scheduled = self._flights.popleft()
         for tenant, account in self.queue.accounts.items():
             books = self._of(tenant)
-            books.service += flight.get(tenant, 0.0) + account.charged - books.charged
+            books.service += scheduled.get(tenant, 0.0) + account.charged - books.charged
             books.charged = account.charged
             self.most_run_up = max(self.most_run_up, books.service - books.paid_for)
         self.look()
@@ -74,8 +74,8 @@ class FairnessWitness:
         ahead = dict.fromkeys(self.queue.accounts, 0.0)
         for sequence, prepaid in self.queue.prepaid.items():
             ahead[sequence.tenant] += prepaid
-        for flight in self._flights:
-            for tenant, cost in flight.items():
+        for scheduled in self._flights:
+            for tenant, cost in scheduled.items():
                 ahead[tenant] += cost
         for tenant, paid in ahead.items():
             self._of(tenant).ahead = paid
@@ -109,7 +109,7 @@ class FairnessWitness:
             books = self._books[tenant] = _Books()
         return books
 
-    def _compare(self, accounts: Many[Account]) -> None:
+    def _compare(self, accounts: Many[DeficitAccount]) -> None:
         service, grants, backlogged = [], [], []
         for account in accounts:
             books = self._of(account.tenant)

@@ -30,7 +30,7 @@ JOINED = 16  # chunks that one step of the join loads
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class DecodeTile:
     """Keys that one step of the loop over the context takes, and how it is run."""
 
     keys: int
@@ -38,11 +38,11 @@ class Tile:
     stages: int
 
 
-def tile(dtype: torch.dtype, head_dim: int) -> Tile:
+def tile(dtype: torch.dtype, head_dim: int) -> DecodeTile:
     """Tiles of 16 KiB in 16-bit types. Five stages, as block ids come first, are two tiles ahead of the products."""
     if dtype == torch.float32:
-        return Tile(keys=32, warps=4, stages=2) if head_dim <= 128 else Tile(keys=16, warps=8, stages=2)
-    return Tile(keys=64 if head_dim <= 128 else 32, warps=4, stages=5)
+        return DecodeTile(keys=32, warps=4, stages=2) if head_dim <= 128 else DecodeTile(keys=16, warps=8, stages=2)
+    return DecodeTile(keys=64 if head_dim <= 128 else 32, warps=4, stages=5)
 
 
 @triton.jit

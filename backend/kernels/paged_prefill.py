@@ -28,7 +28,7 @@ MIN_WIDTH = 16  # of a tensor-core product
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class PrefillTile:
     """(token, query head) rows of a program, keys of one step of its loop, and how it is run."""
 
     rows: int
@@ -37,7 +37,7 @@ class Tile:
     stages: int
 
 
-def tile(q: Tensor, cache: Tensor) -> Tile:
+def tile(q: Tensor, cache: Tensor) -> PrefillTile:
     """Tiles that need no spills and fit the shared memory; three stages copy a tile's keys and values one tile ahead.
 
     sm_90 to sm_110 multiply in groups of four warps, and want more keys at a time; sm_120, which came after them, has
@@ -45,15 +45,21 @@ def tile(q: Tensor, cache: Tensor) -> Tile:
     """
     head_dim = q.shape[2]
     if INTERPRETED.value:
-        return Tile(rows=32, keys=32, warps=4, stages=1)
+        return PrefillTile(rows=32, keys=32, warps=4, stages=1)
     if q.dtype == torch.float32:
-        return Tile(rows=16, keys=64, warps=8, stages=1) if head_dim <= 128 else Tile(16, 16, warps=8, stages=2)
+        return (
+            PrefillTile(rows=16, keys=64, warps=8, stages=1)
+            if head_dim <= 128
+            else PrefillTile(16, 16, warps=8, stages=2)
+        )
     grouped = (9, 0) <= capability(q.device) < (12, 0)
     if head_dim <= 128:
-        return Tile(rows=128, keys=64 if grouped else 32, warps=8, stages=3)
+        return PrefillTile(rows=128, keys=64 if grouped else 32, warps=8, stages=3)
     converted = cache.itemsize == 1
     roomy = shared_memory(capability(q.device)) >= 163 * 1024 and not converted
-    return Tile(rows=128 if grouped and not converted else 64, keys=32 if grouped or roomy else 16, warps=8, stages=3)
+    return PrefillTile(
+        rows=128 if grouped and not converted else 64, keys=32 if grouped or roomy else 16, warps=8, stages=3
+    )
 
 
 @triton.jit

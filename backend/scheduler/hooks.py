@@ -32,7 +32,7 @@ class TokenRoom:
         self._tokens -= length
 
 
-class Policy(Protocol):
+class SchedulerHooks(Protocol):
     """Asked while a step is planned; answers at once."""
 
     def prefill_room(self, num_decodes: int, decode_context: int, interval: float | None, tokens: int) -> PrefillRoom:
@@ -61,7 +61,7 @@ class Policy(Protocol):
         ...
 
 
-class PlainPolicy:
+class DefaultHooks:
     """No promises, no tenants: prefill fills the step, a free block for everyone who runs, the youngest goes first."""
 
     def __init__(self, config: EngineConfig) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 from backend.config import EngineConfig
 from backend.scheduler.batch import Counters
-from backend.scheduler.hooks import Policy
+from backend.scheduler.hooks import SchedulerHooks
 from backend.scheduler.kv_manager import ResidentSet
-from backend.scheduler.scheduled_step import Blocked, Flight
+from backend.scheduler.scheduled_step import Blocked, ScheduledStep
 from backend.scheduler.sequence import Sequence, Status
 from backend.scheduler.tenant_limits import YOUNGEST
 
@@ -17,7 +17,7 @@ from backend.scheduler.tenant_limits import YOUNGEST
 class Victims:
     """Ranks running sequences: the lowest class gives way first, within a class as the policy says."""
 
-    def __init__(self, policy: Policy, max_preemptions: int) -> None:
+    def __init__(self, policy: SchedulerHooks, max_preemptions: int) -> None:
         self._policy = policy
         self._most = max_preemptions
 
@@ -40,7 +40,9 @@ class Victims:
 class Preemption:
     """Takes residents out of the batch, and lets them wait again."""
 
-    def __init__(self, config: EngineConfig, residents: ResidentSet, policy: Policy, counters: Counters) -> None:
+    def __init__(
+        self, config: EngineConfig, residents: ResidentSet, policy: SchedulerHooks, counters: Counters
+    ) -> None:
         self.preempted: list[Sequence] = []  # since `begin`
         self.favoured: Sequence | None = None  # others gave way to it; none of its tenant's since, who may go before it
         self._config = config
@@ -66,18 +68,18 @@ class Preemption:
         own, may_go = sequence.priority_class, self._victims.may_be_preempted
         return [s for s in self._residents.running.values() if s.priority_class <= own or not may_go(s)]
 
-    def displace(self, sequence: Sequence, flight: Flight) -> None:
+    def displace(self, sequence: Sequence, scheduled: ScheduledStep) -> None:
         """A head that found no slot or no memory takes those of others, after this step: of sequences that are paused
         at a limit of another tenant, then of a lower class. It is favoured then over whatever the queue has first.
         """
         before = len(self.preempted)
-        self._displace(sequence, flight)
+        self._displace(sequence, scheduled)
         gave_way = self.preempted[before:]
         alike = any(s.tenant == sequence.tenant for s in gave_way)
         self.favoured = sequence if gave_way and not alike else None
 
-    def _displace(self, sequence: Sequence, flight: Flight) -> None:
-        for victim in flight.paused:
+    def _displace(self, sequence: Sequence, scheduled: ScheduledStep) -> None:
+        for victim in scheduled.paused:
             if victim.tenant != sequence.tenant and victim.status is Status.RUNNING:
                 self._give_way(victim)
                 return
@@ -89,24 +91,24 @@ class Preemption:
         room = self._holdings.room_to_grow(sequence, running.values())
         self._preempt_for(self._config.blocks_for(sequence.num_tokens) + room, lower)
 
-    def yield_for_the_oldest(self, flight: Flight) -> bool:
+    def yield_for_the_oldest(self, scheduled: ScheduledStep) -> bool:
         """Where all of a tenant's sequences are paused for blocks, the youngest gives up its own. Whether any did."""
-        tenants = {s.tenant for s, limit in flight.paused.items() if limit is Blocked.ALLOWANCE}
+        tenants = {s.tenant for s, limit in scheduled.paused.items() if limit is Blocked.ALLOWANCE}
         yielded = False
         for tenant in tenants:
             own = self._residents.of(tenant)
-            if len(own) > 1 and not any(s.in_flight or s in flight.sequences for s in own):
+            if len(own) > 1 and not any(s.in_flight or s in scheduled.sequences for s in own):
                 self._give_way(max(own, key=YOUNGEST))
                 yielded = True
         return yielded
 
-    def break_deadlock(self, flight: Flight) -> Sequence | None:
+    def break_deadlock(self, scheduled: ScheduledStep) -> Sequence | None:
         """Everyone who could run waits for memory that only another could give. Whoever is paused gives way; else the
         last choice does. Returns it when it has been preempted as often as it may, and has to end.
         """
-        if flight.paused:
-            if all(s.status is Status.RUNNING for s in flight.paused):  # else one gave way already, to the head
-                self._give_way(max(flight.paused, key=YOUNGEST))
+        if scheduled.paused:
+            if all(s.status is Status.RUNNING for s in scheduled.paused):  # else one gave way already, to the head
+                self._give_way(max(scheduled.paused, key=YOUNGEST))
             return None
         victim = max(self._residents.running.values(), key=self._victims.key)
         if not self._victims.may_be_preempted(victim):

@@ -24,7 +24,7 @@ class Blocked(StrEnum):
 
 
 @dataclass(slots=True)
-class Flight:
+class ScheduledStep:
     """A step between planning and completion: the batch, and whose its rows are."""
 
     batch: Batch
@@ -66,14 +66,14 @@ class Retelling:
     def begin(self, running: Iterable[Sequence]) -> None:
         self._untold = list(running)
 
-    def add_to(self, flight: Flight) -> None:
+    def add_to(self, scheduled: ScheduledStep) -> None:
         """Tell, ahead of what the step itself has to tell: of those that still hold a slot, be it for this step alone,
         all blocks, and who they are if they have sampled nothing yet.
         """
         if not self._untold:
             return
-        kept = [s for s in self._untold if s.slot >= 0 and s not in flight.admitted]
+        kept = [s for s in self._untold if s.slot >= 0 and s not in scheduled.admitted]
         prefilling = [s for s in kept if len(s.prompt) + len(s.output) == s.num_admitted_tokens]
-        flight.batch.admitted[:0] = [introduce(s) for s in prefilling]
-        flight.batch.new_blocks[:0] = [(s.slot, 0, list(s.block_table)) for s in kept]
+        scheduled.batch.admitted[:0] = [introduce(s) for s in prefilling]
+        scheduled.batch.new_blocks[:0] = [(s.slot, 0, list(s.block_table)) for s in kept]
         self._untold = []

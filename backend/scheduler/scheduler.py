@@ -11,10 +11,10 @@ from backend.config import Batching, EngineConfig, KVAllocation
 from backend.paged_kv.block_pool import BlockPool
 from backend.scheduler.allowances import PassedOver
 from backend.scheduler.batch import NO_TOKEN, Batch, Counters, StepOutput
-from backend.scheduler.hooks import PlainPolicy, Policy, PrefillRoom
+from backend.scheduler.hooks import DefaultHooks, PrefillRoom, SchedulerHooks
 from backend.scheduler.kv_manager import Holdings, ResidentSet
 from backend.scheduler.preemption import Preemption
-from backend.scheduler.scheduled_step import Blocked, Delta, Flight, Retelling, introduce
+from backend.scheduler.scheduled_step import Blocked, Delta, Retelling, ScheduledStep, introduce
 from backend.scheduler.sequence import FinishReason, Sequence, Status
 from backend.scheduler.tenant_limits import TenantLimits
 from backend.scheduler.token_budget import TokenBudget
@@ -35,12 +35,12 @@ class Scheduler:
     of the lowest classes, and then their sequences.
     """
 
-    def __init__(self, config: EngineConfig, waiting: WaitingQueue, policy: Policy | None = None) -> None:
+    def __init__(self, config: EngineConfig, waiting: WaitingQueue, policy: SchedulerHooks | None = None) -> None:
         self.config = config
         self.waiting = waiting
-        self.policy = policy or PlainPolicy(config)
+        self.policy = policy or DefaultHooks(config)
         self.counters = Counters()
-        self.in_flight: deque[Flight] = deque()  # oldest first
+        self.in_flight: deque[ScheduledStep] = deque()  # oldest first
         self.blocked: Blocked | None = None  # why the last plan left the head of the queue waiting
         self.blocked_head: Sequence | None = None  # which it was
         self._passed_over = PassedOver(waiting)
@@ -134,32 +134,32 @@ class Scheduler:
             return None
         self.blocked, self.blocked_head = None, None
         self._preemption.begin()
-        while not (flight := self._plan_step()).sequences:
-            assert not flight.admitted, "a sequence was seated in a step that does not take place"
-            if self._preemption.yield_for_the_oldest(flight):
+        while not (scheduled := self._plan_step()).sequences:
+            assert not scheduled.admitted, "a sequence was seated in a step that does not take place"
+            if self._preemption.yield_for_the_oldest(scheduled):
                 continue
             if not self.in_flight and self._budget.restore():
                 continue
-            if self.in_flight or self._residents.leaving or all(s in flight.paused for s in self.running.values()):
+            if self.in_flight or self._residents.leaving or all(s in scheduled.paused for s in self.running.values()):
                 return None
-            if (hopeless := self._preemption.break_deadlock(flight)) is not None:
+            if (hopeless := self._preemption.break_deadlock(scheduled)) is not None:
                 self._ended.append(hopeless)
                 self._residents.end(hopeless, FinishReason.PREEMPTED)
-        self._preemption.yield_for_the_oldest(flight)
+        self._preemption.yield_for_the_oldest(scheduled)
         self._next_step += 1
-        self.in_flight.append(flight)
-        self._retelling.add_to(flight)
-        return flight.batch
+        self.in_flight.append(scheduled)
+        self._retelling.add_to(scheduled)
+        return scheduled.batch
 
-    def _plan_step(self) -> Flight:
-        flight = Flight(Batch(self._next_step))
-        self._plan_prefills(self._plan_decodes(flight), flight)
-        return flight
+    def _plan_step(self) -> ScheduledStep:
+        scheduled = ScheduledStep(Batch(self._next_step))
+        self._plan_prefills(self._plan_decodes(scheduled), scheduled)
+        return scheduled
 
-    def _plan_decodes(self, flight: Flight) -> list[Sequence]:
+    def _plan_decodes(self, scheduled: ScheduledStep) -> list[Sequence]:
         """Every decode that has memory gets its token; returns the sequences that are still prefilling."""
-        batch, step = flight.batch, flight.batch.step
-        slots, starts, sequences = batch.slots, batch.starts, flight.sequences
+        batch, step = scheduled.batch, scheduled.batch.step
+        slots, starts, sequences = batch.slots, batch.starts, scheduled.sequences
         block_size = self.config.block_size
         prefilling = []
         for sequence in list(self.running.values()):
@@ -169,11 +169,11 @@ class Scheduler:
                 continue
             if sequence.num_tokens in (start, sequence.token_limit):
                 if start < sequence.num_tokens < sequence.most_tokens:
-                    flight.paused[sequence] = Blocked.TOKENS
+                    scheduled.paused[sequence] = Blocked.TOKENS
                 continue  # nothing to compute until its last token is known, or it may have another
             if sequence.status is not Status.RUNNING:
                 continue  # preempted for one before it
-            if start == len(sequence.block_table) * block_size and not self._grow(sequence, 1, flight):
+            if start == len(sequence.block_table) * block_size and not self._grow(sequence, 1, scheduled):
                 continue
             slots.append(sequence.slot)
             starts.append(start)
@@ -185,23 +185,23 @@ class Scheduler:
         batch.num_decodes = len(slots)
         batch.lengths += [1] * len(slots)
         batch.sampled += range(len(slots))
-        flight.sampled += sequences
-        flight.decode_context = sum(starts) + len(starts)
+        scheduled.sampled += sequences
+        scheduled.decode_context = sum(starts) + len(starts)
         return prefilling
 
-    def _plan_prefills(self, prefilling: list[Sequence], flight: Flight) -> None:
+    def _plan_prefills(self, prefilling: list[Sequence], scheduled: ScheduledStep) -> None:
         """Chunks by class, then by admission; those who wait come before those of a lower class who run."""
-        num_decodes = flight.batch.num_decodes
-        intervals = [s.token_interval for s in flight.sequences if s.token_interval is not None]
+        num_decodes = scheduled.batch.num_decodes
+        intervals = [s.token_interval for s in scheduled.sequences if s.token_interval is not None]
         tightest, tokens = min(intervals, default=None), self._budget.tokens - num_decodes
-        room = self.policy.prefill_room(num_decodes, flight.decode_context, tightest, tokens)
+        room = self.policy.prefill_room(num_decodes, scheduled.decode_context, tightest, tokens)
         prefilling.sort(key=_BY_CLASS)
         for sequence in prefilling:
             if sequence.priority_class:
-                self._admit_waiting(flight, room, sequence.priority_class)
+                self._admit_waiting(scheduled, room, sequence.priority_class)
             if sequence.status is Status.RUNNING and (length := self._chunk(sequence, room)):
-                self._prefill(sequence, length, flight, room)
-        self._admit_waiting(flight, room, None)
+                self._prefill(sequence, length, scheduled, room)
+        self._admit_waiting(scheduled, room, None)
 
     def _chunk(self, sequence: Sequence, room: PrefillRoom) -> int:
         """Tokens of its prefill that this step computes; 0 when it does not fit."""
@@ -210,33 +210,33 @@ class Scheduler:
             return uncomputed if room.fits(start, uncomputed) == uncomputed else 0
         return room.fits(start, min(uncomputed, self.config.prefill_chunk))
 
-    def _prefill(self, sequence: Sequence, length: int, flight: Flight, room: PrefillRoom) -> None:
+    def _prefill(self, sequence: Sequence, length: int, scheduled: ScheduledStep, room: PrefillRoom) -> None:
         start = sequence.num_computed_tokens
-        if self._grow(sequence, length, flight):
-            self._schedule_chunk(sequence, length, flight)
+        if self._grow(sequence, length, scheduled):
+            self._schedule_chunk(sequence, length, scheduled)
             room.take(start, length)
 
-    def _admit_waiting(self, flight: Flight, room: PrefillRoom, above: int | None) -> None:
+    def _admit_waiting(self, scheduled: ScheduledStep, room: PrefillRoom, above: int | None) -> None:
         """Admit heads of the queue, all or those of a class more urgent than `above`."""
         closed = self.config.batching is Batching.STATIC and bool(self.running or self.in_flight)
         while (sequence := self._head()) is not None:
             if above is not None and sequence.priority_class >= above:
                 break
             length = self._chunk(sequence, room)
-            self.blocked = self._obstacle(sequence, length, closed, flight)
+            self.blocked = self._obstacle(sequence, length, closed, scheduled)
             if self.blocked in (Blocked.TOKENS, Blocked.ALLOWANCE):
                 self._passed_over.hold(sequence.tenant, self.blocked)
                 self.blocked = None
                 continue
             if self.blocked in (Blocked.SLOTS, Blocked.MEMORY):
-                self._preemption.displace(sequence, flight)
+                self._preemption.displace(sequence, scheduled)
             if self.blocked is not None:
                 self.blocked_head = sequence
                 break
             self.waiting.remove(sequence)
-            self._start(sequence, flight)
+            self._start(sequence, scheduled)
             if length:
-                self._prefill(sequence, length, flight, room)
+                self._prefill(sequence, length, scheduled, room)
 
     def _head(self) -> Sequence | None:
         """Whoever others gave way to, before the queue has one of those first again; else the first in the queue."""
@@ -245,15 +245,15 @@ class Scheduler:
             return favoured
         return self.waiting.head()
 
-    def _obstacle(self, sequence: Sequence, length: int, closed: bool, flight: Flight) -> Blocked | None:
+    def _obstacle(self, sequence: Sequence, length: int, closed: bool, scheduled: ScheduledStep) -> Blocked | None:
         """What keeps the head of the queue, whose first chunk would be `length` tokens, from joining this step."""
-        if (limit := self._limits.met(sequence, flight)) is not None:
+        if (limit := self._limits.met(sequence, scheduled)) is not None:
             return limit
         if closed:
             return Blocked.BATCH
         if self._residents.leaving:
             return Blocked.RELEASE
-        if length == 0 and (self.config.batching is Batching.CONTINUOUS or not flight.sequences):
+        if length == 0 and (self.config.batching is Batching.CONTINUOUS or not scheduled.sequences):
             return Blocked.BUDGET
         if not self.holdings.has_free_slot:
             return Blocked.SLOTS
@@ -267,53 +267,53 @@ class Scheduler:
             return True
         return self.policy.admits(sequence, self._preemption.staying(sequence), self.pool.num_free)
 
-    def _start(self, sequence: Sequence, flight: Flight) -> None:
+    def _start(self, sequence: Sequence, scheduled: ScheduledStep) -> None:
         self._residents.seat(sequence)
-        flight.batch.admitted.append(introduce(sequence))
-        flight.admitted.append(sequence)
+        scheduled.batch.admitted.append(introduce(sequence))
+        scheduled.admitted.append(sequence)
         self.policy.admitted(sequence)
 
-    def _grow(self, sequence: Sequence, length: int, flight: Flight) -> bool:
+    def _grow(self, sequence: Sequence, length: int, scheduled: ScheduledStep) -> bool:
         """Give the sequence blocks for `length` more tokens, preempting others for it if need be."""
         holdings, held = self.holdings, len(sequence.block_table)
         needed = holdings.blocks_to_grow(sequence, length)
         if not needed:
             return True
         if not holdings.allowances.permits(sequence.tenant, needed):
-            flight.paused[sequence] = Blocked.ALLOWANCE
+            scheduled.paused[sequence] = Blocked.ALLOWANCE
             return False
         blocks = holdings.give(sequence, needed)
         if blocks is None:
-            self._preemption.make_room(sequence, needed, flight.batch.step)
+            self._preemption.make_room(sequence, needed, scheduled.batch.step)
             blocks = holdings.give(sequence, needed)
         if blocks is None:
             return False
-        flight.batch.new_blocks.append((sequence.slot, held, blocks))
+        scheduled.batch.new_blocks.append((sequence.slot, held, blocks))
         return True
 
-    def _schedule_chunk(self, sequence: Sequence, length: int, flight: Flight) -> None:
-        batch, start = flight.batch, sequence.num_computed_tokens
+    def _schedule_chunk(self, sequence: Sequence, length: int, scheduled: ScheduledStep) -> None:
+        batch, start = scheduled.batch, sequence.num_computed_tokens
         row = len(batch.slots)
         batch.slots.append(sequence.slot)
         batch.starts.append(start)
         batch.lengths.append(length)
         batch.token_ids += sequence.tokens_at(start, length)
-        flight.sequences.append(sequence)
+        scheduled.sequences.append(sequence)
         sequence.num_computed_tokens = start + length
-        self._bill(sequence, flight)
+        self._bill(sequence, scheduled)
         if sequence.num_computed_tokens == sequence.num_tokens:
             sequence.num_tokens += 1
             batch.sampled.append(row)
-            flight.sampled.append(sequence)
+            scheduled.sampled.append(sequence)
         sequence.in_flight += 1
         sequence.last_step = batch.step
 
-    def _bill(self, sequence: Sequence, flight: Flight) -> None:
+    def _bill(self, sequence: Sequence, scheduled: ScheduledStep) -> None:
         """Prompt tokens count once, however often they are computed."""
         tokens = min(sequence.num_computed_tokens, len(sequence.prompt)) - sequence.num_billed_tokens
         if tokens > 0:
             sequence.num_billed_tokens += tokens
-            flight.billed.append((sequence, tokens))
+            scheduled.billed.append((sequence, tokens))
 
     # lost steps
 
@@ -326,9 +326,9 @@ class Scheduler:
         self.counters.lost_steps += 1
         failed = self.in_flight[0]
         while self.in_flight:
-            flight = self.in_flight.pop()
-            flight.undo()
-            self._residents.release(flight.sequences)
+            scheduled = self.in_flight.pop()
+            scheduled.undo()
+            self._residents.release(scheduled.sequences)
         self._next_step = failed.batch.step
         feasible = self._budget.lost(failed.num_tokens)
         self._preemption.shed(self._budget.tokens)
@@ -339,13 +339,13 @@ class Scheduler:
 
     def complete(self, output: StepOutput) -> list[Delta]:
         """Account for the oldest step in flight; returns its tokens in row order."""
-        flight = self.in_flight.popleft()
-        assert flight.batch.step == output.step
+        scheduled = self.in_flight.popleft()
+        assert scheduled.batch.step == output.step
         self._budget.computed()
-        for sequence in flight.sequences:
+        for sequence in scheduled.sequences:
             sequence.in_flight -= 1
         deltas: list[Delta] = []
-        for sequence, token_id in zip(flight.sampled, output.token_ids, strict=True):
+        for sequence, token_id in zip(scheduled.sampled, output.token_ids, strict=True):
             if sequence.status is Status.FINISHED:
                 self.counters.late_tokens += 1
                 continue
@@ -358,9 +358,9 @@ class Scheduler:
             if token_id in sequence.end_tokens or len(generated) >= sequence.max_tokens:
                 reason = self._end_of(sequence, token_id)
             deltas.append((sequence, token_id, reason))
-        self.counters.prompt_tokens += sum(tokens for _, tokens in flight.billed)
+        self.counters.prompt_tokens += sum(tokens for _, tokens in scheduled.billed)
         self.counters.generation_tokens += len(deltas) - output.token_ids.count(NO_TOKEN)
-        self._residents.release(flight.sequences)
+        self._residents.release(scheduled.sequences)
         return deltas
 
     def _end_of(self, sequence: Sequence, token_id: int) -> FinishReason | None:
@@ -376,4 +376,4 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Every slot and block is free, or held by exactly one sequence that runs, was preempted or is in flight."""
-        self._residents.check_integrity(s for flight in self.in_flight for s in flight.sequences)
+        self._residents.check_integrity(s for scheduled in self.in_flight for s in scheduled.sequences)

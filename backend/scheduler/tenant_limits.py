@@ -3,9 +3,9 @@
 from operator import attrgetter
 
 from backend.config import EngineConfig
-from backend.scheduler.hooks import Policy
+from backend.scheduler.hooks import SchedulerHooks
 from backend.scheduler.kv_manager import ResidentSet
-from backend.scheduler.scheduled_step import Blocked, Flight
+from backend.scheduler.scheduled_step import Blocked, ScheduledStep
 from backend.scheduler.sequence import Sequence
 
 YOUNGEST = attrgetter("priority_class", "arrival", "id")
@@ -15,17 +15,17 @@ YOUNGEST = attrgetter("priority_class", "arrival", "id")
 class TenantLimits:
     """A tenant runs no more than its allowance of blocks lets come to its end, the oldest sequence first."""
 
-    def __init__(self, config: EngineConfig, residents: ResidentSet, policy: Policy) -> None:
+    def __init__(self, config: EngineConfig, residents: ResidentSet, policy: SchedulerHooks) -> None:
         self._blocks_for = config.blocks_for
         self._holdings = residents.holdings
         self._residents = residents
         self._policy = policy
 
-    def met(self, sequence: Sequence, flight: Flight) -> Blocked | None:
+    def met(self, sequence: Sequence, scheduled: ScheduledStep) -> Blocked | None:
         """Which one keeps a waiting sequence from joining a step."""
         if sequence.num_tokens >= sequence.token_limit:
             return Blocked.TOKENS
-        return None if self._is_allowed(sequence, flight) else Blocked.ALLOWANCE
+        return None if self._is_allowed(sequence, scheduled) else Blocked.ALLOWANCE
 
     def demand(self, tenant: str) -> int:
         """Blocks that the tenant would hold if it might: those it was denied, and what those it runs may need."""
@@ -33,13 +33,13 @@ class TenantLimits:
         own = self._residents.of(tenant)
         return max(allowances.held[tenant], allowances.wanted.get(tenant, 0), self._peak(own) if own else 0)
 
-    def _is_allowed(self, sequence: Sequence, flight: Flight) -> bool:
+    def _is_allowed(self, sequence: Sequence, scheduled: ScheduledStep) -> bool:
         """Whether its tenant may hold the blocks it starts with, and those that all it runs may still need."""
         tenant, allowances = sequence.tenant, self._holdings.allowances
         if allowances.allowed(tenant) is None:
             return True
         own = self._residents.of(tenant)
-        if any(s in flight.paused for s in own):
+        if any(s in scheduled.paused for s in own):
             return False
         if not allowances.permits(tenant, self._holdings.blocks_to_start(sequence)):
             return False

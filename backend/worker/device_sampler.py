@@ -8,7 +8,8 @@ from torch import Tensor
 from backend.kernels.ops import RowPenalties, RowSampling, SampleRows
 from backend.scheduler.batch import Admitted
 from backend.worker.penalties import PenaltyState
-from backend.worker.sampler import Choose, SlotSampling
+from backend.worker.sampler import Choose
+from backend.worker.slot_sampling import SlotSampling
 from backend.worker.staging import Staged, StepFields
 
 

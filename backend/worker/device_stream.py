@@ -24,7 +24,7 @@ class Graph(Protocol):
     def replay(self) -> None: ...
 
 
-class Lane(Protocol):
+class DeviceStream(Protocol):
     """Runs what it is given in the order of the launches, and is waited for in that order."""
 
     device: torch.device
@@ -47,7 +47,7 @@ class Lane(Protocol):
         ...
 
 
-class CpuLane:
+class CpuStream:
     """Nothing runs ahead on a CPU: waiting for work is doing it."""
 
     device = torch.device("cpu")
@@ -72,7 +72,7 @@ class CpuLane:
 class Deferred:
     """Work that is done when it is waited for."""
 
-    def __init__(self, lane: CpuLane, work: Work, launched_at: float) -> None:
+    def __init__(self, lane: CpuStream, work: Work, launched_at: float) -> None:
         self._lane, self._work, self._launched_at = lane, work, launched_at
 
     def wait(self) -> float:
@@ -81,7 +81,7 @@ class Deferred:
         return self._lane.completed_at - started
 
 
-class CudaLane:
+class CudaStream:
     """The current stream of a CUDA device. Work launches kernels and copies there, which the host does not wait for."""
 
     def __init__(self, device: torch.device, captures: bool = True) -> None:
@@ -124,6 +124,6 @@ class Span:
         return seconds
 
 
-def make_lane(device: torch.device, captures: bool) -> Lane:
+def make_device_stream(device: torch.device, captures: bool) -> DeviceStream:
     """`captures`: whether graphs can hold what will run on the device, if it has graphs."""
-    return CpuLane() if device.type == "cpu" else CudaLane(device, captures)
+    return CpuStream() if device.type == "cpu" else CudaStream(device, captures)

@@ -11,11 +11,13 @@ longer than the host that launches them one by one.
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import product
+from operator import add
+from typing import Self
 
 from backend.config import EngineConfig
 from backend.scheduler.batch import Batch
-from backend.worker.cuda_graphs import StepShape
 
 MAX_PROMPTS = 16
 MAX_TOKENS = 8192
@@ -23,6 +25,36 @@ FEWEST_PLACES = 64  # for decodes beside prompts
 FINE, COARSE = 8, 64  # steps between sizes of decodes alone, up to and beyond FINE_UNTIL
 FINE_UNTIL = 256
 TOKENS_STEP = 128  # between sizes of steps with prompts, or a quarter of the power of two below
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """How many sequences and tokens a step computes, those that pad it included.
+
+    Places of sequences are padded part by part: `num_decodes` for those of one token each, then `num_prompts`, and a
+    place that is left has no tokens. Tokens follow each other without a gap, and padding comes after all of them.
+    """
+
+    num_decodes: int
+    num_prompts: int
+    num_tokens: int
+    max_query_len: int
+    max_context_len: int
+
+    @classmethod
+    def of(cls, batch: Batch) -> Self:
+        """Without padding."""
+        return cls(
+            num_decodes=batch.num_decodes,
+            num_prompts=len(batch.slots) - batch.num_decodes,
+            num_tokens=sum(batch.lengths),
+            max_query_len=max(batch.lengths),
+            max_context_len=max(map(add, batch.starts, batch.lengths)),
+        )
+
+    @property
+    def num_seqs(self) -> int:
+        return self.num_decodes + self.num_prompts
 
 
 def largest(max_num_batched_tokens: int) -> int:

@@ -18,18 +18,18 @@ from backend.model.decoder import Decoder
 from backend.paged_kv.kv_cache import KVCache
 from backend.scheduler.batch import NO_TOKEN, Admitted, Batch, StepOutput
 from backend.worker import warm_up
-from backend.worker.cuda_graphs import StepGraphs, StepShape
+from backend.worker.cuda_graphs import StepGraphs
 from backend.worker.device_errors import explained, is_out_of_memory, of_device
 from backend.worker.device_sampler import DeviceSampler
-from backend.worker.device_stream import Graph, Lane, Running, Work, make_lane
-from backend.worker.graph_shapes import GraphShapes
+from backend.worker.device_stream import DeviceStream, Graph, Running, Work, make_device_stream
+from backend.worker.graph_shapes import GraphShapes, StepShape
 from backend.worker.sampler import Choose, SlotSampler
 from backend.worker.staging import Layout, Staged, Stager
 
 log = logging.getLogger(__name__)
 
 
-class Sampler(Protocol):
+class StepSampler(Protocol):
     """Knows how the sequence of each slot is sampled."""
 
     def admit(self, admitted: Admitted) -> None: ...
@@ -67,13 +67,13 @@ class ModelRunner:
     before begins anew: nobody waits for what is in flight.
     """
 
-    def __init__(self, decoder: Decoder, kv: KVCache, config: EngineConfig, lane: Lane | None = None) -> None:
+    def __init__(self, decoder: Decoder, kv: KVCache, config: EngineConfig, lane: DeviceStream | None = None) -> None:
         self.decoder = decoder
         self.kv = kv
         self.config = config
         self.device = kv.blocks.device
         self.graphs: StepGraphs | None = None
-        self._lane = lane or make_lane(self.device, decoder.ops.captures)
+        self._lane = lane or make_device_stream(self.device, decoder.ops.captures)
         layout = Layout.of(config)
         self.stager = Stager(config, layout, self._lane.staging)
         self._memory = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=self.device)
@@ -131,7 +131,7 @@ class ModelRunner:
         with ThreadPoolExecutor(1) as thread:
             thread.submit(self._warm_device).result()
 
-    def _make_sampler(self) -> Sampler:
+    def _make_sampler(self) -> StepSampler:
         model, seqs = self.decoder.config, self.config.max_num_seqs
         sample = self.decoder.ops.sample
         if sample is None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from backend.scheduler.batch import Admitted
-from backend.worker.sampler import SlotSampling
+from backend.worker.slot_sampling import SlotSampling
 
 
 @dataclass(frozen=True, slots=True)

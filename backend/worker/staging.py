@@ -17,8 +17,7 @@ from torch import Tensor
 
 from backend.config import EngineConfig
 from backend.scheduler.batch import Batch
-from backend.worker.cuda_graphs import StepShape
-from backend.worker.graph_shapes import MAX_PROMPTS
+from backend.worker.graph_shapes import MAX_PROMPTS, StepShape
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from gateway.admin.policy import problem_of
 from gateway.errors import ApiError, AuditUnavailable, BadRequest, CancelledByAdmin, RequestNotFound
 from gateway.http.request_scope import RequestScope
 from gateway.tenants.key_source import KeyChange
-from gateway.tenants.live_policy import Policies
+from gateway.tenants.live_policy import LivePolicy
 from quotas.policy.policy import Policy
 from quotas.policy.policy_file import PolicyError
 
@@ -25,7 +25,7 @@ class Actions:
     """`drain` has the server stop in order."""
 
     def __init__(
-        self, requests: LiveRequests, policies: Policies, audit: AuditLog, drain: Callable[[], object]
+        self, requests: LiveRequests, policies: LivePolicy, audit: AuditLog, drain: Callable[[], object]
     ) -> None:
         self._requests = requests
         self._policies = policies
@@ -48,10 +48,10 @@ class Actions:
 
     def _cancellable(self, name: str) -> tuple[RequestScope, str]:
         """Its scope, and what the audit log calls it."""
-        story = self._requests.live(name)
-        if story.scope is None:
+        request_record = self._requests.live(name)
+        if request_record.scope is None:
             raise BadRequest("The request is still being read: it can be cancelled once it has arrived.")
-        return story.scope, f"{story.request_id} of {story.tenant}"
+        return request_record.scope, f"{request_record.request_id} of {request_record.tenant}"
 
     async def reload(self, actor: str) -> dict[str, Any]:
         """Read the policy files now. What that changes is an entry of its own."""

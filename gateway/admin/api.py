@@ -15,7 +15,7 @@ from gateway.admin.keys import Keys, NewKey, Rotation
 from gateway.admin.live_requests import LiveRequests
 from gateway.admin.overview import Process, Queue, kv_map, overview
 from gateway.admin.policy import MAX_BODY_BYTES, PastedPolicy, PolicyCheck, policy_report
-from gateway.admin.router import Route, Router, Text, Visit
+from gateway.admin.router import AdminRequest, Route, Router, TextAnswer
 from gateway.admin.rows import Reasons, refusal_row
 from gateway.admin.tenants import Tenants
 from gateway.admin.usage import UsageReader
@@ -85,72 +85,72 @@ class Api:
             ]
         )
 
-    async def overview(self, visit: Visit) -> Json:
+    async def overview(self, visit: AdminRequest) -> Json:
         return overview(self._process, self._service, self._history, time.time())
 
-    async def tenants(self, visit: Visit) -> Json:
+    async def tenants(self, visit: AdminRequest) -> Json:
         return await self._tenants.listed()
 
-    async def tenant(self, visit: Visit) -> Json:
+    async def tenant(self, visit: AdminRequest) -> Json:
         return await self._tenants.shown(visit.name)
 
-    async def list_requests(self, visit: Visit) -> Json:
+    async def list_requests(self, visit: AdminRequest) -> Json:
         return await self.requests.listed()
 
-    async def request(self, visit: Visit) -> Json:
+    async def request(self, visit: AdminRequest) -> Json:
         return self.requests.shown(visit.name)
 
-    async def queue(self, visit: Visit) -> Json:
+    async def queue(self, visit: AdminRequest) -> Json:
         now = self._service.telemetry.clock()
-        return await self._queue.listed(self.requests.stories(), self._service.policies.current, now)
+        return await self._queue.listed(self.requests.records(), self._service.policies.current, now)
 
-    async def kv(self, visit: Visit) -> Json:
+    async def kv(self, visit: AdminRequest) -> Json:
         return await kv_map(self._service.watched.scheduler, self._service.kv_shape.block_bytes)
 
-    async def policy(self, visit: Visit) -> Json:
+    async def policy(self, visit: AdminRequest) -> Json:
         return await policy_report(self._service.policies)
 
-    async def policy_text(self, visit: Visit) -> Json:
+    async def policy_text(self, visit: AdminRequest) -> Json:
         return await self._policy_check.text(self._service.policies.current)
 
-    async def check_policy(self, visit: Visit) -> Json:
+    async def check_policy(self, visit: AdminRequest) -> Json:
         return await self._policy_check.of(read(PastedPolicy, JsonBody.of(visit.body)), self._service.policies.current)
 
-    async def what_if(self, visit: Visit) -> Json:
+    async def what_if(self, visit: AdminRequest) -> Json:
         return await self._what_ifs.of(read(PastedPolicy, JsonBody.of(visit.body)))
 
-    async def keys(self, visit: Visit) -> Json:
+    async def keys(self, visit: AdminRequest) -> Json:
         return await self._keys.listed(visit.query.get("contains", ""))
 
-    async def create_key(self, visit: Visit) -> Json:
+    async def create_key(self, visit: AdminRequest) -> Json:
         return await self._keys.create(visit.actor, read(NewKey, JsonBody.of(visit.body)))
 
-    async def rotate_key(self, visit: Visit) -> Json:
+    async def rotate_key(self, visit: AdminRequest) -> Json:
         return await self._keys.rotate(visit.actor, visit.name, read(Rotation, JsonBody.of(visit.body or b"{}")))
 
-    async def revoke_key(self, visit: Visit) -> Json:
+    async def revoke_key(self, visit: AdminRequest) -> Json:
         return await self._keys.revoke(visit.actor, visit.name)
 
-    async def refusals(self, visit: Visit) -> Json:
+    async def refusals(self, visit: AdminRequest) -> Json:
         return {"refusals": await unhurried(self._history.refusals(), refusal_row)}
 
-    async def usage(self, visit: Visit) -> Json:
+    async def usage(self, visit: AdminRequest) -> Json:
         return await self._usage.report(visit.query)
 
-    async def usage_csv(self, visit: Visit) -> Text:
-        return Text(await self._usage.csv(visit.query), "text/csv; charset=utf-8")
+    async def usage_csv(self, visit: AdminRequest) -> TextAnswer:
+        return TextAnswer(await self._usage.csv(visit.query), "text/csv; charset=utf-8")
 
-    async def budgets(self, visit: Visit) -> Json:
+    async def budgets(self, visit: AdminRequest) -> Json:
         return await self._usage.budgets()
 
-    async def audit(self, visit: Visit) -> Json:
+    async def audit(self, visit: AdminRequest) -> Json:
         return {"entries": await self._audit.entries()}
 
-    async def diagnosis(self, visit: Visit) -> Json:
+    async def diagnosis(self, visit: AdminRequest) -> Json:
         return await self._diagnosis.report()
 
     async def _doctors_questions(self) -> dict[str, Json]:
-        visit = Visit("doctor")
+        visit = AdminRequest("doctor")
         return {
             "overview": await self.overview(visit),
             "tenants": await self.tenants(visit),

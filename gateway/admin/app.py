@@ -10,11 +10,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.admin.page_files import PageFile
 from gateway.admin.port import AdminKey
-from gateway.admin.router import Router, Text, Visit
+from gateway.admin.router import AdminRequest, Router, TextAnswer
 from gateway.errors import ApiError, BadRequest, InternalError, MethodNotAllowed, RouteNotFound
 from gateway.http.connection import show_key
 from gateway.http.request_scope import ClientGone, read_body
-from gateway.http.responses import Exchange, encode_headers
+from gateway.http.responses import ResponseWriter, encode_headers
 from gateway.telemetry.metrics.prometheus import CONTENT_TYPE
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class AdminApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         send = _hardened(send)
-        exchange = Exchange(scope, send, time.monotonic)
+        exchange = ResponseWriter(scope, send, time.monotonic)
         try:
             await self._answer(scope, receive, exchange)
         except ClientGone:
@@ -66,7 +66,7 @@ class AdminApp:
             log.error("a request to the admin port failed", exc_info=error)
             await exchange.fail(InternalError("The gateway failed to answer this request. It has been logged."))
 
-    async def _answer(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, exchange: ResponseWriter) -> None:
         method, path = scope["method"], scope["path"]
         if path == "/metrics" or path.startswith("/admin/"):
             self._key.check(exchange.header(b"authorization"))
@@ -83,7 +83,7 @@ class AdminApp:
         else:
             raise RouteNotFound(f"Unknown request URL: {method} {path:.200}.")
 
-    async def _answer_admin(self, scope: Scope, exchange: Exchange, body: bytes) -> None:
+    async def _answer_admin(self, scope: Scope, exchange: ResponseWriter, body: bytes) -> None:
         method, path = scope["method"], scope["path"]
         if path == "/metrics":
             _require_get(method, path)
@@ -91,8 +91,8 @@ class AdminApp:
             return
         handler, name = self._router.find(method, path)
         query = _query(scope["query_string"])
-        answer = await handler(Visit(self._actor(scope), name, query, body))
-        if isinstance(answer, Text):
+        answer = await handler(AdminRequest(self._actor(scope), name, query, body))
+        if isinstance(answer, TextAnswer):
             await exchange.reply(answer.content.encode(), headers=encode_headers({"content-type": answer.content_type}))
         else:
             await exchange.reply(orjson.dumps(answer))

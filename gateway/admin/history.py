@@ -10,11 +10,11 @@ from admission.fair_queue import FairQueue
 from admission.outcome import Outcome
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence, Status
-from gateway.admin.record import Record
+from gateway.admin.request_summary import RequestSummary
 from gateway.admin.rows import is_waiting
-from gateway.admin.series import Gauges, Series
-from gateway.telemetry.core_observer import Step
-from gateway.telemetry.request_record import Story
+from gateway.admin.series import Gauges, RecentSeries
+from gateway.telemetry.core_observer import CompletedStep
+from gateway.telemetry.request_record import RequestRecord
 from gateway.telemetry.telemetry import Telemetry
 
 WINDOW = 60  # ticks, of a second each
@@ -94,49 +94,49 @@ class History:
     """A listener of requests and steps, owned by the event loop. Per token it does nothing."""
 
     def __init__(self, telemetry: Telemetry, scheduler: Scheduler) -> None:
-        self.series = Series(telemetry.clock)
+        self.series = RecentSeries(telemetry.clock)
         self.shares = Shares()
         self._charges = Charges()
         self.totals: dict[str, Totals] = {}
-        self.ended: deque[Record] = deque(maxlen=MAX_ENDED)  # oldest first
-        self._refusals: deque[Record] = deque(maxlen=MAX_REFUSALS)
-        self._of_strangers: deque[Record] = deque(maxlen=MAX_OF_STRANGERS)
+        self.ended: deque[RequestSummary] = deque(maxlen=MAX_ENDED)  # oldest first
+        self._refusals: deque[RequestSummary] = deque(maxlen=MAX_REFUSALS)
+        self._of_strangers: deque[RequestSummary] = deque(maxlen=MAX_OF_STRANGERS)
         self._telemetry = telemetry
         self._scheduler = scheduler
         self._last_step = float("-inf")  # when it was complete
 
-    def request_ended(self, story: Story) -> None:
-        generates = story.operation is not None
-        if not (generates or story.error):
+    def request_ended(self, record: RequestRecord) -> None:
+        generates = record.operation is not None
+        if not (generates or record.error):
             return
-        record = Record.of(story)
-        if story.error is not None:
-            (self._of_strangers if story.tenant is None else self._refusals).append(record)
+        summary = RequestSummary.of(record)
+        if record.error is not None:
+            (self._of_strangers if record.tenant is None else self._refusals).append(summary)
         if generates:
-            self.series.request_ended(story.outcome in REFUSED)
-        if generates and story.tenant is not None:
-            self.ended.append(record)
-            self._add_up(story.tenant, record)
-            for trail in story.trails:
-                self._charges.ended(trail.sequence)
+            self.series.request_ended(record.outcome in REFUSED)
+        if generates and record.tenant is not None:
+            self.ended.append(summary)
+            self._add_up(record.tenant, summary)
+            for timeline in record.timelines:
+                self._charges.ended(timeline.sequence)
 
-    def _add_up(self, tenant: str, record: Record) -> None:
+    def _add_up(self, tenant: str, summary: RequestSummary) -> None:
         totals = self.totals.get(tenant)
         if totals is None:
             totals = self.totals[tenant] = Totals()
         totals.requests += 1
-        totals.refused += record.outcome in REFUSED
-        totals.prompt_tokens += record.num_prompt_tokens
-        totals.output_tokens += record.num_output_tokens
+        totals.refused += summary.outcome in REFUSED
+        totals.prompt_tokens += summary.num_prompt_tokens
+        totals.output_tokens += summary.num_output_tokens
 
-    def step_completed(self, step: Step) -> None:
+    def step_completed(self, step: CompletedStep) -> None:
         gap, self._last_step = step.completed - self._last_step, step.completed
         self.series.step(step.elapsed, gap, step.num_decodes)
-        for sequence in step.flight.sampled[step.num_decodes :]:
+        for sequence in step.scheduled.sampled[step.num_decodes :]:
             if len(sequence.output) == 1:
                 self.series.first_token(step.completed - sequence.arrival)
 
-    def refusals(self) -> list[Record]:
+    def refusals(self) -> list[RequestSummary]:
         """Newest first."""
         both = merge(reversed(self._refusals), reversed(self._of_strangers), key=_ended, reverse=True)
         return list(both)[:MAX_REFUSALS]
@@ -173,18 +173,18 @@ class History:
     def _waiting(self) -> dict[str, int]:
         """Sequences by class."""
         return Counter(
-            story.service_class or ""
-            for story in self._telemetry.live
-            for trail in story.trails
-            if is_waiting(trail.sequence)
+            record.service_class or ""
+            for record in self._telemetry.live
+            for timeline in record.timelines
+            if is_waiting(timeline.sequence)
         )
 
     def _waits(self) -> list[float]:
         """Seconds that sequences have been without a first token, in the queue or in their prefill."""
         now = self._telemetry.clock()
-        sequences = (trail.sequence for story in self._telemetry.live for trail in story.trails)
+        sequences = (timeline.sequence for record in self._telemetry.live for timeline in record.timelines)
         return [now - s.arrival for s in sequences if not s.output and s.status is not Status.FINISHED]
 
 
-def _ended(record: Record) -> float:
-    return record.ended or 0.0
+def _ended(summary: RequestSummary) -> float:
+    return summary.ended or 0.0

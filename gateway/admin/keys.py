@@ -18,9 +18,9 @@ from gateway.cli import arguments
 from gateway.errors import BadRequest, KeyNotFound, KeysUnavailable, TenantNotNamed
 from gateway.http.wire import Wire
 from gateway.tenants.auth import new_key
-from gateway.tenants.key_source import KeySource
-from gateway.tenants.key_store import KeyRecord, KeyStoreError, RotatedAlready, UnknownKey, revoke, rotate
-from gateway.tenants.live_policy import Policies
+from gateway.tenants.key_source import KeySource, RotatedAlready, UnknownKey, revoke, rotate
+from gateway.tenants.key_store import KeyRecord, KeyStoreError
+from gateway.tenants.live_policy import LivePolicy
 from gateway.tenants.unnamed_tenants import what_holds
 from quotas.policy.policy import SCOPES
 
@@ -51,7 +51,7 @@ class Rotation(Wire):
 class Keys:
     """Changes are in force here when they are answered, and on replicas that share the directory within a second."""
 
-    def __init__(self, source: KeySource, policies: Policies, audit: AuditLog) -> None:
+    def __init__(self, source: KeySource, policies: LivePolicy, audit: AuditLog) -> None:
         self._source = source
         self._policies = policies
         self._audit = audit

@@ -7,16 +7,16 @@ from itertools import islice, zip_longest
 from typing import Any, Protocol, TypeVar
 
 from gateway.admin.history import MAX_ENDED, History
-from gateway.admin.record import Leg, Record
+from gateway.admin.request_summary import Leg, RequestSummary
 from gateway.admin.rows import MAX_ROWS, Reasons, Row, ended_row, live_row
 from gateway.background import unhurried
 from gateway.errors import BadRequest, RequestNotFound
-from gateway.telemetry.request_record import Story
+from gateway.telemetry.request_record import RequestRecord
 from gateway.telemetry.telemetry import Telemetry
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TimelineSpan:
     """`at` and `until` in seconds since the request began; `until` is None for a moment, and for what goes on."""
 
     at: float
@@ -28,9 +28,9 @@ class Span:
         return {"at": self.at, "until": self.until, "what": self.what, "detail": self.detail}
 
 
-def timeline(record: Record) -> list[Span]:
+def phases(summary: RequestSummary) -> list[TimelineSpan]:
     """In the order in which things began."""
-    spans = [*_before(record), *_engine(record), *_after(record)]
+    spans = [*_before(summary), *_engine(summary), *_after(summary)]
     return sorted(spans, key=lambda span: (span.at, _ORDER.index(span.what)))
 
 
@@ -40,56 +40,56 @@ _ORDER = (
 )
 
 
-def _before(record: Record) -> Iterator[Span]:
+def _before(summary: RequestSummary) -> Iterator[TimelineSpan]:
     """The engine has it."""
-    if record.authenticated is not None:
-        yield _span(record, record.began, record.authenticated, "auth", record.tenant or "")
-        yield _span(record, record.authenticated, record.body_read, "body")
-    if record.reserving is not None:
-        yield _span(record, record.reserving, record.reserved, "reserve")
+    if summary.authenticated is not None:
+        yield _span(summary, summary.began, summary.authenticated, "auth", summary.tenant or "")
+        yield _span(summary, summary.authenticated, summary.body_read, "body")
+    if summary.reserving is not None:
+        yield _span(summary, summary.reserving, summary.reserved, "reserve")
 
 
-def _engine(record: Record) -> Iterator[Span]:
-    for number, leg in enumerate(record.legs, 1):
-        whose = f"sequence {number} of {record.num_legs}" if record.num_legs > 1 else ""
-        yield from _leg(record, leg, whose)
+def _engine(summary: RequestSummary) -> Iterator[TimelineSpan]:
+    for number, leg in enumerate(summary.legs, 1):
+        whose = f"sequence {number} of {summary.num_legs}" if summary.num_legs > 1 else ""
+        yield from _leg(summary, leg, whose)
 
 
-def _leg(record: Record, leg: Leg, whose: str) -> Iterator[Span]:
+def _leg(summary: RequestSummary, leg: Leg, whose: str) -> Iterator[TimelineSpan]:
     tokens, chunks = leg.num_prompt_tokens, leg.num_chunks
-    yield _span(record, leg.queued, leg.admitted or leg.ended, "queue", whose)
+    yield _span(summary, leg.queued, leg.admitted or leg.ended, "queue", whose)
     if leg.admitted is not None:
         detail = _joined(f"{tokens} prompt tokens in {chunks} chunk{'' if chunks == 1 else 's'}", whose)
-        yield _span(record, leg.admitted, leg.first_token or leg.prefilled or leg.ended, "prefill", detail)
+        yield _span(summary, leg.admitted, leg.first_token or leg.prefilled or leg.ended, "prefill", detail)
     if leg.first_token is not None:
-        yield _moment(record, leg.first_token, "first token", whose)
-        yield _span(record, leg.first_token, leg.ended, "decode", _joined(f"{leg.num_output_tokens} tokens", whose))
+        yield _moment(summary, leg.first_token, "first token", whose)
+        yield _span(summary, leg.first_token, leg.ended, "decode", _joined(f"{leg.num_output_tokens} tokens", whose))
     for preempted, resumed in zip_longest(leg.preempted, leg.resumed):
         if preempted is not None:
-            yield _span(record, preempted, resumed, "preempted", whose)
+            yield _span(summary, preempted, resumed, "preempted", whose)
         if resumed is not None:
-            yield _moment(record, resumed, "resumed", whose)
+            yield _moment(summary, resumed, "resumed", whose)
 
 
-def _after(record: Record) -> Iterator[Span]:
-    if record.settling is not None:
-        yield _span(record, record.settling, record.ended, "settle")
-    if record.ended is not None:
-        said = record.refusal.message if record.refusal else ""
-        yield _moment(record, record.ended, "end", _joined(str(record.outcome or ""), said))
+def _after(summary: RequestSummary) -> Iterator[TimelineSpan]:
+    if summary.settling is not None:
+        yield _span(summary, summary.settling, summary.ended, "settle")
+    if summary.ended is not None:
+        said = summary.refusal.message if summary.refusal else ""
+        yield _moment(summary, summary.ended, "end", _joined(str(summary.outcome or ""), said))
 
 
 def _joined(*parts: str) -> str:
     return ": ".join(part for part in parts if part)
 
 
-def _span(record: Record, at: float, until: float | None, what: str, detail: str = "") -> Span:
-    until = record.ended if until is None else until
-    return Span(at - record.began, None if until is None else until - record.began, what, detail)
+def _span(summary: RequestSummary, at: float, until: float | None, what: str, detail: str = "") -> TimelineSpan:
+    until = summary.ended if until is None else until
+    return TimelineSpan(at - summary.began, None if until is None else until - summary.began, what, detail)
 
 
-def _moment(record: Record, at: float, what: str, detail: str = "") -> Span:
-    return Span(at - record.began, None, what, detail)
+def _moment(summary: RequestSummary, at: float, what: str, detail: str = "") -> TimelineSpan:
+    return TimelineSpan(at - summary.began, None, what, detail)
 
 
 MAX_RECENT = 200  # rows of those that have ended, of which more are kept
@@ -103,14 +103,14 @@ class LiveRequests:
         self._history = history
         self._reasons = reasons
 
-    def stories(self) -> Iterator[Story]:
+    def records(self) -> Iterator[RequestRecord]:
         """Of requests that generate text."""
-        return (story for story in self._telemetry.live if story.operation is not None)
+        return (record for record in self._telemetry.live if record.operation is not None)
 
     async def listed(self) -> dict[str, Any]:
         """Of those being served, the oldest first; of those that have ended, the newest first."""
-        live = list(self.stories())
-        shown = nsmallest(MAX_ROWS, live, key=lambda story: story.began)
+        live = list(self.records())
+        shown = nsmallest(MAX_ROWS, live, key=lambda record: record.began)
         ended = list(islice(reversed(self._history.ended), MAX_RECENT))
         return {
             "live": await unhurried(shown, self._row),
@@ -120,37 +120,37 @@ class LiveRequests:
 
     def of_tenant(self, tenant: str, most: int) -> list[Row]:
         """Those of one that have ended, newest first."""
-        ended = (record for record in reversed(self._history.ended) if record.tenant == tenant)
-        return [ended_row(record) for record in islice(ended, most)]
+        ended = (summary for summary in reversed(self._history.ended) if summary.tenant == tenant)
+        return [ended_row(summary) for summary in islice(ended, most)]
 
     def live_of_tenant(self, tenant: str, most: int) -> list[Row]:
         """Those of one that are being served, the oldest first."""
-        live = (story for story in self.stories() if story.tenant == tenant)
-        return [self._row(story) for story in nsmallest(most, live, key=lambda story: story.began)]
+        live = (record for record in self.records() if record.tenant == tenant)
+        return [self._row(record) for record in nsmallest(most, live, key=lambda record: record.began)]
 
     def shown(self, name: str) -> dict[str, Any]:
         """One with its timeline. Raises `RequestNotFound`."""
-        story = _one_of(self.stories(), name)
-        if story is not None:
-            row, record = self._row(story), Record.of(story)
+        record = _one_of(self.records(), name)
+        if record is not None:
+            row, summary = self._row(record), RequestSummary.of(record)
         else:
             found = _one_of(reversed(self._history.ended), name)
             if found is None:
                 raise RequestNotFound(
                     f"No request {name!r:.150} is being served or among the last {MAX_ENDED} that were."
                 )
-            row, record = ended_row(found), found
-        return row | {"began": record.began_unix, "timeline": [span.to_json() for span in timeline(record)]}
+            row, summary = ended_row(found), found
+        return row | {"began": summary.began_unix, "timeline": [span.to_json() for span in phases(summary)]}
 
-    def live(self, name: str) -> Story:
+    def live(self, name: str) -> RequestRecord:
         """Raises `RequestNotFound`."""
-        story = _one_of(self.stories(), name)
-        if story is None:
+        record = _one_of(self.records(), name)
+        if record is None:
             raise RequestNotFound(f"No request {name!r:.150} is being served.")
-        return story
+        return record
 
-    def _row(self, story: Story) -> Row:
-        return live_row(story, self._reasons, self._telemetry.clock())
+    def _row(self, record: RequestRecord) -> Row:
+        return live_row(record, self._reasons, self._telemetry.clock())
 
 
 class _Named(Protocol):

@@ -16,7 +16,7 @@ from gateway.admin.policy import problem_of
 from gateway.admin.rows import MAX_ROWS, Reasons, Row, is_waiting
 from gateway.api.service import Service
 from gateway.background import unhurried
-from gateway.telemetry.request_record import Story
+from gateway.telemetry.request_record import RequestRecord
 from quotas.policy.policy import Policy
 
 FREE = -1
@@ -53,8 +53,8 @@ def _drawn(num_blocks: int, holdings: list[Holding]) -> tuple[list[str], list[li
 def _holders(scheduler: Scheduler) -> list[Sequence]:
     """Those that run, and those that are over and wait for a step in flight to let go of their blocks."""
     held = dict.fromkeys(scheduler.running.values())
-    for flight in scheduler.in_flight:
-        held |= dict.fromkeys(flight.sequences)
+    for scheduled in scheduler.in_flight:
+        held |= dict.fromkeys(scheduled.sequences)
     return [sequence for sequence in held if sequence.block_table]
 
 
@@ -68,11 +68,16 @@ class Queue:
         self._scheduler = scheduler
         self._reasons = reasons
 
-    async def listed(self, stories: Iterable[Story], policy: Policy, now: float) -> dict[str, Any]:
+    async def listed(self, records: Iterable[RequestRecord], policy: Policy, now: float) -> dict[str, Any]:
         """By place: who was looked at last, then who has aged most, then those of tenants that are passed over. What a
         tenant has used lately matters too, and is not in it.
         """
-        waiting = [(trail.sequence, story) for story in stories for trail in story.trails if is_waiting(trail.sequence)]
+        waiting = [
+            (timeline.sequence, record)
+            for record in records
+            for timeline in record.timelines
+            if is_waiting(timeline.sequence)
+        ]
         shown = nsmallest(MAX_ROWS, waiting, key=lambda entry: self._place(entry[0], policy))
         rows = await unhurried(shown, lambda entry: self._row(*entry, now))
         return {"waiting": rows, "truncated": len(waiting) - len(shown)}
@@ -83,12 +88,12 @@ class Queue:
         aged = sequence.arrival - sequence.head_start + level.aging
         return sequence.tenant in scheduler.held, sequence is not scheduler.blocked_head, aged
 
-    def _row(self, sequence: Sequence, story: Story, now: float) -> Row:
+    def _row(self, sequence: Sequence, record: RequestRecord, now: float) -> Row:
         return {
-            "id": story.request_id,
-            "response_id": story.response_id,
+            "id": record.request_id,
+            "response_id": record.response_id,
             "tenant": sequence.tenant,
-            "class": story.service_class,
+            "class": record.service_class,
             "waited": now - sequence.arrival,
             "prompt_tokens": len(sequence.prompt),
             "reason": self._reasons.of_sequence(sequence),

@@ -6,7 +6,7 @@ from typing import Any
 
 from gateway.errors import RequestTooLarge
 from gateway.http.wire import Wire
-from gateway.tenants.live_policy import MAX_CHANGES, Edition, Policies
+from gateway.tenants.live_policy import MAX_CHANGES, Edition, LivePolicy
 from quotas.policy.policy import Policy, TenantPolicy
 from quotas.policy.policy_diff import policy_diff
 from quotas.policy.policy_file import PolicyError, parse_policy
@@ -16,7 +16,7 @@ from quotas.policy.problems import Problem
 Plain = dict[str, Any]
 
 
-async def policy_report(policies: Policies) -> Plain:
+async def policy_report(policies: LivePolicy) -> Plain:
     """Without the hashes of keys. A thread writes it out: there may be thousands of tenants."""
     policy, problem, history = policies.current, problem_of(policies), list(policies.history)
     return {
@@ -33,7 +33,7 @@ def _edition(edition: Edition) -> Plain:
     return {"version": edition.version, "at": edition.at, "changes": changes}
 
 
-def problem_of(policies: Policies) -> str | None:
+def problem_of(policies: LivePolicy) -> str | None:
     """What is wrong with an edit that was not taken up."""
     return str(policies.problem) if policies.problem else None
 

@@ -7,7 +7,7 @@ from statistics import median_low
 from admission.request import Asked
 from admission.simulation.arrival import Arrival
 from backend.scheduler.sequence import FinishReason
-from gateway.telemetry.request_record import Story
+from gateway.telemetry.request_record import RequestRecord
 
 SECONDS = 3600.0
 MAX_REQUESTS = 20_000  # a few hundred bytes each
@@ -33,10 +33,10 @@ class RecentTraffic:
         while len(self._requests) > MAX_REQUESTS or now - next(iter(self._requests.values())).at > SECONDS:
             self._requests.popitem(last=False)
 
-    def request_ended(self, story: Story) -> None:
-        request = self._requests.get(story.response_id or "")
+    def request_ended(self, record: RequestRecord) -> None:
+        request = self._requests.get(record.response_id or "")
         if request is not None:
-            sequences = [trail.sequence for trail in story.trails[:MAX_PROMPTS]]
+            sequences = [timeline.sequence for timeline in record.timelines[:MAX_PROMPTS]]
             request.lengths = tuple(max(1, len(s.output)) if s.finish_reason in _ENDED else None for s in sequences)
 
     def within(self, now: float) -> list[RecentRequest]:

@@ -9,7 +9,7 @@ from gateway.errors import MethodNotAllowed, RouteNotFound
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
+class AdminRequest:
     """One request to the admin API, from somebody with its key."""
 
     actor: str  # for the audit log
@@ -19,14 +19,14 @@ class Visit:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextAnswer:
     """An answer that is not JSON."""
 
     content: str
     content_type: str
 
 
-Handler = Callable[[Visit], Awaitable[dict[str, Any] | Text]]
+Handler = Callable[[AdminRequest], Awaitable[dict[str, Any] | TextAnswer]]
 
 MAX_BODY_BYTES = 4096  # of what needs no more, and of what needs none
 

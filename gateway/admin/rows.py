@@ -8,8 +8,8 @@ from typing import Any
 from admission.explain import BEHIND, PAUSED, REASONS
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence, Status
-from gateway.admin.record import MAX_WORDS, Record
-from gateway.telemetry.request_record import Story
+from gateway.admin.request_summary import MAX_WORDS, RequestSummary
+from gateway.telemetry.request_record import RequestRecord
 
 SLOW = 0.5  # seconds without progress of a write, from which on its client is said to be slow
 _WAITS = frozenset({Status.WAITING, Status.PREEMPTED})
@@ -24,15 +24,15 @@ class State(StrEnum):
     ENDING = "ending"
 
 
-def state_of(story: Story) -> State:
+def state_of(record: RequestRecord) -> State:
     """Of several sequences, that which is furthest."""
-    if story.body_read is None:
+    if record.body_read is None:
         return State.READING
-    if story.settling is not None:
+    if record.settling is not None:
         return State.ENDING
-    if not story.trails:
+    if not record.timelines:
         return State.RESERVING
-    states = {_state(trail.sequence) for trail in story.trails}
+    states = {_state(timeline.sequence) for timeline in record.timelines}
     return next(state for state in (State.DECODING, State.PREFILL, State.WAITING, State.ENDING) if state in states)
 
 
@@ -57,10 +57,10 @@ class Reasons:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
 
-    def of(self, story: Story) -> str | None:
+    def of(self, record: RequestRecord) -> str | None:
         """None: nothing keeps it."""
-        kept = self._first(trail.sequence for trail in story.trails)
-        since = story.scope.writing_since if story.scope is not None else None
+        kept = self._first(timeline.sequence for timeline in record.timelines)
+        since = record.scope.writing_since if record.scope is not None else None
         if since is not None and (stuck := get_running_loop().time() - since) > SLOW:
             return f"its client reads slowly: a write has waited {stuck:.1f} s"
         return kept
@@ -101,45 +101,45 @@ MAX_ROWS = 1000  # of one list
 Row = dict[str, Any]
 
 
-def live_row(story: Story, reasons: Reasons, now: float) -> Row:
-    sequences = [trail.sequence for trail in story.trails]
-    return _names(story) | {
-        "state": state_of(story),
-        "age": now - story.began,
-        "prompt_tokens": story.num_prompt_tokens,
-        "output_tokens": story.num_output_tokens,
-        "max_tokens": sum(sequence.max_tokens for sequence in sequences),
-        "kv_blocks": sum(len(sequence.block_table) for sequence in sequences),
-        "preemptions": story.num_preemptions,
-        "reason": reasons.of(story),
-    }
-
-
-def ended_row(record: Record) -> Row:
-    assert record.ended is not None
+def live_row(record: RequestRecord, reasons: Reasons, now: float) -> Row:
+    sequences = [timeline.sequence for timeline in record.timelines]
     return _names(record) | {
-        "outcome": record.outcome,
-        "status": record.status,
-        "code": record.refusal.code if record.refusal else None,
-        "ended": record.unix(record.ended),
-        "duration": record.ended - record.began,
-        "queue_seconds": record.queue_seconds,
-        "ttft": record.ttft,
+        "state": state_of(record),
+        "age": now - record.began,
         "prompt_tokens": record.num_prompt_tokens,
         "output_tokens": record.num_output_tokens,
+        "max_tokens": sum(sequence.max_tokens for sequence in sequences),
+        "kv_blocks": sum(len(sequence.block_table) for sequence in sequences),
         "preemptions": record.num_preemptions,
+        "reason": reasons.of(record),
     }
 
 
-def refusal_row(record: Record) -> Row:
-    assert record.refusal is not None
-    assert record.ended is not None
-    refusal = record.refusal
+def ended_row(summary: RequestSummary) -> Row:
+    assert summary.ended is not None
+    return _names(summary) | {
+        "outcome": summary.outcome,
+        "status": summary.status,
+        "code": summary.refusal.code if summary.refusal else None,
+        "ended": summary.unix(summary.ended),
+        "duration": summary.ended - summary.began,
+        "queue_seconds": summary.queue_seconds,
+        "ttft": summary.ttft,
+        "prompt_tokens": summary.num_prompt_tokens,
+        "output_tokens": summary.num_output_tokens,
+        "preemptions": summary.num_preemptions,
+    }
+
+
+def refusal_row(summary: RequestSummary) -> Row:
+    assert summary.refusal is not None
+    assert summary.ended is not None
+    refusal = summary.refusal
     return {
-        "at": record.unix(record.ended),
-        "id": record.request_id,
-        "tenant": record.tenant,
-        "path": record.path,
+        "at": summary.unix(summary.ended),
+        "id": summary.request_id,
+        "tenant": summary.tenant,
+        "path": summary.path,
         "status": refusal.status,
         "code": refusal.code,
         "reason": refusal.reason,
@@ -148,7 +148,7 @@ def refusal_row(record: Record) -> Row:
     }
 
 
-def _names(request: Story | Record) -> Row:
+def _names(request: RequestRecord | RequestSummary) -> Row:
     return {
         "id": request.request_id,
         "response_id": request.response_id,

@@ -54,7 +54,7 @@ class Point:
 NUMBERS = tuple(name for name in Point.__slots__ if name not in ("waiting", "busy"))
 
 
-class Series:
+class RecentSeries:
     """Told of what happens as it does; `tick`, called about once a second, closes the seconds that are over.
 
     `clock` in seconds, never backwards.

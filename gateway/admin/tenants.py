@@ -109,9 +109,9 @@ class _Census:
         self.waiting: Counter[str] = Counter()
         self.prompt_tokens = Counter({name: totals.prompt_tokens for name, totals in history.totals.items()})
         self.output_tokens = Counter({name: totals.output_tokens for name, totals in history.totals.items()})
-        for story in requests.stories():
-            for trail in story.trails:
-                sequence = trail.sequence
+        for record in requests.records():
+            for timeline in record.timelines:
+                sequence = timeline.sequence
                 self.waiting[sequence.tenant] += is_waiting(sequence)
                 self.prompt_tokens[sequence.tenant] += len(sequence.prompt)
                 self.output_tokens[sequence.tenant] += len(sequence.output)

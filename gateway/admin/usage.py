@@ -32,7 +32,7 @@ BY = ("tenant", "key")
 
 
 @dataclass(frozen=True, slots=True)
-class Period:
+class UsagePeriod:
     """Days in UTC, both included."""
 
     first: date
@@ -41,7 +41,7 @@ class Period:
     by: str
 
     @classmethod
-    def of(cls, query: Mapping[str, str], today: date) -> "Period":
+    def of(cls, query: Mapping[str, str], today: date) -> "UsagePeriod":
         """As asked for: this month up to today, where nothing is said. Raises `BadRequest`."""
         last = _day(query, "to", today)
         first = _day(query, "from", last.replace(day=1))
@@ -62,20 +62,20 @@ class UsageReader:
 
     async def report(self, query: Mapping[str, str]) -> Row:
         """Raises `BadRequest` and `QuotaUnverifiable`."""
-        period = Period.of(query, datetime.now(UTC).date())
+        period = UsagePeriod.of(query, datetime.now(UTC).date())
         entries = await self._entries(period)
         policy = self._service.policies.current
         return {"model": self._service.model, **await asyncio.to_thread(_report, period, entries, policy)}
 
     async def csv(self, query: Mapping[str, str]) -> str:
         """Each day by itself, as `sluice usage --csv` writes it. Raises as `report` does."""
-        period = Period.of(query, datetime.now(UTC).date())
+        period = UsagePeriod.of(query, datetime.now(UTC).date())
         entries = await self._entries(period)
         has_keys = period.by == "key"
         policy = self._service.policies.current
         return await asyncio.to_thread(lambda: usage_csv(entries if has_keys else by_tenant(entries), policy, has_keys))
 
-    async def _entries(self, period: Period) -> list[Entry]:
+    async def _entries(self, period: UsagePeriod) -> list[Entry]:
         store = self._service.quotas.store
         try:
             async with self._reading:
@@ -139,7 +139,7 @@ def _budget_row(tenant: str, key: str | None, limit: Limit, state: LimitState | 
     }
 
 
-def _report(period: Period, entries: list[Entry], policy: Policy) -> Row:
+def _report(period: UsagePeriod, entries: list[Entry], policy: Policy) -> Row:
     named = _grouped(entries, (lambda e: (e.tenant, e.key)) if period.by == "key" else (lambda e: (e.tenant, None)))
     rows = [
         {"tenant": tenant, "key": key, "named": tenant in policy.tenants, **_sums(group, policy)}

@@ -23,7 +23,7 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
-class Deadlines:
+class ClientDeadlines:
     """Seconds from the arrival; inf where nothing is said."""
 
     first_token: float = inf
@@ -32,16 +32,16 @@ class Deadlines:
     is_relative: bool = True  # counted from each attempt, so that another one may succeed
 
 
-NONE = Deadlines()
+NONE = ClientDeadlines()
 
 
-def read_deadlines(headers: Headers, stream: bool, now: float) -> Deadlines:
+def read_deadlines(headers: Headers, stream: bool, now: float) -> ClientDeadlines:
     """`now` in Unix seconds. Raises `BadRequest` for a value that is no time to come."""
     given = [(name, value) for name, value in headers if name in _NAMES]
     return _tightest(given, stream, now) if given else NONE
 
 
-def _tightest(headers: Headers, stream: bool, now: float) -> Deadlines:
+def _tightest(headers: Headers, stream: bool, now: float) -> ClientDeadlines:
     tightest = {FIRST: inf, LAST: inf, INTERVAL: inf}
     absolute = inf
     for name, value in headers:
@@ -55,7 +55,7 @@ def _tightest(headers: Headers, stream: bool, now: float) -> Deadlines:
             what, unit = _DURATIONS[name]
             tightest[what] = min(tightest[what], _duration(name, value, unit))
     is_relative = absolute >= tightest[LAST]
-    return Deadlines(tightest[FIRST], min(tightest[LAST], absolute), tightest[INTERVAL], is_relative)
+    return ClientDeadlines(tightest[FIRST], min(tightest[LAST], absolute), tightest[INTERVAL], is_relative)
 
 
 _DURATIONS = {

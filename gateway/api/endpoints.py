@@ -16,24 +16,24 @@ from gateway.http.responses import encode_headers
 from gateway.openai.replies import detokenized, model_card, models_list, tokenized
 from gateway.openai.requests import parse_detokenize_request, parse_tokenize_request
 from gateway.telemetry.metrics.prometheus import CONTENT_TYPE
-from gateway.tenants.effective_policy import Entitlement
-from quotas.errors import Refused
+from gateway.tenants.effective_policy import EffectivePolicy
+from quotas.errors import QuotaRefused
 from quotas.policy.limit import Limit, Rate
 from quotas.quotas import Grant
 from quotas.reservation import Ask, LimitState, Usage
 
 
-def limits_report(entitlement: Entitlement, version: str, states: Sequence[LimitState]) -> dict[str, Any]:
+def limits_report(policy: EffectivePolicy, version: str, states: Sequence[LimitState]) -> dict[str, Any]:
     """Limits that `states` has nothing of are told without what is left of them."""
     known = {state.limit: state for state in states}
     return {
         "object": "list",
-        "tenant": entitlement.name,
+        "tenant": policy.name,
         "policy_version": version,
-        "default_class": entitlement.service_class(None).name,
-        "highest_class": entitlement.tenant.highest_class,
-        "models": list(entitlement.tenant.models),
-        "data": [_entry(limit, known.get(limit)) for limit in entitlement.limits],
+        "default_class": policy.service_class(None).name,
+        "highest_class": policy.tenant.highest_class,
+        "models": list(policy.tenant.models),
+        "data": [_entry(limit, known.get(limit)) for limit in policy.limits],
     }
 
 
@@ -57,15 +57,15 @@ class ModelsEndpoint(Endpoint):
     async def answer(self, call: Call) -> Outcome:
         service = self.service
         principal = self.authenticate(call)
-        entitlement = service.entitlement(principal, "inference")
+        policy = service.policy(principal, "inference")
         card = model_card(service.model, service.created, service.limits.max_model_len)
         name = call.scope.get("path_params", {}).get("model")
         if name is None:
-            allowed = entitlement.tenant.allows_model(service.model, entitlement.key)
+            allowed = policy.tenant.allows_model(service.model, policy.key)
             await call.exchange.reply(models_list([card] if allowed else []))
         else:
             service.check_model(name)
-            entitlement.check_model(name)
+            policy.check_model(name)
             await call.exchange.reply(orjson.dumps(card))
         return Outcome.COMPLETED
 
@@ -76,9 +76,9 @@ class LimitsEndpoint(Endpoint):
     async def answer(self, call: Call) -> Outcome:
         service = self.service
         principal = self.authenticate(call)
-        entitlement = service.entitlement(principal, "limits")
-        states = await service.quotas.states(entitlement.name, entitlement.key, entitlement.charged)
-        body = limits_report(entitlement, service.policies.current.version, states)
+        policy = service.policy(principal, "limits")
+        states = await service.quotas.states(policy.name, policy.key, policy.charged)
+        body = limits_report(policy, service.policies.current.version, states)
         await call.exchange.reply(orjson.dumps(body))
         return Outcome.COMPLETED
 
@@ -88,11 +88,11 @@ class TokensEndpoint(Endpoint):
     that is spent refuses it before its body is read.
     """
 
-    async def _reserve(self, call: Call, entitlement: Entitlement) -> Grant:
-        quotas, outage = self.service.quotas, entitlement.tenant.on_store_outage
+    async def _reserve(self, call: Call, policy: EffectivePolicy) -> Grant:
+        quotas, outage = self.service.quotas, policy.tenant.on_store_outage
         try:
-            grant = await quotas.reserve(entitlement.name, entitlement.key, entitlement.charged, Ask(), outage)
-        except Refused as refusal:
+            grant = await quotas.reserve(policy.name, policy.key, policy.charged, Ask(), outage)
+        except QuotaRefused as refusal:
             call.exchange.add_headers(rate_headers(refusal.measure()))
             raise
         call.exchange.add_headers(rate_headers(grant.states))
@@ -105,10 +105,10 @@ class TokenizeEndpoint(TokensEndpoint):
     async def answer(self, call: Call) -> Outcome:
         service, tokenizer = self.service, self.service.tokenizer
         principal = self.authenticate(call)
-        entitlement = service.entitlement(principal, "inference")
-        with await self._reserve(call, entitlement) as grant:
+        policy = service.policy(principal, "inference")
+        with await self._reserve(call, policy) as grant:
             request = await self.read(call, principal, parse_tokenize_request)
-            _check_model(service, entitlement, request.model)
+            _check_model(service, policy, request.model)
             text = request.prompt
             if request.messages is not None:
                 text = await service.render(principal.tenant, request.messages, request.add_generation_prompt)
@@ -126,21 +126,21 @@ class DetokenizeEndpoint(TokensEndpoint):
     async def answer(self, call: Call) -> Outcome:
         service = self.service
         principal = self.authenticate(call)
-        entitlement = service.entitlement(principal, "inference")
-        with await self._reserve(call, entitlement) as grant:
+        policy = service.policy(principal, "inference")
+        with await self._reserve(call, policy) as grant:
             request = await self.read(call, principal, partial(parse_detokenize_request, limits=service.limits))
-            _check_model(service, entitlement, request.model)
+            _check_model(service, policy, request.model)
             text = service.tokenizer.decode(request.tokens, skip_special_tokens=False)
             grant.measure = Usage
             await call.exchange.reply(detokenized(text))
         return Outcome.COMPLETED
 
 
-def _check_model(service: Service, entitlement: Entitlement, model: str | None) -> None:
+def _check_model(service: Service, policy: EffectivePolicy, model: str | None) -> None:
     """Whoever names none means the one that is here. Raises `ModelNotFound`."""
     if model is not None:
         service.check_model(model)
-    entitlement.check_model(service.model)
+    policy.check_model(service.model)
 
 
 class HealthEndpoint(Endpoint):

@@ -14,34 +14,33 @@ from admission.request import Request as AdmissionRequest
 from backend.scheduler.sequence import FinishReason
 from backend.stream import TokenStream
 from backend.text.detokenizer import IncrementalDetokenizer
+from gateway import sse
 from gateway.api.answer import Answer
 from gateway.api.deadlines import read_deadlines
 from gateway.api.endpoint import Call, Endpoint
-from gateway.api.generation_request import Prompt, Wants
-from gateway.api.quota_extender import Supply
+from gateway.api.generation_request import GenerationTerms, Prompt
+from gateway.api.quota_extender import QuotaExtender
 from gateway.api.rate_headers import rate_headers
 from gateway.api.refusals import queue_full, refusal_of, unmeetable
 from gateway.api.service import Service
 from gateway.errors import ApiError, BadRequest, ContextLengthExceeded, Unsatisfiable, context_exceeded
-from gateway.http import sse
 from gateway.http.json_body import JsonBody
 from gateway.http.request_scope import RequestScope
-from gateway.http.responses import Exchange
+from gateway.http.responses import ResponseWriter
 from gateway.openai.replies import (
     Choice,
     Chunks,
     Identity,
-    Usage,
+    TokenUsage,
 )
 from gateway.openai.requests import (
     GenerationRequest,
 )
-from gateway.telemetry.request_record import Story
+from gateway.telemetry.request_record import RequestRecord
 from gateway.tenants.auth import Principal
-from gateway.tenants.effective_policy import Entitlement
+from gateway.tenants.effective_policy import EffectivePolicy
 from quotas import reservation as quota
-from quotas.errors import QuotaError
-from quotas.errors import Refused as QuotaRefused
+from quotas.errors import QuotaError, QuotaRefused
 from quotas.quotas import Grant
 
 Result = TypeVar("Result")
@@ -57,42 +56,42 @@ class GenerationEndpoint(Endpoint):
 
     async def answer(self, call: Call) -> Outcome:
         service = self.service
-        call.story.operation = self.operation
+        call.record.operation = self.operation
         principal = self.authenticate(call)
-        entitlement = service.entitlement(principal, "inference")
+        policy = service.policy(principal, "inference")
         try:
-            await self._refuse_unread(call, entitlement)
-            return await self._answer(call, principal, entitlement)
+            await self._refuse_unread(call, policy)
+            return await self._answer(call, principal, policy)
         except ApiError as error:
             if error.outcome is Outcome.INVALID and call.exchange.started is None:
-                await self.refuse_spent(call, entitlement, LEAST)
+                await self.refuse_spent(call, policy, LEAST)
             raise
 
-    async def _refuse_unread(self, call: Call, entitlement: Entitlement) -> None:
+    async def _refuse_unread(self, call: Call, policy: EffectivePolicy) -> None:
         """Before the body is read, where the last request was refused and the limit is still spent; it is recorded."""
         try:
-            await self.refuse_spent(call, entitlement, LEAST, is_certain=False)
+            await self.refuse_spent(call, policy, LEAST, is_certain=False)
         except QuotaRefused as error:
-            name, key = entitlement.name, entitlement.key
-            self.service.admission.asked(Asked.unread(call.story.request_id, name, key, error.limit.name))
+            name, key = policy.name, policy.key
+            self.service.admission.asked(Asked.unread(call.record.request_id, name, key, error.limit.name))
             raise
 
-    async def _answer(self, call: Call, principal: Principal, entitlement: Entitlement) -> Outcome:
+    async def _answer(self, call: Call, principal: Principal, policy: EffectivePolicy) -> Outcome:
         service = self.service
         arrived = service.admission.clock()
         request = await self.read(call, principal, self.parse)
-        self._tell(call.story, request)
+        self._tell(call.record, request)
         deadlines = read_deadlines(call.scope["headers"], request.stream, time.time())
         service.check_model(request.model)
-        entitlement.check_model(request.model)
-        service_class = entitlement.service_class(request.service_tier)
-        wants = Wants(request, service_class, deadlines, arrived, call.story.body_bytes)
+        policy.check_model(request.model)
+        service_class = policy.service_class(request.service_tier)
+        wants = GenerationTerms(request, service_class, deadlines, arrived, call.record.body_bytes)
         async with service.lives.scope(call.scope, call.receive, call.send, service.telemetry.clock) as life:
-            call.exchange.send, call.story.scope = life.send, life
-            prompts = await self.prompts(request, entitlement.name)
-            entitlement.check_prompts(len(prompts))
+            call.exchange.send, call.record.scope = life.send, life
+            prompts = await self.prompts(request, policy.name)
+            policy.check_prompts(len(prompts))
             try:
-                await self._spend(call, life, entitlement, wants, prompts)
+                await self._spend(call, life, policy, wants, prompts)
             except DeadlineUnmeetable as error:
                 raise unmeetable(error, deadlines.is_relative) from None
             except QueueFull as error:
@@ -101,47 +100,45 @@ class GenerationEndpoint(Endpoint):
             raise life.error
         return life.outcome or Outcome.COMPLETED
 
-    def _tell(self, story: Story, request: GenerationRequest) -> None:
+    def _tell(self, record: RequestRecord, request: GenerationRequest) -> None:
         """What is asked for."""
-        story.body_read = self.service.telemetry.clock()
-        story.model, story.request = request.model, request
-        story.policy_version = self.service.policies.current.version
+        record.body_read = self.service.telemetry.clock()
+        record.model, record.request = request.model, request
+        record.policy_version = self.service.policies.current.version
 
     async def _spend(
         self,
         call: Call,
         life: RequestScope,
-        entitlement: Entitlement,
-        wants: Wants,
+        policy: EffectivePolicy,
+        wants: GenerationTerms,
         prompts: list[Prompt],
     ) -> None:
         """Reserve what the request may use, and generate within that."""
-        request, story, clock = wants.request, call.story, self.service.telemetry.clock
+        request, record, clock = wants.request, call.record, self.service.telemetry.clock
         identity = self.identify(request.model)
-        story.response_id = identity.id
-        story.service_class = wants.service_class.name
-        asked = [
-            self._ask(f"{identity.id}-{index}", entitlement, wants, prompt) for index, prompt in enumerate(prompts)
-        ]
+        record.response_id = identity.id
+        record.service_class = wants.service_class.name
+        asked = [self._ask(f"{identity.id}-{index}", policy, wants, prompt) for index, prompt in enumerate(prompts)]
         ask = quota.Ask(1, sum(len(one.prompt) for one in asked), sum(one.tokens_to_begin_with for one in asked))
         admission = self.service.admission
         kv_leases, kv_blocks = self.service.kv_leases, self._kv_blocks(asked)
-        kv_leases.use(entitlement.name, entitlement.kv_bytes, kv_blocks)
-        story.reserving = clock()
-        with await self._reserve(call, identity.id, entitlement, wants, asked, ask) as grant:
-            story.reserved, story.grant = clock(), grant
+        kv_leases.use(policy.name, policy.kv_bytes, kv_blocks)
+        record.reserving = clock()
+        with await self._reserve(call, identity.id, policy, wants, asked, ask) as grant:
+            record.reserved, record.grant = clock(), grant
             if grant.states:
                 call.exchange.add_headers(rate_headers(grant.states))
             with ExitStack() as admitted:
-                kv_leases.serve(entitlement.name, kv_blocks)
-                admitted.callback(kv_leases.served, entitlement.name, kv_blocks)
+                kv_leases.serve(policy.name, kv_blocks)
+                admitted.callback(kv_leases.served, policy.name, kv_blocks)
                 answers = [
-                    self._answer_from(admitted.enter_context(admission.admit(one)), request, prompt, story)
+                    self._answer_from(admitted.enter_context(admission.admit(one)), request, prompt, record)
                     for one, prompt in zip(asked, prompts, strict=True)
                 ]
                 grant.measure = partial(_usage, answers, self.service)
                 if any(one.allowed_tokens is not None for one in asked):
-                    supply = Supply(grant, admission, lambda error: life.fail(refusal_of(error)))
+                    supply = QuotaExtender(grant, admission, lambda error: life.fail(refusal_of(error)))
                     admitted.enter_context(supply).watch([answer.stream for answer in answers])
                 call.exchange.add_headers(_estimate(answers))
                 await self._generate(call, grant, identity, request, answers)
@@ -150,25 +147,23 @@ class GenerationEndpoint(Endpoint):
         self,
         call: Call,
         request_id: str,
-        entitlement: Entitlement,
-        wants: Wants,
+        policy: EffectivePolicy,
+        wants: GenerationTerms,
         asked: list[AdmissionRequest],
         ask: quota.Ask,
     ) -> Grant:
         """Raises as `Quotas.reserve`; what was asked is recorded either way."""
-        outage, record = entitlement.tenant.on_store_outage, self.service.admission.asked
+        outage, tell = policy.tenant.on_store_outage, self.service.admission.asked
         try:
-            grant = await self.service.quotas.reserve(
-                entitlement.name, entitlement.key, entitlement.charged, ask, outage
-            )
+            grant = await self.service.quotas.reserve(policy.name, policy.key, policy.charged, ask, outage)
         except QuotaError as error:
             limit = type(error).__name__
             if isinstance(error, QuotaRefused):
                 limit = error.limit.name
                 call.exchange.add_headers(rate_headers(error.measure()))
-            record(wants.told(request_id, entitlement.name, entitlement.key, asked, limit))
+            tell(wants.told(request_id, policy.name, policy.key, asked, limit))
             raise
-        record(wants.told(request_id, entitlement.name, entitlement.key, asked))
+        tell(wants.told(request_id, policy.name, policy.key, asked))
         return grant
 
     async def _generate(
@@ -190,17 +185,17 @@ class GenerationEndpoint(Endpoint):
                     for answer, writer in zip(answers, writers, strict=True)
                 ]
             )
-            self._settle(call.story, grant)
-            usage = Usage(num_prompt_tokens, sum(answer.num_tokens for answer in answers))
+            self._settle(call.record, grant)
+            usage = TokenUsage(num_prompt_tokens, sum(answer.num_tokens for answer in answers))
             await exchange.end_stream((writers[0].usage(usage) if request.include_usage else b"") + sse.DONE)
         else:
             choices = await _together([answer.choice() for answer in answers])
-            self._settle(call.story, grant)
-            usage = Usage(num_prompt_tokens, sum(answer.num_tokens for answer in answers))
+            self._settle(call.record, grant)
+            usage = TokenUsage(num_prompt_tokens, sum(answer.num_tokens for answer in answers))
             await exchange.reply(self.complete(identity, choices, usage))
 
-    def _settle(self, story: Story, grant: Grant) -> None:
-        story.settling = self.service.telemetry.clock()
+    def _settle(self, record: RequestRecord, grant: Grant) -> None:
+        record.settling = self.service.telemetry.clock()
         grant.settle()
 
     def _kv_blocks(self, asked: list[AdmissionRequest]) -> int:
@@ -208,18 +203,20 @@ class GenerationEndpoint(Endpoint):
         longest = max(len(one.prompt) + one.max_tokens for one in asked)
         return -(-longest // self.service.kv_shape.block_tokens)
 
-    def _ask(self, request_id: str, entitlement: Entitlement, wants: Wants, prompt: Prompt) -> AdmissionRequest:
+    def _ask(
+        self, request_id: str, policy: EffectivePolicy, wants: GenerationTerms, prompt: Prompt
+    ) -> AdmissionRequest:
         service, request, sampling = self.service, wants.request, wants.request.sampling
         num_prompt_tokens = len(prompt.token_ids)
-        max_tokens = self._max_tokens(request, entitlement, num_prompt_tokens)
+        max_tokens = self._max_tokens(request, policy, num_prompt_tokens)
         allowed = None
         if sampling.max_tokens is None:
-            expected = service.admission.expected_tokens(entitlement.name, max_tokens)
-            allowed = entitlement.reservable(num_prompt_tokens, expected)
+            expected = service.admission.expected_tokens(policy.name, max_tokens)
+            allowed = policy.reservable(num_prompt_tokens, expected)
         ends = frozenset(sampling.stop_token_ids)
         return AdmissionRequest(
             id=request_id,
-            tenant=entitlement.name,
+            tenant=policy.name,
             prompt=prompt.token_ids,
             sampling=sampling,
             max_tokens=max_tokens,
@@ -234,9 +231,11 @@ class GenerationEndpoint(Endpoint):
             body_bytes=wants.num_bytes,
         )
 
-    def _answer_from(self, stream: TokenStream, request: GenerationRequest, prompt: Prompt, story: Story) -> Answer:
+    def _answer_from(
+        self, stream: TokenStream, request: GenerationRequest, prompt: Prompt, record: RequestRecord
+    ) -> Answer:
         service = self.service
-        story.trails.append(service.watched.trail(stream.sequence))
+        record.timelines.append(service.watched.timeline(stream.sequence))
         detokenizer = IncrementalDetokenizer(
             service.tokenizer,
             request.sampling.stop,
@@ -247,7 +246,7 @@ class GenerationEndpoint(Endpoint):
         )
         return Answer(stream, detokenizer, service.admission, service.metrics)
 
-    def _max_tokens(self, request: GenerationRequest, entitlement: Entitlement, num_prompt_tokens: int) -> int:
+    def _max_tokens(self, request: GenerationRequest, policy: EffectivePolicy, num_prompt_tokens: int) -> int:
         """What was asked for, or the default within what the context and the tenant's KV memory leave.
 
         Raises `Unsatisfiable`.
@@ -264,8 +263,8 @@ class GenerationEndpoint(Endpoint):
                 field,
             )
         shape = self.service.kv_shape
-        entitlement.check_kv(num_prompt_tokens + (asked or 1), shape, field if asked else self.prompt_param)
-        kv_tokens = entitlement.kv_tokens(shape) or context
+        policy.check_kv(num_prompt_tokens + (asked or 1), shape, field if asked else self.prompt_param)
+        kv_tokens = policy.kv_tokens(shape) or context
         unasked = self.service.default_max_tokens or self.default_max_tokens or room
         most = asked or min(room, kv_tokens - num_prompt_tokens, unasked)
         _check_least(request.sampling.min_tokens, most)
@@ -295,7 +294,7 @@ class GenerationEndpoint(Endpoint):
     def chunks(self, identity: Identity, include_usage: bool, index: int) -> Chunks:
         raise NotImplementedError
 
-    def complete(self, identity: Identity, choices: list[Choice], usage: Usage) -> bytes:
+    def complete(self, identity: Identity, choices: list[Choice], usage: TokenUsage) -> bytes:
         raise NotImplementedError
 
 
@@ -330,11 +329,11 @@ def _usage(answers: list[Answer], service: Service) -> quota.Usage:
     return quota.Usage(computed, generated, kv_byte_seconds=byte_seconds, requests=1 if computed else 0)
 
 
-async def _stream_one(exchange: Exchange, answer: Answer, chunks: Chunks, continuous_usage: bool) -> None:
+async def _stream_one(exchange: ResponseWriter, answer: Answer, chunks: Chunks, continuous_usage: bool) -> None:
     """Write one choice's events; the tokens that are pending when a write is due share it, and with
     `continuous_usage` one event, which tells how many tokens the choice has by then.
     """
-    usage = Usage(len(answer.sequence.prompt), 0) if continuous_usage else None
+    usage = TokenUsage(len(answer.sequence.prompt), 0) if continuous_usage else None
     events = [chunks.start(usage)]
     while answer.finish_reason is None:
         pieces = [piece for piece in await answer.pieces() if piece]

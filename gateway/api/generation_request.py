@@ -6,7 +6,7 @@ from math import inf
 
 from admission.request import Asked, AskedPrompt
 from admission.request import Request as AdmissionRequest
-from gateway.api.deadlines import Deadlines
+from gateway.api.deadlines import ClientDeadlines
 from gateway.openai.requests import GenerationRequest
 from quotas.policy.policy import ClassPolicy
 
@@ -20,12 +20,12 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Wants:
+class GenerationTerms:
     """A request, the class that serves it and how long its client waits; `arrived` in seconds on the engine's clock."""
 
     request: GenerationRequest
     service_class: ClassPolicy
-    deadlines: Deadlines
+    deadlines: ClientDeadlines
     arrived: float
     num_bytes: int
 

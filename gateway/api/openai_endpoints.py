@@ -11,7 +11,7 @@ from gateway.openai.replies import (
     Chunks,
     CompletionChunks,
     Identity,
-    Usage,
+    TokenUsage,
     chat_completion,
     text_completion,
 )
@@ -39,7 +39,7 @@ class ChatEndpoint(GenerationEndpoint):
     def chunks(self, identity: Identity, include_usage: bool, index: int) -> Chunks:
         return ChatChunks(identity, include_usage, index)
 
-    def complete(self, identity: Identity, choices: list[Choice], usage: Usage) -> bytes:
+    def complete(self, identity: Identity, choices: list[Choice], usage: TokenUsage) -> bytes:
         return chat_completion(identity, choices, usage)
 
 
@@ -70,5 +70,5 @@ class CompletionEndpoint(GenerationEndpoint):
     def chunks(self, identity: Identity, include_usage: bool, index: int) -> Chunks:
         return CompletionChunks(identity, include_usage, index)
 
-    def complete(self, identity: Identity, choices: list[Choice], usage: Usage) -> bytes:
+    def complete(self, identity: Identity, choices: list[Choice], usage: TokenUsage) -> bytes:
         return text_completion(identity, choices, usage)

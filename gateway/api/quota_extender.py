@@ -14,7 +14,7 @@ from quotas.quotas import Grant
 STORE_RETRY = 1.0  # seconds
 
 
-class Supply:
+class QuotaExtender:
     """Keeps the answers of one request supplied while the block runs.
 
     An answer that needs more than its tenant may have for now stands still and delays nobody. If there is no more after

@@ -6,14 +6,14 @@ and `RateLimit` name every limit with a window (draft-ietf-httpapi-ratelimit-hea
 
 from collections.abc import Sequence
 
-from quotas.policy.limit import Budget, Period, Rate, Resource
+from quotas.policy.limit import Budget, BudgetPeriod, Rate, Resource
 from quotas.reservation import LimitState
 
 GROUPS = {
     "requests": frozenset({Resource.REQUESTS}),
     "tokens": frozenset({Resource.TOKENS, Resource.INPUT_TOKENS, Resource.OUTPUT_TOKENS}),
 }
-DAYS = {Period.DAY: 1, Period.WEEK: 7, Period.MONTH: 30}
+DAYS = {BudgetPeriod.DAY: 1, BudgetPeriod.WEEK: 7, BudgetPeriod.MONTH: 30}
 
 
 def rate_headers(states: Sequence[LimitState]) -> dict[str, str]:

@@ -3,8 +3,7 @@
 import random
 from datetime import UTC, datetime
 
-from admission.outcome import DeadlineUnmeetable, QueueFull, TenantQueueFull
-from admission.outcome import Refused as NotAdmitted
+from admission.outcome import AdmissionRefused, DeadlineUnmeetable, QueueFull, TenantQueueFull
 from backend.errors import DeviceError
 from gateway import errors
 from gateway.errors import (
@@ -19,7 +18,7 @@ from gateway.errors import (
     Unsatisfiable,
     translate,
 )
-from quotas.errors import BudgetSpent, LimitExceeded, NeverFits, QuotaError, Refused
+from quotas.errors import BudgetSpent, LimitExceeded, NeverFits, QuotaError, QuotaRefused
 from quotas.policy.limit import Resource
 
 QUEUE_RETRY_SECONDS = 1.0
@@ -41,14 +40,14 @@ def refusal_of(error: Exception) -> ApiError:
     match error:
         case QuotaError():
             return _of_quota(error)
-        case NotAdmitted():
+        case AdmissionRefused():
             return _of_admission(error)
         case DeviceError():
             return InternalError("The engine failed and the server is restarting; send the request again.")
     return translate(error)
 
 
-def _of_admission(error: NotAdmitted) -> ApiError:
+def _of_admission(error: AdmissionRefused) -> ApiError:
     wait = _spread(error.retry_after, 2)
     match error:
         case TenantQueueFull():
@@ -93,17 +92,17 @@ def _of_quota(error: QuotaError) -> ApiError:
     return QuotaUnverifiable(message, retry_after=_spread(STORE_RETRY_SECONDS, 2))
 
 
-def _figures(error: Refused) -> str:
+def _figures(error: QuotaRefused) -> str:
     limit = error.limit
     whose = "Your API key's" if limit.key else "Your tenant's"
     return f"{whose} limit {_name(error)} is {limit.amount}: this request asks for {error.asked}"
 
 
-def _details(error: Refused) -> dict[str, int | float | str]:
+def _details(error: QuotaRefused) -> dict[str, int | float | str]:
     return {"limit": _name(error), "asked": error.asked, "left": error.left}
 
 
-def _name(error: Refused) -> str:
+def _name(error: QuotaRefused) -> str:
     return error.limit.name.removeprefix(f"key:{error.limit.key}:")
 
 

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from admission.admission import Admission
 from backend.errors import TooManyTokens
 from backend.text.tokenizer import INLINE_CHARS, Tokenizer
+from gateway.api.body_intake import Intake
 from gateway.api.refused_rate import RefusedRate
 from gateway.errors import ModelNotFound, context_exceeded
-from gateway.http.body_intake import Intake
-from gateway.http.request_scope import Lives
+from gateway.http.request_scope import ActiveRequests
 from gateway.openai.requests import Limits
 from gateway.telemetry.core_observer import WatchedCore
 from gateway.telemetry.metrics.metrics import Metrics
 from gateway.telemetry.telemetry import Telemetry
 from gateway.tenants.auth import KeyRing, Principal
-from gateway.tenants.effective_policy import Entitlement, Entitlements, KvShape
+from gateway.tenants.effective_policy import EffectivePolicies, EffectivePolicy, KVShape
 from gateway.tenants.kv_leases import KvLeases
-from gateway.tenants.live_policy import Policies
+from gateway.tenants.live_policy import LivePolicy
 from quotas.quotas import Quotas
 
 MESSAGE_BYTES = 128  # what rendering takes for a message, in the time that it takes for bytes of text
@@ -36,24 +36,24 @@ class Service:
     tokenizer: Tokenizer
     admission: Admission
     keys: KeyRing
-    policies: Policies
-    entitlements: Entitlements
+    policies: LivePolicy
+    effective_policies: EffectivePolicies
     quotas: Quotas
     kv_leases: KvLeases
-    kv_shape: KvShape
+    kv_shape: KVShape
     metrics: Metrics
     telemetry: Telemetry
     watched: WatchedCore
-    lives: Lives
+    lives: ActiveRequests
     intake: Intake
     refused_rate: RefusedRate
     seeds: random.Random
 
-    def entitlement(self, principal: Principal, scope: str) -> Entitlement:
+    def policy(self, principal: Principal, scope: str) -> EffectivePolicy:
         """What a key may do, as of now. Raises `Forbidden` when `scope` is not among it."""
-        entitlement = self.entitlements.of(principal)
-        entitlement.require(scope)
-        return entitlement
+        policy = self.effective_policies.of(principal)
+        policy.require(scope)
+        return policy
 
     def check_model(self, model: str) -> None:
         if model != self.model:

@@ -21,15 +21,15 @@ def add_to(commands: "_SubParsersAction[Any]") -> None:
 
 def _explain(namespace: Namespace) -> int:
     try:
-        story = explain(read_event_log(namespace.log), namespace.request)
+        record = explain(read_event_log(namespace.log), namespace.request)
     except LogError as error:
         raise EventLogError(f"{namespace.log}: {error}") from None
-    if not story:
+    if not record:
         raise EventLogError(
             f"{namespace.log} says nothing of {namespace.request}: is it the id of a response, in this log? That of a "
             "refusal is in the request log, as response_id in the line that has its request_id"
         )
-    print("\n".join(story))
+    print("\n".join(record))
     return 0
 
 

@@ -13,7 +13,8 @@ from gateway.cli.flags import add_flags, load
 from gateway.settings.settings import Settings
 from gateway.table import table
 from gateway.tenants.auth import new_key, pepper_of
-from gateway.tenants.key_store import KeyRecord, KeyStore, revoke, rotate
+from gateway.tenants.key_source import revoke, rotate
+from gateway.tenants.key_store import KeyRecord, KeyStore
 from gateway.tenants.unnamed_tenants import told
 from quotas.policy.policy import SCOPES
 from quotas.policy.policy_file import PolicyError, read_policy

@@ -15,7 +15,7 @@ from gateway.cli.store_question import STORE_FLAGS, ask_store
 from gateway.errors import ApiError
 from gateway.settings.settings import Settings
 from gateway.table import printable, table
-from gateway.tenants.effective_policy import Entitlement
+from gateway.tenants.effective_policy import EffectivePolicy
 from gateway.tenants.key_source import KnownKey, any_key_of, find_key
 from gateway.tenants.key_store import KeyStore, KeyStoreError
 from gateway.tenants.unnamed_tenants import told
@@ -35,7 +35,7 @@ HEADING = ("limit", "allows", "asked", "left", "full again")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ExplainedRequest:
     """One that nobody has made."""
 
     key: KnownKey
@@ -47,10 +47,12 @@ class Request:
 class Explanation:
     """Of a request under a policy, at a Unix time; `states` is None where the store cannot be asked."""
 
-    def __init__(self, policy: Policy, request: Request, states: Sequence[LimitState] | None, now: float) -> None:
+    def __init__(
+        self, policy: Policy, request: ExplainedRequest, states: Sequence[LimitState] | None, now: float
+    ) -> None:
         self._policy = policy
         self._request = request
-        self._entitlement = Entitlement(policy, request.key.principal)
+        self._entitlement = EffectivePolicy(policy, request.key.principal)
         self._states: Mapping[Limit, LimitState] = {state.limit: state for state in states or ()}
         self._is_asked = states is not None
         self._now = now
@@ -249,7 +251,9 @@ def _explain(namespace: Namespace) -> int:
     except KeyStoreError as error:
         print(f"sluice: {error}", file=sys.stderr)
         return NOT_TOLD
-    request = Request(key, Ask(1, namespace.input, namespace.output), namespace.asked_model, namespace.service_tier)
+    request = ExplainedRequest(
+        key, Ask(1, namespace.input, namespace.output), namespace.asked_model, namespace.service_tier
+    )
     states = _states(settings, policy, request)
     explanation = Explanation(policy, request, states, time.time())
     print(explanation.text, end="")
@@ -262,9 +266,9 @@ def _key(namespace: Namespace, policy: Policy, settings: Settings) -> KnownKey:
     return find_key(namespace.key, policy, KeyStore(settings.state_dir))
 
 
-def _states(settings: Settings, policy: Policy, request: Request) -> Sequence[LimitState] | None:
+def _states(settings: Settings, policy: Policy, request: ExplainedRequest) -> Sequence[LimitState] | None:
     """What is left of the limits; None, with a word on why, where the store cannot be asked."""
-    who = Entitlement(policy, request.key.principal)
+    who = EffectivePolicy(policy, request.key.principal)
     if not who.charged:
         return ()
     try:

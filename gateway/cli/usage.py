@@ -8,7 +8,7 @@ from typing import Any
 from gateway.cli import arguments
 from gateway.cli.flags import SettingsError, add_flags, load
 from gateway.cli.store_question import STORE_FLAGS, ask_store
-from gateway.tenants.live_policy import Policies
+from gateway.tenants.live_policy import LivePolicy
 from gateway.tenants.usage import LEDGER_DAYS, by_tenant, usage_csv, usage_entries, usage_table
 
 PRICES = "policy file, or folder of them, with the prices; auto: the built-in policy, which has none"
@@ -38,7 +38,7 @@ def _usage(namespace: Namespace) -> int:
     first: date = namespace.first or last.replace(day=1)
     if first > last:
         raise SettingsError(f"--from {first} is after --to {last}")
-    policy = Policies(settings.policy).current
+    policy = LivePolicy(settings.policy).current
     since, until = max(first, today - timedelta(days=LEDGER_DAYS)), min(last, today + timedelta(days=1))
     entries = ask_store(settings, lambda store: usage_entries(store, namespace.tenant, since, until))
     if namespace.by == "tenant":

@@ -10,7 +10,7 @@ from pathlib import Path
 from gateway.doctor.check import Check, ok, problem, warning
 from gateway.settings.settings import FEW_FILES, Settings
 from gateway.tenants.key_store import KeyStore, KeyStoreError
-from gateway.tenants.live_policy import Policies
+from gateway.tenants.live_policy import LivePolicy
 from gateway.tenants.unnamed_tenants import told
 from quotas.policy.policy_file import PolicyError
 
@@ -84,7 +84,7 @@ def _user() -> str:
 
 def policy(settings: Settings) -> Check:
     try:
-        current = Policies(settings.policy).current
+        current = LivePolicy(settings.policy).current
     except PolicyError as error:
         first, *rest = error.problems
         more = f" (and {len(rest)} more)" if rest else ""
@@ -98,7 +98,7 @@ def keys(settings: Settings) -> Check:
     """Whether each stored key belongs to a tenant that the policy names, where it names any."""
     try:
         records = KeyStore(settings.state_dir).records()
-        current = Policies(settings.policy).current
+        current = LivePolicy(settings.policy).current
     except (KeyStoreError, PolicyError, OSError):
         return ok("keys", "not compared with the policy, for what is said of one of them")
     unnamed = told(current, records) if current.tenants else []

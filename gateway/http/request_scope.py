@@ -91,7 +91,7 @@ class RequestScope:
     """Runs its block beside a watcher for `http.disconnect`, from the last byte of the body to the last of the answer.
 
     `end` cancels the block from anywhere; the block's own cleanup runs, and the cancellation stops at the end of the
-    scope. `outcome` then says why. A write that makes no progress is ended by `Lives.sweep`.
+    scope. `outcome` then says why. A write that makes no progress is ended by `ActiveRequests.sweep`.
     """
 
     __slots__ = (
@@ -194,7 +194,7 @@ async def _absorb_cancellation() -> None:
         await asyncio.sleep(0)
 
 
-class Lives:
+class ActiveRequests:
     """The scopes being served: swept for clients that stopped reading, ended together at a shutdown."""
 
     def __init__(self, write_timeout: float) -> None:

@@ -6,8 +6,8 @@ from os import urandom
 
 from starlette.types import Scope, Send
 
+from gateway import sse
 from gateway.errors import ApiError
-from gateway.http import sse
 
 JSON = {"content-type": "application/json"}
 _SAFE_ID = re.compile(rb"[\w.:-]{1,128}", re.ASCII)
@@ -28,7 +28,7 @@ def request_id(given: bytes | None = None) -> bytes:
     return given if given and _SAFE_ID.fullmatch(given) else b"req_" + urandom(16).hex().encode()
 
 
-class Exchange:
+class ResponseWriter:
     """One request's answer."""
 
     __slots__ = ("_also", "_clock", "_headers", "request_id", "send", "started", "status")

@@ -15,7 +15,7 @@ from gateway.errors import ShuttingDown
 from gateway.http.acceptor import Acceptor
 from gateway.http.connection import Connection, Hangups, bound_socket
 from gateway.http.connection_table import ConnectionTable, Place
-from gateway.http.request_scope import Lives
+from gateway.http.request_scope import ActiveRequests
 from gateway.settings.settings import Settings
 
 PRIVILEGED_PORTS = 1024
@@ -128,7 +128,7 @@ class Server(HttpServer):
     in flight have `drain_timeout` to end by themselves before they are ended with an error. The port closes last.
     """
 
-    def __init__(self, settings: Settings, lives: Lives, on_started: Callable[[], object]) -> None:
+    def __init__(self, settings: Settings, lives: ActiveRequests, on_started: Callable[[], object]) -> None:
         super().__init__(settings, ConnectionTable(settings.max_connections, settings.max_connections_per_peer))
         self._lives = lives
         self._on_started = on_started

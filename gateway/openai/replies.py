@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 import orjson
 
-from gateway.http.sse import event
+from gateway.sse import event
 
 FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class TokenUsage:
     """Tokens of one request, all its choices together."""
 
     prompt_tokens: int
@@ -67,11 +67,11 @@ class Choice:
     finish_reason: FinishReason
 
 
-def chat_completion(identity: Identity, choices: Sequence[Choice], usage: Usage) -> bytes:
+def chat_completion(identity: Identity, choices: Sequence[Choice], usage: TokenUsage) -> bytes:
     return _completion(identity, "chat.completion", [_chat_choice(*pair) for pair in enumerate(choices)], usage)
 
 
-def text_completion(identity: Identity, choices: Sequence[Choice], usage: Usage) -> bytes:
+def text_completion(identity: Identity, choices: Sequence[Choice], usage: TokenUsage) -> bytes:
     return _completion(identity, "text_completion", [_text_choice(*pair) for pair in enumerate(choices)], usage)
 
 
@@ -87,18 +87,18 @@ class ChatChunks:
         self._event = _ChunkEvent(identity, "chat.completion.chunk", include_usage, index)
         self._text_head, self._text_tail = self._event.split({"delta": {"content": _HOLE}}, None)
 
-    def start(self, usage: Usage | None = None) -> bytes:
+    def start(self, usage: TokenUsage | None = None) -> bytes:
         return self._event.choice({"delta": {"role": "assistant", "content": ""}}, None, usage)
 
-    def text(self, text: str, usage: Usage | None = None) -> bytes:
+    def text(self, text: str, usage: TokenUsage | None = None) -> bytes:
         if usage is not None:
             return self._event.choice({"delta": {"content": text}}, None, usage)
         return self._text_head + orjson.dumps(text) + self._text_tail
 
-    def finish(self, reason: FinishReason, usage: Usage | None = None) -> bytes:
+    def finish(self, reason: FinishReason, usage: TokenUsage | None = None) -> bytes:
         return self._event.choice({"delta": {}}, reason, usage)
 
-    def usage(self, usage: Usage) -> bytes:
+    def usage(self, usage: TokenUsage) -> bytes:
         return self._event.usage(usage)
 
 
@@ -114,18 +114,18 @@ class CompletionChunks:
         self._event = _ChunkEvent(identity, "text_completion", include_usage, index)
         self._text_head, self._text_tail = self._event.split({"text": _HOLE}, None)
 
-    def start(self, usage: Usage | None = None) -> bytes:
+    def start(self, usage: TokenUsage | None = None) -> bytes:
         return b""
 
-    def text(self, text: str, usage: Usage | None = None) -> bytes:
+    def text(self, text: str, usage: TokenUsage | None = None) -> bytes:
         if usage is not None:
             return self._event.choice({"text": text}, None, usage)
         return self._text_head + orjson.dumps(text) + self._text_tail
 
-    def finish(self, reason: FinishReason, usage: Usage | None = None) -> bytes:
+    def finish(self, reason: FinishReason, usage: TokenUsage | None = None) -> bytes:
         return self._event.choice({"text": ""}, reason, usage)
 
-    def usage(self, usage: Usage) -> bytes:
+    def usage(self, usage: TokenUsage) -> bytes:
         return self._event.usage(usage)
 
 
@@ -166,7 +166,9 @@ class _ChunkEvent:
         self._include_usage = include_usage
         self._index = index
 
-    def choice(self, content: dict[str, Any], finish_reason: FinishReason | None, usage: Usage | None = None) -> bytes:
+    def choice(
+        self, content: dict[str, Any], finish_reason: FinishReason | None, usage: TokenUsage | None = None
+    ) -> bytes:
         choice = {"index": self._index, **content, "logprobs": None, "finish_reason": finish_reason}
         told = {"usage": usage and usage.to_json()} if self._include_usage else {}
         return event(orjson.dumps({**self._fields, "choices": [choice], **told}))
@@ -176,11 +178,11 @@ class _ChunkEvent:
         head, _, tail = self.choice(content, finish_reason).rpartition(orjson.dumps(_HOLE))
         return head, tail
 
-    def usage(self, usage: Usage) -> bytes:
+    def usage(self, usage: TokenUsage) -> bytes:
         return event(orjson.dumps({**self._fields, "choices": [], "usage": usage.to_json()}))
 
 
-def _completion(identity: Identity, kind: str, choices: list[dict[str, Any]], usage: Usage) -> bytes:
+def _completion(identity: Identity, kind: str, choices: list[dict[str, Any]], usage: TokenUsage) -> bytes:
     return orjson.dumps({**identity.to_json(kind), "choices": choices, "usage": usage.to_json()})
 
 

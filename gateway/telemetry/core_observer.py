@@ -11,12 +11,12 @@ from admission.controller import Controller
 from admission.event_log import RecordedCore
 from admission.ledger import work_of
 from admission.request import Asked
-from admission.scheduling_policy import Terms
+from admission.scheduling_policy import SchedulingPolicy
 from admission.step_time import StepTimeModel
 from backend.scheduler.batch import Batch, StepOutput
-from backend.scheduler.scheduled_step import Delta, Flight
+from backend.scheduler.scheduled_step import Delta, ScheduledStep
 from backend.scheduler.sequence import FinishReason, Sequence
-from gateway.telemetry.request_record import Chunk, Trail
+from gateway.telemetry.request_record import Chunk, SequenceTimeline
 
 Event = TypeVar("Event")
 
@@ -24,10 +24,10 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Step:
+class CompletedStep:
     """One completed step; nobody changes it. Moments in seconds of the engine's clock, durations in seconds."""
 
-    flight: Flight
+    scheduled: ScheduledStep
     planned: float
     completed: float
     elapsed: float  # of the device
@@ -35,15 +35,15 @@ class Step:
 
     @property
     def num_sequences(self) -> int:
-        return len(self.flight.batch.slots)
+        return len(self.scheduled.batch.slots)
 
     @property
     def num_decodes(self) -> int:
-        return self.flight.batch.num_decodes
+        return self.scheduled.batch.num_decodes
 
     @property
     def prefill_tokens(self) -> int:
-        batch = self.flight.batch
+        batch = self.scheduled.batch
         return sum(batch.lengths[batch.num_decodes :])
 
 
@@ -62,22 +62,22 @@ class WatchedCore:
         self.lengths = core.lengths
         self.room = core.room
         self.on_asked: list[Callable[[Asked, float], object]] = []  # of an HTTP request, once its limits were asked
-        self.on_admit: list[Callable[[Trail], object]] = []  # for the first time
-        self.on_step: list[Callable[[Step], object]] = []
-        self.on_release: list[Callable[[Trail], object]] = []  # of the blocks of one that was cut short
+        self.on_admit: list[Callable[[SequenceTimeline], object]] = []  # for the first time
+        self.on_step: list[Callable[[CompletedStep], object]] = []
+        self.on_release: list[Callable[[SequenceTimeline], object]] = []  # of the blocks of one that was cut short
         self._clock = clock
         self._step_time = step_time
-        self._trails: dict[Sequence, Trail] = {}  # of sequences that wait or run
-        self._releasing: list[Trail] = []  # ended, named by a step in flight
+        self._timelines: dict[Sequence, SequenceTimeline] = {}  # of sequences that wait or run
+        self._releasing: list[SequenceTimeline] = []  # ended, named by a step in flight
         self._planned: deque[tuple[float, float]] = deque()  # of the steps in flight: when, and how long it took
 
-    def trail(self, sequence: Sequence) -> Trail:
+    def timeline(self, sequence: Sequence) -> SequenceTimeline:
         """Of a sequence that has been queued; a new one for what never passed here."""
-        return self._trails.get(sequence) or Trail(sequence, sequence.arrival)
+        return self._timelines.get(sequence) or SequenceTimeline(sequence, sequence.arrival)
 
-    def predicted(self, flight: Flight) -> float:
+    def predicted(self, scheduled: ScheduledStep) -> float:
         """Seconds that the device is expected to take for a step; 0.0 where nobody knows."""
-        return self._step_time.fitted.seconds(work_of(flight)) if self._step_time is not None else 0.0
+        return self._step_time.fitted.seconds(work_of(scheduled)) if self._step_time is not None else 0.0
 
     @property
     def step_time(self) -> StepTimeModel | None:
@@ -91,7 +91,7 @@ class WatchedCore:
 
     def arrive(self, sequence: Sequence, now: float) -> None:
         self.core.arrive(sequence, now)
-        self._trails[sequence] = Trail(sequence, now)
+        self._timelines[sequence] = SequenceTimeline(sequence, now)
 
     def finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
         self.core.finish(sequence, reason, now)
@@ -109,11 +109,11 @@ class WatchedCore:
         return batch
 
     def complete(self, output: StepOutput, now: float) -> list[Delta]:
-        flight = self.scheduler.in_flight[0]
+        scheduled = self.scheduler.in_flight[0]
         deltas = self.core.complete(output, now)
-        self._note_tokens(flight, deltas, now)
+        self._note_tokens(scheduled, deltas, now)
         planned, planning = self._planned.popleft()
-        _tell(self.on_step, Step(flight, planned, now, output.elapsed, planning))
+        _tell(self.on_step, CompletedStep(scheduled, planned, now, output.elapsed, planning))
         return deltas
 
     def lost(self, now: float) -> bool:
@@ -137,40 +137,40 @@ class WatchedCore:
     def extend(self, sequence: Sequence, tokens: int, now: float) -> None:
         self.core.extend(sequence, tokens, now)
 
-    def policy_changed(self, terms: Terms, now: float) -> None:
+    def policy_changed(self, terms: SchedulingPolicy, now: float) -> None:
         self.core.policy_changed(terms, now)
 
-    def _note_plan(self, flight: Flight, now: float) -> None:
-        batch, decodes = flight.batch, flight.batch.num_decodes
-        for sequence in flight.admitted:
-            if (trail := self._trails.get(sequence)) is not None:
-                if trail.admitted is None:
-                    trail.admitted, trail.standing = now, self.core.standing(sequence.tenant)
-                    _tell(self.on_admit, trail)
+    def _note_plan(self, scheduled: ScheduledStep, now: float) -> None:
+        batch, decodes = scheduled.batch, scheduled.batch.num_decodes
+        for sequence in scheduled.admitted:
+            if (timeline := self._timelines.get(sequence)) is not None:
+                if timeline.admitted is None:
+                    timeline.admitted, timeline.standing = now, self.core.standing(sequence.tenant)
+                    _tell(self.on_admit, timeline)
                 else:
-                    trail.resumed.append(now)
+                    timeline.resumed.append(now)
         for row in range(decodes, len(batch.slots)):
-            if (trail := self._trails.get(flight.sequences[row])) is not None:
-                trail.chunks.append(Chunk(batch.step, batch.starts[row], batch.lengths[row], now))
+            if (timeline := self._timelines.get(scheduled.sequences[row])) is not None:
+                timeline.chunks.append(Chunk(batch.step, batch.starts[row], batch.lengths[row], now))
 
     def _forget_from(self, step: int) -> None:
         """This step and those after it did not take place."""
-        for trail in (*self._trails.values(), *self._releasing):
-            while trail.chunks and trail.chunks[-1].step >= step:
-                trail.chunks.pop()
+        for timeline in (*self._timelines.values(), *self._releasing):
+            while timeline.chunks and timeline.chunks[-1].step >= step:
+                timeline.chunks.pop()
 
     def _note_preempted(self, now: float) -> None:
         for sequence in self.scheduler.preempted:
-            if (trail := self._trails.get(sequence)) is not None:
-                trail.preempted.append(now)
+            if (timeline := self._timelines.get(sequence)) is not None:
+                timeline.preempted.append(now)
 
-    def _note_tokens(self, flight: Flight, deltas: list[Delta], now: float) -> None:
-        for sequence in flight.sampled[flight.batch.num_decodes :]:
-            trail = self._trails.get(sequence)
-            if trail is not None:
-                trail.prefilled = now
+    def _note_tokens(self, scheduled: ScheduledStep, deltas: list[Delta], now: float) -> None:
+        for sequence in scheduled.sampled[scheduled.batch.num_decodes :]:
+            timeline = self._timelines.get(sequence)
+            if timeline is not None:
+                timeline.prefilled = now
                 if len(sequence.output) == 1:
-                    trail.first_token = now
+                    timeline.first_token = now
         for sequence, _, reason in deltas:
             if reason is not None:
                 self._ended(sequence, now)
@@ -178,26 +178,26 @@ class WatchedCore:
             self._note_releases(now)
 
     def _ended(self, sequence: Sequence, now: float) -> None:
-        trail = self._trails.pop(sequence, None)
-        if trail is None:
+        timeline = self._timelines.pop(sequence, None)
+        if timeline is None:
             return
-        trail.ended = now
+        timeline.ended = now
         if sequence.slot < 0:
-            self._released(trail, now)
+            self._released(timeline, now)
         else:
-            self._releasing.append(trail)
+            self._releasing.append(timeline)
 
     def _note_releases(self, now: float) -> None:
         held, self._releasing = self._releasing, []
-        for trail in held:
-            if trail.sequence.slot < 0:
-                self._released(trail, now)
+        for timeline in held:
+            if timeline.sequence.slot < 0:
+                self._released(timeline, now)
             else:
-                self._releasing.append(trail)
+                self._releasing.append(timeline)
 
-    def _released(self, trail: Trail, now: float) -> None:
-        trail.released = now
-        _tell(self.on_release, trail)
+    def _released(self, timeline: SequenceTimeline, now: float) -> None:
+        timeline.released = now
+        _tell(self.on_release, timeline)
 
 
 def _tell(listeners: list[Callable[[Event], object]], event: Event) -> None:

@@ -67,7 +67,7 @@ class Chunk:
 
 
 @dataclass(slots=True, eq=False)
-class Trail:
+class SequenceTimeline:
     """What the engine did for one sequence."""
 
     sequence: Sequence
@@ -94,7 +94,7 @@ class StoreCall:
 
 
 @dataclass(slots=True, eq=False)
-class Story:
+class RequestRecord:
     """One request from its first byte to its last; filled in by whoever serves it, read-only once it has ended."""
 
     request_id: str
@@ -129,7 +129,7 @@ class Story:
     # while it is served, and after
     scope: RequestScope | None = None
     grant: Grant | None = None
-    trails: list[Trail] = field(default_factory=list)
+    timelines: list[SequenceTimeline] = field(default_factory=list)
     store_calls: list[StoreCall] = field(default_factory=list)  # at most `MAX_STORE_CALLS`
 
     # at its end
@@ -148,46 +148,48 @@ class Story:
 
     @property
     def num_prompt_tokens(self) -> int:
-        return sum(len(trail.sequence.prompt) for trail in self.trails)
+        return sum(len(timeline.sequence.prompt) for timeline in self.timelines)
 
     @property
     def num_output_tokens(self) -> int:
         """Generated, delivered or not."""
-        return sum(len(trail.sequence.output) for trail in self.trails)
+        return sum(len(timeline.sequence.output) for timeline in self.timelines)
 
     @property
     def num_preemptions(self) -> int:
-        return sum(trail.sequence.num_preemptions for trail in self.trails)
+        return sum(timeline.sequence.num_preemptions for timeline in self.timelines)
 
     @property
     def engine_time(self) -> float:
         """What it was charged, in the unit of account: seconds of engine time unless tokens were chosen."""
-        return sum(trail.sequence.charged for trail in self.trails)
+        return sum(timeline.sequence.charged for timeline in self.timelines)
 
     @property
     def queued(self) -> float | None:
         """When the first of its sequences began to wait for the engine."""
-        return min((trail.queued for trail in self.trails), default=None)
+        return min((timeline.queued for timeline in self.timelines), default=None)
 
     @property
     def admitted(self) -> float | None:
         """When the last of its sequences joined a step; None: one never did."""
-        moments = [trail.admitted for trail in self.trails if trail.admitted is not None]
-        return max(moments, default=None) if len(moments) == len(self.trails) else None
+        moments = [timeline.admitted for timeline in self.timelines if timeline.admitted is not None]
+        return max(moments, default=None) if len(moments) == len(self.timelines) else None
 
     @property
     def first_token(self) -> float | None:
         """When the engine had the first token of any of its sequences."""
-        return min((trail.first_token for trail in self.trails if trail.first_token is not None), default=None)
+        return min(
+            (timeline.first_token for timeline in self.timelines if timeline.first_token is not None), default=None
+        )
 
 
-current: ContextVar[Story | None] = ContextVar("current", default=None)
+current: ContextVar[RequestRecord | None] = ContextVar("current", default=None)
 """The request for which the running task works; tasks that it starts, such as its settlement, inherit it."""
 
 
 def note_command(name: str, began: float, ended: float, error: Exception | None) -> None:
     """Put down to the current request what the quota store was asked."""
-    story = current.get()
-    if story is not None and len(story.store_calls) < MAX_STORE_CALLS:
+    record = current.get()
+    if record is not None and len(record.store_calls) < MAX_STORE_CALLS:
         failure = None if error is None else type(error).__name__
-        story.store_calls.append(StoreCall(name, began, ended, failure))
+        record.store_calls.append(StoreCall(name, began, ended, failure))

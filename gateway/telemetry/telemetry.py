@@ -7,12 +7,12 @@ from collections.abc import Callable
 from starlette.types import Scope
 
 from admission.outcome import Outcome
-from gateway.http.responses import Exchange
-from gateway.telemetry.request_record import Story, current, trace_context
+from gateway.http.responses import ResponseWriter
+from gateway.telemetry.request_record import RequestRecord, current, trace_context
 
 log = logging.getLogger(__name__)
 
-Listener = Callable[[Story], object]
+Listener = Callable[[RequestRecord], object]
 
 
 class Telemetry:
@@ -20,13 +20,13 @@ class Telemetry:
 
     def __init__(self, clock: Callable[[], float], unix_ns: Callable[[], int] = time.time_ns) -> None:
         self.clock = clock
-        self.live: set[Story] = set()
+        self.live: set[RequestRecord] = set()
         self.on_end: list[Listener] = []
         self._unix_ns = unix_ns
 
-    def begin(self, scope: Scope, exchange: Exchange) -> Story:
+    def begin(self, scope: Scope, exchange: ResponseWriter) -> RequestRecord:
         retries = exchange.header(b"x-stainless-retry-count") or b""
-        story = Story(
+        record = RequestRecord(
             exchange.request_id.decode(),
             scope["method"],
             scope["path"],
@@ -35,16 +35,16 @@ class Telemetry:
             self._unix_ns(),
             int(retries) if len(retries) < 4 and retries.isdigit() else 0,
         )
-        self.live.add(story)
-        current.set(story)
-        return story
+        self.live.add(record)
+        current.set(record)
+        return record
 
-    def ended(self, story: Story, outcome: Outcome) -> None:
+    def ended(self, record: RequestRecord, outcome: Outcome) -> None:
         """Nothing that a listener does wrong reaches the client."""
-        self.live.discard(story)
-        story.outcome, story.ended = outcome, self.clock()
+        self.live.discard(record)
+        record.outcome, record.ended = outcome, self.clock()
         for tell in self.on_end:
             try:
-                tell(story)
+                tell(record)
             except Exception:
                 log.exception("the end of a request was not recorded")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from gateway.errors import Forbidden, ModelNotFound, Unsatisfiable
 from gateway.tenants.auth import Principal
-from gateway.tenants.live_policy import Policies
+from gateway.tenants.live_policy import LivePolicy
 from quotas.policy.limit import Limit, Resource
 from quotas.policy.policy import ClassPolicy, Policy, TenantPolicy
 
@@ -12,14 +12,14 @@ GENERATED = frozenset({Resource.TOKENS, Resource.OUTPUT_TOKENS})
 
 
 @dataclass(frozen=True, slots=True)
-class KvShape:
+class KVShape:
     """One block of the KV cache."""
 
     block_tokens: int
     block_bytes: int
 
 
-class Entitlement:
+class EffectivePolicy:
     """A principal's, in one policy. Made once, and asked by every request until the policy changes."""
 
     def __init__(self, policy: Policy, principal: Principal) -> None:
@@ -61,11 +61,11 @@ class Entitlement:
             found = self._classes[tier] = self._policy.class_for(self.name, self.key, tier)
         return found
 
-    def kv_tokens(self, shape: KvShape) -> int | None:
+    def kv_tokens(self, shape: KVShape) -> int | None:
         """Tokens of the longest sequence that the tenant's KV memory could hold."""
         return None if self.kv_bytes is None else self.kv_bytes // shape.block_bytes * shape.block_tokens
 
-    def check_kv(self, num_tokens: int, shape: KvShape, param: str) -> None:
+    def check_kv(self, num_tokens: int, shape: KVShape, param: str) -> None:
         """Raises `Unsatisfiable`, about `param`, for a sequence that could never be held."""
         most = self.kv_tokens(shape)
         if most is not None and num_tokens > most:
@@ -98,21 +98,21 @@ class Entitlement:
         return max(1, min(expected, fits))
 
 
-class Entitlements:
+class EffectivePolicies:
     """Those of every principal that has come, under the policy that holds now."""
 
-    def __init__(self, policies: Policies) -> None:
+    def __init__(self, policies: LivePolicy) -> None:
         self._policies = policies
         self._policy = policies.current
-        self._known: dict[Principal, Entitlement] = {}
+        self._known: dict[Principal, EffectivePolicy] = {}
 
-    def of(self, principal: Principal) -> Entitlement:
+    def of(self, principal: Principal) -> EffectivePolicy:
         if self._policies.current is not self._policy:
             self._policy, self._known = self._policies.current, {}
-        entitlement = self._known.get(principal)
-        if entitlement is None:
-            entitlement = self._known[principal] = Entitlement(self._policy, principal)
-        return entitlement
+        effective = self._known.get(principal)
+        if effective is None:
+            effective = self._known[principal] = EffectivePolicy(self._policy, principal)
+        return effective
 
 
 def _scopes(principal: Principal, tenant: TenantPolicy) -> tuple[str, ...]:

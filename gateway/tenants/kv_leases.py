@@ -28,7 +28,7 @@ class LeaseStore(Protocol):
         ...
 
 
-class Memory(Protocol):
+class KVAllowances(Protocol):
     """The engine's side."""
 
     def allow(self, tenant: str, blocks: int | None) -> None: ...
@@ -52,7 +52,7 @@ class _Lease:
 class KvLeases:
     """Owned by the event loop; `clock` in seconds, never backwards."""
 
-    def __init__(self, store: LeaseStore, memory: Memory, block_bytes: int, clock: Callable[[], float]) -> None:
+    def __init__(self, store: LeaseStore, memory: KVAllowances, block_bytes: int, clock: Callable[[], float]) -> None:
         self._store = store
         self._memory = memory
         self._block_bytes = block_bytes

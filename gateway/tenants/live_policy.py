@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from admission.scheduling_policy import QueueBounds, Terms
+from admission.scheduling_policy import QueueBounds, SchedulingPolicy
 from gateway.tenants.file_watch import signature
 from quotas.policy import policy as quotas_policy
 from quotas.policy.limit import Resource
@@ -31,7 +31,7 @@ class Edition:
     changes: tuple[str, ...]  # as `policy_diff` tells them, the first `MAX_CHANGES` lines; none of the first edition
 
 
-class Policies:
+class LivePolicy:
     """`current` is replaced whole; whoever has taken it keeps what it took.
 
     An edit that is not valid changes nothing: `problem` says what is wrong until another edit mends it. Raises
@@ -97,11 +97,11 @@ def _read(path: Path, current: Policy) -> tuple[Policy, tuple[str, ...]]:
     return policy, tuple(policy_diff(current, policy)[:MAX_CHANGES])
 
 
-def terms_of(policy: Policy) -> Terms:
+def terms_of(policy: Policy) -> SchedulingPolicy:
     """What of a policy the core goes by."""
     tenants = (policy.default, *policy.tenants.values())
     waiting = {tenant.name: most for tenant in tenants if (most := _may_queue(tenant)) is not None}
-    return Terms(
+    return SchedulingPolicy(
         weights={tenant.name: tenant.weight for tenant in tenants},
         offsets=tuple(level.aging for level in policy.classes),
         bounds=tuple(_bounds(level.queue) for level in policy.classes),
@@ -114,5 +114,5 @@ def _may_queue(tenant: TenantPolicy) -> int | None:
     return min(amounts, default=None)
 
 
-def _bounds(queue: quotas_policy.QueueBounds) -> QueueBounds:
+def _bounds(queue: quotas_policy.QueueLimits) -> QueueBounds:
     return QueueBounds(queue.requests, queue.tokens, queue.bytes, queue.seconds)

@@ -11,7 +11,7 @@ from gateway.background import beside
 from gateway.settings.settings import Settings
 from gateway.tenants.file_watch import Watch
 from gateway.tenants.key_source import KeySource
-from gateway.tenants.live_policy import Policies, terms_of
+from gateway.tenants.live_policy import LivePolicy, terms_of
 from quotas.embedded.embedded_store import EmbeddedStore
 from quotas.errors import StoreUnavailable
 from quotas.policy.policy import Policy
@@ -27,7 +27,7 @@ HEARTBEATS = 6  # in the life of a lease
 class Tenancy:
     """Made before the event loop, and used on it."""
 
-    policies: Policies
+    policies: LivePolicy
     keys: KeySource
     store_url: str
 
@@ -50,7 +50,7 @@ class Tenancy:
 @contextmanager
 def open_tenancy(settings: Settings) -> Iterator[Tenancy]:
     """Raises `PolicyError`, `KeyStoreError` and `EmbeddedStoreError` for what cannot be served."""
-    policies = Policies(settings.policy)
+    policies = LivePolicy(settings.policy)
     keys = KeySource(settings, policies.current)
     if settings.redis_url is not None:
         yield Tenancy(policies, keys, settings.redis_url.get_secret_value())

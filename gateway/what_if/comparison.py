@@ -11,7 +11,7 @@ from admission.simulation.recording import TraceFacts
 from admission.simulation.study import Run
 from admission.simulation.summary import Summary
 from admission.simulation.traces import Traffic
-from gateway.tenants.effective_policy import KvShape
+from gateway.tenants.effective_policy import KVShape
 from gateway.tenants.live_policy import terms_of
 from gateway.what_if.simulated_policy import PolicyRules, target_of
 from gateway.what_if.unsimulated import Places, Seen, assumed, unsimulated
@@ -87,7 +87,7 @@ def simulated(name: str, policy: Policy, device: Device, facts: TraceFacts) -> S
     shape = None
     if device.kv_bytes_per_token is not None:
         block_size = base.engine.block_size
-        shape = KvShape(block_size, round(device.kv_bytes_per_token * block_size))
+        shape = KVShape(block_size, round(device.kv_bytes_per_token * block_size))
     return replace(base, rules=PolicyRules(policy, facts.began, facts.model, shape))
 
 

@@ -6,12 +6,12 @@ from datetime import datetime
 
 from admission.admission import RARELY
 from admission.output_length import OutputLengths
-from admission.simulation.arrival import Arrival, Target
+from admission.simulation.arrival import Arrival, ClassTarget
 from admission.simulation.door import Spent, TurnedAway
 from gateway.errors import ApiError
 from gateway.tenants.auth import Principal
-from gateway.tenants.effective_policy import Entitlement, KvShape
-from quotas.errors import BudgetSpent, LimitExceeded, Refused
+from gateway.tenants.effective_policy import EffectivePolicy, KVShape
+from quotas.errors import BudgetSpent, LimitExceeded, QuotaRefused
 from quotas.limiter import Limiter, Taken
 from quotas.policy.limit import Limit
 from quotas.policy.policy import ClassPolicy, Policy
@@ -28,7 +28,7 @@ class PolicyRules:
     policy: Policy
     began: float | None = None  # Unix seconds at which a run begins
     model: str | None = None  # that requests are for
-    kv_shape: KvShape | None = None
+    kv_shape: KVShape | None = None
 
     def door(self) -> "PolicyDoor":
         return PolicyDoor(self)
@@ -51,7 +51,7 @@ class PolicyDoor:
         self._began = SOME_DAY if rules.began is None else rules.began
         self._targets = [target_of(level) for level in rules.policy.classes]
         self._limiter = Limiter()
-        self._entitlements: dict[tuple[str, str | None], Entitlement] = {}
+        self._entitlements: dict[tuple[str, str | None], EffectivePolicy] = {}
 
     def served(self, arrival: Arrival) -> Arrival:
         arrival = arrival._replace(priority_class=self._level(arrival))
@@ -61,33 +61,33 @@ class PolicyDoor:
         most = max(1, min(arrival.declared_tokens, kv_tokens - arrival.prompt_tokens))
         return arrival._replace(max_tokens=most, output_tokens=min(arrival.output_tokens, most))
 
-    def target(self, priority_class: int) -> Target:
+    def target(self, priority_class: int) -> ClassTarget:
         return self._targets[priority_class]
 
     def allowed_blocks(self, tenant: str) -> int | None:
-        entitlement = self._of(Arrival(0.0, 1, 1, tenant=tenant))
-        if entitlement.kv_bytes is None or self._kv_shape is None:
+        effective = self._of(Arrival(0.0, 1, 1, tenant=tenant))
+        if effective.kv_bytes is None or self._kv_shape is None:
             return None
-        return entitlement.kv_bytes // self._kv_shape.block_bytes
+        return effective.kv_bytes // self._kv_shape.block_bytes
 
     def enter(self, arrival: Arrival, lengths: OutputLengths, now: float) -> "PolicyVisit":
         """Raises `TurnedAway`."""
-        entitlement, moment, prompts = self._of(arrival), self._began + now, arrival.prompts
+        effective, moment, prompts = self._of(arrival), self._began + now, arrival.prompts
         if self._policy.unnamed_tenants == "refuse" and arrival.tenant not in self._policy.tenants:
             raise TurnedAway("unnamed_tenants")
-        self._check_key(entitlement, moment)
+        self._check_key(effective, moment)
         if (model := self._model) is not None:
-            _check("models", lambda: entitlement.check_model(model))
-        _check("queued_requests", lambda: entitlement.check_prompts(len(prompts)))
+            _check("models", lambda: effective.check_model(model))
+        _check("queued_requests", lambda: effective.check_prompts(len(prompts)))
         for prompt in prompts:
-            self._check_kv(entitlement, prompt)
-        tokens = tuple(_tokens_to_begin_with(entitlement, prompt, lengths) for prompt in prompts)
+            self._check_kv(effective, prompt)
+        tokens = tuple(_tokens_to_begin_with(effective, prompt, lengths) for prompt in prompts)
         ask = Ask(1, sum(prompt.prompt_tokens for prompt in prompts), sum(tokens))
-        if not entitlement.charged:
+        if not effective.charged:
             return PolicyVisit(tokens)
         try:
-            taken = self._limiter.reserve(entitlement.name, entitlement.charged, ask, moment)
-        except Refused as refusal:
+            taken = self._limiter.reserve(effective.name, effective.charged, ask, moment)
+        except QuotaRefused as refusal:
             raise _turned_away(refusal) from None
         return LimitedVisit(tokens, self._limiter, taken, self._began)
 
@@ -97,27 +97,27 @@ class PolicyDoor:
         highest = self._policy.highest_level(arrival.tenant, arrival.key)
         return min(max(highest, arrival.asked_class), len(self._targets) - 1)
 
-    def _of(self, arrival: Arrival) -> Entitlement:
+    def _of(self, arrival: Arrival) -> EffectivePolicy:
         who = arrival.tenant, arrival.key
         found = self._entitlements.get(who)
         if found is None:
             principal = Principal(arrival.tenant, arrival.key or "")
-            found = self._entitlements[who] = Entitlement(self._policy, principal)
+            found = self._entitlements[who] = EffectivePolicy(self._policy, principal)
         return found
 
-    def _kv_tokens(self, entitlement: Entitlement) -> int | None:
-        return entitlement.kv_tokens(self._kv_shape) if self._kv_shape else None
+    def _kv_tokens(self, effective: EffectivePolicy) -> int | None:
+        return effective.kv_tokens(self._kv_shape) if self._kv_shape else None
 
-    def _check_key(self, entitlement: Entitlement, moment: float) -> None:
-        _check("scopes", lambda: entitlement.require("inference"))
-        key = entitlement.tenant.key(entitlement.key)
+    def _check_key(self, effective: EffectivePolicy, moment: float) -> None:
+        _check("scopes", lambda: effective.require("inference"))
+        key = effective.tenant.key(effective.key)
         if key and key.expires and self._knows_time and moment >= key.expires.timestamp():
             raise TurnedAway("key has expired")
 
-    def _check_kv(self, entitlement: Entitlement, prompt: Arrival) -> None:
+    def _check_kv(self, effective: EffectivePolicy, prompt: Arrival) -> None:
         if shape := self._kv_shape:
             most = prompt.declared_tokens if prompt.is_declared else 1
-            _check("kv_bytes", lambda: entitlement.check_kv(prompt.prompt_tokens + most, shape, ""))
+            _check("kv_bytes", lambda: effective.check_kv(prompt.prompt_tokens + most, shape, ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class LimitedVisit(PolicyVisit):
         """Raises `TurnedAway`."""
         try:
             self.limiter.extend(self.taken, tokens, self.began + now)
-        except Refused as refusal:
+        except QuotaRefused as refusal:
             raise _turned_away(refusal) from None
 
     def leave(self, prompt_tokens: int, output_tokens: int) -> None:
@@ -153,17 +153,17 @@ class LimitedVisit(PolicyVisit):
         self.limiter.settle(self.taken, Usage(prompt_tokens, output_tokens, requests=1 if prompt_tokens else 0))
 
 
-def target_of(level: ClassPolicy) -> Target:
+def target_of(level: ClassPolicy) -> ClassTarget:
     """What a class promises."""
-    return Target(level.ttft, level.time_per_output_token, level.when_late == "refuse")
+    return ClassTarget(level.ttft, level.time_per_output_token, level.when_late == "refuse")
 
 
-def _tokens_to_begin_with(entitlement: Entitlement, prompt: Arrival, lengths: OutputLengths) -> int:
+def _tokens_to_begin_with(effective: EffectivePolicy, prompt: Arrival, lengths: OutputLengths) -> int:
     most = prompt.declared_tokens
     if prompt.is_declared:
         return most
-    expected = lengths.quantile(entitlement.name, most, RARELY)
-    reservable = entitlement.reservable(prompt.prompt_tokens, expected)
+    expected = lengths.quantile(effective.name, most, RARELY)
+    reservable = effective.reservable(prompt.prompt_tokens, expected)
     return most if reservable is None else min(reservable, most)
 
 
@@ -175,7 +175,7 @@ def _check(what: str, check: Callable[[], object]) -> None:
         raise TurnedAway(what) from None
 
 
-def _turned_away(refusal: Refused) -> TurnedAway:
+def _turned_away(refusal: QuotaRefused) -> TurnedAway:
     match refusal:
         case LimitExceeded(limit=limit, retry_after=wait):
             return TurnedAway(_name(limit), wait)

@@ -30,7 +30,7 @@ TENANT_ONLY = frozenset({Resource.QUEUED_REQUESTS, Resource.KV_BYTES})
 """Bounded by tenant while serving: no request is charged to them in the store, and no key has a limit of them."""
 
 
-class Period(StrEnum):
+class BudgetPeriod(StrEnum):
     """Of the calendar in UTC; a week begins on Monday (ISO 8601)."""
 
     DAY = "day"
@@ -40,9 +40,9 @@ class Period(StrEnum):
     def first_day(self, day: int) -> int:
         """Of the period that `day` is in; days are counted from the Unix epoch."""
         match self:
-            case Period.WEEK:
+            case BudgetPeriod.WEEK:
                 return day - (EPOCH + timedelta(day)).weekday()
-            case Period.MONTH:
+            case BudgetPeriod.MONTH:
                 return day - (EPOCH + timedelta(day)).day + 1
         return day
 
@@ -50,9 +50,9 @@ class Period(StrEnum):
         """Unix time at which the period of `now`, in microseconds, ends."""
         first = EPOCH + timedelta(self.first_day(now // DAY))
         match self:
-            case Period.WEEK:
+            case BudgetPeriod.WEEK:
                 following = first + timedelta(7)
-            case Period.MONTH:
+            case BudgetPeriod.MONTH:
                 following = (first + timedelta(32)).replace(day=1)
             case _:
                 following = first + timedelta(1)
@@ -85,7 +85,7 @@ class Rate:
 class Budget:
     """A sum that may be spent in each period of the calendar; what is left at its end is lost."""
 
-    period: Period
+    period: BudgetPeriod
 
     @property
     def unit(self) -> str:

@@ -17,14 +17,14 @@ from quotas.policy.policy import (
     Lateness,
     Policy,
     Price,
-    QueueBounds,
+    QueueLimits,
     TenantPolicy,
     Unnamed,
 )
 from quotas.policy.problems import Mark, Problems, listed, quoted
 from quotas.policy.schema import MAX_CLASSES, NO_PRICE, UNLIMITED, fields_of
 from quotas.policy.section import Section, one_of
-from quotas.policy.yaml_nodes import Fields, Items, Node, Text
+from quotas.policy.yaml_nodes import Fields, Items, Node, Scalar
 
 
 def read_classes(section: Section | None) -> tuple[ClassPolicy, ...]:
@@ -81,11 +81,11 @@ def _default_aging(section: Section, above: list[ClassPolicy]) -> float:
     return step if {"ttft", "time_per_output_token"} & set(section.names) else max(step, BATCH_AGING)
 
 
-def _read_queue(section: Section | None) -> QueueBounds:
+def _read_queue(section: Section | None) -> QueueLimits:
     if section is None:
-        return QueueBounds()
+        return QueueLimits()
     section.refuse_strangers(fields_of("class", "queue"))
-    return QueueBounds(
+    return QueueLimits(
         requests=section.value("requests", units.count, None),
         tokens=section.value("tokens", units.count, None),
         bytes=section.value("bytes", units.size, None),
@@ -110,7 +110,7 @@ def _read(section: Section, key: str | None, inherited: tuple[Limit, ...]) -> li
         node = section.node(resource)
         if node is None:
             limits += [limit for limit in inherited if limit.resource is resource]
-        elif not (isinstance(node, Text) and node.text == UNLIMITED):
+        elif not (isinstance(node, Scalar) and node.text == UNLIMITED):
             limits += _held(section, resource, key) if resource.is_held else _spent(section, node, resource, key)
     return limits
 
@@ -261,7 +261,7 @@ def _refuse_tenants_limits(limits: Section) -> None:
 
 def _read_price(section: Section, base: Price | None) -> Price | None:
     node = section.node("price")
-    if node is None or (isinstance(node, Text) and node.text == NO_PRICE):
+    if node is None or (isinstance(node, Scalar) and node.text == NO_PRICE):
         return base if node is None else None
     fields = section.section("price")
     if fields is None:

@@ -20,7 +20,7 @@ Unnamed = Literal["allow", "refuse"]
 
 
 @dataclass(frozen=True, slots=True)
-class QueueBounds:
+class QueueLimits:
     """The most that may wait in a class, over all tenants; None: not bounded here."""
 
     requests: int | None = None
@@ -39,7 +39,7 @@ class ClassPolicy:
     ttft: float | None = None
     time_per_output_token: float | None = None
     aging: float = 0.0  # how long after it arrived a request may be overtaken by later ones of the most urgent class
-    queue: QueueBounds = QueueBounds()
+    queue: QueueLimits = QueueLimits()
     when_late: Lateness = "wait"  # what becomes of a request whose first token is expected later than `ttft`
 
 
@@ -171,7 +171,7 @@ CLASSES = (
         service_tiers=("fast", "priority", "scale"),
         ttft=0.5,
         time_per_output_token=0.04,
-        queue=QueueBounds(requests=256, seconds=30.0),
+        queue=QueueLimits(requests=256, seconds=30.0),
     ),
     ClassPolicy(
         name="standard",
@@ -179,14 +179,14 @@ CLASSES = (
         ttft=2.0,
         time_per_output_token=0.08,
         aging=AGING_STEP,
-        queue=QueueBounds(requests=1024, seconds=120.0),
+        queue=QueueLimits(requests=1024, seconds=120.0),
     ),
     ClassPolicy(
         name="batch",
         level=2,
         service_tiers=("flex",),
         aging=BATCH_AGING,
-        queue=QueueBounds(requests=4096, seconds=3600.0),
+        queue=QueueLimits(requests=4096, seconds=3600.0),
     ),
 )
 DEFAULTS = TenantPolicy(name="", highest_class="interactive", default_class="standard")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import TypeVar
 
 from quotas.policy.problems import Mark, Problems, did_you_mean, listed, quoted
-from quotas.policy.yaml_nodes import Fields, Items, Node, Refused, Text
+from quotas.policy.yaml_nodes import Fields, Items, Node, Scalar, UnsupportedYaml
 
 MAX_ITEMS = 256  # of a list
 
@@ -74,7 +74,7 @@ class Section:
 
     def _items(self, name: str) -> tuple[Node, ...]:
         node = self.node(name)
-        if node is None or isinstance(node, Refused):
+        if node is None or isinstance(node, UnsupportedYaml):
             return ()
         if not isinstance(node, Items) or not node.nodes:
             self.wrong(name, f"should be a list such as [a, b], got {_shown(node)}")
@@ -85,9 +85,9 @@ class Section:
         return node.nodes
 
     def convert(self, node: Node, path: str, convert: Convert[T], default: T) -> T:
-        if isinstance(node, Refused):
+        if isinstance(node, UnsupportedYaml):
             return default
-        if not isinstance(node, Text) or node.is_absent:
+        if not isinstance(node, Scalar) or node.is_absent:
             self.note(node.mark, path, f"should have one value, got {_shown(node)}")
             return default
         try:
@@ -104,17 +104,17 @@ class Section:
     def sections(self, convert: Convert[str]) -> "Iterator[tuple[str, Mark, Section]]":
         """Each entry as a mapping, by its name as `convert` reads it, and where the name stands."""
         for name, (mark, node) in self._entries.items():
-            read = self.convert(Text(mark, name, is_plain=False), self.path, convert, None)
+            read = self.convert(Scalar(mark, name, is_plain=False), self.path, convert, None)
             section = None if read is None else self.as_section(node, self._path_of(read))
             if read is not None and section is not None:
                 yield read, mark, section
 
     def as_section(self, node: Node, path: str) -> "Section | None":
-        if isinstance(node, Text) and node.is_absent:
+        if isinstance(node, Scalar) and node.is_absent:
             return Section(Fields(node.mark, {}), path, self._problems)
         if isinstance(node, Fields):
             return Section(node, path, self._problems)
-        if not isinstance(node, Refused):
+        if not isinstance(node, UnsupportedYaml):
             self.note(node.mark, path, f"should hold fields such as `name: value`, got {_shown(node)}")
         return None
 
@@ -138,7 +138,7 @@ def one_of(words: Collection[str], what: str) -> Convert[str]:
 
 
 def _shown(node: Node) -> str:
-    if isinstance(node, Text):
+    if isinstance(node, Scalar):
         return "nothing" if node.is_absent else quoted(node.text)
     if isinstance(node, Items):
         return "a list" if node.nodes else "an empty list"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from difflib import get_close_matches
 
-from quotas.policy.limit import MAX_AMOUNT, MAX_RATE, RATE_UNITS, Budget, Period, Rate
+from quotas.policy.limit import MAX_AMOUNT, MAX_RATE, RATE_UNITS, Budget, BudgetPeriod, Rate
 from quotas.policy.problems import listed, quoted
 
 COUNTS = {"": Decimal(1), "k": Decimal(10**3), "M": Decimal(10**6), "B": Decimal(10**9)}
@@ -19,7 +19,7 @@ SIZES = {name: Decimal(1000**power) for power, name in enumerate(("B", "kB", "MB
 }
 DURATIONS = {"ms": Decimal("0.001"), "s": Decimal(1), "min": Decimal(60), "h": Decimal(3600), "d": Decimal(86400)}
 PER_TOKENS = {"/1k": Decimal("1e-3"), "/1M": Decimal("1e-6")}
-WINDOWS = (*RATE_UNITS, *(period.value for period in Period))
+WINDOWS = (*RATE_UNITS, *(period.value for period in BudgetPeriod))
 
 MAX_SECONDS = 366 * 86_400
 MAX_PRICE = 1000  # of one token, in any currency
@@ -96,7 +96,7 @@ def rate(text: str) -> tuple[int, Rate | Budget]:
     if unit in RATE_UNITS:
         amount = burst(amount_text)
         return amount, Rate(RATE_UNITS[unit], amount)
-    return count(amount_text), Budget(Period(unit))
+    return count(amount_text), Budget(BudgetPeriod(unit))
 
 
 def burst(text: str) -> int:

@@ -24,7 +24,7 @@ _UNPRINTABLE = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class Scalar:
     mark: Mark
     text: str
     is_plain: bool  # not quoted
@@ -48,13 +48,13 @@ class Fields:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class UnsupportedYaml:
     """Stands for a value that has been complained of already."""
 
     mark: Mark
 
 
-Node = Text | Items | Fields | Refused
+Node = Scalar | Items | Fields | UnsupportedYaml
 
 
 class Unreadable(Exception):
@@ -115,7 +115,7 @@ class _Open:
 
     mark: Mark
     is_mapping: bool
-    key: Text | Refused | None
+    key: Scalar | UnsupportedYaml | None
     nodes: list[Node]
     entries: dict[str, tuple[Mark, Node]]
     folded: dict[str, Mark]  # keys up to Unicode compatibility, NFKC
@@ -141,7 +141,7 @@ class _Composer:
             if num_documents > 1:
                 raise Unreadable(Problem(self._mark(event), "", "has a second document: write one to a file"))
             self._take(event)
-        return None if isinstance(self._root, Text) and self._root.is_absent else self._root
+        return None if isinstance(self._root, Scalar) and self._root.is_absent else self._root
 
     def _take(self, event: yaml.Event) -> None:
         mark = self._mark(event)
@@ -154,10 +154,10 @@ class _Composer:
             self._add(self._open.pop().node())
         elif isinstance(event, yaml.ScalarEvent):
             readable = self._plainly(event, mark)
-            self._add(Text(mark, event.value, not event.style) if readable else Refused(mark))
+            self._add(Scalar(mark, event.value, not event.style) if readable else UnsupportedYaml(mark))
         elif isinstance(event, yaml.AliasEvent):
             self._refuse(mark, f"{quoted(f'*{event.anchor}')} is an alias: write the value out")
-            self._add(Refused(mark))
+            self._add(UnsupportedYaml(mark))
 
     def _plainly(self, event: yaml.ScalarEvent | yaml.CollectionStartEvent, mark: Mark) -> bool:
         if event.anchor is not None:
@@ -176,18 +176,18 @@ class _Composer:
         else:
             self._add_entry(self._open[-1], node)
 
-    def _as_key(self, node: Node) -> Text | Refused:
-        if isinstance(node, Text) and (node.text != "<<" or not node.is_plain):
+    def _as_key(self, node: Node) -> Scalar | UnsupportedYaml:
+        if isinstance(node, Scalar) and (node.text != "<<" or not node.is_plain):
             return node
-        if not isinstance(node, Refused):
+        if not isinstance(node, UnsupportedYaml):
             self._refuse(
-                node.mark, "<< merges: write the fields out" if isinstance(node, Text) else "a key is one word"
+                node.mark, "<< merges: write the fields out" if isinstance(node, Scalar) else "a key is one word"
             )
-        return Refused(node.mark)
+        return UnsupportedYaml(node.mark)
 
     def _add_entry(self, mapping: _Open, value: Node) -> None:
         key, mapping.key = mapping.key, None
-        if not isinstance(key, Text):
+        if not isinstance(key, Scalar):
             return
         folded = unicodedata.normalize("NFKC", key.text)
         if first := mapping.folded.get(folded):

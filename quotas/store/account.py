@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import NamedTuple
 from urllib.parse import quote
 
-from quotas.errors import BudgetSpent, LimitExceeded, NeverFits, Refused
-from quotas.policy.limit import Budget, Limit, Period, Rate, Resource
+from quotas.errors import BudgetSpent, LimitExceeded, NeverFits, QuotaRefused
+from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
 from quotas.policy.policy import Outage
 from quotas.reservation import Ask, LimitState, Reservation, Usage
 from quotas.store.redis_link import words
@@ -45,7 +45,7 @@ LETTERS = {
     Resource.CONCURRENT_REQUESTS: "c",
 }
 BY_REQUEST = frozenset({Resource.REQUESTS, Resource.CONCURRENT_REQUESTS})
-LONGEST = {Period.DAY: 1, Period.WEEK: 7, Period.MONTH: 31}  # days
+LONGEST = {BudgetPeriod.DAY: 1, BudgetPeriod.WEEK: 7, BudgetPeriod.MONTH: 31}  # days
 SPARE = 3600.0  # seconds that state outlives the moment at which it equals none
 NO_KEY = "*"
 ARGUMENTS = 10  # as lua/account.lua names them
@@ -202,7 +202,7 @@ class Account:
             for limit, scale, used in zip(self.limits, self.scales, self.used(figures), strict=True)
         )
 
-    def refusal(self, ask: Ask, figures: Figures) -> Refused:
+    def refusal(self, ask: Ask, figures: Figures) -> QuotaRefused:
         """Of the limits that refuse, the one with the longest wait."""
         refusals = []
         taken = map(sum, zip(self.used(figures), figures.numbers[len(self.limits) :], strict=True))
@@ -295,7 +295,7 @@ def _reset(limit: Limit, used: int, now: int) -> float:
     return 0.0
 
 
-def _refusal(limit: Limit, asked: int, left: int, missing: int, now: int) -> tuple[float, Refused]:
+def _refusal(limit: Limit, asked: int, left: int, missing: int, now: int) -> tuple[float, QuotaRefused]:
     """With the seconds to wait; `missing` is scaled."""
     match limit.window:
         case Rate():

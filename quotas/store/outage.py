@@ -63,7 +63,7 @@ class Arrears:
 
 
 @dataclass(frozen=True, slots=True)
-class Local:
+class LocalReservation:
     """A reservation that no store has made yet, and what it is spent from."""
 
     account: Account
@@ -71,7 +71,7 @@ class Local:
     slices: tuple[Slice, ...]
 
 
-class Bridge:
+class OutageFallback:
     """One per process."""
 
     def __init__(self, replica: Replica, clock: Callable[[], float]) -> None:
@@ -79,7 +79,7 @@ class Bridge:
         self.slices = Slices(replica, clock)
         self._replica = replica
         self._arrears = Arrears(replica)
-        self._locals: dict[str, Local] = {}  # by reservation
+        self._locals: dict[str, LocalReservation] = {}  # by reservation
 
     def reserve(self, account: Account, ask: Ask, policy: Outage, reason: StoreUnavailable) -> Reservation:
         """Raises `StoreUnavailable` where the policy says so."""
@@ -90,7 +90,7 @@ class Bridge:
         reservation = Reservation(self._replica.next_id(), account.tenant, account.key, ask, account.limits, states)
         held = Held(reservation, outage=policy)
         self._replica.take_locally(account, held)
-        self._locals[reservation.id] = Local(account, held, slices)
+        self._locals[reservation.id] = LocalReservation(account, held, slices)
         return reservation
 
     def settle(self, account: Account, held: Held, used: Usage) -> None:

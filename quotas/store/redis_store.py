@@ -29,7 +29,7 @@ from quotas.policy.limit import EPOCH, Limit
 from quotas.policy.policy import Outage
 from quotas.reservation import Ask, LimitState, Reservation, Usage
 from quotas.store.account import PREFIX, Account, Figures, Held, state_key
-from quotas.store.outage import Bridge
+from quotas.store.outage import OutageFallback
 from quotas.store.redis_client import RedisClient
 from quotas.store.replica import Replica
 from quotas.store.scripts import Script, ScriptRunner
@@ -102,7 +102,7 @@ class RedisStore:
         self._replica = Replica(runner, lease)
         self._ledger = UsageLedger(runner, self._replica.id)
         self._kv_pool = KvPool(runner, self._replica.id, lease)
-        self._bridge = Bridge(self._replica, monotonic)
+        self._bridge = OutageFallback(self._replica, monotonic)
         self._monotonic = monotonic
         self._accounts: dict[tuple[str, str | None], Account] = {}
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from admission.aging import Aging
-from admission.core import PRIOR, CoreConfig, Memory, Order, Unit
+from admission.core import PRIOR, CoreConfig, MemoryGate, Order, Unit
 from admission.event_log import RecordedCore, replay
 from admission.fair_queue import FairQueue
 from admission.outcome import QueueFull
@@ -51,7 +51,7 @@ class CoreMachine(RuleBasedStateMachine):
         most=st.sampled_from([1, 3]),
         order=st.sampled_from([*Order, *[Order.FAIR] * len(Order)]),
         unit=st.sampled_from(list(Unit)),
-        memory=st.sampled_from(list(Memory)),
+        memory=st.sampled_from(list(MemoryGate)),
         borrow=st.sampled_from([0.0, 5.0]),
         share=st.sampled_from([0.3, 1.0]),
         weights=st.lists(st.sampled_from([1.0, 2.0]), min_size=3, max_size=3),
@@ -64,7 +64,7 @@ class CoreMachine(RuleBasedStateMachine):
         most: int,
         order: Order,
         unit: Unit,
-        memory: Memory,
+        memory: MemoryGate,
         borrow: float,
         share: float,
         weights: list[float],
@@ -232,7 +232,7 @@ class CoreMachine(RuleBasedStateMachine):
     @invariant()
     def memory_is_conserved_and_released_with_the_last_step_that_names_a_sequence(self) -> None:
         self.scheduler.check_integrity()
-        named = {sequence for flight in self.scheduler.in_flight for sequence in flight.sequences}
+        named = {sequence for scheduled in self.scheduler.in_flight for sequence in scheduled.sequences}
         for sequence in self.ends:
             if sequence.status is Status.FINISHED:
                 assert (sequence.slot >= 0) == (sequence in named)

@@ -3,7 +3,7 @@
 from random import Random
 
 from admission.ledger import EngineTimeTariff
-from admission.prefill_sizer import Pace
+from admission.prefill_sizer import PrefillSizer
 from admission.step_time import StepTimeModel, StepWork
 from backend.config import EngineConfig
 
@@ -14,7 +14,7 @@ def more_work_never_looks_shorter(model: StepTimeModel, engine: EngineConfig) ->
     fitted = model.fitted
     assert all(coefficient >= 0 for coefficient in fitted.coefficients)
     _check_steps(model, random)
-    tariff, pace = EngineTimeTariff(model), Pace(engine, model)
+    tariff, pace = EngineTimeTariff(model), PrefillSizer(engine, model)
     for _ in range(4):
         prompt, output, more = (random.randrange(1, 2000) for _ in range(3))
         least = tariff.estimate(prompt, output)

@@ -6,7 +6,7 @@ from collections import deque
 from itertools import count
 from random import Random
 
-from admission.core import PRIOR, CoreConfig, Memory, Unit, make_core
+from admission.core import PRIOR, CoreConfig, MemoryGate, Unit, make_core
 from admission.fair_queue import FairQueue
 from admission.ledger import work_of
 from admission.simulation.witness import FairnessWitness
@@ -14,7 +14,7 @@ from admission.step_time import StepTime, StepTimeModel
 from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import StepOutput
-from backend.scheduler.scheduled_step import Flight
+from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import FinishReason, Sequence
 
 BLOCK, END = 4, 1
@@ -40,7 +40,7 @@ class RandomCore:
         self.stalls = random.choice([0.0, 0.03])
         self.sequences: list[Sequence] = []  # all that arrived
         self._sizes = {tenant: (random.randint(1, 40), random.randint(1, 24)) for tenant in self.config.weights}
-        self._flying: deque[Flight] = deque()
+        self._flying: deque[ScheduledStep] = deque()
         self._numbers = count()
 
     def arrive(self) -> Sequence:
@@ -61,9 +61,9 @@ class RandomCore:
     def plan(self) -> None:
         """As many steps as may be in flight."""
         while self.core.plan(self.now) is not None:
-            flight = self.scheduler.in_flight[-1]
-            self._flying.append(flight)
-            self.witness.planned(flight.admitted)
+            scheduled = self.scheduler.in_flight[-1]
+            self._flying.append(scheduled)
+            self.witness.planned(scheduled.admitted)
         for _ in self.core.take_ended():
             self.witness.look()
 
@@ -71,14 +71,14 @@ class RandomCore:
         """The oldest step, if one is in flight; it ends a sequence now and then."""
         if not self._flying:
             return
-        flight, random = self._flying.popleft(), self.random
-        elapsed = TRUE.seconds(work_of(flight)) * random.uniform(0.8, 1.25)
+        scheduled, random = self._flying.popleft(), self.random
+        elapsed = TRUE.seconds(work_of(scheduled)) * random.uniform(0.8, 1.25)
         if random.random() < self.stalls:
             elapsed *= 10
         self.now += elapsed
         self.busy += elapsed
-        tokens = [END if random.random() < 0.04 else 0 for _ in flight.sampled]
-        self.core.complete(StepOutput(flight.batch.step, tokens, elapsed), self.now)
+        tokens = [END if random.random() < 0.04 else 0 for _ in scheduled.sampled]
+        self.core.complete(StepOutput(scheduled.batch.step, tokens, elapsed), self.now)
         self.witness.completed()
 
     def drain(self) -> None:
@@ -113,5 +113,5 @@ def _config(random: Random, unit: Unit) -> CoreConfig:
         leeway=scale * random.choice((0, 40)),
         weights={f"t{n}": random.choice((0.5, 1.0, 2.0)) for n in range(random.randint(2, 4))},
         seconds_per_class=random.choice((0.02, 2.0)),
-        memory=random.choice(list(Memory)),
+        memory=random.choice(list(MemoryGate)),
     )

@@ -81,7 +81,7 @@ def _state(sequence: Sequence) -> str:
 
 def _check_release(run: RandomCore, ended: dict[Sequence, int]) -> None:
     """What ended holds its slot and its blocks as long as a step in flight names it, and no longer."""
-    named = {sequence for flight in run.scheduler.in_flight for sequence in flight.sequences}
+    named = {sequence for scheduled in run.scheduler.in_flight for sequence in scheduled.sequences}
     for sequence in ended:
         assert sequence.status is Status.FINISHED
         assert (sequence.slot >= 0) == (sequence in named), "memory was released too early or too late"

@@ -1,13 +1,13 @@
 """Those that a plan preempts or gives up, whether or not it comes to a step."""
 
 from admission.controller import Controller
-from admission.core import SCALES, CoreConfig, Memory, Unit, make_core
+from admission.core import SCALES, CoreConfig, MemoryGate, Unit, make_core
 from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import StepOutput
 from backend.scheduler.sequence import FinishReason, Sequence, Status
 
-CONFIG = CoreConfig(unit=Unit.TOKENS, memory=Memory.OPTIMISTIC, **SCALES[Unit.TOKENS]._asdict())
+CONFIG = CoreConfig(unit=Unit.TOKENS, memory=MemoryGate.OPTIMISTIC, **SCALES[Unit.TOKENS]._asdict())
 
 
 def engine(max_preemptions: int) -> EngineConfig:

@@ -2,7 +2,7 @@
 
 from hypothesis import settings
 
-from admission.core import Memory, Order, Unit
+from admission.core import MemoryGate, Order, Unit
 from tests.admission.core_machine import CoreMachine
 from tests.examples import examples
 
@@ -12,7 +12,7 @@ TestCore.settings = settings(max_examples=examples(250), stateful_step_count=30,
 
 def test_whoever_gives_way_after_the_first_step_since_a_loss_is_told_its_blocks_for_that_step() -> None:
     machine = CoreMachine()
-    machine.start(7, 1, None, 1, Order.FAIR, Unit.ENGINE_TIME, Memory.FORECAST, 0.0, 0.3, [1.0, 1.0, 1.0])
+    machine.start(7, 1, None, 1, Order.FAIR, Unit.ENGINE_TIME, MemoryGate.FORECAST, 0.0, 0.3, [1.0, 1.0, 1.0])
     machine.arrive("a", 1, 7, 3, None)
     machine.plan()
     machine.complete(1.0)

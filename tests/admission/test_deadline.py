@@ -1,6 +1,6 @@
 """Who is given up, and when."""
 
-from admission.deadline import Deadlines
+from admission.deadline import DeadlineExpiry
 from backend.sampling_params import SamplingParams
 from backend.scheduler.sequence import Sequence, Status
 
@@ -13,8 +13,8 @@ def sequence(name: str, first_token_by: float | None = None, done_by: float | No
     )
 
 
-def watched(*sequences: Sequence) -> Deadlines:
-    deadlines = Deadlines(lambda _: PREFILL)
+def watched(*sequences: Sequence) -> DeadlineExpiry:
+    deadlines = DeadlineExpiry(lambda _: PREFILL)
     for each in sequences:
         deadlines.arrived(each, 0.0)
     return deadlines
@@ -29,7 +29,7 @@ def test_whoever_waits_is_given_up_when_even_the_fastest_prefill_would_be_late()
 
 def test_whoever_waits_is_not_given_up_while_prefill_has_turned_out_to_be_fast_enough() -> None:
     prefill, one = 0.5, sequence("one", first_token_by=2.0)
-    deadlines = Deadlines(lambda _: prefill)
+    deadlines = DeadlineExpiry(lambda _: prefill)
     deadlines.arrived(one, 0.0)
     prefill = 0.125
     assert deadlines.due(1.75) == [] and deadlines.due(1.875) == []
@@ -73,7 +73,7 @@ def test_whoever_has_ended_or_has_no_deadline_is_never_given_up() -> None:
 
 
 def test_many_that_have_ended_are_not_kept() -> None:
-    deadlines = Deadlines(lambda _: PREFILL)
+    deadlines = DeadlineExpiry(lambda _: PREFILL)
     for n in range(5000):
         one = sequence(str(n), first_token_by=1e6)
         deadlines.arrived(one, 0.0)

@@ -4,11 +4,11 @@ from collections import deque
 
 import pytest
 
-from admission.core import PRIOR, CoreConfig, Memory, Order, Unit
+from admission.core import PRIOR, CoreConfig, MemoryGate, Order, Unit
 from admission.event_log import LogError, RecordedCore, replay
-from admission.outcome import Refused
+from admission.outcome import AdmissionRefused
 from admission.request import Asked, AskedPrompt
-from admission.scheduling_policy import QueueBounds, Terms
+from admission.scheduling_policy import QueueBounds, SchedulingPolicy
 from admission.step_time import StepTimeModel, StepWork
 from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
@@ -20,7 +20,7 @@ ENGINE = EngineConfig(
 )
 CONFIGS = {
     "fair": CoreConfig(quantum=0.01),
-    "fcfs": CoreConfig(order=Order.FCFS, memory=Memory.OPTIMISTIC),
+    "fcfs": CoreConfig(order=Order.FCFS, memory=MemoryGate.OPTIMISTIC),
     "tokens": CoreConfig(unit=Unit.TOKENS, quantum=100, borrow=50, weights={"t0": 2.0}),
     "bounded": CoreConfig(max_waiting=5, prefill_share=0.5),
 }
@@ -46,7 +46,7 @@ def record(config: CoreConfig, seed: int, events: int = 400, model: StepTimeMode
             try:
                 core.arrive(sequence, now)
                 live.append(sequence)
-            except Refused:
+            except AdmissionRefused:
                 pass
         if live and rng.random() < 0.05:
             core.finish(rng.choice(live), rng.choice([FinishReason.CANCELLED, FinishReason.STOP]), now)
@@ -176,7 +176,7 @@ def test_leases_and_extensions_are_events_too() -> None:
 def test_a_change_of_policy_is_an_event_too() -> None:
     lines: list[str] = []
     core = RecordedCore(CONFIGS["fair"], ENGINE, StepTimeModel(PRIOR), lines.append)
-    core.policy_changed(Terms({"a": 3.0}, (0.0, 5.0), (QueueBounds(count=9),), {"": 7}), 1.0)
+    core.policy_changed(SchedulingPolicy({"a": 3.0}, (0.0, 5.0), (QueueBounds(count=9),), {"": 7}), 1.0)
     for n, tenant in enumerate("abab"):
         core.arrive(Sequence(f"r{n}", tenant, [9] * 30, SamplingParams(), 9, 0, frozenset([7])), 1.5)
     for step in range(8):

@@ -143,15 +143,15 @@ class Flood:
             assert not self.core.scheduler.has_work
             self._pass(0.01)
             return
-        flight = self.core.scheduler.in_flight[-1]
-        self.witness.planned(flight.admitted)
-        for sequence in flight.admitted:
+        scheduled = self.core.scheduler.in_flight[-1]
+        self.witness.planned(scheduled.admitted)
+        for sequence in scheduled.admitted:
             wait = self.waits.get(sequence)
             if wait and wait.seconds is None:
                 wait.seconds, wait.served = self.now - sequence.arrival, self.served - wait.served
-        elapsed = TRUE.seconds(work_of(flight))
-        self.served += len(flight.sampled) * 2.0 + sum(batch.lengths[batch.num_decodes :])
-        self.core.complete(StepOutput(batch.step, [0] * len(flight.sampled), elapsed), self.now + elapsed)
+        elapsed = TRUE.seconds(work_of(scheduled))
+        self.served += len(scheduled.sampled) * 2.0 + sum(batch.lengths[batch.num_decodes :])
+        self.core.complete(StepOutput(batch.step, [0] * len(scheduled.sampled), elapsed), self.now + elapsed)
         self.witness.completed()
         self.live = [s for s in self.live if s.status is not Status.FINISHED]
         self._pass(elapsed)

@@ -5,16 +5,16 @@ from random import Random
 
 import pytest
 
-from admission.core import CoreConfig, Memory, Order
+from admission.core import CoreConfig, MemoryGate, Order
 from backend.scheduler.sequence import FinishReason, Status
 from tests.admission.test_urgency import Bench, as_if_alone
 
-FCFS = CoreConfig(order=Order.FCFS, memory=Memory.OPTIMISTIC)
+FCFS = CoreConfig(order=Order.FCFS, memory=MemoryGate.OPTIMISTIC)
 
 
 @pytest.mark.parametrize("order", Order)
 def test_whom_others_gave_way_to_goes_before_them_where_the_queue_has_them_first_again(order: Order) -> None:
-    bench = Bench(CoreConfig(order=order, memory=Memory.OPTIMISTIC), max_num_seqs=2)
+    bench = Bench(CoreConfig(order=order, memory=MemoryGate.OPTIMISTIC), max_num_seqs=2)
     patient = [bench.arrive(prompt=4, output=30, level=2, tenant=tenant) for tenant in "ab"]
     for _ in range(6):
         bench.step()
@@ -80,7 +80,7 @@ def test_within_a_tenant_whoever_gave_way_is_back_in_its_place() -> None:
 
 
 def test_what_a_lower_class_may_still_need_of_memory_keeps_no_urgent_work_waiting() -> None:
-    bench = Bench(CoreConfig(memory=Memory.FORECAST), num_blocks=32)
+    bench = Bench(CoreConfig(memory=MemoryGate.FORECAST), num_blocks=32)
     lower = bench.arrive(prompt=4, output=110, level=2, tenant="a")
     bench.step()
     alike = bench.arrive(prompt=4, output=110, level=2, tenant="b")
@@ -101,7 +101,9 @@ def test_whoever_lost_its_memory_is_back_when_all_can_get_further_so_that_everyo
     order: Order, seed: int
 ) -> None:
     random = Random(seed)
-    bench = Bench(CoreConfig(order=order, memory=Memory.OPTIMISTIC), num_blocks=64, max_model_len=256, max_num_seqs=16)
+    bench = Bench(
+        CoreConfig(order=order, memory=MemoryGate.OPTIMISTIC), num_blocks=64, max_model_len=256, max_num_seqs=16
+    )
     arrived = [bench.arrive(random.randint(2, 20), random.randint(50, 230), 1, tenant) for tenant in "abcd" * 10]
     bench.drain()
     assert all(sequence.finish_reason is FinishReason.LENGTH for sequence in arrived)

@@ -8,7 +8,7 @@ from admission.step_time import StepTime, StepTimeModel, StepWork
 from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, StepOutput
-from backend.scheduler.scheduled_step import Flight
+from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence
 
 ENGINE = EngineConfig(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=256, max_model_len=128)
@@ -45,9 +45,9 @@ def test_no_request_is_expected_to_cost_more_than_in_steps_of_its_own() -> None:
     decodes = Batch(0, 2, [0, 1], [5, 5], [1, 1], [], [0, 1])
     work = StepWork(decode_tokens=2, decode_context=12)
     for _ in range(50):
-        assert sum(tariff.costs(Flight(decodes), work)) == pytest.approx(0.002)
+        assert sum(tariff.costs(ScheduledStep(decodes), work)) == pytest.approx(0.002)
     model.fitted = StepTime((0.001, 4e-5, 4e-5, 3e-7, 0.0, 0.0, 0.0))
     assert tariff.estimate(7, 24) <= 0.001 * 25 + 4e-5 * 31 + 3e-7 * 24 * 31
     for _ in range(400):
-        tariff.costs(Flight(decodes), work)
+        tariff.costs(ScheduledStep(decodes), work)
     assert 0.012 < tariff.estimate(7, 24) < 0.02, "two decode in each step"

@@ -12,7 +12,7 @@ from admission.core import PRIOR, CoreConfig, Order, Overload, make_core
 from admission.event_log import RecordedCore, replay
 from admission.ledger import work_of
 from admission.outcome import DeadlineUnmeetable, QueueFull, TenantQueueFull
-from admission.scheduling_policy import QueueBounds, Terms
+from admission.scheduling_policy import QueueBounds, SchedulingPolicy
 from admission.simulation.arrival import Arrival
 from admission.simulation.device import DEVICES
 from admission.simulation.loop import Loop
@@ -177,10 +177,10 @@ def test_a_last_token_is_expected_by_how_long_answers_have_taken() -> None:
     while core.scheduler.has_work:
         while core.plan(now) is not None:
             pass
-        flight = core.scheduler.in_flight[0]
-        elapsed = PRIOR.seconds(work_of(flight))  # so that nothing is to be learned but lengths
+        scheduled = core.scheduler.in_flight[0]
+        elapsed = PRIOR.seconds(work_of(scheduled))  # so that nothing is to be learned but lengths
         now += elapsed
-        core.complete(StepOutput(flight.batch.step, [0] * len(flight.batch.sampled), elapsed), now)
+        core.complete(StepOutput(scheduled.batch.step, [0] * len(scheduled.batch.sampled), elapsed), now)
         for answer in answers:
             if len(answer.output) == 10:
                 core.finish(answer, FinishReason.STOP, now)
@@ -273,7 +273,7 @@ def test_a_tenant_that_fills_the_queue_is_refused_and_one_within_its_share_is_no
 
 def test_a_full_class_asks_what_a_tenant_has_waiting_in_it_and_not_in_others() -> None:
     core = make_core(CoreConfig(), SMALL)
-    core.policy_changed(Terms(offsets=(0.0, 2.0), bounds=(QueueBounds(count=8),)), 0.0)
+    core.policy_changed(SchedulingPolicy(offsets=(0.0, 2.0), bounds=(QueueBounds(count=8),)), 0.0)
     waiting(core, 8, "batch", priority_class=1)
     waiting(core, 8, "flood")
     core.arrive(sequence("urgent", "batch"), 0.0)

@@ -4,7 +4,7 @@ from collections import deque
 from itertools import count
 
 from admission.aging import Aging
-from admission.core import CoreConfig, Memory, make_core
+from admission.core import CoreConfig, MemoryGate, make_core
 from admission.fair_queue import FairQueue
 from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
@@ -13,7 +13,7 @@ from backend.scheduler.sequence import Sequence, Status
 from tests.admission.test_fair_queue import make
 from tests.backend.paper_device import PaperDevice, continuation
 
-OPTIMISTIC = CoreConfig(memory=Memory.OPTIMISTIC)
+OPTIMISTIC = CoreConfig(memory=MemoryGate.OPTIMISTIC)
 END = 99  # a token that the device on paper never samples
 
 

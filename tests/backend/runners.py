@@ -19,8 +19,8 @@ from backend.sampling_params import SamplingParams
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence as EngineSequence
 from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
-from backend.worker.cuda_graphs import StepShape
-from backend.worker.device_stream import CpuLane, Lane, Work
+from backend.worker.device_stream import CpuStream, DeviceStream, Work
+from backend.worker.graph_shapes import StepShape
 from backend.worker.model_runner import ModelRunner
 from benchmarks.model_shapes import LLAMA_32M
 
@@ -55,7 +55,7 @@ class EagerGraph:
         self.work()
 
 
-class EagerGraphLane(CpuLane):
+class EagerGraphLane(CpuStream):
     """A CPU whose runner believes that it has graphs: steps run padded."""
 
     captures = True
@@ -84,7 +84,7 @@ class PaddedOps(ReferenceOps):
 
 def make_runner(
     ops: Ops | None = None,
-    lane: Lane | None = None,
+    lane: DeviceStream | None = None,
     config: EngineConfig = CONFIG,
     seed: int = 0,
     kv_dtype: torch.dtype = torch.float32,

@@ -9,31 +9,31 @@ from dataclasses import dataclass, field, replace
 from starlette.types import ASGIApp, Message
 
 from admission.admission import Admission
-from admission.core import CoreConfig, Memory, make_core
+from admission.core import CoreConfig, MemoryGate, make_core
 from admission.outcome import Outcome
 from backend.config import EngineConfig
 from backend.engine import Engine
 from backend.paged_kv.block_pool import PagedPool
 from backend.scheduler.batch import Batch, StepOutput
-from backend.scheduler.hooks import Policy
+from backend.scheduler.hooks import SchedulerHooks
 from backend.scheduler.scheduled_step import Delta
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.waiting_queue import WaitingQueue
 from backend.text.tokenizer import Tokenizer
+from gateway.api.body_intake import Intake
 from gateway.api.refused_rate import RefusedRate
 from gateway.api.routes import make_app
 from gateway.api.service import Service
-from gateway.http.body_intake import Intake
 from gateway.http.connection_table import ConnectionTable
-from gateway.http.request_scope import Lives
+from gateway.http.request_scope import ActiveRequests
 from gateway.openai.requests import Limits
 from gateway.telemetry.core_observer import WatchedCore
 from gateway.telemetry.metrics.metrics import Metrics, Sources
 from gateway.telemetry.telemetry import Telemetry
 from gateway.tenants.auth import KeyRing, demo_record
-from gateway.tenants.effective_policy import Entitlements, KvShape
+from gateway.tenants.effective_policy import EffectivePolicies, KVShape
 from gateway.tenants.kv_leases import KvLeases
-from gateway.tenants.live_policy import Policies
+from gateway.tenants.live_policy import LivePolicy
 from quotas.policy import policy as quota_policy
 from quotas.policy.limit import Limit, Rate, Resource
 from quotas.policy.policy import CLASSES, DEFAULTS
@@ -51,7 +51,7 @@ CONFIG = EngineConfig(
 class WatchedScheduler(Scheduler):
     """Fails when a block is released that a step in flight still names, by a record of its own."""
 
-    def __init__(self, waiting: WaitingQueue, policy: Policy) -> None:
+    def __init__(self, waiting: WaitingQueue, policy: SchedulerHooks) -> None:
         super().__init__(CONFIG, waiting, policy)
         self._named: dict[int, frozenset[int]] = {}  # by step
         self.holdings.pool = self._Pool(self)
@@ -100,14 +100,14 @@ class Gateway:
     """Everything that `sluice serve` makes, without a socket and with a device on paper."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        core = make_core(CoreConfig(max_waiting=40, memory=Memory.OPTIMISTIC), CONFIG)  # preempts the most
+        core = make_core(CoreConfig(max_waiting=40, memory=MemoryGate.OPTIMISTIC), CONFIG)  # preempts the most
         core.scheduler = self.scheduler = WatchedScheduler(core.scheduler.waiting, core.scheduler.policy)
         watched = WatchedCore(core)
         self.engine = Engine(watched, PaperExecutor())
-        self.lives = Lives(write_timeout=3600)
+        self.lives = ActiveRequests(write_timeout=3600)
         pepper = bytes(32)
         self.store = PaperStore()
-        policies = Policies(None)
+        policies = LivePolicy(None)
         limited = replace(DEFAULTS, limits=(Limit(Resource.TOKENS, 10**9, Rate(60, 10**9)),))
         policies.current = quota_policy.Policy.of(CLASSES, limited)
         admission = Admission(self.engine, watched)
@@ -117,7 +117,7 @@ class Gateway:
         )
         self.metrics = Metrics(sources)
         self.outcomes: Counter[Outcome | None] = Counter()
-        telemetry.on_end.append(lambda story: self.outcomes.update([story.outcome]))
+        telemetry.on_end.append(lambda request_record: self.outcomes.update([request_record.outcome]))
         service = Service(
             model="paper",
             created=0,
@@ -128,10 +128,10 @@ class Gateway:
             admission=admission,
             keys=KeyRing(pepper, [demo_record(KEY, pepper)]),
             policies=policies,
-            entitlements=Entitlements(policies),
+            effective_policies=EffectivePolicies(policies),
             quotas=Quotas(self.store, heartbeat=3600),
             kv_leases=KvLeases(self.store, admission, 1024, self.engine.clock),
-            kv_shape=KvShape(CONFIG.block_size, 1024),
+            kv_shape=KVShape(CONFIG.block_size, 1024),
             metrics=self.metrics,
             telemetry=telemetry,
             watched=watched,

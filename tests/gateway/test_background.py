@@ -13,8 +13,9 @@ from backend.engine import Engine
 from backend.errors import DeviceError
 from backend.sampling_params import SamplingParams
 from backend.scheduler.sequence import Sequence
-from gateway.background import INTERVAL, SLICE, Watchdog, beside, unhurried
+from gateway.background import SLICE, beside, unhurried
 from gateway.telemetry.core_observer import WatchedCore
+from gateway.watchdog import INTERVAL, Watchdog
 from tests.backend.scheduler.test_scheduler import make_config
 from tests.backend.test_engine import SteppedExecutor
 from tests.gateway.live.test_drain import flags, ledger, reservations

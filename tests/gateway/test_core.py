@@ -9,7 +9,7 @@ from typing import cast, get_args
 import pytest
 import torch
 
-from admission.core import CoreConfig, Memory, Order, Overload, Unit, make_core
+from admission.core import CoreConfig, MemoryGate, Order, Overload, Unit, make_core
 from admission.outcome import QueueFull
 from backend.config import EngineConfig
 from backend.loader import LoadedModel
@@ -27,7 +27,7 @@ ENGINE = EngineConfig(num_blocks=64, block_size=4, max_num_seqs=4, max_num_batch
 
 
 @pytest.mark.parametrize(
-    ("setting", "kinds"), [("order", Order), ("charge", Unit), ("admit", Memory), ("overload", Overload)]
+    ("setting", "kinds"), [("order", Order), ("charge", Unit), ("admit", MemoryGate), ("overload", Overload)]
 )
 def test_every_choice_of_the_core_is_one_of_the_operators(setting: str, kinds: type[Order]) -> None:
     assert get_args(Settings.model_fields[setting].annotation) == tuple(kinds)

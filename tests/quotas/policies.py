@@ -8,7 +8,17 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from quotas.policy.limit import MAX_AMOUNT, MAX_RATE, RATE_UNITS, TENANT_ONLY, Budget, Limit, Period, Rate, Resource
+from quotas.policy.limit import (
+    MAX_AMOUNT,
+    MAX_RATE,
+    RATE_UNITS,
+    TENANT_ONLY,
+    Budget,
+    BudgetPeriod,
+    Limit,
+    Rate,
+    Resource,
+)
 from quotas.policy.policy import (
     SCOPES,
     SERVICE_TIERS,
@@ -17,13 +27,13 @@ from quotas.policy.policy import (
     Lateness,
     Policy,
     Price,
-    QueueBounds,
+    QueueLimits,
     TenantPolicy,
 )
 from quotas.policy.policy_file import PolicyError, parse_policy
 from quotas.policy.problems import Problems
 from quotas.policy.schema import UNNAMED
-from quotas.policy.yaml_nodes import Fields, Items, Node, Text, compose
+from quotas.policy.yaml_nodes import Fields, Items, Node, Scalar, compose
 
 POLICIES = Path(__file__).parents[2] / "policies"
 EXAMPLES = [POLICIES / "default.yaml", *sorted((POLICIES / "examples").glob("*.yaml"))]
@@ -60,7 +70,7 @@ def _json(node: Node) -> Any:
         return {name: _json(value) for name, (_, value) in node.entries.items()}
     if isinstance(node, Items):
         return [_json(item) for item in node.nodes]
-    assert isinstance(node, Text)
+    assert isinstance(node, Scalar)
     return _scalar(node.text) if node.is_plain else node.text
 
 
@@ -91,9 +101,9 @@ def limit_sets(draw: st.DrawFn, key: str | None = None) -> tuple[Limit, ...]:
         if resource.is_held and not (key and resource in TENANT_ONLY) and draw(st.booleans()):
             limits.append(Limit(resource, draw(st.just(0) | amounts), None, key))
         elif not resource.is_held:
-            for unit in draw(st.sets(st.sampled_from([*RATE_UNITS.values(), *Period]), max_size=2)):
-                amount = draw(amounts if isinstance(unit, Period) else rates)
-                window = Budget(unit) if isinstance(unit, Period) else Rate(unit, draw(st.just(amount) | rates))
+            for unit in draw(st.sets(st.sampled_from([*RATE_UNITS.values(), *BudgetPeriod]), max_size=2)):
+                amount = draw(amounts if isinstance(unit, BudgetPeriod) else rates)
+                window = Budget(unit) if isinstance(unit, BudgetPeriod) else Rate(unit, draw(st.just(amount) | rates))
                 limits.append(Limit(resource, amount, window, key))
     return tuple(limits)
 
@@ -108,7 +118,7 @@ def class_lists(draw: st.DrawFn) -> tuple[ClassPolicy, ...]:
         own = tiers[:cut] if level == 0 else tiers[cut:] if level == 1 else []
         aging = found[-1].aging + draw(st.integers(0, 5)) if found else 0.0
         count = st.none() | amounts
-        queue = QueueBounds(draw(count), draw(count), draw(count), draw(optional))
+        queue = QueueLimits(draw(count), draw(count), draw(count), draw(optional))
         ttft = draw(optional)
         late: Lateness = "refuse" if ttft is not None and draw(st.booleans()) else "wait"
         found.append(ClassPolicy(name, level, tuple(sorted(own)), ttft, draw(optional), aging, queue, late))

@@ -5,22 +5,22 @@ from datetime import UTC, datetime
 from fractions import Fraction
 from math import floor
 
-from quotas.policy.limit import Budget, Limit, Period, Rate
+from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate
 from quotas.reservation import Ask, Usage
 
 DAY = 86_400_000_000  # microseconds
 Stretch = tuple[int, ...]
 
 
-def stretch(period: Period, now: int) -> Stretch:
+def stretch(period: BudgetPeriod, now: int) -> Stretch:
     """The period of `now`."""
     moment = datetime.fromtimestamp(now // 10**6, UTC)
     match period:
-        case Period.DAY:
+        case BudgetPeriod.DAY:
             return moment.year, moment.month, moment.day
-        case Period.WEEK:
+        case BudgetPeriod.WEEK:
             return tuple(moment.isocalendar()[:2])
-        case Period.MONTH:
+        case BudgetPeriod.MONTH:
             return moment.year, moment.month
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quotas.errors import BudgetSpent, LimitExceeded, NeverFits, Refused
+from quotas.errors import BudgetSpent, LimitExceeded, NeverFits, QuotaRefused
 from quotas.limiter import Limiter, Taken, refusals
-from quotas.policy.limit import Budget, Limit, Period, Rate, Resource
+from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
 from quotas.reservation import Ask, LimitState, Reservation, Usage
 from quotas.store.account import Account, Figures
 from quotas.store.redis_store import RedisStore
@@ -28,7 +28,10 @@ RATES = st.builds(
     AMOUNTS,
 )
 BUDGETS = st.builds(
-    lambda resource, amount, period: Limit(resource, amount, Budget(period)), SPENT, AMOUNTS, st.sampled_from(Period)
+    lambda resource, amount, period: Limit(resource, amount, Budget(period)),
+    SPENT,
+    AMOUNTS,
+    st.sampled_from(BudgetPeriod),
 )
 HELD = st.builds(lambda amount: Limit(Resource.CONCURRENT_REQUESTS, amount), st.integers(0, 10))
 ASKS = st.builds(Ask, st.just(1), st.integers(0, 1200), st.integers(0, 1200))
@@ -58,7 +61,7 @@ def test_it_says_what_the_store_would_say_of_one_limit(limit: Limit, ask: Ask, p
     assert when(refusal) == pytest.approx(when(expected), abs=1e-6)
 
 
-def when(refusal: Refused) -> float | None:
+def when(refusal: QuotaRefused) -> float | None:
     """Seconds; None: not known."""
     match refusal:
         case BudgetSpent(resets_at=moment):
@@ -119,7 +122,7 @@ class Twins:
         refusal, taken = refused(lambda: self.limiter.reserve(self.tenant, limits, ask, self.seconds))
         try:
             reservation = await self.store.reserve(self.tenant, key, limits, ask)
-        except Refused as error:
+        except QuotaRefused as error:
             assert_same(refusal, error)
         else:
             assert taken is not None, f"refused here alone: {refusal}"
@@ -132,7 +135,7 @@ class Twins:
         refusal, _ = refused(lambda: self.limiter.extend(taken, output, self.seconds))
         try:
             await self.store.extend(reservation, output)
-        except Refused as error:
+        except QuotaRefused as error:
             assert_same(refusal, error)
         else:
             assert refusal is None
@@ -165,17 +168,17 @@ class Twins:
 def refused(call):  # type: ignore[no-untyped-def]
     try:
         return None, call()
-    except Refused as refusal:
+    except QuotaRefused as refusal:
         return refusal, None
 
 
-def assert_same(own: Refused | None, other: Refused) -> None:
+def assert_same(own: QuotaRefused | None, other: QuotaRefused) -> None:
     """Of two limits with the same wait, either may be named."""
     assert type(own) is type(other), (own, other)
     assert wait_of(own) == pytest.approx(wait_of(other), **NEAR)
 
 
-def wait_of(refusal: Refused) -> float:
+def wait_of(refusal: QuotaRefused) -> float:
     if isinstance(refusal, LimitExceeded):
         return refusal.retry_after or 0.0
     return refusal.resets_at if isinstance(refusal, BudgetSpent) else 0.0

@@ -4,7 +4,7 @@ import logging
 from typing import Any
 
 from admission.outcome import Outcome
-from gateway.telemetry.request_record import Story
+from gateway.telemetry.request_record import RequestRecord
 
 log = logging.getLogger(__name__)
 
@@ -21,61 +21,61 @@ class RequestLog:
     def __init__(self, block_bytes: int) -> None:
         self._block_bytes = block_bytes
 
-    def __call__(self, story: Story) -> None:
-        level = _level(story)
+    def __call__(self, request: RequestRecord) -> None:
+        level = _level(request)
         if log.isEnabledFor(level):
             record = logging.LogRecord(log.name, level, "", 0, "request ended", None, None)
-            record.fields = self._fields(story)
+            record.fields = self._fields(request)
             log.handle(record)
 
-    def _fields(self, story: Story) -> dict[str, Any]:
-        ended, error = story.ended or story.began, story.error
+    def _fields(self, request: RequestRecord) -> dict[str, Any]:
+        ended, error = request.ended or request.began, request.error
         fields = {
-            "method": story.method,
-            "path": story.path[:MAX_TEXT],
-            "status": story.status,
-            "outcome": story.outcome,
+            "method": request.method,
+            "path": request.path[:MAX_TEXT],
+            "status": request.status,
+            "outcome": request.outcome,
             "code": None if error is None else error.code or error.type,
             "param": None if error is None else error.discreet_param,
             "error": None if error is None else error.discreet_message[:MAX_TEXT],
-            "request_id": story.request_id,
-            "trace_id": story.trace.trace,
-            "tenant": story.tenant,
-            "key_id": story.key,
-            "seconds": round(ended - story.began, 6),
-            "retries": story.num_retries,
+            "request_id": request.request_id,
+            "trace_id": request.trace.trace,
+            "tenant": request.tenant,
+            "key_id": request.key,
+            "seconds": round(ended - request.began, 6),
+            "retries": request.num_retries,
         }
-        if story.operation is not None:
-            fields |= self._generation(story, ended)
+        if request.operation is not None:
+            fields |= self._generation(request, ended)
         return fields
 
-    def _generation(self, story: Story, ended: float) -> dict[str, Any]:
+    def _generation(self, request: RequestRecord, ended: float) -> dict[str, Any]:
         prompt_tokens = output_tokens = preemptions = 0
         engine_time = block_seconds = 0.0
-        for trail in story.trails:
-            sequence = trail.sequence
+        for timeline in request.timelines:
+            sequence = timeline.sequence
             prompt_tokens += len(sequence.prompt)
             output_tokens += len(sequence.output)
             preemptions += sequence.num_preemptions
             engine_time += sequence.charged
             block_seconds += sequence.block_seconds(ended)
-        queued, first_token = story.queued, story.first_token
+        queued, first_token = request.queued, request.first_token
         return {
-            "operation": story.operation,
-            "model": story.model and story.model[:MAX_TEXT],
-            "class": story.service_class,
-            "response_id": story.response_id,
+            "operation": request.operation,
+            "model": request.model and request.model[:MAX_TEXT],
+            "class": request.service_class,
+            "response_id": request.response_id,
             "prompt_tokens": prompt_tokens,
             "output_tokens": output_tokens,
-            "queue_seconds": None if queued is None else round((story.admitted or ended) - queued, 6),
-            "first_token_seconds": None if first_token is None else round(first_token - story.began, 6),
+            "queue_seconds": None if queued is None else round((request.admitted or ended) - queued, 6),
+            "first_token_seconds": None if first_token is None else round(first_token - request.began, 6),
             "engine_time": round(engine_time, 9),
             "kv_byte_seconds": round(block_seconds * self._block_bytes),
             "preemptions": preemptions,
         }
 
 
-def _level(story: Story) -> int:
-    if story.outcome is Outcome.FAILED:
+def _level(request: RequestRecord) -> int:
+    if request.outcome is Outcome.FAILED:
         return logging.WARNING
-    return logging.DEBUG if story.tenant is None and story.outcome is Outcome.COMPLETED else logging.INFO
+    return logging.DEBUG if request.tenant is None and request.outcome is Outcome.COMPLETED else logging.INFO

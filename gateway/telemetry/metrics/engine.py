@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 
 from admission.outcome import Outcome
 from backend.scheduler.scheduler import Scheduler
-from gateway.telemetry.core_observer import Step
+from gateway.telemetry.core_observer import CompletedStep
 from gateway.telemetry.metrics import buckets
 from gateway.telemetry.metrics.registry import Family, Kind, Point, Registry
-from gateway.telemetry.request_record import Story, Trail
+from gateway.telemetry.request_record import RequestRecord, SequenceTimeline
 
 
 class EngineMetrics:
@@ -67,9 +67,9 @@ class EngineMetrics:
         counts = zip(("memory", "limit", "step"), self._scheduler.counters.all_preemptions, strict=True)
         return [((cause,), count) for cause, count in counts]
 
-    def stepped(self, step: Step) -> None:
+    def stepped(self, step: CompletedStep) -> None:
         """O(1) but for the lengths of the prefills."""
-        batch, elapsed = step.flight.batch, step.elapsed
+        batch, elapsed = step.scheduled.batch, step.elapsed
         decodes, rows = batch.num_decodes, len(batch.slots)
         self._planning.observe(step.planning)
         self._sizes.observe(rows)
@@ -113,22 +113,22 @@ class DisconnectMetrics:
             "sluice.disconnect.to_release", "From a disconnect to the release of its KV blocks.", buckets.DISCONNECT
         ).at()
         registry.gauge("sluice.orphans", "Sequences that no request waits for.", num_orphans)
-        self._releasing: dict[Trail, float] = {}  # when their clients went
+        self._releasing: dict[SequenceTimeline, float] = {}  # when their clients went
 
-    def ended(self, story: Story) -> None:
-        gone = story.scope.ended_early if story.scope is not None else None
-        if gone is None or story.outcome is not Outcome.DISCONNECTED:
+    def ended(self, record: RequestRecord) -> None:
+        gone = record.scope.ended_early if record.scope is not None else None
+        if gone is None or record.outcome is not Outcome.DISCONNECTED:
             return
-        for trail in story.trails:
-            if trail.ended is None or trail.ended < gone:
+        for timeline in record.timelines:
+            if timeline.ended is None or timeline.ended < gone:
                 continue  # its answer was complete before
-            self._stop.observe(trail.ended - gone)
-            if trail.released is None:
-                self._releasing[trail] = gone
+            self._stop.observe(timeline.ended - gone)
+            if timeline.released is None:
+                self._releasing[timeline] = gone
             else:
-                self._release.observe(trail.released - gone)
+                self._release.observe(timeline.released - gone)
 
-    def released(self, trail: Trail) -> None:
-        gone = self._releasing.pop(trail, None)
-        if gone is not None and trail.released is not None:
-            self._release.observe(trail.released - gone)
+    def released(self, timeline: SequenceTimeline) -> None:
+        gone = self._releasing.pop(timeline, None)
+        if gone is not None and timeline.released is not None:
+            self._release.observe(timeline.released - gone)

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Iterator
 
 from gateway.errors import ApiError
-from gateway.tenants.live_policy import Policies
+from gateway.tenants.live_policy import LivePolicy
 
 
 class ClassNames:
-    def __init__(self, policies: Policies) -> None:
+    def __init__(self, policies: LivePolicy) -> None:
         self._policies = policies
 
     def all(self) -> list[str]:

@@ -17,9 +17,9 @@ from gateway.telemetry.metrics.requests import RequestMetrics
 from gateway.telemetry.metrics.store import StoreMetrics
 from gateway.telemetry.metrics.tenants import TenantMetrics
 from gateway.telemetry.metrics.vllm import VllmMetrics
-from gateway.telemetry.request_record import Story
+from gateway.telemetry.request_record import RequestRecord
 from gateway.telemetry.telemetry import Telemetry
-from gateway.tenants.live_policy import Policies
+from gateway.tenants.live_policy import LivePolicy
 from quotas.store.store import Store
 
 TICK = 1.0  # seconds
@@ -34,7 +34,7 @@ class Sources:
     engine: Engine
     core: WatchedCore
     telemetry: Telemetry
-    policies: Policies
+    policies: LivePolicy
     store: Store
     block_bytes: int
     memory: Callable[[], Mapping[str, float]]  # bytes of the device's memory by their use
@@ -83,19 +83,19 @@ class Metrics:
             self.process.tick(max(0.0, clock() - due))
             self._tenants.tick()
 
-    def _ended(self, story: Story) -> None:
-        self._requests.ended(story)
-        self._disconnects.ended(story)
-        self._queue.ended(story)
-        self._tenants.ended(story)
-        self._vllm.ended(story)
+    def _ended(self, record: RequestRecord) -> None:
+        self._requests.ended(record)
+        self._disconnects.ended(record)
+        self._queue.ended(record)
+        self._tenants.ended(record)
+        self._vllm.ended(record)
 
     def _num_stalled(self) -> int:
         """Writes that have made no progress for a second."""
         since = self._sources.telemetry.clock() - STALLED
-        scopes = [story.scope for story in self._sources.telemetry.live if story.scope is not None]
+        scopes = [record.scope for record in self._sources.telemetry.live if record.scope is not None]
         return sum(scope.writing_since is not None and scope.writing_since < since for scope in scopes)
 
     def _num_orphans(self) -> int:
-        trails = (trail for story in self._sources.telemetry.live for trail in story.trails)
-        return max(0, self._sources.engine.num_streams - sum(trail.ended is None for trail in trails))
+        timelines = (timeline for record in self._sources.telemetry.live for timeline in record.timelines)
+        return max(0, self._sources.engine.num_streams - sum(timeline.ended is None for timeline in timelines))

@@ -14,7 +14,7 @@ from gateway.http.connection_table import ConnectionTable, Standing
 from gateway.telemetry.logs.logs import num_lines_dropped
 from gateway.telemetry.metrics.registry import Family, Kind, Registry
 from gateway.telemetry.tracing.tracing import Tracing
-from gateway.tenants.live_policy import Policies
+from gateway.tenants.live_policy import LivePolicy
 
 
 def show_connections(registry: Registry, table: ConnectionTable) -> None:
@@ -81,7 +81,7 @@ LAG_TICKS = 15  # of a second each, over which the loop's lag is the most that w
 class ProcessMetrics:
     """What others keep is 0 until `bind` says who does."""
 
-    def __init__(self, registry: Registry, policies: Policies, live: Sized) -> None:
+    def __init__(self, registry: Registry, policies: LivePolicy, live: Sized) -> None:
         self._lags: deque[float] = deque(maxlen=LAG_TICKS)
         self._late = 0.0  # seconds, the sum of all lags
         self._sources: dict[str, Callable[[], float]] = {}
@@ -131,7 +131,7 @@ class ProcessMetrics:
         return self._sources[name]()
 
     @staticmethod
-    def _show_policy(registry: Registry, policies: Policies) -> None:
+    def _show_policy(registry: Registry, policies: LivePolicy) -> None:
         info = Family("sluice.policy.info", Kind.GAUGE, "", "The policy in force.", ("version",))
         registry.read(info, lambda: [((policies.current.version,), 1)])
         registry.total("sluice.policy.reloads", "Edits taken up.", lambda: policies.num_reloads)

@@ -7,7 +7,7 @@ from backend.scheduler.sequence import FinishReason
 from gateway.telemetry.metrics import buckets
 from gateway.telemetry.metrics.labels import ClassNames
 from gateway.telemetry.metrics.registry import Family, Histogram, Kind, Labelled, Point, Registry
-from gateway.telemetry.request_record import Story, Trail
+from gateway.telemetry.request_record import RequestRecord, SequenceTimeline
 
 _ANSWERED = (FinishReason.STOP, FinishReason.LENGTH)
 
@@ -40,25 +40,29 @@ class QueueMetrics:
         registry.read(coverage, self._coverages)
         self._begin()
 
-    def admitted(self, trail: Trail) -> None:
+    def admitted(self, timeline: SequenceTimeline) -> None:
         """For the first time."""
-        sequence = trail.sequence
+        sequence = timeline.sequence
         level = sequence.priority_class
         name = self._classes.of(level)
         self._admissions.at(name).value += 1
-        self._times.at(name).observe((trail.admitted or trail.queued) - trail.queued)
+        self._times.at(name).observe((timeline.admitted or timeline.queued) - timeline.queued)
         most_urgent = self._room.backlog.most_urgent(sequence.tenant)
         if most_urgent is not None and most_urgent < level:
             self._promotions.at(name).value += 1
 
-    def ended(self, story: Story) -> None:
+    def ended(self, record: RequestRecord) -> None:
         """Hold what was promised against what came."""
-        for trail in story.trails:
-            sequence = trail.sequence
-            if sequence.promised_first is not None and trail.first_token is not None:
-                _observe(self._errors, "first", trail.first_token - trail.queued - sequence.promised_first)
-            if sequence.promised_last is not None and trail.ended is not None and sequence.finish_reason in _ANSWERED:
-                _observe(self._errors, "last", trail.ended - trail.queued - sequence.promised_last)
+        for timeline in record.timelines:
+            sequence = timeline.sequence
+            if sequence.promised_first is not None and timeline.first_token is not None:
+                _observe(self._errors, "first", timeline.first_token - timeline.queued - sequence.promised_first)
+            if (
+                sequence.promised_last is not None
+                and timeline.ended is not None
+                and sequence.finish_reason in _ANSWERED
+            ):
+                _observe(self._errors, "last", timeline.ended - timeline.queued - sequence.promised_last)
 
     def _begin(self) -> None:
         """With all series there from the start."""

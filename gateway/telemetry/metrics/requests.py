@@ -10,7 +10,7 @@ from gateway.errors import ApiError
 from gateway.telemetry.metrics import buckets
 from gateway.telemetry.metrics.labels import ClassNames, all_reasons, reason_of
 from gateway.telemetry.metrics.registry import Registry
-from gateway.telemetry.request_record import Story, Trail
+from gateway.telemetry.request_record import RequestRecord, SequenceTimeline
 from gateway.telemetry.semconv import ERROR_TYPE, GEN_AI_OPERATION_NAME, GEN_AI_PROVIDER_NAME, GEN_AI_REQUEST_MODEL
 
 MOST_CLIENTS = 4096
@@ -51,31 +51,31 @@ class RetryMemory:
         return is_due > 0
 
 
-class Target(StrEnum):
+class LatencyTarget(StrEnum):
     TTFT = "ttft"  # of its class
     TIME_PER_OUTPUT_TOKEN = "time_per_output_token"  # of its class, or as the client asked  # noqa: S105
     DEADLINE = "deadline"  # of its own
 
 
-def missed(trail: Trail) -> Iterator[Target]:
+def missed(timeline: SequenceTimeline) -> Iterator[LatencyTarget]:
     """Of a sequence that was answered or that expired."""
-    sequence, first = trail.sequence, trail.first_token
+    sequence, first = timeline.sequence, timeline.first_token
     target = sequence.first_token_target
-    if target is not None and (first is None or first - trail.queued > target):
-        yield Target.TTFT
-    interval = mean_interval(trail)
+    if target is not None and (first is None or first - timeline.queued > target):
+        yield LatencyTarget.TTFT
+    interval = mean_interval(timeline)
     if sequence.token_interval is not None and interval is not None and interval > sequence.token_interval:
-        yield Target.TIME_PER_OUTPUT_TOKEN
-    if _is_late(first, sequence.first_token_by) or _is_late(trail.ended, sequence.done_by):
-        yield Target.DEADLINE
+        yield LatencyTarget.TIME_PER_OUTPUT_TOKEN
+    if _is_late(first, sequence.first_token_by) or _is_late(timeline.ended, sequence.done_by):
+        yield LatencyTarget.DEADLINE
 
 
-def mean_interval(trail: Trail) -> float | None:
+def mean_interval(timeline: SequenceTimeline) -> float | None:
     """Seconds from token to token; None where there are fewer than two."""
-    gaps = len(trail.sequence.output) - 1
-    if trail.first_token is None or trail.ended is None or gaps < 1:
+    gaps = len(timeline.sequence.output) - 1
+    if timeline.first_token is None or timeline.ended is None or gaps < 1:
         return None
-    return (trail.ended - trail.first_token) / gaps
+    return (timeline.ended - timeline.first_token) / gaps
 
 
 def _is_late(moment: float | None, deadline: float | None) -> bool:
@@ -146,7 +146,7 @@ class RequestMetrics:
             self._retries.at(honoured)
         for name in classes:
             self._goodput.at(name)
-            for target in Target:
+            for target in LatencyTarget:
                 self._misses.at(name, target)
         for operation in OPERATIONS:
             labels = (operation, self._model, PROVIDER)
@@ -154,52 +154,52 @@ class RequestMetrics:
             self._first_tokens.at(*labels)
             self._intervals.at(*labels)
 
-    def ended(self, story: Story) -> None:
-        if story.operation is None or story.outcome is None or story.ended is None:
+    def ended(self, record: RequestRecord) -> None:
+        if record.operation is None or record.outcome is None or record.ended is None:
             return
-        self._requests.at(story.outcome, story.service_class or "").value += 1
-        self._note_retry(story)
-        if story.error is not None:
-            self._refused(story, story.error)
-        model = self._model if story.model == self._model else STRANGE_MODEL if story.model else ""
-        labels = (story.operation, model, PROVIDER)
-        self._durations.at(*labels, _error_type(story)).observe(story.ended - story.began)
-        if story.outcome is Outcome.COMPLETED:
-            self._completed(story, labels)
-        if story.outcome in _JUDGED and story.trails:
-            self._judge(story)
+        self._requests.at(record.outcome, record.service_class or "").value += 1
+        self._note_retry(record)
+        if record.error is not None:
+            self._refused(record, record.error)
+        model = self._model if record.model == self._model else STRANGE_MODEL if record.model else ""
+        labels = (record.operation, model, PROVIDER)
+        self._durations.at(*labels, _error_type(record)).observe(record.ended - record.began)
+        if record.outcome is Outcome.COMPLETED:
+            self._completed(record, labels)
+        if record.outcome in _JUDGED and record.timelines:
+            self._judge(record)
 
-    def _refused(self, story: Story, error: ApiError) -> None:
+    def _refused(self, record: RequestRecord, error: ApiError) -> None:
         self._refusals.at(*reason_of(error)).value += 1
         if error.retry_after is not None:
             self._retry_after.observe(error.retry_after)
-            if story.key is not None and story.first_byte is not None:
-                self._retry_memory.told(story.key, story.num_retries, story.first_byte + error.retry_after)
+            if record.key is not None and record.first_byte is not None:
+                self._retry_memory.told(record.key, record.num_retries, record.first_byte + error.retry_after)
 
-    def _note_retry(self, story: Story) -> None:
-        if story.num_retries and story.key is not None:
-            honoured = self._retry_memory.came(story.key, story.num_retries, story.began)
+    def _note_retry(self, record: RequestRecord) -> None:
+        if record.num_retries and record.key is not None:
+            honoured = self._retry_memory.came(record.key, record.num_retries, record.began)
             if honoured is not None:
                 self._retries.at("true" if honoured else "false").value += 1
 
-    def _completed(self, story: Story, labels: tuple[str, str, str]) -> None:
-        if (first := story.first_token) is not None:
-            self._first_tokens.at(*labels).observe(first - story.began)
-        for trail in story.trails:
-            if (interval := mean_interval(trail)) is not None:
+    def _completed(self, record: RequestRecord, labels: tuple[str, str, str]) -> None:
+        if (first := record.first_token) is not None:
+            self._first_tokens.at(*labels).observe(first - record.began)
+        for timeline in record.timelines:
+            if (interval := mean_interval(timeline)) is not None:
                 self._intervals.at(*labels).observe(interval)
 
-    def _judge(self, story: Story) -> None:
-        name = story.service_class or ""
-        misses = {target for trail in story.trails for target in missed(trail)}
+    def _judge(self, record: RequestRecord) -> None:
+        name = record.service_class or ""
+        misses = {target for timeline in record.timelines for target in missed(timeline)}
         for target in misses:
             self._misses.at(name, target).value += 1
-        if not misses and story.outcome is Outcome.COMPLETED:
+        if not misses and record.outcome is Outcome.COMPLETED:
             self._goodput.at(name).value += 1
 
 
-def _error_type(story: Story) -> str:
+def _error_type(record: RequestRecord) -> str:
     """Empty for what ended well."""
-    if story.error is not None:
-        return reason_of(story.error)[1]
-    return "" if story.outcome is Outcome.COMPLETED else str(story.outcome)
+    if record.error is not None:
+        return reason_of(record.error)[1]
+    return "" if record.outcome is Outcome.COMPLETED else str(record.outcome)

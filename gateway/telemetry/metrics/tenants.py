@@ -4,13 +4,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
-from admission.fair_queue import Account, FairQueue
+from admission.fair_queue import DeficitAccount, FairQueue
 from admission.outcome import Outcome
 from gateway.telemetry.core_observer import WatchedCore
 from gateway.telemetry.metrics.labels import OTHER, TenantLabels
 from gateway.telemetry.metrics.registry import Family, Kind, Point, Registry
-from gateway.telemetry.request_record import Story, Trail
-from gateway.tenants.live_policy import Policies
+from gateway.telemetry.request_record import RequestRecord, SequenceTimeline
+from gateway.tenants.live_policy import LivePolicy
 
 WINDOW = 10  # ticks, of a second each
 
@@ -43,7 +43,7 @@ class FairShares:
 
 
 @dataclass(slots=True)
-class Usage:
+class TenantTotals:
     """Never goes down. `service` in the unit of account: seconds of engine time unless tokens were chosen."""
 
     prompt_tokens: int = 0
@@ -51,8 +51,8 @@ class Usage:
     block_seconds: float = 0.0
     service: float = 0.0
 
-    def add(self, trail: Trail, now: float) -> None:
-        sequence = trail.sequence
+    def add(self, timeline: SequenceTimeline, now: float) -> None:
+        sequence = timeline.sequence
         self.prompt_tokens += sequence.num_billed_tokens
         self.output_tokens += len(sequence.output)
         self.block_seconds += sequence.block_seconds(now)
@@ -62,32 +62,32 @@ class Usage:
 class TenantUsage:
     """By label, so that its size is bounded."""
 
-    def __init__(self, labels: TenantLabels, live: Iterable[Story]) -> None:
+    def __init__(self, labels: TenantLabels, live: Iterable[RequestRecord]) -> None:
         """`live` are the requests that have not ended, now and whenever it is asked."""
         self._labels = labels
         self._live = live
-        self._ended: dict[str, Usage] = {}
+        self._ended: dict[str, TenantTotals] = {}
         self._told: dict[str, int] = {}  # prompt tokens
 
-    def ended(self, story: Story) -> None:
-        for trail in story.trails:
-            self._of(self._ended, trail).add(trail, story.ended or trail.queued)
+    def ended(self, record: RequestRecord) -> None:
+        for timeline in record.timelines:
+            self._of(self._ended, timeline).add(timeline, record.ended or timeline.queued)
 
-    def read(self, now: float) -> dict[str, Usage]:
+    def read(self, now: float) -> dict[str, TenantTotals]:
         """O(sequences of live requests).
 
         Prompt tokens count when their step is planned. One that is lost takes them back: what was told already stays.
         """
         usage = {label: replace(one) for label, one in self._ended.items()}
-        for story in self._live:
-            for trail in story.trails:
-                self._of(usage, trail).add(trail, now)
+        for record in self._live:
+            for timeline in record.timelines:
+                self._of(usage, timeline).add(timeline, now)
         for label, one in usage.items():
             one.prompt_tokens = self._told[label] = max(one.prompt_tokens, self._told.get(label, 0))
         return usage
 
-    def _of(self, usage: dict[str, Usage], trail: Trail) -> Usage:
-        return usage.setdefault(self._labels.of(trail.sequence.tenant), Usage())
+    def _of(self, usage: dict[str, TenantTotals], timeline: SequenceTimeline) -> TenantTotals:
+        return usage.setdefault(self._labels.of(timeline.sequence.tenant), TenantTotals())
 
 
 class TenantMetrics:
@@ -97,8 +97,8 @@ class TenantMetrics:
         self,
         registry: Registry,
         core: WatchedCore,
-        live: Iterable[Story],
-        policies: Policies,
+        live: Iterable[RequestRecord],
+        policies: LivePolicy,
         block_bytes: int,
         clock: Callable[[], float],
     ) -> None:
@@ -113,16 +113,16 @@ class TenantMetrics:
         )
         for outcome in Outcome:
             self._requests.at(OTHER, outcome)
-        self._used: Mapping[str, Usage] = {}  # when somebody asked last
+        self._used: Mapping[str, TenantTotals] = {}  # when somebody asked last
         self._served: dict[str, float] = {}
         self._show_holdings(registry)
         self._show_usage(registry)
         registry.gauge("sluice.jain_index", "Fairness among tenants that waited.", lambda: self._shares.index)
 
-    def ended(self, story: Story) -> None:
-        if story.operation is not None and story.outcome is not None and story.tenant is not None:
-            self._requests.at(self._labels.of(story.tenant), story.outcome).value += 1
-            self._usage.ended(story)
+    def ended(self, record: RequestRecord) -> None:
+        if record.operation is not None and record.outcome is not None and record.tenant is not None:
+            self._requests.at(self._labels.of(record.tenant), record.outcome).value += 1
+            self._usage.ended(record)
 
     def tick(self) -> None:
         """Once a second."""
@@ -145,7 +145,7 @@ class TenantMetrics:
         show("sluice.kv.bytes", "KV memory held.", lambda: ((t, n * self._block_bytes) for t, n in held.items()), "By")
 
     def _show_usage(self, registry: Registry) -> None:
-        def show(name: str, meaning: str, unit: str, value: Callable[[Usage], float]) -> None:
+        def show(name: str, meaning: str, unit: str, value: Callable[[TenantTotals], float]) -> None:
             family = Family(name, Kind.COUNTER, unit, meaning, ("tenant",))
             registry.read(family, lambda: [((label,), value(usage)) for label, usage in self._used.items()])
 
@@ -164,7 +164,7 @@ class TenantMetrics:
         registry.before.append(self._look)
 
     def _look(self) -> None:
-        self._used = {OTHER: Usage()} | self._usage.read(self._clock())
+        self._used = {OTHER: TenantTotals()} | self._usage.read(self._clock())
 
     def _service(self) -> list[Point]:
         """What steps took, by the accounts of the fair queue; where there are none, as was predicted.
@@ -181,7 +181,7 @@ class TenantMetrics:
         standing = self._core.standing
         return _points({OTHER: 0} | {name: standing(name) for name, _ in self._accounts()})
 
-    def _accounts(self) -> list[tuple[str, Account]]:
+    def _accounts(self) -> list[tuple[str, DeficitAccount]]:
         """Of tenants that have series of their own."""
         queue = self._core.scheduler.waiting
         accounts = queue.accounts if isinstance(queue, FairQueue) else {}

@@ -7,7 +7,7 @@ from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, Sequence
 from gateway.telemetry.metrics import buckets
 from gateway.telemetry.metrics.registry import Family, Kind, Registry
-from gateway.telemetry.request_record import Story
+from gateway.telemetry.request_record import RequestRecord
 
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 _ABORT = "abort"
@@ -63,9 +63,9 @@ class VllmMetrics:
             self._gap.observe(0.0, count - 1)
         return now
 
-    def ended(self, story: Story) -> None:
-        if story.outcome is Outcome.COMPLETED and story.operation is not None and story.ended is not None:
-            self._latency.observe(story.ended - story.began)
-        for trail in story.trails:
-            reason = trail.sequence.finish_reason
+    def ended(self, record: RequestRecord) -> None:
+        if record.outcome is Outcome.COMPLETED and record.operation is not None and record.ended is not None:
+            self._latency.observe(record.ended - record.began)
+        for timeline in record.timelines:
+            reason = timeline.sequence.finish_reason
             self._successes.at(_REASONS.get(reason, _ABORT) if reason is not None else _ABORT).value += 1

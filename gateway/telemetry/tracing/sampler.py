@@ -6,7 +6,7 @@ failures and slow requests, which are therefore kept while clients ask for more 
 
 from enum import StrEnum
 
-from gateway.telemetry.request_record import Story
+from gateway.telemetry.request_record import RequestRecord
 
 TENANT_SHARE = 0.25  # of all traces, that one tenant may have
 BURST_SECONDS = 2.0  # for which an allowance that was not used is kept
@@ -50,7 +50,7 @@ class Allowance:
         self._since = now
 
 
-class Sampler:
+class TraceSampler:
     """Parent-based: a client's own decision holds, and only for a request without a client's trace the ratio decides.
 
     Errors and slow requests are taken whatever the client decided.
@@ -64,31 +64,31 @@ class Sampler:
         self._all = Allowance(most_per_second, 0.0)
         self._tenants: dict[str | None, Allowance] = {}
 
-    def because(self, story: Story) -> Because | None:
+    def because(self, record: RequestRecord) -> Because | None:
         """Why a request that has ended is to be traced; None: it is not."""
-        reason = self._reason(story)
-        if reason is None or self._allows(story, reason in (Because.ERROR, Because.SLOW)):
+        reason = self._reason(record)
+        if reason is None or self._allows(record, reason in (Because.ERROR, Because.SLOW)):
             return reason
         self.num_capped += 1
         return None
 
-    def _reason(self, story: Story) -> Because | None:
-        if story.error is not None:
+    def _reason(self, record: RequestRecord) -> Because | None:
+        if record.error is not None:
             return Because.ERROR
-        if story.tenant is None:  # a probe
+        if record.tenant is None:  # a probe
             return None
-        if story.has_failed:
+        if record.has_failed:
             return Because.ERROR
-        if longest_wait(story) >= self._slow_seconds:
+        if longest_wait(record) >= self._slow_seconds:
             return Because.SLOW
-        trace = story.trace
+        trace = record.trace
         if trace.parent_id is not None:
             return Because.CLIENT if trace.client_samples else None
         return Because.RATIO if trace.trace_id % 2**64 < self._below else None
 
-    def _allows(self, story: Story, reserved: bool) -> bool:
-        now = story.ended if story.ended is not None else story.began
-        tenant = self._tenants.get(story.tenant) or self._new_tenant(story.tenant, now)
+    def _allows(self, record: RequestRecord, reserved: bool) -> bool:
+        now = record.ended if record.ended is not None else record.began
+        tenant = self._tenants.get(record.tenant) or self._new_tenant(record.tenant, now)
         if not (tenant.has(reserved, now) and self._all.has(reserved, now)):
             return False
         tenant.take()
@@ -104,16 +104,18 @@ class Sampler:
         return allowance
 
 
-def longest_wait(story: Story) -> float:
+def longest_wait(record: RequestRecord) -> float:
     """Seconds that a request waited at a stretch: for its first token, for memory, or for its client to read."""
-    ended = story.began if story.ended is None else story.ended
-    first = story.first_token
-    longest = (ended if first is None else first) - story.began
-    for trail in story.trails:
-        if trail.ended is not None:
-            longest = max(longest, ended - trail.ended)
-        if trail.preempted:
-            longest = max(longest, _longest_without_memory(trail.preempted, trail.resumed, trail.ended or ended))
+    ended = record.began if record.ended is None else record.ended
+    first = record.first_token
+    longest = (ended if first is None else first) - record.began
+    for timeline in record.timelines:
+        if timeline.ended is not None:
+            longest = max(longest, ended - timeline.ended)
+        if timeline.preempted:
+            longest = max(
+                longest, _longest_without_memory(timeline.preempted, timeline.resumed, timeline.ended or ended)
+            )
     return longest
 
 

@@ -20,11 +20,11 @@ from opentelemetry.trace import SpanContext, SpanKind
 
 from backend.scheduler.sequence import FinishReason
 from gateway.telemetry import semconv
-from gateway.telemetry.request_record import Chunk, StoreCall, Story, Trail
+from gateway.telemetry.request_record import Chunk, RequestRecord, SequenceTimeline, StoreCall
 from gateway.telemetry.tracing import attributes
 from gateway.telemetry.tracing.sampler import Because
 from gateway.telemetry.tracing.span_tree import MAX_EVENTS, Attributes, Moment, SpanTree, text
-from gateway.tenants.effective_policy import KvShape
+from gateway.tenants.effective_policy import KVShape
 from quotas.store.scripts import Script
 
 MAX_SEQUENCES = 16  # of one request, whose prefill and decode are shown
@@ -46,22 +46,22 @@ _CUT_SHORT = {
 
 
 def spans_of(
-    story: Story, resource: Resource, kv: KvShape, because: Because, settled: float | None
+    record: RequestRecord, resource: Resource, kv: KVShape, because: Because, settled: float | None
 ) -> list[ReadableSpan]:
     """The spans of a request that has ended; the store knew what it used at the moment `settled`, if it had to know."""
-    return RequestTrace(story, resource, kv).spans(because, settled)
+    return RequestTrace(record, resource, kv).spans(because, settled)
 
 
 class RequestTrace:
-    def __init__(self, story: Story, resource: Resource, kv: KvShape) -> None:
-        self._story = story
+    def __init__(self, record: RequestRecord, resource: Resource, kv: KVShape) -> None:
+        self._record = record
         self._kv = kv
-        self._tree = SpanTree(resource, story.trace.trace_id, story.trace.state)
-        self._root = self._tree.context(story.trace.span_id)
-        self._began = story.began
-        self._ended = story.began if story.ended is None else story.ended
-        self._calls = story.store_calls  # those that are not in a span yet
-        self._served = [trail for trail in story.trails if trail.admitted is not None]
+        self._tree = SpanTree(resource, record.trace.trace_id, record.trace.state)
+        self._root = self._tree.context(record.trace.span_id)
+        self._began = record.began
+        self._ended = record.began if record.ended is None else record.ended
+        self._calls = record.store_calls  # those that are not in a span yet
+        self._served = [timeline for timeline in record.timelines if timeline.admitted is not None]
         self._max_moments = max(FEWEST_EVENTS, MAX_EVENTS // max(1, len(self._served)))
 
     def spans(self, because: Because, settled: float | None) -> list[ReadableSpan]:
@@ -76,101 +76,103 @@ class RequestTrace:
         return self._tree.spans
 
     def _add_root(self, because: Because) -> None:
-        story, parent = self._story, self._story.trace.parent_id
-        route = _route(story.path)
-        body_read = [] if story.body_read is None else [self._moment(story.body_read, semconv.EVENT_BODY_READ)]
+        record, parent = self._record, self._record.trace.parent_id
+        route = _route(record.path)
+        body_read = [] if record.body_read is None else [self._moment(record.body_read, semconv.EVENT_BODY_READ)]
         self._tree.add(
-            f"{story.method} {route}",
+            f"{record.method} {route}",
             self._ns(self._began),
             self._ns(self._ended),
             None if parent is None else self._tree.context(parent, is_remote=True),
-            {**attributes.of_request(story, route, self._kv, self._ended), semconv.SAMPLED_BECAUSE: because.value},
+            {**attributes.of_request(record, route, self._kv, self._ended), semconv.SAMPLED_BECAUSE: because.value},
             kind=SpanKind.SERVER,
-            failed=story.has_failed,
+            failed=record.has_failed,
             moments=body_read,
-            span_id=story.trace.span_id,
+            span_id=record.trace.span_id,
         )
 
     def _add_auth(self) -> None:
-        story = self._story
-        if story.authenticated is not None:
-            self._add(semconv.SPAN_AUTH, self._began, story.authenticated, {})
-        elif story.error is not None:
-            self._add(semconv.SPAN_AUTH, self._began, self._ended, attributes.of_failure(story))
+        record = self._record
+        if record.authenticated is not None:
+            self._add(semconv.SPAN_AUTH, self._began, record.authenticated, {})
+        elif record.error is not None:
+            self._add(semconv.SPAN_AUTH, self._began, self._ended, attributes.of_failure(record))
 
     def _add_reserve(self) -> None:
-        story = self._story
-        if story.reserving is None:
+        record = self._record
+        if record.reserving is None:
             return
-        if story.reserved is not None:
-            span = self._add(semconv.SPAN_RESERVE, story.reserving, story.reserved, {})
-            self._add_store_calls(span, story.reserving, story.reserved)
+        if record.reserved is not None:
+            span = self._add(semconv.SPAN_RESERVE, record.reserving, record.reserved, {})
+            self._add_store_calls(span, record.reserving, record.reserved)
         else:
-            span = self._add_last(semconv.SPAN_RESERVE, story.reserving, self._ended, {})
-            self._add_store_calls(span, story.reserving, self._ended)
+            span = self._add_last(semconv.SPAN_RESERVE, record.reserving, self._ended, {})
+            self._add_store_calls(span, record.reserving, self._ended)
 
     def _add_queue(self) -> None:
-        story, queued = self._story, self._story.queued
+        record, queued = self._record, self._record.queued
         if queued is None:
-            if story.reserved is not None and story.error is not None:  # it was not let in
-                self._add_last(semconv.SPAN_QUEUE, story.reserved, self._ended, {})
+            if record.reserved is not None and record.error is not None:  # it was not let in
+                self._add_last(semconv.SPAN_QUEUE, record.reserved, self._ended, {})
             return
-        admitted = story.admitted
-        left = max(trail.ended or self._ended for trail in story.trails) if admitted is None else admitted
-        values = attributes.of_queue(story, self._kv, left - queued)
+        admitted = record.admitted
+        left = max(timeline.ended or self._ended for timeline in record.timelines) if admitted is None else admitted
+        values = attributes.of_queue(record, self._kv, left - queued)
         if self._served:
             self._add(semconv.SPAN_QUEUE, queued, left, values)
         else:
-            self._add_last(semconv.SPAN_QUEUE, queued, left, values, self._cut_short(story.trails[0], left))
+            self._add_last(semconv.SPAN_QUEUE, queued, left, values, self._cut_short(record.timelines[0], left))
 
     def _add_generation(self) -> None:
         if not self._served:
             return
-        story = self._story
-        began = min(trail.admitted for trail in self._served if trail.admitted is not None)
-        name = f"{story.operation} {text(story.model or '')}"
-        span = self._add_last(name, began, self._generated, attributes.of_generation(story))
-        several = len(story.trails) > 1
-        for trail in self._served[:MAX_SEQUENCES]:
-            self._add_sequence(span, trail, {semconv.SEQUENCE_INDEX: story.trails.index(trail)} if several else {})
+        record = self._record
+        began = min(timeline.admitted for timeline in self._served if timeline.admitted is not None)
+        name = f"{record.operation} {text(record.model or '')}"
+        span = self._add_last(name, began, self._generated, attributes.of_generation(record))
+        several = len(record.timelines) > 1
+        for timeline in self._served[:MAX_SEQUENCES]:
+            self._add_sequence(
+                span, timeline, {semconv.SEQUENCE_INDEX: record.timelines.index(timeline)} if several else {}
+            )
 
-    def _add_sequence(self, parent: SpanContext, trail: Trail, which: Attributes) -> None:
-        assert trail.admitted is not None
-        first, ended = trail.first_token, trail.ended or self._ended
-        moments = self._moments(trail, ended)
+    def _add_sequence(self, parent: SpanContext, timeline: SequenceTimeline, which: Attributes) -> None:
+        assert timeline.admitted is not None
+        first, ended = timeline.first_token, timeline.ended or self._ended
+        moments = self._moments(timeline, ended)
         until = ended if first is None else first
         before = [moment for moment in moments if first is None or moment.at < self._ns(first)]
         self._add(
             semconv.SPAN_PREFILL,
-            trail.admitted,
+            timeline.admitted,
             until,
-            {**which, **attributes.of_prefill(trail)},
+            {**which, **attributes.of_prefill(timeline)},
             parent,
             before,
         )
         if first is not None:
             rest = [self._moment(first, semconv.EVENT_FIRST_TOKEN), *moments[len(before) :]]
-            self._add(semconv.SPAN_DECODE, first, ended, {**which, **attributes.of_decode(trail)}, parent, rest)
+            self._add(semconv.SPAN_DECODE, first, ended, {**which, **attributes.of_decode(timeline)}, parent, rest)
 
-    def _moments(self, trail: Trail, ended: float) -> list[Moment]:
+    def _moments(self, timeline: SequenceTimeline, ended: float) -> list[Moment]:
         """What befell a sequence, in the order of time."""
         most = self._max_moments
-        moments = [self._chunk(chunk) for chunk in trail.chunks[:most]]
-        moments += [self._moment(at, semconv.EVENT_PREEMPTED) for at in trail.preempted[:most]]
-        moments += [self._moment(at, semconv.EVENT_RESUMED) for at in trail.resumed[:most]]
-        if trail.preempted:
+        moments = [self._chunk(chunk) for chunk in timeline.chunks[:most]]
+        moments += [self._moment(at, semconv.EVENT_PREEMPTED) for at in timeline.preempted[:most]]
+        moments += [self._moment(at, semconv.EVENT_RESUMED) for at in timeline.resumed[:most]]
+        if timeline.preempted:
             moments.sort(key=lambda moment: moment.at)
-        return moments + self._cut_short(trail, ended)
+        return moments + self._cut_short(timeline, ended)
 
-    def _cut_short(self, trail: Trail, ended: float) -> list[Moment]:
+    def _cut_short(self, timeline: SequenceTimeline, ended: float) -> list[Moment]:
         """Why it ended early, if it did."""
-        reason = trail.sequence.finish_reason
+        reason = timeline.sequence.finish_reason
         return [self._moment(ended, _CUT_SHORT[reason])] if reason in _CUT_SHORT else []
 
     def _add_settle(self, settled: float | None) -> None:
-        if self._story.grant is None:
+        if self._record.grant is None:
             return
-        began = self._generated if self._story.settling is None else self._story.settling
+        began = self._generated if self._record.settling is None else self._record.settling
         ended = began if settled is None else settled
         span = self._add(semconv.SPAN_SETTLE, began, ended, {})
         self._add_store_calls(span, began, ended)
@@ -195,16 +197,16 @@ class RequestTrace:
     @property
     def _generated(self) -> float:
         """When the last of its tokens was with the client, or nobody waited for one any more."""
-        story = self._story
-        ended = max((trail.ended or self._ended for trail in story.trails), default=self._ended)
-        return ended if story.settling is None else max(ended, story.settling)
+        record = self._record
+        ended = max((timeline.ended or self._ended for timeline in record.timelines), default=self._ended)
+        return ended if record.settling is None else max(ended, record.settling)
 
     def _add_last(
         self, name: str, began: float, ended: float, values: Attributes, moments: list[Moment] | None = None
     ) -> SpanContext:
         """The phase in which a request ended: what it failed of, it failed of there."""
-        failure = attributes.of_failure(self._story)
-        return self._add(name, began, ended, {**values, **failure}, None, moments, failed=self._story.has_failed)
+        failure = attributes.of_failure(self._record)
+        return self._add(name, began, ended, {**values, **failure}, None, moments, failed=self._record.has_failed)
 
     def _add(
         self,
@@ -234,7 +236,7 @@ class RequestTrace:
         return Moment(self._ns(at), name)
 
     def _ns(self, moment: float) -> int:
-        return self._story.unix_ns(moment)
+        return self._record.unix_ns(moment)
 
 
 def _route(path: str) -> str:

@@ -14,8 +14,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import Link, SpanContext
 
 from gateway.telemetry import semconv
-from gateway.telemetry.core_observer import Step
-from gateway.telemetry.request_record import Story
+from gateway.telemetry.core_observer import CompletedStep
+from gateway.telemetry.request_record import RequestRecord
 from gateway.telemetry.tracing.span_tree import SAMPLED, Attributes, SpanTree
 
 PATIENCE = 60.0  # seconds that a step waits for its requests to end
@@ -40,7 +40,11 @@ class StepSpans:
     """Keeps `per_second` steps at most. `live` are the requests being served; each is told of once, by `ended`."""
 
     def __init__(
-        self, resource: Resource, per_second: float, live: Set[Story], emit: Callable[[list[ReadableSpan]], object]
+        self,
+        resource: Resource,
+        per_second: float,
+        live: Set[RequestRecord],
+        emit: Callable[[list[ReadableSpan]], object],
     ) -> None:
         self._resource = resource
         self._live = live
@@ -48,27 +52,27 @@ class StepSpans:
         self._interval = 1 / per_second if per_second else float("inf")
         self._due = float("-inf") if per_second else float("inf")  # when the next step may be kept
         self._kept: deque[StepRecord] = deque()  # in the order of their completion
-        self._of: dict[Story, list[StepRecord]] = {}
+        self._of: dict[RequestRecord, list[StepRecord]] = {}
 
-    def completed(self, step: Step) -> None:
+    def completed(self, step: CompletedStep) -> None:
         if step.completed < self._due:
             return
         self._due = step.completed + self._interval
         record = StepRecord(step.completed, step.completed - step.planned, _attributes(step))
-        served = set(step.flight.sequences)
-        for story in self._live:
-            if any(trail.sequence in served for trail in story.trails):
-                self._wait(story, record)
+        served = set(step.scheduled.sequences)
+        for request_record in self._live:
+            if any(timeline.sequence in served for timeline in request_record.timelines):
+                self._wait(request_record, record)
         if record.num_open:
             self._kept.append(record)
         self._let_go(step.completed - PATIENCE)
 
-    def ended(self, story: Story, is_traced: bool) -> None:
+    def ended(self, request_record: RequestRecord, is_traced: bool) -> None:
         """A request has; steps that waited for it alone are sent, if any that they served is traced."""
-        for record in self._of.pop(story, ()):
+        for record in self._of.pop(request_record, ()):
             record.num_open -= 1
             if is_traced and not record.is_done and len(record.links) < MAX_LINKS:
-                _link(record, story)
+                _link(record, request_record)
             if not record.num_open:
                 self._finish(record)
 
@@ -76,8 +80,8 @@ class StepSpans:
         """Send those that still wait."""
         self._let_go(float("inf"))
 
-    def _wait(self, story: Story, record: StepRecord) -> None:
-        records = self._of.setdefault(story, [])
+    def _wait(self, request_record: RequestRecord, record: StepRecord) -> None:
+        records = self._of.setdefault(request_record, [])
         if len(records) < MAX_STEPS:
             records.append(record)
             record.num_open += 1
@@ -99,18 +103,18 @@ class StepSpans:
         record.is_done = True
 
 
-def _link(record: StepRecord, story: Story) -> None:
-    record.ended_ns = record.ended_ns or story.unix_ns(record.completed)
-    record.links.append(Link(SpanContext(story.trace.trace_id, story.trace.span_id, False, SAMPLED)))
+def _link(record: StepRecord, request_record: RequestRecord) -> None:
+    record.ended_ns = record.ended_ns or request_record.unix_ns(record.completed)
+    record.links.append(Link(SpanContext(request_record.trace.trace_id, request_record.trace.span_id, False, SAMPLED)))
 
 
-def _attributes(step: Step) -> dict[str, int]:
+def _attributes(step: CompletedStep) -> dict[str, int]:
     return {
-        semconv.STEP: step.flight.batch.step,
+        semconv.STEP: step.scheduled.batch.step,
         semconv.STEP_SEQUENCES: step.num_sequences,
         semconv.STEP_DECODES: step.num_decodes,
         semconv.STEP_PREFILL_TOKENS: step.prefill_tokens,
-        semconv.STEP_ADMITTED: len(step.flight.admitted),
+        semconv.STEP_ADMITTED: len(step.scheduled.admitted),
         semconv.STEP_DEVICE_US: round(step.elapsed * 1e6),
         semconv.STEP_PLANNING_US: round(step.planning * 1e6),
     }

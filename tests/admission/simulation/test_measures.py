@@ -6,13 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admission.simulation.statistics import MOST_INTERVALS, Histogram, ServiceGap, Timeline, jain_index, quantile
+from admission.simulation.statistics import (
+    MOST_INTERVALS,
+    QuantileHistogram,
+    ServiceGap,
+    Timeline,
+    jain_index,
+    quantile,
+)
 from admission.simulation.svg import linear_ticks, log_ticks
 
 
 @given(st.lists(st.floats(1e-4, 1e4), min_size=1), st.floats(0.01, 1))
 def test_a_histogram_knows_quantiles_to_one_percent(values: list[float], share: float) -> None:
-    histogram = Histogram()
+    histogram = QuantileHistogram()
     for value in values:
         histogram.add(value)
     exact = quantile(sorted(values), share)
@@ -21,7 +28,7 @@ def test_a_histogram_knows_quantiles_to_one_percent(values: list[float], share: 
 
 
 def test_nothing_has_no_quantile_and_no_evenness() -> None:
-    assert quantile([], 0.5) is None and Histogram().quantiles([0.5]) == [None] and jain_index([]) is None
+    assert quantile([], 0.5) is None and QuantileHistogram().quantiles([0.5]) == [None] and jain_index([]) is None
 
 
 def test_jain_is_one_for_equals_and_one_in_n_for_a_monopoly() -> None:

@@ -35,9 +35,9 @@ def decisions(core: Core, seed: int) -> list[Batch | None]:
         plans.append(core.plan(float(n)))
         core.take_ended()
         if core.scheduler.in_flight and random.random() < 0.7:
-            flight = core.scheduler.in_flight[0]
+            scheduled = core.scheduler.in_flight[0]
             elapsed = random.uniform(0.001, 0.02)
-            core.complete(StepOutput(flight.batch.step, [0] * len(flight.sampled), elapsed), float(n))
+            core.complete(StepOutput(scheduled.batch.step, [0] * len(scheduled.sampled), elapsed), float(n))
     return plans
 
 

@@ -24,7 +24,7 @@ from backend.model.weights import empty_weights
 from backend.paged_kv.kv_cache import KVCache
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Admitted, Batch
-from backend.worker.device_stream import CpuLane, Work
+from backend.worker.device_stream import CpuStream, Work
 from backend.worker.model_runner import ModelRunner
 from tests.backend.runners import MODEL, EagerGraph
 
@@ -40,7 +40,7 @@ FILTERED = SamplingParams(top_k=50, top_p=0.9)
 PENALISED = SamplingParams(top_p=0.9, presence_penalty=1)
 
 
-class PaperGpu(CpuLane):
+class PaperGpu(CpuStream):
     """Does at once what it is given; of host memory, tokens have none, for they cannot be copied from nothing."""
 
     device = META

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from backend.kernels.cpu import select_ops
-from backend.worker.device_stream import CpuLane, CudaLane, make_lane
+from backend.worker.device_stream import CpuStream, CudaStream, make_device_stream
 
 
 def test_on_a_cpu_waiting_is_doing() -> None:
-    lane, done = CpuLane(), []
+    lane, done = CpuStream(), []
     running = [lane.launch(lambda n=n: done.append(n)) for n in range(3)]  # type: ignore[misc]
     assert done == []
     times = [step.wait() for step in running]
@@ -53,7 +53,7 @@ class PaperCuda:
 
 def test_cuda_is_timed_around_the_work_and_waited_for_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = PaperCuda(monkeypatch)
-    running = CudaLane(torch.device("cuda:0")).launch(lambda: cuda.calls.append("work"))
+    running = CudaStream(torch.device("cuda:0")).launch(lambda: cuda.calls.append("work"))
     assert cuda.calls == ["record", "work", "record"]
     assert running.wait() == pytest.approx(0.002)
     assert cuda.calls[3:] == ["synchronize"]
@@ -61,7 +61,7 @@ def test_cuda_is_timed_around_the_work_and_waited_for_at_its_end(monkeypatch: py
 
 def test_graphs_share_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = PaperCuda(monkeypatch)
-    lane = CudaLane(torch.device("cuda:0"))
+    lane = CudaStream(torch.device("cuda:0"))
     for _ in range(2):
         lane.capture(lambda: cuda.calls.append("work"))
     assert cuda.calls == ["capture", "work"] * 2
@@ -75,4 +75,4 @@ def test_kernels_that_ask_the_host_are_not_recorded(
 ) -> None:
     PaperCuda(monkeypatch)
     device = torch.device("cuda:0")
-    assert make_lane(device, select_ops(device, torch.bfloat16, kernels).captures).captures is captures
+    assert make_device_stream(device, select_ops(device, torch.bfloat16, kernels).captures).captures is captures

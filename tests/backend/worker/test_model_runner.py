@@ -12,7 +12,7 @@ from backend.errors import DeviceError, MemoryExhausted
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import NO_TOKEN, Admitted, Batch
 from backend.worker import graph_shapes
-from backend.worker.device_stream import CpuLane, Running, Work
+from backend.worker.device_stream import CpuStream, Running, Work
 from backend.worker.executor import PendingStep
 from backend.worker.model_runner import ModelRunner
 from tests.backend.runners import CONFIG, EagerGraphLane, generate, make_runner
@@ -199,7 +199,7 @@ def test_padding_beside_prompts_reads_and_writes_nobodys_memory() -> None:
     assert torch.equal(runner.kv.blocks, before)
 
 
-class CountingLane(CpuLane):
+class CountingLane(CpuStream):
     """Remembers the host memory that was asked for."""
 
     def __init__(self) -> None:
@@ -293,7 +293,7 @@ def test_a_step_that_finds_no_memory_is_lost_and_nothing_else(
 
 
 def test_a_cpu_says_in_words_that_it_has_no_memory() -> None:
-    class Greedy(CpuLane):
+    class Greedy(CpuStream):
         def launch(self, work: Work) -> Running:
             return super().launch(lambda: torch.empty(1 << 50))
 

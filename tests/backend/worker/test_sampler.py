@@ -9,7 +9,8 @@ from torch import Tensor
 
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Admitted
-from backend.worker.sampler import SlotSampler, SlotSampling, cutoffs, uniforms
+from backend.worker.sampler import SlotSampler, cutoffs, uniforms
+from backend.worker.slot_sampling import SlotSampling
 
 VOCAB = 50
 DRAWS = 20_000

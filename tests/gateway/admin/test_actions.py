@@ -13,9 +13,9 @@ from gateway.admin.rows import Reasons
 from gateway.errors import AuditUnavailable, BadRequest, CancelledByAdmin, RequestNotFound
 from gateway.http.request_scope import RequestScope
 from gateway.tenants.key_source import KeyChange
-from gateway.tenants.live_policy import Policies
+from gateway.tenants.live_policy import LivePolicy
 from tests.gateway.admin.test_history import Site
-from tests.gateway.telemetry.stories import a_story
+from tests.gateway.telemetry.records import a_record
 
 ONE = "tenants:\n  acme:\n    weight: 2\n"
 TWO = "tenants:\n  acme:\n    weight: 3\n"
@@ -27,7 +27,7 @@ class Desk(Site):
         self.folder = folder
         if policy is not None:
             self.edit(policy)
-        self.policies = Policies(folder / "policy.yaml" if policy is not None else None)
+        self.policies = LivePolicy(folder / "policy.yaml" if policy is not None else None)
         self.drains = 0
         self.audit = AuditLog(folder / "audit.log")
         requests = LiveRequests(self.telemetry, self.history, Reasons(self.core.scheduler))
@@ -53,7 +53,9 @@ class Desk(Site):
 async def serve(desk: Desk, request_id: str, ended: list[Any]) -> None:
     """A request that would take for ever."""
     async with RequestScope({}, _silence, _nothing) as scope:
-        desk.telemetry.live.add(a_story(request_id=request_id, response_id=None, scope=scope, ended=None, trails=[]))
+        desk.telemetry.live.add(
+            a_record(request_id=request_id, response_id=None, scope=scope, ended=None, timelines=[])
+        )
         await asyncio.Event().wait()
     ended.append(scope.error)
 
@@ -90,9 +92,9 @@ async def test_a_request_that_ends_by_itself_meanwhile_was_not_cancelled(tmp_pat
     desk, ended = Desk(tmp_path), []  # type: ignore[var-annotated]
     task = asyncio.create_task(serve(desk, "r1", ended))
     await asyncio.sleep(0)
-    (story,) = desk.telemetry.live
-    assert story.scope is not None
-    story.scope.fail(BadRequest("something else"))
+    (request_record,) = desk.telemetry.live
+    assert request_record.scope is not None
+    request_record.scope.fail(BadRequest("something else"))
     with pytest.raises(RequestNotFound, match="ended by itself"):
         await desk.actions.cancel("key 1", "r1")
     await task
@@ -102,14 +104,14 @@ async def test_a_request_that_ends_by_itself_meanwhile_was_not_cancelled(tmp_pat
 async def test_a_request_whose_error_is_on_its_way_was_not_cancelled(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     async with RequestScope({}, _silence, _nothing) as scope:
-        desk.telemetry.live.add(a_story(request_id="r1", scope=scope, ended=None, trails=[]))
+        desk.telemetry.live.add(a_record(request_id="r1", scope=scope, ended=None, timelines=[]))
     with pytest.raises(RequestNotFound, match="ended by itself"):
         await desk.actions.cancel("key 1", "r1")
 
 
 async def test_a_request_whose_body_still_comes_cannot_be_cancelled_yet(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
-    desk.telemetry.live.add(a_story(request_id="r1", scope=None, body_read=None))
+    desk.telemetry.live.add(a_record(request_id="r1", scope=None, body_read=None))
     with pytest.raises(BadRequest, match="still being read"):
         await desk.actions.cancel("key 1", "r1")
 

@@ -11,13 +11,13 @@ from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import StepOutput
 from backend.scheduler.sequence import Sequence
 from gateway.admin.history import MAX_ENDED, MAX_OF_STRANGERS, MAX_REFUSALS, WINDOW, Charges, History, Shares
-from gateway.admin.record import MAX_LEGS, MAX_WORDS
+from gateway.admin.request_summary import MAX_LEGS, MAX_WORDS
 from gateway.errors import BadRequest, InvalidApiKey, ModelNotFound, RateLimited
 from gateway.telemetry.core_observer import WatchedCore
-from gateway.telemetry.request_record import Story
+from gateway.telemetry.request_record import RequestRecord
 from gateway.telemetry.telemetry import Telemetry
 from tests.gateway.admin.clock import Clock
-from tests.gateway.telemetry.stories import a_sequence, a_story, a_trail
+from tests.gateway.telemetry.records import a_record, a_sequence, a_timeline
 from tests.gateway.telemetry.test_core_observer import ENGINE
 
 
@@ -31,12 +31,12 @@ class Site:
         self.history = History(self.telemetry, self.core.scheduler)
         self.core.on_step.append(self.history.step_completed)
 
-    def arrive(self, name: str, prompt: int = 4, max_tokens: int = 4) -> Story:
+    def arrive(self, name: str, prompt: int = 4, max_tokens: int = 4) -> RequestRecord:
         sequence = Sequence(name, "acme", [1] * prompt, SamplingParams(), max_tokens, 0, frozenset())
         self.core.arrive(sequence, self.clock())
-        story = a_story(trails=[self.core.trail(sequence)], ended=None, outcome=None, service_class="usual")
-        self.telemetry.live.add(story)
-        return story
+        record = a_record(timelines=[self.core.timeline(sequence)], ended=None, outcome=None, service_class="usual")
+        self.telemetry.live.add(record)
+        return record
 
     def step(self, seconds: float = 0.01) -> None:
         assert self.core.plan(self.clock()) is not None
@@ -56,9 +56,9 @@ def site() -> Site:
     return Site()
 
 
-def refused(**changes: Any) -> Story:
+def refused(**changes: Any) -> RequestRecord:
     error = RateLimited("Your tenant's limit requests/min is 2: this request asks for 1 and 0 are left.")
-    return a_story(**({"error": error, "outcome": Outcome.REFUSED, "status": 429, "trails": []} | changes))
+    return a_record(**({"error": error, "outcome": Outcome.REFUSED, "status": 429, "timelines": []} | changes))
 
 
 def test_steps_tell_first_tokens_and_gaps_and_load(site: Site) -> None:
@@ -104,34 +104,37 @@ def test_what_waits_is_counted_by_class(site: Site) -> None:
 
 
 def test_refusals_count_as_requests_and_apart(site: Site) -> None:
-    site.history.request_ended(a_story())
+    site.history.request_ended(a_record())
     site.history.request_ended(refused())
-    site.history.request_ended(a_story(outcome=Outcome.INVALID, error=BadRequest("no", "prompt")))
+    site.history.request_ended(a_record(outcome=Outcome.INVALID, error=BadRequest("no", "prompt")))
     assert site.point("requests") == 3
     site.history.request_ended(refused())
     assert site.point("refused") == 1
 
 
 def test_probes_and_lists_of_models_are_no_requests(site: Site) -> None:
-    site.history.request_ended(a_story(operation=None, trails=[]))
+    site.history.request_ended(a_record(operation=None, timelines=[]))
     assert site.point("requests") == 0
     assert not site.history.ended and not site.history.refusals()
 
 
 def test_a_tenants_sums_are_of_all_its_requests(site: Site) -> None:
-    for story in (a_story(), a_story(), refused(), a_story(tenant="other")):
-        site.history.request_ended(story)
+    for record in (a_record(), a_record(), refused(), a_record(tenant="other")):
+        site.history.request_ended(record)
     acme = site.history.totals["acme"]
     assert (acme.requests, acme.refused, acme.prompt_tokens, acme.output_tokens) == (3, 1, 20, 8)
     assert site.history.totals["other"].requests == 1
 
 
 def test_a_tenants_sums_are_of_all_prompts_of_a_request_however_many_of_them_are_kept(site: Site) -> None:
-    story = a_story(trails=[a_trail() for _ in range(MAX_LEGS + 4)])
-    site.history.request_ended(story)
-    (record,) = site.history.ended
-    assert len(record.legs) == MAX_LEGS
-    assert (record.num_prompt_tokens, record.num_output_tokens) == (story.num_prompt_tokens, story.num_output_tokens)
+    record = a_record(timelines=[a_timeline() for _ in range(MAX_LEGS + 4)])
+    site.history.request_ended(record)
+    (summary,) = site.history.ended
+    assert len(summary.legs) == MAX_LEGS
+    assert (summary.num_prompt_tokens, summary.num_output_tokens) == (
+        record.num_prompt_tokens,
+        record.num_output_tokens,
+    )
     acme = site.history.totals["acme"]
     assert (acme.prompt_tokens, acme.output_tokens) == (10 * (MAX_LEGS + 4), 4 * (MAX_LEGS + 4))
 
@@ -139,7 +142,7 @@ def test_a_tenants_sums_are_of_all_prompts_of_a_request_however_many_of_them_are
 def test_refusals_come_newest_first_and_are_bounded(site: Site) -> None:
     for number in range(MAX_REFUSALS + 10):
         site.history.request_ended(refused(request_id=f"r{number}", ended=100.0 + number))
-    ids = [record.request_id for record in site.history.refusals()]
+    ids = [summary.request_id for summary in site.history.refusals()]
     assert len(ids) == MAX_REFUSALS
     assert ids[:2] == [f"r{MAX_REFUSALS + 9}", f"r{MAX_REFUSALS + 8}"]
 
@@ -149,43 +152,43 @@ def test_who_has_no_key_cannot_push_out_the_refusals_of_tenants(site: Site) -> N
     for number in range(10_000):
         error = InvalidApiKey("Incorrect API key provided.")
         site.history.request_ended(
-            a_story(tenant=None, error=error, outcome=Outcome.INVALID, trails=[], ended=101.0 + number)
+            a_record(tenant=None, error=error, outcome=Outcome.INVALID, timelines=[], ended=101.0 + number)
         )
-    ids = [record.request_id for record in site.history.refusals()]
+    ids = [summary.request_id for summary in site.history.refusals()]
     assert ids[-1] == "ours" and len(ids) == MAX_OF_STRANGERS + 1
-    assert [record.request_id for record in site.history.ended] == ["ours"]
+    assert [summary.request_id for summary in site.history.ended] == ["ours"]
     assert None not in site.history.totals
 
 
 def test_requests_that_ended_are_bounded(site: Site) -> None:
     for number in range(MAX_ENDED + 5):
-        site.history.request_ended(a_story(request_id=f"r{number}"))
+        site.history.request_ended(a_record(request_id=f"r{number}"))
     assert len(site.history.ended) == MAX_ENDED
     assert site.history.ended[0].request_id == "r5"
 
 
 def test_nothing_that_a_client_wrote_is_kept_at_length(site: Site) -> None:
     long = "x" * 100_000
-    site.history.request_ended(a_story(model=long, path=f"/v1/models/{long}", error=ModelNotFound(f"no {long}")))
-    (record,) = site.history.ended
-    assert record.refusal is not None
-    assert max(map(len, (record.model or "", record.path, record.refusal.message))) == MAX_WORDS
+    site.history.request_ended(a_record(model=long, path=f"/v1/models/{long}", error=ModelNotFound(f"no {long}")))
+    (summary,) = site.history.ended
+    assert summary.refusal is not None
+    assert max(map(len, (summary.model or "", summary.path, summary.refusal.message))) == MAX_WORDS
 
 
 def test_what_a_bad_request_quotes_is_not_kept(site: Site) -> None:
     error = BadRequest("prompt must be a string, got 'my secret'.", "prompt")
-    site.history.request_ended(a_story(error=error, outcome=Outcome.INVALID))
-    (record,) = site.history.refusals()
-    assert record.refusal is not None
-    assert (record.refusal.message, record.refusal.param) == ("prompt must be a string.", "prompt")
+    site.history.request_ended(a_record(error=error, outcome=Outcome.INVALID))
+    (summary,) = site.history.refusals()
+    assert summary.refusal is not None
+    assert (summary.refusal.message, summary.refusal.param) == ("prompt must be a string.", "prompt")
 
 
 def test_no_prompt_and_no_output_is_held_by_what_is_kept(site: Site) -> None:
-    story = a_story()
-    site.history.request_ended(story)
-    (record,) = site.history.ended
-    assert (record.num_prompt_tokens, record.num_output_tokens) == (10, 4)
-    kept = [getattr(leg, name) for leg in record.legs for name in leg.__slots__]
+    record = a_record()
+    site.history.request_ended(record)
+    (summary,) = site.history.ended
+    assert (summary.num_prompt_tokens, summary.num_output_tokens) == (10, 4)
+    kept = [getattr(leg, name) for leg in summary.legs for name in leg.__slots__]
     assert all(value is None or isinstance(value, int | float | tuple) for value in kept)
 
 

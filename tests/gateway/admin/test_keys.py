@@ -12,7 +12,7 @@ from gateway.errors import AuditUnavailable, BadRequest, InvalidApiKey, KeyNotFo
 from gateway.settings.settings import Settings
 from gateway.tenants.auth import Principal, new_key
 from gateway.tenants.key_source import KeySource
-from gateway.tenants.live_policy import Policies
+from gateway.tenants.live_policy import LivePolicy
 
 POLICY = """
 tenants:
@@ -26,7 +26,7 @@ class Site:
         path = directory / "policy.yaml"
         path.write_text(policy or "")
         self.state = directory / "state"
-        self.policies = Policies(path if policy else None)
+        self.policies = LivePolicy(path if policy else None)
         settings = Settings(state_dir=self.state, demo_key=None, pepper=None)
         self.source = KeySource(settings, self.policies.current)
         self.audit = AuditLog(self.state / "audit.log")

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from admission.outcome import Outcome
-from gateway.admin.live_requests import LiveRequests, timeline
-from gateway.admin.record import MAX_LEGS, MAX_MOMENTS, Record
+from gateway.admin.live_requests import LiveRequests, phases
+from gateway.admin.request_summary import MAX_LEGS, MAX_MOMENTS, RequestSummary
 from gateway.admin.rows import MAX_ROWS, Reasons
 from gateway.errors import BadRequest, RateLimited, RequestNotFound
-from gateway.telemetry.request_record import Story
+from gateway.telemetry.request_record import RequestRecord
 from tests.gateway.admin.test_history import Site
-from tests.gateway.telemetry.stories import a_story, a_trail
+from tests.gateway.telemetry.records import a_record, a_timeline
 
 
 class Found(Site):
@@ -19,15 +19,15 @@ class Found(Site):
         super().__init__()
         self.requests = LiveRequests(self.telemetry, self.history, Reasons(self.core.scheduler))
 
-    def begin(self, request_id: str, response_id: str | None, began: float = 100.0) -> Story:
-        story = a_story(request_id=request_id, response_id=response_id, began=began, ended=None, trails=[])
-        self.telemetry.live.add(story)
-        return story
+    def begin(self, request_id: str, response_id: str | None, began: float = 100.0) -> RequestRecord:
+        record = a_record(request_id=request_id, response_id=response_id, began=began, ended=None, timelines=[])
+        self.telemetry.live.add(record)
+        return record
 
-    def end(self, story: Story) -> None:
-        self.telemetry.live.discard(story)
-        story.ended = 101.0
-        self.history.request_ended(story)
+    def end(self, record: RequestRecord) -> None:
+        self.telemetry.live.discard(record)
+        record.ended = 101.0
+        self.history.request_ended(record)
 
 
 @pytest.fixture
@@ -36,10 +36,10 @@ def found() -> Found:
 
 
 def test_a_request_is_found_by_either_id_while_it_lives_and_after(found: Found) -> None:
-    story = found.begin("mine", "cmpl-1")
-    assert found.requests.live("mine") is found.requests.live("cmpl-1") is story
+    record = found.begin("mine", "cmpl-1")
+    assert found.requests.live("mine") is found.requests.live("cmpl-1") is record
     assert found.requests.shown("cmpl-1")["state"] == "ending"
-    found.end(story)
+    found.end(record)
     assert found.requests.shown("mine")["outcome"] == "completed"
     with pytest.raises(RequestNotFound, match="'mine' is being served"):
         found.requests.live("mine")
@@ -62,8 +62,8 @@ def test_a_client_that_takes_anothers_response_id_as_its_own_id_does_not_hide_it
 def test_what_a_tenant_has_running_is_told_oldest_first(found: Found) -> None:
     for name, began in (("late", 102.0), ("early", 101.0)):
         found.begin(name, None, began)
-    story = found.begin("of another", None)
-    story.tenant = "globex"
+    record = found.begin("of another", None)
+    record.tenant = "globex"
     assert [row["id"] for row in found.requests.live_of_tenant("acme", 50)] == ["early", "late"]
     assert [row["id"] for row in found.requests.live_of_tenant("acme", 1)] == ["early"]
 
@@ -83,7 +83,7 @@ async def test_the_oldest_are_shown_of_more_than_a_page_can_hold(found: Found) -
 
 async def test_those_that_ended_come_newest_first_with_their_waits(found: Found) -> None:
     for name in ("one", "two"):
-        found.end(a_story(request_id=name))
+        found.end(a_record(request_id=name))
     newest, _ = (await found.requests.listed())["recent"]
     assert newest["id"] == "two"
     assert newest["duration"] == pytest.approx(1.0)
@@ -93,13 +93,13 @@ async def test_those_that_ended_come_newest_first_with_their_waits(found: Found)
 
 def test_a_tenants_are_only_its_own(found: Found) -> None:
     for tenant in ("acme", "other", "acme"):
-        found.end(a_story(tenant=tenant, error=RateLimited("no"), outcome=Outcome.REFUSED))
+        found.end(a_record(tenant=tenant, error=RateLimited("no"), outcome=Outcome.REFUSED))
     assert [row["tenant"] for row in found.requests.of_tenant("acme", 10)] == ["acme", "acme"]
     assert len(found.requests.of_tenant("acme", 1)) == 1
 
 
 async def test_what_does_not_generate_is_not_listed(found: Found) -> None:
-    found.telemetry.live.add(a_story(operation=None))
+    found.telemetry.live.add(a_record(operation=None))
     assert (await found.requests.listed())["live"] == []
 
 
@@ -108,7 +108,7 @@ Told = list[tuple[str, float, float | None]]
 
 def told(**changes: Any) -> Told:
     """What happened, from when until when, in milliseconds."""
-    spans = timeline(Record.of(a_story(**changes)))
+    spans = phases(RequestSummary.of(a_record(**changes)))
     return [(s.what, round(1000 * s.at, 6), None if s.until is None else round(1000 * s.until, 6)) for s in spans]
 
 
@@ -127,35 +127,35 @@ def test_a_request_that_was_served_is_told_from_its_key_to_its_end() -> None:
 
 
 def test_details_say_how_much_and_how_it_ended() -> None:
-    details = {span.what: span.detail for span in timeline(Record.of(a_story()))}
+    details = {span.what: span.detail for span in phases(RequestSummary.of(a_record()))}
     assert details["prefill"] == "10 prompt tokens in 2 chunks"
     assert details["decode"] == "4 tokens"
     assert details["end"] == "completed"
 
 
 def test_what_still_goes_on_has_no_end() -> None:
-    trail = a_trail(first_token=None, prefilled=None, ended=None)
-    assert told(trails=[trail], ended=None, settling=None)[-2:] == [("queue", 4, 10), ("prefill", 10, None)]
-    waiting = a_trail(admitted=None, first_token=None, prefilled=None, ended=None)
-    assert told(trails=[waiting], ended=None, settling=None)[-1] == ("queue", 4, None)
-    assert told(trails=[], ended=None, settling=None, authenticated=None) == [("reserve", 3, 4)]
+    timeline = a_timeline(first_token=None, prefilled=None, ended=None)
+    assert told(timelines=[timeline], ended=None, settling=None)[-2:] == [("queue", 4, 10), ("prefill", 10, None)]
+    waiting = a_timeline(admitted=None, first_token=None, prefilled=None, ended=None)
+    assert told(timelines=[waiting], ended=None, settling=None)[-1] == ("queue", 4, None)
+    assert told(timelines=[], ended=None, settling=None, authenticated=None) == [("reserve", 3, 4)]
 
 
 def test_one_that_left_while_it_waited_waited_until_then() -> None:
-    trail = a_trail(admitted=None, first_token=None, prefilled=None, ended=100.06)
-    assert ("queue", 4, 60) in told(trails=[trail])
+    timeline = a_timeline(admitted=None, first_token=None, prefilled=None, ended=100.06)
+    assert ("queue", 4, 60) in told(timelines=[timeline])
 
 
 def test_a_refusal_says_why() -> None:
     error = RateLimited("0 are left.")
-    story = a_story(error=error, outcome=Outcome.REFUSED, trails=[], reserved=None, settling=None)
-    *_, reserve, end = timeline(Record.of(story))
+    record = a_record(error=error, outcome=Outcome.REFUSED, timelines=[], reserved=None, settling=None)
+    *_, reserve, end = phases(RequestSummary.of(record))
     assert (reserve.what, reserve.until) == ("reserve", end.at)
     assert (end.what, end.detail) == ("end", "refused: 0 are left.")
 
 
 def test_a_preemption_lasts_until_it_is_resumed() -> None:
-    shown = told(trails=[a_trail(preempted=[100.040, 100.060], resumed=[100.050])])
+    shown = told(timelines=[a_timeline(preempted=[100.040, 100.060], resumed=[100.050])])
     assert [entry for entry in shown if entry[0] in ("preempted", "resumed")] == [
         ("preempted", 40, 50),
         ("resumed", 50, None),
@@ -164,7 +164,7 @@ def test_a_preemption_lasts_until_it_is_resumed() -> None:
 
 
 def test_several_sequences_are_told_apart_and_only_so_many_of_them() -> None:
-    spans = timeline(Record.of(a_story(trails=[a_trail() for _ in range(100)])))
+    spans = phases(RequestSummary.of(a_record(timelines=[a_timeline() for _ in range(100)])))
     queues = [span.detail for span in spans if span.what == "queue"]
     assert len(queues) == MAX_LEGS
     assert set(queues) == {f"sequence {number} of 100" for number in range(1, MAX_LEGS + 1)}
@@ -172,17 +172,19 @@ def test_several_sequences_are_told_apart_and_only_so_many_of_them() -> None:
 
 def test_a_sequence_that_was_preempted_for_ever_is_told_within_bounds() -> None:
     moments = [100.03 + n / 1e5 for n in range(1000)]
-    spans = timeline(Record.of(a_story(trails=[a_trail(preempted=moments, resumed=moments)])))
+    spans = phases(RequestSummary.of(a_record(timelines=[a_timeline(preempted=moments, resumed=moments)])))
     assert sum(span.what == "preempted" for span in spans) == MAX_MOMENTS
 
 
 def test_a_record_has_the_waits_that_tables_show() -> None:
-    record = Record.of(a_story())
-    assert record.queue_seconds == pytest.approx(0.006)
-    assert record.ttft == pytest.approx(0.03)
-    assert record.unix(100.08) == pytest.approx(1_800_000_000.08)
-    waiting = Record.of(a_story(trails=[a_trail(), a_trail(admitted=None, first_token=None)]))
+    summary = RequestSummary.of(a_record())
+    assert summary.queue_seconds == pytest.approx(0.006)
+    assert summary.ttft == pytest.approx(0.03)
+    assert summary.unix(100.08) == pytest.approx(1_800_000_000.08)
+    waiting = RequestSummary.of(a_record(timelines=[a_timeline(), a_timeline(admitted=None, first_token=None)]))
     assert waiting.queue_seconds is None
-    late = Record.of(a_story(trails=[*(a_trail() for _ in range(MAX_LEGS)), a_trail(admitted=100.05)]))
+    late = RequestSummary.of(
+        a_record(timelines=[*(a_timeline() for _ in range(MAX_LEGS)), a_timeline(admitted=100.05)])
+    )
     assert late.queue_seconds == pytest.approx(0.046)
-    assert Record.of(a_story(trails=[])).ttft is None
+    assert RequestSummary.of(a_record(timelines=[])).ttft is None

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.admin.policy import MAX_POLICY_BYTES, PastedPolicy, PolicyCheck, policy_report
 from gateway.errors import RequestTooLarge
-from gateway.tenants.live_policy import MAX_CHANGES, Policies
+from gateway.tenants.live_policy import MAX_CHANGES, LivePolicy
 from quotas.policy.policy_file import parse_policy
 
 HASH = "ab" * 32
@@ -73,7 +73,7 @@ KEYS = "tenants:\n  acme:\n    keys:\n      k1: {{hmac: {}, expires: 2030-01-01}
 async def test_no_hash_of_a_key_is_in_the_policy_or_in_its_history(tmp_path: Path) -> None:
     path = tmp_path / "p.yaml"
     _write(path, KEYS.format(ONE))
-    policies = Policies(path)
+    policies = LivePolicy(path)
     _write(path, KEYS.format(TWO).replace("2030", "2031"))
     await policies.reload()
     report = await policy_report(policies)
@@ -86,7 +86,7 @@ async def test_no_hash_of_a_key_is_in_the_policy_or_in_its_history(tmp_path: Pat
 async def test_an_edit_that_is_not_valid_is_told_beside_what_holds(tmp_path: Path) -> None:
     path = tmp_path / "p.yaml"
     _write(path, "tenants: {acme: {weight: 2}}\n")
-    policies = Policies(path)
+    policies = LivePolicy(path)
     _write(path, "tenants: {acme: {wieght: 2}}\n")
     await policies.reload()
     report = await policy_report(policies)

@@ -4,7 +4,7 @@ from admission.request import Asked, AskedPrompt
 from backend.scheduler.sequence import FinishReason
 from gateway.admin import recent_traffic
 from gateway.admin.recent_traffic import MAX_REQUESTS, SECONDS, RecentTraffic, arrivals_of
-from tests.gateway.telemetry.stories import a_sequence, a_story, a_trail
+from tests.gateway.telemetry.records import a_record, a_sequence, a_timeline
 
 
 def asked(name: str, tenant: str = "acme", declared: bool = True, refusal: str | None = None) -> Asked:
@@ -16,7 +16,7 @@ def ended(traffic: RecentTraffic, name: str, tokens: int, reason: FinishReason) 
     sequence = a_sequence(name)
     sequence.output[:] = [1] * tokens
     sequence.finish_reason = reason
-    traffic.request_ended(a_story(response_id=name, trails=[a_trail(sequence=sequence)]))
+    traffic.request_ended(a_record(response_id=name, timelines=[a_timeline(sequence=sequence)]))
 
 
 def test_answers_have_the_length_they_had_and_those_cut_short_what_they_wanted() -> None:

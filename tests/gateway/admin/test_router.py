@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from gateway.admin.router import Route, Router, Visit
+from gateway.admin.router import AdminRequest, Route, Router
 from gateway.errors import MethodNotAllowed, RouteNotFound
 
 
-async def show(visit: Visit) -> dict[str, Any]:
+async def show(visit: AdminRequest) -> dict[str, Any]:
     return {}
 
 
-async def change(visit: Visit) -> dict[str, Any]:
+async def change(visit: AdminRequest) -> dict[str, Any]:
     return {}
 
 

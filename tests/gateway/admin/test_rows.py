@@ -9,10 +9,10 @@ from backend.scheduler.sequence import FinishReason
 from gateway.admin.overview import Queue, kv_map
 from gateway.admin.rows import Reasons, State, state_of
 from gateway.http.request_scope import RequestScope
-from gateway.telemetry.request_record import Story
+from gateway.telemetry.request_record import RequestRecord
 from quotas.policy.policy import DEFAULT_POLICY
 from tests.gateway.admin.test_history import Site
-from tests.gateway.telemetry.stories import a_story
+from tests.gateway.telemetry.records import a_record
 
 
 @pytest.fixture
@@ -20,8 +20,8 @@ def site() -> Site:
     return Site()
 
 
-def reason(site: Site, story: Story) -> str | None:
-    return Reasons(site.core.scheduler).of(story)
+def reason(site: Site, record: RequestRecord) -> str | None:
+    return Reasons(site.core.scheduler).of(record)
 
 
 async def queue(site: Site) -> list[dict[str, object]]:
@@ -33,54 +33,54 @@ async def queue(site: Site) -> list[dict[str, object]]:
 
 
 def test_a_request_passes_through_every_state(site: Site) -> None:
-    assert state_of(a_story(body_read=None, trails=[], settling=None)) is State.READING
-    assert state_of(a_story(trails=[], settling=None)) is State.RESERVING
-    story = site.arrive("a", prompt=12, max_tokens=3)
-    story.settling = None
-    assert state_of(story) is State.WAITING
+    assert state_of(a_record(body_read=None, timelines=[], settling=None)) is State.READING
+    assert state_of(a_record(timelines=[], settling=None)) is State.RESERVING
+    record = site.arrive("a", prompt=12, max_tokens=3)
+    record.settling = None
+    assert state_of(record) is State.WAITING
     site.step()
-    assert state_of(story) is State.PREFILL
+    assert state_of(record) is State.PREFILL
     site.step()
-    assert state_of(story) is State.DECODING
+    assert state_of(record) is State.DECODING
     site.step()
     site.step()
-    assert state_of(story) is State.ENDING
-    assert state_of(a_story()) is State.ENDING
+    assert state_of(record) is State.ENDING
+    assert state_of(a_record()) is State.ENDING
 
 
 def test_who_is_next_and_who_is_behind_are_told_the_same_cause(site: Site) -> None:
-    stories = [site.arrive(name, prompt=2, max_tokens=4) for name in "abcdef"]
-    assert reason(site, stories[-1]) == "until the next step is planned"
+    records = [site.arrive(name, prompt=2, max_tokens=4) for name in "abcdef"]
+    assert reason(site, records[-1]) == "until the next step is planned"
     site.step()
     site.step()
-    waiting = [story for story in stories if story.trails[0].admitted is None]
-    said = {reason(site, story) for story in waiting}
+    waiting = [record for record in records if record.timelines[0].admitted is None]
+    said = {reason(site, record) for record in waiting}
     assert said == {"max_num_seqs sequences were running", "behind others, because max_num_seqs sequences were running"}
-    assert all(reason(site, story) is None for story in stories if story not in waiting)
+    assert all(reason(site, record) is None for record in records if record not in waiting)
 
 
 def test_a_tenant_that_is_passed_over_is_told_its_own_limit(site: Site) -> None:
     site.core.allow("acme", 0, site.clock())
-    story = site.arrive("a")
+    record = site.arrive("a")
     assert site.core.plan(site.clock()) is None
-    assert reason(site, story) == "its tenant held as much KV memory as its limit allows"
+    assert reason(site, record) == "its tenant held as much KV memory as its limit allows"
 
 
 def test_a_sequence_that_may_generate_no_more_for_now_is_paused(site: Site) -> None:
-    story = site.arrive("a", prompt=4, max_tokens=8)
-    story.trails[0].sequence.limit_to(2)
+    record = site.arrive("a", prompt=4, max_tokens=8)
+    record.timelines[0].sequence.limit_to(2)
     site.step()
     site.step()
     assert site.core.plan(site.clock()) is None
-    assert reason(site, story) == "paused: its tenant's token limit had no more for it yet"
+    assert reason(site, record) == "paused: its tenant's token limit had no more for it yet"
 
 
 async def test_a_client_that_does_not_read_is_named(site: Site) -> None:
     scope = RequestScope({}, _never, _unheard)
-    story = a_story(scope=scope, trails=[])
-    assert reason(site, story) is None
+    record = a_record(scope=scope, timelines=[])
+    assert reason(site, record) is None
     scope.writing_since = asyncio.get_running_loop().time() - 3.0
-    assert str(reason(site, story)).startswith("its client reads slowly: a write has waited 3.")
+    assert str(reason(site, record)).startswith("its client reads slowly: a write has waited 3.")
 
 
 async def _never() -> Any:
@@ -133,9 +133,9 @@ async def test_the_map_names_the_owner_of_every_block(site: Site) -> None:
 
 
 async def test_blocks_of_one_that_was_cut_short_stay_its_own_until_the_step_is_over(site: Site) -> None:
-    story = site.arrive("a", prompt=8)
+    record = site.arrive("a", prompt=8)
     assert site.core.plan(site.clock()) is not None
-    site.core.finish(story.trails[0].sequence, FinishReason.CANCELLED, site.clock())
+    site.core.finish(record.timelines[0].sequence, FinishReason.CANCELLED, site.clock())
     scheduler = site.core.scheduler
     used = scheduler.config.num_blocks - scheduler.pool.num_free
     runs = (await kv_map(scheduler, 8))["runs"]

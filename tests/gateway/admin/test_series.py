@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admin.series import NUMBERS, SECONDS, Gauges, Series, median_and_p99
+from gateway.admin.series import NUMBERS, SECONDS, Gauges, RecentSeries, median_and_p99
 from tests.gateway.admin.clock import Clock
 
 
@@ -16,27 +16,27 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def series(clock: Clock) -> Series:
-    return Series(clock)
+def series(clock: Clock) -> RecentSeries:
+    return RecentSeries(clock)
 
 
-def points(series: Series) -> dict[str, Any]:
+def points(series: RecentSeries) -> dict[str, Any]:
     seconds: dict[str, Any] = series.to_json(1.8e9, [])["points"]
     return seconds
 
 
-def last(series: Series, name: str) -> Any:
+def last(series: RecentSeries, name: str) -> Any:
     return points(series)[name][-1]
 
 
-def test_before_anything_happened_every_second_is_unknown(series: Series) -> None:
+def test_before_anything_happened_every_second_is_unknown(series: RecentSeries) -> None:
     shown = points(series)
     for name in NUMBERS:
         assert shown[name] == [None] * SECONDS
     assert shown["waiting"] == {}
 
 
-def test_what_happened_in_a_second_is_told_when_it_is_over(series: Series, clock: Clock) -> None:
+def test_what_happened_in_a_second_is_told_when_it_is_over(series: RecentSeries, clock: Clock) -> None:
     series.request_ended(False)
     series.request_ended(True)
     series.first_token(0.2)
@@ -53,7 +53,7 @@ def test_what_happened_in_a_second_is_told_when_it_is_over(series: Series, clock
 
 
 def test_percentiles_are_of_the_last_ten_seconds_so_that_few_requests_tell_them_apart(
-    series: Series, clock: Clock
+    series: RecentSeries, clock: Clock
 ) -> None:
     shown = []
     for second, seconds in enumerate([0.1, 0.2, 0.3, *[None] * 10]):
@@ -68,7 +68,7 @@ def test_percentiles_are_of_the_last_ten_seconds_so_that_few_requests_tell_them_
     assert (last(series, "gap_p50"), last(series, "gap_p99")) == pytest.approx((0.08, 0.13))
 
 
-def test_who_still_waits_counts_in_the_time_to_first_token(series: Series, clock: Clock) -> None:
+def test_who_still_waits_counts_in_the_time_to_first_token(series: RecentSeries, clock: Clock) -> None:
     for seconds in (0.1, 0.1, 0.1):
         series.first_token(seconds)
     clock.now = 101.0
@@ -84,7 +84,7 @@ def test_who_still_waits_counts_in_the_time_to_first_token(series: Series, clock
     assert [last(series, name) for name in names] == [None, None, 0.0]
 
 
-def test_a_long_stop_leaves_no_samples_of_before(series: Series, clock: Clock) -> None:
+def test_a_long_stop_leaves_no_samples_of_before(series: RecentSeries, clock: Clock) -> None:
     series.first_token(0.1)
     clock.now = 101.0
     series.tick(Gauges())
@@ -93,7 +93,7 @@ def test_a_long_stop_leaves_no_samples_of_before(series: Series, clock: Clock) -
     assert last(series, "ttft_p50") is None
 
 
-def test_tokens_are_the_growth_of_totals(series: Series, clock: Clock) -> None:
+def test_tokens_are_the_growth_of_totals(series: RecentSeries, clock: Clock) -> None:
     for second, total in ((101.0, 10), (102.0, 25), (103.0, 25)):
         clock.now = second
         series.tick(Gauges(prompt_tokens=total, output_tokens=2 * total))
@@ -101,7 +101,7 @@ def test_tokens_are_the_growth_of_totals(series: Series, clock: Clock) -> None:
     assert points(series)["output_tokens"][-3:] == [20, 30, 0]
 
 
-def test_seconds_in_which_nobody_looked_are_unknown(series: Series, clock: Clock) -> None:
+def test_seconds_in_which_nobody_looked_are_unknown(series: RecentSeries, clock: Clock) -> None:
     clock.now = 101.0
     series.tick(Gauges())
     clock.now = 104.5
@@ -110,7 +110,7 @@ def test_seconds_in_which_nobody_looked_are_unknown(series: Series, clock: Clock
     assert points(series)["requests"][-4:] == [0, None, None, 1]
 
 
-def test_a_long_stop_leaves_nothing_of_before(series: Series, clock: Clock) -> None:
+def test_a_long_stop_leaves_nothing_of_before(series: RecentSeries, clock: Clock) -> None:
     clock.now = 101.0
     series.tick(Gauges(running=1))
     clock.now = 1e6
@@ -118,7 +118,7 @@ def test_a_long_stop_leaves_nothing_of_before(series: Series, clock: Clock) -> N
     assert points(series)["running"] == [None] * (SECONDS - 1) + [2]
 
 
-def test_gaps_count_for_each_sequence_that_had_them(series: Series, clock: Clock) -> None:
+def test_gaps_count_for_each_sequence_that_had_them(series: RecentSeries, clock: Clock) -> None:
     series.step(0.01, 0.01, 99)
     series.step(0.3, 0.3, 1)
     series.step(0.5, 0.5, 0)
@@ -127,7 +127,7 @@ def test_gaps_count_for_each_sequence_that_had_them(series: Series, clock: Clock
     assert (last(series, "gap_p50"), last(series, "gap_p99")) == (0.01, 0.01)
 
 
-def test_load_is_the_share_of_the_last_ten_seconds(series: Series, clock: Clock) -> None:
+def test_load_is_the_share_of_the_last_ten_seconds(series: RecentSeries, clock: Clock) -> None:
     for second in range(10):
         series.step(0.5 if second < 5 else 0.0, 0.5, 1)
         clock.now = 101.0 + second
@@ -135,7 +135,7 @@ def test_load_is_the_share_of_the_last_ten_seconds(series: Series, clock: Clock)
     assert series.busy == pytest.approx(0.25)
 
 
-def test_a_device_is_never_busier_than_all_the_time(series: Series, clock: Clock) -> None:
+def test_a_device_is_never_busier_than_all_the_time(series: RecentSeries, clock: Clock) -> None:
     for second in range(10):
         series.step(1.7, 1.7, 1)
         clock.now = 101.0 + second
@@ -143,7 +143,7 @@ def test_a_device_is_never_busier_than_all_the_time(series: Series, clock: Clock
     assert series.busy == 1.0
 
 
-def test_every_class_has_a_line_even_if_nothing_ever_waited_in_it(series: Series, clock: Clock) -> None:
+def test_every_class_has_a_line_even_if_nothing_ever_waited_in_it(series: RecentSeries, clock: Clock) -> None:
     clock.now = 101.0
     series.tick(Gauges(waiting={"batch": 4}))
     shown = series.to_json(1.8e9, ["fast", "usual"])["points"]["waiting"]
@@ -151,7 +151,7 @@ def test_every_class_has_a_line_even_if_nothing_ever_waited_in_it(series: Series
     assert (shown["fast"][-2:], shown["batch"][-2:]) == ([None, 0], [None, 4])
 
 
-def test_the_end_of_the_series_is_told_in_unix_seconds(series: Series) -> None:
+def test_the_end_of_the_series_is_told_in_unix_seconds(series: RecentSeries) -> None:
     assert series.to_json(1.8e9 + 0.7, [])["end"] == 1_800_000_000
 
 

@@ -9,16 +9,16 @@ import pytest
 from gateway.admin.tenants import Tenants
 from gateway.api.service import Service
 from gateway.background import SLICE
-from gateway.tenants.live_policy import Policies
+from gateway.tenants.live_policy import LivePolicy
 from tests.gateway.admin.test_live_requests import Found
-from tests.gateway.telemetry.stories import a_sequence, a_story, a_trail
+from tests.gateway.telemetry.records import a_record, a_sequence, a_timeline
 
 
 class Listed(Found):
     def __init__(self) -> None:
         super().__init__()
         service = SimpleNamespace(
-            policies=Policies(None),
+            policies=LivePolicy(None),
             keys=SimpleNamespace(tenants=set),
             watched=self.core,
             kv_shape=SimpleNamespace(block_bytes=8),
@@ -38,8 +38,8 @@ def site() -> Listed:
 async def test_a_request_that_ends_while_the_list_is_made_is_counted_once(site: Listed) -> None:
     names = [f"tenant-{number:03d}" for number in range(2 * SLICE)]
     for name in names:
-        site.end(a_story(tenant=name, trails=[a_trail(sequence=a_sequence(name))]))
-    last = a_story(tenant=names[-1], trails=[a_trail(sequence=a_sequence(names[-1]))])
+        site.end(a_record(tenant=name, timelines=[a_timeline(sequence=a_sequence(name))]))
+    last = a_record(tenant=names[-1], timelines=[a_timeline(sequence=a_sequence(names[-1]))])
     site.telemetry.live.add(last)
     making = asyncio.create_task(site.rows())
     await asyncio.sleep(0)

@@ -7,42 +7,42 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.deadlines import Deadlines, read_deadlines
+from gateway.api.deadlines import ClientDeadlines, read_deadlines
 from gateway.errors import ApiError, BadRequest
 
 NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
 
 
-def read(stream: bool = False, **headers: str) -> Deadlines:
+def read(stream: bool = False, **headers: str) -> ClientDeadlines:
     return read_deadlines([(n.replace("_", "-").encode(), v.encode()) for n, v in headers.items()], stream, NOW)
 
 
 def test_without_headers_there_is_no_deadline() -> None:
-    assert read(accept="*/*") == Deadlines()
+    assert read(accept="*/*") == ClientDeadlines()
 
 
 @pytest.mark.parametrize(
     ("header", "value", "expected"),
     [
-        ("x_sluice_ttft_ms", "1500", Deadlines(first_token=1.5)),
-        ("x_sluice_deadline_ms", "2500", Deadlines(last_token=2.5)),
-        ("x_request_timeout_seconds", "2.5", Deadlines(last_token=2.5)),
-        ("x_llm_d_slo_ttft_ms", "250", Deadlines(first_token=0.25)),
-        ("x_llm_d_slo_tpot_ms", "50", Deadlines(interval=0.05)),
-        ("x_stainless_read_timeout", "600", Deadlines(last_token=600)),
-        ("x_stainless_read_timeout", "99999999", Deadlines()),
-        ("x_sluice_deadline_at", "2027-01-15T08:00:02Z", Deadlines(last_token=2, is_relative=False)),
-        ("x_sluice_deadline_at", "2027-01-15T09:00:02+01:00", Deadlines(last_token=2, is_relative=False)),
-        ("x_sluice_deadline_at", "1800000002.5", Deadlines(last_token=2.5, is_relative=False)),
-        ("x_sluice_deadline_at", "1700000000", Deadlines(last_token=0, is_relative=False)),
+        ("x_sluice_ttft_ms", "1500", ClientDeadlines(first_token=1.5)),
+        ("x_sluice_deadline_ms", "2500", ClientDeadlines(last_token=2.5)),
+        ("x_request_timeout_seconds", "2.5", ClientDeadlines(last_token=2.5)),
+        ("x_llm_d_slo_ttft_ms", "250", ClientDeadlines(first_token=0.25)),
+        ("x_llm_d_slo_tpot_ms", "50", ClientDeadlines(interval=0.05)),
+        ("x_stainless_read_timeout", "600", ClientDeadlines(last_token=600)),
+        ("x_stainless_read_timeout", "99999999", ClientDeadlines()),
+        ("x_sluice_deadline_at", "2027-01-15T08:00:02Z", ClientDeadlines(last_token=2, is_relative=False)),
+        ("x_sluice_deadline_at", "2027-01-15T09:00:02+01:00", ClientDeadlines(last_token=2, is_relative=False)),
+        ("x_sluice_deadline_at", "1800000002.5", ClientDeadlines(last_token=2.5, is_relative=False)),
+        ("x_sluice_deadline_at", "1700000000", ClientDeadlines(last_token=0, is_relative=False)),
     ],
 )
-def test_each_header_has_its_meaning(header: str, value: str, expected: Deadlines) -> None:
+def test_each_header_has_its_meaning(header: str, value: str, expected: ClientDeadlines) -> None:
     assert read(**{header: value}) == expected
 
 
 def test_a_read_timeout_is_of_each_read_of_a_stream() -> None:
-    assert read(stream=True, x_stainless_read_timeout="5") == Deadlines(first_token=5, interval=5)
+    assert read(stream=True, x_stainless_read_timeout="5") == ClientDeadlines(first_token=5, interval=5)
 
 
 def test_the_tightest_holds() -> None:
@@ -54,7 +54,7 @@ def test_the_tightest_holds() -> None:
         x_sluice_ttft_ms="1000",
         x_llm_d_slo_ttft_ms="800",
     )
-    assert deadlines == Deadlines(first_token=0.8, last_token=4)
+    assert deadlines == ClientDeadlines(first_token=0.8, last_token=4)
 
 
 @pytest.mark.parametrize("name", ["x_sluice_ttft_ms", "x_request_timeout_seconds", "x_stainless_read_timeout"])

@@ -14,9 +14,9 @@ from gateway.api.endpoint import Call, Endpoint
 from gateway.api.refused_rate import RefusedRate
 from gateway.errors import ShuttingDown
 from gateway.http.connection import TRANSPORT
-from gateway.http.request_scope import Lives
+from gateway.http.request_scope import ActiveRequests
 from gateway.telemetry.logs.log_format import JsonFormat
-from gateway.telemetry.request_record import Story
+from gateway.telemetry.request_record import RequestRecord
 from gateway.telemetry.telemetry import Telemetry
 
 UNCOUNTED = RefusedRate(1, lambda: 0.0)
@@ -32,9 +32,9 @@ class Unforeseen(Endpoint):
 async def test_an_unforeseen_error_is_logged_with_its_place_and_without_what_it_quotes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    telemetry, stories, sent = Telemetry(lambda: 0.0), list[Story](), list[Any]()
-    telemetry.on_end.append(stories.append)
-    service: Any = SimpleNamespace(telemetry=telemetry, lives=Lives(write_timeout=30), refused_rate=UNCOUNTED)
+    telemetry, request_records, sent = Telemetry(lambda: 0.0), list[RequestRecord](), list[Any]()
+    telemetry.on_end.append(request_records.append)
+    service: Any = SimpleNamespace(telemetry=telemetry, lives=ActiveRequests(write_timeout=30), refused_rate=UNCOUNTED)
     scope = {"type": "http", "method": "POST", "path": "/v1/x", "headers": [(b"x-request-id", b"r1")]}
 
     async def receive() -> dict[str, Any]:
@@ -50,7 +50,7 @@ async def test_an_unforeseen_error_is_logged_with_its_place_and_without_what_it_
     assert "in answer" in line["exception"] and line["exception"].endswith("builtins.ValueError")
     assert "secret" not in JsonFormat().format(record) + str(sent)
     assert sent[0]["status"] == 500
-    assert [story.outcome for story in stories] == [Outcome.FAILED]
+    assert [request_record.outcome for request_record in request_records] == [Outcome.FAILED]
 
 
 class Refusing(Endpoint):
@@ -72,9 +72,11 @@ class StuckReader:
 
 
 async def test_an_error_that_nobody_reads_is_given_up_with_its_connection() -> None:
-    reader, telemetry, stories = StuckReader(), Telemetry(lambda: 0.0), list[Story]()
-    telemetry.on_end.append(stories.append)
-    service: Any = SimpleNamespace(telemetry=telemetry, lives=Lives(write_timeout=0.01), refused_rate=UNCOUNTED)
+    reader, telemetry, request_records = StuckReader(), Telemetry(lambda: 0.0), list[RequestRecord]()
+    telemetry.on_end.append(request_records.append)
+    service: Any = SimpleNamespace(
+        telemetry=telemetry, lives=ActiveRequests(write_timeout=0.01), refused_rate=UNCOUNTED
+    )
     extensions = {TRANSPORT: {"transport": reader}}
     scope = {"type": "http", "method": "POST", "path": "/v1/x", "headers": [], "extensions": extensions}
 
@@ -83,4 +85,6 @@ async def test_an_error_that_nobody_reads_is_given_up_with_its_connection() -> N
 
     async with asyncio.timeout(240):
         await Refusing(service)(scope, receive, reader.send)
-    assert [(story.outcome, type(story.error)) for story in stories] == [(Outcome.FAILED, ShuttingDown)]
+    assert [(request_record.outcome, type(request_record.error)) for request_record in request_records] == [
+        (Outcome.FAILED, ShuttingDown)
+    ]

@@ -7,12 +7,12 @@ from admission.request import EXTEND_STEP as STEP
 from backend.sampling_params import SamplingParams
 from backend.scheduler.sequence import Sequence
 from backend.stream import TokenStream
-from gateway.api.quota_extender import Supply
+from gateway.api.quota_extender import QuotaExtender
 from quotas.errors import BudgetSpent, LimitExceeded, QuotaError
-from quotas.policy.limit import Budget, Limit, Period, Rate, Resource
+from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
 
 RATE = Limit(Resource.TOKENS, 1000, Rate(60, 1000))
-MONTH = Limit(Resource.TOKENS, 1000, Budget(Period.MONTH))
+MONTH = Limit(Resource.TOKENS, 1000, Budget(BudgetPeriod.MONTH))
 
 
 class Grant:
@@ -49,7 +49,7 @@ async def generate(stream: TokenStream, most: int) -> int:
 
 async def test_an_answer_is_supplied_before_it_has_used_up_what_it_had() -> None:
     grant, failures = Grant(), []
-    with Supply(grant, Admission(), failures.append) as supply:  # type: ignore[arg-type]
+    with QuotaExtender(grant, Admission(), failures.append) as supply:  # type: ignore[arg-type]
         stream = stream_of(max_tokens=400, allowed=100)
         supply.watch([stream])
         assert await generate(stream, 100 - MARGIN - 1) and not grant.extended
@@ -60,7 +60,7 @@ async def test_an_answer_is_supplied_before_it_has_used_up_what_it_had() -> None
 
 async def test_an_answer_of_declared_length_needs_none() -> None:
     grant = Grant()
-    with Supply(grant, Admission(), print) as supply:  # type: ignore[arg-type]
+    with QuotaExtender(grant, Admission(), print) as supply:  # type: ignore[arg-type]
         stream = stream_of(max_tokens=100, allowed=100)
         supply.watch([stream])
         await generate(stream, 100)
@@ -69,7 +69,7 @@ async def test_an_answer_of_declared_length_needs_none() -> None:
 
 async def test_a_refusal_is_waited_out() -> None:
     grant, failures = Grant(LimitExceeded(RATE, STEP, 0, 0.001), LimitExceeded(RATE, STEP, 0, 0.001)), []
-    with Supply(grant, Admission(), failures.append) as supply:  # type: ignore[arg-type]
+    with QuotaExtender(grant, Admission(), failures.append) as supply:  # type: ignore[arg-type]
         stream = stream_of(max_tokens=200, allowed=100)
         supply.watch([stream])
         await generate(stream, 100)
@@ -81,7 +81,7 @@ async def test_a_refusal_is_waited_out() -> None:
 
 async def test_a_spent_budget_ends_the_answer_once_it_stands_still() -> None:
     grant, failures = Grant(BudgetSpent(MONTH, STEP, 0, 2e9)), []
-    with Supply(grant, Admission(), failures.append) as supply:  # type: ignore[arg-type]
+    with QuotaExtender(grant, Admission(), failures.append) as supply:  # type: ignore[arg-type]
         stream = stream_of(max_tokens=200, allowed=100)
         supply.watch([stream])
         await generate(stream, 100 - MARGIN)
@@ -95,7 +95,7 @@ async def test_a_spent_budget_ends_the_answer_once_it_stands_still() -> None:
 
 async def test_an_answer_that_ends_leaves_no_task_behind() -> None:
     before = asyncio.all_tasks()
-    with Supply(Grant(LimitExceeded(RATE, STEP, 0, 50)), Admission(), print) as supply:  # type: ignore[arg-type]
+    with QuotaExtender(Grant(LimitExceeded(RATE, STEP, 0, 50)), Admission(), print) as supply:  # type: ignore[arg-type]
         stream = stream_of(max_tokens=200, allowed=100)
         supply.watch([stream])
         await generate(stream, 100)

@@ -1,11 +1,11 @@
 import pytest
 
 from gateway.api.rate_headers import duration, rate_headers
-from quotas.policy.limit import Budget, Limit, Period, Rate, Resource
+from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
 from quotas.reservation import LimitState
 
 PER_MINUTE = Limit(Resource.TOKENS, 60_000, Rate(60, 60_000))
-PER_DAY = Limit(Resource.TOKENS, 1_000_000, Budget(Period.DAY))
+PER_DAY = Limit(Resource.TOKENS, 1_000_000, Budget(BudgetPeriod.DAY))
 REQUESTS = Limit(Resource.REQUESTS, 600, Rate(60, 100))
 RUNNING = Limit(Resource.CONCURRENT_REQUESTS, 8)
 

@@ -10,10 +10,10 @@ from gateway import errors
 from gateway.api.refusals import refusal_of
 from gateway.errors import ApiError
 from quotas.errors import BudgetSpent, LimitExceeded, NeverFits, QuotaError, StoreUnavailable
-from quotas.policy.limit import Budget, Limit, Period, Rate, Resource
+from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
 
 TOKENS = Limit(Resource.TOKENS, 1000, Rate(60, 1000), key="ab12")
-MONTH = Limit(Resource.TOKENS, 5000, Budget(Period.MONTH))
+MONTH = Limit(Resource.TOKENS, 5000, Budget(BudgetPeriod.MONTH))
 RUNNING = Limit(Resource.CONCURRENT_REQUESTS, 8)
 KV = Limit(Resource.KV_BYTES, 2**20)
 

@@ -10,8 +10,8 @@ import pytest
 
 from admission.core import PRIOR, CoreConfig, Order, Overload
 from admission.event_log import RecordedCore
-from admission.scheduling_policy import Terms
-from admission.simulation.arrival import Arrival, Target
+from admission.scheduling_policy import SchedulingPolicy
+from admission.simulation.arrival import Arrival, ClassTarget
 from admission.simulation.device import DEVICES
 from admission.simulation.loop import Loop
 from admission.simulation.recorder import Objective, Recorder
@@ -171,8 +171,8 @@ def test_an_event_log_without_a_policy_is_simulated_as_it_was_recorded(tmp_path:
     times = StepTime((0.2, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
     slow = replace(DEVICES["llama3-8b-a100"], seconds=times.seconds)
     core = RecordedCore(config, engine, StepTimeModel(times, 100), lines.append)
-    core.policy_changed(Terms(weights={"acme": 3.0}, offsets=(0.0, 4.0)), 0.0)
-    recorder, target = Recorder(slow, Objective(), {}), Target(first_token=1.5, interval=0.5, refuses=True)
+    core.policy_changed(SchedulingPolicy(weights={"acme": 3.0}, offsets=(0.0, 4.0)), 0.0)
+    recorder, target = Recorder(slow, Objective(), {}), ClassTarget(first_token=1.5, interval=0.5, refuses=True)
     spacing = 0.307  # but for the first, none comes as a step ends: a fitted time cannot tell which was sooner
     arrivals = [Arrival(spacing * n, 20, 9 + n % 4, tenant="acme", max_tokens=12) for n in range(40)]
     Loop(core, slow, recorder, 512, target=lambda _: target).run(arrivals)

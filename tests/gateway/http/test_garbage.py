@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from backend.text.tokenizer import Tokenizer
-from gateway.telemetry.request_record import Story
+from gateway.telemetry.request_record import RequestRecord
 from quotas.errors import LimitExceeded, StoreUnavailable
 from tests.gateway.paper_gateway import KEY, Client, Gateway
 
@@ -53,10 +53,10 @@ def forgotten() -> int:
     gc.set_debug(gc.DEBUG_SAVEALL)
     gc.collect()
     gc.set_debug(0)
-    stories = sum(isinstance(thing, Story) for thing in gc.garbage)
+    records = sum(isinstance(thing, RequestRecord) for thing in gc.garbage)
     gc.garbage.clear()
     gc.collect()
-    return stories
+    return records
 
 
 async def rings(gateway: Gateway, act: Callable[[], Awaitable[object]]) -> int:

@@ -10,7 +10,7 @@ from starlette.types import Message
 from admission.outcome import Outcome
 from gateway.errors import RateLimited, RequestTimedOut, RequestTooLarge, ShuttingDown
 from gateway.http.connection import TRANSPORT
-from gateway.http.request_scope import ClientGone, Lives, RequestScope, read_body
+from gateway.http.request_scope import ActiveRequests, ClientGone, RequestScope, read_body
 
 SCOPE: dict[str, object] = {"type": "http", "headers": []}
 
@@ -242,7 +242,7 @@ class Transport:
 
 
 async def test_a_reader_that_stops_is_aborted_by_the_sweep_and_a_slow_one_is_not() -> None:
-    lives, stuck, slow, transport = Lives(write_timeout=0.2), Peer(), Peer(), Transport()
+    lives, stuck, slow, transport = ActiveRequests(write_timeout=0.2), Peer(), Peer(), Transport()
     sweeper = asyncio.create_task(lives.sweep())
 
     async def serve(life: RequestScope) -> None:
@@ -269,7 +269,7 @@ async def test_a_reader_that_stops_is_aborted_by_the_sweep_and_a_slow_one_is_not
 
 
 async def test_a_last_write_that_ends_in_time_leaves_the_connection_as_it_is() -> None:
-    lives, transport = Lives(write_timeout=0), Transport()
+    lives, transport = ActiveRequests(write_timeout=0), Transport()
     with lives.last_write({**SCOPE, "extensions": {TRANSPORT: {"transport": transport}}}):
         pass
     await turns(3)
@@ -294,7 +294,7 @@ async def test_a_write_waits_as_long_as_any_of_them_waits() -> None:
 
 
 async def test_a_shutdown_tells_everyone() -> None:
-    lives = Lives(write_timeout=30)
+    lives = ActiveRequests(write_timeout=30)
 
     async def serve(life: RequestScope) -> None:
         async with life:

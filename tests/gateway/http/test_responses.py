@@ -3,15 +3,15 @@
 import pytest
 from starlette.types import Message
 
-from gateway.http.responses import Exchange
+from gateway.http.responses import ResponseWriter
 
 
 async def _unsent(message: Message) -> None:
     raise AssertionError(message)
 
 
-def exchange(*headers: tuple[bytes, bytes]) -> Exchange:
-    return Exchange({"type": "http", "headers": list(headers)}, _unsent, lambda: 0.0)
+def exchange(*headers: tuple[bytes, bytes]) -> ResponseWriter:
+    return ResponseWriter({"type": "http", "headers": list(headers)}, _unsent, lambda: 0.0)
 
 
 def test_of_a_header_that_is_repeated_the_first_counts() -> None:

@@ -99,8 +99,8 @@ def test_an_answer_ends_before_its_stop_string(client: openai.OpenAI, stream: bo
 
 def test_a_seed_makes_a_sampled_answer_reproducible(client: openai.OpenAI) -> None:
     def tell(seed: int) -> str | None:
-        story = said("Tell me a story of four sentences about a fox.")
-        reply = client.chat.completions.create(model=MODEL, messages=story, temperature=1.5, seed=seed, max_tokens=60)
+        record = said("Tell me a story of four sentences about a fox.")
+        reply = client.chat.completions.create(model=MODEL, messages=record, temperature=1.5, seed=seed, max_tokens=60)
         return reply.choices[0].message.content
 
     first = tell(1)

@@ -117,9 +117,9 @@ def test_a_request_that_waited_is_told_why(
 ) -> None:
     for log, waited in recordings:
         assert cli.main(["explain", waited, "--log", str(log)]) == 0
-        story = capsys.readouterr().out
-        assert "admitted after waiting" in story
-        assert "max_num_seqs sequences were running" in story
+        request_record = capsys.readouterr().out
+        assert "admitted after waiting" in request_record
+        assert "max_num_seqs sequences were running" in request_record
 
 
 def test_whoever_asks_by_the_id_of_a_refusal_is_told_where_the_response_id_is(

@@ -10,9 +10,9 @@ from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from gateway.openai import replies
-from gateway.openai.replies import ChatChunks, Choice, CompletionChunks, Identity, Usage
+from gateway.openai.replies import ChatChunks, Choice, CompletionChunks, Identity, TokenUsage
 
-USAGE = Usage(prompt_tokens=7, completion_tokens=5, cached_tokens=4)
+USAGE = TokenUsage(prompt_tokens=7, completion_tokens=5, cached_tokens=4)
 CHOICES = [Choice("Hi é😀\n", "stop"), Choice("", "length")]
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 

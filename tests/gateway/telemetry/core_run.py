@@ -6,7 +6,7 @@ from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import StepOutput
 from backend.scheduler.sequence import FinishReason, Sequence
 from gateway.telemetry.core_observer import WatchedCore
-from gateway.telemetry.request_record import Trail
+from gateway.telemetry.request_record import SequenceTimeline
 
 STEP = 0.01  # seconds
 
@@ -18,12 +18,14 @@ class CoreRun:
         self.core = WatchedCore(make_core(config, engine))
         self.now = 100.0
 
-    def arrive(self, name: str, prompt: int = 6, max_tokens: int = 4, tenant: str = "acme", level: int = 0) -> Trail:
+    def arrive(
+        self, name: str, prompt: int = 6, max_tokens: int = 4, tenant: str = "acme", level: int = 0
+    ) -> SequenceTimeline:
         sequence = Sequence(
             name, tenant, [1] * prompt, SamplingParams(), max_tokens, 0, frozenset(), priority_class=level
         )
         self.core.arrive(sequence, self.now)
-        return self.core.trail(sequence)
+        return self.core.timeline(sequence)
 
     def plan(self) -> bool:
         return self.core.plan(self.now) is not None
@@ -43,5 +45,5 @@ class CoreRun:
         while self.step():
             pass
 
-    def cancel(self, trail: Trail) -> None:
-        self.core.finish(trail.sequence, FinishReason.CANCELLED, self.now)
+    def cancel(self, timeline: SequenceTimeline) -> None:
+        self.core.finish(timeline.sequence, FinishReason.CANCELLED, self.now)

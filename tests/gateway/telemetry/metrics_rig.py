@@ -3,16 +3,16 @@
 import re
 from collections.abc import Iterator
 
-from admission.core import CoreConfig, Memory
+from admission.core import CoreConfig, MemoryGate
 from backend.config import EngineConfig
 from gateway.http.connection_table import ConnectionTable
 from gateway.telemetry.metrics.metrics import Metrics, Sources
-from gateway.telemetry.request_record import Story, Trail
+from gateway.telemetry.request_record import RequestRecord, SequenceTimeline
 from gateway.telemetry.telemetry import Telemetry
-from gateway.tenants.live_policy import Policies
+from gateway.tenants.live_policy import LivePolicy
 from tests.gateway.paper_store import PaperStore
 from tests.gateway.telemetry.core_run import CoreRun
-from tests.gateway.telemetry.stories import a_story
+from tests.gateway.telemetry.records import a_record
 
 SAMPLE = re.compile(r'([a-z0-9_:]+)\{((?:[a-z_]+="(?:[^"\\\n]|\\["\\n])*",?)*)\} (\S+)')
 LABEL = re.compile(r'([a-z_]+)="((?:[^"\\\n]|\\["\\n])*)"')
@@ -71,9 +71,9 @@ class Rig(CoreRun):
             prefill_chunk=8,
             max_model_len=min(128, 4 * num_blocks),
         )
-        super().__init__(config or CoreConfig(memory=Memory.OPTIMISTIC), engine)
+        super().__init__(config or CoreConfig(memory=MemoryGate.OPTIMISTIC), engine)
         self.telemetry = Telemetry(lambda: self.now)
-        self.policies = Policies(None)
+        self.policies = LivePolicy(None)
         self.store = PaperStore()
         self.engine = PaperEngine()
         memory = {"weights": 10, "kv_cache": 20, "other": 0}
@@ -94,17 +94,17 @@ class Rig(CoreRun):
     def page(self) -> Page:
         return Page(self.metrics.prometheus_text().decode())
 
-    def story(self, *trails: Trail) -> Story:
+    def record(self, *timelines: SequenceTimeline) -> RequestRecord:
         """A live request with these sequences."""
-        tenant = trails[0].sequence.tenant if trails else "acme"
-        story = a_story(began=self.now, tenant=tenant, trails=list(trails), outcome=None, ended=None)
-        self.telemetry.live.add(story)
-        return story
+        tenant = timelines[0].sequence.tenant if timelines else "acme"
+        record = a_record(began=self.now, tenant=tenant, timelines=list(timelines), outcome=None, ended=None)
+        self.telemetry.live.add(record)
+        return record
 
-    def tell(self, story: Story) -> None:
+    def tell(self, record: RequestRecord) -> None:
         """Of a request that has ended."""
         for listener in self.telemetry.on_end:
-            listener(story)
+            listener(record)
 
 
 def rig_after_preemptions() -> Rig:

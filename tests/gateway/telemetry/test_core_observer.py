@@ -2,10 +2,10 @@ import random
 
 import pytest
 
-from admission.core import CoreConfig, Memory
+from admission.core import CoreConfig, MemoryGate
 from backend.config import EngineConfig
-from gateway.telemetry.core_observer import Step
-from gateway.telemetry.request_record import Trail
+from gateway.telemetry.core_observer import CompletedStep
+from gateway.telemetry.request_record import SequenceTimeline
 from tests.gateway.telemetry.core_run import CoreRun
 
 ENGINE = EngineConfig(
@@ -15,9 +15,9 @@ ENGINE = EngineConfig(
 
 class Run(CoreRun):
     def __init__(self) -> None:
-        super().__init__(CoreConfig(memory=Memory.OPTIMISTIC), ENGINE)
-        self.steps: list[Step] = []
-        self.released: list[Trail] = []
+        super().__init__(CoreConfig(memory=MemoryGate.OPTIMISTIC), ENGINE)
+        self.steps: list[CompletedStep] = []
+        self.released: list[SequenceTimeline] = []
         self.core.on_step.append(self.steps.append)
         self.core.on_release.append(self.released.append)
 
@@ -31,12 +31,12 @@ def run() -> Run:
 
 
 def test_a_trail_has_the_moments_of_a_sequence(run: Run) -> None:
-    trail = run.arrive("a", prompt=12, max_tokens=3)
+    timeline = run.arrive("a", prompt=12, max_tokens=3)
     run.run()
-    assert (trail.queued, trail.admitted) == (100.0, 100.0)
-    assert [(chunk.start, chunk.length) for chunk in trail.chunks] == [(0, 8), (8, 4)]
-    assert trail.first_token == trail.prefilled == pytest.approx(100.02)
-    assert trail.ended == trail.released == pytest.approx(100.04)
+    assert (timeline.queued, timeline.admitted) == (100.0, 100.0)
+    assert [(chunk.start, chunk.length) for chunk in timeline.chunks] == [(0, 8), (8, 4)]
+    assert timeline.first_token == timeline.prefilled == pytest.approx(100.02)
+    assert timeline.ended == timeline.released == pytest.approx(100.04)
 
 
 def test_steps_are_told_of_with_what_they_did(run: Run) -> None:
@@ -47,17 +47,17 @@ def test_steps_are_told_of_with_what_they_did(run: Run) -> None:
 
 
 def test_a_preempted_sequence_shows_when_it_gave_way_and_when_it_came_back(run: Run) -> None:
-    trails = [run.arrive(name, prompt=8, max_tokens=30) for name in "ab"]
+    timelines = [run.arrive(name, prompt=8, max_tokens=30) for name in "ab"]
     run.run()
-    (victim,) = [trail for trail in trails if trail.preempted]
+    (victim,) = [timeline for timeline in timelines if timeline.preempted]
     assert len(victim.resumed) == len(victim.preempted)
     assert all(away < back for away, back in zip(victim.preempted, victim.resumed, strict=True))
 
 
 def test_a_preemption_shows_even_where_no_step_was_planned(run: Run) -> None:
-    trails, in_vain = [], 0
+    timelines, in_vain = [], 0
     for name in "ab":
-        trails.append(run.arrive(name, prompt=4, max_tokens=40))
+        timelines.append(run.arrive(name, prompt=4, max_tokens=40))
         run.now += 0.001  # the younger gives way
     while run.core.scheduler.has_work:
         while not run.core.scheduler.is_full:
@@ -67,43 +67,43 @@ def test_a_preemption_shows_even_where_no_step_was_planned(run: Run) -> None:
         run.plan()  # says nothing new where as many steps are in flight as may be
         run.complete()
     assert in_vain
-    for trail in trails:
-        assert len(trail.preempted) == trail.sequence.num_preemptions + trail.sequence.num_yields
+    for timeline in timelines:
+        assert len(timeline.preempted) == timeline.sequence.num_preemptions + timeline.sequence.num_yields
 
 
 def test_a_step_that_was_lost_leaves_no_chunk(run: Run) -> None:
-    trail = run.arrive("a", prompt=20, max_tokens=3)
+    timeline = run.arrive("a", prompt=20, max_tokens=3)
     run.step()
     run.plan(), run.plan()
     run.lose()
-    assert [chunk.start for chunk in trail.chunks] == [0]
+    assert [chunk.start for chunk in timeline.chunks] == [0]
     run.run()
-    starts = [chunk.start for chunk in trail.chunks]
-    assert starts == sorted(set(starts)) and sum(chunk.length for chunk in trail.chunks) == 20
+    starts = [chunk.start for chunk in timeline.chunks]
+    assert starts == sorted(set(starts)) and sum(chunk.length for chunk in timeline.chunks) == 20
 
 
 def test_blocks_of_one_that_was_cut_short_are_seen_to_be_released_with_a_step_that_was_lost(run: Run) -> None:
-    trail = run.arrive("a", prompt=20, max_tokens=3)
+    timeline = run.arrive("a", prompt=20, max_tokens=3)
     run.plan()
-    run.cancel(trail)
+    run.cancel(timeline)
     assert not run.released
     run.lose()
-    assert run.released == [trail] and trail.released == run.now and not trail.chunks
+    assert run.released == [timeline] and timeline.released == run.now and not timeline.chunks
 
 
 def test_blocks_of_one_that_is_cut_short_are_seen_to_be_released_with_its_last_step(run: Run) -> None:
-    trail = run.arrive("a", prompt=8, max_tokens=30)
+    timeline = run.arrive("a", prompt=8, max_tokens=30)
     run.step()
     run.plan()
-    run.cancel(trail)
-    assert trail.ended == run.now and trail.released is None and not run.released
+    run.cancel(timeline)
+    assert timeline.ended == run.now and timeline.released is None and not run.released
     run.complete()
-    assert trail.released == run.now and run.released == [trail]
+    assert timeline.released == run.now and run.released == [timeline]
 
 
 def test_nothing_is_kept_of_those_that_have_ended(run: Run) -> None:
     rng = random.Random(1)
-    living: list[Trail] = []
+    living: list[SequenceTimeline] = []
     for number in range(300):
         living.append(run.arrive(str(number), rng.randrange(1, 20), rng.randrange(1, 20), rng.randrange(3)))
         if rng.random() < 0.5:
@@ -113,7 +113,7 @@ def test_nothing_is_kept_of_those_that_have_ended(run: Run) -> None:
     while run.step():
         run.core.take_ended()
     assert run.core.plan(run.now) is None
-    assert not run.core._trails and not run.core._releasing and not run.core._planned
+    assert not run.core._timelines and not run.core._releasing and not run.core._planned
 
 
 def test_a_listener_that_fails_stops_neither_the_others_nor_the_core(
@@ -124,8 +124,8 @@ def test_a_listener_that_fails_stops_neither_the_others_nor_the_core(
 
     for listeners in (run.core.on_admit, run.core.on_step, run.core.on_release):
         listeners.insert(0, fail)
-    trail = run.arrive("a", prompt=4, max_tokens=2)
+    timeline = run.arrive("a", prompt=4, max_tokens=2)
     run.run()
-    assert trail.released is not None
-    assert (len(run.steps), run.released) == (2, [trail])
+    assert timeline.released is not None
+    assert (len(run.steps), run.released) == (2, [timeline])
     assert [record.getMessage() for record in caplog.records] == ["a listener of the core failed"] * 4

@@ -7,10 +7,10 @@ import pytest
 from admission.outcome import Outcome
 from gateway.errors import ApiError, BadRequest, DeadlineUnmeetable, InternalError, Overloaded, RateLimited
 from gateway.telemetry.metrics.buckets import REQUEST_DURATION
-from gateway.telemetry.metrics.requests import Target
-from gateway.telemetry.request_record import Story
+from gateway.telemetry.metrics.requests import LatencyTarget
+from gateway.telemetry.request_record import RequestRecord
 from tests.gateway.telemetry.metrics_rig import Page, Rig
-from tests.gateway.telemetry.stories import a_sequence, a_story, a_trail
+from tests.gateway.telemetry.records import a_record, a_sequence, a_timeline
 
 DURATION = "gen_ai_server_request_duration_seconds"
 TTFT = "gen_ai_server_time_to_first_token_seconds"
@@ -23,12 +23,12 @@ def rig() -> Rig:
 
 
 def end(rig: Rig, **changes: Any) -> Page:
-    rig.tell(a_story(**changes))
+    rig.tell(a_record(**changes))
     return rig.page()
 
 
 def refused(error: ApiError, **changes: Any) -> dict[str, Any]:
-    return {"error": error, "outcome": error.outcome, "trails": [], "first_byte": 100.0, **changes}
+    return {"error": error, "outcome": error.outcome, "timelines": [], "first_byte": 100.0, **changes}
 
 
 def test_every_outcome_is_shown_from_the_start_and_counted_with_its_class(rig: Rig) -> None:
@@ -41,7 +41,7 @@ def test_every_outcome_is_shown_from_the_start_and_counted_with_its_class(rig: R
 
 
 def test_requests_that_generate_nothing_are_not_counted(rig: Rig) -> None:
-    assert of_requests(end(rig, operation=None, trails=[])) == of_requests(Rig().page())
+    assert of_requests(end(rig, operation=None, timelines=[])) == of_requests(Rig().page())
 
 
 def of_requests(page: Page) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -99,18 +99,18 @@ def test_goodput_counts_who_met_every_target(rig: Rig) -> None:
     late = a_sequence()
     late.first_token_target = 0.001
     end(rig)
-    page = end(rig, trails=[a_trail(), a_trail(sequence=late)])
+    page = end(rig, timelines=[a_timeline(), a_timeline(sequence=late)])
     assert page.value("sluice_goodput_requests_total", **{"class": "standard"}) == 1
-    assert page.value("sluice_slo_misses_total", target=Target.TTFT, **{"class": "standard"}) == 1
+    assert page.value("sluice_slo_misses_total", target=LatencyTarget.TTFT, **{"class": "standard"}) == 1
 
 
 def test_who_expired_missed_and_who_was_cancelled_is_not_judged(rig: Rig) -> None:
     late = a_sequence(output=0)
     late.first_token_by = 100.02
-    waited = [a_trail(sequence=late, first_token=None)]
-    end(rig, trails=waited, outcome=Outcome.DISCONNECTED)
-    page = end(rig, trails=waited, outcome=Outcome.EXPIRED)
-    assert page.value("sluice_slo_misses_total", target=Target.DEADLINE) == 1
+    waited = [a_timeline(sequence=late, first_token=None)]
+    end(rig, timelines=waited, outcome=Outcome.DISCONNECTED)
+    page = end(rig, timelines=waited, outcome=Outcome.EXPIRED)
+    assert page.value("sluice_slo_misses_total", target=LatencyTarget.DEADLINE) == 1
     assert page.value("sluice_goodput_requests_total") == 0
 
 
@@ -125,7 +125,7 @@ def test_retries_are_held_against_what_the_client_was_told(rig: Rig, began: floa
 
 def test_a_listener_that_fails_leaves_the_others_alone(rig: Rig) -> None:
     """Metrics among them: whatever a story lacks, it is counted."""
-    bare = Story("r", "POST", "/v1/completions", a_story().trace, 100.0, 0, operation="chat")
+    bare = RequestRecord("r", "POST", "/v1/completions", a_record().trace, 100.0, 0, operation="chat")
     rig.telemetry.ended(bare, Outcome.INVALID)
     page = rig.page()
     assert page.value("sluice_requests_total", outcome="invalid") == 1

@@ -5,7 +5,7 @@ import pytest
 from admission.core import CoreConfig, Order
 from admission.outcome import Outcome
 from gateway.telemetry.metrics.labels import MOST_TENANTS
-from gateway.telemetry.request_record import Trail
+from gateway.telemetry.request_record import SequenceTimeline
 from tests.gateway.telemetry.core_run import STEP
 from tests.gateway.telemetry.metrics_rig import BLOCK_BYTES, Rig
 
@@ -21,11 +21,11 @@ def rig() -> Rig:
     return Rig()
 
 
-def serve(rig: Rig, *trails: Trail) -> None:
+def serve(rig: Rig, *timelines: SequenceTimeline) -> None:
     """Run them to their ends, as one request."""
-    story = rig.story(*trails)
+    record = rig.record(*timelines)
     rig.run()
-    rig.telemetry.ended(story, Outcome.COMPLETED)
+    rig.telemetry.ended(record, Outcome.COMPLETED)
 
 
 def test_every_series_is_there_before_any_tenant_is(rig: Rig) -> None:
@@ -47,29 +47,29 @@ def test_what_runs_and_what_waits_is_told_apart(rig: Rig) -> None:
 
 
 def test_usage_counts_to_the_moment_and_never_goes_down(rig: Rig) -> None:
-    trail = rig.arrive("a", prompt=12, max_tokens=20)
-    story = rig.story(trail)
+    timeline = rig.arrive("a", prompt=12, max_tokens=20)
+    record = rig.record(timeline)
     seen = []
     while rig.step():
         seen.append([rig.page().value(name) for name in TOTALS])
-    rig.telemetry.ended(story, Outcome.COMPLETED)
+    rig.telemetry.ended(record, Outcome.COMPLETED)
     seen.append([rig.page().value(name) for name in TOTALS])
     for values in zip(*seen, strict=True):
         assert list(values) == sorted(values)
     page = rig.page()
     assert page.value("sluice_tenant_tokens_total", tenant="acme", kind="prompt") == 12
     assert page.value("sluice_tenant_tokens_total", tenant="acme", kind="output") == 20
-    assert page.value("sluice_kv_byte_seconds_total") == pytest.approx(trail.sequence.kv_block_seconds * BLOCK_BYTES)
+    assert page.value("sluice_kv_byte_seconds_total") == pytest.approx(timeline.sequence.kv_block_seconds * BLOCK_BYTES)
 
 
 def test_prompt_tokens_that_were_told_stay_when_their_step_is_lost(rig: Rig) -> None:
-    trail = rig.arrive("a", prompt=12, max_tokens=2)
-    story = rig.story(trail)
+    timeline = rig.arrive("a", prompt=12, max_tokens=2)
+    record = rig.record(timeline)
     seen = []
     for pass_on in (lambda: rig.core.plan(rig.now), lambda: rig.core.lost(rig.now), rig.step, rig.run):
         pass_on()
         seen.append(rig.page().value("sluice_tenant_tokens_total", tenant="acme", kind="prompt"))
-    rig.telemetry.ended(story, Outcome.COMPLETED)
+    rig.telemetry.ended(record, Outcome.COMPLETED)
     seen.append(rig.page().value("sluice_tenant_tokens_total", tenant="acme", kind="prompt"))
     assert seen == sorted(seen) and seen[0] == seen[1] > 0 and seen[-1] == 12
 
@@ -94,7 +94,7 @@ def test_other_orders_have_service_too(order: Order) -> None:
 
 def test_requests_of_a_tenant_are_counted_by_their_outcome(rig: Rig) -> None:
     for outcome in (Outcome.REFUSED, Outcome.REFUSED, Outcome.COMPLETED):
-        rig.telemetry.ended(rig.story(), outcome)
+        rig.telemetry.ended(rig.record(), outcome)
     page = rig.page()
     assert page.value("sluice_tenant_requests_total", tenant="acme", outcome="refused") == 2
     assert page.value("sluice_tenant_requests_total") == 3

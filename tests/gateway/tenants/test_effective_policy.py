@@ -4,43 +4,43 @@ import pytest
 
 from gateway.errors import Forbidden, ModelNotFound, Unsatisfiable
 from gateway.tenants.auth import Principal
-from gateway.tenants.effective_policy import Entitlement, KvShape
+from gateway.tenants.effective_policy import EffectivePolicy, KVShape
 from quotas.policy.limit import Limit, Rate, Resource
 from quotas.policy.policy import CLASSES, DEFAULTS, SCOPES, KeyPolicy, Policy, TenantPolicy
 
-SHAPE = KvShape(block_tokens=16, block_bytes=4096)
+SHAPE = KVShape(block_tokens=16, block_bytes=4096)
 
 
-def entitlement(key: KeyPolicy | None = None, scopes: tuple[str, ...] = SCOPES, **tenant: object) -> Entitlement:
+def effective(key: KeyPolicy | None = None, scopes: tuple[str, ...] = SCOPES, **tenant: object) -> EffectivePolicy:
     acme = replace(TenantPolicy("acme", "standard", "standard"), keys={key.id: key} if key else {}, **tenant)  # type: ignore[arg-type]
-    return Entitlement(Policy.of(CLASSES, DEFAULTS, {"acme": acme}), Principal("acme", "k1", scopes))
+    return EffectivePolicy(Policy.of(CLASSES, DEFAULTS, {"acme": acme}), Principal("acme", "k1", scopes))
 
 
 def test_a_key_that_the_policy_does_not_mention_may_do_what_its_tenant_may() -> None:
-    entitlement().require("inference")
-    entitlement().check_model("anything")
+    effective().require("inference")
+    effective().check_model("anything")
 
 
 @pytest.mark.parametrize("scope", SCOPES)
 def test_a_policy_may_refuse_tenants_that_it_does_not_name(scope: str) -> None:
     policy = Policy.of(CLASSES, DEFAULTS, {"acme": replace(DEFAULTS, name="acme")}, "refuse")
-    Entitlement(policy, Principal("acme", "k1")).require(scope)
+    EffectivePolicy(policy, Principal("acme", "k1")).require(scope)
     with pytest.raises(Forbidden, match=r"'acmee' is none of them: have the tenant named"):
-        Entitlement(policy, Principal("acmee", "k2")).require(scope)
+        EffectivePolicy(policy, Principal("acmee", "k2")).require(scope)
 
 
 def test_a_key_without_the_scope_is_told_which_it_has() -> None:
     with pytest.raises(Forbidden, match=r"inference.*limits"):
-        entitlement(KeyPolicy("k1", scopes=("limits",))).require("inference")
+        effective(KeyPolicy("k1", scopes=("limits",))).require("inference")
 
 
 def test_a_key_has_the_scopes_it_was_made_with_as_far_as_the_policy_leaves_them() -> None:
-    entitlement(scopes=("inference",)).require("inference")
+    effective(scopes=("inference",)).require("inference")
     with pytest.raises(Forbidden, match=r"for limits: its scopes are inference\."):
-        entitlement(scopes=("inference",)).require("limits")
-    widened = entitlement(KeyPolicy("k1", scopes=("inference", "limits")), scopes=("inference",))
+        effective(scopes=("inference",)).require("limits")
+    widened = effective(KeyPolicy("k1", scopes=("inference", "limits")), scopes=("inference",))
     assert widened.scopes == ("inference",)
-    apart = entitlement(KeyPolicy("k1", scopes=("limits",)), scopes=("inference",))
+    apart = effective(KeyPolicy("k1", scopes=("limits",)), scopes=("inference",))
     for scope in SCOPES:
         with pytest.raises(Forbidden, match="its scopes are none"):
             apart.require(scope)
@@ -48,48 +48,48 @@ def test_a_key_has_the_scopes_it_was_made_with_as_far_as_the_policy_leaves_them(
 
 def test_a_model_that_is_not_allowed_looks_like_none() -> None:
     with pytest.raises(ModelNotFound):
-        entitlement(models=("small",)).check_model("large")
+        effective(models=("small",)).check_model("large")
     with pytest.raises(ModelNotFound):
-        entitlement(KeyPolicy("k1", models=("small",))).check_model("large")
+        effective(KeyPolicy("k1", models=("small",))).check_model("large")
 
 
 @pytest.mark.parametrize(
     ("tier", "level"), [(None, 1), ("auto", 1), ("default", 1), ("flex", 2), ("priority", 1), ("fast", 1)]
 )
 def test_a_tier_is_served_up_to_what_the_tenant_may(tier: str | None, level: int) -> None:
-    assert entitlement().service_class(tier).level == level
+    assert effective().service_class(tier).level == level
 
 
 def test_a_sequence_that_the_kv_limit_can_never_hold_is_refused() -> None:
-    limited = entitlement(limits=(Limit(Resource.KV_BYTES, 5 * 4096 + 4095),))
+    limited = effective(limits=(Limit(Resource.KV_BYTES, 5 * 4096 + 4095),))
     assert limited.kv_tokens(SHAPE) == 80
     limited.check_kv(80, SHAPE, "max_tokens")
     with pytest.raises(Unsatisfiable, match="kv_bytes is 24575, which holds 80 tokens"):
         limited.check_kv(81, SHAPE, "max_tokens")
-    entitlement().check_kv(10**9, SHAPE, "max_tokens")
+    effective().check_kv(10**9, SHAPE, "max_tokens")
 
 
 def test_more_prompts_than_may_ever_wait_are_refused() -> None:
-    limited = entitlement(limits=(Limit(Resource.QUEUED_REQUESTS, 8),))
+    limited = effective(limits=(Limit(Resource.QUEUED_REQUESTS, 8),))
     limited.check_prompts(8)
     with pytest.raises(Unsatisfiable, match="queued_requests is 8: this request has 9 prompts"):
         limited.check_prompts(9)
-    entitlement(limits=(Limit(Resource.QUEUED_REQUESTS, 0),)).check_prompts(1)
-    entitlement().check_prompts(128)
+    effective(limits=(Limit(Resource.QUEUED_REQUESTS, 0),)).check_prompts(1)
+    effective().check_prompts(128)
 
 
 def test_a_request_is_charged_to_all_limits_but_those_of_queues_and_kv_memory() -> None:
     running, of_key = Limit(Resource.CONCURRENT_REQUESTS, 4), Limit(Resource.TOKENS, 9, Rate(60, 9), key="k1")
     others = Limit(Resource.QUEUED_REQUESTS, 8), Limit(Resource.KV_BYTES, 2**30)
-    limited = entitlement(KeyPolicy("k1", limits=(of_key,)), limits=(others[0], running, others[1]))
+    limited = effective(KeyPolicy("k1", limits=(of_key,)), limits=(others[0], running, others[1]))
     assert limited.charged == (running, of_key)
 
 
 def test_an_answer_of_undeclared_length_begins_with_what_is_expected_and_fits() -> None:
-    assert entitlement().reservable(100, expected=50) is None
+    assert effective().reservable(100, expected=50) is None
     tokens = Limit(Resource.TOKENS, 1000, Rate(60, 130))
-    assert entitlement(limits=(tokens,)).reservable(100, expected=50) == 30
-    assert entitlement(limits=(tokens,)).reservable(100, expected=20) == 20
-    assert entitlement(limits=(tokens,)).reservable(500, expected=20) == 1
+    assert effective(limits=(tokens,)).reservable(100, expected=50) == 30
+    assert effective(limits=(tokens,)).reservable(100, expected=20) == 20
+    assert effective(limits=(tokens,)).reservable(500, expected=20) == 1
     of_key = Limit(Resource.OUTPUT_TOKENS, 40, Rate(60, 40), key="k1")
-    assert entitlement(KeyPolicy("k1", limits=(of_key,))).reservable(100, expected=50) == 40
+    assert effective(KeyPolicy("k1", limits=(of_key,))).reservable(100, expected=50) == 40

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import pytest
 
-from gateway.tenants.live_policy import Edition, Policies
+from gateway.tenants.live_policy import Edition, LivePolicy
 from quotas.policy.policy import DEFAULT_POLICY, Policy
 from quotas.policy.policy_file import PolicyError
 
@@ -15,9 +15,9 @@ ONE = "tenants:\n  acme:\n    weight: 2\n"
 TWO = "tenants:\n  acme:\n    weight: 3\n"
 
 
-def policies(path: Path, text: str = ONE) -> Policies:
+def policies(path: Path, text: str = ONE) -> LivePolicy:
     path.write_text(text)
-    return Policies(path)
+    return LivePolicy(path)
 
 
 def telling(told: list[News]) -> Callable[[News], Awaitable[None]]:
@@ -28,7 +28,7 @@ def telling(told: list[News]) -> Callable[[News], Awaitable[None]]:
 
 
 def test_without_a_file_the_built_in_policy_holds() -> None:
-    assert Policies(None).current is DEFAULT_POLICY
+    assert LivePolicy(None).current is DEFAULT_POLICY
 
 
 def test_an_invalid_policy_is_nothing_to_begin_with(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ async def test_an_edit_of_comments_alone_changes_nothing(tmp_path: Path) -> None
 async def test_every_version_is_remembered_with_what_it_changed(tmp_path: Path) -> None:
     now = iter((10.0, 20.0))
     (tmp_path / "p.yaml").write_text(ONE)
-    held = Policies(tmp_path / "p.yaml", clock=lambda: next(now))
+    held = LivePolicy(tmp_path / "p.yaml", clock=lambda: next(now))
     first = held.current.version
     (tmp_path / "p.yaml").write_text(TWO)
     await held.reload()
@@ -94,7 +94,7 @@ async def test_whoever_listens_for_failures_is_told_what_is_wrong(tmp_path: Path
 
 async def test_all_files_of_a_folder_are_taken_up_together(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(ONE)
-    held = Policies(tmp_path)
+    held = LivePolicy(tmp_path)
     (tmp_path / "b.yaml").write_text("tenants:\n  other:\n    weight: 5\n")
     assert len(list(held.files())) == 2
     await held.reload()

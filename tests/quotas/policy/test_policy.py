@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quotas.policy.limit import MAX_AMOUNT, MAX_RATE, Budget, Limit, Period, Rate, Resource, Window
+from quotas.policy.limit import MAX_AMOUNT, MAX_RATE, Budget, BudgetPeriod, Limit, Rate, Resource, Window
 from quotas.policy.policy import SERVICE_TIERS, ClassPolicy, KeyPolicy, Policy, TenantPolicy
 from tests.examples import examples
 from tests.quotas.policies import policies
@@ -74,7 +74,7 @@ def test_limits_have_names_that_are_unique_and_stable() -> None:
         OF_KEY,
         Limit(Resource.REQUESTS, 5, Rate(1, 5)),
         Limit(Resource.REQUESTS, 5, Rate(3600, 5)),
-        Limit(Resource.REQUESTS, 5, Budget(Period.MONTH)),
+        Limit(Resource.REQUESTS, 5, Budget(BudgetPeriod.MONTH)),
         Limit(Resource.KV_BYTES, 5),
         Limit(Resource.CONCURRENT_REQUESTS, 5, key="k1"),
     ]
@@ -91,18 +91,18 @@ def test_limits_have_names_that_are_unique_and_stable() -> None:
 
 def test_a_limit_can_hold_its_burst_or_its_amount() -> None:
     assert TOKENS.capacity == 200
-    assert Limit(Resource.TOKENS, 7, Budget(Period.DAY)).capacity == Limit(Resource.KV_BYTES, 7).capacity == 7
+    assert Limit(Resource.TOKENS, 7, Budget(BudgetPeriod.DAY)).capacity == Limit(Resource.KV_BYTES, 7).capacity == 7
 
 
 @pytest.mark.parametrize(
     ("resource", "amount", "window"),
     [
         (Resource.TOKENS, 1, None),
-        (Resource.KV_BYTES, 1, Budget(Period.DAY)),
-        (Resource.TOKENS, 0, Budget(Period.DAY)),
+        (Resource.KV_BYTES, 1, Budget(BudgetPeriod.DAY)),
+        (Resource.TOKENS, 0, Budget(BudgetPeriod.DAY)),
         (Resource.QUEUED_REQUESTS, -1, None),
         (Resource.KV_BYTES, MAX_AMOUNT + 1, None),
-        (Resource.TOKENS, MAX_AMOUNT + 1, Budget(Period.DAY)),
+        (Resource.TOKENS, MAX_AMOUNT + 1, Budget(BudgetPeriod.DAY)),
         (Resource.TOKENS, MAX_RATE + 1, Rate(60, 1)),
     ],
 )

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quotas.policy.limit import Budget, Limit, Period, Rate, Resource
-from quotas.policy.policy import DEFAULT_POLICY, ClassPolicy, Policy, Price, QueueBounds
+from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
+from quotas.policy.policy import DEFAULT_POLICY, ClassPolicy, Policy, Price, QueueLimits
 from quotas.policy.policy_file import PolicyError, parse_policy, read_policy
 from quotas.policy.policy_text import policy_text
 from quotas.policy.yaml_nodes import MAX_BYTES
@@ -40,7 +40,7 @@ def test_a_class_is_read_with_all_its_fields() -> None:
         "    aging: 3s, queue: {requests: 256, tokens: 1M, bytes: 64MiB, seconds: 30s}}"
     ).classes
     assert first == ClassPolicy("a", 0)
-    assert second == ClassPolicy("b", 1, ("fast", "priority"), 0.5, 0.05, 3.0, QueueBounds(256, 10**6, 2**26, 30.0))
+    assert second == ClassPolicy("b", 1, ("fast", "priority"), 0.5, 0.05, 3.0, QueueLimits(256, 10**6, 2**26, 30.0))
 
 
 def test_classes_age_by_two_seconds_each_unless_they_say() -> None:
@@ -61,7 +61,7 @@ def test_a_tenant_is_read_with_all_its_fields() -> None:
     assert (tenant.highest_class, tenant.default_class) == ("standard", "batch")
     assert tenant.limits == (
         Limit(Resource.REQUESTS, 600, Rate(60, 600)),
-        Limit(Resource.REQUESTS, 20_000, Budget(Period.DAY)),
+        Limit(Resource.REQUESTS, 20_000, Budget(BudgetPeriod.DAY)),
         Limit(Resource.TOKENS, 100_000, Rate(60, 20_000)),
         Limit(Resource.CONCURRENT_REQUESTS, 0),
         Limit(Resource.KV_BYTES, 2**31),

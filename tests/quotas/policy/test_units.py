@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quotas.policy import units
-from quotas.policy.limit import MAX_AMOUNT, Budget, Period, Rate
+from quotas.policy.limit import MAX_AMOUNT, Budget, BudgetPeriod, Rate
 from tests.quotas import policies
 
 READERS: dict[str, Callable[[str], object]] = {
@@ -52,9 +52,9 @@ def test_a_duration_is_seconds(text: str, seconds: float) -> None:
         ("600/min", 600, Rate(60, 600)),
         ("10/s", 10, Rate(1, 10)),
         ("1.5M/h", 1_500_000, Rate(3600, 1_500_000)),
-        ("20k/day", 20_000, Budget(Period.DAY)),
-        ("2B/week", 2 * 10**9, Budget(Period.WEEK)),
-        ("50M/month", 50_000_000, Budget(Period.MONTH)),
+        ("20k/day", 20_000, Budget(BudgetPeriod.DAY)),
+        ("2B/week", 2 * 10**9, Budget(BudgetPeriod.WEEK)),
+        ("50M/month", 50_000_000, Budget(BudgetPeriod.MONTH)),
     ],
 )
 def test_short_windows_are_rates_and_long_ones_budgets(text: str, amount: int, window: object) -> None:

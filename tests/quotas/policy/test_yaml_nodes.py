@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from quotas.policy import yaml_nodes
 from quotas.policy.problems import Problems, TooManyProblems
-from quotas.policy.yaml_nodes import MAX_BYTES, Fields, Items, Node, Refused, Text, Unreadable, compose
+from quotas.policy.yaml_nodes import MAX_BYTES, Fields, Items, Node, Scalar, Unreadable, UnsupportedYaml, compose
 
 
 @pytest.fixture(autouse=True, params=["libyaml", "python"])
@@ -57,7 +57,7 @@ def test_every_value_and_key_has_its_place() -> None:
 def test_quoted_and_plain_scalars_are_told_apart() -> None:
     node = composed("[a, 'a', \"a\", '', ]")
     assert isinstance(node, Items)
-    assert [item.is_plain for item in node.nodes if isinstance(item, Text)] == [True, False, False, False]
+    assert [item.is_plain for item in node.nodes if isinstance(item, Scalar)] == [True, False, False, False]
 
 
 def test_a_byte_order_mark_and_dos_line_ends_are_read_over() -> None:
@@ -104,7 +104,7 @@ def test_an_alias_stands_for_nothing_however_often_it_multiplies() -> None:
     node = compose("f", "\n".join(lines).encode(), problems)
     assert len(problems.found) == 1 + 5 * 9
     assert isinstance(node, Fields)
-    assert all(isinstance(item, Refused) for item in getattr(node.entries["a5"][1], "nodes", ()))
+    assert all(isinstance(item, UnsupportedYaml) for item in getattr(node.entries["a5"][1], "nodes", ()))
 
 
 def test_a_bomb_is_given_up_after_a_hundred_complaints() -> None:

@@ -12,7 +12,7 @@ import pytest
 from redis.asyncio import Redis
 
 from quotas.errors import BudgetSpent, StoreUnavailable
-from quotas.policy.limit import Budget, Limit, Period, Rate, Resource
+from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
 from quotas.quotas import Quotas
 from quotas.reservation import Ask, Reservation, Usage
 from quotas.store.redis_store import RedisStore
@@ -21,9 +21,9 @@ from tests.quotas.servers import BINARIES, running
 from tests.quotas.wire import Wire
 
 HOURLY = Limit(Resource.TOKENS, 10_000, Rate(3600, 10_000))
-DAILY = Limit(Resource.TOKENS, 100_000, Budget(Period.DAY))
+DAILY = Limit(Resource.TOKENS, 100_000, Budget(BudgetPeriod.DAY))
 CONCURRENT = Limit(Resource.CONCURRENT_REQUESTS, 100)
-OF_KEY = Limit(Resource.TOKENS, 5_000, Budget(Period.DAY), key="k1")
+OF_KEY = Limit(Resource.TOKENS, 5_000, Budget(BudgetPeriod.DAY), key="k1")
 LIMITS = (HOURLY, DAILY, CONCURRENT, OF_KEY)
 ASK = Ask(1, 60, 40)  # 5 % of the smallest limit are two and a half
 
@@ -165,7 +165,7 @@ async def test_an_answer_goes_on_within_the_slice(url: str, store: RedisStore) -
 
 
 async def test_slices_give_way_to_whoever_needs_what_they_hold(url: str) -> None:
-    limits = (Limit(Resource.REQUESTS, 100, Budget(Period.DAY)),)
+    limits = (Limit(Resource.REQUESTS, 100, Budget(BudgetPeriod.DAY)),)
     store, other = RedisStore.at(url, timeout=5), RedisStore.at(url, timeout=5)
     await store.connect()
     await other.connect()

@@ -11,8 +11,8 @@ from uuid import uuid4
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quotas.errors import NeverFits, Refused, StoreUnavailable
-from quotas.policy.limit import Budget, Limit, Period, Rate, Resource
+from quotas.errors import NeverFits, QuotaRefused, StoreUnavailable
+from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
 from quotas.reservation import NOTHING, Ask, Reservation, Usage
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import ScriptRunner
@@ -31,7 +31,7 @@ Step = tuple[object, ...]
 PACES = (1.0, 0.95, 1.05)  # of the replicas' own clocks
 
 amounts = st.integers(40, 1000)
-windows = st.sampled_from([1, 60, 3600]) | st.sampled_from(list(Period))
+windows = st.sampled_from([1, 60, 3600]) | st.sampled_from(list(BudgetPeriod))
 replicas = st.integers(0, 2)
 
 
@@ -40,7 +40,7 @@ def limits(draw: st.DrawFn, key: str | None) -> Limit:
     if draw(st.integers(0, 3)) == 0:
         return Limit(Resource.CONCURRENT_REQUESTS, draw(st.integers(2, 30)), None, key)
     window, amount = draw(windows), draw(amounts)
-    if isinstance(window, Period):
+    if isinstance(window, BudgetPeriod):
         return Limit(draw(st.sampled_from(SPENT)), amount, Budget(window), key)
     return Limit(draw(st.sampled_from(SPENT)), amount, Rate(window, draw(amounts)), key)
 
@@ -126,7 +126,7 @@ class World:
         for _ in range(times):
             try:
                 reservation = await life.store.reserve(self.tenant, key, limits, ask, "lease")
-            except (NeverFits, Refused, StoreUnavailable):
+            except (NeverFits, QuotaRefused, StoreUnavailable):
                 return
             life.running.append(Running(reservation, ask))
             self._move(limits, ask, 1)
@@ -136,7 +136,7 @@ class World:
         for life, one in self._picked(pick):
             try:
                 await life.store.extend(one.reservation, more)
-            except (NeverFits, Refused, StoreUnavailable):
+            except (NeverFits, QuotaRefused, StoreUnavailable):
                 continue
             one.ask = Ask(one.ask.requests, one.ask.input_tokens, one.ask.output_tokens + more)
             self._move(one.reservation.limits, Ask(0, 0, more), 1)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from redis.asyncio import Redis
 
 from quotas.errors import BudgetSpent, LimitExceeded, NeverFits
-from quotas.policy.limit import Budget, Limit, Period, Rate, Resource
+from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
 from quotas.reservation import Ask, Usage
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import ScriptRunner
@@ -68,8 +68,8 @@ def test_leases_never_add_up_to_more_than_the_limit_and_expire(
 
 REQUESTS = Limit(Resource.REQUESTS, 10, Rate(3600, 10))
 TOKENS = Limit(Resource.TOKENS, 1000, Rate(3600, 1000))
-DAILY = Limit(Resource.TOKENS, 5000, Budget(Period.DAY))
-MONTHLY = Limit(Resource.OUTPUT_TOKENS, 2000, Budget(Period.MONTH))
+DAILY = Limit(Resource.TOKENS, 5000, Budget(BudgetPeriod.DAY))
+MONTHLY = Limit(Resource.OUTPUT_TOKENS, 2000, Budget(BudgetPeriod.MONTH))
 CONCURRENT = Limit(Resource.CONCURRENT_REQUESTS, 3)
 KEY_TOKENS = Limit(Resource.TOKENS, 800, Rate(3600, 800), key="k1")
 LIMITS = (REQUESTS, TOKENS, DAILY, MONTHLY, CONCURRENT, KEY_TOKENS)

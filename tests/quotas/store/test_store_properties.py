@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quotas.errors import NeverFits, Refused
-from quotas.policy.limit import Budget, Limit, Period, Rate, Resource
+from quotas.errors import NeverFits, QuotaRefused
+from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
 from quotas.reservation import NOTHING, Ask, LimitState, Reservation, Usage
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import ScriptRunner
@@ -25,7 +25,7 @@ SPENT = (Resource.REQUESTS, Resource.INPUT_TOKENS, Resource.OUTPUT_TOKENS, Resou
 KEYS = (None, "k1", "k2")
 
 amounts = st.integers(5, 60) | st.integers(5, 60) | st.sampled_from([997, 10**6, 4 * 10**9])
-windows = st.sampled_from([1, 60, 3600]) | st.sampled_from(list(Period))
+windows = st.sampled_from([1, 60, 3600]) | st.sampled_from(list(BudgetPeriod))
 waits = st.sampled_from([0, 1, 333_333, 10**6, 7 * 10**6, 29 * 10**6, 31 * 10**6, 3600 * 10**6, DAY, 3 * DAY])
 
 
@@ -35,7 +35,7 @@ def limits(draw: st.DrawFn, key: str | None) -> Limit:
         return Limit(Resource.CONCURRENT_REQUESTS, draw(st.integers(0, 4)), None, key)
     window = draw(windows)
     amount = draw(amounts)
-    if isinstance(window, Period):
+    if isinstance(window, BudgetPeriod):
         return Limit(draw(st.sampled_from(SPENT)), amount, Budget(window), key)
     return Limit(draw(st.sampled_from(SPENT)), amount, Rate(window, draw(amounts)), key)
 
@@ -108,7 +108,7 @@ class World:
             life.taken[reservation] = Taken(limits, [(self.now, ask)])
             self._check_states(reservation.states)
             return
-        with pytest.raises(Refused) as raised:
+        with pytest.raises(QuotaRefused) as raised:
             await life.store.reserve(self.tenant, key, limits, ask)
         refused = raised.value
         assert refused.left == self.model.left(refused.limit, self.now) < refused.asked
@@ -122,7 +122,7 @@ class World:
             fits = more == 0 or self.model.charge(taken.limits, extra, self.now)
             try:
                 await life.store.extend(reservation, more)
-            except Refused:
+            except QuotaRefused:
                 assert not fits
             else:
                 assert fits

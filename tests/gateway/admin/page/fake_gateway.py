@@ -12,7 +12,7 @@ from gateway.admin.app import AdminApp
 from gateway.admin.page_files import page_files
 from gateway.admin.policy import MAX_BODY_BYTES, PastedPolicy, PolicyCheck
 from gateway.admin.port import AdminKey
-from gateway.admin.router import Route, Router, Text, Visit
+from gateway.admin.router import AdminRequest, Route, Router, TextAnswer
 from gateway.errors import RouteNotFound
 from gateway.http.json_body import JsonBody
 from gateway.http.wire import read
@@ -86,8 +86,8 @@ class FakeGateway:
             Route("GET", f"{PREFIX}/requests/{{name}}", self._request),
         ]
 
-    def _answer(self, part: str) -> Callable[[Visit], Any]:
-        async def answer(visit: Visit) -> Json:
+    def _answer(self, part: str) -> Callable[[AdminRequest], Any]:
+        async def answer(visit: AdminRequest) -> Json:
             self.num_overviews += part == "overview"
             if part not in self.answers:
                 raise RouteNotFound(f"{part} is broken.")
@@ -95,22 +95,22 @@ class FakeGateway:
 
         return answer
 
-    async def _tenant(self, visit: Visit) -> Json:
+    async def _tenant(self, visit: AdminRequest) -> Json:
         return self.tenant | {"name": visit.name}
 
-    async def _usage_csv(self, visit: Visit) -> Text:
-        return Text("day,tenant\n2026-09-01,acme\n", "text/csv; charset=utf-8")
+    async def _usage_csv(self, visit: AdminRequest) -> TextAnswer:
+        return TextAnswer("day,tenant\n2026-09-01,acme\n", "text/csv; charset=utf-8")
 
-    async def _policy_text(self, visit: Visit) -> Json:
+    async def _policy_text(self, visit: AdminRequest) -> Json:
         return await self._policy_check.text(self.policy)
 
-    async def _check_policy(self, visit: Visit) -> Json:
+    async def _check_policy(self, visit: AdminRequest) -> Json:
         return await self._policy_check.of(read(PastedPolicy, JsonBody.of(visit.body)), self.policy)
 
-    async def _request(self, visit: Visit) -> Json:
+    async def _request(self, visit: AdminRequest) -> Json:
         return page_data.request_detail(self._find(visit.name, "live", "recent"))
 
-    async def _cancel(self, visit: Visit) -> Json:
+    async def _cancel(self, visit: AdminRequest) -> Json:
         row = self._find(visit.name, "live")
         self.cancelled.append(row["id"])
         self.answers["requests"]["live"].remove(row)

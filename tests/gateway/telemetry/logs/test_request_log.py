@@ -8,7 +8,7 @@ import pytest
 from admission.outcome import Outcome
 from gateway.errors import BadRequest, RateLimited
 from gateway.telemetry.logs.request_log import RequestLog
-from tests.gateway.telemetry.stories import a_story, a_trail
+from tests.gateway.telemetry.records import a_record, a_timeline
 
 BLOCK_BYTES = 1000
 
@@ -16,16 +16,16 @@ BLOCK_BYTES = 1000
 def line(caplog: pytest.LogCaptureFixture, **changes: Any) -> tuple[int, dict[str, Any]]:
     """The level and the fields of the one line."""
     caplog.set_level(logging.DEBUG, "gateway.telemetry.logs.request_log")
-    RequestLog(BLOCK_BYTES)(a_story(**changes))
+    RequestLog(BLOCK_BYTES)(a_record(**changes))
     (record,) = caplog.records
     caplog.clear()
     return record.levelno, vars(record)["fields"]
 
 
 def test_a_line_has_the_ids_the_outcome_the_tokens_and_the_times(caplog: pytest.LogCaptureFixture) -> None:
-    trail = a_trail()
-    trail.sequence.charged, trail.sequence.kv_block_seconds, trail.sequence.num_preemptions = 0.03, 0.12, 1
-    level, fields = line(caplog, trails=[trail], num_retries=2)
+    timeline = a_timeline()
+    timeline.sequence.charged, timeline.sequence.kv_block_seconds, timeline.sequence.num_preemptions = 0.03, 0.12, 1
+    level, fields = line(caplog, timelines=[timeline], num_retries=2)
     assert level == logging.INFO
     assert fields == {
         "method": "POST",
@@ -56,18 +56,18 @@ def test_a_line_has_the_ids_the_outcome_the_tokens_and_the_times(caplog: pytest.
 
 
 def test_choices_are_added_up_and_the_queue_is_that_of_the_last(caplog: pytest.LogCaptureFixture) -> None:
-    _, fields = line(caplog, trails=[a_trail(), a_trail(admitted=100.02, first_token=100.025)])
+    _, fields = line(caplog, timelines=[a_timeline(), a_timeline(admitted=100.02, first_token=100.025)])
     assert (fields["prompt_tokens"], fields["output_tokens"]) == (20, 8)
     assert (fields["queue_seconds"], fields["first_token_seconds"]) == (0.016, 0.025)
 
 
 def test_one_that_never_left_the_queue_waited_until_its_end(caplog: pytest.LogCaptureFixture) -> None:
-    _, fields = line(caplog, outcome=Outcome.EXPIRED, trails=[a_trail(admitted=None, first_token=None)])
+    _, fields = line(caplog, outcome=Outcome.EXPIRED, timelines=[a_timeline(admitted=None, first_token=None)])
     assert (fields["queue_seconds"], fields["first_token_seconds"]) == (0.076, None)
 
 
 def test_a_refusal_has_its_code_and_not_what_it_quotes(caplog: pytest.LogCaptureFixture) -> None:
-    _, fields = line(caplog, outcome=Outcome.REFUSED, error=RateLimited("limit rpm of acme"), status=429, trails=[])
+    _, fields = line(caplog, outcome=Outcome.REFUSED, error=RateLimited("limit rpm of acme"), status=429, timelines=[])
     assert (fields["code"], fields["status"], fields["prompt_tokens"]) == ("rate_limit_exceeded", 429, 0)
     _, fields = line(caplog, outcome=Outcome.INVALID, error=BadRequest("not a role: 'a secret'"), status=400)
     assert fields["code"] == "invalid_request_error"

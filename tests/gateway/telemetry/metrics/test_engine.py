@@ -3,9 +3,9 @@
 import pytest
 
 from backend.scheduler.batch import Batch
-from backend.scheduler.scheduled_step import Flight
+from backend.scheduler.scheduled_step import ScheduledStep
 from gateway.http.request_scope import RequestScope
-from gateway.telemetry.core_observer import Step
+from gateway.telemetry.core_observer import CompletedStep
 from tests.gateway.telemetry.core_run import STEP
 from tests.gateway.telemetry.metrics_rig import BLOCK_BYTES, Page, Rig, rig_after_preemptions
 
@@ -35,10 +35,10 @@ def test_steps_are_counted_by_what_they_compute(rig: Rig) -> None:
 
 
 def test_the_batch_and_its_churn(rig: Rig) -> None:
-    trails = [rig.arrive(name, max_tokens=9) for name in "abc"]
+    timelines = [rig.arrive(name, max_tokens=9) for name in "abc"]
     rig.step()
     rig.step()
-    rig.cancel(trails[0])
+    rig.cancel(timelines[0])
     page = rig.page()
     assert page.value("sluice_batch_size_max") == 8
     assert page.value("sluice_batch_size_count") == 2
@@ -62,12 +62,12 @@ def test_joined_and_left_never_go_down_while_steps_are_in_flight(rig: Rig) -> No
 
 
 def test_joined_and_left_never_go_down_when_a_step_is_lost(rig: Rig) -> None:
-    trails = [rig.arrive(name, max_tokens=9) for name in "ab"]
+    timelines = [rig.arrive(name, max_tokens=9) for name in "ab"]
     rig.core.plan(rig.now)
     seen = [churn(rig.page())]
     rig.core.lost(rig.now)
     seen.append(churn(rig.page()))
-    rig.cancel(trails[0])
+    rig.cancel(timelines[0])
     seen.append(churn(rig.page()))
     rig.run()
     seen.append(churn(rig.page()))
@@ -111,7 +111,7 @@ def test_decodes_that_wait_for_a_step_of_prefills_alone_have_jitter(rig: Rig) ->
         rows = decodes + bool(prefill)
         batch = Batch(0, decodes, list(range(rows)), [0] * rows, [1] * decodes + [prefill] * bool(prefill))
         for tell in rig.core.on_step:
-            tell(Step(Flight(batch), completed, completed, 0.1, 0.0))
+            tell(CompletedStep(ScheduledStep(batch), completed, completed, 0.1, 0.0))
         rig.core.scheduler.running["b"] = waiting
     page = rig.page()
     assert page.value("sluice_token_jitter_seconds_count") == 2
@@ -119,19 +119,19 @@ def test_decodes_that_wait_for_a_step_of_prefills_alone_have_jitter(rig: Rig) ->
 
 
 def test_a_write_that_makes_no_progress_is_stalled(rig: Rig) -> None:
-    story = rig.story(rig.arrive("a"))
-    story.scope = RequestScope({}, None, None)  # type: ignore[arg-type]  # nothing is received or sent
-    story.scope.writing_since = rig.now - 0.5
+    record = rig.record(rig.arrive("a"))
+    record.scope = RequestScope({}, None, None)  # type: ignore[arg-type]  # nothing is received or sent
+    record.scope.writing_since = rig.now - 0.5
     assert rig.page().value("sluice_stalled_writes") == 0
     rig.now += 1
     assert rig.page().value("sluice_stalled_writes") == 1
 
 
 def test_tokens_after_the_end_are_counted_as_late(rig: Rig) -> None:
-    trail = rig.arrive("a", max_tokens=9)
+    timeline = rig.arrive("a", max_tokens=9)
     rig.step()
     rig.core.plan(rig.now)
-    rig.cancel(trail)
+    rig.cancel(timeline)
     rig.complete()
     assert rig.page().value("sluice_late_tokens_total") == 1
 

@@ -31,7 +31,7 @@ def test_counters_that_others_keep_are_zero_until_they_are_bound() -> None:
 
 def test_live_requests_and_the_policy_are_read() -> None:
     rig = Rig()
-    rig.story()
+    rig.record()
     page = rig.page()
     assert page.value("sluice_live_requests") == 1
     assert page.value("sluice_policy_info", version=rig.policies.current.version) == 1

@@ -14,7 +14,7 @@ from gateway.telemetry.metrics.registry import Reading
 from gateway.telemetry.otlp import Collector, resource
 from tests.gateway.telemetry.metrics_rig import Page, Rig
 from tests.gateway.telemetry.otlp_receiver import Manner, Receiver, otlp_receiver, plain
-from tests.gateway.telemetry.stories import a_story
+from tests.gateway.telemetry.records import a_record
 
 CUMULATIVE = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
 PATIENCE = 240.0  # seconds
@@ -52,7 +52,7 @@ def points(metric: Metric) -> Any:
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 async def test_a_push_carries_what_a_scrape_shows(receiver: Receiver, protocol: str) -> None:
     rig = Rig()
-    rig.tell(a_story())
+    rig.tell(a_record())
     readings = rig.metrics.registry.collect()  # once: what the kernel says changes meanwhile
     page = Page(exposition(readings, (("model_name", "embedded"),)).decode())
     push = push_of(rig, receiver.endpoint(protocol), protocol, lambda: readings)

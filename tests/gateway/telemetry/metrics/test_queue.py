@@ -4,7 +4,7 @@ import pytest
 
 from admission.core import CoreConfig
 from tests.gateway.telemetry.metrics_rig import Rig, rig_after_preemptions
-from tests.gateway.telemetry.stories import a_sequence, a_story, a_trail
+from tests.gateway.telemetry.records import a_record, a_sequence, a_timeline
 
 
 def rig_with_aging(seconds: float) -> Rig:
@@ -64,7 +64,7 @@ def test_estimates_are_held_against_what_came() -> None:
     rig = Rig()
     sequence = a_sequence()
     sequence.promised_first, sequence.promised_last = 0.016, 0.076  # came after 0.026 and 0.066
-    rig.tell(a_story(trails=[a_trail(sequence=sequence), a_trail()]))
+    rig.tell(a_record(timelines=[a_timeline(sequence=sequence), a_timeline()]))
     page = rig.page()
     assert page.value("sluice_estimate_error_seconds_sum", token="first", side="late") == pytest.approx(0.01)
     assert page.value("sluice_estimate_error_seconds_sum", token="last", side="early") == pytest.approx(0.01)

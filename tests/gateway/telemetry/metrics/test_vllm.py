@@ -4,7 +4,7 @@ import pytest
 
 from backend.scheduler.sequence import FinishReason, Sequence
 from tests.gateway.telemetry.metrics_rig import Rig
-from tests.gateway.telemetry.stories import a_sequence, a_story, a_trail
+from tests.gateway.telemetry.records import a_record, a_sequence, a_timeline
 
 TTFT, GAP, OLDER = (
     "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds",
@@ -55,10 +55,10 @@ def test_the_first_token_and_the_gaps_between_the_others_are_timed(rig: Rig) -> 
 
 def test_ends_are_counted_by_their_reasons(rig: Rig) -> None:
     ends = {FinishReason.LENGTH: "length", FinishReason.CANCELLED: "abort", FinishReason.EXPIRED: "abort"}
-    trails = [a_trail(sequence=a_sequence()) for _ in ends]
-    for trail, reason in zip(trails, ends, strict=True):
-        trail.sequence.finish_reason = reason
-    rig.tell(a_story(trails=trails))
+    timelines = [a_timeline(sequence=a_sequence()) for _ in ends]
+    for timeline, reason in zip(timelines, ends, strict=True):
+        timeline.sequence.finish_reason = reason
+    rig.tell(a_record(timelines=timelines))
     page = rig.page()
     counts = {
         reason: page.value("vllm:request_success_total", finished_reason=reason) for reason in ("length", "abort")

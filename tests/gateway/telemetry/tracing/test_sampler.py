@@ -7,71 +7,71 @@ from hypothesis import strategies as st
 
 from admission.outcome import Outcome
 from gateway.errors import RateLimited
-from gateway.telemetry.request_record import Story, TraceContext, trace_context
+from gateway.telemetry.request_record import RequestRecord, TraceContext, trace_context
 from gateway.telemetry.tracing.sampler import (
     BURST_SECONDS,
     MAX_TENANTS,
     TENANT_SHARE,
     Because,
-    Sampler,
+    TraceSampler,
     longest_wait,
 )
-from tests.gateway.telemetry.stories import a_sequence, a_story, a_trail
+from tests.gateway.telemetry.records import a_record, a_sequence, a_timeline
 
 OWN = TraceContext(2**127, 1)
 SAMPLED = TraceContext(2**127, 1, parent_id=2, client_samples=True)
 UNSAMPLED = TraceContext(2**127, 1, parent_id=2, client_samples=False)
 
 
-def sampler(ratio: float = 0.0, most: float = 1000.0) -> Sampler:
-    return Sampler(ratio, slow_seconds=2.0, most_per_second=most)
+def sampler(ratio: float = 0.0, most: float = 1000.0) -> TraceSampler:
+    return TraceSampler(ratio, slow_seconds=2.0, most_per_second=most)
 
 
-def at(moment: float, **changes: Any) -> Story:
+def at(moment: float, **changes: Any) -> RequestRecord:
     """A story that ended then and took as long as any."""
-    return a_story(began=moment - 0.08, ended=moment, trails=[], **changes)
+    return a_record(began=moment - 0.08, ended=moment, timelines=[], **changes)
 
 
 @pytest.mark.parametrize(("trace", "because"), [(OWN, None), (UNSAMPLED, None), (SAMPLED, Because.CLIENT)])
 def test_a_client_decides_for_its_own_trace(trace: TraceContext, because: Because | None) -> None:
-    assert sampler().because(a_story(trace=trace)) is because
+    assert sampler().because(a_record(trace=trace)) is because
 
 
 def test_the_ratio_decides_where_no_client_did() -> None:
     half = sampler(0.5)
-    assert half.because(a_story(trace=replace(OWN, trace_id=2**63 - 1))) is Because.RATIO
-    assert half.because(a_story(trace=replace(OWN, trace_id=2**63))) is None
-    assert half.because(a_story(trace=replace(UNSAMPLED, trace_id=1))) is None
+    assert half.because(a_record(trace=replace(OWN, trace_id=2**63 - 1))) is Because.RATIO
+    assert half.because(a_record(trace=replace(OWN, trace_id=2**63))) is None
+    assert half.because(a_record(trace=replace(UNSAMPLED, trace_id=1))) is None
 
 
 def test_every_request_is_traced_at_a_ratio_of_one() -> None:
     everything = sampler(1.0)
-    assert all(everything.because(a_story(trace=trace_context(None, None))) for _ in range(100))
+    assert all(everything.because(a_record(trace=trace_context(None, None))) for _ in range(100))
 
 
 @pytest.mark.parametrize("trace", [OWN, UNSAMPLED])
 def test_errors_are_traced_whatever_the_client_says(trace: TraceContext) -> None:
-    refused = a_story(trace=trace, status=429, outcome=Outcome.REFUSED, error=RateLimited("no"))
+    refused = a_record(trace=trace, status=429, outcome=Outcome.REFUSED, error=RateLimited("no"))
     assert sampler().because(refused) is Because.ERROR
-    assert sampler().because(a_story(trace=trace, outcome=Outcome.FAILED)) is Because.ERROR
-    assert sampler().because(a_story(trace=trace, outcome=Outcome.DISCONNECTED)) is None
+    assert sampler().because(a_record(trace=trace, outcome=Outcome.FAILED)) is Because.ERROR
+    assert sampler().because(a_record(trace=trace, outcome=Outcome.DISCONNECTED)) is None
 
 
 def test_a_late_first_token_is_slow_and_a_long_answer_is_not() -> None:
-    late = a_trail(first_token=102.1, ended=102.2)
-    assert sampler().because(a_story(trace=UNSAMPLED, trails=[late], ended=102.2)) is Because.SLOW
-    long = a_trail(first_token=100.1, ended=130.0)
-    assert sampler().because(a_story(trace=UNSAMPLED, trails=[long], ended=130.0)) is None
+    late = a_timeline(first_token=102.1, ended=102.2)
+    assert sampler().because(a_record(trace=UNSAMPLED, timelines=[late], ended=102.2)) is Because.SLOW
+    long = a_timeline(first_token=100.1, ended=130.0)
+    assert sampler().because(a_record(trace=UNSAMPLED, timelines=[long], ended=130.0)) is None
 
 
 def test_waits_for_memory_and_for_the_client_are_waits() -> None:
-    assert longest_wait(a_story()) == pytest.approx(0.03)
-    preempted = a_trail(preempted=[100.04, 101.0], resumed=[100.05, 104.0], ended=105.0)
-    assert longest_wait(a_story(trails=[preempted], ended=105.0)) == pytest.approx(3.0)
-    never_back = a_trail(preempted=[100.04], resumed=[], ended=105.0)
-    assert longest_wait(a_story(trails=[never_back], ended=105.0)) == pytest.approx(4.96)
-    assert longest_wait(a_story(trails=[a_trail(ended=101.0)], ended=107.0)) == pytest.approx(6.0)
-    assert longest_wait(a_story(trails=[], ended=109.0)) == pytest.approx(9.0)
+    assert longest_wait(a_record()) == pytest.approx(0.03)
+    preempted = a_timeline(preempted=[100.04, 101.0], resumed=[100.05, 104.0], ended=105.0)
+    assert longest_wait(a_record(timelines=[preempted], ended=105.0)) == pytest.approx(3.0)
+    never_back = a_timeline(preempted=[100.04], resumed=[], ended=105.0)
+    assert longest_wait(a_record(timelines=[never_back], ended=105.0)) == pytest.approx(4.96)
+    assert longest_wait(a_record(timelines=[a_timeline(ended=101.0)], ended=107.0)) == pytest.approx(6.0)
+    assert longest_wait(a_record(timelines=[], ended=109.0)) == pytest.approx(9.0)
 
 
 def test_traces_that_are_not_made_for_the_cap_are_counted() -> None:
@@ -97,7 +97,7 @@ def test_failures_are_traced_while_clients_ask_for_more_than_they_get() -> None:
 
 
 def test_probes_are_not_traced() -> None:
-    assert sampler(1.0).because(a_story(tenant=None, path="/livez", trails=[])) is None
+    assert sampler(1.0).because(a_record(tenant=None, path="/livez", timelines=[])) is None
 
 
 def test_tenants_without_number_are_not_remembered() -> None:
@@ -129,8 +129,8 @@ def test_no_stretch_of_time_has_more_traces_than_its_allowance(
     taken: list[tuple[float, str]] = []
     for end in ends:
         tenant = data.draw(st.sampled_from("ab"))
-        story = at(end, tenant=tenant, trace=SAMPLED, outcome=data.draw(kinds))
-        if capped.because(story):
+        record = at(end, tenant=tenant, trace=SAMPLED, outcome=data.draw(kinds))
+        if capped.because(record):
             taken.append((end, tenant))
     for index, (since, _) in enumerate(taken):
         for until_index, (until, tenant) in enumerate(taken[index:], index):
@@ -142,4 +142,6 @@ def test_no_stretch_of_time_has_more_traces_than_its_allowance(
 
 
 def test_the_decision_holds_no_sequence_to_be_there() -> None:
-    assert sampler().because(a_story(trails=[a_trail(sequence=a_sequence(), first_token=None)], trace=OWN)) is None
+    assert (
+        sampler().because(a_record(timelines=[a_timeline(sequence=a_sequence(), first_token=None)], trace=OWN)) is None
+    )

@@ -18,29 +18,29 @@ from gateway.api.service import Service
 from gateway.errors import InternalError, InvalidApiKey, Overloaded, RateLimited
 from gateway.openai.requests import ChatRequest
 from gateway.telemetry import semconv
-from gateway.telemetry.request_record import Chunk, StoreCall, Story, TraceContext
+from gateway.telemetry.request_record import Chunk, RequestRecord, StoreCall, TraceContext
 from gateway.telemetry.tracing.sampler import Because
 from gateway.telemetry.tracing.span_tree import MAX_EVENTS, MAX_TEXT, trace_state
 from gateway.telemetry.tracing.spans import FEWEST_EVENTS, MAX_SEQUENCES, ROUTES, spans_of
-from gateway.tenants.effective_policy import KvShape
+from gateway.tenants.effective_policy import KVShape
 from quotas.reservation import Ask
-from tests.gateway.telemetry.stories import BEGAN_NS, a_grant, a_sequence, a_story, a_trail
+from tests.gateway.telemetry.records import BEGAN_NS, a_grant, a_record, a_sequence, a_timeline
 
 RESOURCE = Resource({"service.name": "sluice"})
-KV = KvShape(block_tokens=16, block_bytes=1000)
+KV = KVShape(block_tokens=16, block_bytes=1000)
 CALLS = [StoreCall("reserve", 100.0031, 100.0039, None), StoreCall("settle", 100.0751, 100.081, None)]
 
 
 def spans(settled: float | None = 100.082, **changes: Any) -> dict[str, ReadableSpan]:
     """By name; `changes` of the story."""
-    made = made_of(a_story(**({"grant": a_grant()} | changes)), settled)
+    made = made_of(a_record(**({"grant": a_grant()} | changes)), settled)
     by_name = {span.name: span for span in made}
     assert len(by_name) == len(made)
     return by_name
 
 
-def made_of(story: Story, settled: float | None = 100.082) -> list[ReadableSpan]:
-    return spans_of(story, RESOURCE, KV, Because.RATIO, settled)
+def made_of(record: RequestRecord, settled: float | None = 100.082) -> list[ReadableSpan]:
+    return spans_of(record, RESOURCE, KV, Because.RATIO, settled)
 
 
 def parent(span: ReadableSpan) -> int | None:
@@ -101,7 +101,7 @@ def test_times_are_those_of_the_story_on_the_calendar_of_its_beginning() -> None
 
 def test_the_trace_is_the_clients_and_the_root_is_the_span_that_answers_were_given_under() -> None:
     context = TraceContext(7, 8, parent_id=9, client_samples=True, state="a=1,b=2")
-    for span in made_of(a_story(trace=context)):
+    for span in made_of(a_record(trace=context)):
         made = span.get_span_context()
         assert made and made.trace_id == 7 and made.trace_flags.sampled
         assert dict(made.trace_state) == {"a": "1", "b": "2"}
@@ -111,9 +111,9 @@ def test_the_trace_is_the_clients_and_the_root_is_the_span_that_answers_were_giv
 
 
 def test_the_root_says_who_asked_and_what_it_took() -> None:
-    trail = a_trail()
-    trail.sequence.peak_blocks, trail.sequence.kv_block_seconds, trail.sequence.charged = 3, 0.5, 0.012
-    root = attributes(spans(trails=[trail], num_retries=2)["POST /v1/completions"])
+    timeline = a_timeline()
+    timeline.sequence.peak_blocks, timeline.sequence.kv_block_seconds, timeline.sequence.charged = 3, 0.5, 0.012
+    root = attributes(spans(timelines=[timeline], num_retries=2)["POST /v1/completions"])
     assert root[semconv.TENANT_ID] == "acme"
     assert root[semconv.PRIORITY_CLASS] == "standard"
     assert root[semconv.POLICY_VERSION] == "v1"
@@ -129,9 +129,9 @@ def test_the_root_says_who_asked_and_what_it_took() -> None:
 
 
 def test_the_queue_says_how_long_and_what_was_expected() -> None:
-    trail = a_trail()
-    trail.sequence.promised_first, trail.sequence.promised_last = 0.03, 0.9
-    queue = attributes(spans(trails=[trail], grant=a_grant(Ask(1, 10, 23)))["sluice.queue"])
+    timeline = a_timeline()
+    timeline.sequence.promised_first, timeline.sequence.promised_last = 0.03, 0.9
+    queue = attributes(spans(timelines=[timeline], grant=a_grant(Ask(1, 10, 23)))["sluice.queue"])
     assert queue[semconv.QUEUE_WAIT_MS] == pytest.approx(6)
     assert queue[semconv.DRR_DEFICIT] == 0.02
     assert (queue[semconv.ESTIMATE_TTFT_MS], queue[semconv.ESTIMATE_TOTAL_MS]) == (30, 900)
@@ -187,7 +187,9 @@ def test_no_other_span_is_taken_for_a_generation() -> None:
 
 def test_nothing_that_a_client_wrote_or_was_written_is_in_a_span() -> None:
     request = a_chat(stop=("a secret stop",))
-    made = made_of(a_story(operation="chat", request=request, error=InternalError("a secret message"), grant=a_grant()))
+    made = made_of(
+        a_record(operation="chat", request=request, error=InternalError("a secret message"), grant=a_grant())
+    )
     assert b"secret" not in encode_spans(made).SerializeToString()
     assert b"a person" not in encode_spans(made).SerializeToString()
 
@@ -205,8 +207,8 @@ def test_chunks_are_events_of_the_prefill() -> None:
 
 def test_a_preemption_shows_where_it_happened() -> None:
     recomputed = [Chunk(3, 0, 10, 100.010), Chunk(9, 0, 12, 100.050)]
-    trail = a_trail(preempted=[100.015, 100.040], resumed=[100.017, 100.050], chunks=recomputed)
-    tree = spans(trails=[trail])
+    timeline = a_timeline(preempted=[100.015, 100.040], resumed=[100.017, 100.050], chunks=recomputed)
+    tree = spans(timelines=[timeline])
     assert [event.name for event in tree["sluice.prefill"].events] == ["chunk", "preempted", "resumed"]
     assert [event.name for event in tree["sluice.decode"].events] == ["first_token", "preempted", "chunk", "resumed"]
 
@@ -220,22 +222,22 @@ def test_a_preemption_shows_where_it_happened() -> None:
     ],
 )
 def test_what_is_cut_short_says_so(reason: FinishReason, event: str) -> None:
-    trail = a_trail()
-    trail.sequence.finish_reason = reason
-    assert spans(trails=[trail], outcome=Outcome.DISCONNECTED)["sluice.decode"].events[-1].name == event
-    early = a_trail(sequence=trail.sequence, first_token=None, prefilled=None)
-    tree = spans(trails=[early], outcome=Outcome.DISCONNECTED)
+    timeline = a_timeline()
+    timeline.sequence.finish_reason = reason
+    assert spans(timelines=[timeline], outcome=Outcome.DISCONNECTED)["sluice.decode"].events[-1].name == event
+    early = a_timeline(sequence=timeline.sequence, first_token=None, prefilled=None)
+    tree = spans(timelines=[early], outcome=Outcome.DISCONNECTED)
     assert tree["sluice.prefill"].events[-1].name == event and "sluice.decode" not in tree
 
 
 def test_a_client_that_goes_away_is_no_error_of_ours() -> None:
     assert all(
         span.status.status_code is StatusCode.UNSET
-        for span in made_of(a_story(outcome=Outcome.DISCONNECTED, settling=None, grant=a_grant()))
+        for span in made_of(a_record(outcome=Outcome.DISCONNECTED, settling=None, grant=a_grant()))
     )
 
 
-NOT_RUN: dict[str, Any] = {"trails": [], "reserved": None, "settling": None, "grant": None}
+NOT_RUN: dict[str, Any] = {"timelines": [], "reserved": None, "settling": None, "grant": None}
 
 
 def test_a_refusal_is_where_it_happened_with_its_code_and_is_no_error_of_the_server() -> None:
@@ -251,7 +253,7 @@ def test_a_refusal_is_where_it_happened_with_its_code_and_is_no_error_of_the_ser
 
 
 def test_a_full_queue_is_an_error_of_the_queue() -> None:
-    overloaded = {"trails": [], "status": 503, "outcome": Outcome.REFUSED, "error": Overloaded("full")}
+    overloaded = {"timelines": [], "status": 503, "outcome": Outcome.REFUSED, "error": Overloaded("full")}
     tree = spans(**overloaded)
     assert "text_completion embedded" not in tree
     for name in ("POST /v1/completions", "sluice.queue"):
@@ -262,7 +264,12 @@ def test_a_full_queue_is_an_error_of_the_queue() -> None:
 
 
 def test_a_failure_after_the_first_byte_is_an_error_of_the_generation() -> None:
-    failed = {"outcome": Outcome.FAILED, "error": InternalError("!"), "settling": None, "trails": [a_trail(ended=None)]}
+    failed = {
+        "outcome": Outcome.FAILED,
+        "error": InternalError("!"),
+        "settling": None,
+        "timelines": [a_timeline(ended=None)],
+    }
     tree = spans(**failed)
     chat = tree["text_completion embedded"]
     assert chat.status.status_code is tree["POST /v1/completions"].status.status_code is StatusCode.ERROR
@@ -272,18 +279,18 @@ def test_a_failure_after_the_first_byte_is_an_error_of_the_generation() -> None:
 
 
 def test_what_expires_in_the_queue_was_never_generated() -> None:
-    trail = a_trail(admitted=None, first_token=None, prefilled=None, chunks=[], ended=100.05)
-    trail.sequence.finish_reason = FinishReason.EXPIRED
-    tree = spans(trails=[trail], outcome=Outcome.EXPIRED, status=504)
+    timeline = a_timeline(admitted=None, first_token=None, prefilled=None, chunks=[], ended=100.05)
+    timeline.sequence.finish_reason = FinishReason.EXPIRED
+    tree = spans(timelines=[timeline], outcome=Outcome.EXPIRED, status=504)
     assert "text_completion embedded" not in tree
     assert [event.name for event in tree["sluice.queue"].events] == ["expired"]
     assert tree["sluice.queue"].status.status_code is StatusCode.ERROR
 
 
 def test_a_key_that_is_not_known_is_refused_by_auth() -> None:
-    story: dict[str, Any] = {"authenticated": None, "body_read": None, "reserving": None, "tenant": None}
+    record: dict[str, Any] = {"authenticated": None, "body_read": None, "reserving": None, "tenant": None}
     refused = {"status": 401, "outcome": Outcome.INVALID, "error": InvalidApiKey("?")}
-    tree = spans(None, **NOT_RUN | story | refused)
+    tree = spans(None, **NOT_RUN | record | refused)
     assert tree.keys() == {"POST /v1/completions", "sluice.auth"}
     assert attributes(tree["sluice.auth"])[semconv.REFUSAL_CODE] == "invalid_api_key"
 
@@ -309,19 +316,19 @@ def test_other_calls_of_the_store_are_the_requests_own() -> None:
 
 def test_a_request_of_many_prompts_is_bounded() -> None:
     chunks = [Chunk(step, step, 1, 100.010) for step in range(1000)]
-    trails = [a_trail(sequence=a_sequence(), chunks=chunks) for _ in range(128)]
-    made = made_of(a_story(trails=trails, grant=a_grant()))
+    timelines = [a_timeline(sequence=a_sequence(), chunks=chunks) for _ in range(128)]
+    made = made_of(a_record(timelines=timelines, grant=a_grant()))
     prefills = [span for span in made if span.name == "sluice.prefill"]
     assert [attributes(span)[semconv.SEQUENCE_INDEX] for span in prefills] == list(range(MAX_SEQUENCES))
     assert all(len(span.events) == FEWEST_EVENTS for span in prefills)
     assert attributes(prefills[0])[semconv.CHUNKS] == 1000
-    (alone,) = [span for span in made_of(a_story(trails=trails[:1])) if span.name == "sluice.prefill"]
+    (alone,) = [span for span in made_of(a_record(timelines=timelines[:1])) if span.name == "sluice.prefill"]
     assert len(alone.events) == MAX_EVENTS
     assert attributes(made[[span.name for span in made].index("text_completion embedded")])[semconv.SEQUENCES] == 128
 
 
 def test_names_of_spans_are_few_whatever_is_asked_for() -> None:
-    asked = {"method": "GET", "operation": None, "trails": [], "reserving": None, "reserved": None, "grant": None}
+    asked = {"method": "GET", "operation": None, "timelines": [], "reserving": None, "reserved": None, "grant": None}
     root = spans(None, path="/v1/models/" + "x" * 5000, **asked)["GET /v1/models/{model}"]
     assert attributes(root)[semconv.HTTP_ROUTE] == "/v1/models/{model}"
     assert len(attributes(root)[semconv.URL_PATH]) == MAX_TEXT
@@ -340,8 +347,8 @@ def test_every_route_of_the_tenants_port_is_known_by_its_name() -> None:
 @given(st.text(max_size=400), st.text(max_size=400), st.text(max_size=600))
 def test_whatever_clients_send_can_be_encoded_and_is_bounded(model: str, path: str, state: str) -> None:
     context = TraceContext(1, 2, 3, client_samples=True, state=state)
-    story = a_story(model=model + "\ud800" * 3, path="/" + path, trace=context, request_id="r" * 128, grant=a_grant())
-    encoded = encode_spans(made_of(story))
+    record = a_record(model=model + "\ud800" * 3, path="/" + path, trace=context, request_id="r" * 128, grant=a_grant())
+    encoded = encode_spans(made_of(record))
     assert len(encoded.SerializeToString()) < 16_000
     for span in encoded.resource_spans[0].scope_spans[0].spans:
         assert len(span.name) <= MAX_TEXT and len(span.trace_state) <= 1200
@@ -361,7 +368,7 @@ def test_a_tracestate_keeps_its_order() -> None:
 
 
 @st.composite
-def stories(draw: st.DrawFn) -> tuple[Story, float | None]:
+def records(draw: st.DrawFn) -> tuple[RequestRecord, float | None]:
     """Requests of any length that ended at any point."""
     moments = iter(sorted(draw(st.lists(st.floats(0, 1e5), min_size=12, max_size=12))))
     names = ["began", "authenticated", "body_read", "reserving", "reserved"]
@@ -370,33 +377,33 @@ def stories(draw: st.DrawFn) -> tuple[Story, float | None]:
     cut = draw(st.integers(0, 8))
     values |= dict.fromkeys(names[cut + 1 :])
     settled = None
-    trails = []
+    timelines = []
     if cut > 4:
-        trail = a_trail(queued=queued, admitted=None, first_token=None, prefilled=None, chunks=[], ended=over)
+        timeline = a_timeline(queued=queued, admitted=None, first_token=None, prefilled=None, chunks=[], ended=over)
         if cut > 5:
-            trail.admitted, trail.chunks = admitted, [Chunk(1, 0, 10, admitted)]
+            timeline.admitted, timeline.chunks = admitted, [Chunk(1, 0, 10, admitted)]
         if cut > 6:
-            trail.first_token, trail.preempted, trail.resumed = prefilled, [preempted], [resumed]
-        trails = [trail] * draw(st.integers(1, 3))
+            timeline.first_token, timeline.preempted, timeline.resumed = prefilled, [preempted], [resumed]
+        timelines = [timeline] * draw(st.integers(1, 3))
         settled = settling + draw(st.floats(0, 10))
-    values |= {"trails": trails, "settling": settling if cut > 7 else None, "ended": settling}
+    values |= {"timelines": timelines, "settling": settling if cut > 7 else None, "ended": settling}
     values["grant"] = a_grant() if cut > 3 else None
     values["outcome"] = draw(st.sampled_from(list(Outcome)))
     values["error"] = draw(st.sampled_from([None, RateLimited("no"), InternalError("no")]))
-    return a_story(**values, first_byte=None), settled
+    return a_record(**values, first_byte=None), settled
 
 
-@given(stories())
-def test_every_trace_is_one_tree_nested_in_time(case: tuple[Story, float | None]) -> None:
-    story, settled = case
-    made = made_of(story, settled)
+@given(records())
+def test_every_trace_is_one_tree_nested_in_time(case: tuple[RequestRecord, float | None]) -> None:
+    record, settled = case
+    made = made_of(record, settled)
     by_id = {id_of(span): span for span in made}
     assert len(by_id) == len(made) and 0 not in by_id
-    assert [id_of(span) for span in made if span.parent is None] == [story.trace.span_id]
+    assert [id_of(span) for span in made if span.parent is None] == [record.trace.span_id]
     for span in made:
         assert span.start_time is not None and span.end_time is not None and span.start_time <= span.end_time
         context = span.get_span_context()
-        assert context and context.trace_id == story.trace.trace_id
+        assert context and context.trace_id == record.trace.trace_id
         if span.parent is None:
             continue
         above = by_id[span.parent.span_id]

@@ -7,41 +7,41 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 
 from backend.scheduler.batch import Batch
-from backend.scheduler.scheduled_step import Flight
+from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence
-from gateway.telemetry.core_observer import Step
-from gateway.telemetry.request_record import Story, trace_context
+from gateway.telemetry.core_observer import CompletedStep
+from gateway.telemetry.request_record import RequestRecord, trace_context
 from gateway.telemetry.tracing.step_spans import MAX_LINKS, MAX_STEPS, PATIENCE, StepSpans
-from tests.gateway.telemetry.stories import BEGAN_NS, a_sequence, a_story, a_trail
+from tests.gateway.telemetry.records import BEGAN_NS, a_record, a_sequence, a_timeline
 
 
 class Run:
     """Steps of 10 ms over requests that live."""
 
     def __init__(self, per_second: float = 1000.0) -> None:
-        self.live: set[Story] = set()
+        self.live: set[RequestRecord] = set()
         self.sent: list[ReadableSpan] = []
         self.spans = StepSpans(Resource({}), per_second, self.live, self.sent.extend)
         self.now = 100.0
         self.number = 0
 
-    def begin(self, sequences: int = 1) -> Story:
-        trails = [a_trail(sequence=a_sequence()) for _ in range(sequences)]
-        story = a_story(trails=trails, trace=trace_context(None, None))
-        self.live.add(story)
-        return story
+    def begin(self, sequences: int = 1) -> RequestRecord:
+        timelines = [a_timeline(sequence=a_sequence()) for _ in range(sequences)]
+        record = a_record(timelines=timelines, trace=trace_context(None, None))
+        self.live.add(record)
+        return record
 
-    def step(self, *stories: Story) -> None:
-        sequences: list[Sequence] = [trail.sequence for story in stories for trail in story.trails]
+    def step(self, *records: RequestRecord) -> None:
+        sequences: list[Sequence] = [timeline.sequence for record in records for timeline in record.timelines]
         size = len(sequences)
         batch = Batch(self.number, 0, list(range(size)), [0] * size, [10] * size)
         planned, self.now = self.now, self.now + 0.01
         self.number += 1
-        self.spans.completed(Step(Flight(batch, sequences), planned, self.now, 0.008, 0.0002))
+        self.spans.completed(CompletedStep(ScheduledStep(batch, sequences), planned, self.now, 0.008, 0.0002))
 
-    def end(self, story: Story, is_traced: bool = True) -> None:
-        self.live.discard(story)
-        self.spans.ended(story, is_traced)
+    def end(self, record: RequestRecord, is_traced: bool = True) -> None:
+        self.live.discard(record)
+        self.spans.ended(record, is_traced)
 
 
 @pytest.fixture
@@ -53,8 +53,8 @@ def links(span: ReadableSpan) -> list[tuple[int, int]]:
     return [(link.context.trace_id, link.context.span_id) for link in span.links]
 
 
-def ids(*stories: Story) -> list[tuple[int, int]]:
-    return [(story.trace.trace_id, story.trace.span_id) for story in stories]
+def ids(*records: RequestRecord) -> list[tuple[int, int]]:
+    return [(record.trace.trace_id, record.trace.span_id) for record in records]
 
 
 def attributes(span: ReadableSpan) -> dict[str, Any]:
@@ -76,9 +76,9 @@ def test_a_step_links_to_the_traced_requests_that_it_served(run: Run) -> None:
 
 
 def test_a_step_says_when_and_what_it_did(run: Run) -> None:
-    story = run.begin()
-    run.step(story)
-    run.end(story)
+    record = run.begin()
+    run.step(record)
+    run.end(record)
     (span,) = run.sent
     assert span.start_time == pytest.approx(BEGAN_NS, abs=1e3)
     assert span.end_time == pytest.approx(BEGAN_NS + 10e6, abs=1e3)
@@ -96,35 +96,35 @@ def test_a_step_says_when_and_what_it_did(run: Run) -> None:
 
 
 def test_a_step_that_served_no_traced_request_is_not_sent(run: Run) -> None:
-    story = run.begin()
-    run.step(story)
-    run.end(story, is_traced=False)
+    record = run.begin()
+    run.step(record)
+    run.end(record, is_traced=False)
     run.spans.close()
     assert not run.sent
 
 
 def test_steps_are_capped_in_a_second() -> None:
     run = Run(per_second=5)
-    story = run.begin()
+    record = run.begin()
     for _ in range(300):
-        run.step(story)
-    run.end(story)
+        run.step(record)
+    run.end(record)
     assert len(run.sent) == 15
 
 
 def test_no_steps_are_kept_where_none_are_wanted() -> None:
     run = Run(per_second=0)
-    story = run.begin()
-    run.step(story)
-    run.end(story)
+    record = run.begin()
+    run.step(record)
+    run.end(record)
     assert not run.sent
 
 
 def test_a_request_of_several_sequences_is_linked_to_once(run: Run) -> None:
-    story = run.begin(sequences=3)
-    run.step(story)
-    run.end(story)
-    assert links(run.sent[0]) == ids(story)
+    record = run.begin(sequences=3)
+    run.step(record)
+    run.end(record)
+    assert links(run.sent[0]) == ids(record)
 
 
 def test_a_step_does_not_wait_for_ever_for_a_long_request(run: Run) -> None:
@@ -150,8 +150,8 @@ def test_neither_a_long_request_nor_a_crowd_grows_without_bound(run: Run) -> Non
     crowd = [run.begin() for _ in range(MAX_LINKS + 10)]
     for _ in range(MAX_STEPS + 10):
         run.step(*crowd)
-    for story in crowd:
-        run.end(story)
+    for record in crowd:
+        run.end(record)
     assert len(run.sent) == MAX_STEPS
     assert all(len(span.links) == MAX_LINKS for span in run.sent)
 
@@ -159,16 +159,16 @@ def test_neither_a_long_request_nor_a_crowd_grows_without_bound(run: Run) -> Non
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["begin", "step", "end", "untraced"])), max_size=60))
 def test_every_step_is_sent_once_at_most_and_nothing_is_kept(moves: list[tuple[int, str]]) -> None:
     run = Run()
-    stories: list[Story] = []
+    records: list[RequestRecord] = []
     for which, move in moves:
         if move == "begin":
-            stories.append(run.begin())
+            records.append(run.begin())
         elif move == "step":
-            run.step(*stories[:which])
-        elif which < len(stories):
-            run.end(stories.pop(which), is_traced=move == "end")
-    for story in stories:
-        run.end(story)
+            run.step(*records[:which])
+        elif which < len(records):
+            run.end(records.pop(which), is_traced=move == "end")
+    for record in records:
+        run.end(record)
     run.spans.close()
     numbers = [attributes(span)["sluice.step.number"] for span in run.sent]
     assert len(set(numbers)) == len(numbers)

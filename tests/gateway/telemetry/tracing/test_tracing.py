@@ -10,11 +10,11 @@ from gateway.settings.settings import Settings
 from gateway.telemetry.otlp import Collector, resource
 from gateway.telemetry.request_record import MAX_STORE_CALLS, StoreCall, current, note_command
 from gateway.telemetry.tracing.exporter import BackgroundExporter
-from gateway.telemetry.tracing.sampler import Sampler
+from gateway.telemetry.tracing.sampler import TraceSampler
 from gateway.telemetry.tracing.step_spans import StepSpans
 from gateway.telemetry.tracing.tracing import Tracing
-from gateway.tenants.effective_policy import KvShape
-from tests.gateway.telemetry.stories import BEGAN_NS, a_grant, a_story
+from gateway.tenants.effective_policy import KVShape
+from tests.gateway.telemetry.records import BEGAN_NS, a_grant, a_record
 
 NOW = 100.5
 
@@ -32,7 +32,7 @@ class Sent:
 def tracing(sent: Sent, ratio: float = 1.0) -> Tracing:
     steps = StepSpans(Resource({}), 5, set(), sent.put)
     exporter = cast("BackgroundExporter", sent)
-    return Tracing(Resource({}), KvShape(16, 1000), Sampler(ratio, 2.0, 40.0), steps, exporter, lambda: NOW)
+    return Tracing(Resource({}), KVShape(16, 1000), TraceSampler(ratio, 2.0, 40.0), steps, exporter, lambda: NOW)
 
 
 def settle_ends(spans: list[ReadableSpan]) -> int:
@@ -43,7 +43,7 @@ def settle_ends(spans: list[ReadableSpan]) -> int:
 
 def test_a_request_that_is_not_sampled_leaves_nothing() -> None:
     sent = Sent()
-    tracing(sent, ratio=0).request_ended(a_story())
+    tracing(sent, ratio=0).request_ended(a_record())
     assert not sent.traces
 
 
@@ -54,11 +54,11 @@ async def test_a_trace_is_complete_once_its_quota_is_settled() -> None:
         await told.wait()
 
     settlement = asyncio.create_task(settle())
-    story = a_story(grant=a_grant(settlement=settlement))
-    tracing(sent).request_ended(story)
+    record = a_record(grant=a_grant(settlement=settlement))
+    tracing(sent).request_ended(record)
     await asyncio.sleep(0)
     assert not sent.traces
-    story.store_calls.append(StoreCall("settle", 100.076, 100.09, None))
+    record.store_calls.append(StoreCall("settle", 100.076, 100.09, None))
     told.set()
     await settlement
     await asyncio.sleep(0)
@@ -72,7 +72,7 @@ async def test_a_settlement_that_failed_ends_a_trace_too() -> None:
 
     sent = Sent()
     settlement = asyncio.create_task(settle())
-    tracing(sent).request_ended(a_story(grant=a_grant(settlement=settlement)))
+    tracing(sent).request_ended(a_record(grant=a_grant(settlement=settlement)))
     await asyncio.gather(settlement, return_exceptions=True)
     await asyncio.sleep(0)
     assert settle_ends(sent.traces[0]) == pytest.approx(500e6, abs=1e3)
@@ -80,37 +80,37 @@ async def test_a_settlement_that_failed_ends_a_trace_too() -> None:
 
 def test_what_no_limit_counts_is_settled_at_once() -> None:
     sent = Sent()
-    tracing(sent).request_ended(a_story(grant=a_grant()))
+    tracing(sent).request_ended(a_record(grant=a_grant()))
     assert settle_ends(sent.traces[0]) == pytest.approx(75e6, abs=1e3)
 
 
 async def test_store_commands_are_put_down_to_the_request_whose_task_or_whose_tasks_gave_them() -> None:
     async def serve(name: str) -> Any:
-        story = a_story()
-        current.set(story)
+        record = a_record()
+        current.set(record)
         note_command(f"reserve {name}", 1.0, 2.0, None)
         await asyncio.sleep(0)
         await asyncio.create_task(settle(name))
-        return story
+        return record
 
     async def settle(name: str) -> None:
         note_command(f"settle {name}", 3.0, 4.0, ValueError("a detail"))
 
     note_command("of nobody", 0.0, 1.0, None)
-    stories = await asyncio.gather(*(asyncio.create_task(serve(name)) for name in "ab"))
-    for story, name in zip(stories, "ab", strict=True):
-        assert story.store_calls == [
+    records = await asyncio.gather(*(asyncio.create_task(serve(name)) for name in "ab"))
+    for record, name in zip(records, "ab", strict=True):
+        assert record.store_calls == [
             StoreCall(f"reserve {name}", 1.0, 2.0, None),
             StoreCall(f"settle {name}", 3.0, 4.0, "ValueError"),
         ]
 
 
 async def test_store_commands_of_one_request_are_bounded() -> None:
-    story = a_story()
-    current.set(story)
+    record = a_record()
+    current.set(record)
     for _ in range(3 * MAX_STORE_CALLS):
         note_command("extend", 1.0, 2.0, None)
-    assert len(story.store_calls) == MAX_STORE_CALLS
+    assert len(record.store_calls) == MAX_STORE_CALLS
 
 
 def test_the_collector_is_as_the_settings_name_it() -> None:
@@ -152,5 +152,5 @@ def test_all_that_a_process_sends_is_of_one_instance() -> None:
 
 def test_a_failed_request_is_traced_whatever_the_ratio() -> None:
     sent = Sent()
-    tracing(sent, ratio=0).request_ended(a_story(outcome=Outcome.FAILED))
+    tracing(sent, ratio=0).request_ended(a_record(outcome=Outcome.FAILED))
     assert len(sent.traces) == 1

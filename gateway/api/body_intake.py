@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope
 from gateway.errors import ConcurrencyExceeded
 from gateway.http.json_body import BLOCK, JsonBody, JsonScanner
 from gateway.http.request_scope import BodyParts
-from gateway.telemetry.request_record import Story
+from gateway.telemetry.request_record import RequestRecord
 from gateway.tenants.auth import Principal
 
 INLINE = 8_192  # bytes that are parsed, or rendered, on the loop itself: a millisecond at most
@@ -43,14 +43,19 @@ class Intake:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="bodies")
 
     async def read(
-        self, scope: Scope, receive: Receive, principal: Principal, story: Story, parse: Callable[[JsonBody], T]
+        self,
+        scope: Scope,
+        receive: Receive,
+        principal: Principal,
+        record: RequestRecord,
+        parse: Callable[[JsonBody], T],
     ) -> T:
         """What `parse` makes of the body. Raises `ApiError` and `ClientGone`."""
         parts = BodyParts(scope, receive, self._max_body_bytes, self._timeout)
         if parts.most <= BLOCK:  # a connection buffers as much of any request
-            return await self._read(parts, principal.tenant, story, parse)
+            return await self._read(parts, principal.tenant, record, parse)
         async with self._room(principal, parts.most):
-            return await self._read(parts, principal.tenant, story, parse)
+            return await self._read(parts, principal.tenant, record, parse)
 
     async def work(self, tenant: str, size: int, function: Callable[[], T]) -> T:
         """Run what takes long where `size`, in bytes, is large: then on the thread."""
@@ -67,11 +72,11 @@ class Intake:
         """Ends the thread; what still waits for it is dropped."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _read(self, parts: BodyParts, tenant: str, story: Story, parse: Callable[[JsonBody], T]) -> T:
+    async def _read(self, parts: BodyParts, tenant: str, record: RequestRecord, parse: Callable[[JsonBody], T]) -> T:
         scanner, rest = JsonScanner(self._max_model_len), bytearray()
         while parts.more:
             rest += await parts.next()
-            story.body_bytes = parts.size
+            record.body_bytes = parts.size
             while len(rest) > BLOCK:
                 async with self._scans.of(tenant):
                     scanner.feed(bytes(rest[:BLOCK]))

@@ -7,7 +7,7 @@ from typing import Any, cast
 from admission.outcome import Outcome
 from backend.sampling_params import SamplingParams
 from backend.scheduler.sequence import FinishReason, Sequence, Status
-from gateway.telemetry.request_record import Chunk, Story, TraceContext, Trail
+from gateway.telemetry.request_record import Chunk, RequestRecord, SequenceTimeline, TraceContext
 from quotas.quotas import Grant
 from quotas.reservation import Ask
 
@@ -21,7 +21,7 @@ def a_sequence(tenant: str = "acme", prompt: int = 10, output: int = 4) -> Seque
     return sequence
 
 
-def a_trail(**changes: Any) -> Trail:
+def a_timeline(**changes: Any) -> SequenceTimeline:
     """Queued at 100.004, in its first step at 100.010, first token at 100.030, ended at 100.070."""
     values: dict[str, Any] = {
         "sequence": a_sequence(),
@@ -34,7 +34,7 @@ def a_trail(**changes: Any) -> Trail:
         "released": 100.071,
         "chunks": [Chunk(3, 0, 6, 100.010), Chunk(4, 6, 4, 100.020)],
     }
-    return Trail(**(values | changes))
+    return SequenceTimeline(**(values | changes))
 
 
 def a_grant(ask: Ask | None = None, settlement: asyncio.Task[None] | None = None) -> Grant:
@@ -42,7 +42,7 @@ def a_grant(ask: Ask | None = None, settlement: asyncio.Task[None] | None = None
     return cast("Grant", SimpleNamespace(reservation=ask and SimpleNamespace(ask=ask), settlement=settlement))
 
 
-def a_story(**changes: Any) -> Story:
+def a_record(**changes: Any) -> RequestRecord:
     """It began at 100.0 and ended at 100.08."""
     values: dict[str, Any] = {
         "request_id": "req_1",
@@ -65,8 +65,8 @@ def a_story(**changes: Any) -> Story:
         "settling": 100.075,
         "first_byte": 100.031,
         "ended": 100.08,
-        "trails": [a_trail()],
+        "timelines": [a_timeline()],
         "outcome": Outcome.COMPLETED,
         "status": 200,
     }
-    return Story(**(values | changes))
+    return RequestRecord(**(values | changes))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from admission.outcome import Outcome
 from gateway.errors import ApiError
-from gateway.telemetry.request_record import Story, Trail
+from gateway.telemetry.request_record import RequestRecord, SequenceTimeline
 
 MAX_LEGS = 16  # sequences of one request that are kept
 MAX_MOMENTS = 32  # of each kind, of one sequence
@@ -30,17 +30,17 @@ class Leg:
     num_output_tokens: int
 
     @classmethod
-    def of(cls, trail: Trail) -> "Leg":
-        sequence = trail.sequence
+    def of(cls, timeline: SequenceTimeline) -> "Leg":
+        sequence = timeline.sequence
         return cls(
-            trail.queued,
-            trail.admitted,
-            trail.prefilled,
-            trail.first_token,
-            trail.ended,
-            tuple(trail.preempted[:MAX_MOMENTS]),
-            tuple(trail.resumed[:MAX_MOMENTS]),
-            len(trail.chunks),
+            timeline.queued,
+            timeline.admitted,
+            timeline.prefilled,
+            timeline.first_token,
+            timeline.ended,
+            tuple(timeline.preempted[:MAX_MOMENTS]),
+            tuple(timeline.resumed[:MAX_MOMENTS]),
+            len(timeline.chunks),
             len(sequence.prompt),
             len(sequence.output),
         )
@@ -63,7 +63,7 @@ class Refusal:
 
 
 @dataclass(slots=True)
-class Record:
+class RequestSummary:
     """Moments in seconds of the engine's clock; `began_unix` ties them to the calendar."""
 
     request_id: str
@@ -96,36 +96,36 @@ class Record:
     legs: tuple[Leg, ...]
 
     @classmethod
-    def of(cls, story: Story) -> "Record":
+    def of(cls, record: RequestRecord) -> "RequestSummary":
         return cls(
-            story.request_id,
-            story.response_id,
-            story.tenant,
-            story.key,
-            story.path[:MAX_WORDS],
-            story.model and story.model[:MAX_WORDS],
-            story.operation,
-            story.service_class,
-            story.began_ns / 1e9,
-            story.began,
-            story.authenticated,
-            story.body_read,
-            story.reserving,
-            story.reserved,
-            story.settling,
-            story.first_byte,
-            story.queued,
-            story.admitted,
-            story.first_token,
-            story.ended,
-            story.outcome,
-            story.status,
-            Refusal.of(story.error) if story.error is not None else None,
-            story.num_preemptions,
-            story.num_prompt_tokens,
-            story.num_output_tokens,
-            len(story.trails),
-            tuple([Leg.of(trail) for trail in story.trails[:MAX_LEGS]]),
+            record.request_id,
+            record.response_id,
+            record.tenant,
+            record.key,
+            record.path[:MAX_WORDS],
+            record.model and record.model[:MAX_WORDS],
+            record.operation,
+            record.service_class,
+            record.began_ns / 1e9,
+            record.began,
+            record.authenticated,
+            record.body_read,
+            record.reserving,
+            record.reserved,
+            record.settling,
+            record.first_byte,
+            record.queued,
+            record.admitted,
+            record.first_token,
+            record.ended,
+            record.outcome,
+            record.status,
+            Refusal.of(record.error) if record.error is not None else None,
+            record.num_preemptions,
+            record.num_prompt_tokens,
+            record.num_output_tokens,
+            len(record.timelines),
+            tuple([Leg.of(timeline) for timeline in record.timelines[:MAX_LEGS]]),
         )
 
     @property

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from openai._streaming import SSEDecoder
 
-from gateway.http import sse
+from gateway import sse
 
 
 def decoded(stream: bytes) -> list[str]:

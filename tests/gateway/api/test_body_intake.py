@@ -8,10 +8,10 @@ import orjson
 import pytest
 from starlette.types import Message
 
+from gateway.api.body_intake import INLINE, Intake, Turns
 from gateway.errors import ConcurrencyExceeded, RequestTooLarge
-from gateway.http.body_intake import INLINE, Intake, Turns
 from gateway.http.json_body import JsonBody
-from gateway.telemetry.request_record import Story, trace_context
+from gateway.telemetry.request_record import RequestRecord, trace_context
 from gateway.tenants.auth import Principal
 
 MEBIBYTE = 2**20
@@ -31,7 +31,7 @@ class Upload:
         self.parts = [body[start : start + part] for start in range(0, len(body), part)]
         self.may_come = asyncio.Event()
         self.scope = {"headers": [(b"content-length", b"%d" % (len(body) if declared is None else declared))]}
-        self.story = Story("r", "POST", "/", trace_context(None, None), 0.0, 0)
+        self.record = RequestRecord("r", "POST", "/", trace_context(None, None), 0.0, 0)
 
     async def receive(self) -> Message:
         await self.may_come.wait()
@@ -43,7 +43,7 @@ class Upload:
         def parse(body: JsonBody) -> tuple[object, bool]:
             return body.loads(), threading.current_thread() is threading.main_thread()
 
-        return await intake.read(self.scope, self.receive, Principal(tenant, key), self.story, parse)
+        return await intake.read(self.scope, self.receive, Principal(tenant, key), self.record, parse)
 
 
 @pytest.mark.parametrize("size", [10, INLINE - 100, INLINE, 60_000, 70_000, MEBIBYTE - 100])
@@ -55,7 +55,7 @@ async def test_a_body_is_read_whatever_its_parts_and_parsed_beside_the_loop_unle
     upload = Upload(orjson.dumps(value), part)
     upload.may_come.set()
     assert await upload.read(intake) == (value, size < INLINE - 50)
-    assert upload.story.body_bytes == len(orjson.dumps(value))
+    assert upload.record.body_bytes == len(orjson.dumps(value))
 
 
 async def test_a_body_of_too_many_elements_is_refused_before_it_has_come(intake: Intake) -> None:

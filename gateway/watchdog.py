@@ -1,0 +1,66 @@
+"""Notices a device that no longer answers, and an event loop that is late."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from backend.engine import Engine
+from backend.errors import DeviceError
+from backend.scheduler.scheduled_step import ScheduledStep
+from gateway.telemetry.core_observer import WatchedCore
+
+log = logging.getLogger(__name__)
+
+INTERVAL = 0.25  # seconds between looks
+LATE = 1.0  # seconds of lag that are worth a word
+PATIENCE = 20  # times as long as was predicted
+
+
+class Watchdog:
+    """Fails an engine when a step has been in flight for `timeout` seconds and for much longer than predicted.
+
+    Time in which the process did not run, because it was stopped, frozen or suspended, is not held against the device.
+    """
+
+    def __init__(self, engine: Engine, core: WatchedCore, timeout: float, clock: Callable[[], float]) -> None:
+        self._engine = engine
+        self._core = core
+        self._timeout = timeout
+        self._clock = clock
+        self._flight: ScheduledStep | None = None  # the oldest, at the last look
+        self._waited = 0.0  # seconds, for it
+
+    async def run(self) -> None:
+        """Runs as long as the engine does."""
+        while not self._engine.failed.done():
+            slept = self._clock()
+            await asyncio.sleep(INTERVAL)
+            self.look(self._clock() - slept)
+
+    def look(self, elapsed: float) -> None:
+        """Once; `elapsed` seconds after the last look."""
+        if (lag := elapsed - INTERVAL) > LATE:
+            log.warning("the event loop was late by %.1f s: something held it, or the machine stood still", lag)
+        self._look_at_device(min(elapsed, 2 * INTERVAL))
+
+    def _look_at_device(self, elapsed: float) -> None:
+        in_flight = self._core.scheduler.in_flight
+        oldest = in_flight[0] if in_flight else None
+        if oldest is None or oldest is not self._flight:
+            self._flight, self._waited = oldest, 0.0
+            return
+        self._waited += elapsed
+        if self._waited >= max(self._timeout, PATIENCE * self._core.predicted(oldest)):
+            self._report(oldest)
+
+    def _report(self, scheduled: ScheduledStep) -> None:
+        if self._engine.failed.done():
+            return
+        log.critical(
+            "the device is wedged: step %d of %d sequences has not come back for %.0f s\n%s",
+            scheduled.batch.step,
+            len(scheduled.batch.slots),
+            self._waited,
+            self._engine.device_stacks(),
+        )
+        self._engine.fail(DeviceError(f"no step was completed for {self._waited:.0f} s"))
