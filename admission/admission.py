@@ -2,34 +2,21 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
-from admission.output_length import OutputLengths
-from admission.request import Asked, Request
+from admission.controller import Controller
+from admission.request import Asked
 from admission.scheduling_policy import SchedulingPolicy
 from backend.engine import Engine
-from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, Sequence
 from backend.stream import TokenStream
 
 RARELY = 0.9  # the quantile of output lengths that is reserved for an answer of undeclared length
 
 
-class Core(Protocol):
-    """What is read of the core that the engine runs."""
-
-    scheduler: Scheduler
-    lengths: OutputLengths
-
-    def policy_changed(self, terms: SchedulingPolicy, now: float) -> None: ...
-
-    def asked(self, asked: Asked, now: float) -> None: ...
-
-
 class Admission:
     """Admits requests to one engine. Entering queues the request, leaving the block ends it, whatever happened."""
 
-    def __init__(self, engine: Engine, core: Core) -> None:
+    def __init__(self, engine: Engine, core: Controller) -> None:
         self.clock = engine.clock  # seconds
         self._engine = engine
         self._core = core
@@ -38,29 +25,16 @@ class Admission:
         """The length that the tenant's answers rarely exceed."""
         return self._core.lengths.quantile(tenant, max_tokens, RARELY)
 
-    def asked(self, asked: Asked) -> None:
-        """Tell what was asked of limits, and what they said: where the core is recorded, so is this."""
-        self._core.asked(asked, self.clock())
+    def requested(self, asked: Asked) -> None:
+        """Tell the core's observers what was asked of limits, and what they said."""
+        self._core.requested(asked, self.clock())
 
     @contextmanager
-    def admit(self, request: Request) -> Iterator[TokenStream]:
-        """The request's tokens. Raises `Refused` when it may not enter, `DeviceError` when the engine has failed."""
-        sequence = Sequence(
-            request.id,
-            request.tenant,
-            request.prompt,
-            request.sampling,
-            request.max_tokens,
-            request.seed,
-            request.end_tokens,
-            priority_class=request.priority_class,
-            token_interval=request.token_interval,
-            first_token_target=request.first_token_target,
-            first_token_by=request.first_token_by,
-            done_by=request.done_by,
-            body_bytes=request.body_bytes,
-        )
-        sequence.limit_to(request.tokens_to_begin_with)
+    def admit(self, sequence: Sequence) -> Iterator[TokenStream]:
+        """The tokens of a sequence, which ends with the block at the latest.
+
+        Raises `AdmissionRefused` when it may not enter, and `DeviceError` when the engine has failed.
+        """
         stream = self._engine.submit(sequence)
         try:
             yield stream
@@ -69,15 +43,17 @@ class Admission:
 
     def extend(self, stream: TokenStream, tokens: int) -> None:
         """It may generate so many tokens more."""
-        self._engine.extend(stream.sequence, tokens)
+        self._core.extend(stream.sequence, tokens, self.clock())
+        self._engine.schedule_soon()
 
-    def policy_changed(self, terms: SchedulingPolicy) -> None:
+    def policy_changed(self, policy: SchedulingPolicy) -> None:
         """From now on these terms hold."""
-        self._core.policy_changed(terms, self.clock())
+        self._core.policy_changed(policy, self.clock())
 
     def allow(self, tenant: str, blocks: int | None) -> None:
         """Change what the tenant may hold of the KV memory; None: any number of blocks."""
-        self._engine.allow(tenant, blocks)
+        self._core.allow(tenant, blocks, self.clock())
+        self._engine.schedule_soon()
 
     def demand(self, tenant: str) -> int:
         """Blocks that the tenant would hold if it might."""
@@ -85,7 +61,7 @@ class Admission:
 
     def is_denied(self, tenant: str) -> bool:
         """Whether something of the tenant has waited for more blocks than it may hold, since that was last changed."""
-        return tenant in self._core.scheduler.holdings.allowances.wanted
+        return tenant in self._core.scheduler.kv_manager.allowances.wanted
 
     def stop(self, stream: TokenStream) -> None:
         """Its text has reached a stop string: no more tokens are wanted."""

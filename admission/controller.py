@@ -1,92 +1,26 @@
 """The core: every decision between a request's arrival and its last token, made of timed events alone."""
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 
 from admission.aging import Aging
 from admission.backlog import Backlog, DrainMeter
 from admission.deadline import Expiry
-from admission.ledger import Ledger
+from admission.ledger import Ledger, work_of
 from admission.memory import FuturePeak, Gate
+from admission.observer import CoreObserver
 from admission.orderings.ordering import Ordering
+from admission.outcome import AdmissionRefused
 from admission.output_length import OutputLengths
 from admission.overload import AdmissionControl
 from admission.prefill_sizer import PrefillSizer
 from admission.request import Asked
 from admission.scheduling_policy import SchedulingPolicy
-from admission.step_time import Pipeline, StepWork
+from admission.step_time import Pipeline, StepTimeModel
 from backend.scheduler.batch import Batch, StepOutput
 from backend.scheduler.scheduled_step import Delta, ScheduledStep
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, Sequence, Status
-
-
-class WaitingRoom:
-    """Keeps the backlog, the drain, the steps in flight and the promises up to date. Told of everything by the core."""
-
-    def __init__(
-        self, backlog: Backlog, drain: DrainMeter, pipeline: Pipeline, control: AdmissionControl, patience: Expiry
-    ) -> None:
-        self.backlog, self.drain, self.control = backlog, drain, control
-        self._pipeline, self._patience = pipeline, patience
-
-    def admit(self, sequence: Sequence, now: float) -> None:
-        """Raises `Refused`, and then keeps nothing of it."""
-        self.control.admit(sequence, now)
-
-    def arrived(self, sequence: Sequence, now: float) -> None:
-        self._wait(sequence, now)
-        self._patience.arrived(sequence, now)
-
-    def due(self, now: float) -> list[Sequence]:
-        """Those whose time is over; each is to be ended."""
-        return self._patience.due(now)
-
-    def planned(self, scheduled: ScheduledStep, work: StepWork, now: float) -> None:
-        """A step was planned that has this work to do."""
-        self._pipeline.planned(work, now)
-        for sequence in scheduled.admitted:
-            self._leave(sequence, now)
-
-    def lost(self) -> None:
-        """None of the steps that were planned and not completed took place."""
-        self._pipeline.lost()
-
-    def take_back(self, preempted: Iterable[Sequence], now: float) -> None:
-        """They wait again, unless they run or have ended since. Telling this twice does nothing."""
-        for sequence in preempted:
-            if sequence.status in (Status.PREEMPTED, Status.WAITING):
-                self._wait(sequence, now)
-
-    def completed(self, scheduled: ScheduledStep, now: float) -> None:
-        """Its tokens have been accounted for. Only prefills bring first tokens."""
-        self._pipeline.completed(now)
-        for sequence in scheduled.sampled[scheduled.batch.num_decodes :]:
-            if len(sequence.output) == 1:
-                self.control.promises.first_token(sequence, now)
-
-    def answered(self, sequence: Sequence, now: float) -> None:
-        """It has had its last token."""
-        self.control.promises.last_token(sequence, now)
-
-    def expired(self, sequence: Sequence, now: float) -> None:
-        """Its time is over."""
-        self.control.promises.expired(sequence, now)
-
-    def ended(self, sequence: Sequence, now: float) -> None:
-        """In whatever state; those that expired or were answered have been told of before."""
-        self.control.promises.forget(sequence)
-        self._leave(sequence, now)
-
-    def _wait(self, sequence: Sequence, now: float) -> None:
-        self.backlog.add(sequence)
-        self.drain.look(True, now)
-
-    def _leave(self, sequence: Sequence, now: float) -> None:
-        load = self.backlog.discard(sequence)
-        if load is not None:
-            self.drain.left(load.seconds, self.backlog.total.count > 0, now)
-            self._patience.left_queue(sequence, now)
-
 
 PREPAID_SHARE = 0.5
 """Of the output expected of a newcomer. Prepaying all makes service lag behind what was paid, by what is still to come;
@@ -95,7 +29,7 @@ prepaying none lets it run ahead by as much. The gap of `benchmarks/fairness.py`
 
 
 class TenantHooks:
-    """The scheduler's `Policy` by tenants and time: pace by promises, memory by forecast, victims by debt."""
+    """`SchedulerHooks` by tenants and time: pace by promises, memory by forecast, victims by debt."""
 
     def __init__(
         self,
@@ -127,76 +61,111 @@ class TenantHooks:
 
     def victim_rank(self, sequence: Sequence) -> tuple[float, ...]:
         """Of one class, the tenant deepest in debt first; of one tenant, the least work lost; then the youngest."""
-        return (-self._ordering.standing(sequence.tenant), -sequence.num_computed_tokens, sequence.arrival)
+        return (-self._ordering.credit(sequence.tenant), -sequence.num_computed_tokens, sequence.arrival)
 
 
 class Controller:
-    """Implements `backend.engine.Core`. Pure: each call is an event with its time, in seconds of an injected clock.
+    """The core: queues, admits, charges and gives up sequences, and plans steps over the scheduler that it owns.
 
-    Owns the scheduler, and tells the ledger and the waiting room what is planned, measured and over.
+    Pure: each call is an event with its time, in seconds of an injected clock. Every event is told to `observers`.
     """
 
     def __init__(
-        self, scheduler: Scheduler, ordering: Ordering, ledger: Ledger, lengths: OutputLengths, room: WaitingRoom
+        self,
+        scheduler: Scheduler,
+        ordering: Ordering,
+        ledger: Ledger,
+        lengths: OutputLengths,
+        backlog: Backlog,
+        drain: DrainMeter,
+        pipeline: Pipeline,
+        control: AdmissionControl,
+        expiry: Expiry,
+        step_time: StepTimeModel,
     ) -> None:
         self.scheduler = scheduler
-        self.lengths = lengths
-        self.room = room
+        self.lengths, self.step_time = lengths, step_time
+        self.backlog, self.drain, self.control = backlog, drain, control
+        self.observers: list[CoreObserver] = []  # told in this order
+        self.observer_failed: Callable[[Exception], object] = _raise
         self._ordering = ordering
         self._ledger = ledger
-        self.given_up: list[Sequence] = []  # not taken yet
+        self._pipeline = pipeline
+        self._expiry = expiry
+        self._given_up: list[Sequence] = []  # not taken yet
 
-    def asked(self, asked: Asked, now: float) -> None:
-        """Decides nothing: what limits say of a request is not the core's. It is for whoever records the core."""
+    def requested(self, asked: Asked, now: float) -> None:
+        """Decides nothing: what limits say of a request is not the core's. It is for whoever observes the core."""
+        self._tell(lambda observer: observer.requested(asked, now))
 
     def arrive(self, sequence: Sequence, now: float) -> None:
-        """Queue it. Raises a `Refused` that says why not."""
+        """Queue it. Raises an `AdmissionRefused` that says why not, and then keeps nothing of it."""
         sequence.arrival = now
-        self.room.admit(sequence, now)
+        try:
+            self.control.admit(sequence, now)
+        except AdmissionRefused as error:
+            refusal = error  # `error` is gone when the block is left
+            self._tell(lambda observer: observer.arrived(sequence, refusal, now))
+            raise
         self.scheduler.add(sequence)
-        self.room.arrived(sequence, now)
+        self._wait(sequence, now)
+        self._expiry.arrived(sequence, now)
+        self._tell(lambda observer: observer.arrived(sequence, None, now))
 
     def finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
-        self.scheduler.holdings.now = now
-        self.scheduler.finish(sequence, reason)
-        if reason is FinishReason.STOP:
-            self._answered(sequence, now)
-        self._ended(sequence, now)
+        """End it in any state; once it has ended, nothing happens."""
+        self._finish(sequence, reason, now)
+        self._tell(lambda observer: observer.finished(sequence, reason, now))
 
     def allow(self, tenant: str, blocks: int | None, now: float) -> None:
         """The tenant's lease on KV memory is this many blocks from now on; None: it needs none."""
         self.scheduler.allow(tenant, blocks)
+        self._tell(lambda observer: observer.allowed(tenant, blocks, now))
 
     def extend(self, sequence: Sequence, tokens: int, now: float) -> None:
         """The sequence may generate `tokens` more than it was allowed so far."""
         if sequence.status is not Status.FINISHED:
             self.scheduler.extend(sequence, tokens)
+        self._tell(lambda observer: observer.extended(sequence, tokens, now))
 
-    def policy_changed(self, terms: SchedulingPolicy, now: float) -> None:
-        """From now on these terms hold."""
-        aging = Aging(offsets=terms.offsets)
-        self._ordering.policy_changed(terms.weights, aging)
-        self.room.control.policy_changed(terms, aging)
+    def policy_changed(self, policy: SchedulingPolicy, now: float) -> None:
+        """From now on these weights, classes and bounds hold."""
+        aging = Aging(offsets=policy.offsets)
+        self._ordering.policy_changed(policy.weights, aging)
+        self.control.policy_changed(policy, aging)
+        self._tell(lambda observer: observer.policy_changed(policy, now))
 
-    def standing(self, tenant: str) -> float:
-        """The tenant's credit, in the unit of account; below 0: its debt."""
-        return self._ordering.standing(tenant)
+    def credit(self, tenant: str) -> float:
+        """The tenant's credit, in the unit of account; below 0 it is in debt."""
+        return self._ordering.credit(tenant)
 
-    def plan(self, now: float) -> Batch | None:
+    def predicted(self, step: ScheduledStep) -> float:
+        """Seconds that the device is expected to take for the step."""
+        return self.step_time.fitted.seconds(work_of(step))
+
+    @property
+    def in_flight(self) -> deque[ScheduledStep]:
+        """The steps that are planned and not yet accounted for, the oldest first."""
+        return self.scheduler.in_flight
+
+    def schedule(self, now: float) -> Batch | None:
+        """The next step for the device; None when there is nothing to compute, or as many are in flight as may be."""
         if self.scheduler.is_full:
             return None
         self._expire(now)
         self._ordering.at(now)
-        self.scheduler.holdings.now = now
-        batch = self.scheduler.plan()
+        batch = self.scheduler.schedule(now)
         for sequence in self.scheduler.take_ended():
             self._ended(sequence, now)
-            self.given_up.append(sequence)
+            self._give_up(sequence, now)
+        step = None
         if batch is not None:
-            scheduled = self.scheduler.in_flight[-1]
-            work = self._ledger.planned(scheduled)
-            self.room.planned(scheduled, work, now)
-        self.room.take_back(self.scheduler.preempted, now)
+            step = self.scheduler.in_flight[-1]
+            self._pipeline.planned(self._ledger.planned(step), now)
+            for sequence in step.admitted:
+                self._leave_queue(sequence, now)
+        self._queue_preempted(now)
+        self._tell(lambda observer: observer.scheduled(step, now))
         return batch
 
     def take_ended(self) -> list[Sequence]:
@@ -204,45 +173,91 @@ class Controller:
 
         No decision depends on when it is called.
         """
-        given_up, self.given_up = self.given_up, []
+        given_up, self._given_up = self._given_up, []
         return given_up
 
-    def complete(self, output: StepOutput, now: float) -> list[Delta]:
+    def update_from_output(self, output: StepOutput, now: float) -> list[Delta]:
+        """Account for the oldest step in flight; returns its tokens in row order."""
         self._expire(now)
-        self.scheduler.holdings.now = now
-        scheduled = self.scheduler.in_flight[0]
-        deltas = self.scheduler.complete(output)
+        step = self.scheduler.in_flight[0]
+        deltas = self.scheduler.update_from_output(output, now)
         self._ledger.completed(output.elapsed)
-        self.room.completed(scheduled, now)
+        self._pipeline.completed(now)
+        for sequence in step.sampled[step.batch.num_decodes :]:  # only prefills bring first tokens
+            if len(sequence.output) == 1:
+                self.control.promises.first_token(sequence, now)
         for sequence, _, reason in deltas:
             if reason is not None:
                 self._answered(sequence, now)
                 self._ended(sequence, now)
+        self._tell(lambda observer: observer.updated(step, output, deltas, now))
         return deltas
 
-    def lost(self, now: float) -> bool:
+    def rollback(self, now: float) -> bool:
         """The device had no memory for the oldest step in flight: it and those behind it are as if never planned.
 
         What they were charged is returned. False when nothing less can be planned in their place.
         """
-        self.scheduler.holdings.now = now
+        step = self.scheduler.in_flight[0]
         self._ledger.lost()
-        feasible = self.scheduler.lost()
-        self.room.lost()
-        self.room.take_back(self.scheduler.preempted, now)
+        feasible = self.scheduler.rollback(now)
+        self._pipeline.lost()
+        self._queue_preempted(now)
+        self._tell(lambda observer: observer.rolled_back(step, now))
         return feasible
 
     def _expire(self, now: float) -> None:
-        for sequence in self.room.due(now):
-            self.room.expired(sequence, now)
-            self.finish(sequence, FinishReason.EXPIRED, now)
-            self.given_up.append(sequence)
+        """Give up those whose time is over."""
+        for sequence in self._expiry.due(now):
+            self.control.promises.expired(sequence, now)
+            self._finish(sequence, FinishReason.EXPIRED, now)
+            self._give_up(sequence, now)
+
+    def _give_up(self, sequence: Sequence, now: float) -> None:
+        self._given_up.append(sequence)
+        self._tell(lambda observer: observer.gave_up(sequence, now))
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
+        self.scheduler.finish(sequence, reason, now)
+        if reason is FinishReason.STOP:
+            self._answered(sequence, now)
+        self._ended(sequence, now)
 
     def _answered(self, sequence: Sequence, now: float) -> None:
         """Its answer is complete."""
         self.lengths.observe(sequence.tenant, sequence.max_tokens, len(sequence.output))
-        self.room.answered(sequence, now)
+        self.control.promises.last_token(sequence, now)
 
     def _ended(self, sequence: Sequence, now: float) -> None:
+        """In whatever state; those that expired or were answered have been told of before."""
         self._ledger.ended(sequence)
-        self.room.ended(sequence, now)
+        self.control.promises.forget(sequence)
+        self._leave_queue(sequence, now)
+
+    def _wait(self, sequence: Sequence, now: float) -> None:
+        self.backlog.add(sequence)
+        self.drain.look(True, now)
+
+    def _queue_preempted(self, now: float) -> None:
+        """They wait again, unless they run or have ended since. Doing this twice changes nothing."""
+        for sequence in self.scheduler.preempted:
+            if sequence.status in (Status.PREEMPTED, Status.WAITING):
+                self._wait(sequence, now)
+
+    def _leave_queue(self, sequence: Sequence, now: float) -> None:
+        load = self.backlog.discard(sequence)
+        if load is not None:
+            self.drain.left(load.seconds, self.backlog.total.count > 0, now)
+            self._expiry.left_queue(sequence, now)
+
+    def _tell(self, tell: Callable[[CoreObserver], None]) -> None:
+        """Tell every observer; the failure of one keeps the event neither from the others nor from the core."""
+        for observer in self.observers:
+            try:
+                tell(observer)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is the observer's
+                self.observer_failed(error)
+
+
+def _raise(error: Exception) -> None:
+    raise error

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from admission.aging import Aging
 from admission.backlog import Backlog, DrainMeter
-from admission.controller import PREPAID_SHARE, Controller, TenantHooks, WaitingRoom
+from admission.controller import PREPAID_SHARE, Controller, TenantHooks
 from admission.deadline import ControlledDelay, DeadlineExpiry, Expiry, NoExpiry
 from admission.estimate import Estimator
 from admission.fair_queue import FairQueue
@@ -134,19 +134,19 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
     tariff: Tariff = EngineTimeTariff(model) if config.unit is Unit.ENGINE_TIME else TokenTariff()
     ordering = _ORDERINGS[config.order](config, _estimate(tariff, lengths))
     ledger = Ledger(ordering, tariff, model)
-    pace = PrefillSizer(engine, model, config.prefill_share)
+    sizer = PrefillSizer(engine, model, config.prefill_share)
     forecast = FuturePeak(engine, lengths)
-    policy = TenantHooks(ordering, ledger, pace, _gate(config, forecast), forecast, lengths)
+    hooks = TenantHooks(ordering, ledger, sizer, _gate(config, forecast), forecast, lengths)
     waiting = ordering if isinstance(ordering, FairQueue) else HoldingQueue(ordering)
-    scheduler = Scheduler(engine, waiting, policy)
+    scheduler = Scheduler(engine, waiting, hooks)
     clock = tariff if isinstance(tariff, EngineTimeTariff) else EngineTimeTariff(model)
     backlog, drain, pipeline = Backlog(_estimate(clock, lengths)), DrainMeter(), Pipeline(model)
     aging = Aging(config.seconds_per_class)
     price = _estimate(tariff, lengths, PREPAID_SHARE)
-    estimator = Estimator(scheduler, backlog, pipeline, model, lengths, pace, aging, price)
+    estimator = Estimator(scheduler, backlog, pipeline, model, lengths, sizer, aging, price)
     control = AdmissionControl(_overload_policy(config), scheduler, backlog, drain, estimator)
-    room = WaitingRoom(backlog, drain, pipeline, control, _patience(config, estimator))
-    return Controller(scheduler, ordering, ledger, lengths, room)
+    expiry = _expiry(config, estimator)
+    return Controller(scheduler, ordering, ledger, lengths, backlog, drain, pipeline, control, expiry, model)
 
 
 def _overload_policy(config: CoreConfig) -> OverloadPolicy:
@@ -157,7 +157,7 @@ def _overload_policy(config: CoreConfig) -> OverloadPolicy:
     return OverloadPolicy(ours, theirs, config.overload is Overload.DEADLINE, config.confidence)
 
 
-def _patience(config: CoreConfig, estimator: Estimator) -> Expiry:
+def _expiry(config: CoreConfig, estimator: Estimator) -> Expiry:
     if config.overload is Overload.DEADLINE:
         return DeadlineExpiry(estimator.alone)
     return ControlledDelay() if config.overload is Overload.CONTROLLED_DELAY else NoExpiry()

@@ -31,7 +31,9 @@ from dataclasses import asdict
 from typing import Any
 from zlib import crc32
 
+from admission.controller import Controller
 from admission.core import CoreConfig, MemoryGate, Order, Overload, Unit, make_core
+from admission.observer import CoreObserver
 from admission.outcome import AdmissionRefused
 from admission.request import Asked, AskedPrompt
 from admission.scheduling_policy import SchedulingPolicy
@@ -40,7 +42,7 @@ from backend.config import Batching, EngineConfig, KVAllocation
 from backend.errors import ConfigError
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, StepOutput
-from backend.scheduler.scheduled_step import Blocked, Delta
+from backend.scheduler.scheduled_step import Blocked, Delta, ScheduledStep
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, Sequence
 
@@ -52,17 +54,17 @@ Write = Callable[[str], object]
 MakeModel = Callable[[StepTime, float], StepTimeModel]  # from coefficients and the number of steps they count as
 
 
-class RecordedCore:
-    """An `engine.Core` that writes down what passes. `write` gets whole lines without their end."""
+class EventLog(CoreObserver):
+    """Writes down what passes in a core. `write` gets whole lines without their end."""
 
-    def __init__(self, config: CoreConfig, engine: EngineConfig, model: StepTimeModel, write: Write) -> None:
-        self._core = make_core(config, engine, model)
-        self.scheduler = self._core.scheduler
-        self.lengths = self._core.lengths
-        self.room = self._core.room
+    def __init__(self, scheduler: Scheduler, write: Write) -> None:
+        self._scheduler = scheduler
         self._write = write
         self._held: dict[str, Blocked] = {}
-        self._num_logged = 0  # of those that the core gave up, which are not taken yet
+        self._given_up: list[Sequence] = []  # since the last plan
+
+    def begin(self, config: CoreConfig, engine: EngineConfig, model: StepTimeModel) -> None:
+        """Write the first line: what the core that is logged was made with."""
         fitted = model.fitted
         prior = [list(fitted.coefficients), fitted.knee, model.prior_weight]
         self._log(["log", VERSION, asdict(engine), asdict(config), *prior])
@@ -71,77 +73,62 @@ class RecordedCore:
         """Which gateway this is, and what time of day it is: seconds since 1970."""
         self._log(["gateway", now, unix, model, block_bytes])
 
-    def asked(self, asked: Asked, now: float) -> None:
+    def requested(self, asked: Asked, now: float) -> None:
         self._log(_asked_entry(asked, now))
 
-    def arrive(self, sequence: Sequence, now: float) -> None:
-        refusal = None
-        try:
-            self._core.arrive(sequence, now)
-        except AdmissionRefused as error:
-            refusal = type(error).__name__
-            raise
-        finally:
-            self._log(_arrive_entry(sequence, refusal, now))
+    def arrived(self, sequence: Sequence, refusal: AdmissionRefused | None, now: float) -> None:
+        self._log(_arrive_entry(sequence, type(refusal).__name__ if refusal else None, now))
 
-    def finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
-        self._core.finish(sequence, reason, now)
+    def finished(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
         self._log(["finish", now, sequence.id, reason.value])
 
-    def allow(self, tenant: str, blocks: int | None, now: float) -> None:
-        self._core.allow(tenant, blocks, now)
+    def gave_up(self, sequence: Sequence, now: float) -> None:
+        self._given_up.append(sequence)
+
+    def allowed(self, tenant: str, blocks: int | None, now: float) -> None:
         self._log(["allow", now, tenant, blocks])
 
-    def extend(self, sequence: Sequence, tokens: int, now: float) -> None:
-        self._core.extend(sequence, tokens, now)
+    def extended(self, sequence: Sequence, tokens: int, now: float) -> None:
         self._log(["extend", now, sequence.id, tokens])
 
-    def policy_changed(self, terms: SchedulingPolicy, now: float) -> None:
-        self._core.policy_changed(terms, now)
-        self._log(["policy", now, terms.to_json()])
+    def policy_changed(self, policy: SchedulingPolicy, now: float) -> None:
+        self._log(["policy", now, policy.to_json()])
 
-    def standing(self, tenant: str) -> float:
-        return self._core.standing(tenant)
+    def scheduled(self, step: ScheduledStep | None, now: float) -> None:
+        batch = step.batch if step else None
+        given_up, self._given_up = self._given_up, []
+        ended = [[sequence.id, sequence.finish_reason.value] for sequence in given_up if sequence.finish_reason]
+        self._log([*_plan_entry(self._scheduler, batch, now), self._changed_holds(), ended])
 
-    def plan(self, now: float) -> Batch | None:
-        if self.scheduler.is_full:
-            return None
-        batch = self._core.plan(now)
-        self._log([*_plan_entry(self.scheduler, batch, now), self._changed_holds(), self._newly_given_up()])
-        return batch
-
-    def take_ended(self) -> list[Sequence]:
-        self._num_logged = 0
-        return self._core.take_ended()
-
-    def complete(self, output: StepOutput, now: float) -> list[Delta]:
-        deltas = self._core.complete(output, now)
+    def updated(self, step: ScheduledStep, output: StepOutput, deltas: list[Delta], now: float) -> None:
         ended = [
             [sequence.id for sequence, _, reason in deltas if reason is wanted]
             for wanted in (FinishReason.STOP, FinishReason.LENGTH)
         ]
         self._log(["done", now, output.step, output.elapsed, *ended])
-        return deltas
 
-    def lost(self, now: float) -> bool:
-        step = self.scheduler.in_flight[0].batch.step
-        feasible = self._core.lost(now)
-        self._log(["lost", now, step, [sequence.id for sequence in self.scheduler.preempted]])
-        return feasible
+    def rolled_back(self, step: ScheduledStep, now: float) -> None:
+        self._log(["lost", now, step.batch.step, [sequence.id for sequence in self._scheduler.preempted]])
 
     def _changed_holds(self) -> dict[str, Blocked] | None:
-        if self.scheduler.held == self._held:
+        if self._scheduler.held == self._held:
             return None
-        self._held = dict(self.scheduler.held)
+        self._held = dict(self._scheduler.held)
         return self._held
-
-    def _newly_given_up(self) -> list[list[str]]:
-        given_up = self._core.given_up[self._num_logged :]
-        self._num_logged += len(given_up)
-        return [[sequence.id, sequence.finish_reason.value] for sequence in given_up if sequence.finish_reason]
 
     def _log(self, entry: Entry) -> None:
         self._write(json.dumps(entry, separators=(",", ":")))
+
+
+def make_logged_core(
+    config: CoreConfig, engine: EngineConfig, model: StepTimeModel, write: Write
+) -> tuple[Controller, EventLog]:
+    """A core, and the log that is first of its observers; the log's first line is written."""
+    core = make_core(config, engine, model)
+    event_log = EventLog(core.scheduler, write)
+    core.observers.insert(0, event_log)
+    event_log.begin(config, engine, model)
+    return core, event_log
 
 
 class LogError(Exception):
@@ -175,16 +162,15 @@ def replay(
     Raises `ReplayMismatch` at the first line that is not reproduced to the byte, `LogError` at one that cannot be read.
     """
     written: list[str] = []
-    sequences = {} if sequences is None else sequences
-    core: RecordedCore | None = None
+    replayed: _Replay | None = None
     for number, line in enumerate(lines, 1):
         written.clear()
         with reading(number):
             entry = json.loads(line)
-            if core is None:
-                core = _core_of(entry, written.append, make_model)
+            if replayed is None:
+                replayed = _Replay(entry, written.append, make_model, {} if sequences is None else sequences)
             else:
-                _apply(core, entry, sequences)
+                replayed.apply(entry)
         if written != [line.rstrip("\n")]:
             raise ReplayMismatch(number, f"recorded {line.rstrip()}, decided {' '.join(written)}")
         yield entry
@@ -253,51 +239,55 @@ def make_configs(header: Entry) -> tuple[CoreConfig, EngineConfig]:
     return CoreConfig(**(config | choices)), EngineConfig(**engine)
 
 
-def _core_of(entry: Entry, write: Write, make_model: MakeModel) -> RecordedCore:
-    check_version(entry)
-    *_, coefficients, knee, prior_weight = entry
-    return RecordedCore(*make_configs(entry), make_model(StepTime(tuple(coefficients), knee), prior_weight), write)
+class _Replay:
+    """A core that is told again what a log says it was told."""
 
+    def __init__(self, header: Entry, write: Write, make_model: MakeModel, sequences: dict[str, Sequence]) -> None:
+        check_version(header)
+        *_, coefficients, knee, prior_weight = header
+        model = make_model(StepTime(tuple(coefficients), knee), prior_weight)
+        self._core, self._log = make_logged_core(*make_configs(header), model, write)
+        self._sequences = sequences
 
-def _apply(core: RecordedCore, entry: Entry, sequences: dict[str, Sequence]) -> None:
-    kind, now = entry[0], entry[1]
-    if kind == "arrive":
-        with suppress(AdmissionRefused):
-            core.arrive(_sequence_of(entry, sequences), now)
-    elif kind == "request":
-        core.asked(asked_of(entry), now)
-    elif kind == "finish":
-        core.finish(sequences[entry[2]], FinishReason(entry[3]), now)
-    elif kind == "extend":
-        core.extend(sequences[entry[2]], entry[3], now)
-    elif kind == "plan":
-        core.plan(now)
-        core.take_ended()
-    elif kind == "done":
-        _, _, step, elapsed, ended, _ = entry
-        sampled = core.scheduler.in_flight[0].sampled
-        core.complete(StepOutput(step, [END if sequence.id in ended else 0 for sequence in sampled], elapsed), now)
-    elif kind == "lost":
-        core.lost(now)
-    else:
-        _apply_terms(core, entry)
+    def apply(self, entry: Entry) -> None:
+        core, kind, now = self._core, entry[0], entry[1]
+        if kind == "arrive":
+            with suppress(AdmissionRefused):
+                core.arrive(_sequence_of(entry, self._sequences), now)
+        elif kind == "request":
+            core.requested(asked_of(entry), now)
+        elif kind == "finish":
+            core.finish(self._sequences[entry[2]], FinishReason(entry[3]), now)
+        elif kind == "extend":
+            core.extend(self._sequences[entry[2]], entry[3], now)
+        elif kind == "plan":
+            core.schedule(now)
+            core.take_ended()
+        elif kind == "done":
+            _, _, step, elapsed, ended, _ = entry
+            sampled = core.in_flight[0].sampled
+            tokens = [END if sequence.id in ended else 0 for sequence in sampled]
+            core.update_from_output(StepOutput(step, tokens, elapsed), now)
+        elif kind == "lost":
+            core.rollback(now)
+        else:
+            self._apply_terms(entry)
 
-
-def _apply_terms(core: RecordedCore, entry: Entry) -> None:
-    """What holds from now on, for whom."""
-    kind, now, *said = entry
-    if kind == "allow":
-        tenant, blocks = said
-        core.allow(tenant, blocks, now)
-    elif kind == "policy":
-        core.policy_changed(SchedulingPolicy.from_json(said[0]), now)
-    elif kind == "gateway":
-        unix, model, block_bytes = said
-        if not (isinstance(unix, int | float) and isinstance(model, str) and isinstance(block_bytes, int)):
-            raise ValueError("a gateway has a time, a model and a block's bytes")
-        core.serves(model, block_bytes, unix, now)
-    else:
-        raise ValueError(f"an entry of unknown kind {kind!r}")
+    def _apply_terms(self, entry: Entry) -> None:
+        """What holds from now on, for whom."""
+        kind, now, *said = entry
+        if kind == "allow":
+            tenant, blocks = said
+            self._core.allow(tenant, blocks, now)
+        elif kind == "policy":
+            self._core.policy_changed(SchedulingPolicy.from_json(said[0]), now)
+        elif kind == "gateway":
+            unix, model, block_bytes = said
+            if not (isinstance(unix, int | float) and isinstance(model, str) and isinstance(block_bytes, int)):
+                raise ValueError("a gateway has a time, a model and a block's bytes")
+            self._log.serves(model, block_bytes, unix, now)
+        else:
+            raise ValueError(f"an entry of unknown kind {kind!r}")
 
 
 def _sequence_of(entry: Entry, sequences: dict[str, Sequence]) -> Sequence:

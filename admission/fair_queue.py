@@ -38,7 +38,7 @@ def gap_bound(quantum: float, weights: tuple[float, float], ahead: float, run_up
 
 @dataclass(slots=True)
 class DeficitAccount:
-    """One tenant's standing. Costs are in the unit of account: seconds of engine time, or tokens."""
+    """What one tenant has and owes. Costs are in the unit of account: seconds of engine time, or tokens."""
 
     tenant: str
     weight: float  # relative to the heaviest tenant's
@@ -218,7 +218,7 @@ class FairQueue:
         if rest:
             self._spend(self.accounts[sequence.tenant], -rest)
 
-    def standing(self, tenant: str) -> float:
+    def credit(self, tenant: str) -> float:
         return self._credit(self._account(tenant))
 
     # inside

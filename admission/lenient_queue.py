@@ -65,7 +65,7 @@ class LenientFairQueue(FairQueue):
     def head(self) -> Sequence | None:
         """The next to be admitted; the same until something changes."""
         choice = super().head()
-        if choice is None or not self.leeway or self.standing(choice.tenant) <= -self.leeway:
+        if choice is None or not self.leeway or self.credit(choice.tenant) <= -self.leeway:
             return choice  # nobody, or urgent work that borrows more
         self._recall()
         oldest = self._oldest()
@@ -78,7 +78,7 @@ class LenientFairQueue(FairQueue):
         if account is None:
             share, credit = self._quantum * self._weight(tenant), 0.0
         else:
-            share, credit = self._quantum * account.weight, self.standing(tenant)
+            share, credit = self._quantum * account.weight, self.credit(tenant)
         if account is None or not account.num_waiting:
             credit = min(credit, 0.0) + share
         return max(0, floor((cost - credit) / share) + 1)
@@ -118,7 +118,7 @@ class LenientFairQueue(FairQueue):
             place, tenant = self._heads[0]
             if tenant in self._away or self._head_place(tenant) != place:
                 heappop(self._heads)
-            elif self.standing(tenant) > -self.leeway:
+            elif self.credit(tenant) > -self.leeway:
                 return place, self._first_of(self.accounts[tenant])
             else:
                 heappop(self._heads)
@@ -126,7 +126,7 @@ class LenientFairQueue(FairQueue):
         return None
 
     def _set_aside(self, tenant: str) -> None:
-        lacking = -self.standing(tenant) - self.leeway
+        lacking = -self.credit(tenant) - self.leeway
         due = self.round + floor(lacking / (self._quantum * self.accounts[tenant].weight)) + 1
         self._away[tenant] = due
         heappush(self._aside, (due, tenant))

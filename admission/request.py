@@ -1,41 +1,11 @@
-"""What a tenant asks for, complete and frozen: everything admission and the engine need to know."""
+"""An HTTP request as its tenant's limits are asked for it, and how answers of undeclared length are supplied."""
 
 from dataclasses import dataclass
-
-from backend.sampling_params import SamplingParams
 
 # An answer of undeclared length begins with as many tokens as were reserved for it, and reserves more as it goes.
 EXTEND_MARGIN = 32  # tokens before the end of what is reserved, at which more is asked for
 EXTEND_STEP = 128  # tokens that are asked for at a time
 EXTEND_PATIENCE = 60.0  # seconds that an answer waits for its tenant's limit to have more for it
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One prompt to be continued. `prompt` plus `max_tokens` fits the context of the model.
-
-    `allowed_tokens` of the output are reserved so far, and generating pauses there; None: all of max_tokens.
-    """
-
-    id: str
-    tenant: str
-    prompt: list[int]
-    sampling: SamplingParams
-    max_tokens: int
-    end_tokens: frozenset[int]
-    seed: int
-    allowed_tokens: int | None = None
-    priority_class: int = 0  # 0 is the most urgent
-    token_interval: float | None = None  # seconds between tokens that are promised
-    first_token_target: float | None = None  # seconds in which its class is meant to have the first token
-    first_token_by: float | None = None  # seconds on the engine's clock; later it is of no use
-    done_by: float | None = None  # the same for its last token
-    body_bytes: int = 0  # that are kept while it waits
-
-    @property
-    def tokens_to_begin_with(self) -> int:
-        """Of the output."""
-        return self.max_tokens if self.allowed_tokens is None else min(self.allowed_tokens, self.max_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import random
 import sys
-from collections import deque
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -10,59 +10,18 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, Literal, Self
 
-from backend.errors import DeviceError, InvalidRequest, MemoryExhausted
+from backend.errors import DeviceError, InvalidRequest
 from backend.loader import LoadedModel, load_model
 from backend.sampling_params import SamplingParams
-from backend.scheduler.batch import NO_TOKEN, Batch
 from backend.scheduler.scheduled_step import Delta
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason
 from backend.scheduler.sequence import Sequence as EngineSequence
 from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
 from backend.sizing import EngineOptions
+from backend.step_loop import StepLoop
 from backend.text.detokenizer import IncrementalDetokenizer
-from backend.worker.executor import Executor, Lost, PendingStep
-
-
-class StepLoop:
-    """A scheduler, and the device that computes what it plans."""
-
-    def __init__(self, scheduler: Scheduler, executor: Executor) -> None:
-        self.scheduler = scheduler
-        self._executor = executor
-        self._launched: deque[PendingStep] = deque()
-
-    def step(self) -> list[Delta]:
-        """Plan what fits in flight, let the device finish its oldest step, and account for it.
-
-        A step for which there is no memory has no tokens; smaller ones are planned in its place. Raises `DeviceError`,
-        and `MemoryExhausted` when there are none that are smaller.
-        """
-        while not self._is_losing and (batch := self.scheduler.plan()) is not None:
-            self._launched.append(self._launch(batch))
-        try:
-            output = self._launched[0].wait()
-        except MemoryExhausted:
-            self._launched.clear()
-            if not self.scheduler.lost():
-                raise
-            return []
-        self._launched.popleft()
-        if NO_TOKEN in output.token_ids:
-            raise DeviceError("the model computed no numbers to draw from: its weights or its dtype are at fault")
-        return self.scheduler.complete(output)
-
-    @property
-    def _is_losing(self) -> bool:
-        """Whether the newest step could not be launched: what was planned behind it would be lost with it."""
-        return bool(self._launched) and isinstance(self._launched[-1], Lost)
-
-    def _launch(self, batch: Batch) -> PendingStep:
-        try:
-            return self._executor.launch(batch)
-        except MemoryExhausted as error:
-            return Lost(error)
-
+from backend.worker.executor import Executor, InlineDevice
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 """A text, token ids, or chat messages ({"role": ..., "content": ...})."""
@@ -118,7 +77,7 @@ class LLM:
         """With nothing waiting, running or in flight."""
         config = replace(self.model.engine_config, max_preemptions=sys.maxsize)  # nobody is given up for others
         self.scheduler = Scheduler(config, HoldingQueue(FirstComeFirstServed()))
-        self._loop = StepLoop(self.scheduler, self._executor)
+        self._engine = OfflineEngine(self.scheduler, self._executor)
 
     def generate(
         self,
@@ -149,7 +108,7 @@ class LLM:
 
     def step(self) -> list[Delta]:
         """The tokens of the oldest step in flight; those that follow it are planned and launched first."""
-        return self._loop.step()
+        return self._engine.step()
 
     def _run(self, on_delta: Callable[[Delta], object]) -> None:
         while self.scheduler.has_work:
@@ -214,6 +173,26 @@ class LLM:
         if _is_chat(prompt):
             return tokenizer.encode(tokenizer.render_chat(prompt), add_special_tokens=False)  # type: ignore[arg-type]
         return list(prompt)  # type: ignore[arg-type]
+
+
+class OfflineEngine:
+    """An engine for a program that has one thread for it: it waits for the device itself."""
+
+    def __init__(self, scheduler: Scheduler, executor: Executor) -> None:
+        self._device = InlineDevice(executor)
+        self._steps = StepLoop(scheduler, self._device.launch, time.perf_counter)
+
+    def step(self) -> list[Delta]:
+        """Have the device finish its oldest step, once those that may follow it are launched; returns its tokens.
+
+        Raises `DeviceError`: also where the model computed no numbers, and as `MemoryExhausted` where no step is small
+        enough.
+        """
+        self._steps.schedule()
+        deltas = self._steps.step(self._device.wait())
+        if any(reason is FinishReason.FAILED for _, _, reason in deltas):
+            raise DeviceError("the model computed no numbers to draw from: its weights or its dtype are at fault")
+        return deltas
 
 
 def _is_chat(prompt: Prompt) -> bool:

@@ -61,14 +61,14 @@ class Machine:
         """Plan one step and account for another in which `ended` sequences end; seconds of deciding."""
         self._now += STEP
         start = time.perf_counter()
-        while (batch := self.core.plan(self._now)) is not None:
+        while (batch := self.core.schedule(self._now)) is not None:
             self._flying.append(batch)
         planned = time.perf_counter()
         oldest = self._flying.popleft()
         tokens = [END if row < ended else 5 for row in range(len(oldest.sampled))]
         output = StepOutput(oldest.step, tokens, STEP)
         completing = time.perf_counter()
-        self.core.complete(output, self._now)
+        self.core.update_from_output(output, self._now)
         return planned - start + time.perf_counter() - completing
 
     def refuse(self, number: int) -> float:

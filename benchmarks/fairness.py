@@ -19,14 +19,15 @@ from random import Random
 
 from admission.controller import Controller
 from admission.fair_queue import FairQueue
+from admission.observer import CoreObserver
 from admission.simulation.arrival import Arrival
 from admission.simulation.device import DEVICES
-from admission.simulation.loop import Core, Loop
+from admission.simulation.loop import Loop
 from admission.simulation.policy import parse_policy
 from admission.simulation.recorder import Objective, Recorder
 from admission.simulation.witness import FairnessWitness
-from backend.scheduler.batch import Batch, StepOutput
-from backend.scheduler.scheduled_step import Delta
+from backend.scheduler.batch import StepOutput
+from backend.scheduler.scheduled_step import Delta, ScheduledStep
 from backend.scheduler.sequence import FinishReason
 from backend.scheduler.sequence import Sequence as Running
 from benchmarks.report import Report, Spread, scenario_parser
@@ -114,31 +115,23 @@ def _service(policy: str, seed: int, seconds: float) -> tuple[float, float, floa
     return recorder.gap_tokens.largest, sum(services) / seconds, min(services) / sum(services)
 
 
-class WitnessedCore:
-    """A core whose charges are followed, as the bound speaks of them."""
+class WitnessObserver(CoreObserver):
+    """Has a witness follow the charges of a core, as the bound speaks of them."""
 
     def __init__(self, core: Controller, quantum: float) -> None:
         assert isinstance(core.scheduler.waiting, FairQueue)
-        self.scheduler = core.scheduler
         self.witness = FairnessWitness(core.scheduler.waiting, quantum, borrow=0.0)
-        self._core = core
-        self.arrive = core.arrive
-        self.take_ended = core.take_ended
+        core.observers.append(self)
 
-    def finish(self, sequence: Running, reason: FinishReason, now: float) -> None:
-        self._core.finish(sequence, reason, now)
+    def finished(self, sequence: Running, reason: FinishReason, now: float) -> None:
         self.witness.look()
 
-    def plan(self, now: float) -> Batch | None:
-        batch = self._core.plan(now)
-        if batch is not None:
-            self.witness.planned(self.scheduler.in_flight[-1].admitted)
-        return batch
+    def scheduled(self, step: ScheduledStep | None, now: float) -> None:
+        if step is not None:
+            self.witness.planned(step.admitted)
 
-    def complete(self, output: StepOutput, now: float) -> list[Delta]:
-        deltas = self._core.complete(output, now)
+    def updated(self, step: ScheduledStep, output: StepOutput, deltas: list[Delta], now: float) -> None:
         self.witness.completed()
-        return deltas
 
 
 def _hold_to_the_bound(report: Report, seeds: Sequence[int], seconds: float) -> None:
@@ -160,10 +153,11 @@ def _hold_to_the_bound(report: Report, seeds: Sequence[int], seconds: float) -> 
 def _witness(seed: int, seconds: float) -> tuple[FairnessWitness, float]:
     """One run in engine time, and its gap when steps are divided by the device's rates, not by the fitted ones."""
     simulated = parse_policy(f"{FAIR},quantum={QUANTUM},{MEMORY}", DEVICE)
-    core = WitnessedCore(simulated.make_core(), QUANTUM)
+    core = simulated.make_core()
+    observer = WitnessObserver(core, QUANTUM)
     recorder = Recorder(DEVICE, Objective(), {})
     Loop(core, DEVICE, recorder, simulated.engine.max_model_len).run(arrivals(seed, seconds), seconds)
-    return core.witness, recorder.gap_seconds.largest
+    return observer.witness, recorder.gap_seconds.largest
 
 
 # throughput
@@ -190,8 +184,9 @@ def _compare_throughput(report: Report, seeds: Sequence[int], seconds: float) ->
 
 def _makespan(policy: str, requests: list[Arrival]) -> float:
     simulated = parse_policy(f"{policy},{MEMORY}", DEVICE)
-    core: Core = simulated.make_core()
-    return Loop(core, DEVICE, Recorder(DEVICE, Objective(), {}), simulated.engine.max_model_len).run(requests)
+    return Loop(simulated.make_core(), DEVICE, Recorder(DEVICE, Objective(), {}), simulated.engine.max_model_len).run(
+        requests
+    )
 
 
 if __name__ == "__main__":

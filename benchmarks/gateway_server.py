@@ -21,9 +21,10 @@ from typing import Any, cast
 import torch
 import uvloop
 
+from admission.controller import Controller
 from admission.core import CoreConfig, make_core
 from backend.config import EngineConfig
-from backend.engine import Core, Engine
+from backend.engine import Engine
 from backend.loader import LoadedModel
 from backend.model.hub import resolve_model
 from backend.model.model_config import read_model_config
@@ -35,7 +36,7 @@ from backend.worker.simulated import SimulatedExecutor
 from gateway.app import GC_THRESHOLDS, SWITCH_INTERVAL, serve, serve_engine
 from gateway.http.connection import bound_socket
 from gateway.settings.settings import Settings
-from gateway.telemetry.core_observer import WatchedCore
+from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.request_record import Chunk, SequenceTimeline
 from gateway.tenants.tenancy import open_tenancy
 
@@ -61,7 +62,7 @@ def defaults(state_dir: Path) -> dict[str, Any]:
     return {"state_dir": state_dir, "demo_key": KEY, "port": 0, "max_num_seqs": 256, "threads": 1}
 
 
-class InstantCore(WatchedCore):
+class InstantTelemetry(CoreTelemetry):
     """Knows of every sequence what it would of one that the engine took through a single step."""
 
     def timeline(self, sequence: Sequence) -> SequenceTimeline:
@@ -73,7 +74,7 @@ class InstantCore(WatchedCore):
 class InstantEngine(Engine):
     """Has the whole answer when the request arrives: what is left is the gateway."""
 
-    def __init__(self, core: Core, executor: SimulatedExecutor, words: list[int]) -> None:
+    def __init__(self, core: Controller, executor: SimulatedExecutor, words: list[int]) -> None:
         super().__init__(core, executor)
         self._words = words
 
@@ -102,9 +103,9 @@ async def _serve(settings: Settings, step_seconds: float, steps_in_flight: int, 
         if not instant:
             await serve(settings, model, executor, tenancy, sock, announce)
             return
-        core = InstantCore(make_core(CoreConfig(), model.engine_config))
+        core = make_core(CoreConfig(), model.engine_config)
         engine = InstantEngine(core, executor, words)
-        await serve_engine(settings, model, engine, core, tenancy, sock, announce)
+        await serve_engine(settings, model, engine, InstantTelemetry(core), tenancy, sock, announce)
 
 
 def _simulated_model(steps_in_flight: int) -> LoadedModel:

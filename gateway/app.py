@@ -39,7 +39,7 @@ from gateway.http.request_scope import ActiveRequests
 from gateway.http.server import Server, check_tls, open_port
 from gateway.openai.requests import Limits
 from gateway.settings.settings import Settings
-from gateway.telemetry.core_observer import WatchedCore
+from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.logs.logs import STDERR
 from gateway.telemetry.logs.request_log import RequestLog
 from gateway.telemetry.metrics.metrics import Metrics, Sources
@@ -60,7 +60,7 @@ async def open_service(
     settings: Settings,
     model: LoadedModel,
     engine: Engine,
-    core: WatchedCore,
+    core_telemetry: CoreTelemetry,
     tenancy: Tenancy,
     lives: ActiveRequests,
     connections: ConnectionTable,
@@ -70,9 +70,9 @@ async def open_service(
     Raises `StoreUnsuitable`.
     """
     kv_shape = KVShape(model.engine_config.block_size, model.kv_bytes // model.engine_config.num_blocks)
-    telemetry = Telemetry(engine.clock)
+    telemetry, core = Telemetry(engine.clock), core_telemetry.core
     async with (
-        open_tracing(settings, telemetry, core, kv_shape) as tracing,
+        open_tracing(settings, telemetry, core_telemetry, kv_shape) as tracing,
         open_quotas(settings, tenancy.store_url) as quotas,
     ):
         intake = Intake(
@@ -88,6 +88,7 @@ async def open_service(
                 model=settings.served_name,
                 engine=engine,
                 core=core,
+                core_telemetry=core_telemetry,
                 telemetry=telemetry,
                 policies=tenancy.policies,
                 store=quotas.store,
@@ -115,7 +116,8 @@ async def open_service(
                 kv_shape=kv_shape,
                 metrics=metrics,
                 telemetry=telemetry,
-                watched=core,
+                core=core,
+                core_telemetry=core_telemetry,
                 lives=lives,
                 intake=intake,
                 refused_rate=RefusedRate(settings.refused_per_second, engine.clock),
@@ -182,7 +184,7 @@ async def serve(
     with open_core(settings, model) as core:
         engine = Engine(core, executor, model.engine_config.steps_in_flight)
         try:
-            return await serve_engine(settings, model, engine, core, tenancy, sock, on_started, admin)
+            return await serve_engine(settings, model, engine, CoreTelemetry(core), tenancy, sock, on_started, admin)
         finally:
             await engine.stop()
             model.tokenizer.close()
@@ -192,7 +194,7 @@ async def serve_engine(
     settings: Settings,
     model: LoadedModel,
     engine: Engine,
-    core: WatchedCore,
+    core_telemetry: CoreTelemetry,
     tenancy: Tenancy,
     sock: socket.socket,
     on_started: Callable[[], object],
@@ -201,14 +203,14 @@ async def serve_engine(
     """Run the gateway over an engine until a signal, or the engine's failure, ends it."""
     lives = ActiveRequests(settings.write_timeout)
     server = Server(settings, lives, on_started)
-    async with open_service(settings, model, engine, core, tenancy, lives, server.table) as service:
+    async with open_service(settings, model, engine, core_telemetry, tenancy, lives, server.table) as service:
         probes = make_probes(service, _health(server, engine))
         server.config.app = make_app(service, probes, settings.metrics_on_tenant_port)
         service.metrics.process.bind("sluice.tasks", lambda: len(asyncio.all_tasks()))
         engine.failed.add_done_callback(lambda _: server.end())
         engine.start()
         await tenancy.enforce(service.admission)
-        watchdog = Watchdog(engine, core, settings.step_timeout, engine.clock)
+        watchdog = Watchdog(engine, core_telemetry.core, settings.step_timeout, engine.clock)
         device = str(model.runner.device)
         process = Process(version("sluice"), device, probes, lambda: server.should_exit, server.drain)
         async with (

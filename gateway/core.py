@@ -11,40 +11,51 @@ from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 
+from admission.controller import Controller
 from admission.core import PRIOR, SCALES, CoreConfig, MemoryGate, Order, Overload, Unit, make_core
-from admission.event_log import RecordedCore
+from admission.event_log import make_logged_core
 from admission.step_time import StepTimeModel
 from backend.config import Batching, KVAllocation
 from backend.loader import LoadedModel
 from backend.sizing import EngineOptions
 from gateway.settings.settings import Settings
-from gateway.telemetry.core_observer import WatchedCore
 from gateway.telemetry.event_log_file import EventLogFile
 
 log = logging.getLogger(__name__)
 
 
 @contextmanager
-def open_core(settings: Settings, model: LoadedModel) -> Iterator[WatchedCore]:
+def open_core(settings: Settings, model: LoadedModel) -> Iterator[Controller]:
     """The core, on the running loop; its step times are saved when the block is left.
 
     Raises `EventLogError` where it cannot be recorded.
     """
     path = settings.state_dir / "step_time" / f"{_file_name(model, settings)}.json"
     step_time = _load(path)
-    config = core_config(settings)
     try:
-        if settings.event_log is None:
-            yield WatchedCore(make_core(config, model.engine_config, step_time), step_time=step_time)
-        else:
-            later = asyncio.get_running_loop().call_later
-            with EventLogFile(settings.event_log, settings.event_log_bytes, later=later) as file:
-                core = RecordedCore(config, model.engine_config, step_time, file.write)
-                block_bytes = model.kv_bytes // model.engine_config.num_blocks
-                core.serves(settings.served_name, block_bytes, time.time(), time.monotonic())
-                yield WatchedCore(core, step_time=step_time)
+        with _open_core(settings, model, step_time) as core:
+            core.observer_failed = _report
+            yield core
     finally:
         _save(path, step_time)
+
+
+@contextmanager
+def _open_core(settings: Settings, model: LoadedModel, step_time: StepTimeModel) -> Iterator[Controller]:
+    config = core_config(settings)
+    if settings.event_log is None:
+        yield make_core(config, model.engine_config, step_time)
+        return
+    later = asyncio.get_running_loop().call_later
+    with EventLogFile(settings.event_log, settings.event_log_bytes, later=later) as file:
+        core, event_log = make_logged_core(config, model.engine_config, step_time, file.write)
+        block_bytes = model.kv_bytes // model.engine_config.num_blocks
+        event_log.serves(settings.served_name, block_bytes, time.time(), time.monotonic())
+        yield core
+
+
+def _report(error: Exception) -> None:
+    log.error("an observer of the core failed", exc_info=error)
 
 
 def core_config(settings: Settings) -> CoreConfig:

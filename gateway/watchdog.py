@@ -4,10 +4,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from admission.controller import Controller
 from backend.engine import Engine
 from backend.errors import DeviceError
 from backend.scheduler.scheduled_step import ScheduledStep
-from gateway.telemetry.core_observer import WatchedCore
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ class Watchdog:
     Time in which the process did not run, because it was stopped, frozen or suspended, is not held against the device.
     """
 
-    def __init__(self, engine: Engine, core: WatchedCore, timeout: float, clock: Callable[[], float]) -> None:
+    def __init__(self, engine: Engine, core: Controller, timeout: float, clock: Callable[[], float]) -> None:
         self._engine = engine
         self._core = core
         self._timeout = timeout
@@ -44,7 +44,7 @@ class Watchdog:
         self._look_at_device(min(elapsed, 2 * INTERVAL))
 
     def _look_at_device(self, elapsed: float) -> None:
-        in_flight = self._core.scheduler.in_flight
+        in_flight = self._core.in_flight
         oldest = in_flight[0] if in_flight else None
         if oldest is None or oldest is not self._flight:
             self._flight, self._waited = oldest, 0.0

@@ -108,7 +108,7 @@ class VirtualTokenCounter(Indifferent):
     def policy_changed(self, weights: Mapping[str, float], aging: Aging) -> None:
         self._weights = dict(weights)
 
-    def standing(self, tenant: str) -> float:
+    def credit(self, tenant: str) -> float:
         return -self.counters.get(tenant, 0.0)
 
     def _lift(self, tenant: str) -> None:

@@ -41,7 +41,7 @@ class Ordering(SequenceQueue, Protocol):
         """It has ended, in whatever state; what it prepaid and did not use is its tenant's again. Idempotent."""
         ...
 
-    def standing(self, tenant: str) -> float:
+    def credit(self, tenant: str) -> float:
         """The tenant's credit, negative when it is in debt."""
         ...
 
@@ -70,7 +70,7 @@ class Indifferent:
     def settle(self, sequence: Sequence) -> None:
         pass
 
-    def standing(self, tenant: str) -> float:
+    def credit(self, tenant: str) -> float:
         return 0.0
 
 

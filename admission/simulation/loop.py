@@ -11,11 +11,11 @@ from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from admission.controller import Controller
 from admission.ledger import work_of
 from admission.outcome import AdmissionRefused
-from admission.output_length import OutputLengths
 from admission.request import EXTEND_MARGIN, EXTEND_PATIENCE, EXTEND_STEP
 from admission.simulation.arrival import END, NO_TARGET, Arrival, ClassTarget, sequence_of
 from admission.simulation.clients import Clients, Resigned
@@ -25,7 +25,6 @@ from admission.simulation.recorder import Recorder
 from admission.step_time import StepWork
 from backend.scheduler.batch import Batch, StepOutput
 from backend.scheduler.scheduled_step import Delta
-from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, Sequence, Status
 
 TOKEN = 0
@@ -36,27 +35,6 @@ class _Step(NamedTuple):
     elapsed: float
     batch: Batch
     works: Mapping[str, StepWork]  # by tenant
-
-
-class Core(Protocol):
-    """What `backend.engine` asks of a core, and a look at its scheduler."""
-
-    scheduler: Scheduler
-    lengths: OutputLengths
-
-    def arrive(self, sequence: Sequence, now: float) -> None: ...
-
-    def finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None: ...
-
-    def plan(self, now: float) -> Batch | None: ...
-
-    def take_ended(self) -> list[Sequence]: ...
-
-    def complete(self, output: StepOutput, now: float) -> list[Delta]: ...
-
-    def allow(self, tenant: str, blocks: int | None, now: float) -> None: ...
-
-    def extend(self, sequence: Sequence, tokens: int, now: float) -> None: ...
 
 
 @dataclass(slots=True)
@@ -82,7 +60,7 @@ class Loop:
 
     def __init__(
         self,
-        core: Core,
+        core: Controller,
         device: Device,
         recorder: Recorder,
         max_model_len: int,
@@ -262,7 +240,7 @@ class Loop:
             stay.visit.leave(stay.prompt_tokens, stay.output_tokens)
 
     def _plan(self, now: float) -> None:
-        while (batch := self._core.plan(now)) is not None:
+        while (batch := self._core.schedule(now)) is not None:
             self._note_preempted(now, self._core.scheduler.in_flight[-1].admitted)
             self._submit(batch, now)
             self._note_preempted(now)
@@ -302,7 +280,7 @@ class Loop:
             for index, row in enumerate(batch.sampled):
                 if self._ends.get(batch.slots[row]) == batch.starts[row] + batch.lengths[row] + 1:
                     tokens[index] = END
-        deltas = self._core.complete(StepOutput(batch.step, tokens, step.elapsed), step.done_at)
+        deltas = self._core.update_from_output(StepOutput(batch.step, tokens, step.elapsed), step.done_at)
         self._recorder.completed(step.works, step.elapsed, deltas, step.done_at)
         if self._stays:
             self._note_deltas(deltas, step.done_at)

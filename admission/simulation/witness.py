@@ -113,7 +113,7 @@ class FairnessWitness:
         service, grants, backlogged = [], [], []
         for account in accounts:
             books = self._of(account.tenant)
-            granted = self.queue.standing(account.tenant) + books.ahead + books.service
+            granted = self.queue.credit(account.tenant) + books.ahead + books.service
             service.append(books.service / account.weight)
             grants.append(granted / (self.quantum * account.weight))
             backlogged.append(account.num_waiting > 0 and account.held is None and account.order == books.order)

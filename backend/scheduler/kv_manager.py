@@ -11,7 +11,7 @@ from backend.scheduler.sequence import FinishReason, Sequence, Status
 from backend.scheduler.waiting_queue import WaitingQueue
 
 
-class Holdings:
+class KVManager:
     """Hands slots and blocks to sequences and takes them back. It decides nothing; the scheduler is the only caller."""
 
     def __init__(self, config: EngineConfig) -> None:
@@ -106,7 +106,7 @@ class ResidentSet:
     def __init__(
         self, config: EngineConfig, waiting: WaitingQueue, passed_over: PassedOver, counters: Counters
     ) -> None:
-        self.holdings = Holdings(config)
+        self.kv_manager = KVManager(config)
         self.running: dict[str, Sequence] = {}  # in the order of admission
         self.leaving: dict[str, Sequence] = {}  # preempted, and named by steps in flight
         self._waiting = waiting
@@ -115,7 +115,7 @@ class ResidentSet:
 
     def seat(self, sequence: Sequence) -> None:
         """It runs from now on, in a slot of its own and without blocks."""
-        self.holdings.seat(sequence)
+        self.kv_manager.seat(sequence)
         sequence.status = Status.RUNNING
         sequence.num_admitted_tokens = sequence.num_tokens
         self.running[sequence.id] = sequence
@@ -147,7 +147,7 @@ class ResidentSet:
         """Free blocks and slot, unless a step in flight still names the sequence; a preempted one waits again."""
         if sequence.in_flight or sequence.slot < 0:
             return
-        self.holdings.take_back(sequence)
+        self.kv_manager.take_back(sequence)
         self._passed_over.look_again(sequence.tenant)
         if sequence.status is Status.PREEMPTED:
             self._counters.recomputed_tokens += sequence.num_computed_tokens
@@ -162,4 +162,4 @@ class ResidentSet:
 
     def check_integrity(self, in_flight: Iterable[Sequence]) -> None:
         """Every slot and block is free, or held by exactly one sequence that runs, was preempted or is in flight."""
-        self.holdings.check_integrity({*self.running.values(), *self.leaving.values(), *in_flight})
+        self.kv_manager.check_integrity({*self.running.values(), *self.leaving.values(), *in_flight})

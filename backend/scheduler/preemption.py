@@ -47,7 +47,7 @@ class Preemption:
         self.favoured: Sequence | None = None  # others gave way to it; none of its tenant's since, who may go before it
         self._config = config
         self._residents = residents
-        self._holdings = residents.holdings
+        self._holdings = residents.kv_manager
         self._victims = Victims(policy, config.max_preemptions)
         self._counters = counters
 

@@ -34,6 +34,8 @@ class ScheduledStep:
     billed: list[tuple[Sequence, int]] = field(default_factory=list)  # prompt tokens not computed before
     paused: dict[Sequence, Blocked] = field(default_factory=dict)  # at a limit of their tenants
     decode_context: int = 0  # tokens that the decodes attend to, in all
+    planned_at: float = 0.0  # seconds, of the scheduler's owner's clock
+    planning: float = 0.0  # seconds that planning it took, for whoever measures that
 
     @property
     def num_tokens(self) -> int:

@@ -12,7 +12,7 @@ from backend.paged_kv.block_pool import BlockPool
 from backend.scheduler.allowances import PassedOver
 from backend.scheduler.batch import NO_TOKEN, Batch, Counters, StepOutput
 from backend.scheduler.hooks import DefaultHooks, PrefillRoom, SchedulerHooks
-from backend.scheduler.kv_manager import Holdings, ResidentSet
+from backend.scheduler.kv_manager import KVManager, ResidentSet
 from backend.scheduler.preemption import Preemption
 from backend.scheduler.scheduled_step import Blocked, Delta, Retelling, ScheduledStep, introduce
 from backend.scheduler.sequence import FinishReason, Sequence, Status
@@ -25,6 +25,9 @@ _BY_CLASS = attrgetter("priority_class")
 
 class Scheduler:
     """Plans steps and accounts for them. Pure: no clock, no I/O, no tensors; one owner calls it.
+
+    `now` is the time in seconds of the owner's clock, from which the time that sequences hold memory is reckoned; an
+    owner that does not bill for memory leaves it out.
 
     Up to `steps_in_flight` planned steps may be incomplete.
 
@@ -47,7 +50,7 @@ class Scheduler:
         self._residents = ResidentSet(config, waiting, self._passed_over, self.counters)
         self._limits = TenantLimits(config, self._residents, self.policy)
         self._preemption = Preemption(config, self._residents, self.policy, self.counters)
-        self.holdings: Holdings = self._residents.holdings
+        self.kv_manager: KVManager = self._residents.kv_manager
         self.running: dict[str, Sequence] = self._residents.running  # in the order of admission
         self._ended: list[Sequence] = []
         self._next_step = 0
@@ -63,8 +66,9 @@ class Scheduler:
         self.waiting.add(sequence)
         self._passed_over.look_again(sequence.tenant)
 
-    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
+    def finish(self, sequence: Sequence, reason: FinishReason, now: float = 0.0) -> None:
         """End a sequence in any state; once it has ended, nothing happens. No token of it comes out after this."""
+        self.kv_manager.now = now
         if sequence.status is Status.FINISHED:
             return
         if sequence.status is Status.WAITING:
@@ -74,7 +78,7 @@ class Scheduler:
 
     def allow(self, tenant: str, blocks: int | None) -> None:
         """From now on the tenant may hold this many blocks; None: any number."""
-        self.holdings.allowances.allow(tenant, blocks)
+        self.kv_manager.allowances.allow(tenant, blocks)
         self._passed_over.look_again(tenant)
 
     def demand(self, tenant: str) -> int:
@@ -103,7 +107,7 @@ class Scheduler:
 
     @property
     def pool(self) -> BlockPool:
-        return self.holdings.pool
+        return self.kv_manager.pool
 
     @property
     def has_work(self) -> bool:
@@ -128,10 +132,11 @@ class Scheduler:
 
     # planning
 
-    def plan(self) -> Batch | None:
+    def schedule(self, now: float = 0.0) -> Batch | None:
         """The next step, or None when there is nothing to compute or enough steps are already in flight."""
         if self.is_full:
             return None
+        self.kv_manager.now = now
         self.blocked, self.blocked_head = None, None
         self._preemption.begin()
         while not (scheduled := self._plan_step()).sequences:
@@ -147,6 +152,7 @@ class Scheduler:
                 self._residents.end(hopeless, FinishReason.PREEMPTED)
         self._preemption.yield_for_the_oldest(scheduled)
         self._next_step += 1
+        scheduled.planned_at = now
         self.in_flight.append(scheduled)
         self._retelling.add_to(scheduled)
         return scheduled.batch
@@ -255,13 +261,13 @@ class Scheduler:
             return Blocked.RELEASE
         if length == 0 and (self.config.batching is Batching.CONTINUOUS or not scheduled.sequences):
             return Blocked.BUDGET
-        if not self.holdings.has_free_slot:
+        if not self.kv_manager.has_free_slot:
             return Blocked.SLOTS
         return None if self._fits(sequence) else Blocked.MEMORY
 
     def _fits(self, sequence: Sequence) -> bool:
         """Memory for all its tokens now, room for those running to grow, and the policy's word on the future."""
-        if not self.holdings.fit(sequence, self.holdings.room_to_grow(sequence, self.running.values())):
+        if not self.kv_manager.fit(sequence, self.kv_manager.room_to_grow(sequence, self.running.values())):
             return False
         if not self.running or self.config.kv_allocation is KVAllocation.CONTIGUOUS:
             return True
@@ -275,17 +281,17 @@ class Scheduler:
 
     def _grow(self, sequence: Sequence, length: int, scheduled: ScheduledStep) -> bool:
         """Give the sequence blocks for `length` more tokens, preempting others for it if need be."""
-        holdings, held = self.holdings, len(sequence.block_table)
-        needed = holdings.blocks_to_grow(sequence, length)
+        kv_manager, held = self.kv_manager, len(sequence.block_table)
+        needed = kv_manager.blocks_to_grow(sequence, length)
         if not needed:
             return True
-        if not holdings.allowances.permits(sequence.tenant, needed):
+        if not kv_manager.allowances.permits(sequence.tenant, needed):
             scheduled.paused[sequence] = Blocked.ALLOWANCE
             return False
-        blocks = holdings.give(sequence, needed)
+        blocks = kv_manager.give(sequence, needed)
         if blocks is None:
             self._preemption.make_room(sequence, needed, scheduled.batch.step)
-            blocks = holdings.give(sequence, needed)
+            blocks = kv_manager.give(sequence, needed)
         if blocks is None:
             return False
         scheduled.batch.new_blocks.append((sequence.slot, held, blocks))
@@ -317,11 +323,12 @@ class Scheduler:
 
     # lost steps
 
-    def lost(self) -> bool:
+    def rollback(self, now: float = 0.0) -> bool:
         """The device had no memory for the oldest step in flight: it and those behind it are as if never planned.
 
         The next plan has its number, and as many run as it may have tokens. False when losing goes on for too long.
         """
+        self.kv_manager.now = now
         self._preemption.begin()
         self.counters.lost_steps += 1
         failed = self.in_flight[0]
@@ -337,8 +344,9 @@ class Scheduler:
 
     # accounting
 
-    def complete(self, output: StepOutput) -> list[Delta]:
+    def update_from_output(self, output: StepOutput, now: float = 0.0) -> list[Delta]:
         """Account for the oldest step in flight; returns its tokens in row order."""
+        self.kv_manager.now = now
         scheduled = self.in_flight.popleft()
         assert scheduled.batch.step == output.step
         self._budget.computed()

@@ -17,7 +17,7 @@ class TenantLimits:
 
     def __init__(self, config: EngineConfig, residents: ResidentSet, policy: SchedulerHooks) -> None:
         self._blocks_for = config.blocks_for
-        self._holdings = residents.holdings
+        self._holdings = residents.kv_manager
         self._residents = residents
         self._policy = policy
 

@@ -1,5 +1,6 @@
 """How a planned step becomes tokens: the seam between the planner and a device."""
 
+from collections import deque
 from typing import Protocol
 
 from backend.errors import MemoryExhausted
@@ -35,3 +36,30 @@ class Lost:
 
     def wait(self) -> StepOutput:
         raise self._error
+
+
+class InlineDevice:
+    """Steps of one executor, launched and waited for by one thread, as `DeviceThread` does it with two of its own."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._launched: deque[PendingStep] = deque()
+
+    def launch(self, batch: Batch) -> None:
+        """Queue a step. What is launched behind one that could not be is lost with it."""
+        if self._launched and isinstance(self._launched[-1], Lost):
+            return
+        try:
+            self._launched.append(self._executor.launch(batch))
+        except MemoryExhausted as error:
+            self._launched.append(Lost(error))
+
+    def wait(self) -> StepOutput | MemoryExhausted:
+        """The output of the oldest step; where there was no memory for it, it and those behind it are forgotten."""
+        try:
+            output = self._launched[0].wait()
+        except MemoryExhausted as error:
+            self._launched.clear()
+            return error
+        self._launched.popleft()
+        return output

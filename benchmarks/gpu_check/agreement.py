@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from backend.kernels.reference import ReferenceOps
-from backend.llm import StepLoop
+from backend.llm import OfflineEngine
 from backend.loader import place_model
 from backend.model.decoder import Decoder
 from backend.model.model_config import read_model_config
@@ -67,7 +67,7 @@ def _tokens(runner: ModelRunner) -> list[list[int]]:
     ]
     for sequence in sequences:
         scheduler.add(sequence)
-    loop = StepLoop(scheduler, runner)
+    loop = OfflineEngine(scheduler, runner)
     while scheduler.has_work:
         loop.step()
     return [sequence.output for sequence in sequences]

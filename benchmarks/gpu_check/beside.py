@@ -107,10 +107,10 @@ def _rhythm(plan: Plan, runner: ModelRunner, interval: float | None, least: int 
 
 def _step(core: Controller, runner: ModelRunner, launched: deque[PendingStep]) -> int:
     """Until the oldest step in flight is complete; how many sequences decoded in it."""
-    while (batch := core.plan(time.perf_counter())) is not None:
+    while (batch := core.schedule(time.perf_counter())) is not None:
         launched.append(runner.launch(batch))
     num_decodes = core.scheduler.in_flight[0].batch.num_decodes
-    core.complete(launched.popleft().wait(), time.perf_counter())
+    core.update_from_output(launched.popleft().wait(), time.perf_counter())
     return num_decodes
 
 

@@ -64,11 +64,11 @@ def _generate(runner: ModelRunner, requests: Requests) -> tuple[float, float, in
     launched: deque[PendingStep] = deque()
     busy, steps, started = 0.0, 0, time.perf_counter()
     while scheduler.has_work:
-        while (batch := scheduler.plan()) is not None:
+        while (batch := scheduler.schedule()) is not None:
             launched.append(runner.launch(batch))
         output = launched.popleft().wait()
         busy, steps = busy + output.elapsed, steps + 1
-        scheduler.complete(output)
+        scheduler.update_from_output(output)
     return time.perf_counter() - started, busy, steps
 
 

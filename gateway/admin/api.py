@@ -41,7 +41,7 @@ class Api:
         self._service = service
         self._history = history
         self._audit = audit
-        scheduler = service.watched.scheduler
+        scheduler = service.core.scheduler
         reasons = Reasons(scheduler)
         self.requests = LiveRequests(service.telemetry, history, reasons)
         self._queue = Queue(scheduler, reasons)
@@ -105,7 +105,7 @@ class Api:
         return await self._queue.listed(self.requests.records(), self._service.policies.current, now)
 
     async def kv(self, visit: AdminRequest) -> Json:
-        return await kv_map(self._service.watched.scheduler, self._service.kv_shape.block_bytes)
+        return await kv_map(self._service.core.scheduler, self._service.kv_shape.block_bytes)
 
     async def policy(self, visit: AdminRequest) -> Json:
         return await policy_report(self._service.policies)

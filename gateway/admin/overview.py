@@ -28,8 +28,8 @@ Holding = tuple[str, list[int]]
 async def kv_map(scheduler: Scheduler, block_bytes: int) -> dict[str, Any]:
     """Runs of blocks with the same owner, by block number. The event loop copies block tables; a thread draws."""
     config = scheduler.config
-    holdings = [(sequence.tenant, list(sequence.block_table)) for sequence in _holders(scheduler)]
-    owners, runs = await asyncio.to_thread(_drawn, config.num_blocks, holdings)
+    held_blocks = [(sequence.tenant, list(sequence.block_table)) for sequence in _holders(scheduler)]
+    owners, runs = await asyncio.to_thread(_drawn, config.num_blocks, held_blocks)
     return {
         "num_blocks": config.num_blocks,
         "block_bytes": block_bytes,
@@ -39,11 +39,11 @@ async def kv_map(scheduler: Scheduler, block_bytes: int) -> dict[str, Any]:
     }
 
 
-def _drawn(num_blocks: int, holdings: list[Holding]) -> tuple[list[str], list[list[int]]]:
+def _drawn(num_blocks: int, held_blocks: list[Holding]) -> tuple[list[str], list[list[int]]]:
     """The owners, and runs of one owner's index and a number of blocks."""
     owners: dict[str, int] = {}
     blocks = np.full(num_blocks, FREE, dtype=np.int64)
-    for tenant, held in holdings:
+    for tenant, held in held_blocks:
         blocks[held] = owners.setdefault(tenant, len(owners))
     ends = np.append(np.flatnonzero(np.diff(blocks)) + 1, num_blocks)
     runs: list[list[int]] = np.column_stack((blocks[ends - 1], np.diff(ends, prepend=0))).tolist()
@@ -130,7 +130,7 @@ def overview(process: Process, service: Service, history: History, now: float) -
 
 
 def _engine(service: Service, history: History) -> dict[str, Any]:
-    scheduler = service.watched.scheduler
+    scheduler = service.core.scheduler
     config = scheduler.config
     return {
         "running": len(scheduler.running),

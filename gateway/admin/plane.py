@@ -77,11 +77,11 @@ async def admin_plane(
     if port is None:
         yield
         return
-    history = History(service.telemetry, service.watched.scheduler)
+    history = History(service.telemetry, service.core.scheduler)
     service.telemetry.on_end.append(history.request_ended)
-    service.watched.on_step.append(history.step_completed)
+    service.core_telemetry.on_step.append(history.step_completed)
     traffic = RecentTraffic()
-    service.watched.on_asked.append(traffic.asked)
+    service.core_telemetry.on_requested.append(traffic.asked)
     service.telemetry.on_end.append(traffic.request_ended)
     audit = AuditLog(settings.state_dir / AUDIT_LOG)
     api = Api(process, service, history, audit, keys, WhatIfs(service, core_config(settings), traffic))

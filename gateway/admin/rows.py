@@ -91,7 +91,7 @@ class Reasons:
         if sequence.num_tokens == sequence.token_limit < sequence.most_tokens:
             return PAUSED + REASONS["tokens"]
         room = len(sequence.block_table) * self._scheduler.config.block_size
-        if sequence.num_computed_tokens >= room and sequence.tenant in self._scheduler.holdings.allowances.wanted:
+        if sequence.num_computed_tokens >= room and sequence.tenant in self._scheduler.kv_manager.allowances.wanted:
             return PAUSED + REASONS["allowance"]
         return None
 

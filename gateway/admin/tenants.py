@@ -55,7 +55,7 @@ class Tenants:
     def _row(self, name: str, census: "_Census") -> Row:
         service, history = self._service, self._history
         totals = history.totals.get(name, Totals())
-        blocks = service.watched.scheduler.holdings.allowances.held[name]
+        blocks = service.core.scheduler.kv_manager.allowances.held[name]
         return {
             "name": name,
             "weight": service.policies.current.tenant(name).weight,
@@ -65,7 +65,7 @@ class Tenants:
             "kv_bytes": blocks * service.kv_shape.block_bytes,
             "service_seconds": history.shares.total.get(name, 0.0),
             "share": history.shares.share(name),
-            "credit_seconds": service.watched.core.standing(name) if name in history.shares.total else 0.0,
+            "credit_seconds": service.core.credit(name) if name in history.shares.total else 0.0,
             "requests": totals.requests,
             "refused": totals.refused,
             "prompt_tokens": census.prompt_tokens[name],
@@ -81,7 +81,7 @@ class Tenants:
             states = ()
         known = {state.limit: state for state in states}
         held = {
-            Resource.KV_BYTES: self._service.watched.scheduler.holdings.allowances.held[name]
+            Resource.KV_BYTES: self._service.core.scheduler.kv_manager.allowances.held[name]
             * self._service.kv_shape.block_bytes,
             Resource.QUEUED_REQUESTS: census.waiting[name],
         }
@@ -105,7 +105,7 @@ class _Census:
     """By tenant, as of one moment: sequences of the requests being served, tokens of those and of all that ended."""
 
     def __init__(self, service: Service, history: History, requests: LiveRequests) -> None:
-        self.running = Counter(s.tenant for s in service.watched.scheduler.running.values())
+        self.running = Counter(s.tenant for s in service.core.scheduler.running.values())
         self.waiting: Counter[str] = Counter()
         self.prompt_tokens = Counter({name: totals.prompt_tokens for name, totals in history.totals.items()})
         self.output_tokens = Counter({name: totals.output_tokens for name, totals in history.totals.items()})

@@ -70,10 +70,9 @@ class WhatIfs:
         return _report(answer, span)
 
     def _step_time(self) -> tuple[Any, Served]:
-        watched = self._service.watched
-        assert watched.step_time is not None
-        fitted = watched.step_time.fitted
-        return fitted, Served(self._config, watched.scheduler.config, (fitted, PRIOR_STEPS))
+        core = self._service.core
+        fitted = core.step_time.fitted
+        return fitted, Served(self._config, core.scheduler.config, (fitted, PRIOR_STEPS))
 
 
 def _packed(requests: list[RecentRequest], rest: object) -> bytes:

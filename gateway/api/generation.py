@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 
 from admission.outcome import DeadlineUnmeetable, Outcome, QueueFull
 from admission.request import Asked
-from admission.request import Request as AdmissionRequest
-from backend.scheduler.sequence import FinishReason
+from backend.scheduler.sequence import FinishReason, Sequence
 from backend.stream import TokenStream
 from backend.text.detokenizer import IncrementalDetokenizer
 from gateway import sse
@@ -73,7 +72,7 @@ class GenerationEndpoint(Endpoint):
             await self.refuse_spent(call, policy, LEAST, is_certain=False)
         except QuotaRefused as error:
             name, key = policy.name, policy.key
-            self.service.admission.asked(Asked.unread(call.record.request_id, name, key, error.limit.name))
+            self.service.admission.requested(Asked.unread(call.record.request_id, name, key, error.limit.name))
             raise
 
     async def _answer(self, call: Call, principal: Principal, policy: EffectivePolicy) -> Outcome:
@@ -119,13 +118,16 @@ class GenerationEndpoint(Endpoint):
         identity = self.identify(request.model)
         record.response_id = identity.id
         record.service_class = wants.service_class.name
-        asked = [self._ask(f"{identity.id}-{index}", policy, wants, prompt) for index, prompt in enumerate(prompts)]
-        ask = quota.Ask(1, sum(len(one.prompt) for one in asked), sum(one.tokens_to_begin_with for one in asked))
+        sequences = [
+            self._sequence(f"{identity.id}-{index}", policy, wants, prompt) for index, prompt in enumerate(prompts)
+        ]
+        num_prompt_tokens = sum(len(one.prompt) for one in sequences)
+        ask = quota.Ask(1, num_prompt_tokens, sum(one.token_limit for one in sequences) - num_prompt_tokens)
         admission = self.service.admission
-        kv_leases, kv_blocks = self.service.kv_leases, self._kv_blocks(asked)
+        kv_leases, kv_blocks = self.service.kv_leases, self._kv_blocks(sequences)
         kv_leases.use(policy.name, policy.kv_bytes, kv_blocks)
         record.reserving = clock()
-        with await self._reserve(call, identity.id, policy, wants, asked, ask) as grant:
+        with await self._reserve(call, identity.id, policy, wants, sequences, ask) as grant:
             record.reserved, record.grant = clock(), grant
             if grant.states:
                 call.exchange.add_headers(rate_headers(grant.states))
@@ -134,10 +136,10 @@ class GenerationEndpoint(Endpoint):
                 admitted.callback(kv_leases.served, policy.name, kv_blocks)
                 answers = [
                     self._answer_from(admitted.enter_context(admission.admit(one)), request, prompt, record)
-                    for one, prompt in zip(asked, prompts, strict=True)
+                    for one, prompt in zip(sequences, prompts, strict=True)
                 ]
                 grant.measure = partial(_usage, answers, self.service)
-                if any(one.allowed_tokens is not None for one in asked):
+                if any(one.token_limit < one.most_tokens for one in sequences):
                     supply = QuotaExtender(grant, admission, lambda error: life.fail(refusal_of(error)))
                     admitted.enter_context(supply).watch([answer.stream for answer in answers])
                 call.exchange.add_headers(_estimate(answers))
@@ -149,11 +151,11 @@ class GenerationEndpoint(Endpoint):
         request_id: str,
         policy: EffectivePolicy,
         wants: GenerationTerms,
-        asked: list[AdmissionRequest],
+        sequences: list[Sequence],
         ask: quota.Ask,
     ) -> Grant:
         """Raises as `Quotas.reserve`; what was asked is recorded either way."""
-        outage, tell = policy.tenant.on_store_outage, self.service.admission.asked
+        outage, tell = policy.tenant.on_store_outage, self.service.admission.requested
         try:
             grant = await self.service.quotas.reserve(policy.name, policy.key, policy.charged, ask, outage)
         except QuotaError as error:
@@ -161,9 +163,9 @@ class GenerationEndpoint(Endpoint):
             if isinstance(error, QuotaRefused):
                 limit = error.limit.name
                 call.exchange.add_headers(rate_headers(error.measure()))
-            tell(wants.told(request_id, policy.name, policy.key, asked, limit))
+            tell(wants.told(request_id, policy.name, policy.key, sequences, limit))
             raise
-        tell(wants.told(request_id, policy.name, policy.key, asked))
+        tell(wants.told(request_id, policy.name, policy.key, sequences))
         return grant
 
     async def _generate(
@@ -198,31 +200,25 @@ class GenerationEndpoint(Endpoint):
         record.settling = self.service.telemetry.clock()
         grant.settle()
 
-    def _kv_blocks(self, asked: list[AdmissionRequest]) -> int:
+    def _kv_blocks(self, sequences: list[Sequence]) -> int:
         """What the longest of these may need."""
-        longest = max(len(one.prompt) + one.max_tokens for one in asked)
+        longest = max(len(one.prompt) + one.max_tokens for one in sequences)
         return -(-longest // self.service.kv_shape.block_tokens)
 
-    def _ask(
-        self, request_id: str, policy: EffectivePolicy, wants: GenerationTerms, prompt: Prompt
-    ) -> AdmissionRequest:
+    def _sequence(self, name: str, policy: EffectivePolicy, wants: GenerationTerms, prompt: Prompt) -> Sequence:
+        """What the engine continues one prompt by. Raises `Unsatisfiable`."""
         service, request, sampling = self.service, wants.request, wants.request.sampling
         num_prompt_tokens = len(prompt.token_ids)
         max_tokens = self._max_tokens(request, policy, num_prompt_tokens)
-        allowed = None
-        if sampling.max_tokens is None:
-            expected = service.admission.expected_tokens(policy.name, max_tokens)
-            allowed = policy.reservable(num_prompt_tokens, expected)
         ends = frozenset(sampling.stop_token_ids)
-        return AdmissionRequest(
-            id=request_id,
+        sequence = Sequence(
+            id=name,
             tenant=policy.name,
             prompt=prompt.token_ids,
             sampling=sampling,
             max_tokens=max_tokens,
             end_tokens=ends if sampling.ignore_eos else ends | service.end_tokens,
             seed=service.draw_seed() if sampling.seed is None else sampling.seed,
-            allowed_tokens=allowed,
             priority_class=wants.service_class.level,
             token_interval=wants.token_interval,
             first_token_target=wants.service_class.ttft,
@@ -230,12 +226,17 @@ class GenerationEndpoint(Endpoint):
             done_by=wants.done_by,
             body_bytes=wants.num_bytes,
         )
+        if sampling.max_tokens is None:
+            expected = service.admission.expected_tokens(policy.name, max_tokens)
+            if (reservable := policy.reservable(num_prompt_tokens, expected)) is not None:
+                sequence.limit_to(reservable)
+        return sequence
 
     def _answer_from(
         self, stream: TokenStream, request: GenerationRequest, prompt: Prompt, record: RequestRecord
     ) -> Answer:
         service = self.service
-        record.timelines.append(service.watched.timeline(stream.sequence))
+        record.timelines.append(service.core_telemetry.timeline(stream.sequence))
         detokenizer = IncrementalDetokenizer(
             service.tokenizer,
             request.sampling.stop,

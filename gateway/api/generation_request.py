@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import inf
 
 from admission.request import Asked, AskedPrompt
-from admission.request import Request as AdmissionRequest
+from backend.scheduler.sequence import Sequence as EngineSequence
 from gateway.api.deadlines import ClientDeadlines
 from gateway.openai.requests import GenerationRequest
 from quotas.policy.policy import ClassPolicy
@@ -54,7 +54,7 @@ class GenerationTerms:
         request_id: str,
         tenant: str,
         key: str | None,
-        prompts: Sequence[AdmissionRequest],
+        sequences: list[EngineSequence],
         refusal: str | None = None,
     ) -> Asked:
         """The same for the record, with what limits said of it."""
@@ -68,7 +68,7 @@ class GenerationTerms:
             _known(deadlines.first_token),
             _known(deadlines.last_token),
             _known(deadlines.interval),
-            tuple(AskedPrompt(len(one.prompt), one.max_tokens, is_declared) for one in prompts),
+            tuple(AskedPrompt(len(one.prompt), one.max_tokens, is_declared) for one in sequences),
             refusal,
         )
 

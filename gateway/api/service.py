@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from admission.admission import Admission
+from admission.controller import Controller
 from backend.errors import TooManyTokens
 from backend.text.tokenizer import INLINE_CHARS, Tokenizer
 from gateway.api.body_intake import Intake
@@ -12,7 +13,7 @@ from gateway.api.refused_rate import RefusedRate
 from gateway.errors import ModelNotFound, context_exceeded
 from gateway.http.request_scope import ActiveRequests
 from gateway.openai.requests import Limits
-from gateway.telemetry.core_observer import WatchedCore
+from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.metrics.metrics import Metrics
 from gateway.telemetry.telemetry import Telemetry
 from gateway.tenants.auth import KeyRing, Principal
@@ -43,7 +44,8 @@ class Service:
     kv_shape: KVShape
     metrics: Metrics
     telemetry: Telemetry
-    watched: WatchedCore
+    core: Controller
+    core_telemetry: CoreTelemetry
     lives: ActiveRequests
     intake: Intake
     refused_rate: RefusedRate

@@ -73,7 +73,7 @@ class SequenceTimeline:
     sequence: Sequence
     queued: float
     admitted: float | None = None  # for the first time
-    standing: float | None = None  # its tenant's credit then, in the unit of account
+    credit: float | None = None  # its tenant's credit then, in the unit of account
     prefilled: float | None = None  # when its last chunk was computed
     first_token: float | None = None
     ended: float | None = None

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from admission.aging import Aging
 from admission.core import PRIOR, CoreConfig, MemoryGate, Order, Unit
-from admission.event_log import RecordedCore, replay
+from admission.event_log import make_logged_core, replay
 from admission.fair_queue import FairQueue
 from admission.outcome import QueueFull
 from admission.simulation.witness import FairnessWitness
@@ -91,7 +91,7 @@ class CoreMachine(RuleBasedStateMachine):
         )
         self.model = StepTimeModel(PRIOR)
         self.log: list[str] = []
-        self.core = RecordedCore(self.config, self.engine, self.model, self.log.append)
+        self.core = make_logged_core(self.config, self.engine, self.model, self.log.append)[0]
         self.scheduler = self.core.scheduler
         queue = self.scheduler.waiting
         self.witness = FairnessWitness(queue, 3.0, borrow) if isinstance(queue, FairQueue) else None
@@ -147,7 +147,7 @@ class CoreMachine(RuleBasedStateMachine):
     def plan(self) -> None:
         room = len(self.scheduler.in_flight) < self.engine.steps_in_flight
         waited = [s for s in self.sequences if s.status is Status.WAITING]
-        batch = self.core.plan(self.now)
+        batch = self.core.schedule(self.now)
         assert self.twin.plan(self.now) == batch, "other names, times or weights changed a plan"
         if batch is not None:
             self.check_step(batch, waited)
@@ -168,7 +168,7 @@ class CoreMachine(RuleBasedStateMachine):
         computed = self.device.execute(self.flying.popleft())
         output = StepOutput(computed.step, computed.token_ids, elapsed)
         self.busy += elapsed
-        deltas = self.core.complete(output, self.now)
+        deltas = self.core.update_from_output(output, self.now)
         assert self.twin.complete(output, self.now) == [(s.id, token, reason) for s, token, reason in deltas]
         self.take(deltas)
         if self.witness:
@@ -181,7 +181,7 @@ class CoreMachine(RuleBasedStateMachine):
         """The device has no memory for the oldest step in flight."""
         lost = list(self.flying)
         self.flying.clear()
-        assert self.core.lost(self.now) == self.twin.lost(self.now)
+        assert self.core.rollback(self.now) == self.twin.lost(self.now)
         assert not self.scheduler.in_flight
         assert self.scheduler.token_budget <= max(1, sum(lost[0].lengths) // 2)
         assert len(self.scheduler.running) <= self.scheduler.token_budget

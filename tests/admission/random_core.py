@@ -60,7 +60,7 @@ class RandomCore:
 
     def plan(self) -> None:
         """As many steps as may be in flight."""
-        while self.core.plan(self.now) is not None:
+        while self.core.schedule(self.now) is not None:
             scheduled = self.scheduler.in_flight[-1]
             self._flying.append(scheduled)
             self.witness.planned(scheduled.admitted)
@@ -78,7 +78,7 @@ class RandomCore:
         self.now += elapsed
         self.busy += elapsed
         tokens = [END if random.random() < 0.04 else 0 for _ in scheduled.sampled]
-        self.core.complete(StepOutput(scheduled.batch.step, tokens, elapsed), self.now)
+        self.core.update_from_output(StepOutput(scheduled.batch.step, tokens, elapsed), self.now)
         self.witness.completed()
 
     def drain(self) -> None:

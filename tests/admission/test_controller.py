@@ -33,7 +33,7 @@ def crowd(core: Controller, count: int) -> list[Sequence]:
 
 def complete(core: Controller, now: float) -> None:
     batch = core.scheduler.in_flight[0].batch
-    core.complete(StepOutput(batch.step, [5] * len(batch.sampled), 0.01), now)
+    core.update_from_output(StepOutput(batch.step, [5] * len(batch.sampled), 0.01), now)
 
 
 def test_whoever_is_preempted_counts_as_waiting_even_where_no_step_was_planned() -> None:
@@ -41,12 +41,12 @@ def test_whoever_is_preempted_counts_as_waiting_even_where_no_step_was_planned()
     sequences, now, in_vain = crowd(core, 2), 1.0, 0
     while core.scheduler.has_work:
         while not core.scheduler.is_full:
-            if core.plan(now) is None:
+            if core.schedule(now) is None:
                 in_vain += len(core.scheduler.preempted)
                 break
         for sequence in sequences:
             waits = sequence.status in (Status.WAITING, Status.PREEMPTED)
-            assert (sequence in core.room.backlog) == waits
+            assert (sequence in core.backlog) == waits
         complete(core, now := now + 0.01)
     assert in_vain
 
@@ -56,13 +56,13 @@ def test_nothing_is_kept_of_whoever_loses_its_memory_for_good() -> None:
     sequences, now = crowd(core, 4), 1.0
     ended = []
     while core.scheduler.has_work:
-        while core.plan(now) is not None:
+        while core.schedule(now) is not None:
             pass
         ended += core.take_ended()
         if core.scheduler.in_flight:
             complete(core, now := now + 0.01)
     assert ended and {*ended} == {s for s in sequences if s.finish_reason is FinishReason.PREEMPTED}
-    assert not core.room.control.promises._open and core.room.backlog.total.count == 0
+    assert not core.control.promises._open and core.backlog.total.count == 0
 
 
 def test_when_those_given_up_are_taken_changes_no_decision() -> None:
@@ -72,11 +72,11 @@ def test_when_those_given_up_are_taken_changes_no_decision() -> None:
         crowd(core, 6)
         now, batches, standings = 1.0, [], []
         while core.scheduler.has_work:
-            while (batch := core.plan(now)) is not None:
+            while (batch := core.schedule(now)) is not None:
                 batches.append(batch)
             if takes:
                 core.take_ended()
-            standings.append(core.standing("t"))
+            standings.append(core.credit("t"))
             if core.scheduler.in_flight:
                 complete(core, now := now + 0.01)
         runs.append((batches, standings))

@@ -133,12 +133,12 @@ class Machine:
         return sequence
 
     def step(self) -> None:
-        while (batch := self.core.plan(self.now)) is not None:
+        while (batch := self.core.schedule(self.now)) is not None:
             seconds = STEP.seconds(work_of(self.core.scheduler.in_flight[-1]))
             self._launched.append((batch.step, len(batch.sampled), seconds))
         number, sampled, seconds = self._launched.popleft()
         self.now += seconds
-        self.core.complete(StepOutput(number, [0] * sampled, seconds), self.now)
+        self.core.update_from_output(StepOutput(number, [0] * sampled, seconds), self.now)
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
@@ -220,14 +220,14 @@ def core_with(waiting: list[Waiting], steps: int = 0) -> Controller:
     for n, (tenant, prompt, level) in enumerate(waiting):
         core.arrive(sequence(str(n), tenant, prompt, level), 0.1 * n)
     for _ in range(steps):
-        core.plan(NOW)
+        core.schedule(NOW)
     return core
 
 
 def estimate(core: Controller, asked: Sequence, looked_at: int) -> Estimate:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("admission.estimate.LOOKED_AT", looked_at)
-        return core.room.control._estimator.of(asked, NOW)
+        return core.control._estimator.of(asked, NOW)
 
 
 @settings(max_examples=examples(150), deadline=None)
@@ -246,7 +246,7 @@ def test_more_backlog_never_lowers_an_estimate(
     before = estimate(core, asked, looked_at)
     added = sequence("more", *more)
     core.scheduler.add(added)
-    core.room.backlog.add(added)
+    core.backlog.add(added)
     after = estimate(core, asked, looked_at)
     nearly = 1 - 1e-9
     assert after.first_token >= nearly * before.first_token and after.last_token >= nearly * before.last_token
@@ -254,7 +254,7 @@ def test_more_backlog_never_lowers_an_estimate(
 
 def decoding(core: Controller) -> float:
     """Expected seconds from a newcomer's first token to its last, the 100th."""
-    expected = core.room.control._estimator.of(sequence("asked", "other", 10), NOW)
+    expected = core.control._estimator.of(sequence("asked", "other", 10), NOW)
     return expected.last_token - expected.first_token
 
 
@@ -270,9 +270,9 @@ def test_an_answer_is_expected_in_full_steps_while_prompts_wait_and_then_in_such
     assert full == pytest.approx(99 * PRIOR.seconds(StepWork(room, 0, 0, 5, room * 5)))
     share = 4 * 8000 / room / 99
     assert decoding(few) == pytest.approx(share * full + (1 - share) * idle)
-    few.room._pipeline.typical = idle / 99 * 2
+    few._pipeline.typical = idle / 99 * 2
     assert decoding(few) == pytest.approx(share * full + (1 - share) * 2 * idle)
-    few.room._pipeline.typical = full
+    few._pipeline.typical = full
     assert decoding(few) == pytest.approx(full), "no step is expected to be more than full"
 
 

@@ -5,7 +5,7 @@ from collections import deque
 import pytest
 
 from admission.core import PRIOR, CoreConfig, MemoryGate, Order, Unit
-from admission.event_log import LogError, RecordedCore, replay
+from admission.event_log import LogError, make_logged_core, replay
 from admission.outcome import AdmissionRefused
 from admission.request import Asked, AskedPrompt
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
@@ -29,7 +29,7 @@ CONFIGS = {
 def record(config: CoreConfig, seed: int, events: int = 400, model: StepTimeModel | None = None) -> list[str]:
     """A run of random arrivals, cancellations, steps and lost steps on a clock that only moves forward."""
     rng, now, lines = random.Random(seed), 100.0, list[str]()
-    core = RecordedCore(config, ENGINE, model or StepTimeModel(PRIOR), lines.append)
+    core = make_logged_core(config, ENGINE, model or StepTimeModel(PRIOR), lines.append)[0]
     flying: deque[Batch] = deque()
     live: list[Sequence] = []
     for n in range(events):
@@ -50,15 +50,15 @@ def record(config: CoreConfig, seed: int, events: int = 400, model: StepTimeMode
                 pass
         if live and rng.random() < 0.05:
             core.finish(rng.choice(live), rng.choice([FinishReason.CANCELLED, FinishReason.STOP]), now)
-        while (batch := core.plan(now)) is not None:
+        while (batch := core.schedule(now)) is not None:
             flying.append(batch)
         core.take_ended()
         if flying and rng.random() < 0.7:
             batch = flying.popleft()
             tokens = [7 if rng.random() < 0.05 else 4242 for _ in batch.sampled]
-            core.complete(StepOutput(batch.step, tokens, rng.uniform(0.001, 0.02)), now)
+            core.update_from_output(StepOutput(batch.step, tokens, rng.uniform(0.001, 0.02)), now)
         elif flying and rng.random() < 0.1:
-            core.lost(now)
+            core.rollback(now)
             flying.clear()
     return lines
 
@@ -72,13 +72,13 @@ def test_a_replay_reproduces_every_decision_to_the_byte(config: CoreConfig, seed
 
 def test_a_deadline_that_passes_is_logged_with_the_plan_that_follows_and_no_other() -> None:
     lines: list[str] = []
-    core = RecordedCore(CONFIGS["fair"], ENGINE, StepTimeModel(PRIOR), lines.append)
+    core = make_logged_core(CONFIGS["fair"], ENGINE, StepTimeModel(PRIOR), lines.append)[0]
     for name in "ab":
         core.arrive(Sequence(name, "t", [9] * 6, SamplingParams(), 20, 0, frozenset([7])), 1.0)
     late = Sequence("late", "t", [9] * 6, SamplingParams(), 20, 0, frozenset([7]))
     late.first_token_by = 2.0
     core.arrive(late, 1.0)
-    plans = [core.plan(3.0), core.plan(3.0)]
+    plans = [core.schedule(3.0), core.schedule(3.0)]
     assert all(plans) and core.take_ended() == [late]
     assert [json.loads(line)[-1] for line in lines if line.startswith('["plan"')] == [[["late", "expired"]], []]
     assert [json.dumps(entry, separators=(",", ":")) for entry in replay(lines)] == lines
@@ -153,7 +153,7 @@ def test_no_token_of_a_prompt_or_an_answer_is_in_the_log() -> None:
 
 def test_leases_and_extensions_are_events_too() -> None:
     lines: list[str] = []
-    core = RecordedCore(CONFIGS["fair"], ENGINE, StepTimeModel(PRIOR), lines.append)
+    core = make_logged_core(CONFIGS["fair"], ENGINE, StepTimeModel(PRIOR), lines.append)[0]
     core.allow("t", 2, 1.0)
     small = Sequence("small", "t", [9] * 6, SamplingParams(), 40, 0, frozenset([7]))
     small.limit_to(1)
@@ -161,9 +161,9 @@ def test_leases_and_extensions_are_events_too() -> None:
     core.arrive(Sequence("large", "t", [9] * 30, SamplingParams(), 9, 0, frozenset([7])), 1.5)
     now = 2.0
     for event in range(12):
-        while (batch := core.plan(now)) is not None:
+        while (batch := core.schedule(now)) is not None:
             now += 0.01
-            core.complete(StepOutput(batch.step, [4] * len(batch.sampled), 0.01), now)
+            core.update_from_output(StepOutput(batch.step, [4] * len(batch.sampled), 0.01), now)
         if event == 3:
             core.extend(small, 20, now)
         if event == 6:
@@ -175,24 +175,24 @@ def test_leases_and_extensions_are_events_too() -> None:
 
 def test_a_change_of_policy_is_an_event_too() -> None:
     lines: list[str] = []
-    core = RecordedCore(CONFIGS["fair"], ENGINE, StepTimeModel(PRIOR), lines.append)
+    core = make_logged_core(CONFIGS["fair"], ENGINE, StepTimeModel(PRIOR), lines.append)[0]
     core.policy_changed(SchedulingPolicy({"a": 3.0}, (0.0, 5.0), (QueueBounds(count=9),), {"": 7}), 1.0)
     for n, tenant in enumerate("abab"):
         core.arrive(Sequence(f"r{n}", tenant, [9] * 30, SamplingParams(), 9, 0, frozenset([7])), 1.5)
     for step in range(8):
-        while (batch := core.plan(2.0 + step)) is not None:
-            core.complete(StepOutput(batch.step, [4] * len(batch.sampled), 0.01), 2.1 + step)
+        while (batch := core.schedule(2.0 + step)) is not None:
+            core.update_from_output(StepOutput(batch.step, [4] * len(batch.sampled), 0.01), 2.1 + step)
     assert any(line.startswith('["policy"') for line in lines)
     assert [json.dumps(entry, separators=(",", ":")) for entry in replay(lines)] == lines
 
 
 def test_what_was_asked_of_limits_is_an_event_too() -> None:
     lines: list[str] = []
-    core = RecordedCore(CONFIGS["fair"], ENGINE, StepTimeModel(PRIOR), lines.append)
-    core.serves("embedded", 4096, 1.7e9, 0.5)
-    core.asked(
+    core, event_log = make_logged_core(CONFIGS["fair"], ENGINE, StepTimeModel(PRIOR), lines.append)
+    event_log.serves("embedded", 4096, 1.7e9, 0.5)
+    core.requested(
         Asked("r", "a", "k", "flex", 80, 1.5, None, 0.1, (AskedPrompt(6, 9, True), AskedPrompt(7, 9, False))), 1.0
     )
-    core.asked(Asked.unread("t", "a", None, "tokens/min"), 1.5)
-    core.asked(Asked("s", "a", None, None, 80, None, None, None, (AskedPrompt(6, 9, True),), "tokens/min"), 1.0)
+    core.requested(Asked.unread("t", "a", None, "tokens/min"), 1.5)
+    core.requested(Asked("s", "a", None, None, 80, None, None, None, (AskedPrompt(6, 9, True),), "tokens/min"), 1.0)
     assert [json.dumps(entry, separators=(",", ":")) for entry in replay(lines)] == lines

@@ -132,8 +132,8 @@ def test_a_tenant_comes_back_to_what_is_left_of_the_rounds_grant_and_to_its_debt
     spend(queue, "lavish", 50.0)
     for name in ("thrifty", "lavish"):
         queue.add(make(f"{name} again", name))
-    assert queue.standing("thrifty") == 9.0
-    assert queue.standing("lavish") == -40.0
+    assert queue.credit("thrifty") == 9.0
+    assert queue.credit("lavish") == -40.0
 
 
 def test_credit_of_an_earlier_round_is_lost() -> None:
@@ -143,7 +143,7 @@ def test_credit_of_an_earlier_round_is_lost() -> None:
     spend(queue, "lavish", 50.0)
     assert queue.round > 2
     queue.add(make("again", "thrifty"))
-    assert queue.standing("thrifty") == 10.0, "the grant of this round, and nothing of the first"
+    assert queue.credit("thrifty") == 10.0, "the grant of this round, and nothing of the first"
 
 
 def test_a_refund_is_no_credit_beyond_a_grant_for_a_tenant_that_comes_back() -> None:
@@ -156,7 +156,7 @@ def test_a_refund_is_no_credit_beyond_a_grant_for_a_tenant_that_comes_back() -> 
     queue.prepaid[sequence] = 100.0
     queue.settle(sequence)
     queue.add(make("again", "a"))
-    assert queue.standing("a") == 10.0
+    assert queue.credit("a") == 10.0
 
 
 def test_tenants_with_credit_take_turns_by_admissions() -> None:
@@ -185,7 +185,7 @@ def test_a_refund_does_not_keep_a_tenant_at_the_head() -> None:
     queue.add(light)
     for sequence in flood[:2]:
         queue.settle(sequence)  # all is paid back: none of it was used
-    assert queue.standing("flood") > 100.0
+    assert queue.credit("flood") > 100.0
     admitted = []
     for _ in range(2):
         head = queue.head()
@@ -215,15 +215,15 @@ def test_credit_is_borrowed_only_to_overtake_a_lower_class() -> None:
 
 
 def test_only_the_ratios_of_weights_matter() -> None:
-    standings = []
+    credits_ = []
     for scale in (1.0, 4.0):
         queue = FairQueue(10.0, Aging(), {"heavy": 2.0 * scale, "light": 1.0 * scale})
         spend(queue, "heavy", 35.0)
         spend(queue, "light", 12.0)
         queue.add(make("again", "heavy"))
         queue.head()
-        standings.append((queue.round, queue.standing("heavy"), queue.standing("light")))
-    assert standings[0] == standings[1]
+        credits_.append((queue.round, queue.credit("heavy"), queue.credit("light")))
+    assert credits_[0] == credits_[1]
 
 
 def test_cancelled_entries_do_not_pile_up_behind_a_head_that_waits() -> None:

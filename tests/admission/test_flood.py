@@ -138,7 +138,7 @@ class Flood:
         return sequence
 
     def _step(self) -> None:
-        batch = self.core.plan(self.now)
+        batch = self.core.schedule(self.now)
         if batch is None:
             assert not self.core.scheduler.has_work
             self._pass(0.01)
@@ -151,7 +151,7 @@ class Flood:
                 wait.seconds, wait.served = self.now - sequence.arrival, self.served - wait.served
         elapsed = TRUE.seconds(work_of(scheduled))
         self.served += len(scheduled.sampled) * 2.0 + sum(batch.lengths[batch.num_decodes :])
-        self.core.complete(StepOutput(batch.step, [0] * len(scheduled.sampled), elapsed), self.now + elapsed)
+        self.core.update_from_output(StepOutput(batch.step, [0] * len(scheduled.sampled), elapsed), self.now + elapsed)
         self.witness.completed()
         self.live = [s for s in self.live if s.status is not Status.FINISHED]
         self._pass(elapsed)

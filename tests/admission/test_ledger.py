@@ -21,9 +21,9 @@ def served(unit: Unit, seconds: float) -> list[Sequence]:
     now = 0.0
     for sequence in sequences:
         core.arrive(sequence, now)
-    while (batch := core.plan(now)) is not None:
+    while (batch := core.schedule(now)) is not None:
         now += seconds
-        core.complete(StepOutput(batch.step, [5] * len(batch.sampled), seconds), now)
+        core.update_from_output(StepOutput(batch.step, [5] * len(batch.sampled), seconds), now)
     return sequences
 
 

@@ -50,13 +50,13 @@ class Machine:
 
     def step(self) -> float:
         """Until the next is complete; its time in seconds, all of which every decode waits."""
-        while (batch := self._core.plan(self.now)) is not None:
+        while (batch := self._core.schedule(self.now)) is not None:
             seconds = self._device.seconds(work_of(self._core.scheduler.in_flight[-1]))
             stall = 3 if self._stalled and self._random.random() < self._stalled else 1
             self._launched.append((batch, seconds * stall * self._random.lognormvariate(0, self._noise)))
         batch, elapsed = self._launched.popleft()
         self.now += elapsed
-        self._core.complete(StepOutput(batch.step, [1] * len(batch.sampled), elapsed), self.now)
+        self._core.update_from_output(StepOutput(batch.step, [1] * len(batch.sampled), elapsed), self.now)
         return elapsed
 
 

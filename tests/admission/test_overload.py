@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from admission.controller import Controller
 from admission.core import PRIOR, CoreConfig, Order, Overload, make_core
-from admission.event_log import RecordedCore, replay
+from admission.event_log import make_logged_core, replay
 from admission.ledger import work_of
 from admission.outcome import DeadlineUnmeetable, QueueFull, TenantQueueFull
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
@@ -43,7 +43,7 @@ def fates(policy: str, arrivals: list[Arrival]) -> list[tuple[Arrival, Fate]]:
     recorder = Recorder(DEVICE, Objective(), {})
     core = simulated.make_core()
     Loop(core, DEVICE, recorder, simulated.engine.max_model_len).run(sorted(arrivals))
-    assert not core.scheduler.has_work and core.room.backlog.total.count == 0
+    assert not core.scheduler.has_work and core.backlog.total.count == 0
     return recorder.fates
 
 
@@ -107,7 +107,7 @@ def test_a_refusal_tells_the_estimate_and_when_to_come_back() -> None:
         core.arrive(sequence("late", "b", first_token_by=0.01), 0.0)
     assert refusal.value.estimate > refusal.value.slack == 0.01
     assert 1 <= refusal.value.retry_after <= 60
-    assert core.room.backlog.of("b").count == 0 and len(core.scheduler.waiting) == 200
+    assert core.backlog.of("b").count == 0 and len(core.scheduler.waiting) == 200
 
 
 def test_a_refusal_for_the_tenants_own_backlog_says_so() -> None:
@@ -132,7 +132,7 @@ def test_whoever_has_no_deadline_waits_and_counts_as_deferred() -> None:
     core = make_core(CoreConfig(), SMALL)
     waiting(core, 100)
     core.arrive(sequence("batch", first_token_target=0.01), 0.0)
-    assert core.room.control.deferred == 1
+    assert core.control.deferred == 1
 
 
 def test_whoever_expires_never_computes_a_token_and_is_told_of_once() -> None:
@@ -140,7 +140,7 @@ def test_whoever_expires_never_computes_a_token_and_is_told_of_once() -> None:
     waiting(core, 1)
     late = sequence("late", first_token_by=5.0)
     core.arrive(late, 0.0)
-    core.plan(6.0)
+    core.schedule(6.0)
     assert late.finish_reason is FinishReason.EXPIRED and late.num_computed_tokens == 0
     assert core.take_ended() == [late] and core.take_ended() == []
 
@@ -167,20 +167,20 @@ def test_a_last_token_is_expected_by_how_long_answers_have_taken() -> None:
     core = make_core(CoreConfig(), SMALL)
 
     def last(name: str) -> Sequence:
-        asked = sequence(name, done_by=core.scheduler.holdings.now + 60.0)
-        core.arrive(asked, core.scheduler.holdings.now)
+        asked = sequence(name, done_by=core.scheduler.kv_manager.now + 60.0)
+        core.arrive(asked, core.scheduler.kv_manager.now)
         return asked
 
     answers = [last(str(n)) for n in range(40)]
     cold = answers[-1]
     now = 0.0
     while core.scheduler.has_work:
-        while core.plan(now) is not None:
+        while core.schedule(now) is not None:
             pass
         scheduled = core.scheduler.in_flight[0]
         elapsed = PRIOR.seconds(work_of(scheduled))  # so that nothing is to be learned but lengths
         now += elapsed
-        core.complete(StepOutput(scheduled.batch.step, [0] * len(scheduled.batch.sampled), elapsed), now)
+        core.update_from_output(StepOutput(scheduled.batch.step, [0] * len(scheduled.batch.sampled), elapsed), now)
         for answer in answers:
             if len(answer.output) == 10:
                 core.finish(answer, FinishReason.STOP, now)
@@ -194,7 +194,7 @@ def test_nine_in_ten_first_and_last_tokens_come_by_when_clients_were_told(rate: 
     simulated = parse_policy(f"order=fair,{ENGINE}", DEVICE)
     core = simulated.make_core()
     Loop(core, DEVICE, Recorder(DEVICE, Objective(), {}), simulated.engine.max_model_len).run(arrivals)
-    promises = core.room.control.promises
+    promises = core.control.promises
     assert promises.coverage == pytest.approx(0.9, abs=0.03)
     assert promises.completion_coverage == pytest.approx(0.9, abs=0.04)
 
@@ -218,7 +218,7 @@ def test_baselines_give_up_nobody(overload: Overload) -> None:
 def test_a_recorded_run_under_overload_is_decided_again_to_the_byte() -> None:
     simulated = parse_policy(f"order=fair,{ENGINE}", DEVICE)
     lines: list[str] = []
-    core = RecordedCore(simulated.core, simulated.engine, StepTimeModel(PRIOR), lines.append)
+    core = make_logged_core(simulated.core, simulated.engine, StepTimeModel(PRIOR), lines.append)[0]
     recorder = Recorder(DEVICE, Objective(), {})
     Loop(core, DEVICE, recorder, simulated.engine.max_model_len).run(poisson(9.0, 20))
     assert {fate for _, fate in recorder.fates} == {Fate.GOOD, Fate.REFUSED, Fate.EXPIRED}
@@ -246,7 +246,7 @@ def test_more_backlog_never_lowers_an_estimate(
     core = make_core(replace(CoreConfig(), overload=Overload.UNBOUNDED), SMALL)
     for n, (tenant, prompt, level) in enumerate(backlog):
         core.arrive(sequence(str(n), tenant, prompt, priority_class=level), 0.1 * n)
-    estimator, now = core.room.control._estimator, 3.0
+    estimator, now = core.control._estimator, 3.0
     tenant, prompt, level = newcomer
     asked = sequence("asked", tenant, prompt, priority_class=level, first_token_by=deadline)
     before = estimator.of(asked, now)
@@ -254,7 +254,7 @@ def test_more_backlog_never_lowers_an_estimate(
     added = sequence("more", tenant, prompt, priority_class=level)
     added.arrival = now
     core.scheduler.add(added)
-    core.room.backlog.add(added)
+    core.backlog.add(added)
     after = estimator.of(asked, now)
     assert after.first_token >= before.first_token and after.last_token >= before.last_token
 

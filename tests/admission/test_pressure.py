@@ -45,17 +45,17 @@ class Machine:
         return sequence
 
     def step(self) -> None:
-        while (batch := self.core.plan(self.now)) is not None:
+        while (batch := self.core.schedule(self.now)) is not None:
             self._flying.append(batch)
         self.core.take_ended()
         batch = self._flying.popleft()
         if sum(batch.lengths) > self.room:
             self.lost += 1
             self._flying.clear()
-            assert self.core.lost(self.now)
+            assert self.core.rollback(self.now)
             return
         self.now += STEP
-        self.core.complete(StepOutput(batch.step, [0] * len(batch.sampled), STEP), self.now)
+        self.core.update_from_output(StepOutput(batch.step, [0] * len(batch.sampled), STEP), self.now)
 
     def steps(self, count: int) -> None:
         for _ in range(count):
@@ -76,7 +76,7 @@ def test_without_memory_for_all_the_lowest_class_makes_room() -> None:
     while not machine.lost:
         machine.step()
     assert [sum(map(ran, group)) for group in (high, middle, low)] == [8, 4, 0]
-    assert machine.core.room.backlog.of_class(2).count == 8, "they wait, and keep their places"
+    assert machine.core.backlog.of_class(2).count == 8, "they wait, and keep their places"
     machine.steps(40)
     assert all(map(ran, high))
     assert all(sequence.num_preemptions == 0 for group in groups for sequence in group), "it is not held against them"
@@ -127,8 +127,8 @@ def test_a_core_that_only_ever_loses_says_so() -> None:
     machine.arrive("one", 0)
     outcomes = []
     while not outcomes or outcomes[-1]:
-        machine.core.plan(machine.now)
-        outcomes.append(machine.core.lost(machine.now))
+        machine.core.schedule(machine.now)
+        outcomes.append(machine.core.rollback(machine.now))
     assert 10 < len(outcomes) < 30
 
 

@@ -42,10 +42,10 @@ class Bench:
         return sequence
 
     def step(self) -> None:
-        while (batch := self.core.plan(self.now)) is not None:
+        while (batch := self.core.schedule(self.now)) is not None:
             self.flying.append(batch)
         self.now += 0.01
-        deltas = self.core.complete(self.device.execute(self.flying.popleft()), self.now)
+        deltas = self.core.update_from_output(self.device.execute(self.flying.popleft()), self.now)
         self.order += [sequence for sequence, _, _ in deltas if len(sequence.output) == 1]
         self.scheduler.check_integrity()
 

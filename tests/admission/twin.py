@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from admission.core import PRIOR, CoreConfig
-from admission.event_log import RecordedCore
+from admission.event_log import make_logged_core
 from admission.outcome import QueueFull
 from admission.step_time import StepTimeModel
 from backend.config import EngineConfig
@@ -20,7 +20,9 @@ class Twin:
 
     def __init__(self, config: CoreConfig, engine: EngineConfig, names: Mapping[str, str]) -> None:
         weights = {names[tenant]: SCALE * weight for tenant, weight in config.weights.items()}
-        self._core = RecordedCore(replace(config, weights=weights), engine, StepTimeModel(PRIOR), lambda line: None)
+        self._core = make_logged_core(
+            replace(config, weights=weights), engine, StepTimeModel(PRIOR), lambda line: None
+        )[0]
         self._names = names
         self._sequences: dict[str, Sequence] = {}
 
@@ -40,14 +42,14 @@ class Twin:
         self._core.finish(self._sequences[original.id], reason, now + SHIFT)
 
     def plan(self, now: float) -> Batch | None:
-        return self._core.plan(now + SHIFT)
+        return self._core.schedule(now + SHIFT)
 
     def take_ended(self) -> list[str]:
         return [sequence.id for sequence in self._core.take_ended()]
 
     def lost(self, now: float) -> bool:
-        return self._core.lost(now + SHIFT)
+        return self._core.rollback(now + SHIFT)
 
     def complete(self, output: StepOutput, now: float) -> list[tuple[str, int, FinishReason | None]]:
-        deltas = self._core.complete(output, now + SHIFT)
+        deltas = self._core.update_from_output(output, now + SHIFT)
         return [(sequence.id, token, reason) for sequence, token, reason in deltas]

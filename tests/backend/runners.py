@@ -11,7 +11,7 @@ from torch import Tensor
 from backend.config import EngineConfig
 from backend.kernels.ops import Ops, StepInputs
 from backend.kernels.reference import ReferenceOps
-from backend.llm import StepLoop
+from backend.llm import OfflineEngine
 from backend.model.decoder import Decoder
 from backend.model.weights import random_weights
 from backend.paged_kv.kv_cache import KVCache
@@ -108,7 +108,7 @@ def generate(
         for n, (prompt, params) in pairs
     )
     tokens: dict[str, list[int]] = {sequence.id: [] for sequence in sequences}
-    loop = StepLoop(scheduler, runner)
+    loop = OfflineEngine(scheduler, runner)
     while sequences or scheduler.has_work:
         for _ in range(min(at_once, len(sequences))):
             scheduler.add(sequences.popleft())

@@ -13,12 +13,11 @@ from admission.admission import Admission
 from admission.controller import Controller
 from admission.core import CoreConfig, make_core
 from admission.outcome import QueueFull
-from admission.request import Request
 from backend.engine import Engine
 from backend.errors import DeviceError, MemoryExhausted
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import NO_TOKEN, Batch, StepOutput
-from backend.scheduler.sequence import FinishReason, Status
+from backend.scheduler.sequence import FinishReason, Sequence, Status
 from backend.stream import STREAMS_PER_CALLBACK, TokenStream
 from tests.backend.paper_device import PaperDevice, continuation
 from tests.backend.scheduler.test_scheduler import END, make_config
@@ -79,8 +78,8 @@ class Bench:
         self.engine = Engine(core, self.executor)
         self.admission = Admission(self.engine, core)
 
-    def request(self, name: str = "r", prompt: tuple[int, ...] = (5, 6, 7), max_tokens: int = 8) -> Request:
-        return Request(name, "tenant", list(prompt), SamplingParams(temperature=0), max_tokens, frozenset([END]), 0)
+    def request(self, name: str = "r", prompt: tuple[int, ...] = (5, 6, 7), max_tokens: int = 8) -> Sequence:
+        return Sequence(name, "tenant", list(prompt), SamplingParams(temperature=0), max_tokens, 0, frozenset([END]))
 
     async def settle(self) -> None:
         """Until the device has nothing more to do without a permit."""
@@ -271,7 +270,7 @@ async def test_an_engine_that_never_started_stops_as_well() -> None:
     await Bench().engine.stop()
 
 
-@pytest.mark.parametrize("call", ["plan", "take_ended", "complete", "lost"])
+@pytest.mark.parametrize("call", ["schedule", "take_ended", "update_from_output", "rollback"])
 def test_a_core_that_fails_ends_every_stream_and_refuses_new_ones(
     call: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -280,10 +279,10 @@ def test_a_core_that_fails_ends_every_stream_and_refuses_new_ones(
 
     async def scenario(bench: Bench) -> None:
         with bench.admission.admit(bench.request()) as stream:
-            if call in ("complete", "lost"):
+            if call in ("update_from_output", "rollback"):
                 await bench.settle()
             monkeypatch.setattr(Controller, call, fail)
-            bench.executor.allow(MemoryExhausted("no memory") if call == "lost" else None)
+            bench.executor.allow(MemoryExhausted("no memory") if call == "rollback" else None)
             async with asyncio.timeout(240):
                 with pytest.raises(DeviceError, match="the core failed"):
                     await drain(stream)

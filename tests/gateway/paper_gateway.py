@@ -27,7 +27,7 @@ from gateway.api.service import Service
 from gateway.http.connection_table import ConnectionTable
 from gateway.http.request_scope import ActiveRequests
 from gateway.openai.requests import Limits
-from gateway.telemetry.core_observer import WatchedCore
+from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.metrics.metrics import Metrics, Sources
 from gateway.telemetry.telemetry import Telemetry
 from gateway.tenants.auth import KeyRing, demo_record
@@ -54,7 +54,7 @@ class WatchedScheduler(Scheduler):
     def __init__(self, waiting: WaitingQueue, policy: SchedulerHooks) -> None:
         super().__init__(CONFIG, waiting, policy)
         self._named: dict[int, frozenset[int]] = {}  # by step
-        self.holdings.pool = self._Pool(self)
+        self.kv_manager.pool = self._Pool(self)
 
     class _Pool(PagedPool):
         def __init__(self, scheduler: "WatchedScheduler") -> None:
@@ -69,16 +69,16 @@ class WatchedScheduler(Scheduler):
     def blocks_in_flight(self) -> frozenset[int]:
         return frozenset[int]().union(*self._named.values())
 
-    def plan(self) -> Batch | None:
-        batch = super().plan()
+    def schedule(self, now: float = 0.0) -> Batch | None:
+        batch = super().schedule(now)
         if batch is not None:
             tables = {sequence.slot: sequence.block_table for sequence in self.running.values()}
             self._named[batch.step] = frozenset(block for slot in batch.slots for block in tables[slot])
         return batch
 
-    def complete(self, output: StepOutput) -> list[Delta]:
+    def update_from_output(self, output: StepOutput, now: float = 0.0) -> list[Delta]:
         del self._named[output.step]
-        return super().complete(output)
+        return super().update_from_output(output, now)
 
 
 class PaperExecutor:
@@ -102,18 +102,18 @@ class Gateway:
     def __init__(self, tokenizer: Tokenizer) -> None:
         core = make_core(CoreConfig(max_waiting=40, memory=MemoryGate.OPTIMISTIC), CONFIG)  # preempts the most
         core.scheduler = self.scheduler = WatchedScheduler(core.scheduler.waiting, core.scheduler.policy)
-        watched = WatchedCore(core)
-        self.engine = Engine(watched, PaperExecutor())
+        core_telemetry = CoreTelemetry(core)
+        self.engine = Engine(core, PaperExecutor())
         self.lives = ActiveRequests(write_timeout=3600)
         pepper = bytes(32)
         self.store = PaperStore()
         policies = LivePolicy(None)
         limited = replace(DEFAULTS, limits=(Limit(Resource.TOKENS, 10**9, Rate(60, 10**9)),))
         policies.current = quota_policy.Policy.of(CLASSES, limited)
-        admission = Admission(self.engine, watched)
+        admission = Admission(self.engine, core)
         telemetry = Telemetry(self.engine.clock)
         sources = Sources(
-            "paper", self.engine, watched, telemetry, policies, self.store, 1024, dict, ConnectionTable(8)
+            "paper", self.engine, core, core_telemetry, telemetry, policies, self.store, 1024, dict, ConnectionTable(8)
         )
         self.metrics = Metrics(sources)
         self.outcomes: Counter[Outcome | None] = Counter()
@@ -134,7 +134,8 @@ class Gateway:
             kv_shape=KVShape(CONFIG.block_size, 1024),
             metrics=self.metrics,
             telemetry=telemetry,
-            watched=watched,
+            core=core,
+            core_telemetry=core_telemetry,
             lives=self.lives,
             intake=Intake(2**20, 2**30, timeout=3600, max_model_len=CONFIG.max_model_len),
             refused_rate=RefusedRate(10_000, self.engine.clock),

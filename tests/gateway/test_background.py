@@ -14,7 +14,6 @@ from backend.errors import DeviceError
 from backend.sampling_params import SamplingParams
 from backend.scheduler.sequence import Sequence
 from gateway.background import SLICE, beside, unhurried
-from gateway.telemetry.core_observer import WatchedCore
 from gateway.watchdog import INTERVAL, Watchdog
 from tests.backend.scheduler.test_scheduler import make_config
 from tests.backend.test_engine import SteppedExecutor
@@ -81,7 +80,7 @@ class Bench:
         config = make_config()
         step_time = StepTimeModel(prior)
         self.executor = SteppedExecutor(config.block_size)
-        self.core = WatchedCore(make_core(CoreConfig(), config, step_time), step_time=step_time)
+        self.core = make_core(CoreConfig(), config, step_time)
         self.engine = Engine(self.core, self.executor)
         self.watchdog = Watchdog(self.engine, self.core, TIMEOUT, self.engine.clock)
         self.stream = self.engine.submit(Sequence("r", "acme", [5, 6, 7], SamplingParams(), 8, 0, frozenset()))

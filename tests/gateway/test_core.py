@@ -67,9 +67,9 @@ def test_every_ordering_serves_in_either_unit(order: Order, charge: Unit) -> Non
     now = 0.0
     for sequence in sequences:
         core.arrive(sequence, now)
-    while (batch := core.plan(now)) is not None:
+    while (batch := core.schedule(now)) is not None:
         now += 0.01
-        core.complete(StepOutput(batch.step, [5] * len(batch.sampled), 0.01), now)
+        core.update_from_output(StepOutput(batch.step, [5] * len(batch.sampled), 0.01), now)
     assert all(sequence.finish_reason is FinishReason.LENGTH for sequence in sequences)
 
 

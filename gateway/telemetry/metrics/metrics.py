@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from admission.controller import Controller
 from backend.engine import Engine
 from gateway.http.connection_table import ConnectionTable
-from gateway.telemetry.core_observer import WatchedCore
+from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.metrics.engine import DisconnectMetrics, EngineMetrics
 from gateway.telemetry.metrics.labels import ClassNames
 from gateway.telemetry.metrics.process import ProcessMetrics, show_connections
@@ -32,7 +33,8 @@ class Sources:
 
     model: str  # the served name
     engine: Engine
-    core: WatchedCore
+    core: Controller
+    core_telemetry: CoreTelemetry
     telemetry: Telemetry
     policies: LivePolicy
     store: Store
@@ -55,7 +57,7 @@ class Metrics:
 
         self._requests = RequestMetrics(registry, sources.model, classes)
         self._disconnects = DisconnectMetrics(registry, self._num_orphans)
-        self._queue = QueueMetrics(registry, core.room, classes, clock)
+        self._queue = QueueMetrics(registry, core, classes, clock)
         self._engine = EngineMetrics(registry, scheduler, sources.block_bytes, sources.memory)
         self._tenants = TenantMetrics(registry, core, live, policies, sources.block_bytes, clock)
         self._store = StoreMetrics(registry, sources.store)
@@ -65,9 +67,9 @@ class Metrics:
         self._vllm = VllmMetrics(registry, scheduler, clock)
         self.tokens_delivered = self._vllm.tokens_delivered
 
-        core.on_admit.append(self._queue.admitted)
-        core.on_step.append(self._engine.stepped)
-        core.on_release.append(self._disconnects.released)
+        sources.core_telemetry.on_admit.append(self._queue.admitted)
+        sources.core_telemetry.on_step.append(self._engine.stepped)
+        sources.core_telemetry.on_release.append(self._disconnects.released)
         telemetry.on_end.append(self._ended)
 
     def prometheus_text(self) -> bytes:

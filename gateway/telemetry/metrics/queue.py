@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from admission.controller import WaitingRoom
+from admission.controller import Controller
 from backend.scheduler.sequence import FinishReason
 from gateway.telemetry.metrics import buckets
 from gateway.telemetry.metrics.labels import ClassNames
@@ -13,8 +13,8 @@ _ANSWERED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class QueueMetrics:
-    def __init__(self, registry: Registry, room: WaitingRoom, classes: ClassNames, clock: Callable[[], float]) -> None:
-        self._room, self._classes, self._clock = room, classes, clock
+    def __init__(self, registry: Registry, core: Controller, classes: ClassNames, clock: Callable[[], float]) -> None:
+        self._core, self._classes, self._clock = core, classes, clock
         label = ("class",)
         depth = Family("sluice.queue.depth", Kind.GAUGE, "", "Sequences that wait for the engine.", label)
         oldest = Family("sluice.queue.oldest_age", Kind.GAUGE, "s", "How long the oldest of them waits.", label)
@@ -28,7 +28,7 @@ class QueueMetrics:
             "sluice.promotions", "Sequences admitted before a more urgent one of their tenant, by aging.", label
         )
         registry.total(
-            "sluice.deferrals", "Sequences let wait longer than their class is meant to.", lambda: room.control.deferred
+            "sluice.deferrals", "Sequences let wait longer than their class is meant to.", lambda: core.control.deferred
         )
         self._errors = registry.histogram(
             "sluice.estimate.error",
@@ -47,7 +47,7 @@ class QueueMetrics:
         name = self._classes.of(level)
         self._admissions.at(name).value += 1
         self._times.at(name).observe((timeline.admitted or timeline.queued) - timeline.queued)
-        most_urgent = self._room.backlog.most_urgent(sequence.tenant)
+        most_urgent = self._core.backlog.most_urgent(sequence.tenant)
         if most_urgent is not None and most_urgent < level:
             self._promotions.at(name).value += 1
 
@@ -75,16 +75,16 @@ class QueueMetrics:
                 self._errors.at(token, side)
 
     def _depths(self) -> list[Point]:
-        backlog = self._room.backlog
+        backlog = self._core.backlog
         return [((name,), backlog.of_class(level).count) for level, name in enumerate(self._classes.all())]
 
     def _ages(self) -> list[Point]:
-        now, backlog = self._clock(), self._room.backlog
+        now, backlog = self._clock(), self._core.backlog
         arrivals = [(name, backlog.oldest(level)) for level, name in enumerate(self._classes.all())]
         return [((name,), 0.0 if arrival is None else max(0.0, now - arrival)) for name, arrival in arrivals]
 
     def _coverages(self) -> list[Point]:
-        promises = self._room.control.promises
+        promises = self._core.control.promises
         return [(("first",), promises.coverage), (("last",), promises.completion_coverage)]
 
 

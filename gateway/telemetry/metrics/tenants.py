@@ -4,9 +4,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
+from admission.controller import Controller
 from admission.fair_queue import DeficitAccount, FairQueue
 from admission.outcome import Outcome
-from gateway.telemetry.core_observer import WatchedCore
 from gateway.telemetry.metrics.labels import OTHER, TenantLabels
 from gateway.telemetry.metrics.registry import Family, Kind, Point, Registry
 from gateway.telemetry.request_record import RequestRecord, SequenceTimeline
@@ -96,13 +96,13 @@ class TenantMetrics:
     def __init__(
         self,
         registry: Registry,
-        core: WatchedCore,
+        core: Controller,
         live: Iterable[RequestRecord],
         policies: LivePolicy,
         block_bytes: int,
         clock: Callable[[], float],
     ) -> None:
-        self._core, self._backlog = core.core, core.room.backlog
+        self._core, self._backlog = core, core.backlog
         self._labels = TenantLabels()
         self._usage = TenantUsage(self._labels, live)
         self._shares = FairShares(lambda tenant: policies.current.tenant(tenant).weight)
@@ -136,7 +136,7 @@ class TenantMetrics:
             registry.read(Family(name, Kind.GAUGE, unit, meaning, ("tenant",)), lambda: _points(self._summed(read())))
 
         scheduler = self._core.scheduler
-        held, running = scheduler.holdings.allowances.held, scheduler.running
+        held, running = scheduler.kv_manager.allowances.held, scheduler.running
         show("sluice.running.sequences", "In the batch.", lambda: ((s.tenant, 1) for s in running.values()))
         show(
             "sluice.running.tokens", "In their contexts.", lambda: ((s.tenant, s.num_tokens) for s in running.values())
@@ -178,8 +178,8 @@ class TenantMetrics:
         return _points(self._served)
 
     def _credit(self) -> list[Point]:
-        standing = self._core.standing
-        return _points({OTHER: 0} | {name: standing(name) for name, _ in self._accounts()})
+        credit = self._core.credit
+        return _points({OTHER: 0} | {name: credit(name) for name, _ in self._accounts()})
 
     def _accounts(self) -> list[tuple[str, DeficitAccount]]:
         """Of tenants that have series of their own."""

@@ -65,11 +65,11 @@ def _estimate(record: RequestRecord, kv: KVShape) -> Attributes:
 
 
 def of_queue(record: RequestRecord, kv: KVShape, waited: float) -> Attributes:
-    standings = [timeline.standing for timeline in record.timelines if timeline.standing is not None]
+    credits_ = [timeline.credit for timeline in record.timelines if timeline.credit is not None]
     return {
         semconv.QUEUE_WAIT_MS: 1000 * waited,
         semconv.PRIORITY_CLASS: record.service_class,
-        semconv.DRR_DEFICIT: standings[0] if standings else None,
+        semconv.DRR_DEFICIT: credits_[0] if credits_ else None,
         **_estimate(record, kv),
     }
 

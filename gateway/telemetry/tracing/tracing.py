@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from opentelemetry.sdk.resources import Resource
 
 from gateway.settings.settings import Settings
-from gateway.telemetry.core_observer import WatchedCore
+from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.otlp import Collector, resource
 from gateway.telemetry.request_record import RequestRecord
 from gateway.telemetry.telemetry import Telemetry
@@ -61,7 +61,7 @@ class Tracing:
 
 @asynccontextmanager
 async def open_tracing(
-    settings: Settings, telemetry: Telemetry, core: WatchedCore, kv: KVShape
+    settings: Settings, telemetry: Telemetry, core_telemetry: CoreTelemetry, kv: KVShape
 ) -> AsyncIterator[Tracing | None]:
     """Trace what `telemetry` and `core` tell of, until the block is left and what is left of it is sent; None where no
     collector is set.
@@ -76,7 +76,7 @@ async def open_tracing(
     steps = StepSpans(us, settings.trace_steps_per_second, telemetry.live, exporter.put)
     tracing = Tracing(us, kv, sampler, steps, exporter, telemetry.clock)
     telemetry.on_end.append(tracing.request_ended)
-    core.on_step.append(steps.completed)
+    core_telemetry.on_step.append(steps.completed)
     try:
         yield tracing
     finally:

@@ -4,9 +4,9 @@ from random import Random
 
 import pytest
 
+from admission.controller import Controller
 from admission.core import PRIOR, CoreConfig, make_core
-from admission.event_log import RecordedCore
-from admission.simulation.loop import Core
+from admission.event_log import make_logged_core
 from admission.step_time import StepTimeModel
 from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
@@ -19,7 +19,7 @@ ENGINE = EngineConfig(
 CONFIG = CoreConfig(quantum=0.01)
 
 
-def decisions(core: Core, seed: int) -> list[Batch | None]:
+def decisions(core: Controller, seed: int) -> list[Batch | None]:
     """Every plan of a run that is the same for all cores."""
     random, plans = Random(seed), list[Batch | None]()
     live: list[Sequence] = []
@@ -32,16 +32,16 @@ def decisions(core: Core, seed: int) -> list[Batch | None]:
             live.append(sequence)
         if live and random.random() < 0.1:
             core.finish(live[random.randrange(len(live))], FinishReason.CANCELLED, float(n))
-        plans.append(core.plan(float(n)))
+        plans.append(core.schedule(float(n)))
         core.take_ended()
         if core.scheduler.in_flight and random.random() < 0.7:
             scheduled = core.scheduler.in_flight[0]
             elapsed = random.uniform(0.001, 0.02)
-            core.complete(StepOutput(scheduled.batch.step, [0] * len(scheduled.sampled), elapsed), float(n))
+            core.update_from_output(StepOutput(scheduled.batch.step, [0] * len(scheduled.sampled), elapsed), float(n))
     return plans
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_recording_a_core_changes_no_decision(seed: int) -> None:
-    recorded = RecordedCore(CONFIG, ENGINE, StepTimeModel(PRIOR), lambda line: None)
+    recorded = make_logged_core(CONFIG, ENGINE, StepTimeModel(PRIOR), lambda line: None)[0]
     assert decisions(recorded, seed) == decisions(make_core(CONFIG, ENGINE, StepTimeModel(PRIOR)), seed)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from admission.core import PRIOR, CoreConfig
-from admission.event_log import RecordedCore
+from admission.event_log import make_logged_core
 from admission.request import Asked, AskedPrompt
 from admission.simulation.arrival import Arrival
 from admission.simulation.errors import OptionError, TraceError
@@ -67,7 +67,7 @@ def test_mooncake_times_are_milliseconds_and_a_session_shares_its_second_block(t
 def test_our_own_log_says_whose_each_request_was_and_how_long_its_answer_became(tmp_path: Path) -> None:
     lines: list[str] = []
     policy = parse_policy("fair,max_waiting=5,kv_tokens=1024", DEVICE)
-    core = RecordedCore(policy.core, policy.engine, StepTimeModel(PRIOR), lines.append)
+    core = make_logged_core(policy.core, policy.engine, StepTimeModel(PRIOR), lines.append)[0]
     arrivals = [Arrival(n * 0.1, 50, 5 + n, 0, "ab"[n % 2], n % 3, max_tokens=40) for n in range(12)]
     arrivals += [Arrival(2.0, 100, 5, 0, "c", max_tokens=40) for _ in range(7)]
     Loop(core, DEVICE, Recorder(DEVICE, Objective(), {}), 1024).run(arrivals)
@@ -83,22 +83,22 @@ def test_our_own_log_says_whose_each_request_was_and_how_long_its_answer_became(
 def test_a_gateways_log_says_what_was_asked_and_what_limits_refused(tmp_path: Path) -> None:
     """Two prompts of one request, one that limits refused, and an answer that declared no length."""
     lines: list[str] = []
-    core = RecordedCore(
+    core, event_log = make_logged_core(
         CoreConfig(), EngineConfig(num_blocks=64, max_model_len=512), StepTimeModel(PRIOR), lines.append
     )
-    core.serves("embedded", 2048, 1e9, 5.0)
+    event_log.serves("embedded", 2048, 1e9, 5.0)
     two = (AskedPrompt(20, 30, True), AskedPrompt(10, 30, True))
     open_ended = (AskedPrompt(15, 200, False),)
     asked = [
         Asked("one", "acme", "k1", "flex", 99, None, 9.0, 0.5, two),
         Asked("two", "acme", "k2", None, 77, 3.0, None, None, open_ended, "tokens/min"),
     ]
-    core.asked(asked[0], 7.0)
+    core.requested(asked[0], 7.0)
     for index, prompt in enumerate(two):
         core.arrive(Sequence(f"one-{index}", "acme", [0] * prompt.prompt_tokens, SamplingParams(), 3, 0, NO_END), 7.0)
-    while (batch := core.plan(7.5)) is not None:
-        core.complete(StepOutput(batch.step, [0] * len(batch.sampled), 0.1), 7.5)
-    core.asked(asked[1], 8.0)
+    while (batch := core.schedule(7.5)) is not None:
+        core.update_from_output(StepOutput(batch.step, [0] * len(batch.sampled), 0.1), 7.5)
+    core.requested(asked[1], 8.0)
     read = read_traffic(write(tmp_path / "log", *lines))
     first, second = read.arrivals
     assert (first.prompt_tokens, first.output_tokens, first.more_prompts) == (20, 3, ((10, 3, 30),))
@@ -116,7 +116,7 @@ def test_a_recorded_device_takes_as_long_in_all_as_it_was_measured_to(tmp_path: 
     steps = count()
     stalling = replace(DEVICE, seconds=lambda _: 0.5 if next(steps) % 10 == 0 else 0.01)
     policy = parse_policy("fair,kv_tokens=4096", DEVICE)
-    core = RecordedCore(policy.core, policy.engine, StepTimeModel(PRIOR), lines.append)
+    core = make_logged_core(policy.core, policy.engine, StepTimeModel(PRIOR), lines.append)[0]
     arrivals = [Arrival(n * 0.5, 50, 40, tenant="a") for n in range(60)]
     recorder = Recorder(stalling, Objective(), {})
     Loop(core, stalling, recorder, 1024).run(arrivals)

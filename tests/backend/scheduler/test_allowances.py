@@ -42,7 +42,7 @@ class Bench:
         return sequence
 
     def plan(self) -> bool:
-        batch = self.scheduler.plan()
+        batch = self.scheduler.schedule()
         if batch is not None:
             self.flying.append(batch)
         return batch is not None
@@ -51,7 +51,7 @@ class Bench:
         while self.plan():
             pass
         if self.flying:
-            self.scheduler.complete(self.device.execute(self.flying.popleft()))
+            self.scheduler.update_from_output(self.device.execute(self.flying.popleft()))
         self.scheduler.check_integrity()
 
     def drain(self, most: int = 300) -> None:
@@ -87,7 +87,7 @@ def test_a_sequence_at_its_tenants_limit_pauses_until_the_lease_grows() -> None:
         bench.step()
     assert len(other.output) > 5
     assert sequence.status is Status.RUNNING and len(sequence.output) < 3
-    assert bench.scheduler.holdings.allowances.wanted == {"small": 2}
+    assert bench.scheduler.kv_manager.allowances.wanted == {"small": 2}
     bench.scheduler.allow("small", 4)
     bench.drain()
     assert sequence.output == expected(sequence) and sequence.num_preemptions == 0
@@ -247,9 +247,9 @@ class AllowanceMachine(RuleBasedStateMachine):
 
     @rule()
     def step(self) -> None:
-        before = dict(self.bench.scheduler.holdings.allowances.held)
+        before = dict(self.bench.scheduler.kv_manager.allowances.held)
         self.bench.step()
-        allowances = self.bench.scheduler.holdings.allowances
+        allowances = self.bench.scheduler.kv_manager.allowances
         for tenant, held in allowances.held.items():
             allowed = allowances.allowed(tenant)
             assert allowed is None or held <= max(allowed, before.get(tenant, 0)), "more than the lease was given"

@@ -48,19 +48,19 @@ class Bench:
         return sequence
 
     def plan(self) -> Batch | None:
-        batch = self.scheduler.plan()
+        batch = self.scheduler.schedule()
         if batch is not None:
             self.flying.append(batch)
             self.batches.append(batch)
         return batch
 
     def complete(self) -> None:
-        self.scheduler.complete(self.device.execute(self.flying.popleft()))
+        self.scheduler.update_from_output(self.device.execute(self.flying.popleft()))
         self.scheduler.check_integrity()
 
     def lose(self) -> None:
         self.flying.clear()
-        self.scheduler.lost()
+        self.scheduler.rollback()
         self.scheduler.check_integrity()
 
     def drain(self) -> None:

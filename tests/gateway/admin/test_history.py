@@ -13,7 +13,7 @@ from backend.scheduler.sequence import Sequence
 from gateway.admin.history import MAX_ENDED, MAX_OF_STRANGERS, MAX_REFUSALS, WINDOW, Charges, History, Shares
 from gateway.admin.request_summary import MAX_LEGS, MAX_WORDS
 from gateway.errors import BadRequest, InvalidApiKey, ModelNotFound, RateLimited
-from gateway.telemetry.core_observer import WatchedCore
+from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.request_record import RequestRecord
 from gateway.telemetry.telemetry import Telemetry
 from tests.gateway.admin.clock import Clock
@@ -26,23 +26,26 @@ class Site:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.core = WatchedCore(make_core(CoreConfig(), ENGINE))
+        self.core = make_core(CoreConfig(), ENGINE)
+        self.core_telemetry = CoreTelemetry(self.core)
         self.telemetry = Telemetry(self.clock)
         self.history = History(self.telemetry, self.core.scheduler)
-        self.core.on_step.append(self.history.step_completed)
+        self.core_telemetry.on_step.append(self.history.step_completed)
 
     def arrive(self, name: str, prompt: int = 4, max_tokens: int = 4) -> RequestRecord:
         sequence = Sequence(name, "acme", [1] * prompt, SamplingParams(), max_tokens, 0, frozenset())
         self.core.arrive(sequence, self.clock())
-        record = a_record(timelines=[self.core.timeline(sequence)], ended=None, outcome=None, service_class="usual")
+        record = a_record(
+            timelines=[self.core_telemetry.timeline(sequence)], ended=None, outcome=None, service_class="usual"
+        )
         self.telemetry.live.add(record)
         return record
 
     def step(self, seconds: float = 0.01) -> None:
-        assert self.core.plan(self.clock()) is not None
+        assert self.core.schedule(self.clock()) is not None
         self.clock.now += seconds
         batch = self.core.scheduler.in_flight[0].batch
-        self.core.complete(StepOutput(batch.step, [5] * len(batch.sampled), seconds), self.clock())
+        self.core.update_from_output(StepOutput(batch.step, [5] * len(batch.sampled), seconds), self.clock())
 
     def point(self, name: str) -> Any:
         """Of the second that is over now."""

@@ -62,7 +62,7 @@ def test_who_is_next_and_who_is_behind_are_told_the_same_cause(site: Site) -> No
 def test_a_tenant_that_is_passed_over_is_told_its_own_limit(site: Site) -> None:
     site.core.allow("acme", 0, site.clock())
     record = site.arrive("a")
-    assert site.core.plan(site.clock()) is None
+    assert site.core.schedule(site.clock()) is None
     assert reason(site, record) == "its tenant held as much KV memory as its limit allows"
 
 
@@ -71,7 +71,7 @@ def test_a_sequence_that_may_generate_no_more_for_now_is_paused(site: Site) -> N
     record.timelines[0].sequence.limit_to(2)
     site.step()
     site.step()
-    assert site.core.plan(site.clock()) is None
+    assert site.core.schedule(site.clock()) is None
     assert reason(site, record) == "paused: its tenant's token limit had no more for it yet"
 
 
@@ -134,7 +134,7 @@ async def test_the_map_names_the_owner_of_every_block(site: Site) -> None:
 
 async def test_blocks_of_one_that_was_cut_short_stay_its_own_until_the_step_is_over(site: Site) -> None:
     record = site.arrive("a", prompt=8)
-    assert site.core.plan(site.clock()) is not None
+    assert site.core.schedule(site.clock()) is not None
     site.core.finish(record.timelines[0].sequence, FinishReason.CANCELLED, site.clock())
     scheduler = site.core.scheduler
     used = scheduler.config.num_blocks - scheduler.pool.num_free

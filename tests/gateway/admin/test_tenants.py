@@ -20,7 +20,7 @@ class Listed(Found):
         service = SimpleNamespace(
             policies=LivePolicy(None),
             keys=SimpleNamespace(tenants=set),
-            watched=self.core,
+            core=self.core,
             kv_shape=SimpleNamespace(block_bytes=8),
         )
         self.tenants = Tenants(cast(Service, service), self.history, self.requests)

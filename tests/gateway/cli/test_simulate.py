@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from admission.core import PRIOR, CoreConfig, Order, Overload
-from admission.event_log import RecordedCore
+from admission.event_log import make_logged_core
 from admission.scheduling_policy import SchedulingPolicy
 from admission.simulation.arrival import Arrival, ClassTarget
 from admission.simulation.device import DEVICES
@@ -138,7 +138,7 @@ def log(tmp_path: Path) -> Path:
     lines: list[str] = []
     engine = EngineConfig(num_blocks=64, max_model_len=512, max_num_seqs=2)
     config = CoreConfig(max_waiting=1, overload=Overload.BOUNDED)
-    core = RecordedCore(config, engine, StepTimeModel(PRIOR), lines.append)
+    core = make_logged_core(config, engine, StepTimeModel(PRIOR), lines.append)[0]
     slow = replace(DEVICES["llama3-8b-a100"], seconds=lambda _: 0.02)
     arrivals = [Arrival(0.1 * n, 20, 200, tenant="acme", max_tokens=200) for n in range(4)]
     Loop(core, slow, Recorder(slow, Objective(), {}), 512).run(arrivals)
@@ -170,7 +170,7 @@ def test_an_event_log_without_a_policy_is_simulated_as_it_was_recorded(tmp_path:
     config = CoreConfig(order=Order.VTC, confidence=0.6)
     times = StepTime((0.2, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
     slow = replace(DEVICES["llama3-8b-a100"], seconds=times.seconds)
-    core = RecordedCore(config, engine, StepTimeModel(times, 100), lines.append)
+    core = make_logged_core(config, engine, StepTimeModel(times, 100), lines.append)[0]
     core.policy_changed(SchedulingPolicy(weights={"acme": 3.0}, offsets=(0.0, 4.0)), 0.0)
     recorder, target = Recorder(slow, Objective(), {}), ClassTarget(first_token=1.5, interval=0.5, refuses=True)
     spacing = 0.307  # but for the first, none comes as a step ends: a fitted time cannot tell which was sooner

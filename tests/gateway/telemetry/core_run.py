@@ -1,11 +1,13 @@
-"""A watched core on a virtual clock, without a device."""
+"""A core and its telemetry on a virtual clock, without a device."""
+
+from time import perf_counter
 
 from admission.core import CoreConfig, make_core
 from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import StepOutput
 from backend.scheduler.sequence import FinishReason, Sequence
-from gateway.telemetry.core_observer import WatchedCore
+from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.request_record import SequenceTimeline
 
 STEP = 0.01  # seconds
@@ -15,7 +17,8 @@ class CoreRun:
     """Each step takes `STEP` seconds."""
 
     def __init__(self, config: CoreConfig, engine: EngineConfig) -> None:
-        self.core = WatchedCore(make_core(config, engine))
+        self.core = make_core(config, engine)
+        self.core_telemetry = CoreTelemetry(self.core)
         self.now = 100.0
 
     def arrive(
@@ -25,15 +28,19 @@ class CoreRun:
             name, tenant, [1] * prompt, SamplingParams(), max_tokens, 0, frozenset(), priority_class=level
         )
         self.core.arrive(sequence, self.now)
-        return self.core.timeline(sequence)
+        return self.core_telemetry.timeline(sequence)
 
     def plan(self) -> bool:
-        return self.core.plan(self.now) is not None
+        began = perf_counter()
+        if self.core.schedule(self.now) is None:
+            return False
+        self.core.in_flight[-1].planning = perf_counter() - began
+        return True
 
     def complete(self) -> None:
         self.now += STEP
         batch = self.core.scheduler.in_flight[0].batch
-        self.core.complete(StepOutput(batch.step, [5] * len(batch.sampled), STEP), self.now)
+        self.core.update_from_output(StepOutput(batch.step, [5] * len(batch.sampled), STEP), self.now)
 
     def step(self) -> bool:
         planned = self.plan()

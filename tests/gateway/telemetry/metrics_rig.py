@@ -82,6 +82,7 @@ class Rig(CoreRun):
                 "embedded",
                 self.engine,  # type: ignore[arg-type]  # all that is read of it
                 self.core,
+                self.core_telemetry,
                 self.telemetry,
                 self.policies,
                 self.store,

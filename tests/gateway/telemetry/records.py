@@ -27,7 +27,7 @@ def a_timeline(**changes: Any) -> SequenceTimeline:
         "sequence": a_sequence(),
         "queued": 100.004,
         "admitted": 100.010,
-        "standing": 0.02,
+        "credit": 0.02,
         "prefilled": 100.030,
         "first_token": 100.030,
         "ended": 100.070,

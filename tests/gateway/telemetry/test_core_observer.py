@@ -18,11 +18,11 @@ class Run(CoreRun):
         super().__init__(CoreConfig(memory=MemoryGate.OPTIMISTIC), ENGINE)
         self.steps: list[CompletedStep] = []
         self.released: list[SequenceTimeline] = []
-        self.core.on_step.append(self.steps.append)
-        self.core.on_release.append(self.released.append)
+        self.core_telemetry.on_step.append(self.steps.append)
+        self.core_telemetry.on_release.append(self.released.append)
 
     def lose(self) -> None:
-        self.core.lost(self.now)
+        self.core.rollback(self.now)
 
 
 @pytest.fixture
@@ -112,8 +112,8 @@ def test_nothing_is_kept_of_those_that_have_ended(run: Run) -> None:
         run.core.take_ended()
     while run.step():
         run.core.take_ended()
-    assert run.core.plan(run.now) is None
-    assert not run.core._timelines and not run.core._releasing and not run.core._planned
+    assert run.core.schedule(run.now) is None
+    assert not run.core_telemetry._timelines and not run.core_telemetry._releasing
 
 
 def test_a_listener_that_fails_stops_neither_the_others_nor_the_core(
@@ -122,7 +122,7 @@ def test_a_listener_that_fails_stops_neither_the_others_nor_the_core(
     def fail(_: object) -> None:
         raise ValueError("a listener's own mistake")
 
-    for listeners in (run.core.on_admit, run.core.on_step, run.core.on_release):
+    for listeners in (run.core_telemetry.on_admit, run.core_telemetry.on_step, run.core_telemetry.on_release):
         listeners.insert(0, fail)
     timeline = run.arrive("a", prompt=4, max_tokens=2)
     run.run()

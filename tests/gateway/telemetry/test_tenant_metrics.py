@@ -66,7 +66,7 @@ def test_prompt_tokens_that_were_told_stay_when_their_step_is_lost(rig: Rig) -> 
     timeline = rig.arrive("a", prompt=12, max_tokens=2)
     record = rig.record(timeline)
     seen = []
-    for pass_on in (lambda: rig.core.plan(rig.now), lambda: rig.core.lost(rig.now), rig.step, rig.run):
+    for pass_on in (lambda: rig.core.schedule(rig.now), lambda: rig.core.rollback(rig.now), rig.step, rig.run):
         pass_on()
         seen.append(rig.page().value("sluice_tenant_tokens_total", tenant="acme", kind="prompt"))
     rig.telemetry.ended(record, Outcome.COMPLETED)
@@ -80,7 +80,7 @@ def test_service_is_what_steps_took(rig: Rig) -> None:
     page = rig.page()
     busy = page.value("sluice_device_busy_seconds_total")
     assert page.value("sluice_tenant_service_seconds_total", tenant="acme") == pytest.approx(busy, rel=0.01)
-    credit = rig.core.core.standing("acme")
+    credit = rig.core.credit("acme")
     assert page.value("sluice_tenant_deficit_seconds", tenant="acme") == pytest.approx(credit)
 
 

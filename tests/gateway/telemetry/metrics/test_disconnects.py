@@ -38,7 +38,7 @@ def test_one_that_waits_is_let_go_at_once(rig: Rig) -> None:
 def test_memory_is_released_with_the_step_in_flight(rig: Rig) -> None:
     record = rig.record(rig.arrive("a", max_tokens=30))
     rig.step()
-    rig.core.plan(rig.now)
+    rig.core.schedule(rig.now)
     leave(rig, record)
     assert rig.page().value(f"{RELEASE}_count") == 0
     rig.complete()

@@ -52,9 +52,9 @@ def test_joined_and_left_never_go_down_while_steps_are_in_flight(rig: Rig) -> No
     seen = []
     for number in range(12):
         rig.arrive(str(number), max_tokens=3)
-        rig.core.plan(rig.now)
+        rig.core.schedule(rig.now)
         seen.append(churn(rig.page()))
-        rig.core.plan(rig.now)
+        rig.core.schedule(rig.now)
         rig.complete()
         seen.append(churn(rig.page()))
     for one in range(2):
@@ -63,9 +63,9 @@ def test_joined_and_left_never_go_down_while_steps_are_in_flight(rig: Rig) -> No
 
 def test_joined_and_left_never_go_down_when_a_step_is_lost(rig: Rig) -> None:
     timelines = [rig.arrive(name, max_tokens=9) for name in "ab"]
-    rig.core.plan(rig.now)
+    rig.core.schedule(rig.now)
     seen = [churn(rig.page())]
-    rig.core.lost(rig.now)
+    rig.core.rollback(rig.now)
     seen.append(churn(rig.page()))
     rig.cancel(timelines[0])
     seen.append(churn(rig.page()))
@@ -110,7 +110,7 @@ def test_decodes_that_wait_for_a_step_of_prefills_alone_have_jitter(rig: Rig) ->
     for completed, decodes, prefill in ((1.0, 1, 0), (1.1, 1, 0), (1.2, 1, 0), (1.5, 0, 64), (1.6, 1, 0)):
         rows = decodes + bool(prefill)
         batch = Batch(0, decodes, list(range(rows)), [0] * rows, [1] * decodes + [prefill] * bool(prefill))
-        for tell in rig.core.on_step:
+        for tell in rig.core_telemetry.on_step:
             tell(CompletedStep(ScheduledStep(batch), completed, completed, 0.1, 0.0))
         rig.core.scheduler.running["b"] = waiting
     page = rig.page()
@@ -130,7 +130,7 @@ def test_a_write_that_makes_no_progress_is_stalled(rig: Rig) -> None:
 def test_tokens_after_the_end_are_counted_as_late(rig: Rig) -> None:
     timeline = rig.arrive("a", max_tokens=9)
     rig.step()
-    rig.core.plan(rig.now)
+    rig.core.schedule(rig.now)
     rig.cancel(timeline)
     rig.complete()
     assert rig.page().value("sluice_late_tokens_total") == 1

@@ -31,7 +31,7 @@ def test_the_time_in_the_queue_is_known_at_admission() -> None:
     rig = Rig()
     rig.arrive("a", level=2)
     rig.now += 0.2
-    rig.core.plan(rig.now)
+    rig.core.schedule(rig.now)
     page = rig.page()
     assert page.value("sluice_admissions_total", **{"class": "batch"}) == page.value("sluice_admissions_total") == 1
     assert page.value("sluice_queue_time_seconds_sum", **{"class": "batch"}) == pytest.approx(0.2)

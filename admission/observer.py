@@ -1,0 +1,46 @@
+"""What the core tells whoever listens: the event log, telemetry, a witness of fairness."""
+
+from admission.outcome import AdmissionRefused
+from admission.request import Asked
+from admission.scheduling_policy import SchedulingPolicy
+from backend.scheduler.batch import StepOutput
+from backend.scheduler.scheduled_step import Delta, ScheduledStep
+from backend.scheduler.sequence import FinishReason, Sequence
+
+
+class CoreObserver:
+    """Is told of every event once the core has dealt with it, in order, and changes nothing of the core.
+
+    Each method does nothing until a subclass overrides it. `now` is the time of the event in seconds of the engine's
+    clock. What an observer raises never reaches the core: see `Controller.observer_failed`.
+    """
+
+    def requested(self, asked: Asked, now: float) -> None:
+        """A tenant's limits were asked for the prompts of one HTTP request; they are yet to arrive, or were refused."""
+
+    def arrived(self, sequence: Sequence, refusal: AdmissionRefused | None, now: float) -> None:
+        """The sequence waits, unless there is a refusal; then the core keeps nothing of it."""
+
+    def finished(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
+        """Whoever runs the core has ended the sequence."""
+
+    def gave_up(self, sequence: Sequence, now: float) -> None:
+        """The core has ended the sequence itself: its time was over, or its memory went to others."""
+
+    def allowed(self, tenant: str, blocks: int | None, now: float) -> None:
+        """The tenant may hold this many blocks from now on; None: any number."""
+
+    def extended(self, sequence: Sequence, tokens: int, now: float) -> None:
+        """The sequence may generate this many tokens more than so far."""
+
+    def policy_changed(self, policy: SchedulingPolicy, now: float) -> None:
+        """These weights, classes and bounds hold from now on."""
+
+    def scheduled(self, step: ScheduledStep | None, now: float) -> None:
+        """A step was planned, or none could be. Nothing is told where as many steps are in flight as may be."""
+
+    def updated(self, step: ScheduledStep, output: StepOutput, deltas: list[Delta], now: float) -> None:
+        """The oldest step in flight is done and accounted for."""
+
+    def rolled_back(self, step: ScheduledStep, now: float) -> None:
+        """The device had no memory for `step`: it and those behind it are as if never planned."""

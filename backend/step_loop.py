@@ -1,0 +1,98 @@
+"""One step of an engine, from its plan to its tokens: what the server and the offline `LLM` share."""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from backend.errors import MemoryExhausted
+from backend.scheduler.batch import NO_TOKEN, Batch, StepOutput
+from backend.scheduler.scheduled_step import Delta, ScheduledStep
+from backend.scheduler.sequence import FinishReason, Sequence
+
+log = logging.getLogger(__name__)
+
+
+class Core(Protocol):
+    """Who decides: a scheduler, alone or under a controller.
+
+    Synchronous and pure: each call carries its time, in seconds of the engine's clock.
+    """
+
+    @property
+    def in_flight(self) -> deque[ScheduledStep]:
+        """The steps that are planned and not yet accounted for, the oldest first."""
+        ...
+
+    def schedule(self, now: float) -> Batch | None:
+        """The next step; None when there is nothing to compute, or as many are in flight as may be."""
+        ...
+
+    def update_from_output(self, output: StepOutput, now: float) -> list[Delta]:
+        """Account for the oldest step in flight; returns its tokens."""
+        ...
+
+    def rollback(self, now: float) -> bool:
+        """The device had no memory for the oldest step in flight: it and those behind it are as if never planned.
+
+        False when nothing less can be planned in their place.
+        """
+        ...
+
+    def finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
+        """End a sequence in any state; once it has ended, nothing happens."""
+        ...
+
+
+class StepLoop:
+    """Schedule, launch, wait, update, deliver: over one core and one device.
+
+    Steps are launched ahead, so the cycle is in two halves: `schedule` launches, and `step` takes what the device,
+    having been waited for, says of the oldest step.
+    """
+
+    def __init__(self, core: Core, launch: Callable[[Batch], object], clock: Callable[[], float]) -> None:
+        """`launch` queues a step at the device and does not wait for it; `clock` is the engine's, in seconds."""
+        self._core = core
+        self._launch = launch
+        self._clock = clock
+
+    def schedule(self) -> None:
+        """Plan steps and launch them, until as many are in flight as may be or there is nothing to compute."""
+        now, began = self._clock(), time.perf_counter()
+        while (batch := self._core.schedule(now)) is not None:
+            self._core.in_flight[-1].planning = time.perf_counter() - began
+            self._launch(batch)
+            began = time.perf_counter()
+
+    def step(self, output: StepOutput | MemoryExhausted) -> list[Delta]:
+        """Account for the oldest step in flight and launch what may follow it; returns the tokens to be delivered.
+
+        A step for which the device had no memory has no tokens, and smaller ones are launched in its place. Raises the
+        `MemoryExhausted` when there are none that are smaller. A sequence for which the model computed no numbers has
+        ended as `FAILED`.
+        """
+        if isinstance(output, MemoryExhausted):
+            deltas = self._roll_back(output)
+        else:
+            deltas = self._core.update_from_output(output, self._clock())
+            if NO_TOKEN in output.token_ids:
+                deltas = [self._checked(delta) for delta in deltas]
+        self.schedule()  # before anything is delivered: the device does not wait for clients
+        return deltas
+
+    def _roll_back(self, error: MemoryExhausted) -> list[Delta]:
+        if not self._core.rollback(self._clock()):
+            raise error
+        log.warning("a step is planned again with less: %s", error)
+        return []
+
+    def _checked(self, delta: Delta) -> Delta:
+        """The token of one row; those beside a row without one are served on."""
+        sequence, token_id, _ = delta
+        if token_id != NO_TOKEN:
+            return delta
+        log.error("the model computed no numbers for %s: its weights or its dtype are at fault", sequence.id)
+        self._core.finish(sequence, FinishReason.FAILED, self._clock())
+        return sequence, NO_TOKEN, FinishReason.FAILED
