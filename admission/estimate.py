@@ -28,7 +28,7 @@ from admission.lenient_queue import LenientFairQueue
 from admission.output_length import OutputLengths
 from admission.pace import Pace
 from admission.pipeline import Pipeline
-from admission.step_time import StepTimeModel, StepWork
+from admission.step_time import StepTimeModel, StepWork, plain_sum
 from backend.scheduler import Scheduler
 from backend.sequence import Sequence
 
@@ -191,7 +191,7 @@ class Estimator:
             requests += passing
             steps += passing * answers.get(name, answer)
         if self._backlog.num_tenants > LOOKED_AT:
-            mean = Caps(turn.priority_class, sum(early) / len(seen), sum(in_turn) / len(seen))
+            mean = Caps(turn.priority_class, plain_sum(early) / len(seen), plain_sum(in_turn) / len(seen))
             rest = self._backlog.within(mean, besides=(tenant, *seen))
             tokens, requests = tokens + rest, requests + rest * a_request
             steps += rest * a_request * answer

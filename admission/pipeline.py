@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from admission.step_time import StepTimeModel, StepWork
+from admission.step_time import StepTimeModel, StepWork, plain_sum
 
 _FORGET = 1 / 64  # share of the mean step that each replaces
 
@@ -36,4 +36,4 @@ class Pipeline:
 
     def remaining(self, now: float) -> float:
         """Predicted seconds until the newest is done."""
-        return max(0.0, sum(self._predicted) - (now - self._started)) if self._predicted else 0.0
+        return max(0.0, plain_sum(self._predicted) - (now - self._started)) if self._predicted else 0.0

@@ -6,10 +6,12 @@ differs says what happened. They are never recorded anew to make these tests pas
 which no renaming in the code may change.
 """
 
+import builtins
 import gzip
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from math import fsum
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,20 @@ def test_what_was_recorded_is_decided_again_to_the_byte(name: str) -> None:
     recorded = list(lines(LOGS[name]))
     assert json.loads(recorded[0])[:2] == ["log", VERSION]
     assert len(list(replay(recorded))) == len(recorded)
+
+
+@pytest.mark.parametrize("name", ["fair", "vtc", "flood", "served"])
+def test_a_python_that_sums_floats_exactly_decides_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `sum` does nearly, from Python 3.12 on."""
+    plain = sum
+
+    def exact(values: Iterable[Any], start: Any = 0) -> Any:
+        values = list(values)
+        floats = any(isinstance(value, float) for value in values)
+        return start + fsum(values) if floats else plain(values, start)
+
+    monkeypatch.setattr(builtins, "sum", exact)
+    assert list(replay(lines(LOGS[name])))
 
 
 def test_the_logs_are_small() -> None:
