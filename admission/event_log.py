@@ -20,6 +20,8 @@ One JSON array a line, times in seconds of the engine's clock:
     ["done", t, step, elapsed, [id of each that an end token ended ...], [of each that reached max_tokens ...]]
     ["lost", t, step, [preempted ...]]     there was no memory for it; it and those behind it did not take place
 
+Names of settings, choices, reasons and refusals, and the version, are those of `event_log_names`.
+
 No prompt and no token is in it. The checksum is over slots and starts of all rows, so that a replay that decides
 anything else shows at the first step that differs.
 """
@@ -27,24 +29,34 @@ anything else shows at the first step that differs.
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from typing import Any
 from zlib import crc32
 
-from admission.core import CoreConfig, Memory, Order, Overload, Unit, make_core
+from admission.core import CoreConfig, make_core
+from admission.event_log_names import (
+    FINISH_REASONS,
+    OBSTACLES,
+    REFUSALS,
+    VERSION,
+    core_config,
+    core_entry,
+    engine_config,
+    engine_entry,
+    terms_entry,
+    terms_of,
+)
 from admission.outcome import Refused
 from admission.request import Asked, AskedPrompt
 from admission.step_time import StepTime, StepTimeModel
 from admission.terms import Terms
 from backend.batch import Batch, StepOutput
-from backend.config import Batching, EngineConfig, KVAllocation
+from backend.config import EngineConfig
 from backend.errors import ConfigError
 from backend.flight import Blocked, Delta
 from backend.sampling import SamplingParams
 from backend.scheduler import Scheduler
 from backend.sequence import FinishReason, Sequence
 
-VERSION = 11
 END = 1  # the token that ends a sequence in a replay; all others are 0
 
 Entry = list[Any]
@@ -65,7 +77,7 @@ class RecordedCore:
         self._num_logged = 0  # of those that the core gave up, which are not taken yet
         fitted = model.fitted
         prior = [list(fitted.coefficients), fitted.knee, model.prior_weight]
-        self._log(["log", VERSION, asdict(engine), asdict(config), *prior])
+        self._log(["log", VERSION, engine_entry(engine), core_entry(config), *prior])
 
     def serves(self, model: str, block_bytes: int, unix: float, now: float) -> None:
         """Which gateway this is, and what time of day it is: seconds since 1970."""
@@ -79,14 +91,14 @@ class RecordedCore:
         try:
             self._core.arrive(sequence, now)
         except Refused as error:
-            refusal = type(error).__name__
+            refusal = REFUSALS.of(type(error))
             raise
         finally:
             self._log(_arrive_entry(sequence, refusal, now))
 
     def finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
         self._core.finish(sequence, reason, now)
-        self._log(["finish", now, sequence.id, reason.value])
+        self._log(["finish", now, sequence.id, FINISH_REASONS.of(reason)])
 
     def allow(self, tenant: str, blocks: int | None, now: float) -> None:
         self._core.allow(tenant, blocks, now)
@@ -98,7 +110,7 @@ class RecordedCore:
 
     def policy_changed(self, terms: Terms, now: float) -> None:
         self._core.policy_changed(terms, now)
-        self._log(["policy", now, terms.to_json()])
+        self._log(["policy", now, terms_entry(terms)])
 
     def standing(self, tenant: str) -> float:
         return self._core.standing(tenant)
@@ -129,16 +141,18 @@ class RecordedCore:
         self._log(["lost", now, step, [sequence.id for sequence in self.scheduler.preempted]])
         return feasible
 
-    def _changed_holds(self) -> dict[str, Blocked] | None:
+    def _changed_holds(self) -> dict[str, str] | None:
         if self.scheduler.held == self._held:
             return None
         self._held = dict(self.scheduler.held)
-        return self._held
+        return {tenant: OBSTACLES.of(limit) for tenant, limit in self._held.items()}
 
     def _newly_given_up(self) -> list[list[str]]:
         given_up = self._core.given_up[self._num_logged :]
         self._num_logged += len(given_up)
-        return [[sequence.id, sequence.finish_reason.value] for sequence in given_up if sequence.finish_reason]
+        return [
+            [sequence.id, FINISH_REASONS.of(sequence.finish_reason)] for sequence in given_up if sequence.finish_reason
+        ]
 
     def _log(self, entry: Entry) -> None:
         self._write(json.dumps(entry, separators=(",", ":")))
@@ -234,7 +248,7 @@ def _arrive_entry(sequence: Sequence, refusal: str | None, now: float) -> Entry:
 def _plan_entry(scheduler: Scheduler, batch: Batch | None, now: float) -> Entry:
     preempted = [sequence.id for sequence in scheduler.preempted]
     head = scheduler.blocked_head
-    blocked = [scheduler.blocked, head.id] if scheduler.blocked and head else None
+    blocked = [OBSTACLES.of(scheduler.blocked), head.id] if scheduler.blocked and head else None
     if batch is None:
         return ["plan", now, None, 0, 0, [], preempted, blocked]
     prefills = scheduler.in_flight[-1].sequences[batch.num_decodes :]
@@ -247,10 +261,7 @@ def _plan_entry(scheduler: Scheduler, batch: Batch | None, now: float) -> Entry:
 def make_configs(header: Entry) -> tuple[CoreConfig, EngineConfig]:
     """The settings in a log's first line."""
     _, _, engine, config, *_ = header
-    engine = engine | {"batching": Batching(engine["batching"]), "kv_allocation": KVAllocation(engine["kv_allocation"])}
-    kinds = {"order": Order, "unit": Unit, "memory": Memory, "overload": Overload}
-    choices = {name: kind(config[name]) for name, kind in kinds.items()}
-    return CoreConfig(**(config | choices)), EngineConfig(**engine)
+    return core_config(config), engine_config(engine)
 
 
 def _core_of(entry: Entry, write: Write, make_model: MakeModel) -> RecordedCore:
@@ -267,7 +278,7 @@ def _apply(core: RecordedCore, entry: Entry, sequences: dict[str, Sequence]) -> 
     elif kind == "request":
         core.asked(asked_of(entry), now)
     elif kind == "finish":
-        core.finish(sequences[entry[2]], FinishReason(entry[3]), now)
+        core.finish(sequences[entry[2]], FINISH_REASONS[entry[3]], now)
     elif kind == "extend":
         core.extend(sequences[entry[2]], entry[3], now)
     elif kind == "plan":
@@ -290,7 +301,7 @@ def _apply_terms(core: RecordedCore, entry: Entry) -> None:
         tenant, blocks = said
         core.allow(tenant, blocks, now)
     elif kind == "policy":
-        core.policy_changed(Terms.from_json(said[0]), now)
+        core.policy_changed(terms_of(said[0]), now)
     elif kind == "gateway":
         unix, model, block_bytes = said
         if not (isinstance(unix, int | float) and isinstance(model, str) and isinstance(block_bytes, int)):

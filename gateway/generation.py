@@ -30,7 +30,7 @@ from gateway.openai import (
     parse_completion_request,
 )
 from gateway.rate_headers import rate_headers
-from gateway.refusals import queue_full, refusal_of, unmeetable
+from gateway.refusals import name_in_log, queue_full, refusal_of, unmeetable
 from gateway.replies import (
     ChatChunks,
     Choice,
@@ -171,11 +171,9 @@ class GenerationEndpoint(Endpoint):
                 entitlement.name, entitlement.key, entitlement.charged, ask, outage
             )
         except QuotaError as error:
-            limit = type(error).__name__
             if isinstance(error, QuotaRefused):
-                limit = error.limit.name
                 call.exchange.add_headers(rate_headers(error.measure()))
-            record(wants.told(request_id, entitlement.name, entitlement.key, asked, limit))
+            record(wants.told(request_id, entitlement.name, entitlement.key, asked, name_in_log(error)))
             raise
         record(wants.told(request_id, entitlement.name, entitlement.key, asked))
         return grant
