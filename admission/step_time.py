@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import isfinite, sqrt
-from operator import add
+from operator import add, mul
 from typing import Any
 
 NUM_COEFFICIENTS = 7
@@ -272,7 +272,7 @@ def non_negative_least_squares(
         for i, row in enumerate(gram):
             if row[i] <= 0:
                 continue
-            slope = moment[i] - plain_sum(g * value for g, value in zip(row, x, strict=True))
+            slope = moment[i] - plain_sum(map(mul, row, x))
             value = max(0.0, x[i] + slope / row[i])
             moved = max(moved, abs(value - x[i]))
             x[i] = value
