@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from admission.aging import Aging
 from admission.scheduling_policy import Load
+from admission.step_time import plain_sum
 from backend.scheduler.sequence import Sequence
 
 Cost = Callable[[Sequence], float]
@@ -212,8 +213,8 @@ class Backlog:
 
     def within(self, caps: Caps, besides: Iterable[str]) -> float:
         """Tokens of all tenants besides these, no class of a tenant counting for more than its cap."""
-        total = sum(level.within(caps.of(number)) for number, level in self._levels.items())
-        return total - sum(self._tenants[name].within(caps) for name in besides if name in self._tenants)
+        total = plain_sum(level.within(caps.of(number)) for number, level in self._levels.items())
+        return total - plain_sum(self._tenants[name].within(caps) for name in besides if name in self._tenants)
 
     @property
     def num_tenants(self) -> int:

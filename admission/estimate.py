@@ -29,7 +29,7 @@ from admission.backlog import Ahead, Backlog, Caps, Turn
 from admission.lenient_queue import LenientFairQueue
 from admission.output_length import OutputLengths
 from admission.prefill_sizer import PrefillSizer
-from admission.step_time import Pipeline, StepTimeModel, StepWork
+from admission.step_time import Pipeline, StepTimeModel, StepWork, plain_sum
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence
 
@@ -272,7 +272,7 @@ class Estimator:
             requests += passing
             steps += passing * answers.get(name, answer)
         if self._backlog.num_tenants > LOOKED_AT:
-            mean = Caps(turn.priority_class, sum(early) / len(seen), sum(in_turn) / len(seen))
+            mean = Caps(turn.priority_class, plain_sum(early) / len(seen), plain_sum(in_turn) / len(seen))
             rest = self._backlog.within(mean, besides=(tenant, *seen))
             tokens, requests = tokens + rest, requests + rest * a_request
             steps += rest * a_request * answer

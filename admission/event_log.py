@@ -20,6 +20,8 @@ One JSON array a line, times in seconds of the engine's clock:
     ["done", t, step, elapsed, [id of each that an end token ended ...], [of each that reached max_tokens ...]]
     ["lost", t, step, [preempted ...]]     there was no memory for it; it and those behind it did not take place
 
+Names of settings, choices, reasons and refusals, and the version, are those of `event_log_names`.
+
 No prompt and no token is in it. The checksum is over slots and starts of all rows, so that a replay that decides
 anything else shows at the first step that differs.
 """
@@ -27,18 +29,29 @@ anything else shows at the first step that differs.
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from typing import Any
 from zlib import crc32
 
 from admission.controller import Controller
-from admission.core import CoreConfig, MemoryGate, Order, Overload, Unit, make_core
+from admission.core import CoreConfig, make_core
+from admission.event_log_names import (
+    FINISH_REASONS,
+    OBSTACLES,
+    REFUSALS,
+    VERSION,
+    core_config,
+    core_entry,
+    engine_config,
+    engine_entry,
+    terms_entry,
+    terms_of,
+)
 from admission.observer import CoreObserver
 from admission.outcome import AdmissionRefused
 from admission.request import Asked, AskedPrompt
 from admission.scheduling_policy import SchedulingPolicy
 from admission.step_time import StepTime, StepTimeModel
-from backend.config import Batching, EngineConfig, KVAllocation
+from backend.config import EngineConfig
 from backend.errors import ConfigError
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, StepOutput
@@ -46,7 +59,6 @@ from backend.scheduler.scheduled_step import Blocked, Delta, ScheduledStep
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, Sequence
 
-VERSION = 11
 END = 1  # the token that ends a sequence in a replay; all others are 0
 
 Entry = list[Any]
@@ -67,7 +79,7 @@ class EventLog(CoreObserver):
         """Write the first line: what the core that is logged was made with."""
         fitted = model.fitted
         prior = [list(fitted.coefficients), fitted.knee, model.prior_weight]
-        self._log(["log", VERSION, asdict(engine), asdict(config), *prior])
+        self._log(["log", VERSION, engine_entry(engine), core_entry(config), *prior])
 
     def serves(self, model: str, block_bytes: int, unix: float, now: float) -> None:
         """Which gateway this is, and what time of day it is: seconds since 1970."""
@@ -77,10 +89,10 @@ class EventLog(CoreObserver):
         self._log(_asked_entry(asked, now))
 
     def arrived(self, sequence: Sequence, refusal: AdmissionRefused | None, now: float) -> None:
-        self._log(_arrive_entry(sequence, type(refusal).__name__ if refusal else None, now))
+        self._log(_arrive_entry(sequence, REFUSALS.of(type(refusal)) if refusal else None, now))
 
     def finished(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
-        self._log(["finish", now, sequence.id, reason.value])
+        self._log(["finish", now, sequence.id, FINISH_REASONS.of(reason)])
 
     def gave_up(self, sequence: Sequence, now: float) -> None:
         self._given_up.append(sequence)
@@ -92,12 +104,14 @@ class EventLog(CoreObserver):
         self._log(["extend", now, sequence.id, tokens])
 
     def policy_changed(self, policy: SchedulingPolicy, now: float) -> None:
-        self._log(["policy", now, policy.to_json()])
+        self._log(["policy", now, terms_entry(policy)])
 
     def scheduled(self, step: ScheduledStep | None, now: float) -> None:
         batch = step.batch if step else None
         given_up, self._given_up = self._given_up, []
-        ended = [[sequence.id, sequence.finish_reason.value] for sequence in given_up if sequence.finish_reason]
+        ended = [
+            [sequence.id, FINISH_REASONS.of(sequence.finish_reason)] for sequence in given_up if sequence.finish_reason
+        ]
         self._log([*_plan_entry(self._scheduler, batch, now), self._changed_holds(), ended])
 
     def updated(self, step: ScheduledStep, output: StepOutput, deltas: list[Delta], now: float) -> None:
@@ -110,11 +124,11 @@ class EventLog(CoreObserver):
     def rolled_back(self, step: ScheduledStep, now: float) -> None:
         self._log(["lost", now, step.batch.step, [sequence.id for sequence in self._scheduler.preempted]])
 
-    def _changed_holds(self) -> dict[str, Blocked] | None:
+    def _changed_holds(self) -> dict[str, str] | None:
         if self._scheduler.held == self._held:
             return None
         self._held = dict(self._scheduler.held)
-        return self._held
+        return {tenant: OBSTACLES.of(limit) for tenant, limit in self._held.items()}
 
     def _log(self, entry: Entry) -> None:
         self._write(json.dumps(entry, separators=(",", ":")))
@@ -220,7 +234,7 @@ def _arrive_entry(sequence: Sequence, refusal: str | None, now: float) -> Entry:
 def _plan_entry(scheduler: Scheduler, batch: Batch | None, now: float) -> Entry:
     preempted = [sequence.id for sequence in scheduler.preempted]
     head = scheduler.blocked_head
-    blocked = [scheduler.blocked, head.id] if scheduler.blocked and head else None
+    blocked = [OBSTACLES.of(scheduler.blocked), head.id] if scheduler.blocked and head else None
     if batch is None:
         return ["plan", now, None, 0, 0, [], preempted, blocked]
     prefills = scheduler.in_flight[-1].sequences[batch.num_decodes :]
@@ -233,10 +247,7 @@ def _plan_entry(scheduler: Scheduler, batch: Batch | None, now: float) -> Entry:
 def make_configs(header: Entry) -> tuple[CoreConfig, EngineConfig]:
     """The settings in a log's first line."""
     _, _, engine, config, *_ = header
-    engine = engine | {"batching": Batching(engine["batching"]), "kv_allocation": KVAllocation(engine["kv_allocation"])}
-    kinds = {"order": Order, "unit": Unit, "memory": MemoryGate, "overload": Overload}
-    choices = {name: kind(config[name]) for name, kind in kinds.items()}
-    return CoreConfig(**(config | choices)), EngineConfig(**engine)
+    return core_config(config), engine_config(engine)
 
 
 class _Replay:
@@ -257,7 +268,7 @@ class _Replay:
         elif kind == "request":
             core.requested(asked_of(entry), now)
         elif kind == "finish":
-            core.finish(self._sequences[entry[2]], FinishReason(entry[3]), now)
+            core.finish(self._sequences[entry[2]], FINISH_REASONS[entry[3]], now)
         elif kind == "extend":
             core.extend(self._sequences[entry[2]], entry[3], now)
         elif kind == "plan":
@@ -280,7 +291,7 @@ class _Replay:
             tenant, blocks = said
             self._core.allow(tenant, blocks, now)
         elif kind == "policy":
-            self._core.policy_changed(SchedulingPolicy.from_json(said[0]), now)
+            self._core.policy_changed(terms_of(said[0]), now)
         elif kind == "gateway":
             unix, model, block_bytes = said
             if not (isinstance(unix, int | float) and isinstance(model, str) and isinstance(block_bytes, int)):

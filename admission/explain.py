@@ -7,6 +7,7 @@ from typing import Any
 
 from admission.core import Overload
 from admission.event_log import check_version, reading
+from admission.event_log_names import CHOICES
 
 REASONS = {
     "batch": "the static batch had to drain",
@@ -110,7 +111,7 @@ class _Story:
 
     def _begin(self, entry: list[Any]) -> None:
         check_version(entry)
-        if entry[3]["overload"] == Overload.CONTROLLED_DELAY:
+        if CHOICES["overload"][entry[3]["overload"]] is Overload.CONTROLLED_DELAY:
             self._given_up = _GIVEN_UP | {"expired": "given up: the queue had stood for too long"}
 
     def _wait_until(self, now: float) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from admission.orderings.ordering import Ordering
-from admission.step_time import StepTimeModel, StepWork, prefill_pairs, prefill_work
+from admission.step_time import StepTimeModel, StepWork, plain_sum, prefill_pairs, prefill_work
 from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence
 
@@ -70,7 +70,7 @@ class EngineTimeTariff:
         marginal = [decode + context * (start + 1) for start in batch.starts[:decodes]]
         chunks = zip(batch.starts[decodes:], batch.lengths[decodes:], strict=True)
         marginal += [model.marginal(prefill_work(start, length)) for start, length in chunks]
-        total, parts = model.seconds(work), sum(marginal)
+        total, parts = model.seconds(work), plain_sum(marginal)
         if parts <= 0:
             return [total / len(marginal)] * len(marginal)
         weight = 0.02 if self._parts else 1.0
@@ -133,7 +133,7 @@ class Ledger:
     def completed(self, elapsed: float) -> None:
         """The oldest step that was planned took this many seconds."""
         charge = self._open.popleft()
-        total = sum(charge.by_tenant.values())
+        total = plain_sum(charge.by_tenant.values())
         correction = self._tariff.correction(total, elapsed) / total if total else 0.0
         if correction:
             self._ordering.correct((tenant, correction * cost) for tenant, cost in charge.by_tenant.items())

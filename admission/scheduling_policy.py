@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 
 @dataclass(slots=True)
@@ -112,12 +111,3 @@ class SchedulingPolicy:
 
     def bounds_of(self, priority_class: int) -> QueueBounds | None:
         return self.bounds[priority_class] if priority_class < len(self.bounds) else None
-
-    def to_json(self) -> list[Any]:
-        bounds = [[b.count, b.tokens, b.bytes, b.seconds] for b in self.bounds]
-        return [dict(self.weights), list(self.offsets), bounds, dict(self.may_wait)]
-
-    @classmethod
-    def from_json(cls, entry: list[Any]) -> "SchedulingPolicy":
-        weights, offsets, bounds, may_wait = entry
-        return cls(weights, tuple(offsets), tuple(QueueBounds(*bound) for bound in bounds), may_wait)

@@ -10,9 +10,11 @@ hinge is continuous, so more work never predicts less time.
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from math import isfinite, sqrt
+from operator import add, mul
 from typing import Any
 
 NUM_COEFFICIENTS = 7
@@ -24,6 +26,14 @@ CHANCE = 5.0  # medians of the errors' spread, over the root of their number: wh
 ENOUGH = 16  # steps, until what was expected of errors gives way to what was measured
 FURTHEST = 100.0  # times as long as predicted, that a step may have taken in one look
 STALL, BEYOND = 0.1, 4.0  # a relative error, and medians of them, that a larger one counts as at most
+
+
+def plain_sum(values: Iterable[float]) -> float:
+    """Returns the sum, added up from the first value to the last and rounded each time.
+
+    From Python 3.12 on `sum` compensates for the rounding: what one version recorded another would not decide again.
+    """
+    return reduce(add, values, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +272,7 @@ def non_negative_least_squares(
         for i, row in enumerate(gram):
             if row[i] <= 0:
                 continue
-            slope = moment[i] - sum(g * value for g, value in zip(row, x, strict=True))
+            slope = moment[i] - plain_sum(map(mul, row, x))
             value = max(0.0, x[i] + slope / row[i])
             moved = max(moved, abs(value - x[i]))
             x[i] = value
@@ -308,4 +318,4 @@ class Pipeline:
 
     def remaining(self, now: float) -> float:
         """Predicted seconds until the newest is done."""
-        return max(0.0, sum(self._predicted) - (now - self._started)) if self._predicted else 0.0
+        return max(0.0, plain_sum(self._predicted) - (now - self._started)) if self._predicted else 0.0

@@ -92,8 +92,11 @@ class Preemption:
         self._preempt_for(self._config.blocks_for(sequence.num_tokens) + room, lower)
 
     def yield_for_the_oldest(self, scheduled: ScheduledStep) -> bool:
-        """Where all of a tenant's sequences are paused for blocks, the youngest gives up its own. Whether any did."""
-        tenants = {s.tenant for s, limit in scheduled.paused.items() if limit is Blocked.ALLOWANCE}
+        """Where all of a tenant's sequences are paused for blocks, the youngest gives up its own. Whether any did.
+
+        Tenants come in the order in which they were paused: that of a set would differ in a replay by another process.
+        """
+        tenants = dict.fromkeys(s.tenant for s, limit in scheduled.paused.items() if limit is Blocked.ALLOWANCE)
         yielded = False
         for tenant in tenants:
             own = self._residents.of(tenant)

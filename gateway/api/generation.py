@@ -20,7 +20,7 @@ from gateway.api.endpoint import Call, Endpoint
 from gateway.api.generation_request import GenerationTerms, Prompt
 from gateway.api.quota_extender import QuotaExtender
 from gateway.api.rate_headers import rate_headers
-from gateway.api.refusals import queue_full, refusal_of, unmeetable
+from gateway.api.refusals import name_in_log, queue_full, refusal_of, unmeetable
 from gateway.api.service import Service
 from gateway.errors import ApiError, BadRequest, ContextLengthExceeded, Unsatisfiable, context_exceeded
 from gateway.http.json_body import JsonBody
@@ -159,11 +159,9 @@ class GenerationEndpoint(Endpoint):
         try:
             grant = await self.service.quotas.reserve(policy.name, policy.key, policy.charged, ask, outage)
         except QuotaError as error:
-            limit = type(error).__name__
             if isinstance(error, QuotaRefused):
-                limit = error.limit.name
                 call.exchange.add_headers(rate_headers(error.measure()))
-            tell(wants.told(request_id, policy.name, policy.key, sequences, limit))
+            tell(wants.told(request_id, policy.name, policy.key, sequences, name_in_log(error)))
             raise
         tell(wants.told(request_id, policy.name, policy.key, sequences))
         return grant

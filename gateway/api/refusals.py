@@ -18,7 +18,17 @@ from gateway.errors import (
     Unsatisfiable,
     translate,
 )
-from quotas.errors import BudgetSpent, LimitExceeded, NeverFits, QuotaError, QuotaRefused
+from quotas.errors import (
+    BudgetSpent,
+    ConnectionLost,
+    LimitExceeded,
+    NeverFits,
+    QuotaError,
+    QuotaRefused,
+    StoreFault,
+    StoreUnavailable,
+    StoreUnsuitable,
+)
 from quotas.policy.limit import Resource
 
 QUEUE_RETRY_SECONDS = 1.0
@@ -33,6 +43,19 @@ _REMEDIES = {  # of what can never fit, besides another limit
     Resource.OUTPUT_TOKENS: "lower max_tokens, or ",
     Resource.TOKENS: "lower max_tokens, shorten the prompt, or ",
 }
+
+
+_NAMES_IN_LOG: dict[type[QuotaError], str] = {  # which stay what they are, whatever the classes come to be called
+    StoreUnavailable: "StoreUnavailable",
+    ConnectionLost: "ConnectionLost",
+    StoreUnsuitable: "StoreUnsuitable",
+    StoreFault: "StoreFault",
+}
+
+
+def name_in_log(error: QuotaError) -> str:
+    """Returns what an event log says refused a request: a limit by its name, or why the store could not tell."""
+    return error.limit.name if isinstance(error, QuotaRefused) else _NAMES_IN_LOG[type(error)]
 
 
 def refusal_of(error: Exception) -> ApiError:

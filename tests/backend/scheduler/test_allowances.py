@@ -102,6 +102,20 @@ def test_where_all_of_a_tenants_sequences_are_paused_the_youngest_makes_way_for_
     assert (old.output, young.output) == (expected(old), expected(young))
 
 
+def test_tenants_whose_youngest_give_way_at_once_do_so_in_the_order_in_which_they_were_paused() -> None:
+    """In that of a set of names, which differs from process to process, no replay would decide the same."""
+    bench = Bench(num_blocks=200, max_num_seqs=32, max_num_batched_tokens=256, steps_in_flight=1)
+    tenants = [f"tenant-{n}" for n in range(16)]
+    _, young = ([bench.add(tenant, 8, 12) for tenant in tenants] for _ in range(2))
+    bench.step()
+    for tenant in tenants:
+        bench.scheduler.allow(tenant, 5)
+    while not bench.scheduler.preempted:
+        bench.step()
+    assert bench.scheduler.preempted == [sequence for sequence in young if sequence.num_yields]
+    assert len(bench.scheduler.preempted) > 4, "in another order they would come by chance"
+
+
 def test_a_cut_of_the_lease_takes_nothing_away_and_gives_nothing_more() -> None:
     bench = Bench()
     bench.scheduler.allow("small", 6)

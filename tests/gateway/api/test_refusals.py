@@ -7,9 +7,17 @@ import pytest
 from admission.outcome import Outcome
 from backend.errors import DeviceError
 from gateway import errors
-from gateway.api.refusals import refusal_of
+from gateway.api.refusals import name_in_log, refusal_of
 from gateway.errors import ApiError
-from quotas.errors import BudgetSpent, LimitExceeded, NeverFits, QuotaError, StoreUnavailable
+from quotas.errors import (
+    BudgetSpent,
+    ConnectionLost,
+    LimitExceeded,
+    NeverFits,
+    QuotaError,
+    QuotaRefused,
+    StoreUnavailable,
+)
 from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
 
 TOKENS = Limit(Resource.TOKENS, 1000, Rate(60, 1000), key="ab12")
@@ -78,3 +86,14 @@ def test_a_store_that_cannot_tell_is_ours_to_mend() -> None:
 )
 def test_a_request_counts_as_what_ended_it_whoever_wrote_the_answer(error: Exception, outcome: Outcome) -> None:
     assert refusal_of(error).outcome is outcome
+
+
+def test_each_refusal_of_a_quota_has_a_name_for_the_event_log() -> None:
+    assert name_in_log(LimitExceeded(MONTH, 300, 120, 10.8)) == name_in_log(NeverFits(MONTH, 5001)) == "tokens/month"
+    assert name_in_log(ConnectionLost("it broke")) == "ConnectionLost"
+    failures = [kind for kind in _below(QuotaError) if not issubclass(kind, QuotaRefused)]
+    assert all(name_in_log(kind("it failed")) for kind in failures if kind.__module__ == QuotaError.__module__)
+
+
+def _below(kind: type[QuotaError]) -> list[type[QuotaError]]:
+    return [found for child in kind.__subclasses__() for found in (child, *_below(child))]

@@ -1,0 +1,188 @@
+"""The names that an event log is written in, and what stands behind each of them in the code.
+
+On the left of each colon is what logs of this `VERSION` say, in the order in which they say it. It never changes while
+the version stays, or no log that was recorded could be decided again. On the right is what the code calls the same
+thing today, which follows the code wherever a field, a class or a value is renamed.
+
+A field, a refusal or a value that is new gets a name here, in the order in which it is to be written. Since logs of
+before say nothing of it, `VERSION` rises with it, and those of tests/admission/recorded are recorded anew
+(`python -m scripts.record_logs`).
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+from admission.core import CoreConfig, MemoryGate, Order, Overload, Unit
+from admission.outcome import AdmissionRefused, DeadlineUnmeetable, QueueFull, TenantQueueFull
+from admission.scheduling_policy import QueueBounds, SchedulingPolicy
+from backend.config import Batching, EngineConfig, KVAllocation
+from backend.scheduler.scheduled_step import Blocked
+from backend.scheduler.sequence import FinishReason
+
+VERSION = 11
+
+T = TypeVar("T")
+
+
+class Names(Generic[T]):
+    """A table that is read in both directions; no thing in it has two names."""
+
+    def __init__(self, things: Mapping[str, T]) -> None:
+        self._things = dict(things)
+        self._names = {thing: name for name, thing in things.items()}
+        assert len(self._names) == len(self._things), "one thing has two names"
+
+    def __getitem__(self, name: str) -> T:
+        """Returns what stands behind a name. Raises `KeyError`."""
+        return self._things[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._things)
+
+    def of(self, thing: T) -> str:
+        """Returns the name of a thing. Raises `KeyError`."""
+        return self._names[thing]
+
+    def items(self) -> Iterator[tuple[str, T]]:
+        return iter(self._things.items())
+
+
+ENGINE_FIELDS = Names(
+    {
+        "num_blocks": "num_blocks",
+        "max_model_len": "max_model_len",
+        "block_size": "block_size",
+        "max_num_seqs": "max_num_seqs",
+        "max_num_batched_tokens": "max_num_batched_tokens",
+        "prefill_chunk": "prefill_chunk",
+        "batching": "batching",
+        "kv_allocation": "kv_allocation",
+        "steps_in_flight": "steps_in_flight",
+        "max_preemptions": "max_preemptions",
+    }
+)
+CORE_FIELDS = Names(
+    {
+        "order": "order",
+        "unit": "unit",
+        "quantum": "quantum",
+        "borrow": "borrow",
+        "weights": "weights",
+        "seconds_per_class": "seconds_per_class",
+        "memory": "memory",
+        "min_free_blocks": "min_free_blocks",
+        "prefill_share": "prefill_share",
+        "leeway": "leeway",
+        "overload": "overload",
+        "confidence": "confidence",
+        "max_waiting": "max_waiting",
+        "max_waiting_tokens": "max_waiting_tokens",
+        "max_waiting_bytes": "max_waiting_bytes",
+        "max_waiting_seconds": "max_waiting_seconds",
+        "tenant_max_waiting": "tenant_max_waiting",
+        "tenant_max_waiting_tokens": "tenant_max_waiting_tokens",
+        "tenant_max_waiting_bytes": "tenant_max_waiting_bytes",
+        "tenant_max_waiting_seconds": "tenant_max_waiting_seconds",
+    }
+)
+CHOICES: Mapping[str, Names[Any]] = {  # by the field's name in the log, the values that it may have
+    "batching": Names({"continuous": Batching.CONTINUOUS, "static": Batching.STATIC}),
+    "kv_allocation": Names({"paged": KVAllocation.PAGED, "contiguous": KVAllocation.CONTIGUOUS}),
+    "order": Names(
+        {
+            "fair": Order.FAIR,
+            "fcfs": Order.FCFS,
+            "round_robin": Order.ROUND_ROBIN,
+            "shortest_first": Order.SHORTEST_FIRST,
+            "vtc": Order.VTC,
+            "virtual_finish": Order.VIRTUAL_FINISH,
+            "earliest_deadline": Order.EARLIEST_DEADLINE,
+            "adaptive_lifo": Order.ADAPTIVE_LIFO,
+        }
+    ),
+    "unit": Names({"engine_time": Unit.ENGINE_TIME, "tokens": Unit.TOKENS}),
+    "memory": Names(
+        {"forecast": MemoryGate.FORECAST, "minimum_free": MemoryGate.MINIMUM_FREE, "optimistic": MemoryGate.OPTIMISTIC}
+    ),
+    "overload": Names(
+        {
+            "deadline": Overload.DEADLINE,
+            "controlled_delay": Overload.CONTROLLED_DELAY,
+            "bounded": Overload.BOUNDED,
+            "unbounded": Overload.UNBOUNDED,
+        }
+    ),
+}
+REFUSALS: Names[type[AdmissionRefused]] = Names(
+    {"QueueFull": QueueFull, "TenantQueueFull": TenantQueueFull, "DeadlineUnmeetable": DeadlineUnmeetable}
+)
+FINISH_REASONS = Names(
+    {
+        "stop": FinishReason.STOP,
+        "length": FinishReason.LENGTH,
+        "cancelled": FinishReason.CANCELLED,
+        "expired": FinishReason.EXPIRED,
+        "failed": FinishReason.FAILED,
+        "preempted": FinishReason.PREEMPTED,
+    }
+)
+OBSTACLES = Names(
+    {
+        "batch": Blocked.BATCH,
+        "release": Blocked.RELEASE,
+        "budget": Blocked.BUDGET,
+        "slots": Blocked.SLOTS,
+        "memory": Blocked.MEMORY,
+        "allowance": Blocked.ALLOWANCE,
+        "tokens": Blocked.TOKENS,
+    }
+)
+TERMS = ("weights", "offsets", "bounds", "may_wait")  # fields of `SchedulingPolicy`, which a log has by their places
+BOUNDS = ("count", "tokens", "bytes", "seconds")  # the same of `QueueBounds`
+
+
+def core_entry(config: CoreConfig) -> dict[str, Any]:
+    """Returns what the first line of a log says of a core's configuration."""
+    return _entry(config, CORE_FIELDS)
+
+
+def engine_entry(config: EngineConfig) -> dict[str, Any]:
+    """Returns what the first line of a log says of an engine's configuration."""
+    return _entry(config, ENGINE_FIELDS)
+
+
+def core_config(entry: Mapping[str, Any]) -> CoreConfig:
+    """Reads a `core_entry`. Raises `KeyError`, `ValueError` or `TypeError` where it is none."""
+    return CoreConfig(**_values(entry, CORE_FIELDS))
+
+
+def engine_config(entry: Mapping[str, Any]) -> EngineConfig:
+    """Reads an `engine_entry`. Raises `KeyError`, `TypeError` or `ConfigError` where it is none."""
+    return EngineConfig(**_values(entry, ENGINE_FIELDS))
+
+
+def _entry(config: CoreConfig | EngineConfig, fields: Names[str]) -> dict[str, Any]:
+    return {name: _said(name, getattr(config, field)) for name, field in fields.items()}
+
+
+def _said(name: str, value: Any) -> Any:
+    if name in CHOICES:
+        return CHOICES[name].of(value)
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _values(entry: Mapping[str, Any], fields: Names[str]) -> dict[str, Any]:
+    return {field: CHOICES[name][entry[name]] if name in CHOICES else entry[name] for name, field in fields.items()}
+
+
+def terms_entry(terms: SchedulingPolicy) -> list[Any]:
+    """Returns what a log says of a policy's terms."""
+    weights, offsets, bounds, may_wait = (getattr(terms, field) for field in TERMS)
+    return [dict(weights), list(offsets), [[getattr(one, unit) for unit in BOUNDS] for one in bounds], dict(may_wait)]
+
+
+def terms_of(entry: list[Any]) -> SchedulingPolicy:
+    """Reads a `terms_entry`. Raises `ValueError` or `TypeError` where it is none."""
+    weights, offsets, bounds, may_wait = entry
+    each = tuple(QueueBounds(**dict(zip(BOUNDS, one, strict=True))) for one in bounds)
+    return SchedulingPolicy(**dict(zip(TERMS, (weights, tuple(offsets), each, may_wait), strict=True)))

@@ -1,0 +1,133 @@
+"""Records the event logs of tests/admission/recorded, which tests/admission/test_recorded_logs.py replays to the byte.
+
+    python -m scripts.record_logs [NAME ...]
+
+They say what the core decided when they were recorded, and whoever changes what it decides learns so from them: they
+are never recorded anew to make a test pass. A change that is meant to decide otherwise, or to write otherwise, raises
+the version of the log, since no log from before can be decided again. So this writes logs that are not there yet, or
+that are of another version than the log has now, and touches no other.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from argparse import ArgumentParser
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from admission.core import CoreConfig, MemoryGate, Order, Overload, Unit
+from admission.event_log import VERSION, replay
+from backend.config import Batching, KVAllocation
+from tests.admission import log_scenes
+from tests.admission.log_runs import flood, many_answers, random_run
+from tests.gateway.served_log import served
+
+FOLDER = Path(__file__).parent.parent / "tests" / "admission" / "recorded"
+Record = Callable[[], list[str]]
+
+BOUNDED = CoreConfig(
+    unit=Unit.TOKENS,
+    quantum=64.0,
+    borrow=80.0,
+    leeway=160.0,
+    seconds_per_class=0.1,
+    memory=MemoryGate.MINIMUM_FREE,
+    min_free_blocks=4,
+    prefill_share=0.5,
+    overload=Overload.BOUNDED,
+    max_waiting=12,
+    max_waiting_tokens=160,
+    max_waiting_bytes=1600,
+    max_waiting_seconds=0.2,
+    tenant_max_waiting=5,
+    tenant_max_waiting_tokens=90,
+    tenant_max_waiting_bytes=900,
+    tenant_max_waiting_seconds=0.1,
+)
+CROWDED = CoreConfig(
+    quantum=0.004,
+    borrow=0.0,
+    leeway=0.0,
+    memory=MemoryGate.OPTIMISTIC,
+    overload=Overload.UNBOUNDED,
+    max_waiting=None,
+)
+FCFS = CoreConfig(order=Order.FCFS, memory=MemoryGate.OPTIMISTIC, overload=Overload.BOUNDED, max_waiting=6)
+STATIC = {"batching": Batching.STATIC}
+CONTIGUOUS = {"kv_allocation": KVAllocation.CONTIGUOUS}
+
+SCENES: dict[str, Record] = {
+    "refusals": log_scenes.refusals,
+    "shared_bounds": log_scenes.shared_bounds,
+    "tenant_bounds": log_scenes.tenant_bounds,
+    "preemptions": log_scenes.preemptions,
+    "past_bound": log_scenes.past_bound,
+    "leases": log_scenes.leases,
+    "leases_of_many": log_scenes.leases_of_many,
+    "extensions": log_scenes.extensions,
+    "paused_in_the_way": log_scenes.paused_in_the_way,
+    "losses": log_scenes.losses,
+    "cancels": log_scenes.cancels,
+    "give_ups": log_scenes.give_ups,
+    "controlled_delay": log_scenes.controlled_delay,
+    "requests": log_scenes.requests,
+}
+RUNS: dict[str, Record] = {
+    "fair": partial(random_run, CoreConfig(weights={"acme": 2.0, "beta": 0.5}), 1, learned=True, num_blocks=24),
+    "fair_tokens": partial(random_run, BOUNDED, 2, losses=0.02, steps_in_flight=1),
+    "fair_crowded": partial(random_run, CROWDED, 3, num_blocks=16, max_preemptions=1),
+    "fcfs": partial(random_run, FCFS, 4, num_blocks=20),
+    "round_robin": partial(random_run, CoreConfig(order=Order.ROUND_ROBIN, unit=Unit.TOKENS, confidence=0.8), 5),
+    "shortest_first": partial(random_run, CoreConfig(order=Order.SHORTEST_FIRST, memory=MemoryGate.MINIMUM_FREE), 6),
+    "vtc": partial(random_run, CoreConfig(order=Order.VTC, unit=Unit.TOKENS, weights={"acme": 3.0}), 7, num_blocks=20),
+    "virtual_finish": partial(random_run, CoreConfig(order=Order.VIRTUAL_FINISH, weights={"corp": 3.0}), 8),
+    "earliest_deadline": partial(random_run, CoreConfig(order=Order.EARLIEST_DEADLINE, seconds_per_class=0.5), 9),
+    "adaptive_lifo": partial(
+        random_run, CoreConfig(order=Order.ADAPTIVE_LIFO, overload=Overload.CONTROLLED_DELAY), 10, steps_in_flight=1
+    ),
+    "static": partial(random_run, FCFS, 11, prefill_chunk=None, max_num_batched_tokens=64, **STATIC),
+    "contiguous": partial(random_run, CoreConfig(), 12, **CONTIGUOUS),
+    "static_contiguous": partial(random_run, CoreConfig(overload=Overload.UNBOUNDED), 13, **STATIC, **CONTIGUOUS),
+    "many_answers": many_answers,
+    "flood": flood,
+}
+LOGS: dict[str, Record] = SCENES | RUNS | {"served": served}
+
+
+def main() -> None:
+    parser = ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", metavar="NAME", nargs="*", help=f"of the logs, or all: {', '.join(LOGS)}")
+    names = parser.parse_args().names or list(LOGS)
+    if unknown := [name for name in names if name not in LOGS]:
+        parser.error(f"there is no log {unknown[0]}: they are {', '.join(LOGS)}")
+    for name in names:
+        record(name)
+
+
+def record(name: str, folder: Path = FOLDER) -> None:
+    """Record a log, unless the folder has one of this version."""
+    path = folder / f"{name}.log.gz"
+    if path.exists() and json.loads(read(path)[0])[1] == VERSION:
+        print(f"{name}: there is a log of version {VERSION}, which is kept", file=sys.stderr)
+        return
+    lines = LOGS[name]()
+    assert len(list(replay(lines))) == len(lines)
+    write(path, lines)
+    print(f"{name}: {len(lines)} entries, {path.stat().st_size} bytes")
+
+
+def read(path: Path) -> list[str]:
+    """Returns the lines of a log."""
+    return gzip.decompress(path.read_bytes()).decode().splitlines()
+
+
+def write(path: Path, lines: list[str]) -> None:
+    """Write a log, as the same bytes for the same lines."""
+    path.write_bytes(gzip.compress("".join(f"{line}\n" for line in lines).encode(), mtime=0))
+
+
+if __name__ == "__main__":
+    main()

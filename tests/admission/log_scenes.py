@@ -1,0 +1,344 @@
+"""Each function here records a short event log of one thing, and returns its lines.
+
+A sequence to which something happens has an id that says what, and is asserted to be in that state.
+`scripts/record_logs.py` calls each function once for each version of the log.
+"""
+
+from admission.core import CoreConfig, MemoryGate, Order, Overload
+from admission.outcome import AdmissionRefused, DeadlineUnmeetable, QueueFull, TenantQueueFull
+from admission.request import Asked, AskedPrompt
+from admission.scheduling_policy import QueueBounds, SchedulingPolicy
+from backend.scheduler.scheduled_step import Blocked
+from backend.scheduler.sequence import FinishReason, Sequence, Status
+from tests.admission.staged_core import StagedCore
+
+GREEDY = CoreConfig(
+    memory=MemoryGate.OPTIMISTIC
+)  # whatever fits now joins, and preemption helps when it no longer does
+
+
+def refusals() -> list[str]:
+    """Newcomers meet each kind of refusal, by each bound and each deadline that may be its reason."""
+    stage = StagedCore(CoreConfig(max_waiting=10, tenant_max_waiting=3), max_num_seqs=2)
+    bounds = (QueueBounds(), QueueBounds(), QueueBounds(count=2))
+    stage.core.policy_changed(SchedulingPolicy({"a": 2.0}, (0.0, 2.0, 4.0), bounds, {"limited": 1}), stage.now)
+    for name in ("runs", "runs-too"):
+        stage.arrive(name, prompt=12, output=40)
+    stage.step()
+    soon = stage.now + 1e-3
+    assert isinstance(stage.refused("refused-first-token", tenant="b", first_token_by=soon), DeadlineUnmeetable)
+    assert isinstance(stage.refused("refused-last-token", tenant="b", done_by=soon), DeadlineUnmeetable)
+    for n in range(3):
+        stage.arrive(f"waits-full-{n}", tenant="full")
+    assert isinstance(stage.refused("refused-tenant-bound", tenant="full"), TenantQueueFull)
+    stage.arrive("waits-limited", tenant="limited")
+    assert isinstance(stage.refused("refused-tenant-limit", tenant="limited"), TenantQueueFull)
+    for n in range(2):
+        stage.arrive(f"waits-low-{n}", tenant="low", priority_class=2)
+    full = stage.refused("refused-class-bound", tenant="low", priority_class=2)
+    assert isinstance(full, QueueFull) and full.of_class
+    stage.step()
+    for n in range(4):
+        stage.arrive(f"waits-{n}", tenant=f"t{n}")
+    full = stage.refused("refused-shared-bound", tenant="t0")
+    assert isinstance(full, QueueFull) and not full.of_class
+    return stage.run()
+
+
+UNITS: dict[str, dict[str, int]] = {  # requests of which most meet a bound of this unit first
+    "count": {},
+    "tokens": {"prompt": 40},
+    "bytes": {"body_bytes": 400},
+    "seconds": {"output": 50},
+}
+
+
+def shared_bounds() -> list[str]:
+    """One tenant fills the shared queue and then that of a class, in each unit that has a bound."""
+    bounds = {"max_waiting": 5, "max_waiting_tokens": 130, "max_waiting_bytes": 1300, "max_waiting_seconds": 0.042}
+    stage = StagedCore(CoreConfig(**bounds), max_num_seqs=1)
+    stage.arrive("runs", output=40)
+    stage.step()
+    for unit, fields in UNITS.items():
+        full = _fill(stage, f"shared-{unit}", **fields)
+        assert isinstance(full, QueueFull) and full.excess.unit == unit and not full.of_class
+    stage.core.policy_changed(SchedulingPolicy(offsets=(0.0,), bounds=(QueueBounds(4, 80, 800, 0.03),)), stage.now)
+    for unit, fields in UNITS.items():
+        full = _fill(stage, f"class-{unit}", **fields)
+        assert isinstance(full, QueueFull) and full.excess.unit == unit and full.of_class
+    return stage.run()
+
+
+def tenant_bounds() -> list[str]:
+    """One tenant fills what it may have waiting itself, in each unit that has a bound."""
+    bounds = {"tenant_max_waiting": 5, "tenant_max_waiting_tokens": 100, "tenant_max_waiting_bytes": 1000}
+    stage = StagedCore(CoreConfig(**bounds, tenant_max_waiting_seconds=0.03), max_num_seqs=1)
+    stage.arrive("runs", output=40)
+    stage.step()
+    for unit, fields in UNITS.items():
+        full = _fill(stage, f"tenant-{unit}", **fields)
+        assert isinstance(full, TenantQueueFull) and full.excess.unit == unit
+    return stage.run()
+
+
+def _fill(stage: StagedCore, name: str, **fields: int) -> AdmissionRefused:
+    """Let newcomers come until one is refused, and those that wait leave; returns the refusal."""
+    waiting: list[Sequence] = []
+    while True:
+        try:
+            waiting.append(stage.arrive(f"waits-{name}-{len(waiting)}", **fields))
+        except AdmissionRefused as refusal:
+            for sequence in waiting:
+                stage.finish(sequence)
+            return refusal
+
+
+def preemptions() -> list[str]:
+    """Sequences give way for the memory of one that runs, for one of a higher class, and out of a deadlock."""
+    stage = StagedCore(GREEDY, num_blocks=16, steps_in_flight=1)
+    stays = stage.arrive("stays", 24, 24)
+    stage.step()
+    yields = stage.arrive("preempted-for-memory", 24, 24)
+    stage.run()
+    assert yields.num_preemptions and not stays.num_preemptions
+
+    low = [stage.arrive(f"preempted-for-slot-{n}", 4, 8, priority_class=2) for n in range(4)]
+    stage.step()
+    stage.arrive("urgent", 4, 8, tenant="b")
+    stage.step()
+    assert sum(sequence.num_preemptions for sequence in low) == 1 and stage.scheduler.blocked is Blocked.SLOTS
+    stage.run()
+
+    large = stage.arrive("preempted-for-class", 40, 16, priority_class=2)
+    stage.step(), stage.step(), stage.step()
+    stage.arrive("urgent-too", 40, 16, tenant="b")
+    stage.step()
+    assert large.num_preemptions == 1 and stage.scheduler.blocked is Blocked.MEMORY
+    stage.run()
+
+    equals = [stage.arrive(f"preempted-in-deadlock-{n}", 24, 24) for n in range(2)]  # neither ranks below the other
+    stage.run()
+    assert sum(sequence.num_preemptions for sequence in equals) == 1
+    return stage.lines
+
+
+def past_bound() -> list[str]:
+    """MemoryGate is so short that a sequence which was preempted as often as it may be is given up."""
+    stage = StagedCore(GREEDY, num_blocks=16, steps_in_flight=1, max_preemptions=1)
+    for n in range(4):
+        stage.arrive(f"given-up-past-bound-{n}", 14, 48)
+    given_up = []
+    while stage.scheduler.has_work:
+        given_up += stage.step()
+    assert {sequence.finish_reason for sequence in given_up} == {FinishReason.PREEMPTED}
+    return stage.lines
+
+
+def leases() -> list[str]:
+    """A tenant's KV memory is bounded, cut below what it holds, and free again; others are served meanwhile."""
+    stage = StagedCore(CoreConfig())
+    stage.allow("a", 30)
+    old = stage.arrive("oldest", 16, 30)
+    stage.arrive("other", 8, 40, tenant="b")
+    stage.step()
+    young = stage.arrive("gives-way", 12, 24)
+    stage.step()
+    stage.allow("a", 6)
+    assert len(old.block_table) + len(young.block_table) > 6
+    while not young.num_yields:
+        stage.step()
+    stage.arrive("passed-over", 30, 8)
+    stage.step()
+    assert stage.scheduler.held["a"] is Blocked.ALLOWANCE
+    stage.finish(stage.arrive("cancelled-passed-over", 30, 8))
+    stage.step()
+    stage.allow("a", 14)
+    stage.step()
+    stage.allow("a", None)
+    stage.allow("b", 2)
+    stage.arrive("other-larger", 20, 8, tenant="b")
+    stage.step()
+    stage.allow("b", None)
+    return stage.run()
+
+
+def leases_of_many() -> list[str]:
+    """Several tenants meet their bounds in one step, in which the youngest of each gives way."""
+    stage = StagedCore(CoreConfig(), max_num_seqs=10, num_blocks=100, max_num_batched_tokens=80)
+    tenants = ("acme", "beta", "corp", "dyne", "echo")
+    for name in ("oldest", "gives-way"):
+        for tenant in tenants:
+            stage.arrive(f"{name}-{tenant}", 8, 30, tenant=tenant)
+        stage.step()
+    for tenant in tenants:
+        stage.allow(tenant, 4)
+    while not stage.scheduler.counters.yields:
+        stage.step()
+    assert stage.scheduler.counters.yields == len(tenants)
+    stage.step(), stage.step()
+    for tenant in tenants:
+        stage.allow(tenant, None)
+    return stage.run()
+
+
+def extensions() -> list[str]:
+    """Answers pause where their tenants' token limits have no more for them, go on, or are left there."""
+    stage = StagedCore(CoreConfig())
+    pauses = stage.arrive("paused", 8, 24, may_have=4)
+    waits = stage.arrive("held", 8, 24, tenant="b", may_have=0)
+    stage.arrive("behind", 8, 4, tenant="b")
+    while len(pauses.output) < 4:
+        stage.step()
+    stage.step()
+    assert pauses.num_tokens == pauses.token_limit and stage.scheduler.held == {"b": Blocked.TOKENS}
+    stage.extend(waits, 10)
+    stage.step()
+    assert waits.status is Status.RUNNING
+    for _ in range(12):
+        stage.step()
+    stage.extend(pauses, 6)
+    stage.step()
+    stage.extend(pauses, 100)
+    stage.extend(waits, 100)
+    stage.run()
+    assert len(pauses.output) == len(waits.output) == 24
+    stage.extend(waits, 1)  # too late: it has ended
+    paused = [stage.arrive(f"paused-and-left-{n}", 8, 24, may_have=1) for n in range(2)]
+    stage.run()
+    stage.finish(paused[0])
+    stage.finish(paused[1], FinishReason.STOP)
+    return stage.run()
+
+
+def paused_in_the_way() -> list[str]:
+    """A sequence that is paused gives way when one that ranks below it can only go on with its memory."""
+    stage = StagedCore(GREEDY, num_blocks=16)
+    paused = stage.arrive("gives-way-paused", 28, 24, may_have=1)
+    stage.step()
+    stage.arrive("needs-memory", 24, 30, tenant="b", priority_class=1)
+    stage.run()
+    assert paused.num_yields == 1 and not paused.num_preemptions
+    stage.extend(paused, 24)
+    return stage.run()
+
+
+def losses() -> list[str]:
+    """The device has no memory for a step with another behind it, for one alone, and for several in a row."""
+    stage = StagedCore(CoreConfig(), max_num_batched_tokens=16, prefill_chunk=8)
+    for n in range(4):
+        stage.arrive(f"s{n}", 20, 10, tenant=f"t{n % 2}", priority_class=n % 3)
+    stage.plan()
+    assert stage.in_flight == 2
+    stage.lose()
+    for _ in range(12):
+        stage.step()
+    stage.plan()
+    stage.complete()
+    assert stage.in_flight == 1
+    stage.lose()
+    for _ in range(3):
+        stage.plan()
+        stage.lose()
+    assert stage.scheduler.counters.shed
+    return stage.run()
+
+
+def cancels() -> list[str]:
+    """Clients leave in each state that a sequence may be in; answers end by their texts, a token, or a failure."""
+    stage = StagedCore(GREEDY, num_blocks=16)
+    running = [stage.arrive(f"cancelled-decoding-{n}", 4, 30) for n in range(2)]
+    prefilling = stage.arrive("cancelled-in-prefill", 40, 8)
+    stage.plan()
+    waiting = [stage.arrive(f"cancelled-waiting-{n}", 40, 8, tenant="b") for n in range(2)]
+    stage.complete()
+    assert prefilling.status is Status.RUNNING and prefilling.num_computed_tokens < len(prefilling.prompt)
+    stage.finish(prefilling)
+    assert prefilling.in_flight, "steps in scheduled still name it"
+    stage.step()
+    for sequence in (waiting[0], waiting[0], running[0]):
+        stage.finish(sequence)
+    stage.step()
+    preempted = _preempted(stage, "cancelled-preempted", Status.PREEMPTED)
+    stage.finish(preempted)
+    back = _preempted(stage, "cancelled-waiting-again", Status.WAITING)
+    stage.finish(back)
+    for name, reason in (("stopped-by-text", FinishReason.STOP), ("failed", FinishReason.FAILED)):
+        sequence = stage.arrive(name, 4, 20)
+        stage.step(), stage.step(), stage.step()
+        assert sequence.output and sequence.status is Status.RUNNING
+        stage.finish(sequence, reason)
+    token = stage.arrive("stopped-by-token", 4, 20)
+    stage.step(), stage.step()
+    while token.status is not Status.FINISHED:
+        stage.step("stopped-by-token")
+    stage.run()
+    stage.finish(token)  # its client leaves when it has everything
+    return stage.lines
+
+
+def _preempted(stage: StagedCore, name: str, status: Status) -> Sequence:
+    """Have a sequence of a lower class give way; returns it once it is in this state."""
+    sequence = stage.arrive(name, 40, 16, priority_class=2)
+    while not sequence.output:
+        stage.step()
+    stage.arrive(f"urgent-for-{name}", 40, 8, tenant="c")
+    while sequence.status is not status:
+        stage.plan()
+        if sequence.status is not status:
+            stage.complete()
+    return sequence
+
+
+def give_ups() -> list[str]:
+    """Deadlines pass in the queue, in prefill and between two tokens."""
+    stage = StagedCore(CoreConfig(), max_num_seqs=2)
+    waits = [stage.arrive(f"runs-{n}", 8, 40) for n in range(2)]
+    stage.step()
+    soon = stage.now + 0.2
+    for name in ("expired-waiting", "expired-waiting-too"):
+        stage.arrive(name, 8, 2, tenant="b", first_token_by=soon)
+    stage.now += 0.5
+    given_up = stage.step()
+    assert [sequence.id for sequence in given_up] == ["expired-waiting", "expired-waiting-too"]
+    stage.run()
+    assert all(sequence.status is Status.FINISHED for sequence in waits)
+    for name, output in (("expired-between-tokens", 40), ("expired-in-prefill", 2)):
+        sequence = stage.arrive(name, 48 if output == 2 else 8, output, done_by=stage.now + 0.4)
+        stage.step()
+        assert sequence.status is Status.RUNNING and bool(sequence.output) == (output == 40)
+        stage.now += 0.5
+        assert stage.plan() == [sequence]
+        stage.run()
+    return stage.run()
+
+
+def controlled_delay() -> list[str]:
+    """Requests that have waited too long in a queue that does not run empty are given up."""
+    stage = StagedCore(CoreConfig(order=Order.ADAPTIVE_LIFO, overload=Overload.CONTROLLED_DELAY), max_num_seqs=1)
+    stage.arrive("runs", 4, 8)
+    stage.step()
+    for n in range(4):
+        stage.arrive(f"expired-standing-{n}", 4, 4)
+        stage.now += 0.7
+        stage.step()
+    return stage.run()
+
+
+def requests() -> list[str]:
+    """A gateway tells what it is, and what its limits said of each request."""
+    stage = StagedCore(CoreConfig())
+    stage.log.serves("embedded", 4096, 1.75e9, stage.now)
+    two = (AskedPrompt(6, 9, True), AskedPrompt(7, 9, True))
+    open_end = (AskedPrompt(5, 59, False),)
+    stage.core.requested(Asked("cmpl-1", "a", "key-1", "flex", 180, 1.5, 20.0, 0.1, two), stage.now)
+    for n, prompt in enumerate(two):
+        stage.arrive(f"cmpl-1-{n}", prompt.prompt_tokens, prompt.most, priority_class=2, body_bytes=90)
+    stage.step()
+    stage.core.requested(Asked("cmpl-2", "a", None, None, 80, None, None, None, open_end), stage.now)
+    stage.arrive("cmpl-2-0", 5, 59, may_have=8)
+    stage.core.requested(Asked("cmpl-3", "b", "key-2", None, 80, None, 2.5, None, open_end, "tokens/min"), stage.now)
+    stage.core.requested(Asked.unread("req-4", "b", "key-2", "tokens/min"), stage.now)
+    stage.core.requested(
+        Asked("cmpl-5", "b", "key-2", None, 80, None, None, None, open_end, "StoreUnavailable"), stage.now
+    )
+    return stage.run()

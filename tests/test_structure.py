@@ -1,0 +1,199 @@
+"""scripts/structure.py: its figures of a tree of a few files, and of a request that is served."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from scripts.request_path import Trips
+from scripts.structure import PACKAGES, Figure, fault_of, layout
+
+ROOT = Path(__file__).parent.parent
+TREE = {
+    "gateway/__init__.py": "",
+    "gateway/app.py": """\
+        '''Serves requests over HTTP.'''
+
+        from collections.abc import Sequence as Many
+        from starlette.requests import Request
+
+        from backend import core as engine
+        from backend.request import Request as EngineRequest
+
+        def run():
+            '''What is run.'''
+            def inner():
+                pass
+        """,
+    "gateway/big.py": "import gateway.app\n" * 401,
+    "backend/core.py": "class Policy: ...\nclass Request: ...\nclass Sequence: ...\ndef run(): ...\ndef _run(): ...\n",
+    "backend/request.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from backend.core import Policy\n"
+    "class Request:\n    '''Once.'''\n",
+    "quotas/policy.py": "class Policy: ...\ndef _run(): ...\n",
+    "tests/gateway/test_app.py": "import gateway\n",
+    "tests/gateway/test_other.py": "import gateway\n",
+    "tests/conftest.py": "import pytest\n",
+}
+SERVED = """
+import asyncio
+
+async def app(scope, receive, send):
+    await step()
+    await step()
+    return [helper(n) for n in range(3)]
+
+async def step():
+    await asyncio.sleep(0)
+
+def helper(n):
+    return n
+"""
+HANDED_OVER = """
+def submit(queue):
+    queue.put(prepare())
+
+def prepare():
+    return sum(n for n in range(3))
+"""
+
+
+def written(root: Path, files: dict[str, str]) -> Path:
+    for name, source in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source.replace("\n        ", "\n").strip() + "\n" if source else "")
+    return root
+
+
+@pytest.fixture
+def figures(tmp_path: Path) -> dict[str, Figure]:
+    return {figure.name: figure for figure in layout(written(tmp_path, TREE))}
+
+
+def test_sizes_and_importers(figures: dict[str, Figure]) -> None:
+    assert figures["modules"].value == 5, "one that is empty is none"
+    assert figures["lines"].value == 425
+    assert figures["lines of a module, median"].value == 5
+    assert figures["modules of less than 50 lines"].value == 4
+    assert figures["modules of more than 400 lines"].places == ["gateway/big.py: 401"]
+    assert figures["modules that one other imports"].places == [
+        "gateway.app: gateway.big",
+        "backend.request: gateway.app",
+    ]
+    assert figures["modules in the broadest folder"].value == 2
+    assert figures["folders of more than 25 modules"].value == 0
+
+
+def test_functions_are_measured_from_def_to_their_last_line(figures: dict[str, Figure]) -> None:
+    assert figures["functions"].value == 5
+    assert figures["lines of a function, median"].value == 1
+    assert figures["lines of a function, most"].places == [
+        "gateway/app.py:9 run: 4",
+        "gateway/app.py:11 inner: 2",
+        "quotas/policy.py:2 _run: 1",
+        "backend/core.py:5 _run: 1",
+        "backend/core.py:4 run: 1",
+    ]
+
+
+def test_names_with_more_than_one_meaning(figures: dict[str, Figure]) -> None:
+    assert figures["class names defined more than once"].places == [
+        "Policy: quotas/policy.py:1, backend/core.py:1",
+        "Request: backend/core.py:2, backend/request.py:4",
+    ]
+    assert figures["public function names defined more than once"].places == [
+        "run: gateway/app.py:9, backend/core.py:4"
+    ]
+    assert figures["class names that a library's import has too"].places == [
+        "Request: backend/core.py:2, backend/request.py:4; from starlette.requests",
+        "Sequence: backend/core.py:3; from collections.abc",
+    ]
+    assert figures["imports that rename what is named like a class of ours"].places == [
+        "gateway/app.py:3: Sequence as Many",
+        "gateway/app.py:7: Request as EngineRequest",
+    ]
+    assert figures["imports that rename a module or function of ours"].places == ["gateway/app.py:6: core as engine"]
+
+
+def test_docstrings_that_are_no_sentence(figures: dict[str, Figure]) -> None:
+    assert figures["docstrings"].value == 3
+    assert figures["docstrings that are no sentence"].places == [
+        "gateway/app.py:10: fewer than four words: What is run.",
+        "backend/request.py:5: fewer than four words: Once.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("docstring", "fault"),
+    [
+        ("Return the tokens of a prompt.", None),
+        ("The queue, which `plan` reads:\n\nA list.", None),
+        ("Where it is full, the newcomer waits.", None),
+        ("A step was.", "fewer than four words"),
+        ("What is asked for.", "a clause on its own"),
+        ("Where it is full.", "a clause on its own"),
+        ("Of a request, that has ended.", "a clause on its own"),
+        ("The tokens of a prompt\n\nThey are counted.", "no full stop"),
+    ],
+)
+def test_a_sentence(docstring: str, fault: str | None) -> None:
+    assert fault_of(docstring) == fault
+
+
+def test_tests_mirror_modules(figures: dict[str, Figure]) -> None:
+    assert figures["test modules that mirror no module"].places == ["gateway/other"]
+    assert figures["modules without a test module of their name"].places == [
+        "backend/core",
+        "backend/request",
+        "gateway/big",
+        "quotas/policy",
+    ]
+    assert figures["lines of tests"].value == 3
+
+
+def test_a_call_is_a_function_that_begins_and_a_frame_is_also_one_that_goes_on(tmp_path: Path) -> None:
+    files = {"gateway/served.py": SERVED, "backend/device.py": HANDED_OVER}
+    written(tmp_path, files)
+    names: dict[str, Any] = {}
+    for name, source in files.items():
+        exec(compile(source, tmp_path / name, "exec"), names)
+    trips = Trips(tmp_path, PACKAGES)
+    before = sys.getprofile()
+
+    def serve() -> None:
+        asyncio.run(names["app"]({}, None, None))
+        names["submit"](SimpleQueue())
+        names["submit"](SimpleQueue())
+
+    sys.setprofile(trips)
+    try:
+        serve()
+    finally:
+        sys.setprofile(before)
+    (request,), ((step,),) = trips.requests, trips.steps
+    assert request.calls == {"gateway/served.py": 1 + 2 + 3, "backend/device.py": 2}
+    assert step.calls == {"backend/device.py": 2}
+    assert step.frames == {"backend/device.py": 2 + 4}, "a generator of three numbers is entered four times"
+    assert request.frames["gateway/served.py"] > request.calls["gateway/served.py"]
+
+
+def test_the_command_counts_what_a_request_crosses_and_compares(tmp_path: Path) -> None:
+    before = tmp_path / "before.json"
+    before.write_text(json.dumps({"figures": {"modules": 12345}}))
+    command = [sys.executable, "-m", "scripts.structure", "--requests", "1", "--list"]
+    files = [f"--json={tmp_path / 'now.json'}", f"--compare={before}"]
+    done = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    now = json.loads((tmp_path / "now.json").read_text())["figures"]
+    for trip in ("endpoint to device", "decode step", "streamed decode step"):
+        for settings in ("", ", limits and event log"):
+            calls, frames = (now[f"{trip}{settings}: {kind}"] for kind in ("calls", "frames"))
+            assert 0 < now[f"{trip}{settings}: files of its calls"] < calls < frames
+        assert now[f"{trip}: calls"] < now[f"{trip}, limits and event log: calls"]
+    (row,) = [line.split() for line in done.stdout.splitlines() if line.startswith("modules  ")]
+    assert row == ["modules", "12345", f"{now['modules']:g}"]
