@@ -11,8 +11,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from importlib.metadata import version
 
@@ -49,10 +49,18 @@ from gateway.telemetry.request_record import note_command
 from gateway.telemetry.telemetry import Telemetry
 from gateway.telemetry.tracing.tracing import open_tracing
 from gateway.tenants.effective_policy import EffectivePolicies, KVShape
+from gateway.tenants.key_source import KeySource
 from gateway.tenants.key_store import KeyStore
 from gateway.tenants.kv_leases import KvLeases
-from gateway.tenants.tenancy import Tenancy, open_quotas, open_tenancy
+from gateway.tenants.live_policy import LivePolicy, scheduling_policy
 from gateway.watchdog import Watchdog
+from quotas.embedded.embedded_store import EmbeddedStore
+from quotas.errors import StoreUnavailable
+from quotas.policy.policy import Policy
+from quotas.quotas import Quotas
+from quotas.store.redis_store import RedisStore
+
+log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
@@ -61,7 +69,9 @@ async def open_service(
     model: LoadedModel,
     engine: Engine,
     core_telemetry: CoreTelemetry,
-    tenancy: Tenancy,
+    policies: LivePolicy,
+    keys: KeySource,
+    store_url: str,
     lives: ActiveRequests,
     connections: ConnectionTable,
 ) -> AsyncIterator[Service]:
@@ -73,7 +83,7 @@ async def open_service(
     telemetry, core = Telemetry(engine.clock), core_telemetry.core
     async with (
         open_tracing(settings, telemetry, core_telemetry, kv_shape) as tracing,
-        open_quotas(settings, tenancy.store_url) as quotas,
+        open_quotas(settings, store_url) as quotas,
     ):
         intake = Intake(
             settings.max_body_bytes,
@@ -90,7 +100,7 @@ async def open_service(
                 core=core,
                 core_telemetry=core_telemetry,
                 telemetry=telemetry,
-                policies=tenancy.policies,
+                policies=policies,
                 store=quotas.store,
                 block_bytes=kv_shape.block_bytes,
                 memory=partial(memory_by_use, model),
@@ -108,9 +118,9 @@ async def open_service(
                 default_max_tokens=settings.default_max_tokens,
                 tokenizer=model.tokenizer,
                 admission=admission,
-                keys=tenancy.keys.ring,
-                policies=tenancy.policies,
-                effective_policies=EffectivePolicies(tenancy.policies),
+                keys=keys.ring,
+                policies=policies,
+                effective_policies=EffectivePolicies(policies),
                 quotas=quotas,
                 kv_leases=KvLeases(quotas.store, admission, kv_shape.block_bytes, engine.clock),
                 kv_shape=kv_shape,
@@ -127,7 +137,37 @@ async def open_service(
             intake.close()
 
 
-log = logging.getLogger(__name__)
+HEARTBEATS = 6  # in the life of a lease
+
+
+@contextmanager
+def open_store(settings: Settings) -> Iterator[str]:
+    """Yield the URL of the quota store, the embedded one where settings name none. Raises `EmbeddedStoreError`."""
+    if settings.redis_url is not None:
+        yield settings.redis_url.get_secret_value()
+        return
+    with EmbeddedStore(settings.state_dir) as url:
+        yield url
+
+
+@asynccontextmanager
+async def open_quotas(settings: Settings, url: str) -> AsyncIterator[Quotas]:
+    """Connect to the store and renew this replica's leases while the block runs. Raises `StoreUnsuitable`.
+
+    A store that does not answer yet is an outage like any other.
+    """
+    store = RedisStore.at(url, settings.redis_timeout, settings.quota_lease)
+    try:
+        await store.connect()
+    except StoreUnavailable as error:
+        log.error("serving without the quota store, as each tenant's policy says: %s", error)
+    quotas = Quotas(store, settings.quota_lease / HEARTBEATS)
+    try:
+        async with beside(quotas.run()):
+            yield quotas
+    finally:
+        await quotas.close()
+
 
 EXIT_SECONDS = 10.0  # for what is left to close after a failure of the device
 GC_THRESHOLDS = (50_000, 20, 100)  # a request makes thousands of objects, and hardly ever a cycle
@@ -143,20 +183,22 @@ def run(settings: Settings, announce: Announce) -> int:
     """
     faulthandler.enable(STDERR)  # what a crash of native code leaves behind
     check_tls(settings)
+    policies = LivePolicy(settings.policy)
+    keys = KeySource(settings, policies.current)
     with (
         open_port(settings.host, settings.port) as sock,
         open_admin_port(settings) as admin,
-        open_tenancy(settings) as tenancy,
+        open_store(settings) as store_url,
     ):
         model = _load(settings)
-        ready = _ready(settings, model, sock, tenancy.keys.demo_key, admin)
+        ready = _ready(settings, model, sock, keys.demo_key, admin)
 
         def started() -> None:
             log.info("serving %s at %s", ready.model, ready.url)
             announce(ready)
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            status = runner.run(serve(settings, model, model.runner, tenancy, sock, started, admin))
+            status = runner.run(serve(settings, model, model.runner, policies, keys, store_url, sock, started, admin))
             if status:
                 _leave_within(EXIT_SECONDS, status)
     log.info("stopped with exit status %d", status)
@@ -175,7 +217,9 @@ async def serve(
     settings: Settings,
     model: LoadedModel,
     executor: Executor,
-    tenancy: Tenancy,
+    policies: LivePolicy,
+    keys: KeySource,
+    store_url: str,
     sock: socket.socket,
     on_started: Callable[[], object],
     admin: AdminPort | None = None,
@@ -184,7 +228,10 @@ async def serve(
     with open_core(settings, model) as core:
         engine = Engine(core, executor, model.engine_config.steps_in_flight)
         try:
-            return await serve_engine(settings, model, engine, CoreTelemetry(core), tenancy, sock, on_started, admin)
+            core_telemetry = CoreTelemetry(core)
+            return await serve_engine(
+                settings, model, engine, core_telemetry, policies, keys, store_url, sock, on_started, admin
+            )
         finally:
             await engine.stop()
             model.tokenizer.close()
@@ -195,7 +242,9 @@ async def serve_engine(
     model: LoadedModel,
     engine: Engine,
     core_telemetry: CoreTelemetry,
-    tenancy: Tenancy,
+    policies: LivePolicy,
+    keys: KeySource,
+    store_url: str,
     sock: socket.socket,
     on_started: Callable[[], object],
     admin: AdminPort | None = None,
@@ -203,23 +252,36 @@ async def serve_engine(
     """Run the gateway over an engine until a signal, or the engine's failure, ends it."""
     lives = ActiveRequests(settings.write_timeout)
     server = Server(settings, lives, on_started)
-    async with open_service(settings, model, engine, core_telemetry, tenancy, lives, server.table) as service:
+    async with open_service(
+        settings, model, engine, core_telemetry, policies, keys, store_url, lives, server.table
+    ) as service:
         probes = make_probes(service, _health(server, engine))
         server.config.app = make_app(service, probes, settings.metrics_on_tenant_port)
         service.metrics.process.bind("sluice.tasks", lambda: len(asyncio.all_tasks()))
         engine.failed.add_done_callback(lambda _: server.end())
         engine.start()
-        await tenancy.enforce(service.admission)
+        await _apply_policies(policies, service.admission)
         watchdog = Watchdog(engine, core_telemetry.core, settings.step_timeout, engine.clock)
         device = str(model.runner.device)
         process = Process(version("sluice"), device, probes, lambda: server.should_exit, server.drain)
         async with (
             pushing(settings, service.metrics),
-            beside(lives.sweep(), tenancy.watch(), service.kv_leases.run(), watchdog.run(), service.metrics.run()),
-            admin_plane(settings, service, tenancy.keys, process, admin),
+            beside(policies.watch(), keys.watch(policies)),
+            beside(lives.sweep(), service.kv_leases.run(), watchdog.run(), service.metrics.run()),
+            admin_plane(settings, service, keys, process, admin),
         ):
             await server.serve(sockets=[sock])
     return 1 if engine.failed.done() else 0
+
+
+async def _apply_policies(policies: LivePolicy, admission: Admission) -> None:
+    """Have the weights and classes of the present policy hold, and those of each that takes its place."""
+
+    async def apply(policy: Policy) -> None:
+        admission.policy_changed(scheduling_policy(policy))
+
+    await apply(policies.current)
+    policies.on_change.append(apply)
 
 
 def _health(server: Server, engine: Engine) -> Health:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from gateway.settings.settings import Settings
 from gateway.tenants.auth import KeyRing, Principal, demo_key, demo_record, pepper_of, rotated
-from gateway.tenants.file_watch import signature
+from gateway.tenants.file_watch import Watch, signature
 from gateway.tenants.key_store import KeyRecord, KeyStore, KeyStoreError
+from gateway.tenants.live_policy import LivePolicy
 from quotas.policy.policy import KeyPolicy, Policy, TenantPolicy
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class KeySource:
         self._policy = policy
         self.demo_key = demo_key(settings, pepper)  # to be shown to who starts the gateway
         self._demo = [demo_record(self.demo_key, pepper)] if self.demo_key else []
-        self.first_read = signature(self.files())  # of the files, before they were read
+        self._first_read = signature(self.files())  # of the files, before they were read
         records = self._records(policy)
         if not records:
             raise KeyStoreError(
@@ -76,6 +77,11 @@ class KeySource:
 
     def files(self) -> Iterable[Path]:
         return (self.store.path,)
+
+    async def watch(self, policies: LivePolicy) -> None:
+        """Take up edits of the key file since it was read, and of what policies say of keys, while the server runs."""
+        policies.on_change.append(self.take_policy)
+        await Watch(self.files, self.reload, self._first_read).run()
 
     async def take_policy(self, policy: Policy) -> None:
         self._policy = policy

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
-from gateway.tenants.file_watch import signature
-from quotas.policy import policy as quotas_policy
+from gateway.tenants.file_watch import Watch, signature
 from quotas.policy.limit import Resource
-from quotas.policy.policy import DEFAULT_POLICY, Policy, TenantPolicy
+from quotas.policy.policy import DEFAULT_POLICY, Policy, QueueLimits, TenantPolicy
 from quotas.policy.policy_diff import policy_diff
 from quotas.policy.policy_file import PolicyError, policy_files, read_policy
 
@@ -41,7 +40,7 @@ class LivePolicy:
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.time) -> None:
         """A file, a folder of files, or None for the default policy; `clock` gives Unix seconds."""
         self._path = path
-        self.first_read = signature(self.files())  # of the files, before they were read
+        self._first_read = signature(self.files())  # of the files, before they were read
         self.current: Policy = DEFAULT_POLICY if path is None else read_policy(path)
         self.problem: PolicyError | None = None
         self.num_reloads = 0
@@ -64,6 +63,10 @@ class LivePolicy:
             return policy_files(self._path)
         except PolicyError:
             return (self._path,)
+
+    async def watch(self) -> None:
+        """Take up edits, those since the files were first read too, for as long as the server runs."""
+        await Watch(self.files, self.reload, self._first_read).run()
 
     async def reload(self) -> None:
         """Read the files again. One reload at a time: who listens hears of each policy in the order they were read."""
@@ -97,8 +100,8 @@ def _read(path: Path, current: Policy) -> tuple[Policy, tuple[str, ...]]:
     return policy, tuple(policy_diff(current, policy)[:MAX_CHANGES])
 
 
-def terms_of(policy: Policy) -> SchedulingPolicy:
-    """What of a policy the core goes by."""
+def scheduling_policy(policy: Policy) -> SchedulingPolicy:
+    """Return the part of a policy that the scheduler works by: weights, classes and bounds of the queue."""
     tenants = (policy.default, *policy.tenants.values())
     waiting = {tenant.name: most for tenant in tenants if (most := _may_queue(tenant)) is not None}
     return SchedulingPolicy(
@@ -114,5 +117,5 @@ def _may_queue(tenant: TenantPolicy) -> int | None:
     return min(amounts, default=None)
 
 
-def _bounds(queue: quotas_policy.QueueLimits) -> QueueBounds:
+def _bounds(queue: QueueLimits) -> QueueBounds:
     return QueueBounds(queue.requests, queue.tokens, queue.bytes, queue.seconds)

@@ -12,7 +12,7 @@ from admission.simulation.study import Run
 from admission.simulation.summary import Summary
 from admission.simulation.traces import Traffic
 from gateway.tenants.effective_policy import KVShape
-from gateway.tenants.live_policy import terms_of
+from gateway.tenants.live_policy import scheduling_policy
 from gateway.what_if.simulated_policy import PolicyRules, target_of
 from gateway.what_if.unsimulated import Places, Seen, assumed, unsimulated
 from quotas.policy.policy import Policy
@@ -83,7 +83,7 @@ def what_if(
 def simulated(name: str, policy: Policy, device: Device, facts: TraceFacts) -> SimulatedPolicy:
     """All that a policy says, as a simulation goes by it."""
     names = tuple(level.name for level in policy.classes)
-    base = policy_of(name, terms_of(policy), tuple(map(target_of, policy.classes)), device, names)
+    base = policy_of(name, scheduling_policy(policy), tuple(map(target_of, policy.classes)), device, names)
     shape = None
     if device.kv_bytes_per_token is not None:
         block_size = base.engine.block_size

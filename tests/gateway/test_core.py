@@ -20,7 +20,7 @@ from backend.scheduler.batch import StepOutput
 from backend.scheduler.sequence import FinishReason, Sequence
 from gateway.core import core_config, open_core
 from gateway.settings.settings import Settings
-from gateway.tenants.live_policy import terms_of
+from gateway.tenants.live_policy import scheduling_policy
 from quotas.policy.policy import DEFAULT_POLICY
 
 ENGINE = EngineConfig(num_blocks=64, block_size=4, max_num_seqs=4, max_num_batched_tokens=256, max_model_len=128)
@@ -45,7 +45,7 @@ def test_shares_in_tokens_have_a_quantum_in_tokens() -> None:
 @pytest.mark.parametrize("overload", ["unbounded", "bounded"])
 def test_unbounded_lifts_the_queues_of_the_policys_classes_too(overload: str) -> None:
     core = make_core(core_config(Settings(overload=overload, max_waiting=200_000)), ENGINE)
-    core.policy_changed(terms_of(DEFAULT_POLICY), 0.0)
+    core.policy_changed(scheduling_policy(DEFAULT_POLICY), 0.0)
     refused: list[QueueFull] = []
     for n in range(1200):
         try:

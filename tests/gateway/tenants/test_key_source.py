@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from gateway.background import beside
 from gateway.errors import InvalidApiKey
 from gateway.settings.settings import Settings
 from gateway.tenants.auth import KeyRing, Principal, new_key, rotated
 from gateway.tenants.key_source import KeyChange, KeySource
 from gateway.tenants.key_store import KeyRecord, KeyStore, KeyStoreError
+from gateway.tenants.live_policy import LivePolicy
 from quotas.policy.policy import CLASSES, DEFAULTS, KeyPolicy, Policy, TenantPolicy
 
 EMPTY = Policy.of(CLASSES, DEFAULTS)
@@ -223,3 +225,22 @@ async def test_a_policy_that_comes_during_a_reload_is_the_one_that_holds(tmp_pat
     policy = policy_with(KeyPolicy(record.id, hmac=record.digest.hex()))
     await beside_a_slow_reload(source, lambda: source.take_policy(policy))
     assert tenant_of(source.ring, key) == "acme"
+
+
+async def test_a_key_that_is_revoked_before_the_files_are_watched_opens_no_more(tmp_path: Path) -> None:
+    """As while the model loads."""
+    store = KeyStore(tmp_path)
+    key, record = new_key("acme", store.pepper())
+    store.add(record)
+    revoked = asyncio.Event()
+
+    async def tell(_: object) -> None:
+        revoked.set()
+
+    keys = KeySource(Settings(state_dir=tmp_path), EMPTY)
+    assert keys.ring.authenticate(f"Bearer {key}".encode()).tenant == "acme"
+    store.remove(record.id)
+    keys.on_change.append(tell)
+    async with beside(keys.watch(LivePolicy(None))):
+        await revoked.wait()
+    assert not keys.ring.of_tenant("acme")

@@ -5,6 +5,7 @@ from typing import TypeVar
 
 import pytest
 
+from gateway.background import beside
 from gateway.tenants.live_policy import Edition, LivePolicy
 from quotas.policy.policy import DEFAULT_POLICY, Policy
 from quotas.policy.policy_file import PolicyError
@@ -121,3 +122,19 @@ async def test_of_two_reloads_at_once_the_later_edit_wins_for_all_who_listen(tmp
     await later[0]
     assert told == [0, 3, 4]
     assert held.current.tenant("acme").weight == 4
+
+
+async def test_a_policy_that_is_edited_before_the_files_are_watched_takes_effect(tmp_path: Path) -> None:
+    """As while the model loads."""
+    policy = tmp_path / "policy.yaml"
+    held = policies(policy, "tenants:\n  acme:\n    weight: 2\n")
+    edited = asyncio.Event()
+
+    async def tell(_: object) -> None:
+        edited.set()
+
+    policy.write_text("tenants:\n  acme:\n    weight: 30\n")
+    held.on_change.append(tell)
+    async with beside(held.watch()):
+        await edited.wait()
+    assert held.current.tenant("acme").weight == 30
