@@ -22,7 +22,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LENT = re.compile("(torch|triton|nvidia-.*|cuda-.*)$", re.IGNORECASE)
-ROOMS = ("gateway", "admission", "quotas", "backend")
+ROOMS = ("sluice", "gateway", "admission", "quotas", "backend")
 BROUGHT = {"pydantic_core": "pydantic"}  # what comes with a requirement, of its very version
 pytestmark = [pytest.mark.wheel, pytest.mark.timeout(900)]
 
@@ -61,6 +61,19 @@ def lend(environment: Path) -> None:
             for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
                 if not (target / top).exists():
                     (target / top).symlink_to(home / top)
+
+
+@pytest.fixture(scope="module")
+def stranger(place: Path) -> Path:
+    """The wheel of a made-up distribution that has a package `backend` too."""
+    path = place / "parrot-2.0-py3-none-any.whl"
+    home = "parrot-2.0.dist-info"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("backend/__init__.py", "raise RuntimeError('the stranger was imported')")
+        archive.writestr(f"{home}/METADATA", "Metadata-Version: 2.1\nName: parrot\nVersion: 2.0\n")
+        archive.writestr(f"{home}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{home}/RECORD", "")
+    return path
 
 
 def pip(python: str | Path, *arguments: str | Path) -> None:
@@ -144,3 +157,20 @@ def test_the_wheel_holds_every_file_of_ours_the_licence_and_no_tests(wheel: Path
     assert ours and ours <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not any(name.startswith(("tests/", "benchmarks/", "scripts/")) for name in names)
+
+
+@pytest.mark.parametrize("is_last", [True, False], ids=["installed after", "installed before"])
+def test_a_stranger_with_a_package_of_our_name_is_named_at_the_start(
+    is_last: bool, wheel: Path, stranger: Path, tmp_path: Path
+) -> None:
+    """Whichever pip installs last, it says nothing of the other; nothing that we depend on is needed to say it."""
+    venv.create(tmp_path, with_pip=False)
+    python = tmp_path / "bin" / "python"
+    for path in (wheel, stranger) if is_last else (stranger, wheel):
+        pip(sys.executable, "--python", python, "install", "--no-deps", "--no-index", "--no-compile", path)
+    command = subprocess.run([tmp_path / "bin" / "sluice", "version"], check=False, capture_output=True, text=True)
+    assert (command.returncode, command.stdout) == (1, "")
+    assert command.stderr.startswith("sluice: the distribution parrot 2.0 has a package `backend`, as Sluice has")
+    program = [python, "-I", "-c", "from sluice import LLM"]
+    imported = subprocess.run(program, check=False, capture_output=True, text=True)
+    assert "PackageConflict: the distribution parrot 2.0 has a package `backend`" in imported.stderr
