@@ -103,14 +103,13 @@ class Controller:
         sequence.arrival = now
         try:
             self.control.admit(sequence, now)
-        except AdmissionRefused as error:
-            refusal = error  # `error` is gone when the block is left
-            self._tell(lambda observer: observer.arrived(sequence, refusal, now))
+        except AdmissionRefused as refusal:
+            self._tell_arrived(sequence, refusal, now)
             raise
         self.scheduler.add(sequence)
         self._wait(sequence, now)
         self._expiry.arrived(sequence, now)
-        self._tell(lambda observer: observer.arrived(sequence, None, now))
+        self._tell_arrived(sequence, None, now)
 
     def finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
         """End it in any state; once it has ended, nothing happens."""
@@ -249,6 +248,10 @@ class Controller:
         if load is not None:
             self.drain.left(load.seconds, self.backlog.total.count > 0, now)
             self._expiry.left_queue(sequence, now)
+
+    def _tell_arrived(self, sequence: Sequence, refusal: AdmissionRefused | None, now: float) -> None:
+        """A frame of its own: one that raises the refusal and holds it too would be garbage for the collector."""
+        self._tell(lambda observer: observer.arrived(sequence, refusal, now))
 
     def _tell(self, tell: Callable[[CoreObserver], None]) -> None:
         """Tell every observer; the failure of one keeps the event neither from the others nor from the core."""

@@ -123,7 +123,8 @@ def _simulated_model(steps_in_flight: int) -> LoadedModel:
         steps_in_flight=steps_in_flight,
     )
     tokenizer = Tokenizer.from_dir(directory, config.vocab_size)
-    runner = SimpleNamespace(device=torch.device("cpu"))  # runs nothing: the executor is given to `serve` itself
+    kv = SimpleNamespace(dtype=torch.float32)
+    runner = SimpleNamespace(device=torch.device("cpu"), kv=kv)  # runs nothing: the executor is given to `serve` itself
     return LoadedModel(
         directory=directory,
         config=config,

@@ -22,12 +22,14 @@ class Worker:
     Its standard error is the terminal's; the end of its input ends it. Raises `WorkerFailed` when it ends early.
     """
 
-    def __init__(self, command: Sequence[str], core: int, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, command: Sequence[str], core: int, env: Mapping[str, str] | None = None, directory: Path = ROOT
+    ) -> None:
         self.command = list(command)
         with on_core(core):
             self._process = subprocess.Popen(
                 self.command,
-                cwd=ROOT,
+                cwd=directory,
                 env={**os.environ, **(env or {})},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -118,7 +118,7 @@ def test_sequences_that_are_computed_again_in_padded_steps_go_on_as_they_were(ex
     runner = make_runner(lane=lane, config=replace(CONFIG, num_blocks=16))
     runner.warm_up()
     batches = watch(runner)
-    assert generate(runner, PROMPTS, SAMPLING, at_once=4) == expected
+    assert generate(runner, PROMPTS, SAMPLING, at_once=5) == expected
     assert sum(len(batch.admitted) for batch in batches) > len(PROMPTS), "nothing was preempted"
     assert sum(replays(lane, prompts=True)) > 8
 

@@ -260,7 +260,7 @@ def test_a_cancelled_request_that_waits_is_answered_503_and_not_retried(site: Si
     answers: list[httpx.Response] = []
     with site.busy("acme", 2):
         eventually(lambda: len(site.live()) == 2)
-        waiter = threading.Thread(target=lambda: answers.append(site.post("acme", max_tokens=3)))
+        waiter = threading.Thread(target=lambda: answers.append(site.post("acme", max_tokens=1500)))
         waiter.start()
         waiting: list[dict[str, Any]] = []  # as seen once: it may leave the queue before one looks again
         eventually(lambda: waiting.extend(site.server.admin("queue")["waiting"]) or bool(waiting))
