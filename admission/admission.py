@@ -61,7 +61,7 @@ class Admission:
 
     def is_denied(self, tenant: str) -> bool:
         """Whether something of the tenant has waited for more blocks than it may hold, since that was last changed."""
-        return tenant in self._core.scheduler.kv_manager.allowances.wanted
+        return tenant in self._core.scheduler.kv_manager.allowances.requested
 
     def stop(self, stream: TokenStream) -> None:
         """Its text has reached a stop string: no more tokens are wanted."""

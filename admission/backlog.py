@@ -25,10 +25,10 @@ class Turn:
     overtakes: bool = False  # it has a head start
 
     @classmethod
-    def of(cls, sequence: Sequence, now: float, head_start: float, aging: Aging) -> "Turn":
+    def of(cls, sequence: Sequence, now: float, age_bonus: float, aging: Aging) -> "Turn":
         """For a sequence that arrives now."""
         level = sequence.priority_class
-        return cls(aging.key(now - head_start, level), level, aging, head_start > 0)
+        return cls(aging.key(now - age_bonus, level), level, aging, age_bonus > 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class _Class:
         for sequence, load in reversed(self.sequences.items()):
             if turn.aging.key(sequence.arrival, level) <= turn.key:
                 break
-            if turn.aging.key(sequence.arrival - sequence.head_start, level) > turn.key:
+            if turn.aging.key(sequence.arrival - sequence.age_bonus, level) > turn.key:
                 tokens += load.tokens
                 requests += 1
         return tokens, requests

@@ -18,7 +18,7 @@ from admission.request import Asked
 from admission.scheduling_policy import SchedulingPolicy
 from admission.step_time import Pipeline, StepTimeModel
 from backend.scheduler.batch import Batch, StepOutput
-from backend.scheduler.scheduled_step import Delta, ScheduledStep
+from backend.scheduler.scheduled_step import NewToken, ScheduledStep
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, Sequence, Status
 
@@ -40,7 +40,7 @@ class TenantHooks:
         forecast: FuturePeak,
         lengths: OutputLengths,
     ) -> None:
-        self.prefill_room = pace.prefill_room
+        self.prefill_budget = pace.prefill_budget
         self._ordering = ordering
         self._ledger = ledger
         self._gate = gate
@@ -175,22 +175,22 @@ class Controller:
         given_up, self._given_up = self._given_up, []
         return given_up
 
-    def update_from_output(self, output: StepOutput, now: float) -> list[Delta]:
+    def update_from_output(self, output: StepOutput, now: float) -> list[NewToken]:
         """Account for the oldest step in flight; returns its tokens in row order."""
         self._expire(now)
         step = self.scheduler.in_flight[0]
-        deltas = self.scheduler.update_from_output(output, now)
+        new_tokens = self.scheduler.update_from_output(output, now)
         self._ledger.completed(output.elapsed)
         self._pipeline.completed(now)
         for sequence in step.sampled[step.batch.num_decodes :]:  # only prefills bring first tokens
             if len(sequence.output) == 1:
                 self.control.promises.first_token(sequence, now)
-        for sequence, _, reason in deltas:
+        for sequence, _, reason in new_tokens:
             if reason is not None:
                 self._answered(sequence, now)
                 self._ended(sequence, now)
-        self._tell(lambda observer: observer.updated(step, output, deltas, now))
-        return deltas
+        self._tell(lambda observer: observer.updated(step, output, new_tokens, now))
+        return new_tokens
 
     def rollback(self, now: float) -> bool:
         """The device had no memory for the oldest step in flight: it and those behind it are as if never planned.

@@ -114,7 +114,7 @@ class Departures:
 
 
 OUTPUT_QUANTILE = 0.9
-HEAD_START = 0.4  # of the prefill time beyond the typical prompt's
+AGE_BONUS = 0.4  # of the prefill time beyond the typical prompt's
 LOOKED_AT = 64  # other tenants, in one estimate
 _FORGET = 0.02  # share of a running mean that each newcomer replaces
 
@@ -131,7 +131,7 @@ class Estimate:
     own_wait: float  # the part of it that its tenant's waiting work causes
     prefill: float  # its own
     typical_prefill: float  # what the typical prompt would take in its place
-    head_start: float  # that it gets for having to start sooner, if it has a deadline
+    age_bonus: float  # that it gets for having to start sooner, if it has a deadline
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,14 +206,14 @@ class Estimator:
         step = self._step(sequence)
         a_token = step.seconds / step.room
         prompt, typical = len(sequence.prompt) * a_token, self.typical.prompt * a_token
-        head_start = HEAD_START * max(0.0, prompt - typical) if sequence.is_pressing else 0.0
-        own, others = self._ahead(sequence, now, head_start)
+        age_bonus = AGE_BONUS * max(0.0, prompt - typical) if sequence.is_pressing else 0.0
+        own, others = self._ahead(sequence, now, age_bonus)
         wait = self._wait(own, others, step)
         own_wait = wait - self._wait(_NOTHING, others, step) if own.requests else 0.0
         first = self._pipeline.remaining(now) + wait + prompt + step.seconds / 2
         output = self._lengths.quantile(sequence.tenant, sequence.max_tokens, OUTPUT_QUANTILE)
         last = first + self._decoding(output - 1, sequence, step)
-        return Estimate(first, last, own_wait, prompt, typical, head_start)
+        return Estimate(first, last, own_wait, prompt, typical, age_bonus)
 
     def alone(self, sequence: Sequence) -> float:
         """Seconds of prefill on a machine that does nothing else: no schedule is faster."""
@@ -232,7 +232,7 @@ class Estimator:
                 in_progress += prefilling.num_admitted_tokens - prefilling.num_computed_tokens
         interval = min([s.token_interval for s in running if s.token_interval is not None], default=None)
         budget, mean_context = scheduler.token_budget - decodes, len(sequence.prompt) // 2
-        room = max(1, self._pace.prefill_room(decodes, context, interval, budget).fits(mean_context, budget))
+        room = max(1, self._pace.prefill_budget(decodes, context, interval, budget).fits(mean_context, budget))
         work = StepWork(room, decodes, context, mean_context, room * mean_context)
         return _Step(room, self._model.fitted.seconds(work), decodes, context, in_progress, sequence.priority_class)
 
@@ -242,10 +242,10 @@ class Estimator:
         alone = self._model.fitted.seconds(StepWork(decode_tokens=1, decode_context=sequence.num_tokens))
         return full * step.seconds + (tokens - full) * min(step.seconds, max(alone, self._pipeline.typical))
 
-    def _ahead(self, sequence: Sequence, now: float, head_start: float) -> tuple[Ahead, Ahead]:
+    def _ahead(self, sequence: Sequence, now: float, age_bonus: float) -> tuple[Ahead, Ahead]:
         """What waits and is served before the newcomer: of its own tenant, and of others."""
         backlog, tenant = self._backlog, sequence.tenant
-        turn = Turn.of(sequence, now, head_start, self.aging)
+        turn = Turn.of(sequence, now, age_bonus, self.aging)
         tokens, requests = backlog.before(tenant, turn)
         own = Ahead(tokens, requests, requests * self._lengths.mean(tenant, sequence.max_tokens))
         if self._fair is None:

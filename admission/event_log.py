@@ -55,7 +55,7 @@ from backend.config import EngineConfig
 from backend.errors import ConfigError
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, StepOutput
-from backend.scheduler.scheduled_step import Blocked, Delta, ScheduledStep
+from backend.scheduler.scheduled_step import NewToken, ScheduledStep, WaitReason
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, Sequence
 
@@ -72,7 +72,7 @@ class EventLog(CoreObserver):
     def __init__(self, scheduler: Scheduler, write: Write) -> None:
         self._scheduler = scheduler
         self._write = write
-        self._held: dict[str, Blocked] = {}
+        self._held: dict[str, WaitReason] = {}
         self._given_up: list[Sequence] = []  # since the last plan
 
     def begin(self, config: CoreConfig, engine: EngineConfig, model: StepTimeModel) -> None:
@@ -114,9 +114,9 @@ class EventLog(CoreObserver):
         ]
         self._log([*_plan_entry(self._scheduler, batch, now), self._changed_holds(), ended])
 
-    def updated(self, step: ScheduledStep, output: StepOutput, deltas: list[Delta], now: float) -> None:
+    def updated(self, step: ScheduledStep, output: StepOutput, new_tokens: list[NewToken], now: float) -> None:
         ended = [
-            [sequence.id for sequence, _, reason in deltas if reason is wanted]
+            [sequence.id for sequence, _, reason in new_tokens if reason is wanted]
             for wanted in (FinishReason.STOP, FinishReason.LENGTH)
         ]
         self._log(["done", now, output.step, output.elapsed, *ended])
@@ -125,9 +125,9 @@ class EventLog(CoreObserver):
         self._log(["lost", now, step.batch.step, [sequence.id for sequence in self._scheduler.preempted]])
 
     def _changed_holds(self) -> dict[str, str] | None:
-        if self._scheduler.held == self._held:
+        if self._scheduler.held_tenants == self._held:
             return None
-        self._held = dict(self._scheduler.held)
+        self._held = dict(self._scheduler.held_tenants)
         return {tenant: OBSTACLES.of(limit) for tenant, limit in self._held.items()}
 
     def _log(self, entry: Entry) -> None:
@@ -233,8 +233,8 @@ def _arrive_entry(sequence: Sequence, refusal: str | None, now: float) -> Entry:
 
 def _plan_entry(scheduler: Scheduler, batch: Batch | None, now: float) -> Entry:
     preempted = [sequence.id for sequence in scheduler.preempted]
-    head = scheduler.blocked_head
-    blocked = [OBSTACLES.of(scheduler.blocked), head.id] if scheduler.blocked and head else None
+    head = scheduler.waiting_head
+    blocked = [OBSTACLES.of(scheduler.wait_reason), head.id] if scheduler.wait_reason and head else None
     if batch is None:
         return ["plan", now, None, 0, 0, [], preempted, blocked]
     prefills = scheduler.in_flight[-1].sequences[batch.num_decodes :]

@@ -16,7 +16,7 @@ from admission.core import CoreConfig, MemoryGate, Order, Overload, Unit
 from admission.outcome import AdmissionRefused, DeadlineUnmeetable, QueueFull, TenantQueueFull
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
 from backend.config import Batching, EngineConfig, KVAllocation
-from backend.scheduler.scheduled_step import Blocked
+from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import FinishReason
 
 VERSION = 11
@@ -128,13 +128,13 @@ FINISH_REASONS = Names(
 )
 OBSTACLES = Names(
     {
-        "batch": Blocked.BATCH,
-        "release": Blocked.RELEASE,
-        "budget": Blocked.BUDGET,
-        "slots": Blocked.SLOTS,
-        "memory": Blocked.MEMORY,
-        "allowance": Blocked.ALLOWANCE,
-        "tokens": Blocked.TOKENS,
+        "batch": WaitReason.BATCH,
+        "release": WaitReason.RELEASE,
+        "budget": WaitReason.BUDGET,
+        "slots": WaitReason.SLOTS,
+        "memory": WaitReason.MEMORY,
+        "allowance": WaitReason.ALLOWANCE,
+        "tokens": WaitReason.TOKENS,
     }
 )
 TERMS = ("weights", "offsets", "bounds", "may_wait")  # fields of `SchedulingPolicy`, which a log has by their places

@@ -124,7 +124,7 @@ class FairQueue:
             self._activate(account)
         account.num_waiting += 1
         self._waiting.add(sequence)
-        key = self._aging.key(sequence.arrival - sequence.head_start, sequence.priority_class)
+        key = self._aging.key(sequence.arrival - sequence.age_bonus, sequence.priority_class)
         heappush(account.waiting, (key, next(self._counter), sequence))
         self._list(account)
 

@@ -88,7 +88,7 @@ class AdmissionControl:
             self._refuse_late(sequence, estimate, promise, now)
         self.promises.give(sequence, promise)
         sequence.promised_first, sequence.promised_last = promise.first.told, promise.last.told
-        sequence.head_start = estimate.head_start
+        sequence.age_bonus = estimate.age_bonus
         target = sequence.first_token_target
         if sequence.first_token_by is None and target is not None and promise.first.told > target:
             self.deferred += 1

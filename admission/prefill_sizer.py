@@ -2,7 +2,7 @@
 
 from admission.step_time import StepTime, StepTimeModel, StepWork, prefill_work
 from backend.config import EngineConfig
-from backend.scheduler.hooks import PrefillRoom, TokenRoom
+from backend.scheduler.hooks import FixedPrefillBudget, PrefillBudget
 
 CAUTION = 2.9
 """Mean errors by which a step is predicted to be done early. Of errors that are normal, with a mean magnitude of
@@ -65,11 +65,13 @@ class PrefillSizer:
         self._share = max(config.block_size, int(prefill_share * config.max_num_batched_tokens))
         self._model = model
 
-    def prefill_room(self, num_decodes: int, decode_context: int, interval: float | None, tokens: int) -> PrefillRoom:
+    def prefill_budget(
+        self, num_decodes: int, decode_context: int, interval: float | None, tokens: int
+    ) -> PrefillBudget:
         if num_decodes == 0:
-            return TokenRoom(tokens)
+            return FixedPrefillBudget(tokens)
         if interval is None:
-            return TokenRoom(min(self._share, tokens))
+            return FixedPrefillBudget(min(self._share, tokens))
         decodes = StepWork(decode_tokens=num_decodes, decode_context=decode_context)
         times = self._model.fitted
         cautious = interval / (1 + CAUTION * self._model.relative_error)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from backend.errors import DeviceError, MemoryExhausted
 from backend.scheduler.batch import NO_TOKEN, StepOutput
-from backend.scheduler.scheduled_step import Delta
+from backend.scheduler.scheduled_step import NewToken
 from backend.scheduler.sequence import FinishReason, Sequence
 from backend.step_loop import Core, StepLoop
 from backend.stream import Delivery, TokenStream
@@ -141,8 +141,8 @@ class Engine:
         log.error("device failure", exc_info=error)
         self.fail(DeviceError(f"the device failed: {error}"))
 
-    def _deliver(self, deltas: list[Delta]) -> None:
-        for sequence, token_id, reason in deltas:
+    def _deliver(self, new_tokens: list[NewToken]) -> None:
+        for sequence, token_id, reason in new_tokens:
             stream = self._streams.get(sequence)
             if stream is None:
                 continue

@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 from backend.errors import DeviceError, InvalidRequest
 from backend.loader import LoadedModel, load_model
 from backend.sampling_params import SamplingParams
-from backend.scheduler.scheduled_step import Delta
+from backend.scheduler.scheduled_step import NewToken
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason
 from backend.scheduler.sequence import Sequence as EngineSequence
@@ -106,11 +106,11 @@ class LLM:
             raise
         return [text.completion() for text in texts]
 
-    def step(self) -> list[Delta]:
+    def step(self) -> list[NewToken]:
         """The tokens of the oldest step in flight; those that follow it are planned and launched first."""
         return self._engine.step()
 
-    def _run(self, on_delta: Callable[[Delta], object]) -> None:
+    def _run(self, on_delta: Callable[[NewToken], object]) -> None:
         while self.scheduler.has_work:
             for delta in self.step():
                 on_delta(delta)
@@ -182,17 +182,17 @@ class OfflineEngine:
         self._device = InlineDevice(executor)
         self._steps = StepLoop(scheduler, self._device.launch, time.perf_counter)
 
-    def step(self) -> list[Delta]:
+    def step(self) -> list[NewToken]:
         """Have the device finish its oldest step, once those that may follow it are launched; returns its tokens.
 
         Raises `DeviceError`: also where the model computed no numbers, and as `MemoryExhausted` where no step is small
         enough.
         """
         self._steps.schedule()
-        deltas = self._steps.step(self._device.wait())
-        if any(reason is FinishReason.FAILED for _, _, reason in deltas):
+        new_tokens = self._steps.step(self._device.wait())
+        if any(reason is FinishReason.FAILED for _, _, reason in new_tokens):
             raise DeviceError("the model computed no numbers to draw from: its weights or its dtype are at fault")
-        return deltas
+        return new_tokens
 
 
 def _is_chat(prompt: Prompt) -> bool:
@@ -215,7 +215,7 @@ class _Text:
         self._pieces: list[str] = []
         self._token_ids: list[int] = []
 
-    def take(self, delta: Delta, scheduler: Scheduler) -> bool:
+    def take(self, delta: NewToken, scheduler: Scheduler) -> bool:
         """Take one token; whether the text is complete."""
         _, token_id, reason = delta
         self._token_ids.append(token_id)

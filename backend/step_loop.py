@@ -8,7 +8,7 @@ from typing import Protocol
 
 from backend.errors import MemoryExhausted
 from backend.scheduler.batch import NO_TOKEN, Batch, StepOutput
-from backend.scheduler.scheduled_step import Delta, ScheduledStep
+from backend.scheduler.scheduled_step import NewToken, ScheduledStep
 from backend.scheduler.sequence import FinishReason, Sequence
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class Core(Protocol):
         """The next step; None when there is nothing to compute, or as many are in flight as may be."""
         ...
 
-    def update_from_output(self, output: StepOutput, now: float) -> list[Delta]:
+    def update_from_output(self, output: StepOutput, now: float) -> list[NewToken]:
         """Account for the oldest step in flight; returns its tokens."""
         ...
 
@@ -66,7 +66,7 @@ class StepLoop:
             self._launch(batch)
             began = time.perf_counter()
 
-    def step(self, output: StepOutput | MemoryExhausted) -> list[Delta]:
+    def step(self, output: StepOutput | MemoryExhausted) -> list[NewToken]:
         """Account for the oldest step in flight and launch what may follow it; returns the tokens to be delivered.
 
         A step for which the device had no memory has no tokens, and smaller ones are launched in its place. Raises the
@@ -74,21 +74,21 @@ class StepLoop:
         ended as `FAILED`.
         """
         if isinstance(output, MemoryExhausted):
-            deltas = self._roll_back(output)
+            new_tokens = self._roll_back(output)
         else:
-            deltas = self._core.update_from_output(output, self._clock())
+            new_tokens = self._core.update_from_output(output, self._clock())
             if NO_TOKEN in output.token_ids:
-                deltas = [self._checked(delta) for delta in deltas]
+                new_tokens = [self._checked(delta) for delta in new_tokens]
         self.schedule()  # before anything is delivered: the device does not wait for clients
-        return deltas
+        return new_tokens
 
-    def _roll_back(self, error: MemoryExhausted) -> list[Delta]:
+    def _roll_back(self, error: MemoryExhausted) -> list[NewToken]:
         if not self._core.rollback(self._clock()):
             raise error
         log.warning("a step is planned again with less: %s", error)
         return []
 
-    def _checked(self, delta: Delta) -> Delta:
+    def _checked(self, delta: NewToken) -> NewToken:
         """The token of one row; those beside a row without one are served on."""
         sequence, token_id, _ = delta
         if token_id != NO_TOKEN:

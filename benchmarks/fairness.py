@@ -27,7 +27,7 @@ from admission.simulation.policy import parse_policy
 from admission.simulation.recorder import Objective, Recorder
 from admission.simulation.witness import FairnessWitness
 from backend.scheduler.batch import StepOutput
-from backend.scheduler.scheduled_step import Delta, ScheduledStep
+from backend.scheduler.scheduled_step import NewToken, ScheduledStep
 from backend.scheduler.sequence import FinishReason
 from backend.scheduler.sequence import Sequence as Running
 from benchmarks.report import Report, Spread, scenario_parser
@@ -130,7 +130,7 @@ class WitnessObserver(CoreObserver):
         if step is not None:
             self.witness.planned(step.admitted)
 
-    def updated(self, step: ScheduledStep, output: StepOutput, deltas: list[Delta], now: float) -> None:
+    def updated(self, step: ScheduledStep, output: StepOutput, new_tokens: list[NewToken], now: float) -> None:
         self.witness.completed()
 
 

@@ -24,7 +24,7 @@ from admission.simulation.door import REFUSED_RETRY, Door, Spent, TurnedAway, Vi
 from admission.simulation.recorder import Recorder
 from admission.step_time import StepWork
 from backend.scheduler.batch import Batch, StepOutput
-from backend.scheduler.scheduled_step import Delta
+from backend.scheduler.scheduled_step import NewToken
 from backend.scheduler.sequence import FinishReason, Sequence, Status
 
 TOKEN = 0
@@ -280,14 +280,14 @@ class Loop:
             for index, row in enumerate(batch.sampled):
                 if self._ends.get(batch.slots[row]) == batch.starts[row] + batch.lengths[row] + 1:
                     tokens[index] = END
-        deltas = self._core.update_from_output(StepOutput(batch.step, tokens, step.elapsed), step.done_at)
-        self._recorder.completed(step.works, step.elapsed, deltas, step.done_at)
+        new_tokens = self._core.update_from_output(StepOutput(batch.step, tokens, step.elapsed), step.done_at)
+        self._recorder.completed(step.works, step.elapsed, new_tokens, step.done_at)
         if self._stays:
-            self._note_deltas(deltas, step.done_at)
+            self._note_tokens(new_tokens, step.done_at)
         self._plan(step.done_at)
 
-    def _note_deltas(self, deltas: Iterable[Delta], now: float) -> None:
-        for sequence, _, reason in deltas:
+    def _note_tokens(self, new_tokens: Iterable[NewToken], now: float) -> None:
+        for sequence, _, reason in new_tokens:
             if reason is not None:
                 self._ended(sequence)
             elif sequence in self._supplies:

@@ -14,7 +14,7 @@ from admission.simulation.device import Device
 from admission.simulation.statistics import MOST_TENANTS, QuantileHistogram, ServiceGap, Timeline
 from admission.step_time import StepWork, prefill_work
 from backend.scheduler import sequence as engine
-from backend.scheduler.scheduled_step import Delta, ScheduledStep
+from backend.scheduler.scheduled_step import NewToken, ScheduledStep
 
 PROMPT, OUTPUT = 1.0, 2.0  # service in tokens, by the weights of VTC (Sheng et al., 2024)
 
@@ -189,11 +189,13 @@ class Recorder:
             self.preemptions += 1
             self._wait(sequence, now)
 
-    def completed(self, works: Mapping[str, StepWork], elapsed: float, deltas: Sequence[Delta], now: float) -> None:
+    def completed(
+        self, works: Mapping[str, StepWork], elapsed: float, new_tokens: Sequence[NewToken], now: float
+    ) -> None:
         self.steps += 1
         self.busy += elapsed
         self._share(works, elapsed)
-        self._take(deltas, now)
+        self._take(new_tokens, now)
         self._follow(now)
 
     def end(self, now: float) -> None:
@@ -266,10 +268,10 @@ class Recorder:
         for tenant, part in parts.items():
             self.tenants[tenant].seconds += elapsed * (part / total if total else 1 / len(parts))
 
-    def _take(self, deltas: Sequence[Delta], now: float) -> None:
+    def _take(self, new_tokens: Sequence[NewToken], now: float) -> None:
         previous, self._last_completion = self._last_completion, now
         usual = 0
-        for sequence, _, reason in deltas:
+        for sequence, _, reason in new_tokens:
             live = self._live[sequence]
             live.tenant.output_tokens += 1
             if live.last_token == previous:

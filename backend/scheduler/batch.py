@@ -9,7 +9,7 @@ from backend.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
+class NewSequence:
     """A sequence takes a slot; the device keeps this until the slot is taken again."""
 
     slot: int
@@ -27,8 +27,8 @@ class Batch:
     slot sampled last, which the host may not know yet; `token_ids` holds those of the prefills, row after row.
     `sampled` lists the rows whose last token is followed by a sampled one: all decodes, and prefills that are complete.
 
-    After a step that was lost, what the device may not have been told is told again: it may know a sequence or a block
-    table already.
+    After a step that was lost, the next one repeats what the device may not know: a sequence or a block table in it may
+    be known already.
     """
 
     step: int
@@ -39,7 +39,7 @@ class Batch:
     token_ids: list[int] = field(default_factory=list)
     sampled: list[int] = field(default_factory=list)
     new_blocks: list[tuple[int, int, list[int]]] = field(default_factory=list)  # slot, index in its table, blocks
-    admitted: list[Admitted] = field(default_factory=list)
+    admitted: list[NewSequence] = field(default_factory=list)
 
 
 NO_TOKEN = -1
@@ -47,7 +47,7 @@ NO_TOKEN = -1
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What a step sampled, one token for each row in `Batch.sampled`, and how long it took.
+    """The tokens that a step sampled, one for each row in `Batch.sampled`, and how long the step took.
 
     A token is `NO_TOKEN` where the model computed no numbers to draw from: NaN, or beyond what its type can hold.
 
@@ -64,7 +64,7 @@ class StepOutput:
 class Counters:
     """Totals since start; they never go down."""
 
-    joined: int = 0  # sequences that were given a slot, each time
+    admissions: int = 0  # a sequence that was preempted counts each time
     prompt_tokens: int = 0  # computed for the first time
     recomputed_tokens: int = 0  # computed again after a preemption
     generation_tokens: int = 0
@@ -72,8 +72,9 @@ class Counters:
     preemptions: int = 0  # for the memory or the slot of others
     lost_steps: int = 0  # for lack of memory on the device
     yields: int = 0  # preemptions of a tenant's youngest for its oldest, at a limit of its own
-    shed: int = 0  # preemptions because a step was lost
+    rollback_preemptions: int = 0  # because a step was lost
 
     @property
     def all_preemptions(self) -> tuple[int, int, int]:
-        return self.preemptions, self.yields, self.shed
+        """Preemptions for others, at a limit of the tenant's own, and because a step was lost."""
+        return self.preemptions, self.yields, self.rollback_preemptions

@@ -1,4 +1,4 @@
-"""The choices that the scheduler leaves to whoever knows about tenants, classes and time."""
+"""Scheduler hooks make the choices that the scheduler leaves to whoever knows about tenants, classes and time."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -7,20 +7,20 @@ from backend.config import EngineConfig
 from backend.scheduler.sequence import Sequence
 
 
-class PrefillRoom(Protocol):
-    """What is left of a step for prefill."""
+class PrefillBudget(Protocol):
+    """The prefill that a step may still take."""
 
     def fits(self, start: int, length: int) -> int:
-        """Of `length` tokens behind `start` computed ones, how many the step can carry."""
+        """Return how many of `length` tokens behind `start` computed ones the step can carry."""
         ...
 
     def take(self, start: int, length: int) -> None:
-        """It carries these."""
+        """Spend the budget on `length` tokens behind `start` computed ones."""
         ...
 
 
-class TokenRoom:
-    """A number of tokens, whatever they attend to."""
+class FixedPrefillBudget:
+    """A budget of so many tokens, whatever they attend to."""
 
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
@@ -33,31 +33,34 @@ class TokenRoom:
 
 
 class SchedulerHooks(Protocol):
-    """Asked while a step is planned; answers at once."""
+    """The scheduler calls these while it plans a step; they answer at once."""
 
-    def prefill_room(self, num_decodes: int, decode_context: int, interval: float | None, tokens: int) -> PrefillRoom:
-        """For a step with these decodes over `decode_context` tokens in all, and at most `tokens` of prefill.
+    def prefill_budget(
+        self, num_decodes: int, decode_context: int, interval: float | None, tokens: int
+    ) -> PrefillBudget:
+        """Return the prefill that a step with these decodes over `decode_context` tokens in all may carry.
 
-        `interval` is the tightest time between tokens promised to any of them, in seconds.
+        It is at most `tokens`. `interval` is the tightest time between tokens promised to any decode, in seconds.
         """
         ...
 
     def admits(self, sequence: Sequence, running: Iterable[Sequence], num_free: int) -> bool:
-        """Whether `num_free` blocks suffice for it to join those running that would not give way to it. The scheduler
-        has made sure that its tokens fit now; the question is what all of them may still need.
+        """Return True if `num_free` blocks suffice for `sequence` to join `running`, which would not give way to it.
+
+        The scheduler has made sure that its tokens fit now; the question is what all of them may still need.
         """
         ...
 
     def peak(self, sequences: Iterable[Sequence]) -> int:
-        """Blocks that these may come to hold together at the fullest moment."""
+        """Return the blocks that these sequences may come to hold together at the fullest moment."""
         ...
 
     def admitted(self, sequence: Sequence) -> None:
-        """It has just joined, perhaps once more after a preemption; whoever is head next may depend on it."""
+        """Note that the sequence has just joined, perhaps again after a preemption: the next head may depend on it."""
         ...
 
     def victim_rank(self, sequence: Sequence) -> tuple[float, ...]:
-        """The largest is preempted first, among those of the lowest class."""
+        """Return a key; of the sequences of the lowest class, the one with the largest key is preempted first."""
         ...
 
 
@@ -67,8 +70,10 @@ class DefaultHooks:
     def __init__(self, config: EngineConfig) -> None:
         self._blocks_for = config.blocks_for
 
-    def prefill_room(self, num_decodes: int, decode_context: int, interval: float | None, tokens: int) -> PrefillRoom:
-        return TokenRoom(tokens)
+    def prefill_budget(
+        self, num_decodes: int, decode_context: int, interval: float | None, tokens: int
+    ) -> PrefillBudget:
+        return FixedPrefillBudget(tokens)
 
     def admits(self, sequence: Sequence, running: Iterable[Sequence], num_free: int) -> bool:
         return True

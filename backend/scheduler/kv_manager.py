@@ -1,86 +1,160 @@
-"""Who holds which slots and blocks of the device, and on whose account."""
+"""The KV manager knows which sequences hold which slots and blocks of the device, and on whose account.
+
+A slot is a sequence's row of device state, a block is `block_size` tokens of KV memory.
+"""
 
 from collections import Counter
 from collections.abc import Collection, Iterable
 
 from backend.config import EngineConfig, KVAllocation
 from backend.paged_kv.block_pool import BlockPool, ContiguousPool, PagedPool
-from backend.scheduler.allowances import Allowances, PassedOver
+from backend.scheduler.allowances import Allowances, HeldTenants
 from backend.scheduler.batch import Counters
 from backend.scheduler.sequence import FinishReason, Sequence, Status
 from backend.scheduler.waiting_queue import WaitingQueue
 
+_POOLS: dict[KVAllocation, type[PagedPool] | type[ContiguousPool]] = {
+    KVAllocation.PAGED: PagedPool,
+    KVAllocation.CONTIGUOUS: ContiguousPool,
+}
+
 
 class KVManager:
-    """Hands slots and blocks to sequences and takes them back. It decides nothing; the scheduler is the only caller."""
+    """Gives sequences their slots and blocks, and frees them. It decides nothing: the scheduler is its only caller.
 
-    def __init__(self, config: EngineConfig) -> None:
+    Blocks and slot of a sequence that ends or is preempted are freed when the last step in flight that names it
+    completes, never earlier: until then the device may still write to them.
+    """
+
+    def __init__(
+        self, config: EngineConfig, waiting: WaitingQueue, held_tenants: HeldTenants, counters: Counters
+    ) -> None:
         self.pool: BlockPool = _POOLS[config.kv_allocation](config.num_blocks)
         self.allowances = Allowances()
-        self._config = config
+        self.running: dict[str, Sequence] = {}  # in the order of admission
+        self.freeing: dict[str, Sequence] = {}  # preempted, and named by steps in flight
         self.now = 0.0  # seconds of the engine's clock; whoever has a clock sets it
+        self._config = config
         self._contiguous = config.kv_allocation is KVAllocation.CONTIGUOUS
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
+        self._waiting = waiting
+        self._held_tenants = held_tenants
+        self._counters = counters
 
     @property
     def has_free_slot(self) -> bool:
         return bool(self._free_slots)
 
+    def running_of(self, tenant: str) -> list[Sequence]:
+        """Return the tenant's running sequences, in the order of their admission."""
+        return [sequence for sequence in self.running.values() if sequence.tenant == tenant]
+
+    # blocks
+
     def blocks_to_start(self, sequence: Sequence) -> int:
-        """For all its tokens of now; contiguous: of the longest it may become, whose last token is never computed."""
+        """Return the blocks for all tokens that the sequence has; contiguous: that it may ever have.
+
+        The last token is never computed, so it needs no memory.
+        """
         return self._config.blocks_for(sequence.most_tokens - 1 if self._contiguous else sequence.num_tokens)
 
     def blocks_to_grow(self, sequence: Sequence, length: int) -> int:
-        """More than it holds, for `length` more computed tokens; 0 when it has room for them."""
+        """Return how many blocks `length` more computed tokens need beyond those that the sequence holds."""
         needed = self._config.blocks_for(sequence.num_computed_tokens + length) - len(sequence.block_table)
         return self.blocks_to_start(sequence) if self._contiguous and needed > 0 else max(needed, 0)
 
-    def room_to_grow(self, sequence: Sequence, running: Collection[Sequence]) -> int:
-        """Blocks that those running are to have left when it joins them, none of them more than it may come to need: so
-        who was preempted is not back before all can get further than the last time.
+    def watermark_blocks(self, sequence: Sequence, running: Collection[Sequence]) -> int:
+        """Return how many blocks must stay free for those running when `sequence` is admitted.
+
+        Each is left as many as the watermark of `sequence` says, and none more than it may come to need. The watermark
+        doubles whenever others took the memory of `sequence`, so that all can get further each time it returns.
         """
-        if sequence.headroom == 1:
+        if sequence.watermark == 1:
             return len(running)
-        blocks_for, each = self._config.blocks_for, sequence.headroom
+        blocks_for, each = self._config.blocks_for, sequence.watermark
         return sum(min(each, blocks_for(s.most_tokens - 1) - len(s.block_table)) for s in running)
 
-    def fit(self, sequence: Sequence, spare: int) -> bool:
-        """Whether the blocks that it starts with are free, and `spare` beside them."""
+    def can_allocate(self, sequence: Sequence, watermark_blocks: int) -> bool:
+        """Return True if the blocks that the sequence starts with are free, and `watermark_blocks` beside them."""
         needed = self.blocks_to_start(sequence)
         if not self._contiguous:
-            return self.pool.num_free >= needed + spare
+            return self.pool.num_free >= needed + watermark_blocks
         run = self.pool.allocate(needed)
         self.pool.release(run or [])
         return run is not None
 
-    def seat(self, sequence: Sequence) -> None:
-        sequence.slot = self._free_slots.pop()
-
-    def give(self, sequence: Sequence, count: int) -> list[int] | None:
-        """`count` more blocks at the end of its table, or None when they are not to be had."""
+    def allocate(self, sequence: Sequence, count: int) -> list[int] | None:
+        """Append `count` blocks to the sequence's block table and return them; None when so many are not free."""
         blocks = self.pool.allocate(count)
         if blocks is not None:
-            self._count(sequence)
+            self._count_block_seconds(sequence)
             sequence.block_table += blocks
             sequence.peak_blocks = max(sequence.peak_blocks, len(sequence.block_table))
-            self.allowances.take(sequence.tenant, count)
+            self.allowances.charge(sequence.tenant, count)
         return blocks
 
-    def take_back(self, sequence: Sequence) -> None:
-        """All of it, slot and blocks."""
-        self._count(sequence)
+    # a sequence's way through the batch
+
+    def admit(self, sequence: Sequence) -> None:
+        """Let the sequence run from now on, in a slot of its own and without blocks yet."""
+        sequence.slot = self._free_slots.pop()
+        sequence.status = Status.RUNNING
+        sequence.num_admitted_tokens = sequence.num_tokens
+        self.running[sequence.id] = sequence
+        self._counters.admissions += 1
+        sequence.admission_number = self._counters.admissions
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take the sequence out of the batch; it waits again once its memory is free."""
+        sequence.status = Status.PREEMPTED
+        del self.running[sequence.id]
+        self.freeing[sequence.id] = sequence
+        self._free_if_idle(sequence)
+
+    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """End the sequence, whether it ran or not."""
+        self.running.pop(sequence.id, None)
+        self.freeing.pop(sequence.id, None)
+        sequence.status = Status.FINISHED
+        sequence.finish_reason = reason
+        self._free_if_idle(sequence)
+
+    def free_idle(self, sequences: Iterable[Sequence]) -> None:
+        """Free what may be freed now that a step which named these sequences is no longer in flight."""
+        for sequence in sequences:
+            if sequence.status is not Status.RUNNING:
+                self._free_if_idle(sequence)
+
+    def _free_if_idle(self, sequence: Sequence) -> None:
+        """Free blocks and slot, unless a step in flight still names the sequence; a preempted one waits again."""
+        if sequence.in_flight or sequence.slot < 0:
+            return
+        self._free(sequence)
+        self._held_tenants.resume(sequence.tenant)
+        if sequence.status is Status.PREEMPTED:
+            self._counters.recomputed_tokens += sequence.num_computed_tokens
+            sequence.num_computed_tokens = 0
+            sequence.status = Status.WAITING
+            del self.freeing[sequence.id]
+            self._waiting.restore(sequence)
+
+    def _free(self, sequence: Sequence) -> None:
+        self._count_block_seconds(sequence)
         self.pool.release(sequence.block_table)
-        self.allowances.give(sequence.tenant, len(sequence.block_table))
+        self.allowances.credit(sequence.tenant, len(sequence.block_table))
         self._free_slots.append(sequence.slot)
         sequence.block_table, sequence.slot = [], -1
 
-    def _count(self, sequence: Sequence) -> None:
-        """Its block-seconds, before what it holds changes."""
+    def _count_block_seconds(self, sequence: Sequence) -> None:
+        """Add up the sequence's block-seconds, before what it holds changes."""
         sequence.kv_block_seconds += len(sequence.block_table) * (self.now - sequence.held_since)
         sequence.held_since = self.now
 
-    def check_integrity(self, holders: Collection[Sequence]) -> None:
-        """Every block is free or owned by exactly one of `holders`, and charged to its tenant."""
+    def check_integrity(self, in_flight: Iterable[Sequence]) -> None:
+        """Assert that every slot and block is free, or held by exactly one sequence that runs, was preempted or is in
+        flight, and that blocks are charged to their holder's tenant.
+        """
+        holders = {*self.running.values(), *self.freeing.values(), *in_flight}
         self.pool.check_integrity()
         self.allowances.check_integrity()
         owned = [block for s in holders for block in s.block_table]
@@ -90,76 +164,3 @@ class KVManager:
         assert held == self.allowances.held, "a tenant is not charged for what it holds"
         slots = [s.slot for s in holders if s.slot >= 0]
         assert sorted(slots + self._free_slots) == list(range(self._config.max_num_seqs)), "slots were lost"
-
-
-_POOLS: dict[KVAllocation, type[PagedPool] | type[ContiguousPool]] = {
-    KVAllocation.PAGED: PagedPool,
-    KVAllocation.CONTIGUOUS: ContiguousPool,
-}
-
-
-class ResidentSet:
-    """Blocks and slot of a sequence that ends or is preempted are released when the last step in flight that names it
-    completes, never earlier.
-    """
-
-    def __init__(
-        self, config: EngineConfig, waiting: WaitingQueue, passed_over: PassedOver, counters: Counters
-    ) -> None:
-        self.kv_manager = KVManager(config)
-        self.running: dict[str, Sequence] = {}  # in the order of admission
-        self.leaving: dict[str, Sequence] = {}  # preempted, and named by steps in flight
-        self._waiting = waiting
-        self._passed_over = passed_over
-        self._counters = counters
-
-    def seat(self, sequence: Sequence) -> None:
-        """It runs from now on, in a slot of its own and without blocks."""
-        self.kv_manager.seat(sequence)
-        sequence.status = Status.RUNNING
-        sequence.num_admitted_tokens = sequence.num_tokens
-        self.running[sequence.id] = sequence
-        self._counters.joined += 1
-        sequence.turn = self._counters.joined
-
-    def suspend(self, sequence: Sequence) -> None:
-        """It runs no more, and waits again once its memory is free."""
-        sequence.status = Status.PREEMPTED
-        del self.running[sequence.id]
-        self.leaving[sequence.id] = sequence
-        self._release_if_idle(sequence)
-
-    def end(self, sequence: Sequence, reason: FinishReason) -> None:
-        """It is over, whether it ran or not."""
-        self.running.pop(sequence.id, None)
-        self.leaving.pop(sequence.id, None)
-        sequence.status = Status.FINISHED
-        sequence.finish_reason = reason
-        self._release_if_idle(sequence)
-
-    def release(self, sequences: Iterable[Sequence]) -> None:
-        """A step that named these is no longer in flight."""
-        for sequence in sequences:
-            if sequence.status is not Status.RUNNING:
-                self._release_if_idle(sequence)
-
-    def _release_if_idle(self, sequence: Sequence) -> None:
-        """Free blocks and slot, unless a step in flight still names the sequence; a preempted one waits again."""
-        if sequence.in_flight or sequence.slot < 0:
-            return
-        self.kv_manager.take_back(sequence)
-        self._passed_over.look_again(sequence.tenant)
-        if sequence.status is Status.PREEMPTED:
-            self._counters.recomputed_tokens += sequence.num_computed_tokens
-            sequence.num_computed_tokens = 0
-            sequence.status = Status.WAITING
-            del self.leaving[sequence.id]
-            self._waiting.restore(sequence)
-
-    def of(self, tenant: str) -> list[Sequence]:
-        """Those of a tenant that run."""
-        return [sequence for sequence in self.running.values() if sequence.tenant == tenant]
-
-    def check_integrity(self, in_flight: Iterable[Sequence]) -> None:
-        """Every slot and block is free, or held by exactly one sequence that runs, was preempted or is in flight."""
-        self.kv_manager.check_integrity({*self.running.values(), *self.leaving.values(), *in_flight})

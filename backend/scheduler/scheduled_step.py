@@ -1,18 +1,18 @@
-"""A step between its planning and its completion, and what comes of both."""
+"""A step between its planning and its completion, and the tokens that come of it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from backend.scheduler.batch import Admitted, Batch
+from backend.scheduler.batch import Batch, NewSequence
 from backend.scheduler.sequence import FinishReason, Sequence
 
-Delta = tuple[Sequence, int, FinishReason | None]
+NewToken = tuple[Sequence, int, FinishReason | None]
 """One token of one sequence, and why the sequence ended if it did."""
 
 
-class Blocked(StrEnum):
-    """Why the head of the queue waits, a tenant is passed over, or a sequence pauses."""
+class WaitReason(StrEnum):
+    """The reason why the head of the queue waits, why a tenant is held, or why a sequence pauses."""
 
     BATCH = "batch"  # static batching: the batch has to drain
     RELEASE = "release"  # memory of preempted sequences is on its way back
@@ -25,14 +25,14 @@ class Blocked(StrEnum):
 
 @dataclass(slots=True)
 class ScheduledStep:
-    """A step between planning and completion: the batch, and whose its rows are."""
+    """A step between planning and completion: the batch, and the sequences of its rows."""
 
     batch: Batch
-    sequences: list[Sequence] = field(default_factory=list)
-    sampled: list[Sequence] = field(default_factory=list)
+    sequences: list[Sequence] = field(default_factory=list)  # by row
+    sampled: list[Sequence] = field(default_factory=list)  # of the rows in `Batch.sampled`
     admitted: list[Sequence] = field(default_factory=list)
     billed: list[tuple[Sequence, int]] = field(default_factory=list)  # prompt tokens not computed before
-    paused: dict[Sequence, Blocked] = field(default_factory=dict)  # at a limit of their tenants
+    paused: dict[Sequence, WaitReason] = field(default_factory=dict)  # at a limit of their tenants
     decode_context: int = 0  # tokens that the decodes attend to, in all
     planned_at: float = 0.0  # seconds, of the scheduler's owner's clock
     planning: float = 0.0  # seconds that planning it took, for whoever measures that
@@ -41,8 +41,36 @@ class ScheduledStep:
     def num_tokens(self) -> int:
         return sum(self.batch.lengths)
 
+    def add_prefill(self, sequence: Sequence, length: int) -> None:
+        """Add a row that computes the next `length` tokens of a prompt, or of what is recomputed.
+
+        A chunk that reaches the sequence's last token samples the one after it.
+        """
+        batch, start = self.batch, sequence.num_computed_tokens
+        row = len(batch.slots)
+        batch.slots.append(sequence.slot)
+        batch.starts.append(start)
+        batch.lengths.append(length)
+        batch.token_ids += sequence.tokens_at(start, length)
+        self.sequences.append(sequence)
+        sequence.num_computed_tokens = start + length
+        self._bill(sequence)
+        if sequence.num_computed_tokens == sequence.num_tokens:
+            sequence.num_tokens += 1
+            batch.sampled.append(row)
+            self.sampled.append(sequence)
+        sequence.in_flight += 1
+        sequence.last_step = batch.step
+
+    def _bill(self, sequence: Sequence) -> None:
+        """Count the prompt tokens that are computed for the first time: a recompute is not the tenant's doing."""
+        tokens = min(sequence.num_computed_tokens, len(sequence.prompt)) - sequence.num_billed_tokens
+        if tokens > 0:
+            sequence.num_billed_tokens += tokens
+            self.billed.append((sequence, tokens))
+
     def undo(self) -> None:
-        """It was planned last of those in flight and not computed: its sequences are as far as they were before it."""
+        """Set the sequences back to where they were before this step, the newest in flight, which was not computed."""
         for sequence, start in zip(self.sequences, self.batch.starts, strict=True):
             sequence.num_computed_tokens = start
             sequence.in_flight -= 1
@@ -53,29 +81,34 @@ class ScheduledStep:
             sequence.num_billed_tokens -= tokens
 
 
-def introduce(sequence: Sequence) -> Admitted:
-    """A sequence that has just taken its slot, or has sampled nothing since."""
+def new_sequence(sequence: Sequence) -> NewSequence:
+    """Return what the device is told of a sequence that has just taken its slot, or has sampled nothing since."""
     tokens = [*sequence.prompt, *sequence.output]
-    return Admitted(sequence.slot, sequence.sampling, sequence.seed, tokens, len(sequence.prompt))
+    return NewSequence(sequence.slot, sequence.sampling, sequence.seed, tokens, len(sequence.prompt))
 
 
-class Retelling:
-    """Sequences of which the device may not know all that was planned, because steps that said so were lost."""
+class DeviceResync:
+    """After a lost step, sends the device again what the lost steps said of sequences and block tables.
+
+    The device may have taken in any part of a lost step, so all of it is sent again, whether it is known or not.
+    """
 
     def __init__(self) -> None:
-        self._untold: list[Sequence] = []
+        self._out_of_sync: list[Sequence] = []
 
     def begin(self, running: Iterable[Sequence]) -> None:
-        self._untold = list(running)
+        self._out_of_sync = list(running)
 
     def add_to(self, scheduled: ScheduledStep) -> None:
-        """Tell, ahead of what the step itself has to tell: of those that still hold a slot, be it for this step alone,
-        all blocks, and who they are if they have sampled nothing yet.
+        """Add to the step, ahead of its own changes, what the device may not know.
+
+        For sequences that still hold a slot, be it for this step alone, that is all their blocks; for those that have
+        sampled nothing yet, also who they are.
         """
-        if not self._untold:
+        if not self._out_of_sync:
             return
-        kept = [s for s in self._untold if s.slot >= 0 and s not in scheduled.admitted]
+        kept = [s for s in self._out_of_sync if s.slot >= 0 and s not in scheduled.admitted]
         prefilling = [s for s in kept if len(s.prompt) + len(s.output) == s.num_admitted_tokens]
-        scheduled.batch.admitted[:0] = [introduce(s) for s in prefilling]
+        scheduled.batch.admitted[:0] = [new_sequence(s) for s in prefilling]
         scheduled.batch.new_blocks[:0] = [(s.slot, 0, list(s.block_table)) for s in kept]
-        self._untold = []
+        self._out_of_sync = []

@@ -21,19 +21,19 @@ class SequenceQueue(Protocol):
         ...
 
     def head(self) -> Sequence | None:
-        """Who is admitted next; None when nobody waits."""
+        """Return the sequence that is admitted next; None when nobody waits."""
         ...
 
     def remove(self, sequence: Sequence) -> None:
-        """It was admitted or cancelled."""
+        """Remove a sequence that was admitted or cancelled."""
         ...
 
 
 class WaitingQueue(SequenceQueue, Protocol):
-    """What the scheduler, its only caller, takes sequences from."""
+    """A queue whose tenants can be held; the scheduler is its only caller."""
 
     def hold(self, tenant: str, reason: str | None) -> None:
-        """Pass the tenant over for a limit of its own, until it is held for None."""
+        """Offer no sequence of the tenant, for a limit of its own, until it is held for None."""
         ...
 
 
@@ -56,7 +56,7 @@ class HoldingQueue:
         self._lay_aside(sequence)
 
     def head(self) -> Sequence | None:
-        """The first of a tenant that is not held. Those found on the way are laid aside."""
+        """Return the first sequence of a tenant that is not held, and lay aside those before it."""
         while (sequence := self._order.head()) is not None and sequence.tenant in self._aside:
             self._lay_aside(sequence)
         return sequence
@@ -82,7 +82,7 @@ class HoldingQueue:
 
 
 class FirstComeFirstServed:
-    """Arrival order. A preempted sequence arrived before all who wait for the first time, so it goes before them."""
+    """Orders by arrival. A preempted sequence arrived before all who wait for the first time, so it goes first."""
 
     def __init__(self) -> None:
         self._arrived: OrderedDict[str, Sequence] = OrderedDict()  # a dict finds its first in linear time

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from backend.kernels.ops import RowPenalties, RowSampling, SampleRows
-from backend.scheduler.batch import Admitted
+from backend.scheduler.batch import NewSequence
 from backend.worker.penalties import PenaltyState
 from backend.worker.sampler import Choose
 from backend.worker.slot_sampling import SlotSampling
@@ -35,7 +35,7 @@ class DeviceSampler:
         self._counted = self._penalties.occurrences  # made now, so that no request fails for want of memory
         self._impossible = torch.tensor(-torch.inf, device=self._device)
 
-    def admit(self, admitted: Admitted) -> None:
+    def admit(self, admitted: NewSequence) -> None:
         """A sequence takes the slot; what the slot held before is forgotten."""
         self._slots.admit(admitted)
         if admitted.sampling.penalised:
@@ -67,7 +67,7 @@ class DeviceSampler:
         self,
         logits: Tensor,
         forbidden: list[tuple[int, int]],
-        arrived: list[Admitted] | None,
+        arrived: list[NewSequence] | None,
         filters: dict[str, bool],
     ) -> Tensor:
         """`arrived`: None when no row is penalised."""

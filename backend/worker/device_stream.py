@@ -72,13 +72,13 @@ class CpuStream:
 class Deferred:
     """Work that is done when it is waited for."""
 
-    def __init__(self, lane: CpuStream, work: Work, launched_at: float) -> None:
-        self._lane, self._work, self._launched_at = lane, work, launched_at
+    def __init__(self, stream: CpuStream, work: Work, launched_at: float) -> None:
+        self._stream, self._work, self._launched_at = stream, work, launched_at
 
     def wait(self) -> float:
         self._work()
-        started, self._lane.completed_at = max(self._lane.completed_at, self._launched_at), time.perf_counter()
-        return self._lane.completed_at - started
+        started, self._stream.completed_at = max(self._stream.completed_at, self._launched_at), time.perf_counter()
+        return self._stream.completed_at - started
 
 
 class CudaStream:

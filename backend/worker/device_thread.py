@@ -9,7 +9,7 @@ from queue import SimpleQueue
 
 from backend.errors import MemoryExhausted
 from backend.scheduler.batch import Batch, StepOutput
-from backend.worker.executor import Executor, Lost, PendingStep
+from backend.worker.executor import Executor, LostStep, PendingStep
 
 Post = Callable[[StepOutput | BaseException], None]
 """Called on a device thread with each step's output in order, with `MemoryExhausted` in the place of one that was lost,
@@ -32,7 +32,7 @@ class DeviceThread:
         self._post = post
         self._inbox: SimpleQueue[Batch | None] = SimpleQueue()
         self._launched: SimpleQueue[tuple[int, PendingStep] | None] = SimpleQueue()  # by attempt
-        self._room = threading.Semaphore(depth)
+        self._launchable = threading.Semaphore(depth)
         self._failing = threading.Lock()
         self._failed = False
         self._threads = [
@@ -74,23 +74,23 @@ class DeviceThread:
             first, self._failed = not self._failed, True
         if first:
             self._post(error)
-        self._room.release()
+        self._launchable.release()
         self._launched.put(None)
 
     def _launch(self) -> None:
         attempt, newest, is_lost = 0, -1, False
         while (batch := self._inbox.get()) is not None:
-            self._room.acquire()
+            self._launchable.acquire()
             if self._failed:
                 return
             if batch.step <= newest:
                 attempt, is_lost = attempt + 1, False
             newest = batch.step
             if is_lost:
-                self._room.release()
+                self._launchable.release()
                 continue
             step = self._try(batch)
-            is_lost = isinstance(step, Lost)
+            is_lost = isinstance(step, LostStep)
             self._launched.put((attempt, step))
         self._launched.put(None)
 
@@ -98,7 +98,7 @@ class DeviceThread:
         try:
             return self._executor.launch(batch)
         except MemoryExhausted as error:
-            return Lost(error)
+            return LostStep(error)
 
     def _wait(self) -> None:
         lost = -1  # the attempt that has failed
@@ -110,4 +110,4 @@ class DeviceThread:
                 except MemoryExhausted as error:
                     lost = attempt
                     self._post(error)
-            self._room.release()
+            self._launchable.release()

@@ -28,7 +28,7 @@ class Executor(Protocol):
         ...
 
 
-class Lost:
+class LostStep:
     """A step that could not be launched."""
 
     def __init__(self, error: MemoryExhausted) -> None:
@@ -47,12 +47,12 @@ class InlineDevice:
 
     def launch(self, batch: Batch) -> None:
         """Queue a step. What is launched behind one that could not be is lost with it."""
-        if self._launched and isinstance(self._launched[-1], Lost):
+        if self._launched and isinstance(self._launched[-1], LostStep):
             return
         try:
             self._launched.append(self._executor.launch(batch))
         except MemoryExhausted as error:
-            self._launched.append(Lost(error))
+            self._launched.append(LostStep(error))
 
     def wait(self) -> StepOutput | MemoryExhausted:
         """The output of the oldest step; where there was no memory for it, it and those behind it are forgotten."""

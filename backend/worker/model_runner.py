@@ -16,7 +16,7 @@ from backend.errors import DeviceError, MemoryExhausted
 from backend.kernels.ops import StepInputs
 from backend.model.decoder import Decoder
 from backend.paged_kv.kv_cache import KVCache
-from backend.scheduler.batch import NO_TOKEN, Admitted, Batch, StepOutput
+from backend.scheduler.batch import NO_TOKEN, Batch, NewSequence, StepOutput
 from backend.worker import warm_up
 from backend.worker.cuda_graphs import StepGraphs
 from backend.worker.device_errors import explained, is_out_of_memory, of_device
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 class StepSampler(Protocol):
     """Knows how the sequence of each slot is sampled."""
 
-    def admit(self, admitted: Admitted) -> None: ...
+    def admit(self, admitted: NewSequence) -> None: ...
 
     def stage(self, staged: Staged) -> Choose: ...
 
@@ -57,7 +57,7 @@ class _Step:
 
 
 class ModelRunner:
-    """An `Executor` over one decoder, the same for every device: what differs is the lane that the work runs in.
+    """An `Executor` over one decoder, the same for every device: what differs is the stream that the work runs in.
 
     `launch` stages a batch on the host and queues its work; what the device remembers of each slot between steps (its
     block table, its last token) is read and written by that work alone, in the order of the launches.
@@ -67,15 +67,17 @@ class ModelRunner:
     before begins anew: nobody waits for what is in flight.
     """
 
-    def __init__(self, decoder: Decoder, kv: KVCache, config: EngineConfig, lane: DeviceStream | None = None) -> None:
+    def __init__(
+        self, decoder: Decoder, kv: KVCache, config: EngineConfig, device_stream: DeviceStream | None = None
+    ) -> None:
         self.decoder = decoder
         self.kv = kv
         self.config = config
         self.device = kv.blocks.device
         self.graphs: StepGraphs | None = None
-        self._lane = lane or make_device_stream(self.device, decoder.ops.captures)
+        self._device_stream = device_stream or make_device_stream(self.device, decoder.ops.captures)
         layout = Layout.of(config)
-        self.stager = Stager(config, layout, self._lane.staging)
+        self.stager = Stager(config, layout, self._device_stream.staging)
         self._memory = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=self.device)
         self._received = layout.views(self._memory)
         self._num_head_bytes = layout.num_head_bytes
@@ -84,7 +86,7 @@ class ModelRunner:
         self._row_tables = torch.zeros(layout.num_places * width, dtype=torch.int32, device=self.device)
         self._last_tokens = torch.zeros(seqs, dtype=torch.int64, device=self.device)
         self._logits: Tensor | None = None  # [seqs, vocab] fp32, where graphs and all other steps then write theirs
-        if self._lane.captures:
+        if self._device_stream.captures:
             self._logits = torch.zeros((seqs, decoder.config.vocab_size), dtype=torch.float32, device=self.device)
         self._sampler = self._make_sampler()
         self._staged: deque[Staged] = deque()  # steps launched and not completed
@@ -109,13 +111,13 @@ class ModelRunner:
         """What a step's failure means: torch reports whatever CUDA does, after most of which nothing can be trusted."""
         if not is_out_of_memory(error):
             return DeviceError(explained(f"step {step} failed on {self.device}", error))
-        self._lane.recover()
+        self._device_stream.recover()
         return MemoryExhausted(f"no memory on {self.device} for step {step}: {error}")
 
     def _forget_unfinished(self) -> None:
         """Whatever was staged is lost, or belongs to a generation that was interrupted at any point."""
         if self.stager.in_use:
-            self._lane.recover()  # the device may be reading it
+            self._device_stream.recover()  # the device may be reading it
             self.stager.release_all()
         self._staged.clear()
 
@@ -125,7 +127,7 @@ class ModelRunner:
         Torch keeps a handle of a GPU's libraries for each thread, and gives that of a thread which has ended to the
         next that asks: so warming up has a thread of its own, and the one that launches steps takes its handle over.
         """
-        if not self._lane.captures:
+        if not self._device_stream.captures:
             self._rehearse(warm_up.sampling(self.config))
             return
         with ThreadPoolExecutor(1) as thread:
@@ -164,9 +166,9 @@ class ModelRunner:
         And replay it once: CUDA sends a graph to the device when it is first launched.
         """
         try:
-            self._lane.launch(work).wait()
-            graph = self._lane.capture(work)
-            self._lane.launch(graph.replay).wait()
+            self._device_stream.launch(work).wait()
+            graph = self._device_stream.capture(work)
+            self._device_stream.launch(graph.replay).wait()
         except Exception as error:
             if not of_device(error):
                 raise
@@ -181,7 +183,7 @@ class ModelRunner:
         self._staged.append(staged)
         choose = self._sampler.stage(staged) if staged.num_sampled else None
         work = partial(self._run, staged, choose, None if shape is None else self.graphs)
-        return _Step(self, batch.step, staged, self._lane.launch(work))
+        return _Step(self, batch.step, staged, self._device_stream.launch(work))
 
     @torch.inference_mode()
     def _run(self, staged: Staged, choose: Choose | None, graphs: StepGraphs | None) -> None:

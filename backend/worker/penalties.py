@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from backend.scheduler.batch import Admitted
+from backend.scheduler.batch import NewSequence
 from backend.worker.slot_sampling import SlotSampling
 
 
@@ -16,7 +16,7 @@ class Penalties:
     """One step's penalised rows, and the state behind them."""
 
     state: "PenaltyState"
-    arrived: list[Admitted]  # whose tokens are counted before the step's
+    arrived: list[NewSequence]  # whose tokens are counted before the step's
     rows: Tensor  # [n] int64, rows of the step's logits
     slots: Tensor  # [n] int64, their slots
     presence: Tensor | None  # [n, 1] fp32, subtracted once from what the output holds; None: all 0
@@ -62,7 +62,7 @@ class PenaltyState:
     def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device | None = None) -> None:
         self._shape = (max_num_seqs, vocab_size)
         self._device = device or torch.device("cpu")
-        self._arrived: list[Admitted] = []
+        self._arrived: list[NewSequence] = []
         self._occurrences: Occurrences | None = None
 
     @property
@@ -73,16 +73,16 @@ class PenaltyState:
             self._occurrences = Occurrences(in_prompt, output_counts)
         return self._occurrences
 
-    def admit(self, admitted: Admitted) -> None:
+    def admit(self, admitted: NewSequence) -> None:
         """A penalised sequence takes a slot. Its tokens are counted on the device, before the slot's first sample."""
         self._arrived.append(admitted)
 
-    def take_arrived(self) -> list[Admitted]:
+    def take_arrived(self) -> list[NewSequence]:
         """The sequences admitted since the last call, for `load`."""
         arrived, self._arrived = self._arrived, []
         return arrived
 
-    def load(self, arrived: list[Admitted]) -> None:
+    def load(self, arrived: list[NewSequence]) -> None:
         """Start the counts of slots from the tokens that their sequences have already. The host waits for nothing."""
         for admitted in arrived:
             tokens = self._on_device(admitted.token_ids)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from backend.scheduler.batch import Admitted
+from backend.scheduler.batch import NewSequence
 from backend.worker.penalties import Penalties, PenaltyState
 from backend.worker.slot_sampling import SlotSampling
 from backend.worker.staging import Staged
@@ -152,7 +152,7 @@ class SlotSampler:
         self._device = device or torch.device("cpu")
         self._penalties = PenaltyState(max_num_seqs, vocab_size, self._device)
 
-    def admit(self, admitted: Admitted) -> None:
+    def admit(self, admitted: NewSequence) -> None:
         """A sequence takes the slot; what the slot held before is forgotten."""
         self._slots.admit(admitted)
         if admitted.sampling.penalised:

@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from backend.sampling_params import SamplingParams
-from backend.scheduler.batch import Admitted
+from backend.scheduler.batch import NewSequence
 
 Integers = npt.NDArray[np.int64]
 
@@ -29,7 +29,7 @@ class SlotSampling:
         self._free_from = np.zeros(max_num_seqs, np.int64)  # position from which end tokens are allowed
         self._end_tokens: list[tuple[int, ...]] = [()] * max_num_seqs
 
-    def admit(self, admitted: Admitted) -> None:
+    def admit(self, admitted: NewSequence) -> None:
         """A sequence takes the slot; what the slot held before is forgotten."""
         slot, sampling = admitted.slot, admitted.sampling
         self.temperature[slot] = 0 if sampling.greedy else sampling.temperature

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
-from backend.scheduler.batch import Admitted, Batch
+from backend.scheduler.batch import Batch, NewSequence
 
 KINDS = (
     SamplingParams(temperature=1, top_p=0.9),
@@ -47,5 +47,5 @@ def _longest(config: EngineConfig) -> int:
 
 def _prompt(config: EngineConfig, length: int, kind: SamplingParams) -> Batch:
     """One whole prompt."""
-    blocks, admitted = [0] * config.blocks_for(length), Admitted(0, kind, 0, [0] * length, length)
+    blocks, admitted = [0] * config.blocks_for(length), NewSequence(0, kind, 0, [0] * length, length)
     return Batch(0, 0, [0], [0], [length], [0] * length, [0], [(0, 0, blocks)], [admitted])

@@ -11,7 +11,7 @@ import torch
 
 from backend.roofline import Footprint, Peaks, Roofline
 from backend.sampling_params import SamplingParams
-from backend.scheduler.batch import Admitted, Batch
+from backend.scheduler.batch import Batch, NewSequence
 from backend.sizing import EngineOptions
 from backend.worker.executor import PendingStep
 from backend.worker.model_runner import ModelRunner
@@ -161,7 +161,7 @@ def _fill(runner: ModelRunner, batch: int, context: int) -> None:
     width = runner.config.blocks_for(context + REPEATS + 1)
     for slot in range(batch):
         blocks = [(slot * width + n) % runner.config.num_blocks for n in range(width)]
-        admitted = Admitted(slot, DRAWN, slot, [1], 1)
+        admitted = NewSequence(slot, DRAWN, slot, [1], 1)
         runner.launch(Batch(next(_numbers), 0, [slot], [0], [1], [1], [0], [(slot, 0, blocks)], [admitted])).wait()
 
 
@@ -173,7 +173,7 @@ def _decodes(batch: int, position: int) -> Batch:
 def _prompt(tokens: int, blocks: int, slot: int = 0) -> Batch:
     """A whole prompt in one step."""
     token_ids = [7 * n % 599 for n in range(tokens)]
-    admitted = Admitted(slot, DRAWN, 0, token_ids, tokens)
+    admitted = NewSequence(slot, DRAWN, 0, token_ids, tokens)
     return Batch(0, 0, [slot], [0], [tokens], token_ids, [0], [(slot, 0, list(range(blocks)))], [admitted])
 
 

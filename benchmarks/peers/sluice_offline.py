@@ -11,7 +11,7 @@ import torch
 from backend.config import Batching, KVAllocation
 from backend.llm import LLM
 from backend.sampling_params import SamplingParams
-from backend.scheduler.scheduled_step import Delta
+from backend.scheduler.scheduled_step import NewToken
 from backend.sizing import EngineOptions
 from benchmarks.peers.peer import Generate, Generated, answer_requests, parser
 from benchmarks.workload import Workload
@@ -34,15 +34,15 @@ class ObservedLLM(LLM):
 
     observed: Observed
 
-    def step(self) -> list[Delta]:
+    def step(self) -> list[NewToken]:
         before = time.perf_counter()
-        deltas = super().step()
-        self._observe(deltas, time.perf_counter(), before)
-        return deltas
+        new_tokens = super().step()
+        self._observe(new_tokens, time.perf_counter(), before)
+        return new_tokens
 
-    def _observe(self, deltas: list[Delta], now: float, before: float) -> None:
+    def _observe(self, new_tokens: list[NewToken], now: float, before: float) -> None:
         seen, scheduler = self.observed, self.scheduler
-        for sequence, _, _ in deltas:
+        for sequence, _, _ in new_tokens:
             seen.times.setdefault(sequence.id, []).append(now - seen.started)
         slots = (scheduler.config.num_blocks - scheduler.pool.num_free) * scheduler.config.block_size
         seen.allocated += slots * (now - before)

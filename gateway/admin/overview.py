@@ -85,8 +85,8 @@ class Queue:
     def _place(self, sequence: Sequence, policy: Policy) -> Place:
         scheduler = self._scheduler
         level = policy.classes[min(sequence.priority_class, len(policy.classes) - 1)]
-        aged = sequence.arrival - sequence.head_start + level.aging
-        return sequence.tenant in scheduler.held, sequence is not scheduler.blocked_head, aged
+        aged = sequence.arrival - sequence.age_bonus + level.aging
+        return sequence.tenant in scheduler.held_tenants, sequence is not scheduler.waiting_head, aged
 
     def _row(self, sequence: Sequence, record: RequestRecord, now: float) -> Row:
         return {

@@ -78,20 +78,20 @@ class Reasons:
 
     def _of_waiting(self, sequence: Sequence) -> str:
         scheduler = self._scheduler
-        limit = scheduler.held.get(sequence.tenant)
+        limit = scheduler.held_tenants.get(sequence.tenant)
         if limit is not None:
             return REASONS[limit]
-        if scheduler.blocked is None:
+        if scheduler.wait_reason is None:
             return "until the next step is planned"
-        reason = REASONS[scheduler.blocked]
-        return reason if scheduler.blocked_head is sequence else BEHIND + reason
+        reason = REASONS[scheduler.wait_reason]
+        return reason if scheduler.waiting_head is sequence else BEHIND + reason
 
     def _of_running(self, sequence: Sequence) -> str | None:
         """It may stand still at a limit of its tenant."""
         if sequence.num_tokens == sequence.token_limit < sequence.most_tokens:
             return PAUSED + REASONS["tokens"]
         room = len(sequence.block_table) * self._scheduler.config.block_size
-        if sequence.num_computed_tokens >= room and sequence.tenant in self._scheduler.kv_manager.allowances.wanted:
+        if sequence.num_computed_tokens >= room and sequence.tenant in self._scheduler.kv_manager.allowances.requested:
             return PAUSED + REASONS["allowance"]
         return None
 

@@ -18,7 +18,7 @@ from admission.step_time import StepTimeModel
 from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, StepOutput
-from backend.scheduler.scheduled_step import Delta
+from backend.scheduler.scheduled_step import NewToken
 from backend.scheduler.sequence import FinishReason, Sequence, Status
 from tests.admission.estimates import more_work_never_looks_shorter
 from tests.admission.twin import Twin
@@ -153,7 +153,7 @@ class CoreMachine(RuleBasedStateMachine):
             self.check_step(batch, waited)
             self.flying.append(batch)
         elif room and len(self.scheduler.waiting):
-            assert self.scheduler.blocked is not None or self.scheduler.preempted, "somebody waits for no reason"
+            assert self.scheduler.wait_reason is not None or self.scheduler.preempted, "somebody waits for no reason"
         ended = self.core.take_ended()
         assert self.twin.take_ended() == [sequence.id for sequence in ended]
         for sequence in ended:
@@ -168,9 +168,9 @@ class CoreMachine(RuleBasedStateMachine):
         computed = self.device.execute(self.flying.popleft())
         output = StepOutput(computed.step, computed.token_ids, elapsed)
         self.busy += elapsed
-        deltas = self.core.update_from_output(output, self.now)
-        assert self.twin.complete(output, self.now) == [(s.id, token, reason) for s, token, reason in deltas]
-        self.take(deltas)
+        new_tokens = self.core.update_from_output(output, self.now)
+        assert self.twin.complete(output, self.now) == [(s.id, token, reason) for s, token, reason in new_tokens]
+        self.take(new_tokens)
         if self.witness:
             self.witness.completed()
             self.witness.check()
@@ -194,8 +194,8 @@ class CoreMachine(RuleBasedStateMachine):
         self.ended_early[sequence] = len(sequence.output)
         self.ends[sequence] += 1
 
-    def take(self, deltas: list[Delta]) -> None:
-        for sequence, token, reason in deltas:
+    def take(self, new_tokens: list[NewToken]) -> None:
+        for sequence, token, reason in new_tokens:
             assert not self.ends[sequence], "a token came after the end"
             assert sequence.output[self.tokens[sequence]] == token, "tokens are not contiguous"
             self.tokens[sequence] += 1

@@ -8,7 +8,7 @@ from admission.core import CoreConfig, MemoryGate, Order, Overload
 from admission.outcome import AdmissionRefused, DeadlineUnmeetable, QueueFull, TenantQueueFull
 from admission.request import Asked, AskedPrompt
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
-from backend.scheduler.scheduled_step import Blocked
+from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import FinishReason, Sequence, Status
 from tests.admission.staged_core import StagedCore
 
@@ -106,14 +106,14 @@ def preemptions() -> list[str]:
     stage.step()
     stage.arrive("urgent", 4, 8, tenant="b")
     stage.step()
-    assert sum(sequence.num_preemptions for sequence in low) == 1 and stage.scheduler.blocked is Blocked.SLOTS
+    assert sum(sequence.num_preemptions for sequence in low) == 1 and stage.scheduler.wait_reason is WaitReason.SLOTS
     stage.run()
 
     large = stage.arrive("preempted-for-class", 40, 16, priority_class=2)
     stage.step(), stage.step(), stage.step()
     stage.arrive("urgent-too", 40, 16, tenant="b")
     stage.step()
-    assert large.num_preemptions == 1 and stage.scheduler.blocked is Blocked.MEMORY
+    assert large.num_preemptions == 1 and stage.scheduler.wait_reason is WaitReason.MEMORY
     stage.run()
 
     equals = [stage.arrive(f"preempted-in-deadlock-{n}", 24, 24) for n in range(2)]  # neither ranks below the other
@@ -149,7 +149,7 @@ def leases() -> list[str]:
         stage.step()
     stage.arrive("passed-over", 30, 8)
     stage.step()
-    assert stage.scheduler.held["a"] is Blocked.ALLOWANCE
+    assert stage.scheduler.held_tenants["a"] is WaitReason.ALLOWANCE
     stage.finish(stage.arrive("cancelled-passed-over", 30, 8))
     stage.step()
     stage.allow("a", 14)
@@ -190,7 +190,7 @@ def extensions() -> list[str]:
     while len(pauses.output) < 4:
         stage.step()
     stage.step()
-    assert pauses.num_tokens == pauses.token_limit and stage.scheduler.held == {"b": Blocked.TOKENS}
+    assert pauses.num_tokens == pauses.token_limit and stage.scheduler.held_tenants == {"b": WaitReason.TOKENS}
     stage.extend(waits, 10)
     stage.step()
     assert waits.status is Status.RUNNING
@@ -239,7 +239,7 @@ def losses() -> list[str]:
     for _ in range(3):
         stage.plan()
         stage.lose()
-    assert stage.scheduler.counters.shed
+    assert stage.scheduler.counters.rollback_preemptions
     return stage.run()
 
 

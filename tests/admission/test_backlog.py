@@ -61,8 +61,8 @@ def test_the_most_urgent_and_the_oldest_of_those_that_wait_are_known() -> None:
     assert queue.oldest(2) == 6.0
 
 
-def turn(now: float, level: int = 0, head_start: float = 0.0) -> Turn:
-    return Turn.of(sequence(0, level=level), now, head_start, AGING)
+def turn(now: float, level: int = 0, age_bonus: float = 0.0) -> Turn:
+    return Turn.of(sequence(0, level=level), now, age_bonus, AGING)
 
 
 def test_a_lower_class_is_before_a_newcomer_only_once_it_has_aged() -> None:
@@ -77,7 +77,7 @@ def test_a_head_start_overtakes_what_arrived_since() -> None:
     queue = backlog()
     for n, arrival in enumerate((0.0, 1.0, 1.4)):
         queue.add(sequence(n, prompt=2**n, arrival=arrival))
-    assert [queue.before("a", turn(1.5, head_start=early))[0] for early in (0.0, 0.2, 0.6, 2.0)] == [7, 3, 1, 0]
+    assert [queue.before("a", turn(1.5, age_bonus=early))[0] for early in (0.0, 0.2, 0.6, 2.0)] == [7, 3, 1, 0]
 
 
 @settings(max_examples=examples(200), deadline=None)

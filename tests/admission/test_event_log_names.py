@@ -28,7 +28,7 @@ from admission.explain import REASONS
 from admission.outcome import AdmissionRefused
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
 from backend.config import EngineConfig
-from backend.scheduler.scheduled_step import Blocked
+from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import FinishReason
 
 REMEDY = (
@@ -71,7 +71,7 @@ def test_every_refusal_end_and_obstacle_has_a_name() -> None:
     raised = [kind for kind in AdmissionRefused.__subclasses__() if kind.__module__ == AdmissionRefused.__module__]
     check_all(raised, (kind for _, kind in REFUSALS.items()))
     check_all(FinishReason, (reason for _, reason in FINISH_REASONS.items()))
-    check_all(Blocked, (reason for _, reason in OBSTACLES.items()))
+    check_all(WaitReason, (reason for _, reason in OBSTACLES.items()))
 
 
 def test_every_obstacle_can_be_explained() -> None:

@@ -8,11 +8,9 @@ from backend.sampling_params import SamplingParams
 from backend.scheduler.sequence import Sequence
 
 
-def sequence(
-    name: str, tenant: str, arrival: float, deadline: float | None = 10.0, head_start: float = 0.0
-) -> Sequence:
+def sequence(name: str, tenant: str, arrival: float, deadline: float | None = 10.0, age_bonus: float = 0.0) -> Sequence:
     one = Sequence(name, tenant, [0], SamplingParams(), 1, 0, frozenset(), arrival, first_token_by=deadline)
-    one.head_start = head_start
+    one.age_bonus = age_bonus
     return one
 
 
@@ -53,7 +51,7 @@ def test_what_has_no_deadline_gets_no_leeway() -> None:
 
 
 def test_a_head_start_counts_as_age() -> None:
-    short, long = sequence("s", "a", 1.0), sequence("l", "b", 1.4, head_start=0.5)
+    short, long = sequence("s", "a", 1.0), sequence("l", "b", 1.4, age_bonus=0.5)
     assert served(queue_of(10.0, short, long)) == "ls"
 
 

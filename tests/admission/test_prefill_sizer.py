@@ -18,13 +18,13 @@ def certain(decodes: StepWork, interval: float) -> float:
 
 
 def test_prefill_alone_fills_the_step() -> None:
-    assert PrefillSizer(CONFIG, MODEL).prefill_room(0, 0, None, 512).fits(0, 4096) == 512
+    assert PrefillSizer(CONFIG, MODEL).prefill_budget(0, 0, None, 512).fits(0, 4096) == 512
 
 
 def test_where_nothing_is_promised_prefill_gets_its_share() -> None:
     pace = PrefillSizer(CONFIG, MODEL, prefill_share=0.25)
-    assert pace.prefill_room(8, 800, None, 504).fits(0, 4096) == 128
-    assert pace.prefill_room(8, 800, None, 100).fits(0, 4096) == 100
+    assert pace.prefill_budget(8, 800, None, 504).fits(0, 4096) == 128
+    assert pace.prefill_budget(8, 800, None, 100).fits(0, 4096) == 100
 
 
 @given(
@@ -38,7 +38,7 @@ def test_the_step_keeps_the_promise_or_carries_one_block(
 ) -> None:
     step, taken = StepWork(decode_tokens=decodes, decode_context=decodes * 500), 0
     allowed = certain(step, interval)
-    room = PrefillSizer(CONFIG, MODEL).prefill_room(decodes, decodes * 500, interval, most)
+    room = PrefillSizer(CONFIG, MODEL).prefill_budget(decodes, decodes * 500, interval, most)
     for start, length in chunks:
         fits = room.fits(start, length)
         if fits:
@@ -53,7 +53,7 @@ def test_the_step_keeps_the_promise_or_carries_one_block(
 def test_a_chunk_that_attends_to_more_is_shorter() -> None:
     pace = PrefillSizer(CONFIG, MODEL)
     starts = (0, 1000, 10_000, 30_000)
-    fits = [pace.prefill_room(8, 4000, 0.03, 504).fits(start, 4096) for start in starts]
+    fits = [pace.prefill_budget(8, 4000, 0.03, 504).fits(start, 4096) for start in starts]
     assert fits == sorted(fits, reverse=True) and fits[-1] < fits[0] / 1.4
     assert fits[-1] > CONFIG.block_size
 
@@ -62,13 +62,13 @@ def test_noise_alone_takes_no_more_than_half_of_the_prefill(monkeypatch: pytest.
     pace, tokens = PrefillSizer(CONFIG, MODEL), []
     for error in (0.0, 0.1, 1.0, 10.0):
         monkeypatch.setattr(StepTimeModel, "relative_error", error)
-        tokens.append(pace.prefill_room(64, 32_000, 0.03, 448).fits(0, 4096))
+        tokens.append(pace.prefill_budget(64, 32_000, 0.03, 448).fits(0, 4096))
     assert tokens == sorted(tokens, reverse=True) and tokens[1] < tokens[0]
     assert tokens[2] == tokens[3] >= tokens[0] // 2
 
 
 def test_what_was_taken_counts_for_those_that_follow() -> None:
-    room = PrefillSizer(CONFIG, MODEL).prefill_room(8, 4000, 0.03, 504)
+    room = PrefillSizer(CONFIG, MODEL).prefill_budget(8, 4000, 0.03, 504)
     whole = room.fits(0, 4096)
     room.take(0, 100)
     assert whole - 101 <= room.fits(0, 4096) <= whole - 99

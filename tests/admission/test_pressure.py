@@ -21,7 +21,7 @@ from admission.step_time import StepTimeModel, StepWork
 from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, StepOutput
-from backend.scheduler.scheduled_step import Delta
+from backend.scheduler.scheduled_step import NewToken
 from backend.scheduler.sequence import FinishReason, Sequence, Status
 
 ENGINE = EngineConfig(num_blocks=400, max_model_len=256, max_num_seqs=32, max_num_batched_tokens=64, prefill_chunk=64)
@@ -159,9 +159,9 @@ class Watch(Recorder):
         super().__init__(device, Objective(), {})
         self.first: list[tuple[float, Sequence]] = []
 
-    def completed(self, works: Mapping[str, StepWork], elapsed: float, deltas: Many[Delta], now: float) -> None:
-        self.first += [(now, sequence) for sequence, _, _ in deltas if len(sequence.output) == 1]
-        super().completed(works, elapsed, deltas, now)
+    def completed(self, works: Mapping[str, StepWork], elapsed: float, new_tokens: Many[NewToken], now: float) -> None:
+        self.first += [(now, sequence) for sequence, _, _ in new_tokens if len(sequence.output) == 1]
+        super().completed(works, elapsed, new_tokens, now)
 
 
 def stalled_run() -> tuple[Watch, Controller]:

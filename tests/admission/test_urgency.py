@@ -45,8 +45,8 @@ class Bench:
         while (batch := self.core.schedule(self.now)) is not None:
             self.flying.append(batch)
         self.now += 0.01
-        deltas = self.core.update_from_output(self.device.execute(self.flying.popleft()), self.now)
-        self.order += [sequence for sequence, _, _ in deltas if len(sequence.output) == 1]
+        new_tokens = self.core.update_from_output(self.device.execute(self.flying.popleft()), self.now)
+        self.order += [sequence for sequence, _, _ in new_tokens if len(sequence.output) == 1]
         self.scheduler.check_integrity()
 
     def drain(self) -> None:

@@ -51,5 +51,5 @@ class Twin:
         return self._core.rollback(now + SHIFT)
 
     def complete(self, output: StepOutput, now: float) -> list[tuple[str, int, FinishReason | None]]:
-        deltas = self._core.update_from_output(output, now + SHIFT)
-        return [(sequence.id, token, reason) for sequence, token, reason in deltas]
+        new_tokens = self._core.update_from_output(output, now + SHIFT)
+        return [(sequence.id, token, reason) for sequence, token, reason in new_tokens]

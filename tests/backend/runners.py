@@ -55,7 +55,7 @@ class EagerGraph:
         self.work()
 
 
-class EagerGraphLane(CpuStream):
+class EagerGraphStream(CpuStream):
     """A CPU whose runner believes that it has graphs: steps run padded."""
 
     captures = True
@@ -84,7 +84,7 @@ class PaddedOps(ReferenceOps):
 
 def make_runner(
     ops: Ops | None = None,
-    lane: DeviceStream | None = None,
+    device_stream: DeviceStream | None = None,
     config: EngineConfig = CONFIG,
     seed: int = 0,
     kv_dtype: torch.dtype = torch.float32,
@@ -92,7 +92,7 @@ def make_runner(
     """Its KV memory has a block more than the engine knows of."""
     decoder = Decoder(MODEL, random_weights(MODEL, torch.float32, seed), ops or PaddedOps(), config.max_model_len)
     kv = KVCache(MODEL, config.num_blocks + 1, config.block_size, kv_dtype, torch.device("cpu"))
-    return ModelRunner(decoder, kv, config, lane)
+    return ModelRunner(decoder, kv, config, device_stream)
 
 
 def generate(

@@ -16,7 +16,7 @@ from backend.engine import Engine
 from backend.paged_kv.block_pool import PagedPool
 from backend.scheduler.batch import Batch, StepOutput
 from backend.scheduler.hooks import SchedulerHooks
-from backend.scheduler.scheduled_step import Delta
+from backend.scheduler.scheduled_step import NewToken
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.waiting_queue import WaitingQueue
 from backend.text.tokenizer import Tokenizer
@@ -76,7 +76,7 @@ class WatchedScheduler(Scheduler):
             self._named[batch.step] = frozenset(block for slot in batch.slots for block in tables[slot])
         return batch
 
-    def update_from_output(self, output: StepOutput, now: float = 0.0) -> list[Delta]:
+    def update_from_output(self, output: StepOutput, now: float = 0.0) -> list[NewToken]:
         del self._named[output.step]
         return super().update_from_output(output, now)
 
@@ -101,7 +101,7 @@ class Gateway:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         core = make_core(CoreConfig(max_waiting=40, memory=MemoryGate.OPTIMISTIC), CONFIG)  # preempts the most
-        core.scheduler = self.scheduler = WatchedScheduler(core.scheduler.waiting, core.scheduler.policy)
+        core.scheduler = self.scheduler = WatchedScheduler(core.scheduler.waiting, core.scheduler.hooks)
         core_telemetry = CoreTelemetry(core)
         self.engine = Engine(core, PaperExecutor())
         self.lives = ActiveRequests(write_timeout=3600)

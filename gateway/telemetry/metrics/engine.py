@@ -42,7 +42,7 @@ class EngineMetrics:
         counters, config = self._scheduler.counters, self._scheduler.config
         self._sizes = registry.histogram("sluice.batch.size", "Sequences in a step.", buckets.BATCH_SIZE, unit="").at()
         registry.gauge("sluice.batch.size_max", "The most sequences in a step.", lambda: config.max_num_seqs)
-        registry.total("sluice.batch.joined", "Sequences that joined the batch.", lambda: counters.joined)
+        registry.total("sluice.batch.joined", "Sequences that joined the batch.", lambda: counters.admissions)
         registry.total("sluice.batch.left", "Sequences that left the batch.", self._num_left)
         self._chunks = registry.counter("sluice.prefill.chunks", "Parts of prompts computed.").at()
         self._prefill_tokens = registry.counter("sluice.prefill.tokens", "Tokens computed in prefills.").at()
@@ -95,7 +95,7 @@ class EngineMetrics:
         self._completed, self._decodes = completed, decodes
 
     def _num_left(self) -> int:
-        return self._scheduler.counters.joined - len(self._scheduler.running)
+        return self._scheduler.counters.admissions - len(self._scheduler.running)
 
     def _wasted(self) -> float:
         slots = self._scheduler.num_kv_slots_unused

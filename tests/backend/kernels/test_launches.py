@@ -23,7 +23,7 @@ from backend.model.decoder import Decoder
 from backend.model.weights import empty_weights
 from backend.paged_kv.kv_cache import KVCache
 from backend.sampling_params import SamplingParams
-from backend.scheduler.batch import Admitted, Batch
+from backend.scheduler.batch import Batch, NewSequence
 from backend.worker.device_stream import CpuStream, Work
 from backend.worker.model_runner import ModelRunner
 from tests.backend.runners import MODEL, EagerGraph
@@ -96,7 +96,7 @@ def make_runner() -> ModelRunner:
 
 def prompts(kind: SamplingParams, step: int, slots: list[int]) -> Batch:
     """A prompt of 5 tokens in each slot."""
-    admitted = [Admitted(slot, kind, slot, [1] * 5, 5) for slot in slots]
+    admitted = [NewSequence(slot, kind, slot, [1] * 5, 5) for slot in slots]
     count = len(slots)
     new_blocks = [(slot, 0, [2 * slot, 2 * slot + 1]) for slot in slots]
     return Batch(step, 0, slots, [0] * count, [5] * count, [1] * 5 * count, list(range(count)), new_blocks, admitted)

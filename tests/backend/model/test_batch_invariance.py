@@ -15,7 +15,7 @@ from backend.kernels import build
 from backend.kernels.cpu import select_ops
 from backend.model.decoder import Decoder
 from backend.model.weights import random_weights
-from backend.scheduler.batch import Admitted
+from backend.scheduler.batch import NewSequence
 from backend.sizing import EngineOptions
 from backend.worker.sampler import SlotSampler
 from tests.backend.families import random_model
@@ -100,7 +100,7 @@ def test_a_row_draws_the_same_token_among_any_rows(vocab: int) -> None:
             top_k=generator.choice([0, 20]),
             min_p=generator.choice([0, 0.05]),
         )
-        sampler.admit(Admitted(slot, params, slot, [1, 2], 2))
+        sampler.admit(NewSequence(slot, params, slot, [1, 2], 2))
     drawn = torch.randn((rows, vocab), generator=torch.Generator().manual_seed(1)) * 3
     positions = torch.arange(rows).numpy() + 2
     together = sampler.sample(drawn.clone(), torch.arange(rows).numpy(), positions)

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch
-from backend.scheduler.scheduled_step import Blocked
+from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, Sequence, Status
 from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
@@ -72,7 +72,7 @@ def test_a_tenant_at_its_limit_is_passed_over_and_the_others_are_not() -> None:
     first, second, other = bench.add("small", 7, 1), bench.add("small", 7, 1), bench.add("other", 4, 1)
     bench.plan(), bench.plan()
     assert (first.status, second.status, other.status) == (Status.RUNNING, Status.WAITING, Status.RUNNING)
-    assert bench.scheduler.held == {"small": Blocked.ALLOWANCE}
+    assert bench.scheduler.held_tenants == {"small": WaitReason.ALLOWANCE}
     bench.drain()
     assert second.output == expected(second)
 
@@ -87,7 +87,7 @@ def test_a_sequence_at_its_tenants_limit_pauses_until_the_lease_grows() -> None:
         bench.step()
     assert len(other.output) > 5
     assert sequence.status is Status.RUNNING and len(sequence.output) < 3
-    assert bench.scheduler.kv_manager.allowances.wanted == {"small": 2}
+    assert bench.scheduler.kv_manager.allowances.requested == {"small": 2}
     bench.scheduler.allow("small", 4)
     bench.drain()
     assert sequence.output == expected(sequence) and sequence.num_preemptions == 0

@@ -243,7 +243,7 @@ def test_sequences_that_join_are_counted_each_time() -> None:
     sequences = [bench.add(6, 25) for _ in range(4)]
     bench.drain()
     away = sum(s.num_preemptions + s.num_yields for s in sequences)
-    assert away and bench.scheduler.counters.joined == len(sequences) + away
+    assert away and bench.scheduler.counters.admissions == len(sequences) + away
 
 
 def test_a_token_sampled_after_the_end_is_discarded() -> None:

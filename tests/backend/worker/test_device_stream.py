@@ -1,4 +1,4 @@
-"""Lanes: work in the order of its launches, and CUDA's calls in the order that makes them true, on a CUDA on paper."""
+"""Streams: work in the order of its launches, and CUDA's calls in the order that makes them true, on CUDA on paper."""
 
 from contextlib import nullcontext
 
@@ -10,8 +10,8 @@ from backend.worker.device_stream import CpuStream, CudaStream, make_device_stre
 
 
 def test_on_a_cpu_waiting_is_doing() -> None:
-    lane, done = CpuStream(), []
-    running = [lane.launch(lambda n=n: done.append(n)) for n in range(3)]  # type: ignore[misc]
+    stream, done = CpuStream(), []
+    running = [stream.launch(lambda n=n: done.append(n)) for n in range(3)]  # type: ignore[misc]
     assert done == []
     times = [step.wait() for step in running]
     assert done == [0, 1, 2]
@@ -61,9 +61,9 @@ def test_cuda_is_timed_around_the_work_and_waited_for_at_its_end(monkeypatch: py
 
 def test_graphs_share_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = PaperCuda(monkeypatch)
-    lane = CudaStream(torch.device("cuda:0"))
+    stream = CudaStream(torch.device("cuda:0"))
     for _ in range(2):
-        lane.capture(lambda: cuda.calls.append("work"))
+        stream.capture(lambda: cuda.calls.append("work"))
     assert cuda.calls == ["capture", "work"] * 2
 
 

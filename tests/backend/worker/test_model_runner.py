@@ -10,12 +10,12 @@ import torch
 
 from backend.errors import DeviceError, MemoryExhausted
 from backend.sampling_params import SamplingParams
-from backend.scheduler.batch import NO_TOKEN, Admitted, Batch
+from backend.scheduler.batch import NO_TOKEN, Batch, NewSequence
 from backend.worker import graph_shapes
 from backend.worker.device_stream import CpuStream, Running, Work
 from backend.worker.executor import PendingStep
 from backend.worker.model_runner import ModelRunner
-from tests.backend.runners import CONFIG, EagerGraphLane, generate, make_runner
+from tests.backend.runners import CONFIG, EagerGraphStream, generate, make_runner
 
 PROMPTS = [[(7 * n + k) % 97 for k in range(1 + 5 * n % 17)] for n in range(14)]
 KINDS = [
@@ -29,7 +29,7 @@ SAMPLING = [KINDS[n % len(KINDS)] for n in range(len(PROMPTS))]
 
 def prompt_step(number: int = 0, slot: int = 0, tokens: Sequence[int] = (1,)) -> Batch:
     """A whole prompt, in the block that has the number of its slot."""
-    admitted = Admitted(slot, SamplingParams(temperature=0), 0, list(tokens), len(tokens))
+    admitted = NewSequence(slot, SamplingParams(temperature=0), 0, list(tokens), len(tokens))
     return Batch(number, 0, [slot], [0], [len(tokens)], list(tokens), [0], [(slot, 0, [slot])], [admitted])
 
 
@@ -52,7 +52,7 @@ def test_a_sequence_whose_logits_are_no_numbers_has_no_token_and_those_beside_it
     runner = make_runner()
     (token,) = runner.launch(prompt_step(tokens=(3, 4))).wait().token_ids
     runner.decoder.embedding[9] = torch.nan
-    admitted = [Admitted(slot, SamplingParams(), 7, tokens, 2) for slot, tokens in enumerate(([3, 9], [3, 4]))]
+    admitted = [NewSequence(slot, SamplingParams(), 7, tokens, 2) for slot, tokens in enumerate(([3, 9], [3, 4]))]
     admitted[1] = replace(admitted[1], sampling=SamplingParams(temperature=0))
     both = Batch(1, 0, [0, 1], [0, 0], [2, 2], [3, 9, 3, 4], [0, 1], [(0, 0, [0]), (1, 0, [1])], admitted)
     assert runner.launch(both).wait().token_ids == [NO_TOKEN, token]
@@ -62,15 +62,15 @@ def test_a_sequence_whose_logits_are_no_numbers_has_no_token_and_those_beside_it
     assert 0 <= token < 97
 
 
-def replays(lane: EagerGraphLane, prompts: bool) -> list[int]:
+def replays(stream: EagerGraphStream, prompts: bool) -> list[int]:
     """How often each graph of steps with prompts, or of decodes alone, was replayed once recorded; largest first."""
-    return [graph.replays for graph in lane.graphs if (graph.shape.num_prompts > 0) == prompts]
+    return [graph.replays for graph in stream.graphs if (graph.shape.num_prompts > 0) == prompts]
 
 
 def test_warming_up_replays_all_graphs_and_samples_from_the_smallest_and_in_every_slot() -> None:
-    lane = EagerGraphLane()
-    make_runner(lane=lane).warm_up()
-    decodes, prompts = replays(lane, prompts=False), replays(lane, prompts=True)
+    stream = EagerGraphStream()
+    make_runner(device_stream=stream).warm_up()
+    decodes, prompts = replays(stream, prompts=False), replays(stream, prompts=True)
     assert min(decodes + prompts) == 0, "a graph was not replayed when it was recorded"
     assert decodes[0] and decodes[-1] and sum(map(bool, decodes)) == 2
     assert prompts[-1] and sum(map(bool, prompts)) == 1
@@ -79,24 +79,24 @@ def test_warming_up_replays_all_graphs_and_samples_from_the_smallest_and_in_ever
 @pytest.mark.parametrize("tokens", [1, 2, 5])
 def test_an_engine_of_few_tokens_a_step_has_graphs_of_as_many(expected: list[list[int]], tokens: int) -> None:
     config = replace(CONFIG, max_num_seqs=min(tokens, 4), max_num_batched_tokens=tokens, prefill_chunk=tokens)
-    lane = EagerGraphLane()
-    runner = make_runner(lane=lane, config=config)
+    stream = EagerGraphStream()
+    runner = make_runner(device_stream=stream, config=config)
     runner.warm_up()
-    assert max(graph.shape.num_tokens for graph in lane.graphs) == tokens
+    assert max(graph.shape.num_tokens for graph in stream.graphs) == tokens
     assert generate(runner, PROMPTS, SAMPLING) == expected
 
 
 @pytest.mark.usefixtures("small_graphs")
 @pytest.mark.parametrize("at_once", [1, 3, 14])
 def test_a_padded_step_computes_what_the_batch_alone_does(expected: list[list[int]], at_once: int) -> None:
-    lane = EagerGraphLane()
-    runner = make_runner(lane=lane)
+    stream = EagerGraphStream()
+    runner = make_runner(device_stream=stream)
     runner.warm_up()
-    for graph in lane.graphs:
+    for graph in stream.graphs:
         graph.replays = 0
     assert generate(runner, PROMPTS, SAMPLING, at_once) == expected
-    assert sum(map(bool, replays(lane, prompts=True))) >= 4
-    assert sum(map(bool, replays(lane, prompts=False))) >= 4
+    assert sum(map(bool, replays(stream, prompts=True))) >= 4
+    assert sum(map(bool, replays(stream, prompts=False))) >= 4
 
 
 def watch(runner: ModelRunner) -> list[Batch]:
@@ -114,13 +114,13 @@ def watch(runner: ModelRunner) -> list[Batch]:
 
 @pytest.mark.usefixtures("small_graphs")
 def test_sequences_that_are_computed_again_in_padded_steps_go_on_as_they_were(expected: list[list[int]]) -> None:
-    lane = EagerGraphLane()
-    runner = make_runner(lane=lane, config=replace(CONFIG, num_blocks=16))
+    stream = EagerGraphStream()
+    runner = make_runner(device_stream=stream, config=replace(CONFIG, num_blocks=16))
     runner.warm_up()
     batches = watch(runner)
     assert generate(runner, PROMPTS, SAMPLING, at_once=5) == expected
     assert sum(len(batch.admitted) for batch in batches) > len(PROMPTS), "nothing was preempted"
-    assert sum(replays(lane, prompts=True)) > 8
+    assert sum(replays(stream, prompts=True)) > 8
 
 
 @pytest.mark.usefixtures("small_graphs")
@@ -130,8 +130,8 @@ def test_random_mixes_of_chunks_and_decodes_are_those_of_an_engine_without_graph
     held, sampled = set(), set()
     for _ in range(4):
         prompts = [[generator.randrange(97) for _ in range(generator.randint(1, 45))] for _ in range(12)]
-        lane, at_once = EagerGraphLane(), generator.randint(1, 5)
-        runner = make_runner(lane=lane, config=config)
+        stream, at_once = EagerGraphStream(), generator.randint(1, 5)
+        runner = make_runner(device_stream=stream, config=config)
         runner.warm_up()
         batches = watch(runner)
         found = generate(runner, prompts, SAMPLING[: len(prompts)], at_once)
@@ -139,11 +139,11 @@ def test_random_mixes_of_chunks_and_decodes_are_those_of_an_engine_without_graph
         assert runner.graphs is not None
         held |= {runner.graphs.shape_for(batch) is not None for batch in batches}
         sampled |= {bool(batch.sampled) for batch in batches}
-        assert sum(replays(lane, prompts=True)) > 8
+        assert sum(replays(stream, prompts=True)) > 8
     assert held == sampled == {True, False}, "one kind of step did not occur"
 
 
-class WatchedLane(EagerGraphLane):
+class WatchedStream(EagerGraphStream):
     """Knows the threads that launched."""
 
     def __init__(self) -> None:
@@ -156,14 +156,14 @@ class WatchedLane(EagerGraphLane):
 
 
 def test_a_device_is_warmed_up_by_a_thread_that_ends() -> None:
-    lane = WatchedLane()
-    make_runner(lane=lane).warm_up()
-    assert len(lane.threads) == 1
-    assert not any(thread.is_alive() for thread in lane.threads)
+    stream = WatchedStream()
+    make_runner(device_stream=stream).warm_up()
+    assert len(stream.threads) == 1
+    assert not any(thread.is_alive() for thread in stream.threads)
 
 
 def test_padding_reads_and_writes_nobodys_memory() -> None:
-    runner = make_runner(lane=EagerGraphLane())
+    runner = make_runner(device_stream=EagerGraphStream())
     runner.warm_up()
     for slot in range(5):
         runner.launch(prompt_step(slot=slot, tokens=(5, 6))).wait()
@@ -180,16 +180,16 @@ def test_padding_reads_and_writes_nobodys_memory() -> None:
 
 
 def test_padding_beside_prompts_reads_and_writes_nobodys_memory() -> None:
-    lane = EagerGraphLane()
-    runner = make_runner(lane=lane)
+    stream = EagerGraphStream()
+    runner = make_runner(device_stream=stream)
     runner.warm_up()
     for slot in range(3):
         runner.launch(prompt_step(slot=slot, tokens=(5, 6))).wait()
-    before, replayed = runner.kv.blocks.clone(), sum(replays(lane, prompts=True))
-    tables, admitted = [(3, 0, [3])], [Admitted(3, SamplingParams(temperature=0), 0, [5, 6], 2)]
+    before, replayed = runner.kv.blocks.clone(), sum(replays(stream, prompts=True))
+    tables, admitted = [(3, 0, [3])], [NewSequence(3, SamplingParams(temperature=0), 0, [5, 6], 2)]
     mixed = Batch(1, 2, [0, 2, 3], [2, 2, 0], [1, 1, 2], [5, 6], [0, 1, 2], tables, admitted)
     first, second, third = runner.launch(mixed).wait().token_ids
-    assert sum(replays(lane, prompts=True)) == replayed + 1
+    assert sum(replays(stream, prompts=True)) == replayed + 1
     assert first == second, "the same context in both slots"
     assert [third] == runner.launch(prompt_step(2, slot=4, tokens=(5, 6))).wait().token_ids
     for block, offset in ((0, 2), (2, 2), (3, 0), (3, 1), (4, 0), (4, 1)):
@@ -199,7 +199,7 @@ def test_padding_beside_prompts_reads_and_writes_nobodys_memory() -> None:
     assert torch.equal(runner.kv.blocks, before)
 
 
-class CountingLane(CpuStream):
+class CountingStream(CpuStream):
     """Remembers the host memory that was asked for."""
 
     def __init__(self) -> None:
@@ -212,8 +212,8 @@ class CountingLane(CpuStream):
 
 
 def test_two_steps_in_flight_stage_in_memory_of_their_own_and_use_it_again(expected: list[list[int]]) -> None:
-    lane = CountingLane()
-    runner = make_runner(lane=lane)
+    stream = CountingStream()
+    runner = make_runner(device_stream=stream)
     released = runner.stager.release
 
     def release_and_overwrite(staged: object) -> None:
@@ -224,7 +224,7 @@ def test_two_steps_in_flight_stage_in_memory_of_their_own_and_use_it_again(expec
 
     runner.stager.release = release_and_overwrite  # type: ignore[method-assign]
     assert generate(runner, PROMPTS, SAMPLING, at_once=2) == expected
-    assert len(lane.staged) == 2 * CONFIG.steps_in_flight, "memory was taken after the start"
+    assert len(stream.staged) == 2 * CONFIG.steps_in_flight, "memory was taken after the start"
 
 
 def test_a_third_step_in_flight_is_a_bug() -> None:
@@ -245,7 +245,7 @@ def test_a_place_in_a_table_that_changes_hands_within_a_plan_ends_with_the_last_
     assert written == [9, 11]
 
 
-class FailingLane(EagerGraphLane):
+class FailingStream(EagerGraphStream):
     """Every so often a step fails as CUDA's do: when it is launched, or later, when it is waited for."""
 
     def __init__(self, error: RuntimeError, every: int, at_once: bool) -> None:
@@ -271,7 +271,7 @@ class FailingLane(EagerGraphLane):
 @pytest.mark.parametrize("at_once", [True, False])
 def test_what_cuda_reports_is_a_device_error(at_once: bool) -> None:
     error = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
-    runner = make_runner(lane=FailingLane(error, every=1, at_once=at_once))
+    runner = make_runner(device_stream=FailingStream(error, every=1, at_once=at_once))
     with pytest.raises(DeviceError, match="illegal memory access"):
         runner.launch(prompt_step()).wait()
 
@@ -282,14 +282,14 @@ def test_a_step_that_finds_no_memory_is_lost_and_nothing_else(
     expected: list[list[int]], captures: bool, at_once: bool
 ) -> None:
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-    lane = FailingLane(error, every=1000, at_once=at_once)
-    lane.captures = captures
-    runner = make_runner(lane=lane)
+    stream = FailingStream(error, every=1000, at_once=at_once)
+    stream.captures = captures
+    runner = make_runner(device_stream=stream)
     runner.warm_up()
-    lane.every = 5
+    stream.every = 5
     assert generate(runner, PROMPTS, SAMPLING, at_once=3) == expected
-    assert lane.recovered > 5
-    assert not captures or sum(replays(lane, prompts=True)) > 5
+    assert stream.recovered > 5
+    assert not captures or sum(replays(stream, prompts=True)) > 5
 
 
 def test_a_cpu_says_in_words_that_it_has_no_memory() -> None:
@@ -297,6 +297,6 @@ def test_a_cpu_says_in_words_that_it_has_no_memory() -> None:
         def launch(self, work: Work) -> Running:
             return super().launch(lambda: torch.empty(1 << 50))
 
-    step = make_runner(lane=Greedy()).launch(prompt_step())
+    step = make_runner(device_stream=Greedy()).launch(prompt_step())
     with pytest.raises(MemoryExhausted, match="no memory on cpu for step 0"):
         step.wait()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from backend.sampling_params import SamplingParams
-from backend.scheduler.batch import Admitted
+from backend.scheduler.batch import NewSequence
 from backend.worker.sampler import SlotSampler, cutoffs, uniforms
 from backend.worker.slot_sampling import SlotSampling
 
@@ -22,7 +22,7 @@ def sampler(
     """Slot i holds sampling i, with seed `seed` + i."""
     result = SlotSampler(len(sampling), vocab, eos_token_ids=(0,))
     for slot, params in enumerate(sampling):
-        result.admit(Admitted(slot, params, seed + slot, [*prompt], len(prompt)))
+        result.admit(NewSequence(slot, params, seed + slot, [*prompt], len(prompt)))
     return result
 
 
@@ -219,14 +219,14 @@ def test_penalties_follow_the_tokens_as_they_are_sampled_also_after_a_preemption
         temperature=0, presence_penalty=presence, frequency_penalty=frequency, repetition_penalty=repetition
     )
     machine = SlotSampler(3, 10)
-    machine.admit(Admitted(2, params, 0, prompt, len(prompt)))
-    machine.admit(Admitted(0, SamplingParams(temperature=0), 0, [1], 1))
+    machine.admit(NewSequence(2, params, 0, prompt, len(prompt)))
+    machine.admit(NewSequence(0, SamplingParams(temperature=0), 0, [1], 1))
     generator = torch.Generator().manual_seed(len(prompt))
     output: list[int] = []
     for step in range(8):
         if step == resumed_after:
-            machine.admit(Admitted(1, SamplingParams(temperature=0), 0, [1], 1))
-            machine.admit(Admitted(2, params, 0, prompt + output, len(prompt)))
+            machine.admit(NewSequence(1, SamplingParams(temperature=0), 0, [1], 1))
+            machine.admit(NewSequence(2, params, 0, prompt + output, len(prompt)))
         logits = torch.randn(2, 10, generator=generator)
         expected = torch.tensor(penalised_naively(logits[1].tolist(), prompt, output, params))
         seen = logits.clone()
@@ -238,9 +238,9 @@ def test_penalties_follow_the_tokens_as_they_are_sampled_also_after_a_preemption
 
 def test_no_memory_is_taken_until_a_request_is_penalised() -> None:
     machine = SlotSampler(4, VOCAB)
-    machine.admit(Admitted(0, SamplingParams(), 0, [1], 1))
+    machine.admit(NewSequence(0, SamplingParams(), 0, [1], 1))
     assert machine.batch(np.array([0]), np.array([1]), torch.device("cpu")).penalties is None
-    machine.admit(Admitted(0, SamplingParams(presence_penalty=1), 0, [1], 1))
+    machine.admit(NewSequence(0, SamplingParams(presence_penalty=1), 0, [1], 1))
     assert machine.batch(np.array([0]), np.array([1]), torch.device("cpu")).penalties is not None
 
 
@@ -258,7 +258,7 @@ def test_limits_beyond_all_tokens_are_none() -> None:
     for most in (VOCAB, 2**31, 2**32 + 1, 2**63 - 1):
         assert run(logits, SamplingParams(top_k=most)) == run(logits, SamplingParams())
         slots = SlotSampling(1, VOCAB)
-        slots.admit(Admitted(0, SamplingParams(top_k=most), 0, [1], 1))
+        slots.admit(NewSequence(0, SamplingParams(top_k=most), 0, [1], 1))
         assert slots.top_k.tolist() == [VOCAB]
     logits[0, 0] = 100.0
     assert run(logits, SamplingParams(temperature=0, min_tokens=2**63 - 1), position=10_000) != [0]
@@ -266,6 +266,6 @@ def test_limits_beyond_all_tokens_are_none() -> None:
 
 def test_a_slot_forgets_who_held_it_before() -> None:
     machine = sampler(SamplingParams(temperature=2, top_k=3, min_p=0.1, presence_penalty=2, min_tokens=9))
-    machine.admit(Admitted(0, SamplingParams(temperature=0), 0, [1], 1))
+    machine.admit(NewSequence(0, SamplingParams(temperature=0), 0, [1], 1))
     batch = machine.batch(np.array([0]), np.array([1]), torch.device("cpu"))
     assert batch == type(batch)()

@@ -96,7 +96,7 @@ async def test_the_queue_shows_who_is_next_first_and_who_is_passed_over_last(sit
         site.arrive(name, prompt=2).request_id = name
     site.step()
     site.step()
-    site.core.scheduler.held["acme"] = site.core.scheduler.blocked  # type: ignore[assignment]
+    site.core.scheduler.held_tenants["acme"] = site.core.scheduler.wait_reason  # type: ignore[assignment]
     listed = await queue(site)
     assert [row["id"] for row in listed] == ["e", "f"]
     assert {row["prompt_tokens"] for row in listed} == {2}

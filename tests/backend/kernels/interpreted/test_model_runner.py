@@ -4,7 +4,7 @@ import pytest
 
 from backend.kernels.triton_ops import TritonOps
 from backend.sampling_params import SamplingParams
-from tests.backend.runners import CONFIG, EagerGraphLane, generate, make_runner
+from tests.backend.runners import CONFIG, EagerGraphStream, generate, make_runner
 
 PROMPTS = [[5, 9, 2], [7] * 6, [40]]
 SAMPLING = [
@@ -19,10 +19,10 @@ SAMPLING = [
 def test_padded_steps_sampled_on_the_device_give_the_tokens_of_the_runner_in_torch() -> None:
     config = replace(CONFIG, max_num_seqs=4)
     expected = generate(make_runner(config=config), PROMPTS, SAMPLING)
-    lane = EagerGraphLane()
-    runner = make_runner(TritonOps(), lane, config)
+    stream = EagerGraphStream()
+    runner = make_runner(TritonOps(), stream, config)
     runner.warm_up()
     assert generate(runner, PROMPTS, SAMPLING, at_once=1) == expected
     assert all(block.isfinite().all() for block in runner.kv.blocks[: config.num_blocks])
-    assert sum(graph.replays for graph in lane.graphs if not graph.shape.num_prompts) >= 3
-    assert any(graph.replays for graph in lane.graphs if graph.shape.num_prompts and graph.shape.num_decodes)
+    assert sum(graph.replays for graph in stream.graphs if not graph.shape.num_prompts) >= 3
+    assert any(graph.replays for graph in stream.graphs if graph.shape.num_prompts and graph.shape.num_decodes)

@@ -12,7 +12,7 @@ from torch import Tensor
 from backend.kernels import sampling, sampling_search
 from backend.kernels.sampling import RowPenalties, RowSampling
 from backend.sampling_params import SamplingParams
-from backend.scheduler.batch import Admitted
+from backend.scheduler.batch import NewSequence
 from backend.worker import sampler
 from backend.worker.sampler import SamplingBatch
 
@@ -204,7 +204,7 @@ def test_penalties_are_those_of_the_sampler_in_torch_and_count_what_is_sampled()
     for slot, kind in zip(slots.tolist(), kinds, strict=True):
         prompt = [slot, slot + 1, slot]
         penalties.in_prompt[slot, prompt] = True
-        machine.admit(Admitted(slot, replace(kind), int(slot == 5), prompt, 3))
+        machine.admit(NewSequence(slot, replace(kind), int(slot == 5), prompt, 3))
     generator = torch.Generator().manual_seed(4)
     for position in range(3, 6):
         logits = torch.randn(4, VOCAB, generator=generator)
