@@ -1,12 +1,16 @@
 """The `sluice` command, once it is known that the packages it runs are Sluice's own."""
 
 import sys
+from collections.abc import Sequence
 
 from sluice.conflicts import PackageConflict, check_packages
 
 
-def main() -> int:
-    """Run the command and return its exit status: 1, with one line that says why, if a package is not Sluice's."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command with `arguments`, or else the process's own, and return its exit status.
+
+    The status is 1, and one line says why, if a package is not Sluice's.
+    """
     try:
         check_packages()
     except PackageConflict as error:
@@ -14,7 +18,7 @@ def main() -> int:
         return 1
     from gateway.cli import main as command  # noqa: PLC0415 - a foreign package must not be imported before the check
 
-    return command.main()
+    return command.main(arguments)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def site(tmp_path: Path) -> Path:
     for package in PACKAGES:
         write(path / package / "__init__.py")
     write(path / "gateway" / "cli" / "__init__.py")
-    write(path / "gateway" / "cli" / "main.py", "def main():\n    print('it runs')\n    return 0\n")
+    write(path / "gateway" / "cli" / "main.py", "def main(arguments=None):\n    print('it runs')\n    return 0\n")
     record(path, "sluice-0.1.0", "gateway/__init__.py", "backend/__init__.py")
     return path
 

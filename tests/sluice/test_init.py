@@ -5,6 +5,7 @@ import pytest
 
 import backend
 import sluice
+import sluice.__main__
 
 
 def test_the_public_names_are_those_of_the_engine() -> None:
@@ -27,3 +28,8 @@ def test_the_import_alone_brings_no_torch() -> None:
 def test_the_package_is_a_command() -> None:
     done = subprocess.run([sys.executable, "-m", "sluice", "version"], check=False, capture_output=True, text=True)
     assert (done.returncode, done.stdout.split()[0]) == (0, "sluice")
+
+
+def test_the_command_takes_arguments_like_the_one_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sluice.__main__.main(["version"]) == 0
+    assert capsys.readouterr().out.startswith("sluice ")
