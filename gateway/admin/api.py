@@ -5,17 +5,18 @@ out. docs/admin.md describes each.
 """
 
 import time
-from typing import Any
+
+from starlette.routing import Route
 
 from gateway.admin.actions import Actions
 from gateway.admin.audit_log import AuditLog
 from gateway.admin.diagnosis import Diagnosis
+from gateway.admin.endpoint import AdminRequest, Blob, Json, admin_route
 from gateway.admin.history import History
 from gateway.admin.keys import Keys, NewKey, Rotation
 from gateway.admin.live_requests import LiveRequests
 from gateway.admin.overview import Process, Queue, kv_map, overview
-from gateway.admin.policy import MAX_BODY_BYTES, PastedPolicy, PolicyCheck, policy_report
-from gateway.admin.router import AdminRequest, Route, Router, TextAnswer
+from gateway.admin.policy import PASTED_BODY_BYTES, PastedPolicy, PolicyCheck, policy_report
 from gateway.admin.rows import Reasons, refusal_row
 from gateway.admin.tenants import Tenants
 from gateway.admin.usage import UsageReader
@@ -27,8 +28,6 @@ from gateway.http.wire import read
 from gateway.tenants.key_source import KeySource
 
 PREFIX = "/admin/v1"
-
-Json = dict[str, Any]
 
 
 class Api:
@@ -53,108 +52,110 @@ class Api:
         self._diagnosis = Diagnosis(self._doctors_questions, service.metrics.prometheus_text, service.telemetry.clock)
         self.watch = self._diagnosis.watch
 
-    def router(self, actions: Actions) -> Router:
-        return Router(
-            [
-                Route("GET", f"{PREFIX}/overview", self.overview),
-                Route("GET", f"{PREFIX}/tenants", self.tenants),
-                Route("GET", f"{PREFIX}/tenants/{{name}}", self.tenant),
-                Route("GET", f"{PREFIX}/requests", self.list_requests),
-                Route(
-                    "POST", f"{PREFIX}/requests/{{name}}/cancel", lambda visit: actions.cancel(visit.actor, visit.name)
-                ),
-                Route("GET", f"{PREFIX}/requests/{{name}}", self.request),
-                Route("GET", f"{PREFIX}/queue", self.queue),
-                Route("GET", f"{PREFIX}/kv", self.kv),
-                Route("GET", f"{PREFIX}/policy", self.policy),
-                Route("GET", f"{PREFIX}/policy/text", self.policy_text),
-                Route("POST", f"{PREFIX}/policy/check", self.check_policy, MAX_BODY_BYTES),
-                Route("POST", f"{PREFIX}/policy/what-if", self.what_if, MAX_BODY_BYTES),
-                Route("POST", f"{PREFIX}/policy/reload", lambda visit: actions.reload(visit.actor)),
-                Route("GET", f"{PREFIX}/keys", self.keys),
-                Route("POST", f"{PREFIX}/keys", self.create_key),
-                Route("POST", f"{PREFIX}/keys/{{name}}/rotate", self.rotate_key),
-                Route("POST", f"{PREFIX}/keys/{{name}}/revoke", self.revoke_key),
-                Route("GET", f"{PREFIX}/refusals", self.refusals),
-                Route("GET", f"{PREFIX}/usage", self.usage),
-                Route("GET", f"{PREFIX}/usage.csv", self.usage_csv),
-                Route("GET", f"{PREFIX}/budgets", self.budgets),
-                Route("GET", f"{PREFIX}/audit", self.audit),
-                Route("GET", f"{PREFIX}/diagnosis", self.diagnosis),
-                Route("POST", f"{PREFIX}/drain", lambda visit: actions.drain(visit.actor)),
-            ]
-        )
+    def routes(self, actions: Actions) -> list[Route]:
+        """Make the routes of the API, of which the first that matches a request answers it."""
+        return [
+            admin_route("GET", f"{PREFIX}/overview", self.overview),
+            admin_route("GET", f"{PREFIX}/tenants", self.tenants),
+            admin_route("GET", f"{PREFIX}/tenants/{{name:name}}", self.tenant),
+            admin_route("GET", f"{PREFIX}/requests", self.list_requests),
+            admin_route(
+                "POST",
+                f"{PREFIX}/requests/{{name:name}}/cancel",
+                lambda request: actions.cancel(request.actor, request.name),
+            ),
+            admin_route("GET", f"{PREFIX}/requests/{{name:name}}", self.show_request),
+            admin_route("GET", f"{PREFIX}/queue", self.queue),
+            admin_route("GET", f"{PREFIX}/kv", self.kv),
+            admin_route("GET", f"{PREFIX}/policy", self.policy),
+            admin_route("GET", f"{PREFIX}/policy/text", self.policy_text),
+            admin_route("POST", f"{PREFIX}/policy/check", self.check_policy, PASTED_BODY_BYTES),
+            admin_route("POST", f"{PREFIX}/policy/what-if", self.what_if, PASTED_BODY_BYTES),
+            admin_route("POST", f"{PREFIX}/policy/reload", lambda request: actions.reload(request.actor)),
+            admin_route("GET", f"{PREFIX}/keys", self.keys),
+            admin_route("POST", f"{PREFIX}/keys", self.create_key),
+            admin_route("POST", f"{PREFIX}/keys/{{name:name}}/rotate", self.rotate_key),
+            admin_route("POST", f"{PREFIX}/keys/{{name:name}}/revoke", self.revoke_key),
+            admin_route("GET", f"{PREFIX}/refusals", self.refusals),
+            admin_route("GET", f"{PREFIX}/usage", self.usage),
+            admin_route("GET", f"{PREFIX}/usage.csv", self.usage_csv),
+            admin_route("GET", f"{PREFIX}/budgets", self.budgets),
+            admin_route("GET", f"{PREFIX}/audit", self.audit),
+            admin_route("GET", f"{PREFIX}/diagnosis", self.diagnosis),
+            admin_route("POST", f"{PREFIX}/drain", lambda request: actions.drain(request.actor)),
+        ]
 
-    async def overview(self, visit: AdminRequest) -> Json:
+    async def overview(self, request: AdminRequest) -> Json:
         return overview(self._process, self._service, self._history, time.time())
 
-    async def tenants(self, visit: AdminRequest) -> Json:
+    async def tenants(self, request: AdminRequest) -> Json:
         return await self._tenants.listed()
 
-    async def tenant(self, visit: AdminRequest) -> Json:
-        return await self._tenants.shown(visit.name)
+    async def tenant(self, request: AdminRequest) -> Json:
+        return await self._tenants.shown(request.name)
 
-    async def list_requests(self, visit: AdminRequest) -> Json:
+    async def list_requests(self, request: AdminRequest) -> Json:
         return await self.requests.listed()
 
-    async def request(self, visit: AdminRequest) -> Json:
-        return self.requests.shown(visit.name)
+    async def show_request(self, request: AdminRequest) -> Json:
+        return self.requests.shown(request.name)
 
-    async def queue(self, visit: AdminRequest) -> Json:
+    async def queue(self, request: AdminRequest) -> Json:
         now = self._service.telemetry.clock()
         return await self._queue.listed(self.requests.records(), self._service.policies.current, now)
 
-    async def kv(self, visit: AdminRequest) -> Json:
+    async def kv(self, request: AdminRequest) -> Json:
         return await kv_map(self._service.core.scheduler, self._service.kv_shape.block_bytes)
 
-    async def policy(self, visit: AdminRequest) -> Json:
+    async def policy(self, request: AdminRequest) -> Json:
         return await policy_report(self._service.policies)
 
-    async def policy_text(self, visit: AdminRequest) -> Json:
+    async def policy_text(self, request: AdminRequest) -> Json:
         return await self._policy_check.text(self._service.policies.current)
 
-    async def check_policy(self, visit: AdminRequest) -> Json:
-        return await self._policy_check.of(read(PastedPolicy, JsonBody.of(visit.body)), self._service.policies.current)
+    async def check_policy(self, request: AdminRequest) -> Json:
+        pasted = read(PastedPolicy, JsonBody.of(request.body))
+        return await self._policy_check.of(pasted, self._service.policies.current)
 
-    async def what_if(self, visit: AdminRequest) -> Json:
-        return await self._what_ifs.of(read(PastedPolicy, JsonBody.of(visit.body)))
+    async def what_if(self, request: AdminRequest) -> Json:
+        return await self._what_ifs.of(read(PastedPolicy, JsonBody.of(request.body)))
 
-    async def keys(self, visit: AdminRequest) -> Json:
-        return await self._keys.listed(visit.query.get("contains", ""))
+    async def keys(self, request: AdminRequest) -> Json:
+        return await self._keys.listed(request.query.get("contains", ""))
 
-    async def create_key(self, visit: AdminRequest) -> Json:
-        return await self._keys.create(visit.actor, read(NewKey, JsonBody.of(visit.body)))
+    async def create_key(self, request: AdminRequest) -> Json:
+        return await self._keys.create(request.actor, read(NewKey, JsonBody.of(request.body)))
 
-    async def rotate_key(self, visit: AdminRequest) -> Json:
-        return await self._keys.rotate(visit.actor, visit.name, read(Rotation, JsonBody.of(visit.body or b"{}")))
+    async def rotate_key(self, request: AdminRequest) -> Json:
+        return await self._keys.rotate(request.actor, request.name, read(Rotation, JsonBody.of(request.body or b"{}")))
 
-    async def revoke_key(self, visit: AdminRequest) -> Json:
-        return await self._keys.revoke(visit.actor, visit.name)
+    async def revoke_key(self, request: AdminRequest) -> Json:
+        return await self._keys.revoke(request.actor, request.name)
 
-    async def refusals(self, visit: AdminRequest) -> Json:
+    async def refusals(self, request: AdminRequest) -> Json:
         return {"refusals": await unhurried(self._history.refusals(), refusal_row)}
 
-    async def usage(self, visit: AdminRequest) -> Json:
-        return await self._usage.report(visit.query)
+    async def usage(self, request: AdminRequest) -> Json:
+        return await self._usage.report(request.query)
 
-    async def usage_csv(self, visit: AdminRequest) -> TextAnswer:
-        return TextAnswer(await self._usage.csv(visit.query), "text/csv; charset=utf-8")
+    async def usage_csv(self, request: AdminRequest) -> Blob:
+        return Blob((await self._usage.csv(request.query)).encode(), "text/csv; charset=utf-8")
 
-    async def budgets(self, visit: AdminRequest) -> Json:
+    async def budgets(self, request: AdminRequest) -> Json:
         return await self._usage.budgets()
 
-    async def audit(self, visit: AdminRequest) -> Json:
+    async def audit(self, request: AdminRequest) -> Json:
         return {"entries": await self._audit.entries()}
 
-    async def diagnosis(self, visit: AdminRequest) -> Json:
+    async def diagnosis(self, request: AdminRequest) -> Json:
         return await self._diagnosis.report()
 
     async def _doctors_questions(self) -> dict[str, Json]:
-        visit = AdminRequest("doctor")
+        request = AdminRequest("doctor")
         return {
-            "overview": await self.overview(visit),
-            "tenants": await self.tenants(visit),
-            "queue": await self.queue(visit),
-            "requests": await self.list_requests(visit),
-            "policy": await self.policy(visit),
+            "overview": await self.overview(request),
+            "tenants": await self.tenants(request),
+            "queue": await self.queue(request),
+            "requests": await self.list_requests(request),
+            "policy": await self.policy(request),
         }

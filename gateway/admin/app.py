@@ -2,16 +2,15 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from urllib.parse import parse_qsl
+from collections.abc import Callable, Mapping, Sequence
 
-import orjson
+from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.admin.page_files import PageFile
+from gateway.admin.endpoint import BODY_TIMEOUT, MAX_BODY_BYTES, AdminRequest, Blob, admin_route
 from gateway.admin.port import AdminKey
-from gateway.admin.router import AdminRequest, Router, TextAnswer
-from gateway.errors import ApiError, BadRequest, InternalError, MethodNotAllowed, RouteNotFound
+from gateway.errors import ApiError, InternalError, MethodNotAllowed, RouteNotFound
 from gateway.http.connection import show_key
 from gateway.http.request_scope import ClientGone, read_body
 from gateway.http.responses import ResponseWriter, encode_headers
@@ -19,8 +18,7 @@ from gateway.telemetry.metrics.prometheus import CONTENT_TYPE
 
 log = logging.getLogger(__name__)
 
-MAX_QUERY = 16  # fields
-BODY_TIMEOUT = 5.0  # seconds
+METRICS = "/metrics"
 ADMIN = "admin"  # whose all connections are that have shown the key
 HARDENING = encode_headers(
     {
@@ -33,7 +31,6 @@ HARDENING = encode_headers(
         "cache-control": "no-store",
     }
 )
-_METRICS = encode_headers({"content-type": CONTENT_TYPE})
 
 
 class AdminApp:
@@ -42,81 +39,64 @@ class AdminApp:
     def __init__(
         self,
         key: AdminKey,
-        router: Router,
-        page: Mapping[str, PageFile],
+        routes: Sequence[Route],
+        page: Mapping[str, Blob],
         probes: Mapping[str, ASGIApp],
         metrics: Callable[[], bytes],
     ) -> None:
         self._key = key
-        self._router = router
-        self._page = page
-        self._probes = probes
         self._metrics = metrics
+        open_to_all: Mapping[str, ASGIApp] = {**page, **probes}
+        public = [Route(path, app, methods=["GET"]) for path, app in open_to_all.items()]
+        self._routes = [admin_route("GET", METRICS, self._scrape), *routes, *public]
+        self._router = Router(self._routes, redirect_slashes=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         send = _hardened(send)
-        exchange = ResponseWriter(scope, send, time.monotonic)
+        writer = ResponseWriter(scope, send, time.monotonic)
         try:
-            await self._answer(scope, receive, exchange)
+            await self._answer(scope, receive, send, writer.header(b"authorization"))
         except ClientGone:
             return
         except ApiError as error:
-            await exchange.fail(error)
+            await writer.fail(error)
         except Exception as error:
             log.error("a request to the admin port failed", exc_info=error)
-            await exchange.fail(InternalError("The gateway failed to answer this request. It has been logged."))
+            await writer.fail(InternalError("The gateway failed to answer this request. It has been logged."))
 
-    async def _answer(self, scope: Scope, receive: Receive, exchange: ResponseWriter) -> None:
-        method, path = scope["method"], scope["path"]
-        if path == "/metrics" or path.startswith("/admin/"):
-            self._key.check(exchange.header(b"authorization"))
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, authorization: bytes | None) -> None:
+        needs_key = scope["path"] == METRICS or scope["path"].startswith("/admin/")
+        if needs_key:
+            self._key.check(authorization)
             show_key(scope, ADMIN)
-            body = await read_body(scope, receive, self._router.max_body_bytes(method, path), BODY_TIMEOUT)
-            await self._answer_admin(scope, exchange, body)
-        elif path in self._probes:
-            _require_get(method, path)
-            await self._probes[path](scope, receive, exchange.send)
-        elif path in self._page:
-            _require_get(method, path)
-            file = self._page[path]
-            await exchange.reply(file.content, headers=encode_headers({"content-type": file.content_type}))
-        else:
-            raise RouteNotFound(f"Unknown request URL: {method} {path:.200}.")
+            scope["user"] = self._actor(scope)
+        scope["app"] = self  # without which starlette would answer itself what it does not route, in plain text
+        try:
+            await self._router(scope, receive, send)
+        except HTTPException:
+            if needs_key:
+                await read_body(scope, receive, MAX_BODY_BYTES, BODY_TIMEOUT)
+            raise self._unrouted(scope) from None
 
-    async def _answer_admin(self, scope: Scope, exchange: ResponseWriter, body: bytes) -> None:
-        method, path = scope["method"], scope["path"]
-        if path == "/metrics":
-            _require_get(method, path)
-            await exchange.reply(self._metrics(), headers=_METRICS)
-            return
-        handler, name = self._router.find(method, path)
-        query = _query(scope["query_string"])
-        answer = await handler(AdminRequest(self._actor(scope), name, query, body))
-        if isinstance(answer, TextAnswer):
-            await exchange.reply(answer.content.encode(), headers=encode_headers({"content-type": answer.content_type}))
-        else:
-            await exchange.reply(orjson.dumps(answer))
+    async def _scrape(self, request: AdminRequest) -> Blob:
+        return Blob(self._metrics(), CONTENT_TYPE)
 
     def _actor(self, scope: Scope) -> str:
         host, port = scope.get("client") or ("unknown", 0)
         return f"key {self._key.fingerprint} from {host}:{port}"
 
-
-def _query(text: bytes) -> dict[str, str]:
-    """Raises `BadRequest`."""
-    try:
-        return dict(parse_qsl(text.decode("latin-1"), keep_blank_values=True, max_num_fields=MAX_QUERY))
-    except ValueError:
-        raise BadRequest(f"The query has more than {MAX_QUERY} fields.") from None
-
-
-def _require_get(method: str, path: str) -> None:
-    if method not in ("GET", "HEAD"):
-        raise MethodNotAllowed(f"{path:.200} does not answer {method}; use GET.", "GET")
+    def _unrouted(self, scope: Scope) -> ApiError:
+        """Name all methods that a path answers: starlette itself would name those of its first route."""
+        method, path = scope["method"], scope["path"]
+        routes = [route for route in self._routes if route.matches(scope)[0] is Match.PARTIAL]
+        if not routes:
+            return RouteNotFound(f"Unknown request URL: {method} {path:.200}.")
+        allowed = ", ".join(one for route in routes for one in route.methods or () if one != "HEAD")
+        return MethodNotAllowed(f"{path:.200} does not answer {method}; use {allowed}.", allowed)
 
 
 def _hardened(send: Send) -> Send:
-    """With the headers that tell a browser to do nothing but what the page needs."""
+    """Add the headers that tell a browser to do nothing but what the page needs."""
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -1,8 +1,9 @@
 """The files of the page. Only these are ever served: a path is looked up, and no file system is asked."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from gateway.admin.endpoint import Blob
 
 DIRECTORY = Path(__file__).parent / "page"
 INDEX = "index.html"
@@ -14,16 +15,10 @@ _TYPES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PageFile:
-    content: bytes
-    content_type: str
-
-
-def page_files(directory: Path = DIRECTORY) -> Mapping[str, PageFile]:
-    """Those that the package has, by the path they are served at; the index is at "/" as well."""
+def page_files(directory: Path = DIRECTORY) -> Mapping[str, Blob]:
+    """Read the files of the package, by the path they are served at; the index is at "/" as well."""
     files = {
-        f"/{path.relative_to(directory).as_posix()}": PageFile(path.read_bytes(), _TYPES[path.suffix])
+        f"/{path.relative_to(directory).as_posix()}": Blob(path.read_bytes(), _TYPES[path.suffix])
         for path in sorted(directory.rglob("*"))
         if path.suffix in _TYPES and path.is_file()
     }

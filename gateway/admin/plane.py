@@ -89,6 +89,6 @@ async def admin_plane(
     service.policies.on_change.append(actions.policy_changed)
     service.policies.on_failure.append(actions.policy_rejected)
     keys.on_change.append(actions.keys_changed)
-    app = AdminApp(port.key, api.router(actions), page_files(), process.probes, service.metrics.prometheus_text)
+    app = AdminApp(port.key, api.routes(actions), page_files(), process.probes, service.metrics.prometheus_text)
     async with serving(AdminServer(settings, app), port.sock), beside(history.run()), beside(api.watch()):
         yield

@@ -53,7 +53,7 @@ def _tenant(fields: Plain) -> Plain:
 
 
 MAX_POLICY_BYTES = 256 * 1024  # of a pasted policy; larger ones are for `sluice policy check`
-MAX_BODY_BYTES = 2 * MAX_POLICY_BYTES  # of the JSON around it, in which newlines and quotes take two
+PASTED_BODY_BYTES = 2 * MAX_POLICY_BYTES  # of the JSON around it, in which newlines and quotes take two
 NAME = "pasted"  # instead of a file's
 
 

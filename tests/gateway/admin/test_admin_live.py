@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.admin.router import MAX_BODY_BYTES
+from gateway.admin.endpoint import MAX_BODY_BYTES
 from gateway.settings.machine import ADMIN_CONNECTIONS
 from gateway.tenants.auth import new_key
 from gateway.tenants.key_store import KeyStore

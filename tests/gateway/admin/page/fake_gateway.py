@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import uvicorn
+from starlette.routing import Route
 
 from gateway.admin.api import PREFIX
 from gateway.admin.app import AdminApp
+from gateway.admin.endpoint import AdminRequest, Blob, admin_route
 from gateway.admin.page_files import page_files
-from gateway.admin.policy import MAX_BODY_BYTES, PastedPolicy, PolicyCheck
+from gateway.admin.policy import PASTED_BODY_BYTES, PastedPolicy, PolicyCheck
 from gateway.admin.port import AdminKey
-from gateway.admin.router import AdminRequest, Route, Router, TextAnswer
 from gateway.errors import RouteNotFound
 from gateway.http.json_body import JsonBody
 from gateway.http.wire import read
@@ -59,7 +60,7 @@ class FakeGateway:
 
     def use_key(self, key: str) -> None:
         """It alone is accepted, from the next start."""
-        self._app = AdminApp(AdminKey(key), Router(self._routes), page_files(), {}, lambda: b"")
+        self._app = AdminApp(AdminKey(key), self._routes, page_files(), {}, lambda: b"")
 
     def start(self) -> None:
         """On the port it had before, if it had one."""
@@ -77,17 +78,17 @@ class FakeGateway:
 
     def _make_routes(self) -> list[Route]:
         return [
-            *(Route("GET", f"{PREFIX}/{part}", self._answer(part)) for part in self.answers),
-            Route("GET", f"{PREFIX}/usage.csv", self._usage_csv),
-            Route("GET", f"{PREFIX}/policy/text", self._policy_text),
-            Route("POST", f"{PREFIX}/policy/check", self._check_policy, MAX_BODY_BYTES),
-            Route("GET", f"{PREFIX}/tenants/{{name}}", self._tenant),
-            Route("POST", f"{PREFIX}/requests/{{name}}/cancel", self._cancel),
-            Route("GET", f"{PREFIX}/requests/{{name}}", self._request),
+            *(admin_route("GET", f"{PREFIX}/{part}", self._answer(part)) for part in self.answers),
+            admin_route("GET", f"{PREFIX}/usage.csv", self._usage_csv),
+            admin_route("GET", f"{PREFIX}/policy/text", self._policy_text),
+            admin_route("POST", f"{PREFIX}/policy/check", self._check_policy, PASTED_BODY_BYTES),
+            admin_route("GET", f"{PREFIX}/tenants/{{name:name}}", self._tenant),
+            admin_route("POST", f"{PREFIX}/requests/{{name:name}}/cancel", self._cancel),
+            admin_route("GET", f"{PREFIX}/requests/{{name:name}}", self._request),
         ]
 
     def _answer(self, part: str) -> Callable[[AdminRequest], Any]:
-        async def answer(visit: AdminRequest) -> Json:
+        async def answer(request: AdminRequest) -> Json:
             self.num_overviews += part == "overview"
             if part not in self.answers:
                 raise RouteNotFound(f"{part} is broken.")
@@ -95,23 +96,23 @@ class FakeGateway:
 
         return answer
 
-    async def _tenant(self, visit: AdminRequest) -> Json:
-        return self.tenant | {"name": visit.name}
+    async def _tenant(self, request: AdminRequest) -> Json:
+        return self.tenant | {"name": request.name}
 
-    async def _usage_csv(self, visit: AdminRequest) -> TextAnswer:
-        return TextAnswer("day,tenant\n2026-09-01,acme\n", "text/csv; charset=utf-8")
+    async def _usage_csv(self, request: AdminRequest) -> Blob:
+        return Blob(b"day,tenant\n2026-09-01,acme\n", "text/csv; charset=utf-8")
 
-    async def _policy_text(self, visit: AdminRequest) -> Json:
+    async def _policy_text(self, request: AdminRequest) -> Json:
         return await self._policy_check.text(self.policy)
 
-    async def _check_policy(self, visit: AdminRequest) -> Json:
-        return await self._policy_check.of(read(PastedPolicy, JsonBody.of(visit.body)), self.policy)
+    async def _check_policy(self, request: AdminRequest) -> Json:
+        return await self._policy_check.of(read(PastedPolicy, JsonBody.of(request.body)), self.policy)
 
-    async def _request(self, visit: AdminRequest) -> Json:
-        return page_data.request_detail(self._find(visit.name, "live", "recent"))
+    async def _request(self, request: AdminRequest) -> Json:
+        return page_data.request_detail(self._find(request.name, "live", "recent"))
 
-    async def _cancel(self, visit: AdminRequest) -> Json:
-        row = self._find(visit.name, "live")
+    async def _cancel(self, request: AdminRequest) -> Json:
+        row = self._find(request.name, "live")
         self.cancelled.append(row["id"])
         self.answers["requests"]["live"].remove(row)
         return {"cancelled": True}

@@ -1,0 +1,93 @@
+"""Endpoints of the admin API: how a route is made, what its handler is asked and what it may answer."""
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl
+
+import orjson
+from starlette.convertors import Convertor, register_url_convertor
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from gateway.errors import BadRequest
+from gateway.http.request_scope import read_body
+from gateway.http.responses import ResponseWriter, encode_headers
+
+MAX_BODY_BYTES = 4096  # of what needs no more, and of what needs none
+BODY_TIMEOUT = 5.0  # seconds
+MAX_QUERY = 16  # fields
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AdminRequest:
+    """One request to the admin API, from somebody with its key."""
+
+    actor: str  # for the audit log
+    name: str = ""  # what the path names
+    query: Mapping[str, str] = field(default_factory=dict)  # of each parameter the last value
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """An answer that is not made as JSON: a file of the page, a table, metrics."""
+
+    content: bytes
+    content_type: str
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it, as an ASGI application."""
+        headers = encode_headers({"content-type": self.content_type})
+        await ResponseWriter(scope, send, time.monotonic).reply(self.content, headers=headers)
+
+
+Handler = Callable[[AdminRequest], Awaitable[Json | Blob]]
+
+
+class AdminEndpoint:
+    """An ASGI application that reads a request, has its handler called and sends what that returns."""
+
+    def __init__(self, handler: Handler, max_body_bytes: int) -> None:
+        self._handler = handler
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises `ApiError` and `ClientGone`; `scope["user"]` is whom the key check let in."""
+        body = await read_body(scope, receive, self._max_body_bytes, BODY_TIMEOUT)
+        name = scope["path_params"].get("name", "")
+        answer = await self._handler(AdminRequest(scope["user"], name, _query(scope["query_string"]), body))
+        if not isinstance(answer, Blob):
+            answer = Blob(orjson.dumps(answer), "application/json")
+        await answer(scope, receive, send)
+
+
+def admin_route(method: str, path: str, handler: Handler, max_body_bytes: int = MAX_BODY_BYTES) -> Route:
+    """Make a route whose path may hold one `{name:name}`; a body of more than `max_body_bytes` is refused."""
+    return Route(path, AdminEndpoint(handler, max_body_bytes), methods=[method])
+
+
+class NameConvertor(Convertor[str]):
+    """The name of a tenant, a request or a key in a path: anything that is not empty, slashes and line breaks too."""
+
+    regex = r"[\s\S]+"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("name", NameConvertor())
+
+
+def _query(text: bytes) -> dict[str, str]:
+    """Return the last value of each parameter. Raises `BadRequest` for too many."""
+    try:
+        return dict(parse_qsl(text.decode("latin-1"), keep_blank_values=True, max_num_fields=MAX_QUERY))
+    except ValueError:
+        raise BadRequest(f"The query has more than {MAX_QUERY} fields.") from None

@@ -1,0 +1,133 @@
+"""Paths and methods of the admin port, as its application answers them."""
+
+from functools import partial
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.admin.app import AdminApp
+from gateway.admin.endpoint import MAX_BODY_BYTES, AdminRequest, Blob, Json, admin_route
+from gateway.admin.port import AdminKey
+
+KEY = "correct-horse-battery"
+PATH = "/admin/things"
+ROOMY = "/admin/roomy"
+
+
+calls: list[tuple[str, str]] = []  # the handler and what the path names, in order
+
+
+async def answer(handler: str, request: AdminRequest) -> Json:
+    calls.append((handler, request.name))
+    return {}
+
+
+show, change = partial(answer, "show"), partial(answer, "change")
+APP = AdminApp(
+    AdminKey(KEY),
+    [
+        admin_route("GET", PATH, show),
+        admin_route("POST", f"{PATH}/{{name:name}}/cut", change),
+        admin_route("GET", f"{PATH}/{{name:name}}", show),
+        admin_route("POST", ROOMY, change, 2 * MAX_BODY_BYTES),
+    ],
+    {"/": Blob(b"<p>", "text/html")},
+    {},
+    lambda: b"up 1\n",
+)
+
+
+async def asked(method: str, path: str, key: str = KEY, **body: Any) -> httpx.Response:
+    transport = httpx.ASGITransport(APP, raise_app_exceptions=True)
+    async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
+        return await client.request(method, path, headers={"authorization": f"Bearer {key}"}, **body)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "handler", "name"),
+    [
+        ("GET", "", "show", ""),
+        ("HEAD", "", "show", ""),
+        ("GET", "/a", "show", "a"),
+        ("GET", "/a/b", "show", "a/b"),
+        ("POST", "/a/b/cut", "change", "a/b"),
+        ("GET", "/line%0Abreak", "show", "line\nbreak"),
+    ],
+)
+async def test_a_path_has_its_handler_and_names_its_subject(method: str, path: str, handler: str, name: str) -> None:
+    reply = await asked(method, PATH + path)
+    assert reply.status_code == 200
+    assert calls[-1] == (handler, name)
+
+
+@pytest.mark.parametrize(
+    "path", ["/admin/", "/admin/thing", "/admin/things/", "/thing", "/admin/THINGS", "/admin/thingsX", "/things/"]
+)
+async def test_any_other_path_is_not_found(path: str) -> None:
+    reply = await asked("GET", path)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "unknown_url")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("DELETE", f"{PATH}/a/cut", "POST, GET"),
+        ("POST", PATH, "GET"),
+        ("POST", "/metrics", "GET"),
+        ("POST", "/", "GET"),
+    ],
+)
+async def test_another_method_is_told_which_ones_there_are(method: str, path: str, allowed: str) -> None:
+    reply = await asked(method, path)
+    assert reply.status_code == 405
+    assert reply.headers["allow"] == allowed
+    assert reply.json()["error"]["message"] == f"{path} does not answer {method}; use {allowed}."
+
+
+@pytest.mark.parametrize("path", [PATH, "/admin/nothing", "/metrics"])
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+async def test_without_the_key_nobody_learns_what_there_is(method: str, path: str) -> None:
+    assert (await asked(method, path, "another-key-of-an-admin")).status_code == 401
+
+
+async def test_what_is_open_to_everyone_needs_no_key() -> None:
+    assert (await asked("GET", "/", "")).text == "<p>"
+
+
+async def test_metrics_are_text() -> None:
+    reply = await asked("GET", "/metrics")
+    assert (reply.text, reply.headers["content-type"]) == ("up 1\n", "text/plain; version=0.0.4; charset=utf-8")
+
+
+@pytest.mark.parametrize(
+    ("path", "size", "status"),
+    [
+        (ROOMY, 2 * MAX_BODY_BYTES, 200),
+        (ROOMY, 2 * MAX_BODY_BYTES + 1, 413),
+        (f"{PATH}/a/cut", MAX_BODY_BYTES, 200),
+        (f"{PATH}/a/cut", MAX_BODY_BYTES + 1, 413),
+        (PATH, MAX_BODY_BYTES + 1, 413),
+        ("/admin/nothing", MAX_BODY_BYTES + 1, 413),
+    ],
+)
+async def test_each_route_has_a_limit_for_bodies_also_what_no_route_answers(path: str, size: int, status: int) -> None:
+    assert (await asked("POST", path, content=b" " * size)).status_code == status
+
+
+@pytest.mark.parametrize(("fields", "status"), [(16, 200), (17, 400)])
+async def test_a_query_has_so_many_fields_at_most(fields: int, status: int) -> None:
+    query = "&".join(f"f{n}={n}" for n in range(fields))
+    assert (await asked("GET", f"{PATH}?{query}")).status_code == status
+
+
+async def test_an_error_nobody_foresaw_says_nothing_of_the_inside(caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> bytes:
+        raise ValueError("inside")
+
+    app = AdminApp(AdminKey(KEY), [], {}, {}, broken)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://admin") as client:
+        reply = await client.get("/metrics", headers={"authorization": f"Bearer {KEY}"})
+    assert reply.status_code == 500
+    assert "inside" not in reply.text
+    assert "inside" in caplog.text
