@@ -16,23 +16,23 @@ Cost = Callable[[Sequence], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """Where a newcomer comes among others: by its class and its age, less what its head start is worth."""
+class QueuePosition:
+    """Where a newcomer comes among others: by its class and its age, less its age bonus."""
 
     key: float  # see `Aging.key`
     priority_class: int
     aging: Aging
-    overtakes: bool = False  # it has a head start
+    overtakes: bool = False  # it has an age bonus
 
     @classmethod
-    def of(cls, sequence: Sequence, now: float, age_bonus: float, aging: Aging) -> "Turn":
+    def of(cls, sequence: Sequence, now: float, age_bonus: float, aging: Aging) -> "QueuePosition":
         """For a sequence that arrives now."""
         level = sequence.priority_class
         return cls(aging.key(now - age_bonus, level), level, aging, age_bonus > 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Caps:
+class TokenCaps:
     """Tokens that a tenant's work of one class may count for: of classes as urgent as this one, and of lower ones."""
 
     priority_class: int
@@ -43,7 +43,7 @@ class Caps:
         return self.urgent if priority_class <= self.priority_class else self.lower
 
 
-class Ahead(NamedTuple):
+class WorkAhead(NamedTuple):
     """Work that comes before a newcomer's: it needs the time of its tokens, and a slot for each request, which their
     answers hold for so many steps together.
     """
@@ -66,13 +66,13 @@ class _Class:
     def oldest(self) -> float:
         return next(iter(self.sequences)).arrival
 
-    def overtaken(self, turn: Turn, level: int) -> tuple[int, int]:
-        """Tokens and requests of the newest, those that rank behind the turn. O(those that arrived since)."""
+    def overtaken(self, position: QueuePosition, level: int) -> tuple[int, int]:
+        """Tokens and requests of the newest, those that rank behind the position. O(those that arrived since)."""
         tokens = requests = 0
         for sequence, load in reversed(self.sequences.items()):
-            if turn.aging.key(sequence.arrival, level) <= turn.key:
+            if position.aging.key(sequence.arrival, level) <= position.key:
                 break
-            if turn.aging.key(sequence.arrival - sequence.age_bonus, level) > turn.key:
+            if position.aging.key(sequence.arrival - sequence.age_bonus, level) > position.key:
                 tokens += load.tokens
                 requests += 1
         return tokens, requests
@@ -87,21 +87,21 @@ class TenantBacklog:
         self.load = Load()
         self.classes: dict[int, _Class] = {}
 
-    def before(self, turn: Turn) -> tuple[int, int]:
-        """Tokens and requests that come before a newcomer: of classes that are as urgent all but what its head start
+    def before(self, position: QueuePosition) -> tuple[int, int]:
+        """Tokens and requests that come before a newcomer: of classes that are as urgent all but what its age bonus
         overtakes, and of a lower class either nothing or, when its oldest has aged enough, everything.
         """
         tokens = requests = 0
         for level, waiting in self.classes.items():
-            if level <= turn.priority_class or turn.aging.key(waiting.oldest, level) < turn.key:
+            if level <= position.priority_class or position.aging.key(waiting.oldest, level) < position.key:
                 tokens += waiting.load.tokens
                 requests += waiting.load.count
-                if turn.overtakes:
-                    tokens_behind, requests_behind = waiting.overtaken(turn, level)
+                if position.overtakes:
+                    tokens_behind, requests_behind = waiting.overtaken(position, level)
                     tokens, requests = tokens - tokens_behind, requests - requests_behind
         return tokens, requests
 
-    def within(self, caps: Caps) -> float:
+    def within(self, caps: TokenCaps) -> float:
         """Its tokens, no class counting for more than its cap."""
         total: float = 0
         for level, waiting in self.classes.items():
@@ -206,12 +206,12 @@ class Backlog:
         """Those with work waiting, the one that began to wait first in front."""
         return iter(self._tenants.items())
 
-    def before(self, tenant: str, turn: Turn) -> tuple[int, int]:
+    def before(self, tenant: str, position: QueuePosition) -> tuple[int, int]:
         """Of the tenant's own; see `TenantBacklog.before`."""
         backlog = self._tenants.get(tenant)
-        return backlog.before(turn) if backlog else (0, 0)
+        return backlog.before(position) if backlog else (0, 0)
 
-    def within(self, caps: Caps, besides: Iterable[str]) -> float:
+    def within(self, caps: TokenCaps, besides: Iterable[str]) -> float:
         """Tokens of all tenants besides these, no class of a tenant counting for more than its cap."""
         total = plain_sum(level.within(caps.of(number)) for number, level in self._levels.items())
         return total - plain_sum(self._tenants[name].within(caps) for name in besides if name in self._tenants)
@@ -252,9 +252,9 @@ class DrainMeter:
     def left(self, seconds: float, still_waiting: bool, now: float) -> None:
         """Work of so many predicted seconds was taken from the queue."""
         self._drained += seconds
-        self.look(still_waiting, now)
+        self.sample(still_waiting, now)
 
-    def look(self, waiting: bool, now: float) -> None:
+    def sample(self, waiting: bool, now: float) -> None:
         """Whether anything waits at this moment."""
         if not waiting:
             self._since = None

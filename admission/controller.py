@@ -29,18 +29,18 @@ prepaying none lets it run ahead by as much. The gap of `benchmarks/fairness.py`
 
 
 class TenantHooks:
-    """`SchedulerHooks` by tenants and time: pace by promises, memory by forecast, victims by debt."""
+    """`SchedulerHooks` by tenants and time: prefill by latency targets, memory by forecast, victims by debt."""
 
     def __init__(
         self,
         ordering: Ordering,
         ledger: Ledger,
-        pace: PrefillSizer,
+        sizer: PrefillSizer,
         gate: Gate,
         forecast: FuturePeak,
         lengths: OutputLengths,
     ) -> None:
-        self.prefill_budget = pace.prefill_budget
+        self.prefill_budget = sizer.prefill_budget
         self._ordering = ordering
         self._ledger = ledger
         self._gate = gate
@@ -184,7 +184,7 @@ class Controller:
         self._pipeline.completed(now)
         for sequence in step.sampled[step.batch.num_decodes :]:  # only prefills bring first tokens
             if len(sequence.output) == 1:
-                self.control.promises.first_token(sequence, now)
+                self.control.calibration.first_token(sequence, now)
         for sequence, _, reason in new_tokens:
             if reason is not None:
                 self._answered(sequence, now)
@@ -208,7 +208,7 @@ class Controller:
     def _expire(self, now: float) -> None:
         """Give up those whose time is over."""
         for sequence in self._expiry.due(now):
-            self.control.promises.expired(sequence, now)
+            self.control.calibration.expired(sequence, now)
             self._finish(sequence, FinishReason.EXPIRED, now)
             self._give_up(sequence, now)
 
@@ -225,17 +225,17 @@ class Controller:
     def _answered(self, sequence: Sequence, now: float) -> None:
         """Its answer is complete."""
         self.lengths.observe(sequence.tenant, sequence.max_tokens, len(sequence.output))
-        self.control.promises.last_token(sequence, now)
+        self.control.calibration.last_token(sequence, now)
 
     def _ended(self, sequence: Sequence, now: float) -> None:
         """In whatever state; those that expired or were answered have been told of before."""
         self._ledger.ended(sequence)
-        self.control.promises.forget(sequence)
+        self.control.calibration.forget(sequence)
         self._leave_queue(sequence, now)
 
     def _wait(self, sequence: Sequence, now: float) -> None:
         self.backlog.add(sequence)
-        self.drain.look(True, now)
+        self.drain.sample(True, now)
 
     def _queue_preempted(self, now: float) -> None:
         """They wait again, unless they run or have ended since. Doing this twice changes nothing."""

@@ -12,7 +12,6 @@ from admission.deadline import ControlledDelay, DeadlineExpiry, Expiry, NoExpiry
 from admission.estimate import Estimator
 from admission.fair_queue import FairQueue
 from admission.ledger import EngineTimeTariff, Ledger, Tariff, TokenTariff
-from admission.lenient_queue import LenientFairQueue
 from admission.memory import FuturePeak, Gate, MinimumFree, Optimistic
 from admission.orderings.adaptive_lifo import AdaptiveLifo
 from admission.orderings.by_key import EarliestDeadlineFirst, ShortestPredictedFirst
@@ -20,7 +19,7 @@ from admission.orderings.by_tenant import RequestRoundRobin, VirtualTokenCounter
 from admission.orderings.ordering import ArrivalOrder, Ordering
 from admission.orderings.virtual_finish import VirtualFinishWithBoost
 from admission.output_length import OutputLengths
-from admission.overload import AdmissionControl, OverloadPolicy
+from admission.overload import AdmissionControl, OverloadConfig
 from admission.prefill_sizer import PrefillSizer
 from admission.scheduling_policy import QueueBounds
 from admission.step_time import Pipeline, StepTime, StepTimeModel
@@ -79,11 +78,11 @@ class Overload(StrEnum):
 
 
 class Scale(NamedTuple):
-    """Fields of `CoreConfig` that are in the unit of account."""
+    """The fields of `CoreConfig` that are in the unit of account."""
 
     quantum: float
-    borrow: float
-    leeway: float
+    debt_limit: float
+    deadline_debt_limit: float
 
 
 SCALES = {Unit.ENGINE_TIME: Scale(0.05, 0.25, 1.0), Unit.TOKENS: Scale(512.0, 2560.0, 10_240.0)}
@@ -97,13 +96,13 @@ class CoreConfig:
     order: Order = Order.FAIR
     unit: Unit = Unit.ENGINE_TIME
     quantum: float = 0.05  # in the unit, for a tenant of weight 1: seconds of engine time, or tokens
-    borrow: float = 0.25  # what a tenant may be in debt and still have urgent work admitted, in the unit
+    debt_limit: float = 0.25  # what a tenant may be in debt and still have urgent work admitted, in the unit
     weights: Mapping[str, float] = field(default_factory=dict)  # by tenant; 1 where it says nothing
     seconds_per_class: float = 2.0  # of waiting, that make up for one class
     memory: MemoryGate = MemoryGate.FORECAST
     min_free_blocks: int = 0
     prefill_share: float = 1.0  # of the token budget, where no decode was promised an interval
-    leeway: float = 1.0  # what a tenant may be in debt and have what has a deadline served by age, in the unit
+    deadline_debt_limit: float = 1.0  # the same, for work with a deadline to be served in the order of age
     overload: Overload = Overload.DEADLINE
     confidence: float = 0.4  # that what is admitted meets its deadline
     max_waiting: int | None = 1024  # requests
@@ -144,17 +143,17 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
     aging = Aging(config.seconds_per_class)
     price = _estimate(tariff, lengths, PREPAID_SHARE)
     estimator = Estimator(scheduler, backlog, pipeline, model, lengths, sizer, aging, price)
-    control = AdmissionControl(_overload_policy(config), scheduler, backlog, drain, estimator)
+    control = AdmissionControl(_overload_config(config), scheduler, backlog, drain, estimator)
     expiry = _expiry(config, estimator)
     return Controller(scheduler, ordering, ledger, lengths, backlog, drain, pipeline, control, expiry, model)
 
 
-def _overload_policy(config: CoreConfig) -> OverloadPolicy:
+def _overload_config(config: CoreConfig) -> OverloadConfig:
     if config.overload is Overload.UNBOUNDED:
-        return OverloadPolicy(deadlines=False, class_bounds=False)
+        return OverloadConfig(deadlines=False, class_bounds=False)
     values = [getattr(config, name) for name in _BOUNDS]
     ours, theirs = QueueBounds(*values[: len(_UNITS)]), QueueBounds(*values[len(_UNITS) :])
-    return OverloadPolicy(ours, theirs, config.overload is Overload.DEADLINE, config.confidence)
+    return OverloadConfig(ours, theirs, config.overload is Overload.DEADLINE, config.confidence)
 
 
 def _expiry(config: CoreConfig, estimator: Estimator) -> Expiry:
@@ -186,7 +185,7 @@ def _deadline(config: CoreConfig) -> Callable[[Sequence], float]:
 
 def _fair(config: CoreConfig, _: Estimate) -> Ordering:
     aging = Aging(config.seconds_per_class)
-    return LenientFairQueue(config.quantum, aging, config.weights, config.borrow, config.leeway)
+    return FairQueue(config.quantum, aging, config.weights, config.debt_limit, config.deadline_debt_limit)
 
 
 _ORDERINGS: dict[Order, Callable[[CoreConfig, Estimate], Ordering]] = {

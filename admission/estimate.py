@@ -8,9 +8,9 @@
 
 A step carries what the decodes and the promised intervals leave of the token budget. Under the fair queue, what is
 ahead of a newcomer is its tenant's own waiting work before it and, of every other tenant, no more than its credit lets
-pass meanwhile. `LOOKED_AT` of the others are looked at, those that have waited longest; any beyond them count as having
-the mean credit of these, and as coming before the newcomer whatever their age. Adding to the backlog never lowers an
-estimate.
+pass meanwhile. `TENANTS_EXAMINED` of the others are looked at, those that have waited longest; any beyond them count
+as having the mean credit of these, and as coming before the newcomer whatever their age. Adding to the backlog never
+lowers an estimate.
 
 Each request ahead takes a slot, and so does the newcomer. Where they are more than the slots that are free, or that a
 lower class would give up for it, or than the free memory holds of typical requests, answers have to end first
@@ -25,8 +25,8 @@ from itertools import accumulate, count, islice
 from math import ceil
 
 from admission.aging import Aging
-from admission.backlog import Ahead, Backlog, Caps, Turn
-from admission.lenient_queue import LenientFairQueue
+from admission.backlog import Backlog, QueuePosition, TokenCaps, WorkAhead
+from admission.fair_queue import FairQueue
 from admission.output_length import OutputLengths
 from admission.prefill_sizer import PrefillSizer
 from admission.step_time import Pipeline, StepTimeModel, StepWork, plain_sum
@@ -52,7 +52,7 @@ class Departures:
         self._sums = [0]  # of the first n ends
         self._step = 0
 
-    def look(self, running: Mapping[str, Sequence], step: int) -> None:
+    def follow(self, running: Mapping[str, Sequence], step: int) -> None:
         """These run, and the newest step has this number."""
         if step == self._step and len(running) == len(self._of):
             return
@@ -97,8 +97,8 @@ class Departures:
 
     def _expect(self, sequence: Sequence) -> None:
         number, generated, each = next(self._numbers), len(sequence.output), self._each
-        turn = number * _GOLDEN % 1.0
-        shares = [(n + turn) / each for n in range(each)]
+        offset = number * _GOLDEN % 1.0
+        shares = [(n + offset) / each for n in range(each)]
         longer = min(generated + 1 + generated // COARSE, max(sequence.max_tokens, generated + 1))
         known = self._lengths.quantiles(sequence.tenant, sequence.max_tokens, shares, generated)
         lengths = [max(length, longer) for length in known]
@@ -115,7 +115,7 @@ class Departures:
 
 OUTPUT_QUANTILE = 0.9
 AGE_BONUS = 0.4  # of the prefill time beyond the typical prompt's
-LOOKED_AT = 64  # other tenants, in one estimate
+TENANTS_EXAMINED = 64  # other tenants, in one estimate
 _FORGET = 0.02  # share of a running mean that each newcomer replaces
 
 Price = Callable[[Sequence], float]
@@ -135,10 +135,10 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _CurrentStep:
     """The step that a prefill meets now."""
 
-    room: int  # prefill tokens
+    prefill_tokens: int  # that it has left beside the decodes
     seconds: float
     decodes: int
     decode_context: int
@@ -146,7 +146,7 @@ class _Step:
     priority_class: int  # of whose estimate it is
 
 
-_NOTHING = Ahead(0, 0, 0)
+_NOTHING = WorkAhead(0, 0, 0)
 
 
 class Typical:
@@ -170,7 +170,7 @@ class Typical:
 
 
 class Estimator:
-    """Reads the scheduler, the backlog and the fair queue; changes none of them. O(running + `LOOKED_AT`)."""
+    """Reads the scheduler, the backlog and the fair queue; changes none of them. O(running + `TENANTS_EXAMINED`)."""
 
     def __init__(
         self,
@@ -179,14 +179,14 @@ class Estimator:
         pipeline: Pipeline,
         model: StepTimeModel,
         lengths: OutputLengths,
-        pace: PrefillSizer,
+        sizer: PrefillSizer,
         aging: Aging,
         price: Price,
     ) -> None:
         self._scheduler, self._backlog, self._pipeline = scheduler, backlog, pipeline
-        self._model, self._lengths, self._pace = model, lengths, pace
+        self._model, self._lengths, self._sizer = model, lengths, sizer
         self.aging, self._price = aging, price
-        self._fair = scheduler.waiting if isinstance(scheduler.waiting, LenientFairQueue) else None
+        self._fair = scheduler.waiting if isinstance(scheduler.waiting, FairQueue) else None
         self.typical = Typical()
         config = scheduler.config
         self._departures = Departures(lengths, config.max_num_seqs, config.max_num_batched_tokens)
@@ -204,7 +204,7 @@ class Estimator:
     def of(self, sequence: Sequence, now: float) -> Estimate:
         """For a sequence that arrives now."""
         step = self._step(sequence)
-        a_token = step.seconds / step.room
+        a_token = step.seconds / step.prefill_tokens
         prompt, typical = len(sequence.prompt) * a_token, self.typical.prompt * a_token
         age_bonus = AGE_BONUS * max(0.0, prompt - typical) if sequence.is_pressing else 0.0
         own, others = self._ahead(sequence, now, age_bonus)
@@ -222,7 +222,7 @@ class Estimator:
         whole = model.seconds(StepWork(prefill_tokens=config.max_num_batched_tokens))
         return steps * whole + (model.seconds(StepWork(prefill_tokens=rest)) if rest else 0.0)
 
-    def _step(self, sequence: Sequence) -> _Step:
+    def _step(self, sequence: Sequence) -> _CurrentStep:
         scheduler = self._scheduler
         scheduled = scheduler.in_flight[-1] if scheduler.in_flight else None
         decodes, context = (scheduled.batch.num_decodes, scheduled.decode_context) if scheduled else (0, 0)
@@ -232,51 +232,54 @@ class Estimator:
                 in_progress += prefilling.num_admitted_tokens - prefilling.num_computed_tokens
         interval = min([s.token_interval for s in running if s.token_interval is not None], default=None)
         budget, mean_context = scheduler.token_budget - decodes, len(sequence.prompt) // 2
-        room = max(1, self._pace.prefill_budget(decodes, context, interval, budget).fits(mean_context, budget))
-        work = StepWork(room, decodes, context, mean_context, room * mean_context)
-        return _Step(room, self._model.fitted.seconds(work), decodes, context, in_progress, sequence.priority_class)
+        prefill = max(1, self._sizer.prefill_budget(decodes, context, interval, budget).fits(mean_context, budget))
+        work = StepWork(prefill, decodes, context, mean_context, prefill * mean_context)
+        seconds = self._model.fitted.seconds(work)
+        return _CurrentStep(prefill, seconds, decodes, context, in_progress, sequence.priority_class)
 
-    def _decoding(self, tokens: float, sequence: Sequence, step: _Step) -> float:
+    def _decoding(self, tokens: float, sequence: Sequence, step: _CurrentStep) -> float:
         """Seconds of so many steps: full ones while prompts wait, then such as there were lately, or its own alone."""
-        full = min(tokens, (step.in_progress + self._backlog.total.tokens) / step.room)
+        full = min(tokens, (step.in_progress + self._backlog.total.tokens) / step.prefill_tokens)
         alone = self._model.fitted.seconds(StepWork(decode_tokens=1, decode_context=sequence.num_tokens))
         return full * step.seconds + (tokens - full) * min(step.seconds, max(alone, self._pipeline.typical))
 
-    def _ahead(self, sequence: Sequence, now: float, age_bonus: float) -> tuple[Ahead, Ahead]:
+    def _ahead(self, sequence: Sequence, now: float, age_bonus: float) -> tuple[WorkAhead, WorkAhead]:
         """What waits and is served before the newcomer: of its own tenant, and of others."""
         backlog, tenant = self._backlog, sequence.tenant
-        turn = Turn.of(sequence, now, age_bonus, self.aging)
-        tokens, requests = backlog.before(tenant, turn)
-        own = Ahead(tokens, requests, requests * self._lengths.mean(tenant, sequence.max_tokens))
+        position = QueuePosition.of(sequence, now, age_bonus, self.aging)
+        tokens, requests = backlog.before(tenant, position)
+        own = WorkAhead(tokens, requests, requests * self._lengths.mean(tenant, sequence.max_tokens))
         if self._fair is None:
             others = backlog.total.count - requests
-            return own, Ahead(backlog.total.tokens - tokens, others, others * self.typical.answer)
+            return own, WorkAhead(backlog.total.tokens - tokens, others, others * self.typical.answer)
         tokens_of = self._tokens_a_price
         rounds = self._fair.rounds_before(tenant, own.tokens / tokens_of if tokens_of else 0.0)
-        return own, self._of_others(self._fair, tenant, rounds, turn)
+        return own, self._of_others(self._fair, tenant, rounds, position)
 
-    def _of_others(self, fair: LenientFairQueue, tenant: str, rounds: int, turn: Turn) -> Ahead:
-        """Of each that is looked at, what its credit lets pass, and where it is older its leeway; and of the rest."""
-        seen = dict(islice(self._backlog.tenants(), LOOKED_AT))
+    def _of_others(self, fair: FairQueue, tenant: str, rounds: int, position: QueuePosition) -> WorkAhead:
+        """Returns the work of other tenants that goes first: of each that is examined, what its credit lets pass, or
+        what its debt limit lets pass where it is older; and of the rest by their mean.
+        """
+        seen = dict(islice(self._backlog.tenants(), TENANTS_EXAMINED))
         seen.pop(tenant, None)
         after = [fair.credit_after(name, rounds) for name in seen]
         in_turn = self._tokens_for(after)
-        early = self._tokens_for([credit + fair.leeway for credit in after])
+        early = self._tokens_for([credit + fair.deadline_debt_limit for credit in after])
         a_request = 1 / self.typical.prompt if self.typical.prompt else 0.0
         answers, answer = self._answers, self.typical.answer
         tokens = requests = steps = 0.0
         for (name, waiting), reach, reach_early in zip(seen.items(), in_turn, early, strict=True):
-            load, (tokens_before, requests_before) = waiting.load, waiting.before(turn)
+            load, (tokens_before, requests_before) = waiting.load, waiting.before(position)
             tokens += _reached(load.tokens, reach, tokens_before, reach_early)
             passing = _reached(load.count, reach * a_request, requests_before, reach_early * a_request)
             requests += passing
             steps += passing * answers.get(name, answer)
-        if self._backlog.num_tenants > LOOKED_AT:
-            mean = Caps(turn.priority_class, plain_sum(early) / len(seen), plain_sum(in_turn) / len(seen))
+        if self._backlog.num_tenants > TENANTS_EXAMINED:
+            mean = TokenCaps(position.priority_class, plain_sum(early) / len(seen), plain_sum(in_turn) / len(seen))
             rest = self._backlog.within(mean, besides=(tenant, *seen))
             tokens, requests = tokens + rest, requests + rest * a_request
             steps += rest * a_request * answer
-        return Ahead(tokens, requests, steps)
+        return WorkAhead(tokens, requests, steps)
 
     def _tokens_for(self, amounts: list[float]) -> list[float]:
         """That such credits let pass. Whoever may be served at all is served a whole prompt."""
@@ -288,17 +291,17 @@ class Estimator:
         """Prefill tokens for each unit of account that newcomers prepay."""
         return self.typical.prompt / self.typical.price if self.typical.price else 0.0
 
-    def _wait(self, own: Ahead, others: Ahead, step: _Step) -> float:
+    def _wait(self, own: WorkAhead, others: WorkAhead, step: _CurrentStep) -> float:
         """Seconds until the newcomer's own prefill: that of others, or a slot and memory if they take longer."""
         tokens = step.in_progress + own.tokens + others.tokens
         steps, of_decodes = self._until_place(own.requests + others.requests, own.steps + others.steps, step)
         if not steps:
-            return tokens * step.seconds / step.room
+            return tokens * step.seconds / step.prefill_tokens
         decodes = StepWork(0, step.decodes, step.decode_context)
-        a_token = (step.seconds - self._model.fitted.seconds(decodes)) / step.room
-        return max(tokens * step.seconds / step.room, steps * of_decodes + tokens * a_token)
+        a_token = (step.seconds - self._model.fitted.seconds(decodes)) / step.prefill_tokens
+        return max(tokens * step.seconds / step.prefill_tokens, steps * of_decodes + tokens * a_token)
 
-    def _until_place(self, requests: float, work: float, step: _Step) -> tuple[int, float]:
+    def _until_place(self, requests: float, work: float, step: _CurrentStep) -> tuple[int, float]:
         """Steps until it has a slot and memory, with so many requests before it whose answers take so many steps; and
         the seconds of one without prefill.
         """
@@ -314,7 +317,7 @@ class Estimator:
             return 0, 0.0
         if scheduler.in_flight:
             self._step_number = scheduler.in_flight[-1].batch.step
-        self._departures.look(running, self._step_number)
+        self._departures.follow(running, self._step_number)
         output = typical.answer
         joining = max(0, len(running) + free - step.decodes)
         context = step.decode_context + round(joining * (typical.prompt + output / 2))
@@ -329,7 +332,7 @@ class Estimator:
 
 
 def _reached(load: float, reach: float, before: float, reach_early: float) -> float:
-    """Of a load, what its tenant's credit lets pass, or what comes before the newcomer and its leeway lets pass."""
+    """Returns the part of a load that its tenant's credit lets pass, or that is older and its debt limit lets pass."""
     in_turn = reach if reach < load else load  # noqa: FURB136 - twice for each of 64 tenants at every arrival
     early = reach_early if reach_early < before else before  # noqa: FURB136
     return early if early > in_turn else in_turn  # noqa: FURB136

@@ -13,7 +13,7 @@ One JSON array a line, times in seconds of the engine's clock:
     ["finish", t, id, reason]
     ["allow", t, tenant, blocks or null]
     ["extend", t, id, tokens]
-    ["policy", t, terms]
+    ["policy", t, [weights, offsets, bounds, may_wait]]
     ["plan", t, step or null, decodes, checksum, [[id, tokens of prefill] ...], [preempted ...], [why, head] | null,
      {tenant: limit of its own that it is passed over for} or null for the same as before,
      [[each that was given up since the last plan, why] ...]]
@@ -39,12 +39,12 @@ from admission.event_log_names import (
     OBSTACLES,
     REFUSALS,
     VERSION,
-    core_config,
     core_entry,
-    engine_config,
     engine_entry,
-    terms_entry,
-    terms_of,
+    policy_entry,
+    read_core_config,
+    read_engine_config,
+    read_policy,
 )
 from admission.observer import CoreObserver
 from admission.outcome import AdmissionRefused
@@ -104,7 +104,7 @@ class EventLog(CoreObserver):
         self._log(["extend", now, sequence.id, tokens])
 
     def policy_changed(self, policy: SchedulingPolicy, now: float) -> None:
-        self._log(["policy", now, terms_entry(policy)])
+        self._log(["policy", now, policy_entry(policy)])
 
     def scheduled(self, step: ScheduledStep | None, now: float) -> None:
         batch = step.batch if step else None
@@ -227,7 +227,7 @@ def _arrive_entry(sequence: Sequence, refusal: str | None, now: float) -> Entry:
         *("arrive", now, sequence.id, sequence.tenant, prompt, sequence.max_tokens, sequence.token_limit - prompt),
         *(sequence.priority_class, sequence.token_interval, sequence.body_bytes),
         *(sequence.first_token_by, sequence.done_by, sequence.first_token_target),
-        *(sequence.promised_first, sequence.promised_last, refusal),
+        *(sequence.first_token_estimate, sequence.last_token_estimate, refusal),
     ]
 
 
@@ -247,7 +247,7 @@ def _plan_entry(scheduler: Scheduler, batch: Batch | None, now: float) -> Entry:
 def make_configs(header: Entry) -> tuple[CoreConfig, EngineConfig]:
     """The settings in a log's first line."""
     _, _, engine, config, *_ = header
-    return core_config(config), engine_config(engine)
+    return read_core_config(config), read_engine_config(engine)
 
 
 class _Replay:
@@ -282,16 +282,16 @@ class _Replay:
         elif kind == "lost":
             core.rollback(now)
         else:
-            self._apply_terms(entry)
+            self._apply_setting(entry)
 
-    def _apply_terms(self, entry: Entry) -> None:
+    def _apply_setting(self, entry: Entry) -> None:
         """What holds from now on, for whom."""
         kind, now, *said = entry
         if kind == "allow":
             tenant, blocks = said
             self._core.allow(tenant, blocks, now)
         elif kind == "policy":
-            self._core.policy_changed(terms_of(said[0]), now)
+            self._core.policy_changed(read_policy(said[0]), now)
         elif kind == "gateway":
             unix, model, block_bytes = said
             if not (isinstance(unix, int | float) and isinstance(model, str) and isinstance(block_bytes, int)):

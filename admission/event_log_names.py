@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from admission.core import CoreConfig, MemoryGate, Order, Overload, Unit
-from admission.outcome import AdmissionRefused, DeadlineUnmeetable, QueueFull, TenantQueueFull
+from admission.outcome import AdmissionRefused, DeadlineInfeasible, QueueFull, TenantQueueFull
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
 from backend.config import Batching, EngineConfig, KVAllocation
 from backend.scheduler.scheduled_step import WaitReason
@@ -66,13 +66,13 @@ CORE_FIELDS = Names(
         "order": "order",
         "unit": "unit",
         "quantum": "quantum",
-        "borrow": "borrow",
+        "borrow": "debt_limit",
         "weights": "weights",
         "seconds_per_class": "seconds_per_class",
         "memory": "memory",
         "min_free_blocks": "min_free_blocks",
         "prefill_share": "prefill_share",
-        "leeway": "leeway",
+        "leeway": "deadline_debt_limit",
         "overload": "overload",
         "confidence": "confidence",
         "max_waiting": "max_waiting",
@@ -114,7 +114,7 @@ CHOICES: Mapping[str, Names[Any]] = {  # by the field's name in the log, the val
     ),
 }
 REFUSALS: Names[type[AdmissionRefused]] = Names(
-    {"QueueFull": QueueFull, "TenantQueueFull": TenantQueueFull, "DeadlineUnmeetable": DeadlineUnmeetable}
+    {"QueueFull": QueueFull, "TenantQueueFull": TenantQueueFull, "DeadlineUnmeetable": DeadlineInfeasible}
 )
 FINISH_REASONS = Names(
     {
@@ -137,7 +137,12 @@ OBSTACLES = Names(
         "tokens": WaitReason.TOKENS,
     }
 )
-TERMS = ("weights", "offsets", "bounds", "may_wait")  # fields of `SchedulingPolicy`, which a log has by their places
+POLICY_FIELDS = (
+    "weights",
+    "offsets",
+    "bounds",
+    "may_wait",
+)  # fields of `SchedulingPolicy`, which a log has by their places
 BOUNDS = ("count", "tokens", "bytes", "seconds")  # the same of `QueueBounds`
 
 
@@ -151,12 +156,12 @@ def engine_entry(config: EngineConfig) -> dict[str, Any]:
     return _entry(config, ENGINE_FIELDS)
 
 
-def core_config(entry: Mapping[str, Any]) -> CoreConfig:
+def read_core_config(entry: Mapping[str, Any]) -> CoreConfig:
     """Reads a `core_entry`. Raises `KeyError`, `ValueError` or `TypeError` where it is none."""
     return CoreConfig(**_values(entry, CORE_FIELDS))
 
 
-def engine_config(entry: Mapping[str, Any]) -> EngineConfig:
+def read_engine_config(entry: Mapping[str, Any]) -> EngineConfig:
     """Reads an `engine_entry`. Raises `KeyError`, `TypeError` or `ConfigError` where it is none."""
     return EngineConfig(**_values(entry, ENGINE_FIELDS))
 
@@ -175,14 +180,14 @@ def _values(entry: Mapping[str, Any], fields: Names[str]) -> dict[str, Any]:
     return {field: CHOICES[name][entry[name]] if name in CHOICES else entry[name] for name, field in fields.items()}
 
 
-def terms_entry(terms: SchedulingPolicy) -> list[Any]:
-    """Returns what a log says of a policy's terms."""
-    weights, offsets, bounds, may_wait = (getattr(terms, field) for field in TERMS)
+def policy_entry(policy: SchedulingPolicy) -> list[Any]:
+    """Returns what a log says of a scheduling policy."""
+    weights, offsets, bounds, may_wait = (getattr(policy, field) for field in POLICY_FIELDS)
     return [dict(weights), list(offsets), [[getattr(one, unit) for unit in BOUNDS] for one in bounds], dict(may_wait)]
 
 
-def terms_of(entry: list[Any]) -> SchedulingPolicy:
-    """Reads a `terms_entry`. Raises `ValueError` or `TypeError` where it is none."""
+def read_policy(entry: list[Any]) -> SchedulingPolicy:
+    """Reads a `policy_entry`. Raises `ValueError` or `TypeError` where it is none."""
     weights, offsets, bounds, may_wait = entry
     each = tuple(QueueBounds(**dict(zip(BOUNDS, one, strict=True))) for one in bounds)
-    return SchedulingPolicy(**dict(zip(TERMS, (weights, tuple(offsets), each, may_wait), strict=True)))
+    return SchedulingPolicy(**dict(zip(POLICY_FIELDS, (weights, tuple(offsets), each, may_wait), strict=True)))

@@ -1,8 +1,13 @@
-"""Who is admitted next among tenants: deficit round robin, paid after the fact, with aging classes inside a tenant.
+"""Deficit round robin over tenants, paid after the fact, with aging classes inside a tenant and a limit on debt.
 
-Shreedhar and Varghese (1995), for a server that learns a cost only when the work is done: every visit grants a tenant
+Shreedhar and Varghese (1995), for a server that learns a cost only when the work is done: every round grants a tenant
 `quantum * weight`, work is charged as it is planned and corrected when it is measured, and a tenant in debt is passed
 over until its grants have paid for it.
+
+Two kinds of work may be admitted on credit. Urgent work may overtake a lower class while its tenant's debt is less than
+`debt_limit`. And between tenants that are about even, whose turn it is depends on chance, and a newcomer that overtakes
+older work breaks what was estimated for it: so a sequence with a pressing deadline that has waited longer than the one
+whose turn it is goes first, while its tenant's debt is less than `deadline_debt_limit`.
 
 Bound. Over any interval in which tenants i and j both have work waiting and are not held,
 
@@ -10,74 +15,79 @@ Bound. Over any interval in which tenants i and j both have work waiting and are
 
 with W the service of completed steps, w the weights as the queue uses them (at most 1), Q the quantum, P the most that
 one tenant has paid ahead at a time (what its running sequences prepaid and have not used, and its part of the steps in
-flight), M the most that it runs up between two of its admissions beyond what was paid ahead, and B the credit that
-urgent work may borrow. For credit is at most Q * w at a grant and above -B at an admission; in between, service takes
+flight), M the most that it runs up between two of its admissions beyond what was paid ahead, and B the larger of the
+two limits on debt. For credit is at most Q * w at a grant and above -B at an admission; in between, service takes
 it down by what was not paid ahead; and both get the same grants. Of 3 Q, one is for a tenant that was idle for a part
 of the interval: its service exceeds that of one which was not by no more.
 """
 
+from collections import abc
 from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
-from math import floor
+from math import floor, inf
 
 from admission.aging import Aging
 from admission.orderings.ordering import weight_of
 from backend.scheduler.sequence import Sequence
 
-URGENT = 0  # the class that may borrow
+URGENT = 0  # the class that may overtake a lower one on credit
 
 
-def gap_bound(quantum: float, weights: tuple[float, float], ahead: float, run_up: float, borrow: float = 0.0) -> float:
-    """Bound on the gap in service by weight of two tenants, in the unit of account; `ahead` is P, `run_up` is M."""
+def gap_bound(
+    quantum: float, weights: tuple[float, float], ahead: float, run_up: float, debt_limit: float = 0.0
+) -> float:
+    """Returns the bound above, in the unit of account; `ahead` is P, `run_up` is M, and `debt_limit` is B."""
     first, second = weights
-    return 3 * quantum + (1 / first + 1 / second) * (ahead + run_up + borrow)
+    return 3 * quantum + (1 / first + 1 / second) * (ahead + run_up + debt_limit)
 
 
 @dataclass(slots=True)
 class DeficitAccount:
-    """What one tenant has and owes. Costs are in the unit of account: seconds of engine time, or tokens."""
+    """One tenant's credit and waiting work. Costs are in the unit of account: seconds of engine time, or tokens."""
 
     tenant: str
     weight: float  # relative to the heaviest tenant's
     credit: float = 0.0  # negative when in debt; grants of the rounds after `round` are not in it yet
     round: int = 0
     charged: float = 0.0  # all it ever used
-    order: int = 0  # changes whenever work begins to wait
+    backlog_id: int = 0  # changes whenever work begins to wait
     turn: int = 0  # its place in the ring: behind everyone when work begins to wait, and after each admission
     waiting: list[tuple[float, int, Sequence]] = field(default_factory=list)  # heap; cancelled ones leave it lazily
     num_waiting: int = 0
     held: str | None = None  # a limit of its own that keeps it out of the ring
 
 
-_Place = tuple[int, int]
-"""A round and a turn in it."""
+_Turn = tuple[int, int]  # a round, and a place among the tenants that have their turns in it
+_Age = tuple[float, int]  # a waiting sequence's key by class and arrival, and its number
 
 
 class _Ring:
-    """Tenants by the round in which their credit, with what they may borrow, rises above 0, and by turns in a round."""
+    """Tenants by the round in which their debt falls below a limit, and by their turns in a round."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[_Place, str]] = []  # a place may be too early, never too late
-        self._listed: dict[str, _Place] = {}  # the earliest that a tenant is in the heap with
+        self._heap: list[tuple[_Turn, str]] = []  # a turn may be too early, never too late
+        self._listed: dict[str, _Turn] = {}  # the earliest that a tenant is in the heap with
 
-    def list(self, tenant: str, place: _Place) -> None:
-        """See to it that the tenant is looked at no later than at this place."""
-        if tenant not in self._listed or place < self._listed[tenant]:
-            self._listed[tenant] = place
-            heappush(self._heap, (place, tenant))
+    def list(self, tenant: str, turn: _Turn) -> None:
+        """Examine the tenant no later than at this turn."""
+        if tenant not in self._listed or turn < self._listed[tenant]:
+            self._listed[tenant] = turn
+            heappush(self._heap, (turn, tenant))
 
-    def first(self, find: Callable[[str], _Place | None]) -> tuple[int, str] | None:
-        """Who is first, and in which round; `find` tells a tenant's place, None when it is out of the ring."""
+    def first(self, find: Callable[[str], _Turn | None]) -> tuple[int, str] | None:
+        """Returns the round of the first turn, and the tenant that has it; None when the ring is empty.
+
+        `find` returns a tenant's actual turn, None when it is out of the ring.
+        """
         while self._heap:
-            place, tenant = self._heap[0]
-            actual = find(tenant) if self._listed.get(tenant) == place else None
-            if actual == place:
-                return place[0], tenant
+            turn, tenant = self._heap[0]
+            actual = find(tenant) if self._listed.get(tenant) == turn else None
+            if actual == turn:
+                return turn[0], tenant
             heappop(self._heap)
-            if self._listed.get(tenant) == place:
+            if self._listed.get(tenant) == turn:
                 del self._listed[tenant]
                 if actual is not None:
                     self.list(tenant, actual)
@@ -92,25 +102,35 @@ class FairQueue:
     at, a lone tenant never waits, and finding the next tenant costs O(log tenants). Within a round those with credit
     take turns by admissions, so that what one was granted, or is paid back, never makes another wait for all of it.
     Idle tenants keep debt, and credit until the round it was granted in ends. Weights count relative to the heaviest,
-    which is granted the quantum, so that only their ratios matter; a tenant without one weighs 1. Urgent work (class 0)
-    may go before another tenant's turn while its own tenant is less than `borrow` in debt, unless that turn is urgent
-    work as well: credit is borrowed only to overtake a lower class.
+    which is granted the quantum, so that only their ratios matter; a tenant without one weighs 1.
+
+    Urgent work (class 0) goes on credit only where the turn is of a lower class. The order of age of what has a
+    pressing deadline costs O(log tenants) for each sequence that comes or goes; at a limit of 0 there is none.
     """
 
     def __init__(
-        self, quantum: float, aging: Aging, weights: Mapping[str, float] | None = None, borrow: float = 0.0
+        self,
+        quantum: float,
+        aging: Aging,
+        weights: Mapping[str, float] | None = None,
+        debt_limit: float = 0.0,
+        deadline_debt_limit: float = 0.0,
     ) -> None:
-        if not (quantum > 0 and borrow >= 0):
-            raise ValueError(f"quantum must be above 0 and borrow at least 0, got {quantum} and {borrow}")
+        """The quantum and the limits are in the unit of account. Raises `ValueError`."""
+        if not (quantum > 0 and debt_limit >= 0 and deadline_debt_limit >= 0):
+            given = f"{quantum}, {debt_limit} and {deadline_debt_limit}"
+            raise ValueError(f"quantum must be above 0 and limits on debt at least 0, got {given}")
         self.round = 1
         self.accounts: dict[str, DeficitAccount] = {}
-        self._quantum = quantum
-        self._borrow = borrow
-        self._aging = aging
+        self._quantum, self._aging = quantum, aging
+        self._debt_limit, self.deadline_debt_limit = debt_limit, deadline_debt_limit
         self._set_weights(weights or {})
         self._waiting: set[Sequence] = set()
         self.prepaid: dict[Sequence, float] = {}  # and not used yet, by sequences that were admitted and have not ended
         self._ring, self._urgent = _Ring(), _Ring()
+        self._by_age: list[tuple[_Age, str]] = []  # heap; an entry that is no tenant's first leaves when it surfaces
+        self._debtors: list[tuple[int, str]] = []  # heap of tenants too far in debt, by the round in which that ends
+        self._debtor_until: dict[str, int] = {}  # the valid entry of each of them
         self._counter = count(1)
 
     # waiting
@@ -127,9 +147,10 @@ class FairQueue:
         key = self._aging.key(sequence.arrival - sequence.age_bonus, sequence.priority_class)
         heappush(account.waiting, (key, next(self._counter), sequence))
         self._list(account)
+        self._list_by_age(account)
 
     def restore(self, sequence: Sequence) -> None:
-        """It keeps its arrival, hence its place among its tenant's, and what it has prepaid."""
+        """Take back a preempted sequence, with its arrival, hence its place among its tenant's, and what it prepaid."""
         self.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
@@ -142,11 +163,22 @@ class FairQueue:
         if len(account.waiting) > 2 * account.num_waiting + 64:
             account.waiting = [entry for entry in account.waiting if entry[2] in self._waiting]
             heapify(account.waiting)
-        if account.num_waiting and self._borrow:
+        if account.num_waiting and self._debt_limit:
             self._list(account)  # urgent work may be first now
+        self._list_by_age(account)
 
     def head(self) -> Sequence | None:
-        """The next to be admitted; the same until something changes."""
+        """Returns the next to be admitted, None when nobody may be; the same until something changes."""
+        choice = self._by_turn()
+        limit = self.deadline_debt_limit
+        if choice is None or not limit or self.credit(choice.tenant) <= -limit:
+            return choice  # nobody, or urgent work that goes first on more credit
+        self._forgive()
+        oldest = self._oldest()
+        age = self._first_age(self.accounts[choice.tenant])
+        return choice if oldest is None or (age is not None and age < oldest[0]) else oldest[1]
+
+    def _by_turn(self) -> Sequence | None:
         first = self._ring.first(self._due)
         if first is None:
             return None
@@ -159,7 +191,7 @@ class FairQueue:
         return sequence
 
     def hold(self, tenant: str, reason: str | None) -> None:
-        """Pass a tenant over for a limit of its own, without grants, until it is held for None."""
+        """Pass a tenant over, without grants, for a limit of its own; None: it is passed over no more."""
         account = self._account(tenant)
         if reason is not None and account.held is None:
             self._leave_ring(account)
@@ -167,20 +199,24 @@ class FairQueue:
         if reason is None and was_held is not None and account.num_waiting:
             self._activate(account)
             self._list(account)
+        if reason is None:
+            self._list_by_age(account)
 
     def at(self, now: float) -> None:
         pass
 
     def policy_changed(self, weights: Mapping[str, float], aging: Aging) -> None:
-        """Rounds that are over were granted by the old weights; those who wait already keep their places."""
+        """Weigh and age so from now on. Rounds that are over were granted by the old weights; places are kept."""
         self._aging = aging
         self._set_weights(weights)
         for account in self.accounts.values():
             account.credit, account.round = self._credit(account), max(account.round, self.round)
             account.weight = self._weight(account.tenant)
+        self._debtors, self._debtor_until = [], {}
         for account in self.accounts.values():
             if account.num_waiting:
                 self._list(account)
+                self._list_by_age(account)
 
     # paying
 
@@ -190,8 +226,8 @@ class FairQueue:
         self.prepaid[sequence] = cost
         self._spend(account, cost)
 
-    def charge(self, sequences: Many[Sequence], costs: Many[float]) -> Mapping[str, float]:
-        """Prepaid credit pays first; the rest is the tenant's."""
+    def charge(self, sequences: abc.Sequence[Sequence], costs: abc.Sequence[float]) -> Mapping[str, float]:
+        """Charge a step; what a sequence prepaid pays first, and its tenant pays the rest."""
         sums: dict[str, float] = {}
         prepaid = self.prepaid
         for sequence, cost in zip(sequences, costs, strict=True):
@@ -217,11 +253,29 @@ class FairQueue:
         rest = self.prepaid.pop(sequence, 0.0)
         if rest:
             self._spend(self.accounts[sequence.tenant], -rest)
+        if self._debtor_until.pop(sequence.tenant, None) is not None:
+            self._list_by_age(self.accounts[sequence.tenant])
 
     def credit(self, tenant: str) -> float:
         return self._credit(self._account(tenant))
 
-    # inside
+    def rounds_before(self, tenant: str, cost: float) -> int:
+        """Returns the rounds until the tenant has paid `cost` for others of its own and has credit again."""
+        account = self.accounts.get(tenant)
+        share = self._quantum * (account.weight if account else self._weight(tenant))
+        credit = self._credit(account) if account else 0.0
+        if account is None or not account.num_waiting:
+            credit = min(credit, 0.0) + share
+        return max(0, floor((cost - credit) / share) + 1)
+
+    def credit_after(self, tenant: str, rounds: int) -> float:
+        """Returns the credit that a tenant with work waiting will have so many rounds on; -inf while it is held."""
+        account = self.accounts[tenant]
+        if account.held is not None:
+            return -inf
+        return account.credit + (self.round - account.round + rounds) * self._quantum * account.weight
+
+    # turns
 
     def _account(self, tenant: str) -> DeficitAccount:
         account = self.accounts.get(tenant)
@@ -241,14 +295,14 @@ class FairQueue:
         left = self._quantum * account.weight if account.round == self.round else 0.0
         account.credit = min(account.credit, left)
         account.round = max(account.round, self.round - 1)
-        account.order = account.turn = next(self._counter)
+        account.backlog_id = account.turn = next(self._counter)
 
     def _leave_ring(self, account: DeficitAccount) -> None:
         """Take the grants up to this round along: what leaves it may be an admission, which they are to pay for."""
         account.credit, account.round = self._credit(account), self.round
 
     def _credit(self, account: DeficitAccount) -> float:
-        """As of this round, which grants only tenants in the ring."""
+        """Returns the credit as of this round, which grants only tenants in the ring."""
         if account.num_waiting == 0 or account.held is not None:
             return account.credit
         return account.credit + (self.round - account.round) * self._quantum * account.weight
@@ -260,39 +314,85 @@ class FairQueue:
             self._list(account)
 
     def _is_due_earlier(self, account: DeficitAccount, before: float, after: float) -> bool:
-        """Whether more credit brings the tenant's turn, or that of its urgent work, forward by a round."""
-        share, borrow = self._quantum * account.weight, self._borrow
+        """Returns whether more credit brings the tenant's turn, or its urgent work's, forward by a round."""
+        share, limit = self._quantum * account.weight, self._debt_limit
         return floor(-before / share) > floor(-after / share) or (
-            borrow > 0 and floor(-(before + borrow) / share) > floor(-(after + borrow) / share)
+            limit > 0 and floor(-(before + limit) / share) > floor(-(after + limit) / share)
         )
 
     def _list(self, account: DeficitAccount) -> None:
         if account.held is None:
-            self._ring.list(account.tenant, self._place(account, 0.0))
-            if self._borrow and self._first_of(account).priority_class == URGENT:
-                self._urgent.list(account.tenant, self._place(account, self._borrow))
+            self._ring.list(account.tenant, self._next_turn(account, 0.0))
+            if self._debt_limit and self._first_of(account).priority_class == URGENT:
+                self._urgent.list(account.tenant, self._next_turn(account, self._debt_limit))
 
-    def _place(self, account: DeficitAccount, borrowed: float) -> _Place:
-        """The first round, of this one and those to come, in which credit and `borrowed` together are above 0."""
+    def _next_turn(self, account: DeficitAccount, debt_limit: float) -> _Turn:
+        """Returns the first turn, in this round or later, at which the tenant's debt is below the limit."""
         due = account.round
-        lacking = -(account.credit + borrowed)
+        lacking = -(account.credit + debt_limit)
         if lacking >= 0:
             due += floor(lacking / (self._quantum * account.weight)) + 1
         return max(due, self.round), account.turn
 
-    def _due(self, tenant: str) -> _Place | None:
+    def _due(self, tenant: str) -> _Turn | None:
         account = self.accounts[tenant]
         in_ring = account.num_waiting and account.held is None
-        return self._place(account, 0.0) if in_ring else None
+        return self._next_turn(account, 0.0) if in_ring else None
 
-    def _urgent_due(self, tenant: str) -> _Place | None:
+    def _urgent_due(self, tenant: str) -> _Turn | None:
         account = self.accounts[tenant]
         if not account.num_waiting or account.held is not None or self._first_of(account).priority_class != URGENT:
             return None
-        return self._place(account, self._borrow)
+        return self._next_turn(account, self._debt_limit)
 
     def _first_of(self, account: DeficitAccount) -> Sequence:
-        """The first of the tenant's that is still waiting."""
+        """Returns the first of the tenant's that is still waiting."""
         while account.waiting[0][2] not in self._waiting:
             heappop(account.waiting)
         return account.waiting[0][2]
+
+    # the order of age
+
+    def _first_age(self, account: DeficitAccount) -> _Age | None:
+        """Returns the place of the tenant's first sequence; None when it has none that may be admitted."""
+        if not account.num_waiting or account.held is not None:
+            return None
+        self._first_of(account)
+        return account.waiting[0][:2]
+
+    def _list_by_age(self, account: DeficitAccount) -> None:
+        """List the tenant's first sequence, unless it has no pressing deadline or its tenant is too far in debt."""
+        if not self.deadline_debt_limit or account.tenant in self._debtor_until:
+            return
+        age = self._first_age(account)
+        if age is not None and account.waiting[0][2].is_pressing:
+            heappush(self._by_age, (age, account.tenant))
+
+    def _oldest(self) -> tuple[_Age, Sequence] | None:
+        """Returns the oldest with a pressing deadline, of tenants whose debt is within the limit, and its place."""
+        while self._by_age:
+            age, tenant = self._by_age[0]
+            account = self.accounts[tenant]
+            if tenant in self._debtor_until or self._first_age(account) != age:
+                heappop(self._by_age)
+            elif self._credit(account) > -self.deadline_debt_limit:
+                return age, self._first_of(account)
+            else:
+                heappop(self._by_age)
+                self._set_aside(account)
+        return None
+
+    def _set_aside(self, account: DeficitAccount) -> None:
+        """Leave a tenant that is too far in debt out of the order of age until its grants have paid for it."""
+        lacking = -self._credit(account) - self.deadline_debt_limit
+        due = self.round + floor(lacking / (self._quantum * account.weight)) + 1
+        self._debtor_until[account.tenant] = due
+        heappush(self._debtors, (due, account.tenant))
+
+    def _forgive(self) -> None:
+        """List those again that were too far in debt and no longer are."""
+        while self._debtors and self._debtors[0][0] <= self.round:
+            due, tenant = heappop(self._debtors)
+            if self._debtor_until.get(tenant) == due:
+                del self._debtor_until[tenant]
+                self._list_by_age(self.accounts[tenant])

@@ -3,7 +3,7 @@
 Refused
 ├── QueueFull              as much waits, of all tenants together, as the queue may hold for this one
 ├── TenantQueueFull        as much of the tenant's own waits as it may have waiting
-└── DeadlineUnmeetable     its first or its last token would come too late
+└── DeadlineInfeasible     its first or its last token would come too late
 """
 
 from enum import StrEnum
@@ -51,7 +51,7 @@ class TenantQueueFull(AdmissionRefused):
         self.excess = excess
 
 
-class DeadlineUnmeetable(AdmissionRefused):
+class DeadlineInfeasible(AdmissionRefused):
     """`estimate` is when the token in question would come, in seconds from now, as nine in ten such estimates hold.
 
     `own_backlog`: without what its tenant has waiting already, it could be met.

@@ -3,16 +3,16 @@
 A request is refused when it arrives or not at all, with what was estimated. The order of refusal follows from the order
 of service: of a lower class, or of a tenant beyond its share, more is ahead, so its estimate is the longer one. Length
 comes after those: a prompt shorter than the typical one leaves part of the difference to longer ones, and a longer one
-gets a head start for having to start sooner, or overload would be paid by long prompts alone.
+gets an age bonus for having to start sooner, or overload would be paid by long prompts alone.
 """
 
 from dataclasses import dataclass, field
 
 from admission.aging import Aging
 from admission.backlog import Backlog, DrainMeter
+from admission.calibration import CalibratedEstimate, EstimateCalibration
 from admission.estimate import Estimate, Estimator
-from admission.outcome import DeadlineUnmeetable, QueueFull, TenantQueueFull
-from admission.promises import Promise, Promises
+from admission.outcome import DeadlineInfeasible, QueueFull, TenantQueueFull
 from admission.scheduling_policy import Excess, Load, QueueBounds, SchedulingPolicy
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence
@@ -23,45 +23,45 @@ LENGTH_SHARE = 0.45  # of the prefill time by which a prompt is shorter than the
 
 
 @dataclass(frozen=True, slots=True)
-class OverloadPolicy:
+class OverloadConfig:
     """What overload control goes by; times in seconds."""
 
     bounds: QueueBounds = field(default_factory=QueueBounds)
     tenant_bounds: QueueBounds = field(default_factory=QueueBounds)
     deadlines: bool = True  # refuse what cannot be in time
     confidence: float = 0.4  # that the estimate of one that is admitted holds
-    class_bounds: bool = True  # those that the terms have for classes hold as well
+    class_bounds: bool = True  # those that the policy has for classes hold as well
 
 
 class AdmissionControl:
     """Decides about each arrival, once. O(running), and a bounded number of tenants waiting."""
 
     def __init__(
-        self, policy: OverloadPolicy, scheduler: Scheduler, backlog: Backlog, drain: DrainMeter, estimator: Estimator
+        self, config: OverloadConfig, scheduler: Scheduler, backlog: Backlog, drain: DrainMeter, estimator: Estimator
     ) -> None:
-        self.promises = Promises(policy.confidence)
+        self.calibration = EstimateCalibration(config.confidence)
         self.deferred = 0  # admitted without a deadline, later than their class is meant to be
-        self._policy, self._scheduler, self._backlog = policy, scheduler, backlog
+        self._config, self._scheduler, self._backlog = config, scheduler, backlog
         self._drain, self._estimator = drain, estimator
-        self._terms = SchedulingPolicy()
+        self._policy = SchedulingPolicy()
         self._borderline = 0
 
     def admit(self, sequence: Sequence, now: float) -> None:
-        """Let it wait, or raise a `Refused`. What it is promised is then set, where there is something to promise."""
+        """Let the sequence wait, or raise an `AdmissionRefused`. Where it has a target, its estimates are set."""
         load = self._backlog.load_of(sequence)
         self._check_bounds(sequence, load)
-        if self._policy.deadlines and _has_target(sequence):
+        if self._config.deadlines and _has_target(sequence):
             self._check_deadline(sequence, load, now)
         self._estimator.arrived(sequence)
 
-    def policy_changed(self, terms: SchedulingPolicy, aging: Aging) -> None:
-        self._terms = terms
+    def policy_changed(self, policy: SchedulingPolicy, aging: Aging) -> None:
+        self._policy = policy
         self._estimator.aging = aging
 
     def _check_bounds(self, sequence: Sequence, load: Load) -> None:
         own = self._backlog.of(sequence.tenant)
-        most = self._terms.most_waiting(sequence.tenant)
-        excess = self._policy.tenant_bounds.excess(own, load)
+        most = self._policy.most_waiting(sequence.tenant)
+        excess = self._config.tenant_bounds.excess(own, load)
         if excess is None and most is not None and own.count >= max(most, 1):
             excess = Excess("count", most, own.count + 1)
         if excess is not None:
@@ -71,8 +71,8 @@ class AdmissionControl:
 
     def _check_shared_bounds(self, sequence: Sequence, own: Load, load: Load) -> None:
         backlog, level = self._backlog, sequence.priority_class
-        excess = self._policy.bounds.shared_excess(backlog.total, own, backlog.num_tenants, load)
-        of_class = self._terms.bounds_of(level) if excess is None and self._policy.class_bounds else None
+        excess = self._config.bounds.shared_excess(backlog.total, own, backlog.num_tenants, load)
+        of_class = self._policy.bounds_of(level) if excess is None and self._config.class_bounds else None
         if of_class is not None:
             own = backlog.of(sequence.tenant, level)
             excess = of_class.shared_excess(backlog.of_class(level), own, backlog.num_tenants_of(level), load)
@@ -83,19 +83,20 @@ class AdmissionControl:
 
     def _check_deadline(self, sequence: Sequence, load: Load, now: float) -> None:
         estimate = self._estimator.of(sequence, now)
-        promise = self.promises.promise(sequence.priority_class, estimate, now)
+        calibrated = self.calibration.calibrate(sequence.priority_class, estimate, now)
         if self._scheduler.has_work:  # an idle machine refuses nobody
-            self._refuse_late(sequence, estimate, promise, now)
-        self.promises.give(sequence, promise)
-        sequence.promised_first, sequence.promised_last = promise.first.told, promise.last.told
+            self._refuse_late(sequence, estimate, calibrated, now)
+        self.calibration.track(sequence, calibrated)
+        sequence.first_token_estimate = calibrated.first_token.reported
+        sequence.last_token_estimate = calibrated.last_token.reported
         sequence.age_bonus = estimate.age_bonus
         target = sequence.first_token_target
-        if sequence.first_token_by is None and target is not None and promise.first.told > target:
+        if sequence.first_token_by is None and target is not None and calibrated.first_token.reported > target:
             self.deferred += 1
 
-    def _refuse_late(self, sequence: Sequence, estimate: Estimate, promise: Promise, now: float) -> None:
-        late = self._first_token_late(sequence, estimate, promise, now)
-        late = late or self._last_token_late(sequence, estimate, promise, now)
+    def _refuse_late(self, sequence: Sequence, estimate: Estimate, calibrated: CalibratedEstimate, now: float) -> None:
+        late = self._first_token_late(sequence, estimate, calibrated, now)
+        late = late or self._last_token_late(sequence, estimate, calibrated, now)
         if late is None or self._is_probe(late):
             return
         try:
@@ -104,32 +105,33 @@ class AdmissionControl:
             del late  # its traceback holds this frame: they would keep each other
 
     def _first_token_late(
-        self, sequence: Sequence, estimate: Estimate, promise: Promise, now: float
-    ) -> DeadlineUnmeetable | None:
+        self, sequence: Sequence, estimate: Estimate, calibrated: CalibratedEstimate, now: float
+    ) -> DeadlineInfeasible | None:
         if sequence.first_token_by is None:
             return None
         slack = sequence.first_token_by - now
         longer = estimate.typical_prefill - estimate.prefill
-        excess = promise.first.likely + LENGTH_SHARE * max(0.0, longer) - slack
+        excess = calibrated.first_token.likely + LENGTH_SHARE * max(0.0, longer) - slack
         if excess <= 0:
             return None
         own_doing = estimate.own_wait >= excess
-        return DeadlineUnmeetable("first", promise.first.told, slack, own_doing, self._until_possible(estimate, slack))
+        until = self._until_possible(estimate, slack)
+        return DeadlineInfeasible("first", calibrated.first_token.reported, slack, own_doing, until)
 
     def _last_token_late(
-        self, sequence: Sequence, estimate: Estimate, promise: Promise, now: float
-    ) -> DeadlineUnmeetable | None:
+        self, sequence: Sequence, estimate: Estimate, calibrated: CalibratedEstimate, now: float
+    ) -> DeadlineInfeasible | None:
         if sequence.done_by is None:
             return None
         slack = sequence.done_by - now
-        excess = promise.last.likely - slack
+        excess = calibrated.last_token.likely - slack
         if excess <= 0:
             return None
         own_doing = estimate.own_wait >= excess
         until = self._until_possible(estimate, slack - (estimate.last_token - estimate.first_token))
-        return DeadlineUnmeetable("last", promise.last.told, slack, own_doing, until)
+        return DeadlineInfeasible("last", calibrated.last_token.reported, slack, own_doing, until)
 
-    def _is_probe(self, late: DeadlineUnmeetable) -> bool:
+    def _is_probe(self, late: DeadlineInfeasible) -> bool:
         if late.estimate > BORDERLINE * late.slack:
             return False
         self._borderline += 1

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 # An answer of undeclared length begins with as many tokens as were reserved for it, and reserves more as it goes.
 EXTEND_MARGIN = 32  # tokens before the end of what is reserved, at which more is asked for
 EXTEND_STEP = 128  # tokens that are asked for at a time
-EXTEND_PATIENCE = 60.0  # seconds that an answer waits for its tenant's limit to have more for it
+EXTEND_TIMEOUT = 60.0  # seconds that an answer waits for its tenant's limit to have more for it
 
 
 @dataclass(frozen=True, slots=True)

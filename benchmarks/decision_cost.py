@@ -3,7 +3,7 @@
 256 sequences run, others wait; some end each step and the next of the queue are admitted. Planning and accounting are
 timed with everything they call: the fair queue, the ledger, the step-time model, the forecast of memory. So is a
 refusal, of a request that cannot be in time: from its arrival, after a step that changed something, to the exception
-that says why not; every other one has a long prompt, whose head start is weighed as well.
+that says why not; every other one has a long prompt, whose age bonus is weighed as well.
 """
 
 import gc
@@ -15,7 +15,7 @@ from typing import Any
 
 from admission.controller import Controller
 from admission.core import CoreConfig, make_core
-from admission.outcome import DeadlineUnmeetable
+from admission.outcome import DeadlineInfeasible
 from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, StepOutput
@@ -86,7 +86,7 @@ class Machine:
         start = time.perf_counter()
         try:
             self.core.arrive(hopeless, self._now)
-        except DeadlineUnmeetable:
+        except DeadlineInfeasible:
             return time.perf_counter() - start
         raise AssertionError("a hopeless request was admitted")
 

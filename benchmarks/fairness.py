@@ -25,7 +25,7 @@ from admission.simulation.device import DEVICES
 from admission.simulation.loop import Loop
 from admission.simulation.policy import parse_policy
 from admission.simulation.recorder import Objective, Recorder
-from admission.simulation.witness import FairnessWitness
+from admission.simulation.witness import FairnessMonitor
 from backend.scheduler.batch import StepOutput
 from backend.scheduler.scheduled_step import NewToken, ScheduledStep
 from backend.scheduler.sequence import FinishReason
@@ -35,7 +35,7 @@ from benchmarks.report import Report, Spread, scenario_parser
 DEVICE = DEVICES["llama3-8b-a100"]
 MEMORY = "kv_tokens=10000,max_model_len=4096,max_num_seqs=64,max_waiting=1000000"
 QUANTUM = 0.05  # seconds, the default
-FAIR, FCFS = "order=fair,borrow=0", "order=fcfs"
+FAIR, FCFS = "order=fair,debt_limit=0", "order=fcfs"
 ORDERS = {
     "virtual token counter": "order=vtc",
     "fair, Q = 512": f"{FAIR},quantum=512",
@@ -120,7 +120,7 @@ class WitnessObserver(CoreObserver):
 
     def __init__(self, core: Controller, quantum: float) -> None:
         assert isinstance(core.scheduler.waiting, FairQueue)
-        self.witness = FairnessWitness(core.scheduler.waiting, quantum, borrow=0.0)
+        self.witness = FairnessMonitor(core.scheduler.waiting, quantum, debt_limit=0.0)
         core.observers.append(self)
 
     def finished(self, sequence: Running, reason: FinishReason, now: float) -> None:
@@ -150,7 +150,7 @@ def _hold_to_the_bound(report: Report, seeds: Sequence[int], seconds: float) -> 
     report.at_most("service gap in engine time, share of its bound, worst run", worst, 1.0)
 
 
-def _witness(seed: int, seconds: float) -> tuple[FairnessWitness, float]:
+def _witness(seed: int, seconds: float) -> tuple[FairnessMonitor, float]:
     """One run in engine time, and its gap when steps are divided by the device's rates, not by the fitted ones."""
     simulated = parse_policy(f"{FAIR},quantum={QUANTUM},{MEMORY}", DEVICE)
     core = simulated.make_core()

@@ -116,11 +116,11 @@ class Run:
 
     @property
     def coverage(self) -> float:
-        return self.core.control.promises.coverage
+        return self.core.control.calibration.coverage
 
     @property
     def completion_coverage(self) -> float:
-        return self.core.control.promises.completion_coverage
+        return self.core.control.calibration.completion_coverage
 
     @property
     def regretted(self) -> float:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from admission.controller import Controller
 from admission.ledger import work_of
 from admission.outcome import AdmissionRefused
-from admission.request import EXTEND_MARGIN, EXTEND_PATIENCE, EXTEND_STEP
+from admission.request import EXTEND_MARGIN, EXTEND_STEP, EXTEND_TIMEOUT
 from admission.simulation.arrival import END, NO_TARGET, Arrival, ClassTarget, sequence_of
 from admission.simulation.clients import Clients, Resigned
 from admission.simulation.device import Device
@@ -312,12 +312,12 @@ class Loop:
 
     def _wait_for_refill(self, sequence: Sequence, refusal: TurnedAway, now: float) -> None:
         supply = self._supplies[sequence]
-        supply.give_up = min(supply.give_up, now + EXTEND_PATIENCE)
+        supply.give_up = min(supply.give_up, now + EXTEND_TIMEOUT)
         if isinstance(refusal, Spent) or now > supply.give_up:
             supply.refusal = refusal
             self._cut_off(sequence, refusal, now)
         else:
-            self._at(now + min(refusal.wait or REFUSED_RETRY, EXTEND_PATIENCE), partial(self._ask_again, sequence))
+            self._at(now + min(refusal.wait or REFUSED_RETRY, EXTEND_TIMEOUT), partial(self._ask_again, sequence))
 
     def _ask_again(self, sequence: Sequence, now: float) -> None:
         supply = self._supplies.get(sequence)

@@ -113,6 +113,8 @@ def _pairs(text: str, option: str) -> dict[str, str]:
     for part in text.split(","):
         key, equals, value = part.partition("=")
         key, value = (key, value) if equals else ("order", key)
+        if key in _RENAMED:
+            raise OptionError(option, part, f"{key} is now called {_RENAMED[key]}")
         if key not in _KEYS:
             near = get_close_matches(key, _KEYS, n=1)
             hint = f"did you mean {near[0]}?" if near else f"settings are {', '.join(sorted(_KEYS))}"
@@ -197,5 +199,6 @@ _READERS: dict[object, Callable[[str], object]] = {
     **{kind: _choice(kind) for kind in (Batching, KVAllocation)},
     **{field.type: _choice(field.type) for field in fields(CoreConfig) if isinstance(field.type, type(Order))},
 }
+_RENAMED = {"borrow": "debt_limit", "leeway": "deadline_debt_limit"}
 _ENGINE_KEYS = {field.name for field in fields(EngineConfig)}
 _KEYS = _ENGINE_KEYS | {field.name for field in fields(CoreConfig)} | {"kv_tokens"}

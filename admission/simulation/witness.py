@@ -18,19 +18,19 @@ class _Books:
     service: float = 0.0  # of completed steps
     ahead: float = 0.0  # paid and not served yet: prepayments, and its part of the steps in flight
     paid_for: float = 0.0  # service and what was paid ahead, just before its last admission
-    order: int = 0  # of its account, which changes whenever a backlog begins
+    backlog_id: int = 0  # of its account, which changes whenever a backlog begins
 
 
-class FairnessWitness:
+class FairnessMonitor:
     """Told of each plan, of each completion, and of whatever else ends a sequence.
 
     Terms of the bound are as in `admission.fair_queue`, each the largest that was seen.
     """
 
-    def __init__(self, queue: FairQueue, quantum: float, borrow: float) -> None:
+    def __init__(self, queue: FairQueue, quantum: float, debt_limit: float) -> None:
         self.queue = queue
         self.quantum = quantum
-        self.borrow = borrow
+        self.debt_limit = debt_limit
         self.most_ahead = 0.0
         self.most_run_up = 0.0
         self._gap = ServiceGap()
@@ -97,7 +97,7 @@ class FairnessWitness:
         weights = sorted(account.weight for account in self.queue.accounts.values())
         if len(weights) < 2:
             return 0.0
-        return gap_bound(self.quantum, (weights[0], weights[1]), self.most_ahead, self.most_run_up, self.borrow)
+        return gap_bound(self.quantum, (weights[0], weights[1]), self.most_ahead, self.most_run_up, self.debt_limit)
 
     def check(self) -> None:
         assert self.gap <= self.bound * (1 + 1e-9), f"the service gap {self.gap} exceeds its bound {self.bound}"
@@ -116,7 +116,9 @@ class FairnessWitness:
             granted = self.queue.credit(account.tenant) + books.ahead + books.service
             service.append(books.service / account.weight)
             grants.append(granted / (self.quantum * account.weight))
-            backlogged.append(account.num_waiting > 0 and account.held is None and account.order == books.order)
-            books.order = account.order
+            backlogged.append(
+                account.num_waiting > 0 and account.held is None and account.backlog_id == books.backlog_id
+            )
+            books.backlog_id = account.backlog_id
         self._gap.observe(service, backlogged)
         self._grants.observe(grants, backlogged)

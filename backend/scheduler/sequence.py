@@ -53,8 +53,8 @@ class Sequence:
 
     # written by admission
     age_bonus: float = 0.0  # seconds by which it counts as older in its queue: a long prompt has to start sooner
-    promised_first: float | None = None  # seconds from arrival in which nine in ten such sequences have a first token
-    promised_last: float | None = None  # the same for the last token
+    first_token_estimate: float | None = None  # seconds from arrival, in which nine in ten have it
+    last_token_estimate: float | None = None  # the same for the last token
     charged: float = 0.0  # to its tenant for completed steps, in the unit of account
 
     # written by the scheduler

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from admission.outcome import DeadlineUnmeetable, Outcome, QueueFull
+from admission.outcome import DeadlineInfeasible, Outcome, QueueFull
 from admission.request import Asked
 from backend.scheduler.sequence import FinishReason, Sequence
 from backend.stream import TokenStream
@@ -91,7 +91,7 @@ class GenerationEndpoint(Endpoint):
             policy.check_prompts(len(prompts))
             try:
                 await self._spend(call, life, policy, wants, prompts)
-            except DeadlineUnmeetable as error:
+            except DeadlineInfeasible as error:
                 raise unmeetable(error, deadlines.is_relative) from None
             except QueueFull as error:
                 raise queue_full(error, wants.service_class.name) from None
@@ -309,8 +309,8 @@ def _check_least(min_tokens: int, most: int) -> None:
 def _estimate(answers: list[Answer]) -> dict[str, str]:
     """What the client is told of its first and its last token, in milliseconds: nine in ten come by then."""
     sequences = [answer.sequence for answer in answers]
-    first = [s.promised_first for s in sequences if s.promised_first is not None]
-    last = [s.promised_last for s in sequences if s.promised_last is not None]
+    first = [s.first_token_estimate for s in sequences if s.first_token_estimate is not None]
+    last = [s.last_token_estimate for s in sequences if s.last_token_estimate is not None]
     told = {"x-sluice-estimate-ttft-ms": first, "x-sluice-estimate-ms": last}
     return {name: f"{1000 * max(seconds):.0f}" for name, seconds in told.items() if seconds}
 

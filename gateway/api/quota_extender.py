@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from admission.admission import Admission
-from admission.request import EXTEND_MARGIN, EXTEND_PATIENCE, EXTEND_STEP
+from admission.request import EXTEND_MARGIN, EXTEND_STEP, EXTEND_TIMEOUT
 from backend.stream import TokenStream
 from quotas.errors import BudgetSpent, LimitExceeded, QuotaError
 from quotas.quotas import Grant
@@ -18,7 +18,7 @@ class QuotaExtender:
     """Keeps the answers of one request supplied while the block runs.
 
     An answer that needs more than its tenant may have for now stands still and delays nobody. If there is no more after
-    `EXTEND_PATIENCE`, or a budget is spent, `fail` is called with the `QuotaError` once it stands still.
+    `EXTEND_TIMEOUT`, or a budget is spent, `fail` is called with the `QuotaError` once it stands still.
     """
 
     def __init__(self, grant: Grant, admission: Admission, fail: Callable[[QuotaError], object]) -> None:
@@ -65,7 +65,7 @@ class QuotaExtender:
 
     async def _refusal_of(self, more: int) -> QuotaError | None:
         """None once `more` tokens are reserved; waiting would help no more where there is an error."""
-        give_up = asyncio.get_running_loop().time() + EXTEND_PATIENCE
+        give_up = asyncio.get_running_loop().time() + EXTEND_TIMEOUT
         while True:
             try:
                 await self._grant.extend(more)
@@ -73,7 +73,7 @@ class QuotaExtender:
                 if isinstance(error, BudgetSpent) or asyncio.get_running_loop().time() > give_up:
                     return error
                 wait = error.retry_after if isinstance(error, LimitExceeded) else None
-                await asyncio.sleep(min(wait or STORE_RETRY, EXTEND_PATIENCE))
+                await asyncio.sleep(min(wait or STORE_RETRY, EXTEND_TIMEOUT))
             else:
                 return None
 

@@ -3,7 +3,7 @@
 import random
 from datetime import UTC, datetime
 
-from admission.outcome import AdmissionRefused, DeadlineUnmeetable, QueueFull, TenantQueueFull
+from admission.outcome import AdmissionRefused, DeadlineInfeasible, QueueFull, TenantQueueFull
 from backend.errors import DeviceError
 from gateway import errors
 from gateway.errors import (
@@ -76,12 +76,12 @@ def _of_admission(error: AdmissionRefused) -> ApiError:
         case TenantQueueFull():
             message = f"Too many requests of your tenant are waiting: {error.excess}. Try again in {wait:.3g} s."
             return ConcurrencyExceeded(message, retry_after=wait)
-        case DeadlineUnmeetable():
+        case DeadlineInfeasible():
             return unmeetable(error, is_relative=True)
     return Overloaded(f"The server is busy: {error}. Try again in {wait:.3g} s.", retry_after=wait)
 
 
-def unmeetable(error: DeadlineUnmeetable, is_relative: bool) -> ApiError:
+def unmeetable(error: DeadlineInfeasible, is_relative: bool) -> ApiError:
     """`is_relative`: the deadline counts from each attempt, so that a later one may meet it."""
     message = f"The deadline cannot be met: {error}."
     wait = _spread(error.retry_after, 2)

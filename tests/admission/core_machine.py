@@ -13,7 +13,7 @@ from admission.core import PRIOR, CoreConfig, MemoryGate, Order, Unit
 from admission.event_log import make_logged_core, replay
 from admission.fair_queue import FairQueue
 from admission.outcome import QueueFull
-from admission.simulation.witness import FairnessWitness
+from admission.simulation.witness import FairnessMonitor
 from admission.step_time import StepTimeModel
 from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
@@ -52,7 +52,7 @@ class CoreMachine(RuleBasedStateMachine):
         order=st.sampled_from([*Order, *[Order.FAIR] * len(Order)]),
         unit=st.sampled_from(list(Unit)),
         memory=st.sampled_from(list(MemoryGate)),
-        borrow=st.sampled_from([0.0, 5.0]),
+        debt_limit=st.sampled_from([0.0, 5.0]),
         share=st.sampled_from([0.3, 1.0]),
         weights=st.lists(st.sampled_from([1.0, 2.0]), min_size=3, max_size=3),
     )
@@ -65,7 +65,7 @@ class CoreMachine(RuleBasedStateMachine):
         order: Order,
         unit: Unit,
         memory: MemoryGate,
-        borrow: float,
+        debt_limit: float,
         share: float,
         weights: list[float],
     ) -> None:
@@ -83,7 +83,7 @@ class CoreMachine(RuleBasedStateMachine):
             order=order,
             unit=unit,
             quantum=3.0,
-            borrow=borrow,
+            debt_limit=debt_limit,
             weights=dict(zip(NAMES, weights, strict=True)),
             memory=memory,
             prefill_share=share,
@@ -94,7 +94,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.core = make_logged_core(self.config, self.engine, self.model, self.log.append)[0]
         self.scheduler = self.core.scheduler
         queue = self.scheduler.waiting
-        self.witness = FairnessWitness(queue, 3.0, borrow) if isinstance(queue, FairQueue) else None
+        self.witness = FairnessMonitor(queue, 3.0, debt_limit) if isinstance(queue, FairQueue) else None
         self.twin = Twin(self.config, self.engine, NAMES)
         self.device = PaperDevice(self.engine.block_size)
         self.flying: deque[Batch] = deque()

@@ -14,14 +14,14 @@ def more_work_never_looks_shorter(model: StepTimeModel, engine: EngineConfig) ->
     fitted = model.fitted
     assert all(coefficient >= 0 for coefficient in fitted.coefficients)
     _check_steps(model, random)
-    tariff, pace = EngineTimeTariff(model), PrefillSizer(engine, model)
+    tariff, sizer = EngineTimeTariff(model), PrefillSizer(engine, model)
     for _ in range(4):
         prompt, output, more = (random.randrange(1, 2000) for _ in range(3))
         least = tariff.estimate(prompt, output)
         assert least <= min(tariff.estimate(prompt + more, output), tariff.estimate(prompt, output + more))
         decodes, context, interval = random.randint(1, 64), random.randrange(10_000), random.uniform(0.001, 0.1)
-        room = pace.prefill_budget(decodes, context, interval, 2000).fits(prompt, 2000)
-        assert room >= pace.prefill_budget(decodes + 1, context + more, interval, 2000).fits(prompt + more, 2000)
+        room = sizer.prefill_budget(decodes, context, interval, 2000).fits(prompt, 2000)
+        assert room >= sizer.prefill_budget(decodes + 1, context + more, interval, 2000).fits(prompt + more, 2000)
 
 
 def _check_steps(model: StepTimeModel, random: Random) -> None:

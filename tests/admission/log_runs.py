@@ -167,7 +167,9 @@ class _RandomRun:
 
 def many_answers(seed: int = 4, count: int = 440) -> list[str]:
     """Serve more short answers than are remembered, to tenants that are nearly even; a crowd comes and goes."""
-    config = CoreConfig(quantum=0.002, borrow=0.002, leeway=0.004, weights={"acme": 4.0}, max_waiting=None)
+    config = CoreConfig(
+        quantum=0.002, debt_limit=0.002, deadline_debt_limit=0.004, weights={"acme": 4.0}, max_waiting=None
+    )
     stage = StagedCore(config, seed, num_blocks=200, max_num_seqs=12, max_num_batched_tokens=48)
     random = stage.random
     for number in range(count):

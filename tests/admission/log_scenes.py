@@ -5,7 +5,7 @@ A sequence to which something happens has an id that says what, and is asserted 
 """
 
 from admission.core import CoreConfig, MemoryGate, Order, Overload
-from admission.outcome import AdmissionRefused, DeadlineUnmeetable, QueueFull, TenantQueueFull
+from admission.outcome import AdmissionRefused, DeadlineInfeasible, QueueFull, TenantQueueFull
 from admission.request import Asked, AskedPrompt
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
 from backend.scheduler.scheduled_step import WaitReason
@@ -26,8 +26,8 @@ def refusals() -> list[str]:
         stage.arrive(name, prompt=12, output=40)
     stage.step()
     soon = stage.now + 1e-3
-    assert isinstance(stage.refused("refused-first-token", tenant="b", first_token_by=soon), DeadlineUnmeetable)
-    assert isinstance(stage.refused("refused-last-token", tenant="b", done_by=soon), DeadlineUnmeetable)
+    assert isinstance(stage.refused("refused-first-token", tenant="b", first_token_by=soon), DeadlineInfeasible)
+    assert isinstance(stage.refused("refused-last-token", tenant="b", done_by=soon), DeadlineInfeasible)
     for n in range(3):
         stage.arrive(f"waits-full-{n}", tenant="full")
     assert isinstance(stage.refused("refused-tenant-bound", tenant="full"), TenantQueueFull)

@@ -9,7 +9,7 @@ from random import Random
 from admission.core import PRIOR, CoreConfig, MemoryGate, Unit, make_core
 from admission.fair_queue import FairQueue
 from admission.ledger import work_of
-from admission.simulation.witness import FairnessWitness
+from admission.simulation.witness import FairnessMonitor
 from admission.step_time import StepTime, StepTimeModel
 from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
@@ -34,7 +34,9 @@ class RandomCore:
         queue = self.scheduler.waiting
         assert isinstance(queue, FairQueue)
         self.queue = queue
-        self.witness = FairnessWitness(queue, self.config.quantum, max(self.config.borrow, self.config.leeway))
+        self.witness = FairnessMonitor(
+            queue, self.config.quantum, max(self.config.debt_limit, self.config.deadline_debt_limit)
+        )
         self.now = 0.0
         self.busy = 0.0
         self.stalls = random.choice([0.0, 0.03])
@@ -109,8 +111,8 @@ def _config(random: Random, unit: Unit) -> CoreConfig:
     return CoreConfig(
         unit=unit,
         quantum=scale * random.choice((1, 8, 64)),
-        borrow=scale * random.choice((0, 40)),
-        leeway=scale * random.choice((0, 40)),
+        debt_limit=scale * random.choice((0, 40)),
+        deadline_debt_limit=scale * random.choice((0, 40)),
         weights={f"t{n}": random.choice((0.5, 1.0, 2.0)) for n in range(random.randint(2, 4))},
         seconds_per_class=random.choice((0.02, 2.0)),
         memory=random.choice(list(MemoryGate)),

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from admission.aging import Aging
-from admission.backlog import UNMEASURED, Backlog, Caps, DrainMeter, Turn
+from admission.backlog import UNMEASURED, Backlog, DrainMeter, QueuePosition, TokenCaps
 from admission.scheduling_policy import Load
 from backend.sampling_params import SamplingParams
 from backend.scheduler.sequence import Sequence
@@ -61,8 +61,8 @@ def test_the_most_urgent_and_the_oldest_of_those_that_wait_are_known() -> None:
     assert queue.oldest(2) == 6.0
 
 
-def turn(now: float, level: int = 0, age_bonus: float = 0.0) -> Turn:
-    return Turn.of(sequence(0, level=level), now, age_bonus, AGING)
+def turn(now: float, level: int = 0, age_bonus: float = 0.0) -> QueuePosition:
+    return QueuePosition.of(sequence(0, level=level), now, age_bonus, AGING)
 
 
 def test_a_lower_class_is_before_a_newcomer_only_once_it_has_aged() -> None:
@@ -73,7 +73,7 @@ def test_a_lower_class_is_before_a_newcomer_only_once_it_has_aged() -> None:
     assert queue.before("a", turn(1.0, level=1))[0] == queue.before("a", turn(1.0, level=2))[0] == 8
 
 
-def test_a_head_start_overtakes_what_arrived_since() -> None:
+def test_an_age_bonus_overtakes_what_arrived_since() -> None:
     queue = backlog()
     for n, arrival in enumerate((0.0, 1.0, 1.4)):
         queue.add(sequence(n, prompt=2**n, arrival=arrival))
@@ -102,13 +102,13 @@ def test_what_lies_within_caps_is_counted_by_tenant_and_class(
         for (tenant, own), waiting in tokens.items()
         if tenant not in besides
     )
-    assert queue.within(Caps(level, urgent, lower), besides) == pytest.approx(expected)
+    assert queue.within(TokenCaps(level, urgent, lower), besides) == pytest.approx(expected)
 
 
 def drained(rates: list[float]) -> DrainMeter:
     """A queue that never runs empty and drains at these rates, a second each."""
     meter, now = DrainMeter(), 0.0
-    meter.look(True, now)
+    meter.sample(True, now)
     for rate in rates:
         for _ in range(4):
             now += 0.25
@@ -128,7 +128,7 @@ def test_before_a_period_is_over_a_cautious_rate_is_assumed() -> None:
 def test_a_queue_that_runs_empty_says_nothing() -> None:
     meter = DrainMeter()
     for second in range(100):
-        meter.look(True, second)
+        meter.sample(True, second)
         meter.left(0.01, False, second + 0.9)
     assert meter.slow_rate == UNMEASURED
 

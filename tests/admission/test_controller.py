@@ -62,7 +62,7 @@ def test_nothing_is_kept_of_whoever_loses_its_memory_for_good() -> None:
         if core.scheduler.in_flight:
             complete(core, now := now + 0.01)
     assert ended and {*ended} == {s for s in sequences if s.finish_reason is FinishReason.PREEMPTED}
-    assert not core.control.promises._open and core.backlog.total.count == 0
+    assert not core.control.calibration._open and core.backlog.total.count == 0
 
 
 def test_when_those_given_up_are_taken_changes_no_decision() -> None:

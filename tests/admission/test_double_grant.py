@@ -22,7 +22,7 @@ from backend.scheduler.sequence import Sequence
 from benchmarks.fairness import DEVICE, MEMORY, arrivals
 
 QUANTUM = 512.0
-POLICY = f"order=fair,quantum={QUANTUM:g},borrow=0,unit=tokens,{MEMORY}"
+POLICY = f"order=fair,quantum={QUANTUM:g},debt_limit=0,unit=tokens,{MEMORY}"
 SECONDS = 90.0
 BOUND = gap_bound(QUANTUM, (1.0, 1.0), ahead=0.0, run_up=2.0 * 10_000)
 """What fits the memory costs at most 2 a token, and each of these is paid ahead or run up."""

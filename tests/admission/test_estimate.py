@@ -12,7 +12,7 @@ from admission.controller import Controller
 from admission.core import PRIOR, CoreConfig, Overload, make_core
 from admission.estimate import Departures, Estimate
 from admission.ledger import work_of
-from admission.outcome import DeadlineUnmeetable
+from admission.outcome import DeadlineInfeasible
 from admission.output_length import OutputLengths
 from admission.step_time import StepTime, StepTimeModel, StepWork
 from backend.config import EngineConfig
@@ -34,7 +34,7 @@ def running(name: str, max_tokens: int, generated: int = 0, tenant: str = "t") -
 
 def looking(sequences: list[Sequence], step: int = 0, lengths: OutputLengths | None = None) -> Departures:
     departures = Departures(lengths or OutputLengths(), SLOTS, 512)
-    departures.look({sequence.id: sequence for sequence in sequences}, step)
+    departures.follow({sequence.id: sequence for sequence in sequences}, step)
     return departures
 
 
@@ -70,7 +70,7 @@ def test_whoever_outlives_what_was_expected_of_it_is_expected_like_those_that_di
     departures = looking([one], lengths=lengths)
     assert departures.steps_until(1, 0.0, 0, 100.0) == 20
     one.output = [0] * 30
-    departures.look({"1": one}, 30)
+    departures.follow({"1": one}, 30)
     assert departures.steps_until(1, 0.0, 0, 100.0) == 900 - 30
 
 
@@ -78,9 +78,9 @@ def test_who_has_left_is_expected_no_more() -> None:
     early, late = running("1", 100), running("2", 500)
     departures = looking([early, late])
     assert departures.steps_until(1, 0.0, 0, 100.0) == 100
-    departures.look({"2": late}, 60)
+    departures.follow({"2": late}, 60)
     assert departures.steps_until(1, 0.0, 0, 100.0) == 500 - 60
-    departures.look({"3": running("3", 50), "2": late}, 60)
+    departures.follow({"3": running("3", 50), "2": late}, 60)
     assert departures.steps_until(1, 0.0, 0, 100.0) == 50
 
 
@@ -163,7 +163,7 @@ def test_nine_long_streams_on_eight_slots_and_a_newcomer_is_told_so(known: bool)
         machine.arrive(LONG)
         machine.run(3)
     newcomer = machine.arrive(SHORT, tenant="b")
-    told = newcomer.promised_first
+    told = newcomer.first_token_estimate
     assert told is not None
     true = machine.first_token_of(newcomer)
     assert true > 9 and 0.9 * true < told < 1.5 * true
@@ -174,7 +174,7 @@ def test_a_deadline_that_no_slot_comes_free_for_is_refused() -> None:
     for _ in range(SLOTS + 1):
         machine.arrive(LONG)
         machine.run(3)
-    with pytest.raises(DeadlineUnmeetable) as refusal:
+    with pytest.raises(DeadlineInfeasible) as refusal:
         machine.arrive(SHORT, tenant="b", first_token_by=machine.now + 5.0)
     assert refusal.value.estimate > 5 and not refusal.value.own_backlog
     machine.arrive(SHORT, tenant="b", first_token_by=machine.now + 60.0)
@@ -186,15 +186,15 @@ def test_urgent_work_takes_the_slot_of_a_lower_class_and_is_told_so() -> None:
         machine.arrive(LONG, level=1)
         machine.run(3)
     urgent, patient = machine.arrive(SHORT, tenant="b"), machine.arrive(SHORT, level=1, tenant="c")
-    assert urgent.promised_first is not None and patient.promised_first is not None
-    assert urgent.promised_first < 0.5 and patient.promised_first > 5
+    assert urgent.first_token_estimate is not None and patient.first_token_estimate is not None
+    assert urgent.first_token_estimate < 0.5 and patient.first_token_estimate > 5
     assert machine.first_token_of(urgent) < 0.5
 
 
 def test_of_answers_that_all_wait_each_takes_its_turn_at_a_slot() -> None:
     """Slots that are free now come free again: eight at a time."""
     machine = Machine()
-    told = [machine.arrive(100, tenant="a").promised_first for _ in range(4 * SLOTS)]
+    told = [machine.arrive(100, tenant="a").first_token_estimate for _ in range(4 * SLOTS)]
     expected = [value for value in told if value is not None]
     assert expected == sorted(expected) and expected[SLOTS - 1] < 0.2
     for batch in (1, 2, 3):
@@ -226,7 +226,7 @@ def core_with(waiting: list[Waiting], steps: int = 0) -> Controller:
 
 def estimate(core: Controller, asked: Sequence, looked_at: int) -> Estimate:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("admission.estimate.LOOKED_AT", looked_at)
+        patch.setattr("admission.estimate.TENANTS_EXAMINED", looked_at)
         return core.control._estimator.of(asked, NOW)
 
 

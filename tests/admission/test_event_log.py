@@ -21,7 +21,7 @@ ENGINE = EngineConfig(
 CONFIGS = {
     "fair": CoreConfig(quantum=0.01),
     "fcfs": CoreConfig(order=Order.FCFS, memory=MemoryGate.OPTIMISTIC),
-    "tokens": CoreConfig(unit=Unit.TOKENS, quantum=100, borrow=50, weights={"t0": 2.0}),
+    "tokens": CoreConfig(unit=Unit.TOKENS, quantum=100, debt_limit=50, weights={"t0": 2.0}),
     "bounded": CoreConfig(max_waiting=5, prefill_share=0.5),
 }
 

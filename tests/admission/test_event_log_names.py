@@ -14,15 +14,15 @@ from admission.event_log_names import (
     ENGINE_FIELDS,
     FINISH_REASONS,
     OBSTACLES,
+    POLICY_FIELDS,
     REFUSALS,
-    TERMS,
     Names,
-    core_config,
     core_entry,
-    engine_config,
     engine_entry,
-    terms_entry,
-    terms_of,
+    policy_entry,
+    read_core_config,
+    read_engine_config,
+    read_policy,
 )
 from admission.explain import REASONS
 from admission.outcome import AdmissionRefused
@@ -52,7 +52,12 @@ def check_all(wanted: Iterable[object], found: Iterable[object]) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "names"),
-    [(EngineConfig, ENGINE_FIELDS), (CoreConfig, CORE_FIELDS), (SchedulingPolicy, TERMS), (QueueBounds, BOUNDS)],
+    [
+        (EngineConfig, ENGINE_FIELDS),
+        (CoreConfig, CORE_FIELDS),
+        (SchedulingPolicy, POLICY_FIELDS),
+        (QueueBounds, BOUNDS),
+    ],
 )
 def test_every_field_has_a_name(kind: type, names: Names[str] | tuple[str, ...]) -> None:
     check_all((field.name for field in fields(kind)), named(names))
@@ -91,9 +96,9 @@ def test_what_is_written_by_name_is_read_again() -> None:
         for value in kinds:
             if choice in set(ENGINE_FIELDS):
                 config = EngineConfig(num_blocks=40, max_model_len=120, **{ENGINE_FIELDS[choice]: value})
-                assert engine_config(engine_entry(config)) == config
+                assert read_engine_config(engine_entry(config)) == config
             else:
                 core = CoreConfig(weights={"a": 2.0}, max_waiting=None, **{CORE_FIELDS[choice]: value})
-                assert core_config(core_entry(core)) == core
-    terms = SchedulingPolicy({"a": 2.0}, (0.0, 1.0), (QueueBounds(1, 2, 3, 4.0), QueueBounds()), {"": 3})
-    assert terms_of(terms_entry(terms)) == terms
+                assert read_core_config(core_entry(core)) == core
+    policy = SchedulingPolicy({"a": 2.0}, (0.0, 1.0), (QueueBounds(1, 2, 3, 4.0), QueueBounds()), {"": 3})
+    assert read_policy(policy_entry(policy)) == policy

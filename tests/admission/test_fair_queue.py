@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from math import inf
 
 import pytest
 from hypothesis import given, settings
@@ -16,11 +17,18 @@ from tests.examples import examples
 PROMPT, OUTPUT = 1.0, 2.0  # what a token costs (VTC's weights)
 
 
-def make(name: str, tenant: str, prompt: int = 1, output: int = 1, arrival: float = 0.0, level: int = 0) -> Sequence:
-    sampling = SamplingParams(max_tokens=output)
-    sequence = Sequence(name, tenant, [0] * prompt, sampling, output, 0, frozenset(), arrival)
-    sequence.priority_class = level
-    return sequence
+def make(
+    name: str,
+    tenant: str,
+    prompt: int = 1,
+    output: int = 1,
+    arrival: float = 0.0,
+    level: int = 0,
+    deadline: float | None = None,
+) -> Sequence:
+    return Sequence(
+        name, tenant, [0] * prompt, SamplingParams(), output, 0, frozenset(), arrival, level, first_token_by=deadline
+    )
 
 
 class Machine:
@@ -61,15 +69,15 @@ class Machine:
     quantum=st.sampled_from([1.0, 7.0, 60.0, 500.0]),
     memory=st.integers(60, 400),
     predicted=st.sampled_from([0.0, 1.0, 2.0, 5.0]),
-    borrow=st.sampled_from([0.0, 30.0]),
+    debt_limit=st.sampled_from([0.0, 30.0]),
 )
 def test_the_service_of_backlogged_tenants_stays_within_the_bound(
-    seed: int, tenants: int, quantum: float, memory: int, predicted: float, borrow: float
+    seed: int, tenants: int, quantum: float, memory: int, predicted: float, debt_limit: float
 ) -> None:
     rng = random.Random(seed)
     names = [f"t{n}" for n in range(tenants)]
     weights = {name: rng.choice([1.0, 2.0, 0.5]) for name in names}
-    queue = FairQueue(quantum, Aging(1.0), weights, borrow)
+    queue = FairQueue(quantum, Aging(1.0), weights, debt_limit)
     machine = Machine(queue, memory)
     sizes = {name: (rng.randint(1, 30), rng.randint(1, 30)) for name in names}
     for n in range(60 * tenants):
@@ -82,7 +90,7 @@ def test_the_service_of_backlogged_tenants_stays_within_the_bound(
         machine.step(predicted)
         shares = [machine.served[name] / weights[name] for name in names]
         lightest = min(weights.values())
-        bound = 3 * quantum + 2 * (largest + in_memory) / lightest + borrow / lightest
+        bound = 3 * quantum + 2 * (largest + in_memory) / lightest + debt_limit / lightest
         assert max(shares) - min(shares) <= bound
 
 
@@ -197,7 +205,7 @@ def test_a_refund_does_not_keep_a_tenant_at_the_head() -> None:
 
 
 def test_credit_is_borrowed_only_to_overtake_a_lower_class() -> None:
-    queue = FairQueue(10.0, Aging(), borrow=1000.0)
+    queue = FairQueue(10.0, Aging(), debt_limit=1000.0)
     for n in range(3):
         queue.add(make(f"flood {n}", "flood"))
     first = queue.head()
@@ -299,3 +307,73 @@ def test_classes_may_be_unevenly_apart() -> None:
     assert aging.overtaking_window(2, 1) == 9.0
     with pytest.raises(ValueError, match="offsets"):
         Aging(2.0, (0.0, 5.0, 1.0))
+
+
+def served(queue: FairQueue, cost: float = 1.0) -> str:
+    """The names of all that wait, in the order of their turns, each at this cost."""
+    names = ""
+    while (head := queue.head()) is not None:
+        assert queue.head() is head
+        queue.remove(head)
+        queue.prepay(head, cost)
+        names += head.id
+    return names
+
+
+def queue_of(limit: float, *sequences: Sequence, quantum: float = 1.0) -> FairQueue:
+    queue = FairQueue(quantum, Aging(2.0), deadline_debt_limit=limit)
+    for each in sequences:
+        queue.add(each)
+    return queue
+
+
+def flood(deadline: float | None = 10.0) -> list[Sequence]:
+    """Four of one tenant, then one of another."""
+    of_a = [make(str(n), "a", arrival=n, deadline=deadline) for n in range(4)]
+    return [*of_a, make("x", "b", arrival=4.0, deadline=deadline)]
+
+
+def test_within_the_limit_on_debt_the_oldest_goes_first_whose_turn_it_may_be() -> None:
+    assert served(queue_of(10.0, *flood())) == "0123x"
+
+
+def test_beyond_it_the_tenant_that_had_more_waits() -> None:
+    assert served(queue_of(1.5, *flood())) == "012x3"
+    assert served(queue_of(0.0, *flood())) == "0x123"
+
+
+def test_what_has_no_deadline_is_served_by_turns() -> None:
+    assert served(queue_of(10.0, *flood(deadline=None))) == "0x123"
+
+
+def test_an_age_bonus_counts_as_age() -> None:
+    short, long = make("s", "a", arrival=1.0, deadline=10.0), make("l", "b", arrival=1.4, deadline=10.0)
+    long.age_bonus = 0.5
+    assert served(queue_of(10.0, short, long)) == "ls"
+
+
+def test_a_held_tenant_is_passed_over_and_comes_back_to_its_place() -> None:
+    queue = queue_of(10.0, *flood())
+    queue.hold("a", "allowance")
+    head = queue.head()
+    assert head is not None and head.id == "x"
+    queue.hold("a", None)
+    assert served(queue) == "0123x"
+
+
+def test_a_newcomer_of_a_tenant_in_debt_has_to_wait_for_more_rounds() -> None:
+    queue = queue_of(1.5, *flood())
+    assert queue.rounds_before("c", 0.0) == 0
+    assert queue.rounds_before("a", 3.0) > queue.rounds_before("a", 0.0)
+
+
+def test_credit_grows_by_a_grant_a_round_and_a_held_tenant_has_none() -> None:
+    queue = queue_of(1.5, *flood())
+    assert queue.credit_after("a", 0) == queue.credit("a")
+    assert queue.credit_after("a", 3) == queue.credit("a") + 3 * (queue.credit_after("a", 1) - queue.credit("a"))
+    queue.hold("a", "allowance")
+    assert queue.credit_after("a", 100) == -inf
+
+
+def test_a_timeout_of_minutes_does_not_put_anyone_in_the_order_of_age() -> None:
+    assert served(queue_of(10.0, *flood(deadline=600.0))) == "0x123"

@@ -13,7 +13,7 @@ from admission.aging import Aging, Inflow
 from admission.core import PRIOR, CoreConfig, Unit, make_core
 from admission.fair_queue import FairQueue
 from admission.ledger import work_of
-from admission.simulation.witness import FairnessWitness
+from admission.simulation.witness import FairnessMonitor
 from admission.step_time import StepTimeModel
 from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
@@ -72,7 +72,7 @@ class Flood:
         config = CoreConfig(
             unit=Unit.TOKENS,
             quantum=32,
-            borrow=0,
+            debt_limit=0,
             weights=weights,
             seconds_per_class=aging.seconds_per_class,
             max_waiting=1_000_000,
@@ -80,7 +80,7 @@ class Flood:
         self.core = make_core(config, ENGINE, StepTimeModel(PRIOR))
         queue = self.core.scheduler.waiting
         assert isinstance(queue, FairQueue)
-        self.witness = FairnessWitness(queue, config.quantum, max(config.borrow, config.leeway))
+        self.witness = FairnessMonitor(queue, config.quantum, max(config.debt_limit, config.deadline_debt_limit))
         self.buckets = {(t, level): Bucket(inflow, inflow.burst) for t in weights for level, inflow in inflows.items()}
         self.now = 0.0
         self.served = 0.0

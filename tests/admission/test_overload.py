@@ -11,7 +11,7 @@ from admission.controller import Controller
 from admission.core import PRIOR, CoreConfig, Order, Overload, make_core
 from admission.event_log import make_logged_core, replay
 from admission.ledger import work_of
-from admission.outcome import DeadlineUnmeetable, QueueFull, TenantQueueFull
+from admission.outcome import DeadlineInfeasible, QueueFull, TenantQueueFull
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
 from admission.simulation.arrival import Arrival
 from admission.simulation.device import DEVICES
@@ -103,7 +103,7 @@ def test_an_idle_machine_refuses_nobody() -> None:
 def test_a_refusal_tells_the_estimate_and_when_to_come_back() -> None:
     core = make_core(CoreConfig(), SMALL)
     waiting(core, 200)
-    with pytest.raises(DeadlineUnmeetable) as refusal:
+    with pytest.raises(DeadlineInfeasible) as refusal:
         core.arrive(sequence("late", "b", first_token_by=0.01), 0.0)
     assert refusal.value.estimate > refusal.value.slack == 0.01
     assert 1 <= refusal.value.retry_after <= 60
@@ -114,7 +114,7 @@ def test_a_refusal_for_the_tenants_own_backlog_says_so() -> None:
     def is_own_doing(owner: str) -> bool:
         core = make_core(CoreConfig(order=Order.FCFS), SMALL)
         waiting(core, 200, owner)
-        with pytest.raises(DeadlineUnmeetable) as refusal:
+        with pytest.raises(DeadlineInfeasible) as refusal:
             core.arrive(sequence("x", "a", first_token_by=2.0), 0.0)
         return refusal.value.own_backlog
 
@@ -124,7 +124,7 @@ def test_a_refusal_for_the_tenants_own_backlog_says_so() -> None:
 def test_a_last_token_that_would_be_late_is_a_reason_too() -> None:
     core = make_core(CoreConfig(), SMALL)
     waiting(core, 50)
-    with pytest.raises(DeadlineUnmeetable, match="the last token is expected"):
+    with pytest.raises(DeadlineInfeasible, match="the last token is expected"):
         core.arrive(sequence("late", done_by=0.05), 0.0)
 
 
@@ -158,8 +158,8 @@ def test_bounds_are_kept_for_all_and_for_each_tenant() -> None:
 
 def in_answering(promised: Sequence) -> float:
     """Seconds from its first token to its last, as it was told."""
-    assert promised.promised_first is not None and promised.promised_last is not None
-    return promised.promised_last - promised.promised_first
+    assert promised.first_token_estimate is not None and promised.last_token_estimate is not None
+    return promised.last_token_estimate - promised.first_token_estimate
 
 
 def test_a_last_token_is_expected_by_how_long_answers_have_taken() -> None:
@@ -194,7 +194,7 @@ def test_nine_in_ten_first_and_last_tokens_come_by_when_clients_were_told(rate: 
     simulated = parse_policy(f"order=fair,{ENGINE}", DEVICE)
     core = simulated.make_core()
     Loop(core, DEVICE, Recorder(DEVICE, Objective(), {}), simulated.engine.max_model_len).run(arrivals)
-    promises = core.control.promises
+    promises = core.control.calibration
     assert promises.coverage == pytest.approx(0.9, abs=0.03)
     assert promises.completion_coverage == pytest.approx(0.9, abs=0.04)
 

@@ -22,9 +22,9 @@ def test_prefill_alone_fills_the_step() -> None:
 
 
 def test_where_nothing_is_promised_prefill_gets_its_share() -> None:
-    pace = PrefillSizer(CONFIG, MODEL, prefill_share=0.25)
-    assert pace.prefill_budget(8, 800, None, 504).fits(0, 4096) == 128
-    assert pace.prefill_budget(8, 800, None, 100).fits(0, 4096) == 100
+    sizer = PrefillSizer(CONFIG, MODEL, prefill_share=0.25)
+    assert sizer.prefill_budget(8, 800, None, 504).fits(0, 4096) == 128
+    assert sizer.prefill_budget(8, 800, None, 100).fits(0, 4096) == 100
 
 
 @given(
@@ -51,18 +51,18 @@ def test_the_step_keeps_the_promise_or_carries_one_block(
 
 
 def test_a_chunk_that_attends_to_more_is_shorter() -> None:
-    pace = PrefillSizer(CONFIG, MODEL)
+    sizer = PrefillSizer(CONFIG, MODEL)
     starts = (0, 1000, 10_000, 30_000)
-    fits = [pace.prefill_budget(8, 4000, 0.03, 504).fits(start, 4096) for start in starts]
+    fits = [sizer.prefill_budget(8, 4000, 0.03, 504).fits(start, 4096) for start in starts]
     assert fits == sorted(fits, reverse=True) and fits[-1] < fits[0] / 1.4
     assert fits[-1] > CONFIG.block_size
 
 
 def test_noise_alone_takes_no_more_than_half_of_the_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
-    pace, tokens = PrefillSizer(CONFIG, MODEL), []
+    sizer, tokens = PrefillSizer(CONFIG, MODEL), []
     for error in (0.0, 0.1, 1.0, 10.0):
         monkeypatch.setattr(StepTimeModel, "relative_error", error)
-        tokens.append(pace.prefill_budget(64, 32_000, 0.03, 448).fits(0, 4096))
+        tokens.append(sizer.prefill_budget(64, 32_000, 0.03, 448).fits(0, 4096))
     assert tokens == sorted(tokens, reverse=True) and tokens[1] < tokens[0]
     assert tokens[2] == tokens[3] >= tokens[0] // 2
 

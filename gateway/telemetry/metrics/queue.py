@@ -55,14 +55,14 @@ class QueueMetrics:
         """Hold what was promised against what came."""
         for timeline in record.timelines:
             sequence = timeline.sequence
-            if sequence.promised_first is not None and timeline.first_token is not None:
-                _observe(self._errors, "first", timeline.first_token - timeline.queued - sequence.promised_first)
+            if sequence.first_token_estimate is not None and timeline.first_token is not None:
+                _observe(self._errors, "first", timeline.first_token - timeline.queued - sequence.first_token_estimate)
             if (
-                sequence.promised_last is not None
+                sequence.last_token_estimate is not None
                 and timeline.ended is not None
                 and sequence.finish_reason in _ANSWERED
             ):
-                _observe(self._errors, "last", timeline.ended - timeline.queued - sequence.promised_last)
+                _observe(self._errors, "last", timeline.ended - timeline.queued - sequence.last_token_estimate)
 
     def _begin(self) -> None:
         """With all series there from the start."""
@@ -84,8 +84,8 @@ class QueueMetrics:
         return [((name,), 0.0 if arrival is None else max(0.0, now - arrival)) for name, arrival in arrivals]
 
     def _coverages(self) -> list[Point]:
-        promises = self._core.control.promises
-        return [(("first",), promises.coverage), (("last",), promises.completion_coverage)]
+        calibration = self._core.control.calibration
+        return [(("first",), calibration.coverage), (("last",), calibration.completion_coverage)]
 
 
 def _observe(errors: Labelled[Histogram], token: str, late: float) -> None:

@@ -49,8 +49,8 @@ def of_request(record: RequestRecord, route: str, kv: KVShape, now: float) -> At
 def _estimate(record: RequestRecord, kv: KVShape) -> Attributes:
     """What was expected when it entered the queue, and what was set aside for it."""
     sequences = [timeline.sequence for timeline in record.timelines]
-    first = [sequence.promised_first for sequence in sequences if sequence.promised_first is not None]
-    last = [sequence.promised_last for sequence in sequences if sequence.promised_last is not None]
+    first = [sequence.first_token_estimate for sequence in sequences if sequence.first_token_estimate is not None]
+    last = [sequence.last_token_estimate for sequence in sequences if sequence.last_token_estimate is not None]
     reservation = None if record.grant is None else record.grant.reservation
     if reservation is None:
         tokens = sum(sequence.token_limit for sequence in sequences)

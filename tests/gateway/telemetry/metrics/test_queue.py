@@ -63,7 +63,7 @@ def test_promotions_count_those_whose_age_made_up_for_their_class() -> None:
 def test_estimates_are_held_against_what_came() -> None:
     rig = Rig()
     sequence = a_sequence()
-    sequence.promised_first, sequence.promised_last = 0.016, 0.076  # came after 0.026 and 0.066
+    sequence.first_token_estimate, sequence.last_token_estimate = 0.016, 0.076  # came after 0.026 and 0.066
     rig.tell(a_record(timelines=[a_timeline(sequence=sequence), a_timeline()]))
     page = rig.page()
     assert page.value("sluice_estimate_error_seconds_sum", token="first", side="late") == pytest.approx(0.01)

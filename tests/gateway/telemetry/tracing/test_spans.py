@@ -130,7 +130,7 @@ def test_the_root_says_who_asked_and_what_it_took() -> None:
 
 def test_the_queue_says_how_long_and_what_was_expected() -> None:
     timeline = a_timeline()
-    timeline.sequence.promised_first, timeline.sequence.promised_last = 0.03, 0.9
+    timeline.sequence.first_token_estimate, timeline.sequence.last_token_estimate = 0.03, 0.9
     queue = attributes(spans(timelines=[timeline], grant=a_grant(Ask(1, 10, 23)))["sluice.queue"])
     assert queue[semconv.QUEUE_WAIT_MS] == pytest.approx(6)
     assert queue[semconv.DRR_DEFICIT] == 0.02

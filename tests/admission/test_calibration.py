@@ -4,15 +4,15 @@ from random import Random
 
 import pytest
 
+from admission.calibration import COLD_MARGIN, ENOUGH, CalibratedEstimate, ConformalBound, EstimateCalibration
 from admission.estimate import Estimate
-from admission.promises import COLD_MARGIN, ENOUGH, Conformal, Promise, Promises
 from backend.sampling_params import SamplingParams
 from backend.scheduler.sequence import Sequence
 
 
 def coverage(noise: list[float], confidence: float = 0.9, skip: int = 100) -> float:
     """Share of the bounds that held, after some to learn from."""
-    conformal, held = Conformal(confidence), []
+    conformal, held = ConformalBound(confidence), []
     for residual in noise:
         bound = conformal.bound(10.0)
         held.append(10.0 + residual <= bound)
@@ -33,7 +33,7 @@ def test_bounds_follow_a_drift() -> None:
 
 
 def test_before_enough_is_known_the_margin_is_a_share_of_the_estimate() -> None:
-    conformal = Conformal(0.9)
+    conformal = ConformalBound(0.9)
     for _ in range(ENOUGH - 1):
         conformal.observe(1.0, 1.0, missed=False)
     assert conformal.bound(2.0) == 2.0 * (1 + COLD_MARGIN)
@@ -43,7 +43,7 @@ def test_before_enough_is_known_the_margin_is_a_share_of_the_estimate() -> None:
 
 @pytest.mark.parametrize("relative_from", [None, 1.5])
 def test_a_bound_is_never_negative_and_never_falls_as_the_estimate_rises(relative_from: float | None) -> None:
-    conformal = Conformal(0.9, relative_from=relative_from)
+    conformal = ConformalBound(0.9, relative_from=relative_from)
     for n in range(50):
         conformal.observe(3.0, n / 100, missed=False)
     bounds = [conformal.bound(n / 10) for n in range(60)]
@@ -51,7 +51,7 @@ def test_a_bound_is_never_negative_and_never_falls_as_the_estimate_rises(relativ
 
 
 def test_a_residual_that_was_cut_short_counts_as_those_that_went_further() -> None:
-    conformal = Conformal(0.9)
+    conformal = ConformalBound(0.9)
     for n in range(10):
         conformal.observe(1.0, 1.0 + n, missed=False)
     assert conformal.beyond(2.0, least=5.5) == 9.0  # the median of 4 to 9 beyond the estimate, the higher of two
@@ -59,7 +59,7 @@ def test_a_residual_that_was_cut_short_counts_as_those_that_went_further() -> No
 
 
 def test_residuals_are_differences_or_multiples_of_the_estimate_from_one_on() -> None:
-    differences, multiples = Conformal(0.9), Conformal(0.9, relative_from=2.0)
+    differences, multiples = ConformalBound(0.9), ConformalBound(0.9, relative_from=2.0)
     for conformal in (differences, multiples):
         for _ in range(ENOUGH):
             conformal.observe(4.0, 5.0, missed=False)
@@ -70,7 +70,7 @@ def test_residuals_are_differences_or_multiples_of_the_estimate_from_one_on() ->
 
 def test_a_confidence_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="confidence must be between 0 and 1, got 1"):
-        Conformal(1)
+        ConformalBound(1)
 
 
 def sequence(output: int = 0) -> Sequence:
@@ -81,87 +81,95 @@ def estimate(first: float = 1.0, last: float = 10.0) -> Estimate:
     return Estimate(first, last, 0.0, 0.5, 0.5, 0.0)
 
 
-def give(promises: Promises, waits: Sequence, guess: Estimate, level: int = 0) -> Promise:
+def track(calibration: EstimateCalibration, waits: Sequence, guess: Estimate, level: int = 0) -> CalibratedEstimate:
     waits.priority_class = level
-    promise = promises.promise(level, guess, 0.0)
-    promises.give(waits, promise)
-    return promise
+    calibrated = calibration.calibrate(level, guess, 0.0)
+    calibration.track(waits, calibrated)
+    return calibrated
 
 
-def answered(promises: Promises, guess: Estimate, first: float, last: float, level: int = 0) -> None:
+def answered(calibration: EstimateCalibration, guess: Estimate, first: float, last: float, level: int = 0) -> None:
     waits = sequence()
-    give(promises, waits, guess, level)
-    promises.first_token(waits, first)
-    promises.last_token(waits, last)
+    track(calibration, waits, guess, level)
+    calibration.first_token(waits, first)
+    calibration.last_token(waits, last)
 
 
 def test_a_class_of_which_nothing_is_known_is_told_the_estimate_with_a_margin() -> None:
-    promise = Promises(0.4).promise(0, estimate(), 0.0)
-    assert (promise.first.told, promise.last.told) == (1 + COLD_MARGIN, 10 * (1 + COLD_MARGIN))
+    calibrated = EstimateCalibration(0.4).calibrate(0, estimate(), 0.0)
+    assert (calibrated.first_token.reported, calibrated.last_token.reported) == (
+        1 + COLD_MARGIN,
+        10 * (1 + COLD_MARGIN),
+    )
 
 
 def test_clients_are_told_in_proportion_and_a_first_token_is_decided_by_seconds() -> None:
-    promises = Promises(0.4)
+    calibration = EstimateCalibration(0.4)
     for _ in range(ENOUGH):
-        answered(promises, estimate(1.0, 10.0), first=1.5, last=5.0)
-    promise = promises.promise(0, estimate(3.0, 40.0), 0.0)
-    assert (promise.first.likely, promise.first.told) == (pytest.approx(3.5), pytest.approx(4.5))
-    assert promise.last.likely == promise.last.told == pytest.approx(20.0)
+        answered(calibration, estimate(1.0, 10.0), first=1.5, last=5.0)
+    calibrated = calibration.calibrate(0, estimate(3.0, 40.0), 0.0)
+    assert (calibrated.first_token.likely, calibrated.first_token.reported) == (pytest.approx(3.5), pytest.approx(4.5))
+    assert calibrated.last_token.likely == calibrated.last_token.reported == pytest.approx(20.0)
 
 
 def test_a_last_token_is_never_told_to_come_before_the_first() -> None:
-    promises = Promises(0.4)
+    calibration = EstimateCalibration(0.4)
     for _ in range(ENOUGH):
-        answered(promises, estimate(1.0, 10.0), first=1.0, last=1.0)
-    assert promises.promise(0, estimate(2.0, 4.0), 0.0).last.told == pytest.approx(2.0)
+        answered(calibration, estimate(1.0, 10.0), first=1.0, last=1.0)
+    assert calibration.calibrate(0, estimate(2.0, 4.0), 0.0).last_token.reported == pytest.approx(2.0)
 
 
 def test_each_class_learns_from_its_own() -> None:
-    promises = Promises(0.4)
+    calibration = EstimateCalibration(0.4)
     for _ in range(ENOUGH):
-        answered(promises, estimate(), first=2.0, last=20.0, level=1)
-    assert promises.promise(1, estimate(), 0.0).last.told == pytest.approx(20.0)
-    assert promises.promise(0, estimate(), 0.0).last.told == 10 * (1 + COLD_MARGIN)
+        answered(calibration, estimate(), first=2.0, last=20.0, level=1)
+    assert calibration.calibrate(1, estimate(), 0.0).last_token.reported == pytest.approx(20.0)
+    assert calibration.calibrate(0, estimate(), 0.0).last_token.reported == 10 * (1 + COLD_MARGIN)
 
 
 def test_what_is_likely_comes_sooner_than_what_is_told() -> None:
-    promises = Promises(0.4)
+    calibration = EstimateCalibration(0.4)
     for n in range(100):
-        answered(promises, estimate(), first=1 + n / 100, last=10 + n / 10)
-    promise = promises.promise(0, estimate(), 0.0)
-    assert promise.first.likely < promise.first.told and promise.last.likely < promise.last.told
+        answered(calibration, estimate(), first=1 + n / 100, last=10 + n / 10)
+    calibrated = calibration.calibrate(0, estimate(), 0.0)
+    assert (
+        calibrated.first_token.likely < calibrated.first_token.reported
+        and calibrated.last_token.likely < calibrated.last_token.reported
+    )
 
 
 def test_whoever_expires_before_its_first_token_broke_the_first_promise() -> None:
-    promises = Promises(0.4)
+    calibration = EstimateCalibration(0.4)
     waits = sequence()
-    give(promises, waits, estimate())
-    promises.expired(waits, 0.5)
-    assert promises.coverage == 0 and promises.completion_coverage == 0
-    assert promises._last[0].kept == promises._last[0].broken == 0, "nobody knows when its last token would have come"
+    track(calibration, waits, estimate())
+    calibration.expired(waits, 0.5)
+    assert calibration.coverage == 0 and calibration.completion_coverage == 0
+    assert calibration._last[0].kept == calibration._last[0].broken == 0, (
+        "nobody knows when its last token would have come"
+    )
 
 
 def test_whoever_expires_in_its_answer_kept_the_first_and_counts_as_one_of_those_that_took_longer() -> None:
-    promises = Promises(0.4)
+    calibration = EstimateCalibration(0.4)
     for n in range(ENOUGH):
-        answered(promises, estimate(), first=1.0, last=float(n))
+        answered(calibration, estimate(), first=1.0, last=float(n))
     waits = sequence()
-    give(promises, waits, estimate(1.0, 10.0))
-    promises.first_token(waits, 1.0)
+    track(calibration, waits, estimate(1.0, 10.0))
+    calibration.first_token(waits, 1.0)
     waits.output = [0]
-    promises.expired(waits, 12.0)
-    promises.last_token(waits, 50.0)
-    assert promises.coverage == 1.0
-    residuals = promises._last[0]._told._sorted
+    calibration.expired(waits, 12.0)
+    calibration.last_token(waits, 50.0)
+    assert calibration.coverage == 1.0
+    residuals = calibration._last[0]._reported._sorted
     assert len(residuals) == ENOUGH + 1
     assert sum(each == pytest.approx(16 / 10 - 1) for each in residuals) == 2, "the median of 13 to 19 s"
 
 
 def test_a_cancelled_one_says_nothing() -> None:
-    promises = Promises(0.4)
+    calibration = EstimateCalibration(0.4)
     waits = sequence()
-    give(promises, waits, estimate())
-    promises.forget(waits)
-    promises.first_token(waits, 9.0)
-    promises.last_token(waits, 9.0)
-    assert promises._first[0].kept + promises._first[0].broken == 0
+    track(calibration, waits, estimate())
+    calibration.forget(waits)
+    calibration.first_token(waits, 9.0)
+    calibration.last_token(waits, 9.0)
+    assert calibration._first[0].kept + calibration._first[0].broken == 0
