@@ -1,7 +1,7 @@
-"""Why a quota is not granted, and why a store cannot tell.
+"""The reasons for which a quota is not granted, and those for which a store cannot answer.
 
 QuotaError
-├── Refused              the policy says no; nothing was charged
+├── QuotaRefused         the policy says no; nothing was charged
 │   ├── NeverFits        more was asked than the limit can ever hold
 │   ├── LimitExceeded    a rate is spent for now, or what may be held at once is held
 │   └── BudgetSpent      the budget of this period is spent
@@ -23,9 +23,10 @@ class QuotaError(Exception):
 
 
 class QuotaRefused(QuotaError):
-    """`asked` and `left` are in the units of the limit's resource; `left` is never negative.
+    """A limit has less left than was asked for. `asked` and `left` are in the units of the limit's resource; `left` is
+    never negative.
 
-    `measure` returns the state of each limit that the request would have been charged to, where the store told it.
+    `measure` returns the state of each limit that the request would have been charged to, if the store reported it.
     """
 
     def __init__(self, limit: Limit, asked: int, left: int, when: str) -> None:
@@ -42,7 +43,9 @@ class NeverFits(QuotaRefused):
 
 
 class LimitExceeded(QuotaRefused):
-    """`retry_after`: seconds until the refill suffices; None where nobody can tell, as for concurrency."""
+    """A rate or a concurrency limit is used up. `retry_after` is the seconds until the refill suffices, and None where
+    nobody can tell, as for concurrency.
+    """
 
     def __init__(self, limit: Limit, asked: int, left: int, retry_after: float | None) -> None:
         when = "when others end" if retry_after is None else f"in {retry_after:.3g} s"
@@ -51,7 +54,7 @@ class LimitExceeded(QuotaRefused):
 
 
 class BudgetSpent(QuotaRefused):
-    """`resets_at`: Unix time at which the next period begins."""
+    """A budget is used up. `resets_at` is the Unix time at which the next period begins."""
 
     def __init__(self, limit: Limit, asked: int, left: int, resets_at: float) -> None:
         when = datetime.fromtimestamp(resets_at, UTC).isoformat(timespec="seconds")

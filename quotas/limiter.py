@@ -1,6 +1,6 @@
-"""The limits of one gateway that has no store to ask: what lua/reserve, extend and settle decide, in memory. Pure.
+"""The limits of one gateway without a store: the decisions of lua/reserve, extend and settle, made in memory. Pure.
 
-A level counts as lua/level.lua does, in whole numbers, so that both say the same of every sequence of calls.
+A level counts as lua/level.lua does, in whole numbers, so that both decide every sequence of calls alike.
 """
 
 from collections.abc import Iterable
@@ -12,9 +12,9 @@ from quotas.reservation import Ask, LimitState, Usage
 
 
 def refusals(states: Iterable[LimitState], ask: Ask, now: float) -> list[QuotaRefused]:
-    """One for each limit that has not as much left as is asked; `now` is the Unix time of the states."""
-    told = (_forecast_refusal(state, ask.of(state.limit.resource), now) for state in states)
-    return [refusal for refusal in told if refusal is not None]
+    """Return one refusal for each limit that has less left than is asked; `now` is the Unix time of the states."""
+    found = (_forecast_refusal(state, ask.of(state.limit.resource), now) for state in states)
+    return [refusal for refusal in found if refusal is not None]
 
 
 def _forecast_refusal(state: LimitState, asked: int, now: float) -> QuotaRefused | None:
@@ -37,7 +37,7 @@ MICRO = 10**6
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """How much of one limit is used, in fractions of a unit that the limit's rate refills in whole numbers."""
+    """The used part of one limit, in fractions of a unit that the limit's rate refills in whole numbers."""
 
     used: int = 0
     at: int = 0  # microsecond that a rate was refilled at; first day of the period that a budget counts in
@@ -45,62 +45,64 @@ class Level:
 
 
 @dataclass(slots=True, eq=False)
-class Taken:
-    """What one request was charged, from `Limiter.reserve` to `Limiter.settle`."""
+class Charge:
+    """The amounts that one request was charged, from `Limiter.reserve` to `Limiter.settle`."""
 
     tenant: str
     limits: tuple[Limit, ...]
     ask: Ask  # with what was added since
-    first: int  # day of the charge, counted from the Unix epoch
-    last: int  # day of the newest extension on a later one, and the output that was added on it
-    late: int = 0
+    first_day: int  # day of the charge, counted from the Unix epoch
+    last_day: int  # of the newest extension on a later day; else as `first_day`
+    last_day_output: int = 0  # tokens that were added on a later `last_day`
     is_settled: bool = field(default=False, init=False)
 
 
 class Limiter:
-    """One per gateway. Calls carry their time in Unix seconds, never earlier than that of the call before."""
+    """All levels of one gateway. Every call carries its time in Unix seconds, never earlier than that of the call
+    before.
+    """
 
     def __init__(self) -> None:
         self._levels: dict[tuple[str, str], Level] = {}  # by tenant and name of the limit
 
-    def reserve(self, tenant: str, limits: tuple[Limit, ...], ask: Ask, now: float) -> Taken:
-        """Charge `ask` to every limit, the tenant's own and its key's, or to none and raise `QuotaRefused`: that with
-        the longest wait.
+    def reserve(self, tenant: str, limits: tuple[Limit, ...], ask: Ask, now: float) -> Charge:
+        """Charge `ask` to every limit, the tenant's own and its key's, or charge nothing and raise the `QuotaRefused`
+        with the longest wait.
         """
         self._charge(tenant, limits, ask, now)
         today = _micros(now) // DAY
-        return Taken(tenant, limits, ask, today, today)
+        return Charge(tenant, limits, ask, today, today)
 
-    def extend(self, taken: Taken, output_tokens: int, now: float) -> None:
-        """Charge more output to every limit, or to none and raise `QuotaRefused`."""
+    def extend(self, charge: Charge, output_tokens: int, now: float) -> None:
+        """Charge more output to every limit, or charge nothing and raise `QuotaRefused`."""
         more, today = Ask(0, 0, output_tokens), _micros(now) // DAY
-        self._charge(taken.tenant, taken.limits, more, now)
-        if today != taken.first:
-            taken.late = (taken.late if today == taken.last else 0) + output_tokens
-            taken.last = today
-        ask = taken.ask
-        taken.ask = Ask(ask.requests, ask.input_tokens, ask.output_tokens + output_tokens)
+        self._charge(charge.tenant, charge.limits, more, now)
+        if today != charge.first_day:
+            charge.last_day_output = (charge.last_day_output if today == charge.last_day else 0) + output_tokens
+            charge.last_day = today
+        ask = charge.ask
+        charge.ask = Ask(ask.requests, ask.input_tokens, ask.output_tokens + output_tokens)
 
-    def settle(self, taken: Taken, used: Usage) -> None:
-        """Give back what was not used, and all that was held. The second time, nothing happens."""
-        if taken.is_settled:
+    def settle(self, charge: Charge, used: Usage) -> None:
+        """Give back what was not used, and all that was held at once. A second call does nothing."""
+        if charge.is_settled:
             return
-        taken.is_settled = True
-        ask = taken.ask
+        charge.is_settled = True
+        ask = charge.ask
         kept = Ask(
             min(used.requests, ask.requests),
             min(used.input_tokens, ask.input_tokens),
             min(used.output_tokens, ask.output_tokens),
         )
-        for limit in taken.limits:
+        for limit in charge.limits:
             back = ask.of(limit.resource) - (kept.of(limit.resource) if limit.window else 0)
-            level = self._levels.get((taken.tenant, limit.name))
+            level = self._levels.get((charge.tenant, limit.name))
             if back > 0 and level is not None:
-                refund = _refundable(taken, limit, level, back) * _scale(limit)
-                self._levels[taken.tenant, limit.name] = Level(max(level.used - refund, 0), level.at, level.part)
+                refund = _refundable(charge, limit, level, back) * _scale(limit)
+                self._levels[charge.tenant, limit.name] = Level(max(level.used - refund, 0), level.at, level.part)
 
     def states(self, tenant: str, limits: tuple[Limit, ...], now: float) -> tuple[LimitState, ...]:
-        """Of each limit now."""
+        """Return the state of each limit at `now`."""
         return tuple(_state(limit, self._refilled(tenant, limit, now), now) for limit in limits)
 
     def _charge(self, tenant: str, limits: tuple[Limit, ...], ask: Ask, now: float) -> None:
@@ -131,14 +133,14 @@ class Limiter:
         return Level(used, at, part % MICRO) if used > 0 else Level(0, at)
 
 
-def _refundable(taken: Taken, limit: Limit, level: Level, back: int) -> int:
-    """A budget gets back what was taken from its present period: all of it, or the output that was added on the last
-    day.
+def _refundable(charge: Charge, limit: Limit, level: Level, back: int) -> int:
+    """Return how much of `back` the limit gets. A budget gets back what was taken from its present period: all of it,
+    or the output that was added on the last day.
     """
-    if not isinstance(limit.window, Budget) or limit.window.period.first_day(taken.first) == level.at:
+    if not isinstance(limit.window, Budget) or limit.window.period.first_day(charge.first_day) == level.at:
         return back
-    is_late = limit.window.period.first_day(taken.last) == level.at
-    return min(back, Ask(0, 0, taken.late).of(limit.resource)) if is_late else 0
+    is_late = limit.window.period.first_day(charge.last_day) == level.at
+    return min(back, Ask(0, 0, charge.last_day_output).of(limit.resource)) if is_late else 0
 
 
 def _state(limit: Limit, level: Level, now: float) -> LimitState:

@@ -1,4 +1,4 @@
-"""What the gateway calls: a request's grant, from before it runs until its usage is settled."""
+"""The quotas that the gateway asks for: a request's grant, from before it runs until its usage is settled."""
 
 import asyncio
 import logging
@@ -12,8 +12,8 @@ from typing import Self
 from quotas.errors import BudgetSpent, LimitExceeded, QuotaError, QuotaRefused, StoreUnavailable
 from quotas.policy.limit import Budget, Limit, Rate, Resource
 from quotas.policy.policy import Outage
-from quotas.reservation import NOTHING, Ask, HoldTimes, LimitState, Reservation, Usage
-from quotas.store.store import Store
+from quotas.reservation import NOTHING, Ask, LimitState, RequestDurations, Reservation, Usage
+from quotas.store.redis_store import RedisStore
 
 log = logging.getLogger(__name__)
 
@@ -21,9 +21,9 @@ SETTLE_SECONDS = 2.0  # that a stopping gateway waits for the last settlements
 
 
 class Grant:
-    """A request's right to run: a context, at whose end it is settled, whatever ended it.
+    """A request's right to run. It is a context that settles at its end, whatever ended it.
 
-    Its holder says by `measure` what it has used so far.
+    Its holder sets `measure`, which returns what the request has used so far.
     """
 
     def __init__(self, quotas: "Quotas", name: str, key: str | None, reservation: Reservation | None) -> None:
@@ -46,37 +46,42 @@ class Grant:
 
     @property
     def states(self) -> tuple[LimitState, ...]:
-        """Of each limit that it was charged to, once it was."""
+        """The state of each limit that the request was charged to, as of the charge."""
         return self.reservation.states if self.reservation else ()
 
     async def extend(self, output_tokens: int) -> None:
-        """Reserve more. Raises `QuotaRefused`, having charged nothing, and `StoreUnavailable`."""
+        """Reserve more output. Raises `QuotaRefused`, having charged nothing, or `StoreUnavailable`."""
         if self.reservation is not None:
             await self._quotas.store.extend(self.reservation, output_tokens)
 
     def settle(self) -> None:
-        """Return what it has not used, and book what it has. The first time only; it does not wait for the store."""
+        """Return what the request has not used, and book what it has. It does not wait for the store; a second call
+        does nothing.
+        """
         if not self._is_settled:
             self._is_settled = True
             self._quotas.settle(self)
 
 
 class Quotas:
-    """Holds requests to the limits of their tenants and keys. Owned by one event loop; `run` is a task beside it."""
+    """Holds requests to the limits of their tenants and keys. One event loop owns it; `run` is a task beside it."""
 
-    def __init__(self, store: Store, heartbeat: float) -> None:
-        """`heartbeat` in seconds: a third of the store's lease, or less."""
+    def __init__(self, store: RedisStore, heartbeat: float) -> None:
+        """`heartbeat` is the seconds between two heartbeats: a third of the store's lease, or less."""
         self.store = store
         self._heartbeat = heartbeat
         self._live: dict[Grant, float] = {}  # those that limits count, and since when
         self._settling: set[asyncio.Task[None]] = set()
         self._clock = asyncio.get_running_loop().time
-        self._holds = HoldTimes()
+        self._durations = RequestDurations()
         self._refused: set[tuple[str, str | None]] = set()  # tenants and keys whose last request was
 
     async def reserve(self, name: str, key: str | None, limits: tuple[Limit, ...], ask: Ask, outage: Outage) -> Grant:
         """Charge `ask` to `limits`, all that requests of the tenant `name` with this key are charged to, or raise
-        `QuotaRefused`. Raises `StoreUnavailable` where `outage` says so.
+        `QuotaRefused`.
+
+        While the store is away, `outage` decides: it then raises `StoreUnavailable`, or grants
+        (quotas/store/outage.py).
         """
         if not limits:
             return Grant(self, name, key, None)
@@ -86,11 +91,11 @@ class Quotas:
         return grant
 
     def was_refused(self, name: str, key: str | None) -> bool:
-        """Whether the last request of the tenant with this key was."""
+        """Return whether the last request of the tenant with this key was refused."""
         return (name, key) in self._refused
 
     async def refuse_spent(self, name: str, key: str | None, limits: tuple[Limit, ...], ask: Ask) -> None:
-        """Raise `QuotaRefused` where of a limit not even `ask` is left, which is at most one of each.
+        """Raise `QuotaRefused` if any limit has less left than `ask`, which is at most one of each.
 
         Nothing is charged. Raises `StoreUnavailable`.
         """
@@ -103,13 +108,13 @@ class Quotas:
         self._refused.discard((name, key))
 
     def ended(self, grant: Grant) -> None:
-        """The request is over."""
+        """Note that the request is over, and how long it took."""
         since = self._live.pop(grant, None)
         if since is not None:
-            self._holds.observe(grant.name, self._clock() - since)
+            self._durations.observe(grant.name, self._clock() - since)
 
     async def states(self, name: str, key: str | None, limits: tuple[Limit, ...]) -> tuple[LimitState, ...]:
-        """Of each limit now."""
+        """Return the state of each limit now. Raises `StoreUnavailable`."""
         return await self.store.states(name, key, limits)
 
     def settle(self, grant: Grant) -> None:
@@ -135,7 +140,9 @@ class Quotas:
                 log.warning("the quota store did not take a heartbeat: %s", error)
 
     async def close(self) -> None:
-        """Once every request has ended: have the store told what is left to tell, if it answers in `SETTLE_SECONDS`."""
+        """Send what is left to settle, if the store answers within `SETTLE_SECONDS`, and close the store. It is called
+        once every request has ended.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(SETTLE_SECONDS):
                 await self._settle_all()
@@ -172,10 +179,10 @@ class Quotas:
             raise self._with_wait(name, refusal) from None
 
     def _with_wait(self, name: str, refusal: QuotaRefused) -> QuotaRefused:
-        """A refusal at what is held at once gets the wait that others of the tenant let expect."""
+        """Give a refusal at the concurrency limit the wait that the tenant's other requests let expect."""
         if refusal.limit.resource is not Resource.CONCURRENT_REQUESTS:
             return refusal
-        wait = self._holds.until_next_end(name, refusal.limit.amount)
+        wait = self._durations.until_next_end(name, refusal.limit.amount)
         waiting = LimitExceeded(refusal.limit, refusal.asked, refusal.left, wait)
         waiting.measure = refusal.measure
         return waiting
@@ -188,7 +195,7 @@ class Quotas:
 
 
 def _wait(state: LimitState) -> float:
-    """Seconds until it has one unit again, as far as it can be told."""
+    """Return the seconds until the limit has one unit again, as far as that can be known."""
     limit = state.limit
     match limit.window:
         case Rate(seconds=seconds):
@@ -199,7 +206,7 @@ def _wait(state: LimitState) -> float:
 
 
 def _refusal(state: LimitState, ask: Ask) -> QuotaRefused:
-    """Of an ask for one unit that is not there."""
+    """Return the refusal of a limit that does not have the one unit that was asked for."""
     limit, asked, wait = state.limit, ask.of(state.limit.resource), _wait(state)
     if isinstance(limit.window, Budget):
         return BudgetSpent(limit, asked, state.remaining, time.time() + wait)

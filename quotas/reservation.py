@@ -1,4 +1,4 @@
-"""What a request asks of its tenant's limits, what it was granted, and what it used."""
+"""The amounts that a request asks of its tenant's limits, those it was granted, and those it used."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from quotas.policy.limit import Limit, Resource
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a request may use at most."""
+    """The most that a request may use."""
 
     requests: int = 1
     input_tokens: int = 0
@@ -20,7 +20,7 @@ class Ask:
             raise ValueError(f"nothing negative can be asked for: {self}")
 
     def of(self, resource: Resource) -> int:
-        """How much of `resource` it takes; what is leased in other ways, it does not take."""
+        """Return how much of `resource` it takes; of what is leased in other ways, it takes nothing."""
         match resource:
             case Resource.REQUESTS | Resource.CONCURRENT_REQUESTS:
                 return self.requests
@@ -35,7 +35,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What was really computed. `requests` is 0 for a request that was refused later and costs nothing."""
+    """The amounts that were really computed. `requests` is 0 for a request that was refused later and costs nothing."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -58,7 +58,9 @@ NOTHING = Usage(requests=0)
 
 @dataclass(frozen=True, slots=True)
 class LimitState:
-    """`remaining` units may be taken now; all of them after `reset` seconds, if nobody takes any (held: 0)."""
+    """The state of a limit: `remaining` units may be taken now, and all of them after `reset` seconds if nobody takes
+    any. `reset` is 0 where nothing refills.
+    """
 
     limit: Limit
     remaining: int
@@ -67,7 +69,9 @@ class LimitState:
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """Held from `reserve` to `settle`. Its holder keeps `progress` up to date: if this replica dies, that counts."""
+    """The charge of a request between `reserve` and `settle`. Its owner keeps `progress` up to date, which is what
+    counts if this replica dies.
+    """
 
     id: str
     tenant: str
@@ -79,7 +83,7 @@ class Reservation:
 
     @property
     def states(self) -> tuple[LimitState, ...]:
-        """Of each limit, once this was charged."""
+        """The state of each limit, once this was charged."""
         return self.measure()
 
 
@@ -88,18 +92,18 @@ SHARE = 0.1  # of the newest in the mean
 FEWEST_SECONDS = 0.1
 
 
-class HoldTimes:
-    """A running mean for each tenant."""
+class RequestDurations:
+    """A running mean of how long the requests of each tenant take."""
 
     def __init__(self) -> None:
         self._means: OrderedDict[str, float] = OrderedDict()
 
-    def until_next_end(self, tenant: str, held: int) -> float:
-        """Seconds, when `held` requests run side by side and nothing more is known of them."""
-        return max(FEWEST_SECONDS, self._means.get(tenant, 1.0) / max(held, 1))
+    def until_next_end(self, tenant: str, running: int) -> float:
+        """Return the expected seconds until one of `running` requests ends, if nothing more is known of them."""
+        return max(FEWEST_SECONDS, self._means.get(tenant, 1.0) / max(running, 1))
 
     def observe(self, tenant: str, seconds: float) -> None:
-        """A request of the tenant has held what it held for so long."""
+        """Add the duration of a request of the tenant that has ended."""
         mean = self._means.pop(tenant, seconds)
         self._means[tenant] = mean + SHARE * (seconds - mean)
         if len(self._means) > REMEMBERED:

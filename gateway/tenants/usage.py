@@ -12,7 +12,7 @@ from operator import add
 from gateway.table import csv_text, table
 from quotas.policy.policy import Policy, Price
 from quotas.reservation import NOTHING, Usage
-from quotas.store.store import Store
+from quotas.store.redis_store import RedisStore
 
 COUNTS = ("requests", "input", "cached", "output")
 NUMERIC = frozenset({*COUNTS, "kv_gib_s", "cost"})
@@ -125,7 +125,7 @@ class TooManyLedgers(Exception):
 
 
 async def usage_entries(
-    store: Store, tenant: str | None, first: date, last: date, most: int | None = None
+    store: RedisStore, tenant: str | None, first: date, last: date, most: int | None = None
 ) -> list[Entry]:
     """By day, tenant and key. Raises `QuotaError`, and `TooManyLedgers` where there are more than `most`, of a tenant
     and a day each.

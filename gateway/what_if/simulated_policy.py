@@ -12,7 +12,7 @@ from gateway.errors import ApiError
 from gateway.tenants.auth import Principal
 from gateway.tenants.effective_policy import EffectivePolicy, KVShape
 from quotas.errors import BudgetSpent, LimitExceeded, QuotaRefused
-from quotas.limiter import Limiter, Taken
+from quotas.limiter import Charge, Limiter
 from quotas.policy.limit import Limit
 from quotas.policy.policy import ClassPolicy, Policy
 from quotas.reservation import Ask, Usage
@@ -86,10 +86,10 @@ class PolicyDoor:
         if not effective.charged:
             return PolicyVisit(tokens)
         try:
-            taken = self._limiter.reserve(effective.name, effective.charged, ask, moment)
+            charge = self._limiter.reserve(effective.name, effective.charged, ask, moment)
         except QuotaRefused as refusal:
             raise _turned_away(refusal) from None
-        return LimitedVisit(tokens, self._limiter, taken, self._began)
+        return LimitedVisit(tokens, self._limiter, charge, self._began)
 
     def _level(self, arrival: Arrival) -> int:
         if arrival.asked_class is None:
@@ -138,19 +138,19 @@ class LimitedVisit(PolicyVisit):
     """One that limits count until it leaves."""
 
     limiter: Limiter
-    taken: Taken
+    charge: Charge
     began: float
 
     def extend(self, tokens: int, now: float) -> None:
         """Raises `TurnedAway`."""
         try:
-            self.limiter.extend(self.taken, tokens, self.began + now)
+            self.limiter.extend(self.charge, tokens, self.began + now)
         except QuotaRefused as refusal:
             raise _turned_away(refusal) from None
 
     def leave(self, prompt_tokens: int, output_tokens: int) -> None:
         """A request for which nothing was computed costs nothing."""
-        self.limiter.settle(self.taken, Usage(prompt_tokens, output_tokens, requests=1 if prompt_tokens else 0))
+        self.limiter.settle(self.charge, Usage(prompt_tokens, output_tokens, requests=1 if prompt_tokens else 0))
 
 
 def target_of(level: ClassPolicy) -> ClassTarget:

@@ -48,7 +48,7 @@ class EmbeddedStore:
         self._thread = Thread(target=self._keep, name="embedded store", daemon=True)
 
     def start(self) -> str:
-        """The URL, once a server answers there. Raises `EmbeddedStoreError`."""
+        """Start the keeping thread, and return the URL once a server answers there. Raises `EmbeddedStoreError`."""
         self._thread.start()
         try:
             return self._started.result()
@@ -57,7 +57,7 @@ class EmbeddedStore:
             raise
 
     def stop(self) -> None:
-        """Returns when our server has ended; one that another gateway runs is left to it. May be called again."""
+        """Return when our server has ended; one that another gateway runs is left to it. A second call does nothing."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -85,7 +85,10 @@ class EmbeddedStore:
             self._started.set_exception(error)
 
     def _serve(self, directory: StoreDirectory, server: SharedServer) -> None:
-        """Raises what keeps the first server from starting; what happens later is logged, and tried again."""
+        """Keep a server answering until told to stop.
+
+        Raises what keeps the first server from starting; what happens later is logged, and another attempt follows.
+        """
         failures = 0
         while not self._stopping:
             since = time.monotonic()
@@ -101,7 +104,7 @@ class EmbeddedStore:
                 failures += 1
 
     def _use(self, directory: StoreDirectory, server: SharedServer) -> None:
-        """Until the server ends, or we are told to stop."""
+        """Serve from one server until it ends, or until we are told to stop."""
         connection = server.connect(self._start_seconds, self._stopping)
         if connection is None:
             return

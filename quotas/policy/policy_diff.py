@@ -1,4 +1,4 @@
-"""What another policy changes, and for whom."""
+"""The difference between two policies, told for each tenant and class that it concerns."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -11,7 +11,7 @@ UNSET = "unset"
 
 
 class Change(NamedTuple):
-    """One field that says something else, or a tenant that is now named or no longer, with nothing else changed."""
+    """One field whose value differs, or a tenant that is now named, or no longer is, with nothing else changed."""
 
     scope: str  # whom it concerns, as a path in a policy file: classes.batch, defaults, tenants.acme
     heading: str  # the same for people; empty for the order of classes
@@ -28,7 +28,7 @@ class Change(NamedTuple):
 
 
 def policy_diff(old: Policy, new: Policy) -> list[str]:
-    """Lines of text, a heading for everyone whom it concerns and an indented line for each change; none if none."""
+    """Return the changes as lines of text: a heading for everyone whom they concern, and an indented line for each."""
     lines: list[str] = []
     for heading, changes in groupby(policy_changes(old, new), key=lambda change: change.heading):
         lines += [heading] if heading else []
@@ -37,8 +37,8 @@ def policy_diff(old: Policy, new: Policy) -> list[str]:
 
 
 def policy_changes(old: Policy, new: Policy) -> list[Change]:
-    """Every field that differs with all defaults filled in: the classes', then those of tenants that are not named,
-    then of each tenant that either policy names.
+    """Return every field that differs once all defaults are filled in: first of the classes, then of tenants that are
+    not named, then of each tenant that either policy names.
     """
     return [*_classes(old, new), *_tenants(old, new)]
 

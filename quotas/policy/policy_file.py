@@ -17,7 +17,7 @@ SUFFIXES = (".yaml", ".yml")
 
 
 class PolicyError(Exception):
-    """No policy can be made of the files; `problems` says why, by file and line: all there is, or the first 100."""
+    """No policy can be made of the files; `problems` says why, by file and line: all problems, or the first 100."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(sorted(problems))
@@ -26,12 +26,13 @@ class PolicyError(Exception):
 
 
 def read_policy(path: Path) -> Policy:
-    """Raises `PolicyError`."""
+    """Return the policy that the file or the folder at `path` holds. Raises `PolicyError`."""
     return parse_policy(read_sources(path))
 
 
 def policy_files(path: Path) -> list[Path]:
-    """The files that `path` stands for: itself, or what is in that folder and not hidden; not in folders below it.
+    """Return the files that `path` stands for: the file itself, or the files of that folder that are not hidden,
+    without those of folders below it.
 
     Raises `PolicyError`.
     """
@@ -49,7 +50,7 @@ def policy_files(path: Path) -> list[Path]:
 
 
 def read_sources(path: Path) -> dict[str, bytes]:
-    """The content of the files by their names. Raises `PolicyError` for all that cannot be read."""
+    """Return the content of the files by their names. Raises `PolicyError`, which names all that cannot be read."""
     problems: list[Problem] = []
     sources: dict[str, bytes] = {}
     for file in policy_files(path):
@@ -67,7 +68,7 @@ def read_sources(path: Path) -> dict[str, bytes]:
 
 
 def field_places(sources: Mapping[str, bytes]) -> dict[str, Mark]:
-    """Where each field stands that these files name, by its path such as tenants.acme.limits.tokens."""
+    """Return where each field stands that these files name, by its path such as tenants.acme.limits.tokens."""
     found: dict[str, Mark] = {}
     for name, content in sources.items():
         _note_places(_tree(name, content, Problems()), "", found)
@@ -75,7 +76,7 @@ def field_places(sources: Mapping[str, bytes]) -> dict[str, Mark]:
 
 
 def _note_places(node: Node | None, path: str, found: dict[str, Mark]) -> None:
-    """Files are at most a dozen levels deep."""
+    """Add the places below `node`. It recurses, since files are at most a dozen levels deep."""
     for name, (mark, inner) in node.entries.items() if isinstance(node, Fields) else ():
         below = f"{path}.{name}" if path else name
         found.setdefault(below, mark)
@@ -83,7 +84,7 @@ def _note_places(node: Node | None, path: str, found: dict[str, Mark]) -> None:
 
 
 def parse_policy(sources: Mapping[str, bytes]) -> Policy:
-    """The policy that these files are together. Raises `PolicyError`."""
+    """Return the policy that these files are together. Raises `PolicyError`."""
     if sum(map(len, sources.values())) > MAX_TOTAL_BYTES:
         name = next(iter(sources))
         raise PolicyError([Problem(Mark(name), "", f"and its neighbours exceed {MAX_TOTAL_BYTES >> 20} MiB together")])

@@ -15,7 +15,7 @@ Plain = dict[str, Any]
 
 
 def policy_text(policy: Policy) -> str:
-    """Read back, it is the same policy."""
+    """Return the YAML of a policy. Read back, it is the same policy."""
     content = {
         "classes": {entry.name: class_fields(entry) for entry in policy.classes},
         "defaults": tenant_fields(policy.default),
@@ -93,5 +93,5 @@ def _count(amount: int) -> str | int:
 
 
 def _number(text: str) -> str | int | float:
-    """A number where YAML knows it as one, so that it is not put in quotes."""
+    """Return the text as a number where YAML takes it for one, so that it is not put in quotes."""
     return int(text) if text.isdecimal() else float(text) if text.replace(".", "").isdecimal() else text

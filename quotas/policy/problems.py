@@ -1,4 +1,4 @@
-"""What is wrong with policy files, each thing at its place."""
+"""Problems of policy files: each has its place, its field and a message."""
 
 import json
 from collections.abc import Iterable
@@ -23,7 +23,9 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Problem:
-    """`path` is the field by its names from the top, such as tenants.acme.weight; empty: none in particular."""
+    """A mistake. `path` is the field by its names from the top, such as tenants.acme.weight, and empty if it is none in
+    particular.
+    """
 
     mark: Mark
     path: str
@@ -34,11 +36,11 @@ class Problem:
 
 
 class TooManyProblems(Exception):
-    """There are as many as anyone will read, and more."""
+    """A file has more problems than anyone will read."""
 
 
 class Problems:
-    """What was found so far. Raises `TooManyProblems` at one more than `MAX_PROBLEMS`."""
+    """The list of the problems found so far. `add` raises `TooManyProblems` at one more than `MAX_PROBLEMS`."""
 
     def __init__(self) -> None:
         self.found: list[Problem] = []
@@ -50,19 +52,19 @@ class Problems:
 
 
 def quoted(text: str) -> str:
-    """A value as an error may repeat it: short, and with nothing that a terminal would obey."""
+    """Return a value as an error may repeat it: short, and with nothing that a terminal would obey."""
     shown = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
     return json.dumps(shown, ensure_ascii=not shown.isprintable())
 
 
 def did_you_mean(text: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown word: empty when nothing is near."""
+    """Return the end of a sentence about an unknown word, which is empty when no known word is near."""
     words = {word.lower(): word for word in known}
     near = get_close_matches(text[:MAX_SHOWN].lower(), list(words), n=1, cutoff=0.6)
     return f"; did you mean {quoted(words[near[0]])}?" if near else ""
 
 
 def listed(words: Iterable[str]) -> str:
-    """ "a, b or c"."""
+    """Join words to a list such as "a, b or c"."""
     *others, last = words
     return f"{', '.join(others)} or {last}" if others else last

@@ -33,7 +33,7 @@ def _text(pattern: str, description: str) -> Schema:
 
 
 def _number(kind: str, pattern: str, description: str, **more: Any) -> Schema:
-    """Of a kind that may be written without a unit, so that YAML takes it for a number."""
+    """Describe text that may be written without a unit, so that YAML takes it for a number."""
     return {**_text(pattern, description), "type": ["string", kind], "minimum": 0, **more}
 
 

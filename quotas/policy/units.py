@@ -69,12 +69,12 @@ def count(text: str, least: int = 1) -> int:
 
 
 def size(text: str, least: int = 1) -> int:
-    """Bytes."""
+    """Read a size in bytes, such as 2GiB."""
     return _whole(text, SIZES, _NOT_A_SIZE, least)
 
 
 def duration(text: str) -> float:
-    """Seconds; zero only as 0s and the like."""
+    """Read a duration in seconds; zero is only written as 0s and the like."""
     seconds = _scaled(text, DURATIONS, _NOT_A_DURATION)
     if seconds > MAX_SECONDS:
         raise ValueError(f"is above the longest duration, {MAX_SECONDS // 86_400}d")
@@ -89,7 +89,7 @@ def positive_duration(text: str) -> float:
 
 
 def rate(text: str) -> tuple[int, Rate | Budget]:
-    """How much, and in which window. A rate's burst is the amount itself."""
+    """Read an amount and its window. The burst of a rate is the amount itself."""
     if not re.fullmatch(RATE, text):
         raise ValueError(f"{_NOT_A_RATE}{_too_long(text) or _near_rate(text)}")
     amount_text, _, unit = text.partition("/")
@@ -100,12 +100,12 @@ def rate(text: str) -> tuple[int, Rate | Budget]:
 
 
 def burst(text: str) -> int:
-    """Of a rate; rates have the same bound."""
+    """Read the burst of a rate, or its amount, which has the same bound."""
     return _whole(text, COUNTS, _NOT_A_COUNT, least=1, most=MAX_RATE)
 
 
 def price(text: str) -> Decimal:
-    """Of one token."""
+    """Read the price of one token."""
     amount = _scaled(text, PER_TOKENS, _NOT_A_PRICE)
     if amount > MAX_PRICE:
         raise ValueError(f"is above the highest price, {MAX_PRICE}M/1M")
@@ -117,7 +117,7 @@ def show_number(value: float) -> str:
 
 
 def show_count(amount: int) -> str:
-    """With at most one decimal: 1.5M, 20k, 1234."""
+    """Write a count with at most one decimal, such as 1.5M, 20k or 1234."""
     fitting = (unit for unit in ("B", "M", "k") if amount >= COUNTS[unit] and amount * 10 % COUNTS[unit] == 0)
     unit = next(fitting, "")
     return f"{_plain(amount / COUNTS[unit])}{unit}"
@@ -155,7 +155,7 @@ def _scaled(text: str, units: Mapping[str, Decimal], complaint: str) -> Decimal:
 
 
 def _too_long(text: str) -> str:
-    """What NUMBER bounds."""
+    """Return the end of a sentence about a number with more digits than NUMBER allows, else an empty text."""
     too_long = re.search(r"[0-9]{17}|\.[0-9]{10}", text)
     return "; it has too many digits: at most 16 before the point and 9 after it" if too_long else ""
 
@@ -177,7 +177,7 @@ def _near_rate(text: str) -> str:
 
 
 def _meant(text: str, units: Iterable[str]) -> str | None:
-    """The number with one of these units that this is a slip for."""
+    """Return the number with one of these units that the text is a slip for, or None."""
     match = _LENIENT.fullmatch(text.strip()[:80])
     unit = _nearest((match[2] or "").strip(), units) if match else None
     meant = f"{re.sub(r'[_,]|^0+(?=[0-9])', '', match[1])}{unit}" if match and unit is not None else ""
@@ -185,7 +185,7 @@ def _meant(text: str, units: Iterable[str]) -> str | None:
 
 
 def _nearest(unit: str, units: Iterable[str]) -> str | None:
-    """The unit that this is another case of, another word for, short of a B, or a slip for."""
+    """Return the unit that this one is another case of, another word for, short of a B, or a slip for."""
     folded = {name.lower(): name for name in units}
     words = [unit.lower(), f"{unit.lower()}b", *(word for same in _SYNONYMS if unit.lower() in same for word in same)]
     for word in words if unit else [""]:

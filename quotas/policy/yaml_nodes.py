@@ -31,7 +31,7 @@ class Scalar:
 
     @property
     def is_absent(self) -> bool:
-        """As after `tenants:` with nothing behind it."""
+        """Return whether there is no value, as after `tenants:` with nothing behind it."""
         return self.is_plain and not self.text
 
 
@@ -49,7 +49,7 @@ class Fields:
 
 @dataclass(frozen=True, slots=True)
 class UnsupportedYaml:
-    """Stands for a value that has been complained of already."""
+    """Stands for a value whose problem is already noted."""
 
     mark: Mark
 
@@ -58,7 +58,7 @@ Node = Scalar | Items | Fields | UnsupportedYaml
 
 
 class Unreadable(Exception):
-    """No tree can be made of the file."""
+    """The file cannot be made into a tree."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(str(problem))
@@ -66,7 +66,8 @@ class Unreadable(Exception):
 
 
 def compose(file: str, content: bytes, problems: Problems) -> Node | None:
-    """The tree of the file's one document, None if it holds nothing. What could be left out is added to `problems`.
+    """Return the tree of the file's one document, or None if it holds nothing. Aliases and the like, which can be left
+    out of a tree, are added to `problems`.
 
     Raises `Unreadable`.
     """

@@ -1,4 +1,4 @@
-"""What one API key of a tenant may spend, as the store's scripts are told it and as they answer. Pure."""
+"""The limits of one API key of a tenant, as the store's scripts take them, and the scripts' answers. Pure."""
 
 import dataclasses
 import math
@@ -21,7 +21,7 @@ SMALL = 128  # likewise of an integer
 
 
 def packed(values: Sequence[int | str]) -> bytes:
-    """An array of at most 65535 unsigned integers and strings of at most 65535 bytes."""
+    """Pack an array of at most 65535 unsigned integers and strings of at most 65535 bytes as MessagePack."""
     return b"\xdc" + len(values).to_bytes(2) + b"".join(map(_packed, values))
 
 
@@ -52,7 +52,7 @@ ARGUMENTS = 10  # as lua/account.lua names them
 
 
 def state_key(tenant: str) -> str:
-    """The key of a tenant's state. Whatever the name, one hash slot holds all of the tenant's keys."""
+    """Return the key of a tenant's state. One hash slot holds all of the tenant's keys, whatever its name."""
     return f"{PREFIX}:{{{quote(tenant, safe='', errors='surrogatepass')}}}"
 
 
@@ -61,13 +61,13 @@ def replica_field(replica: str) -> bytes:
 
 
 @dataclass(slots=True, eq=False)
-class Held:
-    """A reservation as its replica knows it, enough to put it back if the store forgets it."""
+class TrackedReservation:
+    """A reservation as its replica knows it: enough to put it back if the store loses it."""
 
     reservation: Reservation
-    first: int = 0  # day of the charge
-    last: int = 0  # day of the last extension beyond the first, and how much output was added on it
-    late: int = 0
+    first_day: int = 0  # of the charge, counted from the Unix epoch
+    last_day: int = 0  # of the newest extension on a later day; else as `first_day`
+    last_day_output: int = 0  # tokens that were added on a later `last_day`
     booked: Usage = NO_USAGE
     granted: bool = False
     used: Usage | None = None  # once it is over, until the store has settled it
@@ -83,7 +83,7 @@ class Held:
 
     @property
     def progress(self) -> Usage:
-        """What it has used itself, beside its extensions."""
+        """The usage of the reservation itself, without its extensions."""
         done = self.reservation.progress
         if not self.extensions:
             return done
@@ -94,23 +94,24 @@ class Held:
         return self.granted and self.used is None
 
 
-class Figures(NamedTuple):
-    """What was used of each limit, scaled, at a time in microseconds; by which state of the store.
+class Levels(NamedTuple):
+    """The used part of each limit, scaled, at a time in microseconds, and the generation of the store's state that
+    answered.
 
-    They are read from the answer's doubles when somebody asks.
+    The numbers are unpacked from the answer's doubles only when somebody asks.
     """
 
     generation: bytes
     doubles: bytes  # the time, what was used of each limit, and in refusals what is set aside of each
 
     @staticmethod
-    def of(answer: list[bytes]) -> "Figures":
+    def of(answer: list[bytes]) -> "Levels":
         _, generation, doubles = answer
-        return Figures(generation, doubles)
+        return Levels(generation, doubles)
 
     @staticmethod
-    def at(now: int, generation: bytes, numbers: Sequence[int]) -> "Figures":
-        return Figures(generation, struct.pack(f"<{1 + len(numbers)}d", now, *numbers))
+    def at(now: int, generation: bytes, numbers: Sequence[int]) -> "Levels":
+        return Levels(generation, struct.pack(f"<{1 + len(numbers)}d", now, *numbers))
 
     @property
     def now(self) -> int:
@@ -118,7 +119,7 @@ class Figures(NamedTuple):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """All that follow the time."""
+        """All numbers after the time."""
         return tuple(map(int, struct.unpack_from(f"<{len(self.doubles) // 8 - 1}d", self.doubles, 8)))
 
 
@@ -126,7 +127,7 @@ class Account:
     """The limits of a tenant and one of its keys, in the form that the scripts take: see lua/account.lua."""
 
     def __init__(self, tenant: str, key: str | None, limits: tuple[Limit, ...], replica: str, lease: float) -> None:
-        """`limits` as `Store` takes them, `lease` in seconds."""
+        """`limits` are all that requests are charged to, the tenant's own before its key's; `lease` is in seconds."""
         self.tenant = tenant
         self.key = key
         self.limits = limits
@@ -137,8 +138,8 @@ class Account:
         self.life = SPARE + max((_life(limit) for limit in self.limits), default=0.0)
         self._fewest_requests = _least(limit for limit in self.limits if limit.resource in BY_REQUEST)
         self._fewest_tokens = _least(limit for limit in self.limits if limit.resource not in BY_REQUEST)
-        self.held: dict[str, Held] = {}
-        self.seen: Figures | None = None
+        self.reservations: dict[str, TrackedReservation] = {}
+        self.last_levels: Levels | None = None
         self.last_used = 0.0  # by the replica's clock
         columns = self._columns()
         self._spec = self._packed(columns[:4])
@@ -149,8 +150,8 @@ class Account:
 
     @property
     def generation(self) -> bytes:
-        """Which life of the tenant's state was last seen; empty: none."""
-        return self.seen.generation if self.seen else b""
+        """The generation of the tenant's state that was seen last; empty if none was."""
+        return self.last_levels.generation if self.last_levels else b""
 
     def refuse_unfit(self, ask: Ask) -> None:
         """Raise `NeverFits` if a limit can never hold what is asked."""
@@ -161,7 +162,7 @@ class Account:
                 raise NeverFits(limit, asked)
 
     def command(self, script: Script, source: Source, ask: Ask, field: bytes, rest: Sequence[bytes] = ()) -> bytes:
-        """The call of a script that begins as lua/account.lua says, in RESP."""
+        """Return the call, in RESP, of a script that begins as lua/account.lua says."""
         head = self._heads.get((script, len(rest)))
         if head is None:
             head = self._heads[script, len(rest)] = self._head(source, len(rest))
@@ -169,7 +170,7 @@ class Account:
         return head + words(self.generation, field, *numbers, self._spec, *rest)
 
     def settlement(self, source: Source, field: bytes, used: Usage) -> bytes:
-        """The call of lua/settle.lua, in RESP."""
+        """Return the call of lua/settle.lua, in RESP."""
         head = self._heads.get((Script.SETTLE, 0))
         if head is None:
             head = b"*10\r\n" + words(b"EVALSHA", source.digest, b"1", self.state)
@@ -177,54 +178,57 @@ class Account:
         counts = (used.requests, used.input_tokens, used.cached_tokens, used.output_tokens, round(used.kv_byte_seconds))
         return head + words(field, *[b"%d" % count for count in counts])
 
-    def see(self, answer: list[bytes]) -> Figures:
-        """Those of an answer, remembered in case the store forgets them."""
-        figures = Figures.of(answer)
-        if figures.generation:
-            self.seen = figures
-        return figures
+    def remember(self, answer: list[bytes]) -> Levels:
+        """Return the levels of an answer, and remember them in case the store loses them."""
+        levels = Levels.of(answer)
+        if levels.generation:
+            self.last_levels = levels
+        return levels
 
-    def used(self, figures: Figures) -> tuple[int, ...]:
-        return figures.numbers[: len(self.limits)]
+    def used(self, levels: Levels) -> tuple[int, ...]:
+        return levels.numbers[: len(self.limits)]
 
-    def remember(self, older: "Account") -> None:
-        """Take over what was seen under limits that these replace."""
-        if older.seen is not None:
-            used = dict(zip(map(_id, older.limits), older.used(older.seen), strict=True))
+    def carry_over(self, older: "Account") -> None:
+        """Take over the levels that were seen under older limits, which these replace."""
+        if older.last_levels is not None:
+            used = dict(zip(map(_id, older.limits), older.used(older.last_levels), strict=True))
             numbers = [used.get(_id(limit), 0) for limit in self.limits]
-            self.seen = Figures.at(older.seen.now, older.seen.generation, numbers)
+            self.last_levels = Levels.at(older.last_levels.now, older.last_levels.generation, numbers)
 
-    def states(self, figures: Figures) -> tuple[LimitState, ...]:
-        """What is set aside for replicas still remains."""
-        now = figures.now
+    def states(self, levels: Levels) -> tuple[LimitState, ...]:
+        """Return the state of each limit. Amounts that are set aside for replicas count as remaining."""
+        now = levels.now
         return tuple(
             LimitState(limit, max(limit.capacity * scale - used, 0) // scale, _reset(limit, used, now))
-            for limit, scale, used in zip(self.limits, self.scales, self.used(figures), strict=True)
+            for limit, scale, used in zip(self.limits, self.scales, self.used(levels), strict=True)
         )
 
-    def refusal(self, ask: Ask, figures: Figures) -> QuotaRefused:
-        """Of the limits that refuse, the one with the longest wait."""
+    def refusal(self, ask: Ask, levels: Levels) -> QuotaRefused:
+        """Return the refusal with the longest wait among those of the limits that refuse."""
         refusals = []
-        taken = map(sum, zip(self.used(figures), figures.numbers[len(self.limits) :], strict=True))
+        taken = map(sum, zip(self.used(levels), levels.numbers[len(self.limits) :], strict=True))
         for limit, scale, used in zip(self.limits, self.scales, taken, strict=True):
             asked, left = ask.of(limit.resource), limit.capacity * scale - used
             if asked and asked * scale > left:
-                refusals.append(_refusal(limit, asked, max(left, 0) // scale, asked * scale - left, figures.now))
+                refusals.append(_refusal(limit, asked, max(left, 0) // scale, asked * scale - left, levels.now))
         return max(refusals, key=lambda pair: pair[0])[1]
 
-    def record(self, held: Held) -> list[bytes]:
-        """The field of a reservation and its value, as lua/record.lua reads it."""
-        ask, booked = held.reservation.ask, held.booked
+    def record(self, tracked: TrackedReservation) -> list[bytes]:
+        """Return the field of a reservation and its value, as lua/record.lua reads it."""
+        ask, booked = tracked.reservation.ask, tracked.booked
         asked = (ask.requests, ask.input_tokens, ask.output_tokens)
         done = (booked.input_tokens, booked.cached_tokens, booked.output_tokens)
-        return [held.field, RECORD.pack(*asked, *done, held.first, held.last, held.late) + self._spec]
+        return [
+            tracked.field,
+            RECORD.pack(*asked, *done, tracked.first_day, tracked.last_day, tracked.last_day_output) + self._spec,
+        ]
 
     @cached_property
     def _key_levels(self) -> bytes:
         return self.state + b":key:" + key_name(self.key).encode()
 
     def _columns(self) -> list[list[int | str]]:
-        """See lua/spec.lua."""
+        """Return the columns that lua/spec.lua describes."""
         scaled = list(zip(self.limits, self.scales, strict=True))
         return [
             [_field(limit) for limit in self.limits],
@@ -250,7 +254,7 @@ def key_name(key: str | None) -> str:
 
 
 def _scopes(limits: tuple[Limit, ...]) -> tuple[tuple[Limit, ...], tuple[Limit, ...]]:
-    """Those of the tenant, those of the key."""
+    """Split the limits into those of the tenant and those of the key."""
     own = tuple(limit for limit in limits if limit.key is None)
     return own, limits[len(own) :]
 
@@ -277,7 +281,7 @@ def _window(limit: Limit) -> int | str:
 
 
 def _life(limit: Limit) -> float:
-    """Seconds after which nothing is left of whatever was used."""
+    """Return the seconds after which nothing is left of whatever was used."""
     match limit.window:
         case Rate(seconds=seconds, burst=burst):
             return seconds * burst / limit.amount
@@ -296,7 +300,7 @@ def _reset(limit: Limit, used: int, now: int) -> float:
 
 
 def _refusal(limit: Limit, asked: int, left: int, missing: int, now: int) -> tuple[float, QuotaRefused]:
-    """With the seconds to wait; `missing` is scaled."""
+    """Return the seconds to wait and the refusal; `missing` is scaled."""
     match limit.window:
         case Rate():
             wait = missing / limit.amount

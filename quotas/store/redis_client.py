@@ -17,7 +17,7 @@ from redis.exceptions import (
 )
 
 from quotas.errors import ConnectionLost, QuotaError, StoreFault, StoreUnavailable
-from quotas.store.redis_link import RedisLink, again, command
+from quotas.store.redis_link import RedisLink, command, copy_of
 
 CONNECT_TIMEOUT = 1.0  # seconds for the handshake, in the background
 FIRST_DELAY, LONGEST_DELAY = 0.02, 1.0  # seconds between attempts to connect
@@ -37,7 +37,7 @@ class RedisClient:
     """
 
     def __init__(self, url: str, timeout: float = 0.25, prepare: Prepare | None = None) -> None:
-        """`url` as redis-py's: redis://, rediss:// or unix://, with user, password and TLS options."""
+        """`url` is one of redis-py: redis://, rediss:// or unix://, with user, password and TLS options."""
         self.timeout = timeout
         self.prepare = prepare
         self._pool = ConnectionPool.from_url(
@@ -47,7 +47,7 @@ class RedisClient:
         self.num_outages = 0
         self._is_out = False
         self._link: RedisLink | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._connecting: asyncio.Task[None] | None = None
         self._prober: asyncio.Task[None] | None = None  # while a server that is reached does not serve
         self._ended = asyncio.Event()  # when the link in use has
         self._attempted = asyncio.Event()  # unset during the one attempt that calls wait for
@@ -56,20 +56,20 @@ class RedisClient:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the server is reached, and took the last write that it was sent."""
+        """Return whether the server is reached, and accepted the last write that it was sent."""
         return self._link is not None and self._prober is None
 
     async def connect(self) -> None:
         """Connect, and stay connected from now on. If the first attempt fails, its `QuotaError` is raised, and further
         attempts go on in the background.
         """
-        self._keeper = asyncio.create_task(self._keep())
+        self._connecting = asyncio.create_task(self._stay_connected())
         await self._attempted.wait()
         if self._refused is not None:
             raise self._refused
 
     async def close(self) -> None:
-        tasks = [task for task in (self._keeper, self._prober) if task is not None]
+        tasks = [task for task in (self._connecting, self._prober) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -81,10 +81,10 @@ class RedisClient:
         return await self.send(command(*arguments))
 
     async def send(self, packed: bytes) -> Any:
-        """The answer to a command in RESP. An error of the server is raised as `ResponseError` where the caller may
-        know it, as `StoreUnavailable` where the server does not serve.
+        """Return the answer to a command in RESP. An error of the server is raised as `ResponseError` where the caller
+        may know it, as `StoreUnavailable` where the server does not serve.
         """
-        link = self._link or await self._relinked()
+        link = self._link or await self._reconnected()
         try:
             return await link.submit(packed)
         except ResponseError as error:
@@ -109,14 +109,14 @@ class RedisClient:
                 break
         self._prober = None
 
-    async def _relinked(self) -> RedisLink:
+    async def _reconnected(self) -> RedisLink:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._attempted.wait(), self.timeout)
         if self._link is None:
-            raise again(self._reason)
+            raise copy_of(self._reason)
         return self._link
 
-    async def _keep(self) -> None:
+    async def _stay_connected(self) -> None:
         delay = 0.0
         while True:
             await asyncio.sleep(delay)
@@ -163,14 +163,14 @@ class RedisClient:
             raise
         link = RedisLink(connection, CONNECT_TIMEOUT, self._on_end)
         try:
-            await self._greet(link)
+            await self._check_link(link)
         except BaseException:
             await link.close()
             raise
         link.timeout = self.timeout
         return link
 
-    async def _greet(self, link: RedisLink) -> None:
+    async def _check_link(self, link: RedisLink) -> None:
         try:
             await link.submit(command(b"PING"))
             if self.prepare is not None:

@@ -11,19 +11,20 @@ from redis.exceptions import RedisError, ResponseError
 
 from quotas.errors import ConnectionLost, StoreUnavailable
 
-LOOKS = 4  # in the time that an answer may take: between two, the loop reads whatever has come
+CHECKS = 4  # in the time that an answer may take: between two, the loop reads whatever has come
 GRACE = 0.005  # seconds in which the loop reads once more, before a command without an answer is given up
 
 
-def again(error: StoreUnavailable) -> StoreUnavailable:
-    """Another one that says the same: each is raised once."""
+def copy_of(error: StoreUnavailable) -> StoreUnavailable:
+    """Return another error that says the same, since each exception is raised once."""
     return type(error)(*error.args)
 
 
 class RedisLink:
-    """Commands of one turn of the loop share one write. The first that gets no answer in time ends the link.
+    """A pipeline in which commands of one turn of the loop share one write. The first that gets no answer in time ends
+    the link.
 
-    Time is counted as far as this process attended to it: between two looks at what is awaited, however late the second
+    Only time that this process attended to counts: between two checks of what is awaited, however late the second
     comes, no more than the time that was meant to pass. A loop that stands still for seconds, or a machine that starves
     it, so costs the store nothing: what it answered meanwhile is read before anything is judged.
     """
@@ -43,7 +44,7 @@ class RedisLink:
         self._has_outgoing = asyncio.Event()
         self._watch: asyncio.TimerHandle | None = None
         self._attended = 0.0  # seconds in which this process could read answers, up to the last look
-        self._looked = 0.0  # when that was, by the loop's clock
+        self._checked_at = 0.0  # when that was, by the loop's clock
         self._pause = 0.0  # seconds from then to the next look, as it was meant
         self._suspect: asyncio.Future[Any] | None = None  # overdue at the last look
         self._on_end = on_end
@@ -51,14 +52,16 @@ class RedisLink:
         self._tasks = [self._loop.create_task(self._write()), self._loop.create_task(self._read())]
 
     def submit(self, packed: bytes) -> asyncio.Future[Any]:
-        """Send a command in RESP; the answer, or what was raised instead: `ResponseError`, `StoreUnavailable`."""
+        """Send a command in RESP, and return the future of its answer or of its error: `ResponseError`,
+        `StoreUnavailable`.
+        """
         answer = self._loop.create_future()
         if self._ended is not None:
-            answer.set_exception(again(self._ended))
+            answer.set_exception(copy_of(self._ended))
             return answer
         if self._watch is None:
-            self._look_in(self.timeout / LOOKS)
-        self._awaited.append((answer, self._attended + self._since_look()))
+            self._check_in(self.timeout / CHECKS)
+        self._awaited.append((answer, self._attended + self._since_check()))
         self._outgoing.append(packed)
         self._has_outgoing.set()
         return answer
@@ -73,7 +76,7 @@ class RedisLink:
             self._watch.cancel()
         for answer, _ in self._awaited:
             if not answer.done():
-                answer.set_exception(again(reason))
+                answer.set_exception(copy_of(reason))
         self._awaited.clear()
         for task in self._tasks:
             task.cancel()
@@ -115,10 +118,10 @@ class RedisLink:
         else:
             future.set_result(answer)
 
-    def _look(self) -> None:
-        """Give the link up if the oldest command is overdue for the second time: the loop has read in between."""
+    def _check(self) -> None:
+        """End the link if the oldest command is overdue for the second time: the loop has read in between."""
         self._watch = None
-        self._attended += self._since_look()
+        self._attended += self._since_check()
         if not self._awaited:
             return
         oldest, submitted = self._awaited[0]
@@ -127,15 +130,15 @@ class RedisLink:
             self.end(StoreUnavailable(f"the quota store did not answer within {self.timeout * 1000:.0f} ms"))
             return
         self._suspect = oldest if is_overdue else None
-        self._look_in(GRACE if is_overdue else self.timeout / LOOKS)
+        self._check_in(GRACE if is_overdue else self.timeout / CHECKS)
 
-    def _look_in(self, seconds: float) -> None:
-        self._looked, self._pause = self._loop.time(), seconds
-        self._watch = self._loop.call_later(seconds, self._look)
+    def _check_in(self, seconds: float) -> None:
+        self._checked_at, self._pause = self._loop.time(), seconds
+        self._watch = self._loop.call_later(seconds, self._check)
 
-    def _since_look(self) -> float:
-        """Seconds since the last look that were attended to."""
-        return min(self._loop.time() - self._looked, self._pause)
+    def _since_check(self) -> float:
+        """Return the seconds since the last check that were attended to."""
+        return min(self._loop.time() - self._checked_at, self._pause)
 
 
 def words(*arguments: bytes) -> bytes:

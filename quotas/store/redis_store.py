@@ -28,20 +28,21 @@ from quotas.errors import QuotaError, StoreUnavailable, StoreUnsuitable
 from quotas.policy.limit import EPOCH, Limit
 from quotas.policy.policy import Outage
 from quotas.reservation import Ask, LimitState, Reservation, Usage
-from quotas.store.account import PREFIX, Account, Figures, Held, state_key
+from quotas.store.account import PREFIX, Account, Levels, TrackedReservation, state_key
 from quotas.store.outage import OutageFallback
 from quotas.store.redis_client import RedisClient
 from quotas.store.replica import Replica
-from quotas.store.scripts import Script, ScriptRunner
-from quotas.store.store import Observer
+from quotas.store.scripts import CommandObserver, Script, ScriptRunner
 from quotas.store.usage_ledger import UsageLedger
 
 
 class KvPool:
-    """One per process. The leases of all replicas never add up to more than the limit that was last asked with."""
+    """Leases of KV memory for this process. The leases of all replicas never add up to more than the limit that was
+    last asked with.
+    """
 
     def __init__(self, runner: ScriptRunner, replica: str, lease: float) -> None:
-        """`lease` in seconds: how long what is granted lasts unless it is renewed."""
+        """`lease` is the seconds that a granted lease lasts unless it is renewed."""
         self._runner = runner
         self._replica = replica.encode()
         self._lease = lease
@@ -63,7 +64,7 @@ PER_CALL = b"1000"  # keys that one SCAN looks at, so that others are not kept w
 
 
 async def ledgers(client: RedisClient) -> list[tuple[str, date]]:
-    """The tenants and the UTC days that have one. It reads the names of all keys of the server's database.
+    """Return the tenants and the UTC days that have a ledger. It reads the names of all keys of the server's database.
 
     Raises `StoreUnavailable`, and `StoreUnsuitable` where that is not permitted.
     """
@@ -92,23 +93,28 @@ TIMEOUT = 0.25  # seconds
 
 
 class RedisStore:
-    """A `Store`; one per process. What a dead one holds is free again a lease after its last heartbeat."""
+    """The store on Redis or Valkey, one per process. What a dead process holds is free again a lease after its last
+    heartbeat.
+
+    Every call is atomic, and raises `StoreUnavailable` within a bounded time if the store does not answer. `limits` are
+    those that requests are charged to, the tenant's own before its key's.
+    """
 
     def __init__(
         self, runner: ScriptRunner, lease: float = LEASE, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        """`lease` is the life of a heartbeat in seconds. Closing the store closes the runner."""
+        """`lease` is the seconds that a heartbeat lasts. Closing the store closes the runner."""
         self._runner = runner
         self._replica = Replica(runner, lease)
         self._ledger = UsageLedger(runner, self._replica.id)
         self._kv_pool = KvPool(runner, self._replica.id, lease)
-        self._bridge = OutageFallback(self._replica, monotonic)
+        self._fallback = OutageFallback(self._replica, monotonic)
         self._monotonic = monotonic
         self._accounts: dict[tuple[str, str | None], Account] = {}
 
     @classmethod
     def at(cls, url: str, timeout: float = TIMEOUT, lease: float = LEASE) -> "RedisStore":
-        """`url` as redis-py takes it, `timeout` the most seconds that a call waits for an answer."""
+        """Return a store at `url`, as redis-py takes it; `timeout` is the most seconds that a call waits."""
         return cls(ScriptRunner(url, timeout), lease)
 
     @property
@@ -125,16 +131,18 @@ class RedisStore:
         return self._runner.client.is_connected
 
     @property
-    def on_command(self) -> list[Observer]:
+    def on_command(self) -> list[CommandObserver]:
         return self._runner.on_command
 
     @property
     def num_outages(self) -> int:
+        """The number of times that the store was lost, or could not be reached to begin with."""
         return self._runner.client.num_outages
 
     @property
-    def num_held(self) -> int:
-        return self._replica.num_held
+    def num_unsettled(self) -> int:
+        """The number of this replica's reservations that are not settled yet."""
+        return self._replica.num_unsettled
 
     async def connect(self) -> None:
         """Raise `StoreUnavailable` if the server cannot be reached now (attempts go on in the background), and
@@ -144,107 +152,130 @@ class RedisStore:
 
     @property
     def returned(self) -> asyncio.Event:
+        """An event that is set each time the store is reached again; whoever waits for it clears it and calls
+        `heartbeat`.
+        """
         return self._runner.client.returned
 
     async def close(self) -> None:
         with suppress(QuotaError):
-            await self._bridge.close()
+            await self._fallback.close()
         await self._runner.client.close()
 
     async def reserve(
         self, tenant: str, key: str | None, limits: tuple[Limit, ...], ask: Ask, outage: Outage = "closed"
     ) -> Reservation:
+        """Charge `ask` to every limit, or charge nothing and raise `QuotaRefused`.
+
+        While the store is away, `outage` decides what happens (quotas/store/outage.py).
+        """
         account = self._account(tenant, key, limits)
         account.refuse_unfit(ask)
         try:
             reservation = await self._reserve(account, ask, outage)
         except StoreUnavailable as error:
-            return self._bridge.reserve(account, ask, outage, error)
+            return self._fallback.reserve(account, ask, outage, error)
         if outage == "lease":
-            self._bridge.slices.want(account, ask)
+            self._fallback.slices.add_demand(account, ask)
         return reservation
 
     async def _reserve(self, account: Account, ask: Ask, outage: Outage) -> Reservation:
-        reservation, granted, figures = await self._take(account, ask, outage)
-        if not granted and await self._bridge.slices.give_way(account):
-            reservation, granted, figures = await self._take(account, ask, outage)
+        reservation, granted, levels = await self._take(account, ask, outage)
+        if not granted and await self._fallback.slices.release(account):
+            reservation, granted, levels = await self._take(account, ask, outage)
         if not granted:
-            refusal = account.refusal(ask, figures)
-            refusal.measure = partial(account.states, figures)
+            refusal = account.refusal(ask, levels)
+            refusal.measure = partial(account.states, levels)
             raise refusal
-        reservation.measure = partial(account.states, figures)
+        reservation.measure = partial(account.states, levels)
         return reservation
 
-    async def _take(self, account: Account, ask: Ask, outage: Outage) -> tuple[Reservation, bool, Figures]:
+    async def _take(self, account: Account, ask: Ask, outage: Outage) -> tuple[Reservation, bool, Levels]:
         reservation = Reservation(self._replica.next_id(), account.tenant, account.key, ask, account.limits, tuple)
-        granted, figures = await self._replica.take(account, Held(reservation, outage=outage))
-        return reservation, granted, figures
+        granted, levels = await self._replica.reserve(account, TrackedReservation(reservation, outage=outage))
+        return reservation, granted, levels
 
     async def extend(self, reservation: Reservation, more_output: int) -> None:
-        if (found := self._replica.holds(reservation.id)) is None:
+        """Charge so many more output tokens to every limit, or charge nothing and raise `QuotaRefused`; in an outage as
+        `reserve`.
+        """
+        if (found := self._replica.find(reservation.id)) is None:
             raise ValueError(f"reservation {reservation.id} was settled: it cannot be extended")
-        account, held = found
+        account, tracked = found
         more = Ask(0, 0, more_output)
         account.refuse_unfit(more)
         try:
-            if held.is_local:
+            if tracked.is_local:
                 raise StoreUnavailable("the quota store has not taken over this request yet")
-            await self._extend(account, held, more)
+            await self._extend(account, tracked, more)
         except StoreUnavailable as error:
-            held.extensions += (self._bridge.reserve(account, more, held.outage, error),)
+            tracked.extensions += (self._fallback.reserve(account, more, tracked.outage, error),)
 
-    async def _extend(self, account: Account, held: Held, more: Ask) -> None:
-        reservation = held.reservation
+    async def _extend(self, account: Account, tracked: TrackedReservation, more: Ask) -> None:
+        reservation = tracked.reservation
         ask = replace(reservation.ask, output_tokens=reservation.ask.output_tokens + more.output_tokens)
-        granted, figures = await self._replica.extend(account, held, ask)
+        granted, levels = await self._replica.extend(account, tracked, ask)
         if not granted:
-            raise account.refusal(more, figures)
-        reservation.measure = partial(account.states, figures)
+            raise account.refusal(more, levels)
+        reservation.measure = partial(account.states, levels)
 
     async def settle(self, reservation: Reservation, usage: Usage) -> None:
-        match self._replica.holds(reservation.id):
-            case account, held if held.used is None:
-                await self._settle(account, held, usage)
+        """Return what was reserved and not used, and book the usage. A second call does nothing.
 
-    async def _settle(self, account: Account, held: Held, usage: Usage) -> None:
+        If the store is away, a later `heartbeat` does it; the caller never needs to repeat it.
+        """
+        match self._replica.find(reservation.id):
+            case account, tracked if tracked.used is None:
+                await self._settle(account, tracked, usage)
+
+    async def _settle(self, account: Account, tracked: TrackedReservation, usage: Usage) -> None:
         used = usage
-        if held.extensions:
-            used = replace(usage, output_tokens=min(usage.output_tokens, held.reservation.ask.output_tokens))
-            await self._settle_extensions(held, usage.output_tokens - used.output_tokens)
-        if held.is_local:
-            self._bridge.settle(account, held, used)
+        if tracked.extensions:
+            used = replace(usage, output_tokens=min(usage.output_tokens, tracked.reservation.ask.output_tokens))
+            await self._settle_extensions(tracked, usage.output_tokens - used.output_tokens)
+        if tracked.is_local:
+            self._fallback.settle(account, tracked, used)
             return
-        held.used = used
+        tracked.used = used
         with suppress(StoreUnavailable):  # a later heartbeat does it
-            await self._replica.settle(account, held)
+            await self._replica.settle(account, tracked)
 
-    async def _settle_extensions(self, held: Held, output_tokens: int) -> None:
-        for extension in held.extensions:
+    async def _settle_extensions(self, tracked: TrackedReservation, output_tokens: int) -> None:
+        for extension in tracked.extensions:
             used = min(output_tokens, extension.ask.output_tokens)
             output_tokens -= used
             await self.settle(extension, Usage(output_tokens=used, requests=0))
 
     async def states(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> tuple[LimitState, ...]:
+        """Return the state of each limit now."""
         account = self._account(tenant, key, limits)
-        return account.states(await self._replica.look(account))
+        return account.states(await self._replica.levels(account))
 
     def book(self, tenant: str, key: str | None, usage: Usage) -> None:
+        """Book usage that no limit counted; the next `heartbeat` sends it."""
         self._ledger.add(tenant, key, usage)
 
     async def lease_kv(self, tenant: str, limit: int, wanted: int) -> tuple[int, float]:
+        """Lease up to `wanted` of the `limit` bytes of KV memory that all replicas may hold for the tenant, instead of
+        what was leased before. Returns the bytes granted, and for how many seconds from the call on.
+        """
         return await self._kv_pool.lease(tenant, limit, wanted)
 
     async def heartbeat(self) -> None:
+        """Renew this replica's leases and slices, and send progress and bookings. It has to be called three times a
+        lease or more often.
+        """
         await self._replica.heartbeat()
-        await self._bridge.heal()
+        await self._fallback.reconcile()
         await self._ledger.flush()
         self._forget_idle()
 
     async def usage(self, tenant: str, day: date) -> dict[str | None, Usage]:
+        """Return the usage of each of the tenant's keys on a UTC day; None stands for requests without a key."""
         return await self._ledger.of(tenant, day)
 
     async def ledgers(self) -> list[tuple[str, date]]:
-        """The tenants and UTC days that the connected server has a ledger of, in no order."""
+        """Return the tenants and UTC days that the connected server has a ledger of, in no order."""
         return await ledgers(self._runner.client)
 
     def _account(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> Account:
@@ -252,16 +283,16 @@ class RedisStore:
         if account is None or not (account.limits is limits or account.limits == limits):
             older, account = account, Account(tenant, key, limits, self._replica.id, self._replica.lease)
             if older is not None:
-                account.remember(older)
-                self._bridge.slices.forget(older)
+                account.carry_over(older)
+                self._fallback.slices.forget(older)
             self._accounts[tenant, key] = account
         account.last_used = self._monotonic()
         return account
 
     def _forget_idle(self) -> None:
-        """Drop accounts of which nothing can be left in the store."""
+        """Drop the accounts of which nothing can be left in the store."""
         now = self._monotonic()
         for name, account in list(self._accounts.items()):
-            if not account.held and now > account.last_used + account.life:
+            if not account.reservations and now > account.last_used + account.life:
                 del self._accounts[name]
-                self._bridge.slices.forget(account)
+                self._fallback.slices.forget(account)

@@ -1,4 +1,4 @@
-"""What this process holds at the store, and how the two come to agree again after a crash, an outage or a loss."""
+"""This process's reservations at the store, and how the two agree again after a crash, an outage or a loss."""
 
 import asyncio
 import secrets
@@ -7,18 +7,18 @@ from typing import Any
 
 from quotas.errors import ConnectionLost, StoreFault
 from quotas.reservation import NOTHING, Ask, Usage
-from quotas.store.account import Account, Figures, Held, replica_field
+from quotas.store.account import Account, Levels, TrackedReservation, replica_field
 from quotas.store.scripts import Script, ScriptRunner
 
 ATTEMPTS = 4  # of a call that the store answers with the wish for another one first
 NO_ASK = Ask(0, 0, 0)
-AGAIN, ANEW = 0, -1  # how lua/restore.lua charges: what a reclaim gave back, or all
+CHARGE_AGAIN, CHARGE_FIRST = 0, -1  # how lua/restore.lua charges: what a reclaim gave back, or all
 DAY = 86_400_000_000  # microseconds
 
 
 class Replica:
-    """Reservations of one process. The store knows them by its random id and an ordinal that only grows, so that what
-    the store keeps and this replica does not name is known to be abandoned.
+    """The reservations of one process. The store knows them by the process's random id and an ordinal that only grows,
+    so that a reservation in the store that this replica does not name is known to be abandoned.
     """
 
     def __init__(self, runner: ScriptRunner, lease: float) -> None:
@@ -26,7 +26,7 @@ class Replica:
         self.lease = lease
         self._runner = runner
         self._ordinal = 0
-        self._held: dict[str, tuple[Account, Held]] = {}
+        self._reservations: dict[str, tuple[Account, TrackedReservation]] = {}
         self._uncertain: set[bytes] = set()  # states that may keep a reservation of ours that nobody holds
 
     def next_id(self) -> str:
@@ -34,79 +34,84 @@ class Replica:
         return f"{self.id}.{self._ordinal}"
 
     @property
-    def num_held(self) -> int:
-        """Reservations that are not settled yet."""
-        return len(self._held)
+    def num_unsettled(self) -> int:
+        """The number of reservations that are not settled yet."""
+        return len(self._reservations)
 
-    def holds(self, reservation_id: str) -> tuple[Account, Held] | None:
-        return self._held.get(reservation_id)
+    def find(self, reservation_id: str) -> tuple[Account, TrackedReservation] | None:
+        """Return the account and the state of a reservation that is not settled yet."""
+        return self._reservations.get(reservation_id)
 
-    async def take(self, account: Account, held: Held) -> tuple[bool, Figures]:
-        """Reserve what `held` asks; whether it was granted, and the figures."""
-        self._held[held.reservation.id] = account, held
-        account.held[held.reservation.id] = held
+    async def reserve(self, account: Account, tracked: TrackedReservation) -> tuple[bool, Levels]:
+        """Ask the store for the reservation. Returns whether it was granted, and the levels."""
+        self._reservations[tracked.reservation.id] = account, tracked
+        account.reservations[tracked.reservation.id] = tracked
         try:
-            answer = await self._decide(Script.RESERVE, account, held.reservation.ask, held.field)
+            answer = await self._decide(Script.RESERVE, account, tracked.reservation.ask, tracked.field)
         except BaseException:  # whatever interrupts, it may have been charged
             self._uncertain.add(account.state)
-            self.let_go(account, held)
+            self.forget(account, tracked)
             raise
-        figures = account.see(answer)
+        levels = account.remember(answer)
         if answer[0] == b"OK":
-            held.granted = True
-            held.first = held.last = figures.now // DAY
+            tracked.granted = True
+            tracked.first_day = tracked.last_day = levels.now // DAY
         else:
-            self.let_go(account, held)
-        return held.granted, figures
+            self.forget(account, tracked)
+        return tracked.granted, levels
 
-    def take_locally(self, account: Account, held: Held) -> None:
-        """Grant what `held` asks without the store, which is to `adopt` it later."""
-        held.is_local = True
-        self._held[held.reservation.id] = account, held
-        account.held[held.reservation.id] = held
+    def add_local(self, account: Account, tracked: TrackedReservation) -> None:
+        """Grant a reservation without the store, which is to `adopt` it later."""
+        tracked.is_local = True
+        self._reservations[tracked.reservation.id] = account, tracked
+        account.reservations[tracked.reservation.id] = tracked
 
-    async def extend(self, account: Account, held: Held, ask: Ask) -> tuple[bool, Figures]:
-        """Raise the output to that of `ask`."""
-        answer = await self._decide(Script.EXTEND, account, ask, held.field)
-        figures = account.see(answer)
+    async def extend(self, account: Account, tracked: TrackedReservation, ask: Ask) -> tuple[bool, Levels]:
+        """Raise the reserved output to that of `ask`. Returns whether it was granted, and the levels."""
+        answer = await self._decide(Script.EXTEND, account, ask, tracked.field)
+        levels = account.remember(answer)
         if answer[0] == b"OK":
-            self._note_extension(held, ask, figures.now // DAY)
-        return answer[0] == b"OK", figures
+            self._note_extension(tracked, ask, levels.now // DAY)
+        return answer[0] == b"OK", levels
 
-    async def look(self, account: Account) -> Figures:
-        return Figures.of(await self._decide(Script.STATES, account, NO_ASK, b"-"))
+    async def levels(self, account: Account) -> Levels:
+        """Ask the store for the levels of the account's limits."""
+        return Levels.of(await self._decide(Script.STATES, account, NO_ASK, b"-"))
 
     async def slice(self, account: Account, field: bytes, numbers: Sequence[int]) -> tuple[int, ...]:
-        """Have a slice set aside, as lua/slice.lua is told it; what it holds, and what it is due."""
-        return Figures.of(await self._decide(Script.SLICE, account, NO_ASK, field, _numbers(*numbers))).numbers
+        """Ask the store to set a slice aside, as lua/slice.lua takes it. Returns the amounts it holds, then their
+        targets.
+        """
+        return Levels.of(await self._decide(Script.SLICE, account, NO_ASK, field, _numbers(*numbers))).numbers
 
-    async def charge(self, account: Account, debtor: bytes, ordinal: int, used: Usage) -> None:
-        """Charge and book what the store was not asked for, once for each ordinal of the debtor."""
+    async def charge(self, account: Account, sender: bytes, ordinal: int, used: Usage) -> None:
+        """Charge and book usage that the store was not asked for, once for each ordinal of the sender."""
         ask = Ask(used.requests, used.input_tokens, used.output_tokens)
         rest = _numbers(ordinal, used.cached_tokens, round(used.kv_byte_seconds))
-        account.see(await self._decide(Script.CHARGE, account, ask, debtor, rest))
+        account.remember(await self._decide(Script.CHARGE, account, ask, sender, rest))
 
-    async def adopt(self, account: Account) -> list[Held]:
-        """Have the store take over what was granted locally, whatever its limits hold now; what was taken over.
+    async def adopt(self, account: Account) -> list[TrackedReservation]:
+        """Have the store take over what was granted locally, whatever its limits hold now, and return those
+        reservations.
 
-        What is interrupted is taken over by a later call, once.
+        If this is interrupted, a later call takes them over, once.
         """
-        await self.beat(account)  # a store that lost its state is told the rest first
-        today = (await self.look(account)).now // DAY
-        taken = [held for held in account.held.values() if held.is_local]
-        for held in taken:
-            held.is_offered = True
-            held.first = held.last = today
-        await self._put_back(account, taken, ANEW)
-        for held in taken:
-            held.is_local, held.granted = False, True
-        await all_of(self.settle(account, held) for held in taken if held.used is not None)
+        await self.renew(account)  # a store that lost its state is told the rest first
+        today = (await self.levels(account)).now // DAY
+        taken = [tracked for tracked in account.reservations.values() if tracked.is_local]
+        for tracked in taken:
+            tracked.is_offered = True
+            tracked.first_day = tracked.last_day = today
+        await self._put_back(account, taken, CHARGE_FIRST)
+        for tracked in taken:
+            tracked.is_local, tracked.granted = False, True
+        await all_of(self.settle(account, tracked) for tracked in taken if tracked.used is not None)
         return taken
 
     async def _decide(
         self, script: Script, account: Account, ask: Ask, field: bytes, rest: Sequence[bytes] = ()
     ) -> list[bytes]:
-        """Run a script of an account, doing first what the store asks for."""
+        """Run a script of an account, after doing what the store asks for first."""
         source = self._runner.scripts[script]
         for _ in range(ATTEMPTS):
             known = account.generation
@@ -119,35 +124,39 @@ class Replica:
                 case b"RECLAIM":
                     await self.reclaim(account.state)
                 case b"GONE":
-                    await self.beat(account)
+                    await self.renew(account)
                 case _:
                     return answer
         raise StoreFault(f"the quota store did not {script} in {ATTEMPTS} attempts")
 
-    async def settle(self, account: Account, held: Held) -> None:
-        """Settle what is over. What interrupts this leaves it to the next heartbeat."""
+    async def settle(self, account: Account, tracked: TrackedReservation) -> None:
+        """Settle a reservation that is over. If this is interrupted, the next heartbeat does it."""
         try:
-            if await self._settled(account, held) == b"GONE" and not held.settling:
-                await self.beat(account, held)
-                await self._settled(account, held)
+            if await self._settled(account, tracked) == b"GONE" and not tracked.settling:
+                await self.renew(account, tracked)
+                await self._settled(account, tracked)
         except BaseException:
-            held.settling = True
+            tracked.settling = True
             raise
-        self.let_go(account, held)
+        self.forget(account, tracked)
 
     async def heartbeat(self) -> None:
-        overdue = [pair for pair in self._held.values() if pair[1].settling]
-        await all_of(self.settle(account, held) for account, held in overdue)
-        await all_of(self.beat(account) for account in {account: None for account, _ in self._held.values()})
+        overdue = [pair for pair in self._reservations.values() if pair[1].settling]
+        await all_of(self.settle(account, tracked) for account, tracked in overdue)
+        await all_of(self.renew(account) for account in {account: None for account, _ in self._reservations.values()})
         await all_of(self.reclaim(state) for state in list(self._uncertain))
 
-    async def beat(self, account: Account, ending: Held | None = None) -> None:
-        """Renew the lease and report progress; put back what the store does not have of it.
+    async def renew(self, account: Account, ending: TrackedReservation | None = None) -> None:
+        """Renew the lease, report progress, and put back the reservations that the store does not have.
 
         A reservation that is being settled is left out, unless it is `ending`: the store may rightly have it no more.
         """
-        named = {held.field: held for held in account.held.values() if held.is_running or held is ending}
-        progress = {field: held.progress for field, held in named.items()}
+        named = {
+            tracked.field: tracked
+            for tracked in account.reservations.values()
+            if tracked.is_running or tracked is ending
+        }
+        progress = {field: tracked.progress for field, tracked in named.items()}
         reports = [word for field, usage in progress.items() for word in (field, *_tokens(usage))]
         head = (account.generation, replica_field(self.id))
         lives = _numbers(round(self.lease * 1e6), round(account.life * 1e3))
@@ -163,9 +172,9 @@ class Replica:
             await self._restore(account, lost=False, ending=ending, only=unknown)
 
     async def reclaim(self, state: bytes) -> None:
-        """Settle what dead replicas held of this tenant, and what we do not hold."""
+        """Settle what dead replicas held of this tenant, and what the store has in our name and we do not know."""
         self._uncertain.discard(state)
-        live = [held.field for account, held in self._held.values() if account.state == state]
+        live = [tracked.field for account, tracked in self._reservations.values() if account.state == state]
         bound = _numbers(round(self.lease * 1e6), self._ordinal + 1)
         try:
             await self._runner.call(Script.RECLAIM, (state,), self.id.encode(), *bound, *live)
@@ -174,51 +183,53 @@ class Replica:
             raise
 
     async def _restore(
-        self, account: Account, lost: bool, ending: Held | None = None, only: set[bytes] | None = None
+        self, account: Account, lost: bool, ending: TrackedReservation | None = None, only: set[bytes] | None = None
     ) -> None:
-        """Put back our reservations: all of them with the figures last seen if state was lost, else those of `only`."""
-        running = [held for held in account.held.values() if held.is_running or held is ending]
-        known = [held for held in running if only is None or held.field in only]
-        if lost and account.seen:
-            await self._put_back(account, known, account.seen.now, account.used(account.seen))
+        """Put back our reservations: all, with the levels last seen, if state was lost, else those of `only`."""
+        running = [tracked for tracked in account.reservations.values() if tracked.is_running or tracked is ending]
+        known = [tracked for tracked in running if only is None or tracked.field in only]
+        if lost and account.last_levels:
+            await self._put_back(account, known, account.last_levels.now, account.used(account.last_levels))
         else:
-            await self._put_back(account, known, AGAIN)
+            await self._put_back(account, known, CHARGE_AGAIN)
 
     async def _put_back(
-        self, account: Account, known: list[Held], charged: int, figures: Sequence[int] | None = None
+        self, account: Account, known: list[TrackedReservation], charged: int, levels: Sequence[int] | None = None
     ) -> None:
-        """`charged`: when these figures were seen, which count them already; `AGAIN`; `ANEW`."""
-        records = [word for held in known for word in account.record(held)]
-        rest = [*_numbers(charged, *(figures or (0,) * len(account.limits))), *records]
+        """Restore the reservations. `charged` is the time of these levels, which include them, or `CHARGE_AGAIN`, or
+        `CHARGE_FIRST`.
+        """
+        records = [word for tracked in known for word in account.record(tracked)]
+        rest = [*_numbers(charged, *(levels or (0,) * len(account.limits))), *records]
         field = f"r:{self.next_id()}".encode()
         source = self._runner.scripts[Script.RESTORE]
         answer = await self._runner.run(Script.RESTORE, account.command(Script.RESTORE, source, NO_ASK, field, rest))
-        account.see(answer)
+        account.remember(answer)
 
-    async def _settled(self, account: Account, held: Held) -> bytes:
-        used = held.used or NOTHING
-        command = account.settlement(self._runner.scripts[Script.SETTLE], held.field, used)
+    async def _settled(self, account: Account, tracked: TrackedReservation) -> bytes:
+        used = tracked.used or NOTHING
+        command = account.settlement(self._runner.scripts[Script.SETTLE], tracked.field, used)
         try:
             return (await self._runner.run_once(Script.SETTLE, command))[0]
         except ConnectionLost:
-            held.settling = True
+            tracked.settling = True
             return (await self._runner.run_once(Script.SETTLE, command))[0]
 
     @staticmethod
-    def _note_extension(held: Held, ask: Ask, today: int) -> None:
-        more = ask.output_tokens - held.reservation.ask.output_tokens
-        if today != held.first:
-            held.late = (held.late if today == held.last else 0) + more
-            held.last = today
-        held.reservation.ask = ask
+    def _note_extension(tracked: TrackedReservation, ask: Ask, today: int) -> None:
+        more = ask.output_tokens - tracked.reservation.ask.output_tokens
+        if today != tracked.first_day:
+            tracked.last_day_output = (tracked.last_day_output if today == tracked.last_day else 0) + more
+            tracked.last_day = today
+        tracked.reservation.ask = ask
 
-    def let_go(self, account: Account, held: Held) -> None:
-        self._held.pop(held.reservation.id, None)
-        account.held.pop(held.reservation.id, None)
+    def forget(self, account: Account, tracked: TrackedReservation) -> None:
+        self._reservations.pop(tracked.reservation.id, None)
+        account.reservations.pop(tracked.reservation.id, None)
 
 
 async def all_of(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run them at once; raise the first failure when all are done."""
+    """Run the calls at once; raise the first failure when all are done."""
     for result in await asyncio.gather(*calls, return_exceptions=True):
         if isinstance(result, BaseException):
             raise result

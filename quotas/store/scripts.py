@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha1
@@ -15,7 +15,12 @@ from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 from quotas.errors import ConnectionLost, StoreFault, StoreUnavailable, StoreUnsuitable
 from quotas.store.redis_client import RedisClient
 from quotas.store.redis_link import RedisLink, command
-from quotas.store.store import Observer
+
+CommandObserver = Callable[[str, float, float, Exception | None], object]
+"""Is called for each command that was sent to the store with its name, its begin and its end in seconds of
+`time.monotonic`, and the error that failed it. The call is made where the command was awaited, in the context of its
+caller.
+"""
 
 LUA = Path(__file__).parent / "lua"
 
@@ -58,7 +63,7 @@ class Source:
 
 
 def load_scripts(parts: Mapping[str, str] | None = None) -> dict[Script, Source]:
-    """Every script. `parts` stand in for those of the same name, as a clock that a test turns."""
+    """Return every script. `parts` replace the parts of the same name, as a test does with the clock."""
     return {script: _source((*names, script.value), parts or {}) for script, names in PARTS.items()}
 
 
@@ -71,7 +76,7 @@ OLDEST = (6, 2)
 
 
 async def check_server(link: RedisLink) -> None:
-    """Raise `StoreUnsuitable` with the remedy, or `StoreUnavailable` of a server that replicates another."""
+    """Raise `StoreUnsuitable` with the remedy, or `StoreUnavailable` if the server replicates another."""
     answers = [link.submit(command(b"INFO", section)) for section in (b"server", b"memory", b"replication")]
     try:
         info = _parse(b"\n".join([await answer for answer in answers]))
@@ -95,32 +100,36 @@ def _parse(text: bytes) -> dict[str, str]:
 
 
 class ScriptRunner:
+    """Runs scripts on the server, and loads them where the server does not have them."""
+
     def __init__(self, url: str, timeout: float, scripts: Mapping[Script, Source] | None = None) -> None:
-        """`url` and `timeout` as in `RedisClient`."""
-        self.on_command: list[Observer] = []
+        """`url` and `timeout` are those of `RedisClient`."""
+        self.on_command: list[CommandObserver] = []
         self.scripts = scripts or load_scripts()
         self.client = RedisClient(url, timeout, self._prepare)
 
     async def call(self, script: Script, keys: tuple[bytes, ...], *arguments: bytes) -> list[bytes]:
-        """The answer of a script: its status, then what it says."""
+        """Run a script. Returns its status, then the rest of its answer."""
         return await self.run(script, self._packed(script, keys, *arguments))
 
     async def run(self, script: Script, packed: bytes) -> list[bytes]:
-        """`packed` is an EVALSHA of `script`, which may run twice."""
+        """Send an EVALSHA of `script`, which must be one that may run twice: it is repeated when the connection is
+        lost.
+        """
         try:
             return await self._executed(script, packed)
         except ConnectionLost:
             return await self._executed(script, packed)
 
     async def run_once(self, script: Script, packed: bytes) -> list[bytes]:
-        """The same without a second try on a new connection: `ConnectionLost` leaves open whether it was executed."""
+        """Send it without a second try on a new connection: `ConnectionLost` leaves open whether it was executed."""
         return await self._executed(script, packed)
 
     def _packed(self, script: Script, keys: tuple[bytes, ...], *arguments: bytes) -> bytes:
         return command(b"EVALSHA", self.scripts[script].digest, b"%d" % len(keys), *keys, *arguments)
 
     async def _executed(self, script: Script, packed: bytes) -> list[bytes]:
-        """Observed, whether it succeeds or fails."""
+        """Run it and call the observers, whether it succeeds or fails."""
         began, failure = time.monotonic(), None
         try:
             return await self._answered(script, packed)
@@ -129,8 +138,8 @@ class ScriptRunner:
             raise
         finally:
             ended = time.monotonic()
-            for tell in self.on_command:
-                tell(script, began, ended, failure)
+            for observe in self.on_command:
+                observe(script, began, ended, failure)
 
     async def _answered(self, script: Script, packed: bytes) -> list[bytes]:
         try:

@@ -1,4 +1,4 @@
-"""Slices of the limits that requests have come for, kept up while the store answers."""
+"""Slices: the parts of limits that this replica may spend while the store is away, kept up while it answers."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -11,14 +11,14 @@ from quotas.store.account import Account
 from quotas.store.replica import Replica, all_of
 
 NOTHING_ASKED = Ask(0)
-SHORTEST = 0.5  # seconds that a rate of demand is told from
+SHORTEST = 0.5  # seconds: demand is not extrapolated from less
 
 
 class Demand:
-    """Of the present period and the one before it."""
+    """The amounts that requests asked for in the present period and in the one before it."""
 
     def __init__(self, period: float, now: float) -> None:
-        """`period` in seconds."""
+        """`period` is in seconds."""
         self._period = period
         self._asked = self._asked_before = NOTHING_ASKED
         self._largest = self._largest_before = NOTHING_ASKED
@@ -29,7 +29,7 @@ class Demand:
         self._largest = _by(max, self._largest, ask)
 
     def turn(self, now: float) -> None:
-        """Begin a new period, if it is time to."""
+        """Begin a new period, if the present one is over."""
         if now < self._turned + self._period:
             return
         self._asked_before, self._asked = self._asked, NOTHING_ASKED
@@ -38,7 +38,7 @@ class Demand:
 
     @property
     def largest(self) -> Ask:
-        """The most of each that one request asked for; nothing, when none came."""
+        """The most of each amount that one request asked for; nothing when none came."""
         return _by(max, self._largest, self._largest_before)
 
     @property
@@ -46,7 +46,7 @@ class Demand:
         return self.largest == NOTHING_ASKED
 
     def within(self, seconds: float, now: float) -> Ask:
-        """What would come in a time, if it goes on so; no less than the largest request."""
+        """Return the amounts to expect in so many seconds if demand goes on; no less than the largest request."""
         ratio = seconds / max(now - self._turned_before, SHORTEST)
         asked = _by(int.__add__, self._asked, self._asked_before)
         return _by(max, self.largest, _by(lambda count, _: round(count * ratio), asked, asked))
@@ -70,23 +70,24 @@ class Slice:
     """
 
     def __init__(self, account: Account, field: bytes, lease: float, now: float) -> None:
-        """`field` names it in the store; `lease` in seconds."""
+        """`field` is its name in the store; `lease` is in seconds."""
         self.account = account
         self.field = field
         self.demand = Demand(lease / 2, now)
         self._lease = lease
         self._expires = float("-inf")
         none = [0] * len(account.limits)
-        self._granted, self._due, self._spent = none, none, none
+        self._granted, self._target, self._spent = none, none, none
 
     @property
     def is_empty(self) -> bool:
         return not any(self._granted) and not any(self._spent)
 
     @property
-    def exceeds_its_due(self) -> bool:
+    def exceeds_target(self) -> bool:
         return any(
-            granted > max(due, spent) for granted, due, spent in zip(self._granted, self._due, self._spent, strict=True)
+            granted > max(target, spent)
+            for granted, target, spent in zip(self._granted, self._target, self._spent, strict=True)
         )
 
     def fits(self, ask: Ask, now: float) -> bool:
@@ -96,42 +97,45 @@ class Slice:
     def spend(self, ask: Ask) -> None:
         self._add(self._costs(ask))
 
-    def end(self, ask: Ask, used: Usage) -> None:
-        """What `ask` was spent for has ended and used so much: the rest may be spent again."""
+    def return_unused(self, ask: Ask, used: Usage) -> None:
+        """Take back the unused part of `ask`: what it was spent for has ended and has used `used`."""
         self._add(self._kept(used))
         self.taken_over(ask)
 
     def charged(self, used: Usage) -> None:
-        """The store has charged what was used by what has ended."""
+        """Free the amounts of ended requests that the store has now charged."""
         self._add([-amount for amount in self._kept(used)])
 
     def taken_over(self, ask: Ask) -> None:
-        """What `ask` was spent for is held by the store."""
+        """Free the amounts of a request whose reservation the store now holds."""
         self._add([-cost for cost in self._costs(ask)])
 
     def request(self, now: float) -> list[int]:
-        """What the store is asked for (lua/slice.lua). Until it has answered, no more is spent than is to be kept."""
-        rows = zip(self._granted, self._due, self._spent, strict=True)
-        self._granted = [max(min(granted, due), spent) for granted, due, spent in rows]
+        """Return the numbers that lua/slice.lua takes: amounts to keep, to expect, and for one request.
+
+        Until the store has answered, no more is spent than is to be kept.
+        """
+        rows = zip(self._granted, self._target, self._spent, strict=True)
+        self._granted = [max(min(granted, target), spent) for granted, target, spent in rows]
         wanted = self._costs(self.demand.within(self._lease, now))
         return [*self._granted, *wanted, *self._costs(self.demand.largest)]
 
     def release(self) -> list[int]:
-        """The same, to give back all that is not spent."""
+        """Return the numbers of a request that gives back all that is not spent."""
         self._granted = list(self._spent)
         return [*self._granted, *([0] * (2 * len(self._granted)))]
 
     def grant(self, answer: Sequence[int], asked: float) -> None:
-        """The answer to what the store was asked for at that time."""
+        """Take the store's answer to a request that was made at the time `asked`."""
         count = len(self._granted)
-        self._granted, self._due = list(answer[:count]), list(answer[count:])
+        self._granted, self._target = list(answer[:count]), list(answer[count:])
         self._expires = asked + self._lease * SAFETY
 
     def _costs(self, ask: Ask) -> list[int]:
         return [ask.of(limit.resource) for limit in self.account.limits]
 
     def _kept(self, used: Usage) -> list[int]:
-        """What is held at once is given back when it ends."""
+        """Return the amounts that stay used after the end: what is held at once is given back then."""
         costs = self._costs(Ask(used.requests, used.input_tokens, used.output_tokens))
         return [cost if limit.window else 0 for limit, cost in zip(self.account.limits, costs, strict=True)]
 
@@ -140,13 +144,13 @@ class Slice:
 
 
 class Slices:
-    """One per process. There is one of a tenant's own limits, whatever key is used, and one of those of each key.
+    """All slices of this process: one of a tenant's own limits, whatever key is used, and one of those of each key.
 
-    They are asked for with the first request, renewed with each heartbeat, and given back when no request comes.
+    A slice is asked for with the first request, renewed with each heartbeat, and given back when no request comes.
     """
 
     def __init__(self, replica: Replica, clock: Callable[[], float]) -> None:
-        """`clock` in seconds, never backwards."""
+        """`clock` returns seconds, never backwards."""
         self._replica = replica
         self._clock = clock
         self._slices: dict[tuple[str, tuple[Limit, ...]], Slice] = {}
@@ -155,21 +159,21 @@ class Slices:
         self._releasing: set[Slice] = set()
         self._opening: set[asyncio.Task[None]] = set()
 
-    def want(self, account: Account, ask: Ask) -> None:
-        """A request has come that the store will answer."""
+    def add_demand(self, account: Account, ask: Ask) -> None:
+        """Count a request that the store will answer."""
         slices = self._of.get(account)
         if slices is None:
             slices = self._of[account] = tuple(self._scope(account, limits) for limits in account.scopes)
         for slice_ in slices:
             slice_.demand.add(ask)
 
-    def covering(self, account: Account, ask: Ask) -> tuple[Slice, ...] | None:
-        """Those that `ask` is to be spent from, if it fits into all of them now."""
+    def fitting(self, account: Account, ask: Ask) -> tuple[Slice, ...] | None:
+        """Return the slices that `ask` is to be spent from, or None if one of them has too little now."""
         slices, now = self._of.get(account), self._clock()
         return slices if slices and all(slice_.fits(ask, now) for slice_ in slices) else None
 
-    async def give_way(self, account: Account) -> bool:
-        """Give back what is set aside for this replica of these limits; False when it was nothing."""
+    async def release(self, account: Account) -> bool:
+        """Give back what is set aside for this replica of the account's limits; return False if nothing was."""
         slices = self._of.get(account, ())
         held = [slice_ for slice_ in slices if not slice_.is_empty or slice_ in self._releasing]
         await all_of(self._release(slice_) for slice_ in held)
@@ -179,7 +183,7 @@ class Slices:
         self._of.pop(account, None)
 
     async def renew(self) -> None:
-        """With each heartbeat."""
+        """Renew every slice; each heartbeat calls it."""
         await all_of(self._renew(slice_) for slice_ in list(self._locks))
 
     async def close(self) -> None:
@@ -208,7 +212,7 @@ class Slices:
     async def _renew(self, slice_: Slice) -> None:
         slice_.demand.turn(self._clock())
         await self._ask(slice_)
-        if slice_.exceeds_its_due:  # it knows only now
+        if slice_.exceeds_target:  # it knows only now
             await self._ask(slice_)
         if slice_.is_empty and slice_.demand.is_none:
             self._drop(slice_)
@@ -225,7 +229,7 @@ class Slices:
             slice_.grant(await self._replica.slice(slice_.account, slice_.field, numbers), asked)
 
     async def _release(self, slice_: Slice) -> None:
-        """Those who come meanwhile wait for the same."""
+        """Give the slice back. Callers that come meanwhile wait for the same answer."""
         is_first = slice_ not in self._releasing
         self._releasing.add(slice_)
         try:

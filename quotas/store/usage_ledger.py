@@ -1,4 +1,4 @@
-"""What tenants have used, by API key and UTC day."""
+"""The ledger: the usage of tenants, by API key and UTC day."""
 
 import asyncio
 import struct
@@ -14,12 +14,14 @@ from quotas.store.scripts import Script, ScriptRunner
 ENTRY = struct.Struct("<5d")  # of lua/ledger.lua
 
 Batch = dict[str | None, Usage]
-"""By API key."""
+"""The usage of one tenant by API key."""
 
 
 class UsageLedger:
-    """One per process. What limits count is booked as it is settled; the rest is collected here and booked in batches,
-    each of them once, however often it has to be sent.
+    """The usage that no limit counts, collected and booked in batches, each batch once, however often it has to be
+    sent.
+
+    There is one per process. Usage that limits count is booked as it is settled.
     """
 
     def __init__(self, runner: ScriptRunner, replica: str) -> None:
@@ -30,12 +32,12 @@ class UsageLedger:
         self._closed: dict[str, deque[tuple[int, Batch]]] = {}  # by tenant, in order: sent, or about to be
 
     def add(self, tenant: str, key: str | None, usage: Usage) -> None:
-        """It is booked by the next `flush`."""
+        """Add usage that the next `flush` books."""
         batch = self._open.setdefault(tenant, {})
         batch[key] = batch.get(key, NOTHING) + usage
 
     async def flush(self) -> None:
-        """Book what was added. What could not be, raising `StoreUnavailable`, is kept for the next time."""
+        """Book what was added. Raises `StoreUnavailable` for what could not be, which is kept for the next call."""
         for tenant, batch in self._open.items():
             self._ordinal += 1
             self._closed.setdefault(tenant, deque()).append((self._ordinal, batch))
@@ -45,7 +47,7 @@ class UsageLedger:
             raise failure
 
     async def of(self, tenant: str, day: date) -> Batch:
-        """What each key used on a UTC day; None stands for requests without a key."""
+        """Return the usage of each key on a UTC day; None stands for requests without a key."""
         ledger = f"{state_key(tenant)}:usage:{(day - EPOCH).days}"
         words = await self._runner.client.execute(b"HGETALL", ledger.encode())
         return dict(map(_entry, words[::2], words[1::2]))

@@ -6,7 +6,7 @@ from datetime import date
 from quotas.policy.limit import Limit
 from quotas.policy.policy import Outage
 from quotas.reservation import Ask, LimitState, Reservation, Usage
-from quotas.store.store import Observer
+from quotas.store.scripts import CommandObserver
 
 
 class PaperStore:
@@ -14,14 +14,14 @@ class PaperStore:
     num_outages = 0
 
     def __init__(self) -> None:
-        self.on_command: list[Observer] = []
+        self.on_command: list[CommandObserver] = []
         self.outstanding: dict[str, Reservation] = {}
         self.usages: list[Usage] = []
         self.num_reserved = 0
         self.returned = asyncio.Event()
 
     @property
-    def num_held(self) -> int:
+    def num_unsettled(self) -> int:
         return len(self.outstanding)
 
     async def reserve(

@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quotas.errors import BudgetSpent, LimitExceeded, NeverFits, QuotaRefused
-from quotas.limiter import Limiter, Taken, refusals
+from quotas.limiter import Charge, Limiter, refusals
 from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
 from quotas.reservation import Ask, LimitState, Reservation, Usage
-from quotas.store.account import Account, Figures
+from quotas.store.account import Account, Levels
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import ScriptRunner
 from tests.quotas.store.test_store_properties import KEYS, START, Policy, asks, policies, waits
@@ -44,7 +44,7 @@ def capacity(account: Account, index: int) -> int:
 @given(st.one_of(RATES, BUDGETS, HELD), ASKS, st.floats(0, 1))
 def test_it_says_what_the_store_would_say_of_one_limit(limit: Limit, ask: Ask, part: float) -> None:
     account = Account("acme", None, (limit,), "0", 30.0)
-    figures = Figures.at(NOW, b"", (round(part * capacity(account, 0)), 0))
+    figures = Levels.at(NOW, b"", (round(part * capacity(account, 0)), 0))
     told = refusals(account.states(figures), ask, NOW / 1e6)
     if not told:
         account.refuse_unfit(ask)
@@ -102,7 +102,7 @@ class Twins:
     tenant: str = field(default_factory=lambda: uuid4().hex)
     now: int = START
     limiter: Limiter = field(default_factory=Limiter)
-    held: list[tuple[Reservation, Taken]] = field(default_factory=list)
+    held: list[tuple[Reservation, Charge]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.store = RedisStore(self.runner, FOREVER)

@@ -21,7 +21,7 @@ from gateway.telemetry.metrics.vllm import VllmMetrics
 from gateway.telemetry.request_record import RequestRecord
 from gateway.telemetry.telemetry import Telemetry
 from gateway.tenants.live_policy import LivePolicy
-from quotas.store.store import Store
+from quotas.store.redis_store import RedisStore
 
 TICK = 1.0  # seconds
 STALLED = 1.0  # seconds without progress of a write
@@ -37,7 +37,7 @@ class Sources:
     core_telemetry: CoreTelemetry
     telemetry: Telemetry
     policies: LivePolicy
-    store: Store
+    store: RedisStore
     block_bytes: int
     memory: Callable[[], Mapping[str, float]]  # bytes of the device's memory by their use
     connections: ConnectionTable  # of the tenants' port

@@ -2,19 +2,21 @@
 
 from gateway.telemetry.metrics import buckets
 from gateway.telemetry.metrics.registry import Registry
+from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import Script
-from quotas.store.store import Store
 
 
 class StoreMetrics:
-    def __init__(self, registry: Registry, store: Store) -> None:
+    def __init__(self, registry: Registry, store: RedisStore) -> None:
         self._latencies = registry.histogram(
             "sluice.store.latency", "Of calls to the quota store.", buckets.STORE_LATENCY, ("script",)
         )
         self._errors = registry.counter("sluice.store.errors", "Calls to the quota store that failed.", ("script",))
         registry.total("sluice.store.outages", "Times the quota store was lost.", lambda: store.num_outages)
         registry.gauge("sluice.store.connected", "Whether the quota store answers.", lambda: int(store.is_connected))
-        registry.gauge("sluice.reservations.outstanding", "Reservations that are not settled.", lambda: store.num_held)
+        registry.gauge(
+            "sluice.reservations.outstanding", "Reservations that are not settled.", lambda: store.num_unsettled
+        )
         for script in Script:
             self._latencies.at(script)
             self._errors.at(script)

@@ -39,10 +39,10 @@ async def test_every_command_is_told_with_its_times_and_what_is_held_is_counted(
     await store.connect()
     told = watched(store)
     held = await store.reserve("a", None, LIMITS, Ask(1, 100, 100))
-    assert store.num_held == 1
+    assert store.num_unsettled == 1
     await store.settle(held, Usage(100, 50))
     assert told == [("reserve", True, None), ("settle", True, None)]
-    assert store.num_held == store.num_outages == 0
+    assert store.num_unsettled == store.num_outages == 0
     await store.close()
 
 
