@@ -8,8 +8,8 @@ LIMIT = 20_000
 
 SPENDER = """
 import asyncio, sys
-from quotas.errors import Refused
-from quotas.policy.limit import Budget, Limit, Period, Resource
+from quotas.errors import QuotaRefused
+from quotas.policy.limit import Budget, BudgetPeriod, Limit, Resource
 from quotas.store.redis_store import RedisStore
 from quotas.reservation import Ask, Usage
 
@@ -18,7 +18,7 @@ async def spend(store, tenant, limits):
     while refused < 3:
         try:
             reservation = await store.reserve(tenant, None, limits, Ask(1, 10, 40))
-        except Refused:
+        except QuotaRefused:
             refused += 1
         else:
             await store.settle(reservation, Usage(10, 20))
@@ -28,7 +28,7 @@ async def spend(store, tenant, limits):
 async def main(url, tenant, limit):
     store = RedisStore.at(url, timeout=30)
     await store.connect()
-    limits = (Limit(Resource.TOKENS, int(limit), Budget(Period.MONTH)),)
+    limits = (Limit(Resource.TOKENS, int(limit), Budget(BudgetPeriod.MONTH)),)
     print(sum(await asyncio.gather(*(spend(store, tenant, limits) for _ in range(16)))))
     await store.close()
 
