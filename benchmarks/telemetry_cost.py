@@ -88,10 +88,10 @@ def _story_us() -> float:
     """To begin and to end the story of a request, with nobody to listen."""
     telemetry = Telemetry(lambda: 0.0)
     scope = {"method": "POST", "path": PATH, "headers": [(b"x-request-id", b"req_1"), (b"host", b"localhost")]}
-    exchange = ResponseWriter(scope, _send, telemetry.clock)
+    response = ResponseWriter(scope, _send, telemetry.clock)
 
     def one() -> None:
-        telemetry.ended(telemetry.begin(scope, exchange), Outcome.COMPLETED)
+        telemetry.ended(telemetry.begin(scope, response), Outcome.COMPLETED)
 
     return min(repeat(one, number=STORIES, repeat=3)) / STORIES * 1e6
 

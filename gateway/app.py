@@ -28,8 +28,8 @@ from gateway.admin.overview import Process
 from gateway.admin.plane import admin_plane
 from gateway.admin.port import AdminPort, open_admin_port
 from gateway.announcement import Ready
-from gateway.api.body_intake import Intake
-from gateway.api.refused_rate import RefusedRate
+from gateway.api.body_reader import BodyReader
+from gateway.api.refusal_limiter import RefusalLimiter
 from gateway.api.routes import Health, make_app, make_probes
 from gateway.api.service import Service
 from gateway.background import beside
@@ -45,7 +45,7 @@ from gateway.telemetry.logs.request_log import RequestLog
 from gateway.telemetry.metrics.metrics import Metrics, Sources
 from gateway.telemetry.metrics.process import count_losses, memory_by_use
 from gateway.telemetry.metrics.push import pushing
-from gateway.telemetry.request_record import note_command
+from gateway.telemetry.request_record import record_store_call
 from gateway.telemetry.telemetry import Telemetry
 from gateway.telemetry.tracing.tracing import open_tracing
 from gateway.tenants.effective_policy import EffectivePolicies, KVShape
@@ -72,7 +72,7 @@ async def open_service(
     policies: LivePolicy,
     keys: KeySource,
     store_url: str,
-    lives: ActiveRequests,
+    active_requests: ActiveRequests,
     connections: ConnectionTable,
 ) -> AsyncIterator[Service]:
     """A service over an engine; when the block is left, the store and the collector are told what is left to tell.
@@ -85,13 +85,13 @@ async def open_service(
         open_tracing(settings, telemetry, core_telemetry, kv_shape) as tracing,
         open_quotas(settings, store_url) as quotas,
     ):
-        intake = Intake(
+        body_reader = BodyReader(
             settings.max_body_bytes,
             settings.max_unparsed_bytes,
             settings.body_timeout,
             model.engine_config.max_model_len,
         )
-        quotas.store.on_command.append(note_command)
+        quotas.store.on_command.append(record_store_call)
         admission = Admission(engine, core)
         metrics = Metrics(
             Sources(
@@ -128,13 +128,13 @@ async def open_service(
                 telemetry=telemetry,
                 core=core,
                 core_telemetry=core_telemetry,
-                lives=lives,
-                intake=intake,
-                refused_rate=RefusedRate(settings.refused_per_second, engine.clock),
+                active_requests=active_requests,
+                body_reader=body_reader,
+                refusal_limiter=RefusalLimiter(settings.refused_per_second, engine.clock),
                 seeds=random.Random(settings.seed),
             )
         finally:
-            intake.close()
+            body_reader.close()
 
 
 HEARTBEATS = 6  # in the life of a lease
@@ -250,10 +250,10 @@ async def serve_engine(
     admin: AdminPort | None = None,
 ) -> int:
     """Run the gateway over an engine until a signal, or the engine's failure, ends it."""
-    lives = ActiveRequests(settings.write_timeout)
-    server = Server(settings, lives, on_started)
+    active_requests = ActiveRequests(settings.write_timeout)
+    server = Server(settings, active_requests, on_started)
     async with open_service(
-        settings, model, engine, core_telemetry, policies, keys, store_url, lives, server.table
+        settings, model, engine, core_telemetry, policies, keys, store_url, active_requests, server.table
     ) as service:
         probes = make_probes(service, _health(server, engine))
         server.config.app = make_app(service, probes, settings.metrics_on_tenant_port)
@@ -267,7 +267,7 @@ async def serve_engine(
         async with (
             pushing(settings, service.metrics),
             beside(policies.watch(), keys.watch(policies)),
-            beside(lives.sweep(), service.kv_leases.run(), watchdog.run(), service.metrics.run()),
+            beside(active_requests.sweep(), service.kv_leases.run(), watchdog.run(), service.metrics.run()),
             admin_plane(settings, service, keys, process, admin),
         ):
             await server.serve(sockets=[sock])

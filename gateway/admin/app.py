@@ -53,16 +53,16 @@ class AdminApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         send = _hardened(send)
-        writer = ResponseWriter(scope, send, time.monotonic)
+        response = ResponseWriter(scope, send, time.monotonic)
         try:
-            await self._answer(scope, receive, send, writer.header(b"authorization"))
+            await self._answer(scope, receive, send, response.request_header(b"authorization"))
         except ClientGone:
             return
         except ApiError as error:
-            await writer.fail(error)
+            await response.fail(error)
         except Exception as error:
             log.error("a request to the admin port failed", exc_info=error)
-            await writer.fail(InternalError("The gateway failed to answer this request. It has been logged."))
+            await response.fail(InternalError("The gateway failed to answer this request. It has been logged."))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, authorization: bytes | None) -> None:
         needs_key = scope["path"] == METRICS or scope["path"].startswith("/admin/")

@@ -1,4 +1,4 @@
-"""What every endpoint shares: an answer whatever happens, and one outcome."""
+"""The base of every endpoint: each request gets an answer, whatever happens, and ends in exactly one outcome."""
 
 import logging
 from collections.abc import Callable
@@ -30,12 +30,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request as ASGI hands it over, and its answer."""
+    """One request as ASGI hands it over, with the writer of its response and the record that telemetry keeps of it."""
 
     scope: Scope
     receive: Receive
     send: Send
-    exchange: ResponseWriter
+    response: ResponseWriter
     record: RequestRecord
 
 
@@ -44,16 +44,18 @@ def _ids(record: RequestRecord) -> dict[str, str]:
 
 
 class Endpoint:
-    """A plain ASGI endpoint. Errors become typed answers here, and nowhere else; and here every request is followed."""
+    """A plain ASGI endpoint. Here, and nowhere else, an exception becomes the error that the client is sent (429 ...),
+    and the record of a request begins and ends.
+    """
 
     def __init__(self, service: Service) -> None:
         self.service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         telemetry = self.service.telemetry
-        exchange = ResponseWriter(scope, send, telemetry.clock)
-        record = telemetry.begin(scope, exchange)
-        call = Call(scope, receive, send, exchange, record)
+        response = ResponseWriter(scope, send, telemetry.clock)
+        record = telemetry.begin(scope, response)
+        call = Call(scope, receive, send, response, record)
         outcome = Outcome.FAILED
         try:
             outcome = await self.answer(call)
@@ -65,31 +67,33 @@ class Endpoint:
             if isinstance(refusal, InternalError) and not isinstance(error, DeviceError):
                 log.error("a request failed", exc_info=error, extra={"discreet": True, "fields": _ids(record)})
             forget_origin(refusal)
-            await self._hold_back(call, refusal)
-            with self.service.lives.last_write(scope):
-                await exchange.fail(refusal)
+            await self._delay_refusal(call, refusal)
+            with self.service.active_requests.abort_if_stalled(scope):
+                await response.fail(refusal)
         finally:
-            record.status, record.first_byte = exchange.status, exchange.started
+            record.status, record.first_byte = response.status, response.started
             telemetry.ended(record, outcome)
 
     def authenticate(self, call: Call) -> Principal:
-        """Who asks. Raises `InvalidApiKey`, and `ShuttingDown` where no new request is taken."""
-        principal = self.service.keys.authenticate(call.exchange.header(b"authorization"))
+        """Returns who sends the request. Raises `InvalidApiKey`, and `ShuttingDown` once no new request is taken."""
+        principal = self.service.keys.authenticate(call.response.request_header(b"authorization"))
         show_key(call.scope, principal.tenant)
         call.record.tenant, call.record.key = principal.tenant, principal.key_id
         call.record.authenticated = self.service.telemetry.clock()
-        self.service.lives.check_open()
+        self.service.active_requests.check_open()
         return principal
 
     async def read(self, call: Call, principal: Principal, parse: Callable[[JsonBody], T]) -> T:
-        """What `parse` makes of the body. Raises `ApiError` and `ClientGone`; `TooManyRefused` before it is read."""
-        self.service.refused_rate.check(principal.tenant, principal.key_id)
-        return await self.service.intake.read(call.scope, call.receive, principal, call.record, parse)
+        """Read the body and return what `parse` makes of it.
+
+        Raises `TooManyRefused` before it is read, and `ApiError` and `ClientGone` while it is.
+        """
+        self.service.refusal_limiter.check(principal.tenant, principal.key_id)
+        return await self.service.body_reader.read(call.scope, call.receive, principal, call.record, parse)
 
     async def refuse_spent(self, call: Call, policy: EffectivePolicy, ask: Ask, is_certain: bool = True) -> None:
-        """Raises `QuotaRefused` where a limit is spent that even `ask` would be charged to, and nothing where the store
-        does not answer. The store is asked where it `is_certain` that it should be, else when it has refused the key
-        lately.
+        """Raises `QuotaRefused` if a limit that `ask` would be charged to is spent. A store that does not answer
+        refuses nobody. With `is_certain` the store is always asked, otherwise only if it refused the key lately.
         """
         quotas = self.service.quotas
         if not (is_certain or quotas.was_refused(policy.name, policy.key)):
@@ -99,18 +103,18 @@ class Endpoint:
         except StoreUnavailable as error:
             log.debug("whether a limit is spent is not known: %s", error)
         except QuotaRefused as refusal:
-            call.exchange.add_headers(rate_headers(refusal.measure()))
+            call.response.add_headers(rate_headers(refusal.measure()))
             raise
 
-    async def _hold_back(self, call: Call, refusal: ApiError) -> None:
-        """Count a refusal; the answers of whoever gets too many wait for their turn."""
-        record, length = call.record, call.exchange.header(b"content-length") or b""
+    async def _delay_refusal(self, call: Call, refusal: ApiError) -> None:
+        """Count the refusal, and wait before it is sent if its key, tenant or address receives too many of them."""
+        record, length = call.record, call.response.request_header(b"content-length") or b""
         num_bytes = int(length) if length.isdigit() else record.body_bytes
         peer, _ = call.scope.get("client") or ("", 0)
-        seconds = self.service.refused_rate.count(refusal, record.tenant, record.key, peer, num_bytes)
-        if seconds and call.exchange.started is None:
-            await self.service.lives.pause(seconds)
+        seconds = self.service.refusal_limiter.count(refusal, record.tenant, record.key, peer, num_bytes)
+        if seconds and call.response.started is None:
+            await self.service.active_requests.pause(seconds)
 
     async def answer(self, call: Call) -> Outcome:
-        """Answer, or raise what `gateway.errors.translate` knows."""
+        """Send the response and return the outcome, or raise an exception that `refusal_of` translates."""
         raise NotImplementedError

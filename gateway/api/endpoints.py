@@ -62,11 +62,11 @@ class ModelsEndpoint(Endpoint):
         name = call.scope.get("path_params", {}).get("model")
         if name is None:
             allowed = policy.tenant.allows_model(service.model, policy.key)
-            await call.exchange.reply(models_list([card] if allowed else []))
+            await call.response.reply(models_list([card] if allowed else []))
         else:
             service.check_model(name)
             policy.check_model(name)
-            await call.exchange.reply(orjson.dumps(card))
+            await call.response.reply(orjson.dumps(card))
         return Outcome.COMPLETED
 
 
@@ -79,7 +79,7 @@ class LimitsEndpoint(Endpoint):
         policy = service.policy(principal, "limits")
         states = await service.quotas.states(policy.name, policy.key, policy.charged)
         body = limits_report(policy, service.policies.current.version, states)
-        await call.exchange.reply(orjson.dumps(body))
+        await call.response.reply(orjson.dumps(body))
         return Outcome.COMPLETED
 
 
@@ -93,9 +93,9 @@ class TokensEndpoint(Endpoint):
         try:
             grant = await quotas.reserve(policy.name, policy.key, policy.charged, Ask(), outage)
         except QuotaRefused as refusal:
-            call.exchange.add_headers(rate_headers(refusal.measure()))
+            call.response.add_headers(rate_headers(refusal.measure()))
             raise
-        call.exchange.add_headers(rate_headers(grant.states))
+        call.response.add_headers(rate_headers(grant.states))
         return grant
 
 
@@ -116,7 +116,7 @@ class TokenizeEndpoint(TokensEndpoint):
             token_ids = await service.encode(principal.tenant, text or "", request.add_special_tokens, param)
             strings = [tokenizer.id_to_token(token_id) for token_id in token_ids] if request.return_token_strs else None
             grant.measure = Usage
-            await call.exchange.reply(tokenized(token_ids, service.limits.max_model_len, strings))
+            await call.response.reply(tokenized(token_ids, service.limits.max_model_len, strings))
         return Outcome.COMPLETED
 
 
@@ -132,7 +132,7 @@ class DetokenizeEndpoint(TokensEndpoint):
             _check_model(service, policy, request.model)
             text = service.tokenizer.decode(request.tokens, skip_special_tokens=False)
             grant.measure = Usage
-            await call.exchange.reply(detokenized(text))
+            await call.response.reply(detokenized(text))
         return Outcome.COMPLETED
 
 
@@ -156,7 +156,7 @@ class HealthEndpoint(Endpoint):
     async def answer(self, call: Call) -> Outcome:
         healthy = self._healthy()
         body = orjson.dumps({"status": "ok" if healthy else "unavailable", **self._details()})
-        await call.exchange.reply(body, 200 if healthy else 503)
+        await call.response.reply(body, 200 if healthy else 503)
         return Outcome.COMPLETED
 
 
@@ -164,7 +164,7 @@ class VersionEndpoint(Endpoint):
     """GET /version, by which clients of vLLM tell what they talk to. It needs no key, there or here."""
 
     async def answer(self, call: Call) -> Outcome:
-        await call.exchange.reply(_VERSION)
+        await call.response.reply(_VERSION)
         return Outcome.COMPLETED
 
 
@@ -183,7 +183,7 @@ class MetricsEndpoint(Endpoint):
     """GET /metrics, in Prometheus' text format."""
 
     async def answer(self, call: Call) -> Outcome:
-        await call.exchange.reply(self.service.metrics.prometheus_text(), headers=_METRICS)
+        await call.response.reply(self.service.metrics.prometheus_text(), headers=_METRICS)
         return Outcome.COMPLETED
 
 

@@ -1,4 +1,4 @@
-"""What a client asks for, and by when."""
+"""A request to generate text with its deadlines and class, and its prompts as token ids."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from quotas.policy.policy import ClassPolicy
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt as the engine takes it, and the ids whose text its answer continues."""
+    """One prompt as token ids, and the last of them, whose text the answer continues."""
 
     token_ids: list[int]
     tail: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationTerms:
-    """A request, the class that serves it and how long its client waits; `arrived` in seconds on the engine's clock."""
+class GenerationParams:
+    """A request, its class of service and its client's deadlines. `arrived` is in seconds of the engine's clock."""
 
     request: GenerationRequest
     service_class: ClassPolicy
@@ -31,12 +31,15 @@ class GenerationTerms:
 
     @property
     def done_by(self) -> float | None:
+        """Returns the moment by which the last token must come; None if the client sets none."""
         seconds = self.deadlines.last_token
         return self.arrived + seconds if seconds < inf else None
 
     @property
     def first_token_by(self) -> float | None:
-        """By the client's deadline, and by the target of a class that refuses what would be late."""
+        """Returns the moment by which the first token must come: by the client's deadline, and by the target of a
+        class that refuses what would be late. None: there is no such moment.
+        """
         seconds, target = self.deadlines.first_token, self.service_class.ttft
         if self.service_class.when_late == "refuse" and target is not None:
             seconds = min(seconds, target)
@@ -44,12 +47,13 @@ class GenerationTerms:
 
     @property
     def token_interval(self) -> float | None:
+        """Returns the seconds promised between two tokens, by the class or the client; None if neither sets any."""
         promised = self.service_class.time_per_output_token
         if self.deadlines.interval == inf:
             return promised
         return min(self.deadlines.interval, promised or inf)
 
-    def told(
+    def as_recorded(
         self,
         request_id: str,
         tenant: str,
@@ -57,7 +61,7 @@ class GenerationTerms:
         sequences: list[EngineSequence],
         refusal: str | None = None,
     ) -> Asked:
-        """The same for the record, with what limits said of it."""
+        """Returns the request as the event log records it, with what refused it, if anything did."""
         is_declared, deadlines = self.request.sampling.max_tokens is not None, self.deadlines
         return Asked(
             request_id,

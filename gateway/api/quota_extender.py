@@ -1,4 +1,4 @@
-"""Answers of undeclared length: they begin with as many tokens as were reserved, and reserve more as they go."""
+"""Extends the reservation of an answer of undeclared length: it starts with a few tokens and reserves more."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -15,10 +15,10 @@ STORE_RETRY = 1.0  # seconds
 
 
 class QuotaExtender:
-    """Keeps the answers of one request supplied while the block runs.
+    """Reserves more tokens for the answers of one request while the block runs.
 
-    An answer that needs more than its tenant may have for now stands still and delays nobody. If there is no more after
-    `EXTEND_TIMEOUT`, or a budget is spent, `fail` is called with the `QuotaError` once it stands still.
+    An answer that needs more than its tenant may have at the moment pauses and delays nobody. If there is no more after
+    `EXTEND_TIMEOUT`, or a budget is spent, `fail` is called with the `QuotaError` once the answer has paused.
     """
 
     def __init__(self, grant: Grant, admission: Admission, fail: Callable[[QuotaError], object]) -> None:
@@ -37,11 +37,12 @@ class QuotaExtender:
             task.cancel()
 
     def watch(self, streams: Iterable[TokenStream]) -> None:
+        """Extend these answers, unless they may have all of their tokens already."""
         for stream in streams:
             self._watch(stream)
 
     def _watch(self, stream: TokenStream) -> None:
-        """Supply this answer, if it may become longer than it was allowed so far."""
+        """Reserve more shortly before this answer has used up its limit, if that is below what it may become."""
         sequence = stream.sequence
         if sequence.token_limit < sequence.most_tokens:
             stream.call_at(
@@ -61,10 +62,10 @@ class QuotaExtender:
             self._admission.extend(stream, more)
             self._watch(stream)
         else:
-            stream.call_at(sequence.token_limit - len(sequence.prompt), lambda: self._end(stream, refusal))
+            stream.call_at(sequence.token_limit - len(sequence.prompt), lambda: self._give_up(stream, refusal))
 
     async def _refusal_of(self, more: int) -> QuotaError | None:
-        """None once `more` tokens are reserved; waiting would help no more where there is an error."""
+        """Returns None once `more` tokens are reserved, or the error after which waiting is given up."""
         give_up = asyncio.get_running_loop().time() + EXTEND_TIMEOUT
         while True:
             try:
@@ -77,7 +78,7 @@ class QuotaExtender:
             else:
                 return None
 
-    def _end(self, stream: TokenStream, refusal: QuotaError) -> None:
-        """It stands still, unless its last token was its end."""
+    def _give_up(self, stream: TokenStream, refusal: QuotaError) -> None:
+        """Report the refusal, unless the last token that was reserved ended the answer."""
         if stream.finish_reason is None:
             self._fail(refusal)

@@ -1,4 +1,4 @@
-"""What the endpoints work with, made once by `app`."""
+"""The service that all endpoints share; `gateway/app.py` makes it once."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -8,8 +8,8 @@ from admission.admission import Admission
 from admission.controller import Controller
 from backend.errors import TooManyTokens
 from backend.text.tokenizer import INLINE_CHARS, Tokenizer
-from gateway.api.body_intake import Intake
-from gateway.api.refused_rate import RefusedRate
+from gateway.api.body_reader import BodyReader
+from gateway.api.refusal_limiter import RefusalLimiter
 from gateway.errors import ModelNotFound, context_exceeded
 from gateway.http.request_scope import ActiveRequests
 from gateway.openai.requests import Limits
@@ -22,12 +22,12 @@ from gateway.tenants.kv_leases import KvLeases
 from gateway.tenants.live_policy import LivePolicy
 from quotas.quotas import Quotas
 
-MESSAGE_BYTES = 128  # what rendering takes for a message, in the time that it takes for bytes of text
+MESSAGE_BYTES = 128  # rendering a message takes as long as rendering so many bytes of text
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One model behind one engine, and everything a request to it meets."""
+    """One model behind one engine, with everything that serving a request to it takes."""
 
     model: str  # the served name
     created: int  # Unix seconds
@@ -46,13 +46,13 @@ class Service:
     telemetry: Telemetry
     core: Controller
     core_telemetry: CoreTelemetry
-    lives: ActiveRequests
-    intake: Intake
-    refused_rate: RefusedRate
+    active_requests: ActiveRequests
+    body_reader: BodyReader
+    refusal_limiter: RefusalLimiter
     seeds: random.Random
 
     def policy(self, principal: Principal, scope: str) -> EffectivePolicy:
-        """What a key may do, as of now. Raises `Forbidden` when `scope` is not among it."""
+        """Returns what a key may do at the moment. Raises `Forbidden` if `scope` is not part of it."""
         policy = self.effective_policies.of(principal)
         policy.require(scope)
         return policy
@@ -62,13 +62,15 @@ class Service:
             raise ModelNotFound(f"The model {model!r:.200} does not exist; this server has {self.model!r}.", "model")
 
     async def render(self, tenant: str, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> str:
-        """The prompt text of a conversation."""
+        """Returns the prompt text of a conversation."""
         size = sum(MESSAGE_BYTES + len(message["content"]) for message in messages)
-        return await self.intake.work(tenant, size, lambda: self.tokenizer.render_chat(messages, add_generation_prompt))
+        return await self.body_reader.offload(
+            tenant, size, lambda: self.tokenizer.render_chat(messages, add_generation_prompt)
+        )
 
     async def encode(self, tenant: str, text: str, add_special_tokens: bool, param: str) -> list[int]:
-        """Token ids. A text that the context cannot hold is refused before any time is spent on it; of the long texts
-        of a tenant one is encoded at a time, so that those of another find a thread.
+        """Returns token ids. A text that the context cannot hold is refused before any time is spent on it. A tenant
+        has one long text encoded at a time, so that another tenant finds a thread.
         """
         most = self.limits.max_model_len
         fewest = self.tokenizer.fewest_tokens(text)
@@ -77,11 +79,11 @@ class Service:
         if len(text) <= INLINE_CHARS:
             return self.tokenizer.encode(text, add_special_tokens)
         try:
-            async with self.intake.one_text_of(tenant):
+            async with self.body_reader.encode_lock(tenant):
                 return await self.tokenizer.encode_async(text, add_special_tokens, most)
         except TooManyTokens as error:
             raise context_exceeded(error.num_tokens, most, param) from None
 
     def draw_seed(self) -> int:
-        """For a request that brings none."""
+        """Returns a seed for a request that brings none."""
         return self.seeds.getrandbits(63)

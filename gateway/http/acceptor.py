@@ -1,4 +1,4 @@
-"""Lets connections in: a few in a turn of the event loop, each to a place in the table or not at all."""
+"""Accepts connections: a few in a turn of the event loop, each of which is added to the table or refused."""
 
 import asyncio
 import errno
@@ -11,25 +11,25 @@ from typing import Any
 
 from gateway.errors import Overloaded
 from gateway.http.connection import Connection, as_http
-from gateway.http.connection_table import ConnectionTable, Full, Place
+from gateway.http.connection_table import ConnectionEntry, ConnectionLimitReached, ConnectionTable
 
-ACCEPTS_PER_TURN = 16  # some 2 ms: a storm of newcomers does not keep the loop from those who are served
-PAUSE_SECONDS = 0.01  # until a connection that was closed has given its file back
+ACCEPTS_PER_TURN = 16  # some 2 ms: a storm of new connections does not keep the loop from those that are served
+PAUSE_SECONDS = 0.01  # until the file of a closed connection is free
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Acceptor:
-    """Accepts what comes to a socket that listens, until `close`; to uvicorn it is a server of asyncio's.
+    """Accepts the connections to a listening socket until `close`; uvicorn takes it for a server of asyncio's.
 
-    A newcomer for whom there is no place is told so, unless it expects TLS, and costs nothing more. A TLS handshake has
-    a place already, and `handshake_timeout` seconds.
+    A connection beyond the limit is sent an error, unless it expects TLS, and costs nothing more. A TLS handshake
+    counts as a connection, and may take `handshake_timeout` seconds.
     """
 
     def __init__(
         self,
         sock: socket.socket,
         table: ConnectionTable,
-        connection: Callable[[Place], Connection],
+        connection: Callable[[ConnectionEntry], Connection],
         context: ssl.SSLContext | None,
         handshake_timeout: float,
     ) -> None:
@@ -44,14 +44,14 @@ class Acceptor:
         self._resume()
 
     def close(self) -> None:
-        """Accept nobody any more. The socket stays open, and so do connections."""
+        """Accept no more connections. The socket stays open, and so do connections."""
         if self._is_open:
             self._is_open = False
             self._loop.remove_reader(self._sock)
             _close_file(self._spare)
 
     async def wait_closed(self) -> None:
-        """Handshakes that are not over are given up."""
+        """Cancel the handshakes that are not over."""
         for task in self._opening:
             task.cancel()
         await asyncio.gather(*self._opening, return_exceptions=True)
@@ -71,37 +71,37 @@ class Acceptor:
                     self._out_of_files()
                     return
                 continue  # who came has left already
-            self._let_in(sock, address[0])
+            self._add(sock, address[0])
 
-    def _let_in(self, sock: socket.socket, address: str) -> None:
+    def _add(self, sock: socket.socket, address: str) -> None:
         sock.setblocking(False)
         try:
-            place = self._table.admit(address, lambda: _shut(sock))
-        except Full as full:
-            self._turn_away(sock, full)
+            entry = self._table.add(address, lambda: _shut(sock))
+        except ConnectionLimitReached as error:
+            self._refuse(sock, error)
             return
-        task = self._loop.create_task(self._open(sock, place))
+        task = self._loop.create_task(self._open(sock, entry))
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
 
-    def _turn_away(self, sock: socket.socket, reason: Full) -> None:
+    def _refuse(self, sock: socket.socket, reason: ConnectionLimitReached) -> None:
         with sock, suppress(OSError):
             if not self._tls:
                 sock.send(as_http(Overloaded(str(reason), retry_after=1)))
                 sock.shutdown(socket.SHUT_WR)
-                sock.recv(65_536)  # what is left unread would have the answer taken back
+                sock.recv(65_536)  # unread input would make the kernel drop the answer
 
-    async def _open(self, sock: socket.socket, place: Place) -> None:
+    async def _open(self, sock: socket.socket, entry: ConnectionEntry) -> None:
         with suppress(OSError):  # a handshake failed
             try:
-                await self._loop.connect_accepted_socket(lambda: self._connection(place), sock, **self._tls)
+                await self._loop.connect_accepted_socket(lambda: self._connection(entry), sock, **self._tls)
             except BaseException:
-                place.leave()
+                entry.remove()
                 raise
 
     def _out_of_files(self) -> None:
-        """Close a connection, else whoever comes: none would be served if all of them stayed in the backlog."""
-        if not self._table.make_room():
+        """Evict a connection, or close the next one in the backlog, which would never be served if all stayed there."""
+        if not self._table.evict():
             _close_file(self._spare)
             with suppress(OSError):
                 self._sock.accept()[0].close()
@@ -111,13 +111,13 @@ class Acceptor:
 
 
 def _shut(sock: socket.socket) -> None:
-    """The loop finds the connection closed, whatever it does with it."""
+    """Shut the connection down: whatever the loop does with it, it finds it closed."""
     with suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
 
 
 def _spare_file() -> int:
-    """A descriptor to be given up when there is no other; -1: there is none even for that."""
+    """Returns a descriptor to close when there is no other; -1 if there is none even for that."""
     try:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,4 +1,4 @@
-"""One client connection: uvicorn's HTTP/1.1 protocol with the limits a hostile or broken peer must meet."""
+"""One client connection: uvicorn's HTTP/1.1 protocol with limits for hostile and broken peers."""
 
 import asyncio
 import logging
@@ -16,30 +16,30 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from gateway.errors import ApiError, BadRequest, HeadersTooLarge, Overloaded, RequestTimedOut
-from gateway.http.connection_table import Place
+from gateway.http.connection_table import ConnectionEntry
 from gateway.http.responses import encode_headers, request_id
 
 
-class Hangups:
-    """Watches sockets that are read to their end, which the event loop does not: the kernel tells of a reset alone.
+class HangupWatcher:
+    """Watches sockets whose input has ended for a reset (EPOLLHUP), which the event loop does not.
 
-    One epoll of its own, since every poller reports a reset that it was not asked for.
+    It has an epoll of its own, because every epoll reports a reset even if it is asked for nothing.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._epoll = select.epoll()
-        self._gone: dict[int, Callable[[], object]] = {}
-        self._loop.add_reader(self._epoll.fileno(), self._look)
+        self._callbacks: dict[int, Callable[[], object]] = {}
+        self._loop.add_reader(self._epoll.fileno(), self._poll)
 
-    def watch(self, number: int, gone: Callable[[], object]) -> None:
-        """Call `gone`, once, when the other end of the descriptor's connection has closed both ways."""
-        self._gone[number] = gone
+    def watch(self, number: int, on_hangup: Callable[[], object]) -> None:
+        """Call `on_hangup`, once, when the other end of the descriptor's connection has closed both ways."""
+        self._callbacks[number] = on_hangup
         self._epoll.register(number, 0)
 
     def forget(self, number: int) -> None:
-        """Before the descriptor is closed, or else the next to have its number would be watched."""
-        if self._gone.pop(number, None) is not None:
+        """Stop watching a descriptor, before it is closed: the next one with its number would be watched otherwise."""
+        if self._callbacks.pop(number, None) is not None:
             with suppress(OSError, ValueError):
                 self._epoll.unregister(number)
 
@@ -47,12 +47,12 @@ class Hangups:
         self._loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         for number, _ in self._epoll.poll(0):
-            gone = self._gone.get(number)
+            on_hangup = self._callbacks.get(number)
             self.forget(number)
-            if gone is not None:
-                gone()
+            if on_hangup is not None:
+                on_hangup()
 
 
 log = logging.getLogger(__name__)
@@ -61,14 +61,15 @@ MAX_HEADER_BYTES = 64 * 1024
 SEND_BUFFER_BYTES = 64 * 1024  # bounds what a reader that stopped can make the kernel keep
 DEAD_PEER_SECONDS = 20  # unacknowledged data, or unanswered probes, for this long: the peer is gone
 PROBE_SECONDS = 5  # between two questions whether a client that sends no more still reads
-TRANSPORT = "sluice.transport"  # key of the ASGI extension that holds the connection's transport, and its place
+TRANSPORT = "sluice.transport"  # key of the ASGI extension with the connection's transport and its table entry
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"  # means nothing to who did not ask for it (RFC 9110, 15.2.1)
 _COMMENT = b"3\r\n:\n\n\r\n"  # means nothing in an event stream
 _TOO_LARGE = f"The request's headers exceed {MAX_HEADER_BYTES} bytes."
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """A bound socket, not yet listening; what it accepts notices a dead peer, since Linux passes its options on.
+    """Returns a bound socket that does not listen yet. The connections that it will accept notice a dead peer, since
+    Linux passes its options on to them.
 
     Raises `OSError` when the address cannot be bound.
     """
@@ -95,22 +96,22 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 
 def show_key(scope: Scope, tenant: str) -> None:
-    """The request has a valid key: its connection is no stranger's any more."""
+    """Note in the connection table that the request has a valid key of this tenant."""
     extension = scope.get("extensions", {}).get(TRANSPORT)
     if extension is not None:
-        extension["place"].show_key(tenant)
+        extension["entry"].show_key(tenant)
 
 
 class Connection(HttpToolsProtocol):
-    """Adds to uvicorn's: a limit of time and of size on what is not body, a place to lose, and a typed answer to each.
+    """Adds to uvicorn's protocol limits of time and size on headers, eviction, and a typed error for each.
 
-    What follows a request that is still being answered is not read: the connection closes after the answer (RFC 9112,
-    9.3.2 lets a client expect that), because a connection that stops reading cannot notice its client leave. The rest
-    of a body that was answered early is discarded, for as long as headers may take, and only then is a connection that
-    is to end closed: else the answer would be lost (9.6). An offer to upgrade is ignored.
+    Requests that follow one which is still being answered are not read: the connection closes after the answer (RFC
+    9112, 9.3.2 lets a client expect that), because a connection that stops reading cannot notice its client leave. The
+    rest of a body that was answered early is discarded, for as long as headers may take, and only then is a connection
+    that is to end closed, or else the answer would be lost (9.6). An offer to upgrade is ignored.
 
-    A client that closes its sending half may wait for its answer, or be gone: nothing tells but what is written to it.
-    It is sent what means nothing, and a reset ends the connection. Over TLS and in HTTP/1.0 it counts as gone.
+    A client that closes its sending half may wait for its answer or be gone, and only writing to it tells: it is sent
+    bytes that mean nothing, and a reset ends the connection. Over TLS and in HTTP/1.0 it counts as gone.
     """
 
     def __init__(
@@ -118,29 +119,29 @@ class Connection(HttpToolsProtocol):
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
-        place: Place,
-        hangups: Hangups,
+        entry: ConnectionEntry,
+        hangup_watcher: HangupWatcher,
         header_timeout: float = 10.0,
     ) -> None:
         super().__init__(config, server_state, app_state)
-        self._place = place
-        self._hangups = hangups
+        self._entry = entry
+        self._hangup_watcher = hangup_watcher
         self._header_timeout = header_timeout  # seconds
-        self._timer: asyncio.TimerHandle | None = None  # runs while the peer owes bytes
+        self._timer: asyncio.TimerHandle | None = None  # runs while bytes of the peer are due
         self._head_bytes = 0  # read since the last message, or since the last part of this one's body
         self._reads_headers = True
-        self._deaf = False
-        self._lingers = False  # everything is answered, and what the client still sends is thrown away
-        self._watched: int | None = None  # the descriptor, of a client that sends no more
+        self._ignores_input = False
+        self._lingers = False  # everything is answered, and input is discarded until the connection is closed
+        self._watched: int | None = None  # the descriptor, once the client has closed its sending half
 
     @property
     def is_answering(self) -> bool:
-        """Whether a request is being read or answered."""
+        """Returns whether a request is being read or answered."""
         return self.cycle is not None and not self.cycle.response_complete
 
-    def give_up(self, error: ApiError) -> None:
-        """Drop the connection. A client whose answer has not begun is told why."""
-        self._tell(error)
+    def drop(self, error: ApiError) -> None:
+        """Drop the connection. A client whose answer has not begun is sent the error."""
+        self._send_error(error)
         if self.cycle is not None and self.cycle.response_started:
             self.transport.abort()
         self.transport.close()
@@ -149,60 +150,60 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._place.close = self._make_room
+        self._entry.close = self._evict
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
-        self._place.leave()
+        self._entry.remove()
         if self._watched is not None:
-            self._hangups.forget(self._watched)
+            self._hangup_watcher.forget(self._watched)
         super().connection_lost(exc)
         if self.cycle is not None:
             self.cycle.transport = self.transport  # not by way of this connection, which has it
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Whether the connection stays open."""
+        """Returns whether the connection stays open."""
         has_asked = self.is_answering and not self.cycle.more_body and not self._lingers
         if not has_asked or self.scheme != "http" or self.scope["http_version"] != "1.1":
             return False
-        self._hear_no_more()
+        self._ignore_input()
         self._watched = self.transport.get_extra_info("socket").fileno()
-        self._hangups.watch(self._watched, self.transport.abort)
+        self._hangup_watcher.watch(self._watched, self.transport.abort)
         self._probe()
         return True
 
     def data_received(self, data: bytes) -> None:
-        if self._deaf:
+        if self._ignores_input:
             return
         self._unset_keepalive_if_required()
         if self.cycle is not None and self.cycle.response_complete:
             self._start_timer()
         self._head_bytes += len(data)
         self._feed(data)
-        if self._head_bytes > MAX_HEADER_BYTES and not self._deaf:
+        if self._head_bytes > MAX_HEADER_BYTES and not self._ignores_input:
             self._refuse(HeadersTooLarge(_TOO_LARGE))
 
     def _feed(self, data: bytes) -> None:
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            if not self._deaf:
+            if not self._ignores_input:
                 self._feed_without_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError:
-            if not self._deaf:
-                self._misheard()
+            if not self._ignores_input:
+                self._parse_failed()
 
     def _feed_without_upgrade(self, rest: bytes) -> None:
-        """The parser ends an upgrade request with its headers: parse them again as one that asks for nothing."""
+        """Parse the headers of an upgrade request, with which the parser ended, again as those of a plain request."""
         head = [b"%s %s HTTP/1.1" % (self.parser.get_method(), self.url)]
         head += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
         self.parser = httptools.HttpRequestParser(self)
         self._feed(b"\r\n".join([*head, b"", rest]))
 
-    def _misheard(self) -> None:
+    def _parse_failed(self) -> None:
         if self.is_answering and not self.cycle.more_body:
-            self._hear_no_more()
+            self._ignore_input()
         else:
             self._refuse(BadRequest("The request is not valid HTTP/1.1."))
 
@@ -210,25 +211,25 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         if self.is_answering:
-            self._hear_no_more()
+            self._ignore_input()
             return
         super().on_message_begin()
         self._unset_keepalive_if_required()
-        self.scope["extensions"] = {TRANSPORT: {"transport": self.transport, "place": self._place}}
+        self.scope["extensions"] = {TRANSPORT: {"transport": self.transport, "entry": self._entry}}
         self._reads_headers = True
         self._start_timer()
 
     def on_headers_complete(self) -> None:
-        if self._deaf or (self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"):
+        if self._ignores_input or (self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"):
             return
         if (error := self._bad_headers()) is not None:
             self._refuse(error)
             return
         self._stop_timer()
         self._reads_headers = False
-        self._place.begin()
+        self._entry.begin_request()
         super().on_headers_complete()
-        self.cycle.transport = _AnswerTransport(self.transport, self._hang_up)  # type: ignore[assignment]
+        self.cycle.transport = _AnswerTransport(self.transport, self._close_lingering)  # type: ignore[assignment]
         self.headers = []  # what still comes are trailers, which nobody reads
 
     def _bad_headers(self) -> ApiError | None:
@@ -243,15 +244,15 @@ class Connection(HttpToolsProtocol):
         return BadRequest(f"A request must have one Host header (RFC 9112, 3.2), and this one has {num_hosts}.", "host")
 
     def on_body(self, body: bytes) -> None:
-        if not self._deaf:
+        if not self._ignores_input:
             self._head_bytes = 0
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self._deaf or self._reads_headers:
+        if self._ignores_input or self._reads_headers:
             return
         self._head_bytes = 0
-        self._place.complete()
+        self._entry.complete_request()
         super().on_message_complete()
         if self.cycle.response_complete:
             self._stop_timer()
@@ -262,32 +263,34 @@ class Connection(HttpToolsProtocol):
     # uvicorn's
 
     def on_response_complete(self) -> None:
-        self._place.rest()
+        self._entry.complete_response()
         super().on_response_complete()
 
     # what they share
 
     def _start_timer(self) -> None:
         if self._timer is None:
-            self._timer = self.loop.call_later(self._header_timeout, self._late)
+            self._timer = self.loop.call_later(self._header_timeout, self._time_out)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _late(self) -> None:
+    def _time_out(self) -> None:
         if self._reads_headers:
-            self._tell(RequestTimedOut(f"The request's headers did not arrive within {self._header_timeout:g} s."))
+            self._send_error(
+                RequestTimedOut(f"The request's headers did not arrive within {self._header_timeout:g} s.")
+            )
         self.transport.close()
 
-    def _hear_no_more(self) -> None:
-        """Answer what was asked, and close."""
-        self._deaf = True
+    def _ignore_input(self) -> None:
+        """Ignore what follows the current request, answer that and close."""
+        self._ignores_input = True
         self.cycle.keep_alive = False
 
     def _probe(self) -> None:
-        """Who reads no more answers with a reset."""
+        """Write bytes that mean nothing: a client that reads no more answers with a reset."""
         if not self.is_answering:
             return
         if not self.cycle.response_started:
@@ -296,24 +299,24 @@ class Connection(HttpToolsProtocol):
             self.transport.write(_COMMENT)
         self._timer = self.loop.call_later(PROBE_SECONDS, self._probe)
 
-    def _make_room(self) -> None:
-        """Close at once, for another connection. Who has begun a request is told why, if it reads."""
+    def _evict(self) -> None:
+        """Close at once, for another connection. A client that has begun a request is sent the error, if it reads."""
         if self.transport.get_write_buffer_size() or self.scheme == "https":
             self.transport.abort()
             return
         if self._head_bytes or self.is_answering:
-            told = Overloaded("The server has its limit of connections. Try again shortly.", retry_after=1)
-            self._tell(told, logging.DEBUG)  # a metric counts them: a flood is not to fill the log
+            error = Overloaded("The server has its limit of connections. Try again shortly.", retry_after=1)
+            self._send_error(error, logging.DEBUG)  # a metric counts them: a flood is not to fill the log
         self.transport.close()
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer outside ASGI and close: there is no request, or not all of one."""
-        self._tell(error)
-        self._hang_up()
+        """Send an error outside of ASGI and close: there is no request, or not all of one."""
+        self._send_error(error)
+        self._close_lingering()
 
-    def _tell(self, error: ApiError, level: int = logging.INFO) -> None:
-        """What comes from now on is not heard; the request at hand, if there is one, is over."""
-        self._deaf = True
+    def _send_error(self, error: ApiError, level: int = logging.INFO) -> None:
+        """Send an error, ignore all further input, and end the current request if there is one."""
+        self._ignores_input = True
         self._stop_timer()
         if self._lingers or self.transport.is_closing():
             return
@@ -325,15 +328,15 @@ class Connection(HttpToolsProtocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
 
-    def _hang_up(self) -> None:
-        """Close, as soon as the client has sent what it is about to, or `header_timeout` is over."""
+    def _close_lingering(self) -> None:
+        """Close once the client has sent all it is about to, or `header_timeout` is over (a lingering close)."""
         if self._lingers or self.transport.is_closing():
             return
-        has_all = self.cycle is not None and not self.cycle.more_body and not self._deaf
+        has_all = self.cycle is not None and not self.cycle.more_body and not self._ignores_input
         if has_all or self._watched is not None:
             self.transport.close()
             return
-        self._lingers = self._deaf = True
+        self._lingers = self._ignores_input = True
         self._reads_headers = False
         self.flow.resume_reading()
         if self.transport.can_write_eof():
@@ -343,7 +346,7 @@ class Connection(HttpToolsProtocol):
 
 
 class _AnswerTransport:
-    """What an answer is written to. Its end need not be the connection's."""
+    """The transport to which uvicorn writes an answer; to close it need not close the connection at once."""
 
     __slots__ = ("close", "is_closing", "write")
 
@@ -354,7 +357,7 @@ class _AnswerTransport:
 
 
 def as_http(error: ApiError) -> bytes:
-    """The error as a whole HTTP/1.1 response that ends the connection."""
+    """Returns the error as a whole HTTP/1.1 response that ends the connection."""
     body = error.to_body()
     head = [b"HTTP/1.1 %d %s" % (error.status, HTTPStatus(error.status).phrase.encode())]
     head += [name + b": " + value for name, value in encode_headers(error.headers() | {"connection": "close"})]

@@ -1,14 +1,14 @@
-"""Which connections a port holds, and which of them makes room for a newcomer when there are too many.
+"""The connections that a port holds, and which of them is closed for a new one when there are too many.
 
-A newcomer cannot show a key before it is let in, so it is not turned away while another connection would lose less. At
-the limit goes first
+A new connection cannot show a key before it is accepted, so it is not refused while another one would lose less. At the
+limit this one is evicted, the first of the list that there is:
 
 1. a stranger, on which no request has shown a valid key yet: the oldest, and no trickle of bytes makes one younger;
 2. one that has shown a key and waits for its next request: the one that has waited longest;
 3. an incomplete upload of a tenant that has more than half of all connections: the oldest.
 
-Strangers are left a quarter of all places at the cost of 2 and 3: otherwise a flood of them would give nobody the time
-to show a key. A request that has shown a key and is there with all of its body is never given up.
+Strangers keep a quarter of all connections at the cost of 2 and 3: otherwise a flood of them would leave nobody the
+time to show a key. A request that has shown a key and is there with all of its body is never evicted.
 """
 
 from collections import Counter, OrderedDict
@@ -17,70 +17,72 @@ from enum import IntEnum
 from ipaddress import IPv6Address, ip_network
 from itertools import chain
 
-STRANGERS_PART = 4  # they are left 1 / so many of all places
-SITE_BITS = 64  # of an IPv6 address: who has one has all that begin with them
+STRANGERS_SHARE = 4  # strangers keep 1 / so many of all connections
+SITE_BITS = 64  # an IPv6 subscriber has all addresses that share so many leading bits
 
 
-class Full(Exception):
-    """Nobody can make room. The message says what there are too many of."""
+class ConnectionLimitReached(Exception):
+    """No connection may be evicted for a new one; the message says what there are too many of."""
 
 
-class Standing(IntEnum):
+class ConnectionState(IntEnum):
+    """What a connection is at, as the metric `sluice_connections` names it."""
+
     STRANGER = 0  # has not shown a valid key
     IDLE = 1  # has shown one, and waits for a request
     UPLOADING = 2  # of a request with a key, not all of the body is there
     SERVING = 3  # a request with a key is there and not yet answered
 
 
-class Place:
-    """One connection's place, from its acceptance to its end. `close` is called when it is given up."""
+class ConnectionEntry:
+    """One connection in the table, from its acceptance to its end; `close` is called when it is evicted."""
 
-    __slots__ = ("_groups", "_is_complete", "close", "standing", "tenant")
+    __slots__ = ("_groups", "_is_complete", "close", "state", "tenant")
 
     def __init__(self, groups: "tuple[_Group, ...]", close: Callable[[], object]) -> None:
         self.close = close
-        self.standing = Standing.STRANGER
+        self.state = ConnectionState.STRANGER
         self.tenant: str | None = None  # whose key was shown last
         self._groups = groups
         self._is_complete = False  # the request at hand
         for group in groups:
-            group.places[Standing.STRANGER][self] = None
+            group.entries[ConnectionState.STRANGER][self] = None
             group.total += 1
 
-    def begin(self) -> None:
-        """The headers of a request are there."""
+    def begin_request(self) -> None:
+        """Note that the headers of a request have come."""
         self._is_complete = False
 
-    def complete(self) -> None:
-        """All of the request is there."""
+    def complete_request(self) -> None:
+        """Note that the whole request has come."""
         self._is_complete = True
-        if self.standing is Standing.UPLOADING:
-            self._move(Standing.SERVING)
+        if self.state is ConnectionState.UPLOADING:
+            self._move(ConnectionState.SERVING)
 
     def show_key(self, tenant: str) -> None:
-        """The request at hand has a valid key, the tenant's."""
+        """Note that the current request has a valid key of this tenant."""
         self._belong(tenant)
-        self._move(Standing.SERVING if self._is_complete else Standing.UPLOADING)
+        self._move(ConnectionState.SERVING if self._is_complete else ConnectionState.UPLOADING)
 
-    def rest(self) -> None:
-        """The request has been answered."""
+    def complete_response(self) -> None:
+        """Note that the request has been answered."""
         if self.tenant is not None:
-            self._move(Standing.IDLE)
+            self._move(ConnectionState.IDLE)
 
-    def leave(self) -> None:
-        """The connection has ended, or is about to."""
+    def remove(self) -> None:
+        """Remove the connection, which has ended or is about to."""
         self._belong(None)
         for group in self._groups:
-            del group.places[self.standing][self]
+            del group.entries[self.state][self]
             group.total -= 1
         self._groups = ()
-        self.close = _nothing  # what it was leads to the connection, which leads here
+        self.close = _nothing  # or else the connection and its entry would refer to each other
 
-    def _move(self, standing: Standing) -> None:
+    def _move(self, state: ConnectionState) -> None:
         for group in self._groups:
-            del group.places[self.standing][self]
-            group.places[standing][self] = None
-        self.standing = standing
+            del group.entries[self.state][self]
+            group.entries[state][self] = None
+        self.state = state
 
     def _belong(self, tenant: str | None) -> None:
         if tenant == self.tenant:
@@ -92,44 +94,46 @@ class Place:
 
 
 class ConnectionTable:
-    """Of a port: at most `limit` connections, and of each peer at most `limit_per_peer`.
+    """Holds at most `limit` connections of a port, and at most `limit_per_peer` of each peer.
 
-    None: half of `limit` a peer, and all of it for this machine's own addresses, where a proxy may be that speaks for
-    everybody.
+    Without `limit_per_peer` a peer may have half of `limit`, and this machine's own addresses all of it, since a proxy
+    that forwards everybody's requests may run there.
     """
 
     def __init__(self, limit: int, limit_per_peer: int | None = None) -> None:
-        self.num_given_up = [0 for _ in Standing]  # by what they were
+        self.num_evicted = [0 for _ in ConnectionState]  # by state
         self.num_refused = 0
         self._all = _Group(limit, "This server")
         self._limits_loopback = limit_per_peer is not None
         self._limit_per_peer = limit_per_peer or max(1, limit // 2)
         self._peers: dict[str, _Group] = {}
 
-    def num(self, standing: Standing) -> int:
-        """How many of them there are."""
-        return len(self._all.places[standing])
+    def num(self, state: ConnectionState) -> int:
+        """Returns how many connections are in this state."""
+        return len(self._all.entries[state])
 
-    def admit(self, address: str, close: Callable[[], object]) -> Place:
-        """A place for a newcomer from that IP address, at whose cost it may be. Raises `Full`."""
+    def add(self, address: str, close: Callable[[], object]) -> ConnectionEntry:
+        """Add a connection from an IP address, for which another may be evicted. Raises `ConnectionLimitReached`."""
         groups = tuple(self._groups(address))
         for group in groups:
-            if group.total >= group.limit and not self._make_room(group):
+            if group.total >= group.limit and not self._evict(group):
                 self.num_refused += 1
-                raise Full(f"{group.whose} has its limit of {group.limit} connections, all of them in use.")
-        return Place(groups, close)
+                raise ConnectionLimitReached(
+                    f"{group.whose} has its limit of {group.limit} connections, all of them in use."
+                )
+        return ConnectionEntry(groups, close)
 
-    def make_room(self) -> bool:
-        """Close the connection that loses least; False where none may be closed."""
-        return self._make_room(self._all)
+    def evict(self) -> bool:
+        """Close the connection that loses least, and return whether there was one that may be closed."""
+        return self._evict(self._all)
 
-    def _make_room(self, group: "_Group") -> bool:
+    def _evict(self, group: "_Group") -> bool:
         victim = group.victim()
         if victim is None:
             return False
-        self.num_given_up[victim.standing] += 1
+        self.num_evicted[victim.state] += 1
         close = victim.close
-        victim.leave()
+        victim.remove()
         close()
         return True
 
@@ -149,31 +153,31 @@ class ConnectionTable:
 
 
 class _Group:
-    """All connections, or one peer's. Those of a standing are in the order in which they came to it."""
+    """All connections, or those of one peer; each state has them in the order in which they came to it."""
 
     def __init__(self, limit: int, whose: str) -> None:
         self.limit = limit
         self.whose = whose
         self.total = 0
         # ordered dicts: the first of a plain one is behind all that have left it
-        self.places: list[OrderedDict[Place, None]] = [OrderedDict() for _ in Standing]
+        self.entries: list[OrderedDict[ConnectionEntry, None]] = [OrderedDict() for _ in ConnectionState]
         self.num_of = Counter[str | None]()  # by tenant
 
-    def victim(self) -> Place | None:
-        """Who makes room, by the order above; None: nobody may be asked to."""
-        strangers = self.places[Standing.STRANGER]
-        if len(strangers) * STRANGERS_PART > self.limit:
+    def victim(self) -> ConnectionEntry | None:
+        """Returns the connection to evict, by the order above; None if none may be."""
+        strangers = self.entries[ConnectionState.STRANGER]
+        if len(strangers) * STRANGERS_SHARE > self.limit:
             return next(iter(strangers))
-        return next(chain(self.places[Standing.IDLE], self._excessive_uploads(), strangers), None)
+        return next(chain(self.entries[ConnectionState.IDLE], self._excessive_uploads(), strangers), None)
 
-    def _excessive_uploads(self) -> Iterator[Place]:
-        for place in self.places[Standing.UPLOADING]:
-            if 2 * self.num_of[place.tenant] > self.limit:
-                yield place
+    def _excessive_uploads(self) -> Iterator[ConnectionEntry]:
+        for entry in self.entries[ConnectionState.UPLOADING]:
+            if 2 * self.num_of[entry.tenant] > self.limit:
+                yield entry
 
 
 def _peer(address: str) -> tuple[str, bool]:
-    """Whom an address belongs to, as far as it shows, and whether that is this machine."""
+    """Returns the peer that an address belongs to, as far as it shows, and whether it is this machine."""
     if ":" not in address:
         return address, address.startswith("127.")
     parsed = IPv6Address(address.partition("%")[0])
@@ -183,4 +187,4 @@ def _peer(address: str) -> tuple[str, bool]:
 
 
 def _nothing() -> None:
-    """Stands in for what is not there any more."""
+    """Does nothing, in place of the `close` of a connection that has ended."""

@@ -1,4 +1,6 @@
-"""The lexical life of one request: whatever ends it early cancels the code inside it."""
+"""The scope in which one request is served: a disconnect, a stalled write or a shutdown cancels the code inside it,
+and the exits of that code end its sequences (which frees their blocks) and settle its quota.
+"""
 
 import asyncio
 import time
@@ -15,11 +17,11 @@ from gateway.http.connection import TRANSPORT
 
 
 class ClientGone(Exception):
-    """The client disconnected before its request was complete; nobody is left to answer."""
+    """The client disconnected before its request was complete, so nobody is left to answer."""
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int, timeout: float) -> bytes:
-    """The whole of a body, as `BodyParts` reads it."""
+    """Returns the whole body. Raises as `BodyParts`."""
     parts = BodyParts(scope, receive, limit, timeout)
     body = bytearray()
     while parts.more:
@@ -28,22 +30,22 @@ async def read_body(scope: Scope, receive: Receive, limit: int, timeout: float) 
 
 
 class BodyParts:
-    """A body as it comes, at most `limit` bytes of it, each part within `timeout` seconds.
+    """Reads a body part by part: at most `limit` bytes in all, each part within `timeout` seconds.
 
     Raises `ApiError` and `ClientGone`. The size is checked while reading, so a chunked body cannot exceed it either.
     """
 
     def __init__(self, scope: Scope, receive: Receive, limit: int, timeout: float) -> None:
         _check_headers(scope, limit)
-        self.size = 0  # bytes that have come
-        self.most = _declared(scope, limit)  # that may come
+        self.size = 0  # bytes read so far
+        self.max_size = _declared_size(scope, limit)  # bytes that may come
         self.more = True
         self._receive = receive
         self._limit = limit
         self._timeout = timeout
 
     async def next(self) -> bytes:
-        """The next part; `more` then says whether it was the last."""
+        """Wait for the next part; `more` then says whether others follow."""
         message = await _next_part(self._receive, self._timeout)
         if message["type"] == "http.disconnect":
             raise ClientGone
@@ -55,7 +57,7 @@ class BodyParts:
         return part
 
 
-def _declared(scope: Scope, limit: int) -> int:
+def _declared_size(scope: Scope, limit: int) -> int:
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit():
             return int(value)
@@ -63,7 +65,7 @@ def _declared(scope: Scope, limit: int) -> int:
 
 
 def _check_headers(scope: Scope, limit: int) -> None:
-    """Raises `ApiError` for a body that would be read in vain."""
+    """Raises `ApiError` for a body that would be refused once it was read."""
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value) > limit:
             raise _too_large(limit)
@@ -90,12 +92,12 @@ async def _next_part(receive: Receive, timeout: float) -> Message:
 class RequestScope:
     """Runs its block beside a watcher for `http.disconnect`, from the last byte of the body to the last of the answer.
 
-    `end` cancels the block from anywhere; the block's own cleanup runs, and the cancellation stops at the end of the
-    scope. `outcome` then says why. A write that makes no progress is ended by `ActiveRequests.sweep`.
+    `end` cancels the block from anywhere; the block's own cleanup runs, the cancellation stops at the end of the scope,
+    and `outcome` then says why. `ActiveRequests.sweep` ends a request whose write makes no progress.
     """
 
     __slots__ = (
-        "_cancelling", "_clock", "_living", "_receive", "_send", "_task", "_transport", "_watcher", "_writes",
+        "_active", "_cancelling", "_clock", "_receive", "_send", "_task", "_transport", "_watcher", "_writes",
         "ended_early", "error", "outcome", "writing_since",
     )  # fmt: skip
 
@@ -105,9 +107,9 @@ class RequestScope:
         receive: Receive,
         send: Send,
         clock: Callable[[], float] = time.monotonic,
-        living: "set[RequestScope] | None" = None,
+        active: "set[RequestScope] | None" = None,
     ) -> None:
-        """`living` has it among its members while its block runs."""
+        """The scope is a member of `active` while its block runs; `clock` is in seconds."""
         self.outcome: Outcome | None = None
         self.ended_early: float | None = None  # when, in seconds of `clock`
         self.error: ApiError | None = None  # what the client is to be told, if it is still there
@@ -116,7 +118,7 @@ class RequestScope:
         self._watcher: asyncio.Task[None] | None = None
         self._writes = 0
         self._clock = clock
-        self._living = set[RequestScope]() if living is None else living
+        self._active = set[RequestScope]() if active is None else active
         self._receive = receive
         self._send = send
         self._transport = _transport(scope)
@@ -126,15 +128,15 @@ class RequestScope:
         assert self._task is not None
         self._cancelling = self._task.cancelling()
         self._watcher = asyncio.create_task(self._watch())
-        self._living.add(self)
+        self._active.add(self)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
         assert self._task is not None and self._watcher is not None
-        self._living.discard(self)
-        task, self._task = self._task, None  # whoever ends it from now on comes too late
+        self._active.discard(self)
+        task, self._task = self._task, None  # from now on `end` comes too late
         self._watcher.cancel()
         self._watcher = None  # which ends with an error whose traceback leads to this scope
         if self.outcome is None:
@@ -148,7 +150,7 @@ class RequestScope:
         return kind is None or kind is asyncio.CancelledError
 
     async def send(self, message: Message) -> None:
-        """Write to the client, watched for progress."""
+        """Send a message to the client, and note since when writes make no progress."""
         loop = asyncio.get_running_loop()
         self.writing_since = self.writing_since or loop.time()
         self._writes += 1
@@ -159,19 +161,19 @@ class RequestScope:
             self.writing_since = loop.time() if self._writes else None
 
     def end(self, outcome: Outcome) -> None:
-        """Cancel the block, once."""
+        """Cancel the block, unless it has ended or is being cancelled already."""
         if self.outcome is None and self._task is not None:
             self.outcome, self.ended_early = outcome, self._clock()
             self._task.cancel()
 
     def fail(self, error: ApiError) -> None:
-        """End it with an error for the client."""
+        """Cancel the block; the client is sent `error`."""
         if self.outcome is None and self._task is not None:
             self.error = error
             self.end(error.outcome)
 
     def abort(self) -> None:
-        """End it and drop the connection with whatever was not yet written."""
+        """Cancel the block and drop the connection with whatever was not yet written to it."""
         self.end(Outcome.DISCONNECTED)
         if self._transport is not None:
             self._transport.abort()
@@ -183,7 +185,7 @@ class RequestScope:
 
 
 def _transport(scope: Scope) -> asyncio.WriteTransport | None:
-    """The connection's, where the server hands it over."""
+    """Returns the connection's transport; None if the server does not hand it over."""
     transport: asyncio.WriteTransport | None = scope.get("extensions", {}).get(TRANSPORT, {}).get("transport")
     return transport
 
@@ -195,7 +197,7 @@ async def _absorb_cancellation() -> None:
 
 
 class ActiveRequests:
-    """The scopes being served: swept for clients that stopped reading, ended together at a shutdown."""
+    """The scopes of requests being served: swept for clients that stopped reading, and ended together at a shutdown."""
 
     def __init__(self, write_timeout: float) -> None:
         self._write_timeout = write_timeout
@@ -203,11 +205,11 @@ class ActiveRequests:
         self._closed = asyncio.Event()
 
     def close(self) -> None:
-        """No new request from now on."""
+        """Refuse new requests from now on."""
         self._closed.set()
 
     async def pause(self, seconds: float) -> None:
-        """Let so much time pass, or what there is of it until no new request is taken."""
+        """Wait so many seconds, or until new requests are refused if that comes first."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._closed.wait()
@@ -220,12 +222,12 @@ class ActiveRequests:
     def scope(
         self, scope: Scope, receive: Receive, send: Send, clock: Callable[[], float] = time.monotonic
     ) -> RequestScope:
-        """One that is swept, and ended with the others, while its block runs."""
+        """Returns a scope that is swept, and ended with the others, while its block runs."""
         return RequestScope(scope, receive, send, clock, self._scopes)
 
     @contextmanager
-    def last_write(self, scope: Scope) -> Iterator[None]:
-        """For what a client is told outside of a scope: the connection is dropped when that takes too long."""
+    def abort_if_stalled(self, scope: Scope) -> Iterator[None]:
+        """Drop the connection if the block, which writes outside of any scope, takes longer than `write_timeout`."""
         transport = _transport(scope)
         if transport is None:
             yield
@@ -236,13 +238,13 @@ class ActiveRequests:
         finally:
             late.cancel()
 
-    def end_all(self, error: ApiError) -> None:
-        """Every client still being served is told `error`."""
+    def fail_all(self, error: ApiError) -> None:
+        """End every request that is being served, and send its client `error`."""
         for scope in list(self._scopes):
             scope.fail(error)
 
     async def sweep(self) -> None:
-        """Runs as long as the server does."""
+        """Drop connections whose writes make no progress, as long as the server runs."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._write_timeout / 4)

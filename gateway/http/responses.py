@@ -1,4 +1,4 @@
-"""Answers over ASGI: one whole body, or a stream that can still fail properly after its first byte."""
+"""Responses over ASGI: one whole body, or a stream that can still report an error after its first byte."""
 
 import re
 from collections.abc import Callable
@@ -24,50 +24,50 @@ _SSE = encode_headers(sse.HEADERS)
 
 
 def request_id(given: bytes | None = None) -> bytes:
-    """What every answer carries as `x-request-id`: the client's own where it is harmless, else ours."""
+    """Returns the `x-request-id` of a response: the client's own where it is harmless, else a new one."""
     return given if given and _SAFE_ID.fullmatch(given) else b"req_" + urandom(16).hex().encode()
 
 
 class ResponseWriter:
-    """One request's answer."""
+    """Writes the response to one request."""
 
-    __slots__ = ("_also", "_clock", "_headers", "request_id", "send", "started", "status")
+    __slots__ = ("_clock", "_extra_headers", "_headers", "request_id", "send", "started", "status")
 
     def __init__(self, scope: Scope, send: Send, clock: Callable[[], float]) -> None:
         self.send = send
         self._headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
-        self.request_id = request_id(self.header(b"x-request-id"))
+        self.request_id = request_id(self.request_header(b"x-request-id"))
         self.started: float | None = None  # when its first byte went out, in seconds of `clock`
         self.status = 0  # of HTTP, once it has started
         self._clock = clock
-        self._also: Headers = []
+        self._extra_headers: Headers = []
 
     def add_headers(self, headers: dict[str, str]) -> None:
-        """To the answer, whatever it will be."""
-        self._also += encode_headers(headers)
+        """Add headers to the response, whether it will be an answer or an error."""
+        self._extra_headers += encode_headers(headers)
 
-    def header(self, name: bytes) -> bytes | None:
-        """The request's header, the first where it is repeated; None when it is absent."""
+    def request_header(self, name: bytes) -> bytes | None:
+        """Returns a header of the request, the first one if it is repeated; None if it is absent."""
         return self._headers.get(name)
 
     async def reply(self, body: bytes, status: int = 200, headers: Headers = _JSON) -> None:
-        """The whole answer."""
+        """Send a whole response with this body."""
         length = (b"content-length", str(len(body)).encode())
         await self._start(status, [*headers, length])
         await self.send({"type": "http.response.body", "body": body})
 
     async def stream(self, events: bytes) -> None:
-        """A part of an event stream; the first one sends the headers."""
+        """Send a part of an event stream; the first part is preceded by the headers."""
         if self.started is None:
             await self._start(200, _SSE)
         await self.send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def end_stream(self, events: bytes) -> None:
-        """The last part."""
+        """Send the last part of an event stream."""
         await self.send({"type": "http.response.body", "body": events, "more_body": False})
 
     async def fail(self, error: ApiError) -> None:
-        """The error as a body, or as the last event of a stream that has begun; such a stream has no [DONE]."""
+        """Send an error: as a whole response, or as the last event of a stream that has begun, without [DONE]."""
         if self.started is not None:
             await self.end_stream(error.to_sse())
         else:
@@ -75,5 +75,5 @@ class ResponseWriter:
 
     async def _start(self, status: int, headers: Headers) -> None:
         self.started, self.status = self._clock(), status
-        head = [*headers, *self._also, (b"x-request-id", self.request_id)]
+        head = [*headers, *self._extra_headers, (b"x-request-id", self.request_id)]
         await self.send({"type": "http.response.start", "status": status, "headers": head})

@@ -1,4 +1,4 @@
-"""The HTTP server: its listener, and how it ends."""
+"""The HTTP server: the port it listens on, and its orderly end (a drain)."""
 
 import asyncio
 import errno
@@ -13,8 +13,8 @@ import uvicorn
 
 from gateway.errors import ShuttingDown
 from gateway.http.acceptor import Acceptor
-from gateway.http.connection import Connection, Hangups, bound_socket
-from gateway.http.connection_table import ConnectionTable, Place
+from gateway.http.connection import Connection, HangupWatcher, bound_socket
+from gateway.http.connection_table import ConnectionEntry, ConnectionTable
 from gateway.http.request_scope import ActiveRequests
 from gateway.settings.settings import Settings
 
@@ -26,7 +26,7 @@ class ListenError(Exception):
 
 
 def open_port(host: str, port: int, prefix: str = "--") -> socket.socket:
-    """A bound socket, of flags such as --host and --port. Raises `ListenError`."""
+    """Returns a socket bound as flags such as --host and --port say. Raises `ListenError`."""
     try:
         return bound_socket(host, port)
     except OSError as error:
@@ -34,7 +34,7 @@ def open_port(host: str, port: int, prefix: str = "--") -> socket.socket:
 
 
 def why_not_listening(error: OSError, host: str, port: int, prefix: str = "--") -> str:
-    """For flags such as --host and --port; an error that has to do with neither is raised again."""
+    """Returns why a port cannot be served, and which flags change that; raises an error that no flag would change."""
     address, other_port = f"{host}:{port}", f"with {prefix}port"
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
         return f"{host} is not an address of this machine: choose another with {prefix}host"
@@ -46,7 +46,7 @@ def why_not_listening(error: OSError, host: str, port: int, prefix: str = "--") 
 
 
 def http_config(settings: Settings) -> uvicorn.Config:
-    """With TLS where it is configured. The application is set later, and each server makes its own connections."""
+    """Returns uvicorn's configuration. The application is set later, and each server makes its own connections."""
     return uvicorn.Config(
         app=_nothing,
         ws="none",
@@ -79,9 +79,9 @@ async def _nothing(scope: object, receive: object, send: object) -> None:
 
 
 class HttpServer(uvicorn.Server):
-    """Serves given sockets to as many connections as `table` has places for.
+    """Serves the given sockets, to as many connections as `table` allows.
 
-    A TLS handshake has the time that headers have, where uvicorn would leave it the loop's 60 s.
+    A TLS handshake may take as long as headers may, where uvicorn would leave it the loop's 60 s.
     """
 
     prefix = "--"  # of the flags that choose its port
@@ -93,16 +93,16 @@ class HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])
-        self._hangups = Hangups()
+        self._hangup_watcher = HangupWatcher()
         for sock in sockets or ():
             self.servers.append(self._listen(sock))  # type: ignore[arg-type]  # it has what uvicorn asks of one
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
-        self._hangups.close()
+        self._hangup_watcher.close()
 
     def _listen(self, sock: socket.socket) -> Acceptor:
-        """Raises `ListenError`: of two processes that have bound a port, one can listen."""
+        """Accept connections. Raises `ListenError`: of two processes that have bound a port only one can listen."""
         try:
             sock.listen(self.config.backlog)
         except OSError as error:
@@ -110,9 +110,9 @@ class HttpServer(uvicorn.Server):
             raise ListenError(why_not_listening(error, host, port, self.prefix)) from None
         return Acceptor(sock, self.table, self._connection, self.config.ssl, self._header_timeout)
 
-    def _connection(self, place: Place) -> Connection:
+    def _connection(self, entry: ConnectionEntry) -> Connection:
         return Connection(
-            self.config, self.server_state, self.lifespan.state, place, self._hangups, self._header_timeout
+            self.config, self.server_state, self.lifespan.state, entry, self._hangup_watcher, self._header_timeout
         )
 
 
@@ -122,30 +122,30 @@ END_SECONDS = 2.0  # in which requests that are told to end do
 
 
 class Server(HttpServer):
-    """The tenants' port, which says when it has started and drains when it is told to stop.
+    """Serves the tenants' port, calls `on_started` once it does, and drains when it is told to stop.
 
-    A drain: not ready from that moment, and still serving for `drain_delay`; then new requests are refused, and those
-    in flight have `drain_timeout` to end by themselves before they are ended with an error. The port closes last.
+    While it drains it is not ready. It goes on serving for `drain_delay`; then it refuses new requests, and those in
+    flight have `drain_timeout` to end by themselves before they are ended with an error. The port closes last.
     """
 
-    def __init__(self, settings: Settings, lives: ActiveRequests, on_started: Callable[[], object]) -> None:
+    def __init__(self, settings: Settings, active_requests: ActiveRequests, on_started: Callable[[], object]) -> None:
         super().__init__(settings, ConnectionTable(settings.max_connections, settings.max_connections_per_peer))
-        self._lives = lives
+        self._active_requests = active_requests
         self._on_started = on_started
         self._delay = settings.drain_delay
         self._timeout = settings.drain_timeout
         self._hurry = asyncio.Event()
 
     def drain(self) -> None:
-        """Stop in order."""
+        """Stop serving in an orderly way, as the class says."""
         if not self.should_exit:
             self.should_exit = True
             if not self._delay:
-                self._lives.close()  # `shutdown` is called up to 0.1 s later, when uvicorn next looks
+                self._active_requests.close()  # `shutdown` is called up to 0.1 s later, when uvicorn next looks
             log.info("draining: %d requests are in flight", len(self.server_state.tasks))
 
     def end(self) -> None:
-        """Stop now: what is in flight is ended with an error."""
+        """Stop now: requests in flight are ended with an error."""
         self.should_exit = self.force_exit = True
         self._hurry.set()
 
@@ -172,41 +172,41 @@ class Server(HttpServer):
         self._on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await self._hurried(self._delay)
-        self._lives.close()
+        await self._wait(self._delay)
+        self._active_requests.close()
         until = asyncio.get_running_loop().time() + self._timeout
         tasks = set(self.server_state.tasks)
         for connection in self._answering():
             connection.shutdown()
         if await self._unfinished(tasks):
-            await self._end_all(tasks)
+            await self._fail_all(tasks)
         left = until - asyncio.get_running_loop().time()  # for answers on their way to slow readers
         self.config.timeout_graceful_shutdown = max(END_SECONDS, left)  # type: ignore[assignment]
         await super().shutdown(sockets)
 
-    async def _hurried(self, seconds: float) -> None:
-        """Wait so long, or until there is no time left."""
+    async def _wait(self, seconds: float) -> None:
+        """Wait so many seconds, or until `end` is called."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._hurry.wait()
 
     async def _unfinished(self, tasks: set[asyncio.Task[None]]) -> bool:
-        """Whether some of them go on when their time is over."""
+        """Wait for the tasks, and return whether some of them go on when their time is over."""
         if not tasks:
             return False
-        timer = asyncio.create_task(self._hurried(self._timeout))
+        timer = asyncio.create_task(self._wait(self._timeout))
         ended = asyncio.create_task(asyncio.wait(tasks))
         await asyncio.wait({timer, ended}, return_when=asyncio.FIRST_COMPLETED)
         timer.cancel()
         return not ended.done()
 
-    async def _end_all(self, tasks: set[asyncio.Task[None]]) -> None:
-        """Tell every client so. One that reads nothing, or has not sent all of its request, is cut off."""
+    async def _fail_all(self, tasks: set[asyncio.Task[None]]) -> None:
+        """Send every client an error. One that reads nothing, or has not sent all of its request, is disconnected."""
         log.warning("%d requests are ended: their time to end by themselves is over", sum(not t.done() for t in tasks))
-        self._lives.end_all(ShuttingDown())
+        self._active_requests.fail_all(ShuttingDown())
         await asyncio.wait(tasks, timeout=END_SECONDS)
         for connection in self._answering():
-            connection.give_up(ShuttingDown())
+            connection.drop(ShuttingDown())
 
     def _answering(self) -> list[Connection]:
         connections = [c for c in self.server_state.connections if isinstance(c, Connection)]

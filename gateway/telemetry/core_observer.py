@@ -1,4 +1,4 @@
-"""What the core does, as telemetry sees it: the timeline of each sequence, and each completed step."""
+"""Observes the core for telemetry: it keeps the timeline of each sequence and reports each completed step."""
 
 import logging
 from collections.abc import Callable
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class CompletedStep:
-    """One completed step; nobody changes it. Moments in seconds of the engine's clock, durations in seconds."""
+    """One completed step, which nobody changes. Moments are in seconds of the engine's clock, durations in seconds."""
 
     scheduled: ScheduledStep
     planned: float
@@ -44,29 +44,29 @@ class CompletedStep:
 
 
 class CoreTelemetry(CoreObserver):
-    """Keeps the timelines of sequences, and tells of steps and releases.
+    """Keeps the timelines of sequences, and notifies listeners of admissions, steps and releases.
 
-    Work is done for what changes, not for each row of each step.
+    Its work is proportional to what changes, not to the rows of every step.
     """
 
     def __init__(self, core: Controller) -> None:
-        """Observe `core` from now on."""
+        """Add itself to the observers of `core`."""
         self.core = core
-        self.on_requested: list[Callable[[Asked, float], object]] = []  # of an HTTP request, once its limits were asked
+        self.on_requested: list[Callable[[Asked, float], object]] = []  # an HTTP request, once its limits were asked
         self.on_admit: list[Callable[[SequenceTimeline], object]] = []  # for the first time
         self.on_step: list[Callable[[CompletedStep], object]] = []
-        self.on_release: list[Callable[[SequenceTimeline], object]] = []  # of the blocks of one that was cut short
+        self.on_release: list[Callable[[SequenceTimeline], object]] = []  # it has ended and its blocks are free
         self._timelines: dict[Sequence, SequenceTimeline] = {}  # of sequences that wait or run
-        self._releasing: list[SequenceTimeline] = []  # ended, named by a step in flight
+        self._releasing: list[SequenceTimeline] = []  # ended, but still named by a step in flight
         core.observers.append(self)
 
     def timeline(self, sequence: Sequence) -> SequenceTimeline:
-        """Of a sequence that has been queued; a new one for what never passed here."""
+        """Returns the timeline of a queued sequence; a new one for a sequence that the core never reported."""
         return self._timelines.get(sequence) or SequenceTimeline(sequence, sequence.arrival)
 
     def requested(self, asked: Asked, now: float) -> None:
-        for tell in self.on_requested:
-            tell(asked, now)
+        for listener in self.on_requested:
+            listener(asked, now)
 
     def arrived(self, sequence: Sequence, refusal: AdmissionRefused | None, now: float) -> None:
         if refusal is None:
@@ -85,7 +85,7 @@ class CoreTelemetry(CoreObserver):
 
     def updated(self, step: ScheduledStep, output: StepOutput, new_tokens: list[NewToken], now: float) -> None:
         self._note_tokens(step, new_tokens, now)
-        _tell(self.on_step, CompletedStep(step, step.planned_at, now, output.elapsed, step.planning))
+        _notify(self.on_step, CompletedStep(step, step.planned_at, now, output.elapsed, step.planning))
 
     def rolled_back(self, step: ScheduledStep, now: float) -> None:
         self._forget_from(step.batch.step)
@@ -98,7 +98,7 @@ class CoreTelemetry(CoreObserver):
             if (timeline := self._timelines.get(sequence)) is not None:
                 if timeline.admitted is None:
                     timeline.admitted, timeline.credit = now, self.core.credit(sequence.tenant)
-                    _tell(self.on_admit, timeline)
+                    _notify(self.on_admit, timeline)
                 else:
                     timeline.resumed.append(now)
         for row in range(decodes, len(batch.slots)):
@@ -106,7 +106,7 @@ class CoreTelemetry(CoreObserver):
                 timeline.chunks.append(Chunk(batch.step, batch.starts[row], batch.lengths[row], now))
 
     def _forget_from(self, step: int) -> None:
-        """This step and those after it did not take place."""
+        """Remove the chunks of this step and of those after it, which did not take place."""
         for timeline in (*self._timelines.values(), *self._releasing):
             while timeline.chunks and timeline.chunks[-1].step >= step:
                 timeline.chunks.pop()
@@ -149,13 +149,13 @@ class CoreTelemetry(CoreObserver):
 
     def _released(self, timeline: SequenceTimeline, now: float) -> None:
         timeline.released = now
-        _tell(self.on_release, timeline)
+        _notify(self.on_release, timeline)
 
 
-def _tell(listeners: list[Callable[[Event], object]], event: Event) -> None:
-    """A listener that fails is logged, and stops neither the others nor the engine."""
-    for tell in listeners:
+def _notify(listeners: list[Callable[[Event], object]], event: Event) -> None:
+    """Call each listener; the failure of one is logged and stops neither the others nor the engine."""
+    for listener in listeners:
         try:
-            tell(event)
+            listener(event)
         except Exception:
             log.exception("a listener of the core failed")

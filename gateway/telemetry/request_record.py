@@ -187,7 +187,7 @@ current: ContextVar[RequestRecord | None] = ContextVar("current", default=None)
 """The request for which the running task works; tasks that it starts, such as its settlement, inherit it."""
 
 
-def note_command(name: str, began: float, ended: float, error: Exception | None) -> None:
+def record_store_call(name: str, began: float, ended: float, error: Exception | None) -> None:
     """Put down to the current request what the quota store was asked."""
     record = current.get()
     if record is not None and len(record.store_calls) < MAX_STORE_CALLS:

@@ -24,13 +24,13 @@ class Telemetry:
         self.on_end: list[Listener] = []
         self._unix_ns = unix_ns
 
-    def begin(self, scope: Scope, exchange: ResponseWriter) -> RequestRecord:
-        retries = exchange.header(b"x-stainless-retry-count") or b""
+    def begin(self, scope: Scope, response: ResponseWriter) -> RequestRecord:
+        retries = response.request_header(b"x-stainless-retry-count") or b""
         record = RequestRecord(
-            exchange.request_id.decode(),
+            response.request_id.decode(),
             scope["method"],
             scope["path"],
-            trace_context(exchange.header(b"traceparent"), exchange.header(b"tracestate")),
+            trace_context(response.request_header(b"traceparent"), response.request_header(b"tracestate")),
             self.clock(),
             self._unix_ns(),
             int(retries) if len(retries) < 4 and retries.isdigit() else 0,

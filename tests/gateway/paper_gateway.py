@@ -20,8 +20,8 @@ from backend.scheduler.scheduled_step import NewToken
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.waiting_queue import WaitingQueue
 from backend.text.tokenizer import Tokenizer
-from gateway.api.body_intake import Intake
-from gateway.api.refused_rate import RefusedRate
+from gateway.api.body_reader import BodyReader
+from gateway.api.refusal_limiter import RefusalLimiter
 from gateway.api.routes import make_app
 from gateway.api.service import Service
 from gateway.http.connection_table import ConnectionTable
@@ -104,7 +104,7 @@ class Gateway:
         core.scheduler = self.scheduler = WatchedScheduler(core.scheduler.waiting, core.scheduler.hooks)
         core_telemetry = CoreTelemetry(core)
         self.engine = Engine(core, PaperExecutor())
-        self.lives = ActiveRequests(write_timeout=3600)
+        self.active_requests = ActiveRequests(write_timeout=3600)
         pepper = bytes(32)
         self.store = PaperStore()
         policies = LivePolicy(None)
@@ -136,9 +136,9 @@ class Gateway:
             telemetry=telemetry,
             core=core,
             core_telemetry=core_telemetry,
-            lives=self.lives,
-            intake=Intake(2**20, 2**30, timeout=3600, max_model_len=CONFIG.max_model_len),
-            refused_rate=RefusedRate(10_000, self.engine.clock),
+            active_requests=self.active_requests,
+            body_reader=BodyReader(2**20, 2**30, timeout=3600, max_model_len=CONFIG.max_model_len),
+            refusal_limiter=RefusalLimiter(10_000, self.engine.clock),
             seeds=random.Random(0),
         )
         self.app: ASGIApp = make_app(service, {})

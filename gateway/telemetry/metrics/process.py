@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from backend.loader import LoadedModel
-from gateway.http.connection_table import ConnectionTable, Standing
+from gateway.http.connection_table import ConnectionState, ConnectionTable
 from gateway.telemetry.logs.logs import num_lines_dropped
 from gateway.telemetry.metrics.registry import Family, Kind, Registry
 from gateway.telemetry.tracing.tracing import Tracing
@@ -18,13 +18,13 @@ from gateway.tenants.live_policy import LivePolicy
 
 
 def show_connections(registry: Registry, table: ConnectionTable) -> None:
-    states = [(standing, (standing.name.lower(),)) for standing in Standing]
+    states = [(state, (state.name.lower(),)) for state in ConnectionState]
     is_open = Family("sluice.connections", Kind.GAUGE, "", "Open connections, by what they are at.", ("state",))
-    registry.read(is_open, lambda: [(labels, table.num(standing)) for standing, labels in states])
+    registry.read(is_open, lambda: [(labels, table.num(state)) for state, labels in states])
     closed = Family(
         "sluice.connections.closed", Kind.COUNTER, "", "Closed to make room, by what they were at.", ("state",)
     )
-    registry.read(closed, lambda: [(labels, table.num_given_up[standing]) for standing, labels in states])
+    registry.read(closed, lambda: [(labels, table.num_evicted[state]) for state, labels in states])
     registry.total("sluice.connections.refused", "Turned away: nobody could make room.", lambda: table.num_refused)
 
 

@@ -11,7 +11,7 @@ from starlette.types import Message
 
 from admission.outcome import Outcome
 from gateway.api.endpoint import Call, Endpoint
-from gateway.api.refused_rate import RefusedRate
+from gateway.api.refusal_limiter import RefusalLimiter
 from gateway.errors import ShuttingDown
 from gateway.http.connection import TRANSPORT
 from gateway.http.request_scope import ActiveRequests
@@ -19,7 +19,7 @@ from gateway.telemetry.logs.log_format import JsonFormat
 from gateway.telemetry.request_record import RequestRecord
 from gateway.telemetry.telemetry import Telemetry
 
-UNCOUNTED = RefusedRate(1, lambda: 0.0)
+UNCOUNTED = RefusalLimiter(1, lambda: 0.0)
 
 
 class Unforeseen(Endpoint):
@@ -34,7 +34,9 @@ async def test_an_unforeseen_error_is_logged_with_its_place_and_without_what_it_
 ) -> None:
     telemetry, request_records, sent = Telemetry(lambda: 0.0), list[RequestRecord](), list[Any]()
     telemetry.on_end.append(request_records.append)
-    service: Any = SimpleNamespace(telemetry=telemetry, lives=ActiveRequests(write_timeout=30), refused_rate=UNCOUNTED)
+    service: Any = SimpleNamespace(
+        telemetry=telemetry, active_requests=ActiveRequests(write_timeout=30), refusal_limiter=UNCOUNTED
+    )
     scope = {"type": "http", "method": "POST", "path": "/v1/x", "headers": [(b"x-request-id", b"r1")]}
 
     async def receive() -> dict[str, Any]:
@@ -75,7 +77,7 @@ async def test_an_error_that_nobody_reads_is_given_up_with_its_connection() -> N
     reader, telemetry, request_records = StuckReader(), Telemetry(lambda: 0.0), list[RequestRecord]()
     telemetry.on_end.append(request_records.append)
     service: Any = SimpleNamespace(
-        telemetry=telemetry, lives=ActiveRequests(write_timeout=0.01), refused_rate=UNCOUNTED
+        telemetry=telemetry, active_requests=ActiveRequests(write_timeout=0.01), refusal_limiter=UNCOUNTED
     )
     extensions = {TRANSPORT: {"transport": reader}}
     scope = {"type": "http", "method": "POST", "path": "/v1/x", "headers": [], "extensions": extensions}

@@ -49,9 +49,9 @@ async def generate(stream: TokenStream, most: int) -> int:
 
 async def test_an_answer_is_supplied_before_it_has_used_up_what_it_had() -> None:
     grant, failures = Grant(), []
-    with QuotaExtender(grant, Admission(), failures.append) as supply:  # type: ignore[arg-type]
+    with QuotaExtender(grant, Admission(), failures.append) as extender:  # type: ignore[arg-type]
         stream = stream_of(max_tokens=400, allowed=100)
-        supply.watch([stream])
+        extender.watch([stream])
         assert await generate(stream, 100 - MARGIN - 1) and not grant.extended
         assert await generate(stream, 400) == 400
     assert grant.extended == [STEP, STEP, 400 - 100 - 2 * STEP]
@@ -60,18 +60,18 @@ async def test_an_answer_is_supplied_before_it_has_used_up_what_it_had() -> None
 
 async def test_an_answer_of_declared_length_needs_none() -> None:
     grant = Grant()
-    with QuotaExtender(grant, Admission(), print) as supply:  # type: ignore[arg-type]
+    with QuotaExtender(grant, Admission(), print) as extender:  # type: ignore[arg-type]
         stream = stream_of(max_tokens=100, allowed=100)
-        supply.watch([stream])
+        extender.watch([stream])
         await generate(stream, 100)
     assert not grant.extended
 
 
 async def test_a_refusal_is_waited_out() -> None:
     grant, failures = Grant(LimitExceeded(RATE, STEP, 0, 0.001), LimitExceeded(RATE, STEP, 0, 0.001)), []
-    with QuotaExtender(grant, Admission(), failures.append) as supply:  # type: ignore[arg-type]
+    with QuotaExtender(grant, Admission(), failures.append) as extender:  # type: ignore[arg-type]
         stream = stream_of(max_tokens=200, allowed=100)
-        supply.watch([stream])
+        extender.watch([stream])
         await generate(stream, 100)
         while not grant.extended:
             await asyncio.sleep(0.001)
@@ -81,9 +81,9 @@ async def test_a_refusal_is_waited_out() -> None:
 
 async def test_a_spent_budget_ends_the_answer_once_it_stands_still() -> None:
     grant, failures = Grant(BudgetSpent(MONTH, STEP, 0, 2e9)), []
-    with QuotaExtender(grant, Admission(), failures.append) as supply:  # type: ignore[arg-type]
+    with QuotaExtender(grant, Admission(), failures.append) as extender:  # type: ignore[arg-type]
         stream = stream_of(max_tokens=200, allowed=100)
-        supply.watch([stream])
+        extender.watch([stream])
         await generate(stream, 100 - MARGIN)
         assert not failures, "it may still end by itself"
         await generate(stream, 100)
@@ -95,9 +95,9 @@ async def test_a_spent_budget_ends_the_answer_once_it_stands_still() -> None:
 
 async def test_an_answer_that_ends_leaves_no_task_behind() -> None:
     before = asyncio.all_tasks()
-    with QuotaExtender(Grant(LimitExceeded(RATE, STEP, 0, 50)), Admission(), print) as supply:  # type: ignore[arg-type]
+    with QuotaExtender(Grant(LimitExceeded(RATE, STEP, 0, 50)), Admission(), print) as extender:  # type: ignore[arg-type]
         stream = stream_of(max_tokens=200, allowed=100)
-        supply.watch([stream])
+        extender.watch([stream])
         await generate(stream, 100)
     await asyncio.sleep(0)
     await asyncio.sleep(0)

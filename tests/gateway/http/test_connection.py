@@ -15,11 +15,11 @@ from gateway.http.connection import (
     MAX_HEADER_BYTES,
     TRANSPORT,
     Connection,
-    Hangups,
+    HangupWatcher,
     bound_socket,
     show_key,
 )
-from gateway.http.connection_table import ConnectionTable, Standing
+from gateway.http.connection_table import ConnectionState, ConnectionTable
 
 POST = b"POST /v1/x?q=1 HTTP/1.1\r\nhost: a\r\nx-own: yes\r\ncontent-length: 5\r\n\r\nhello"
 UPGRADE = POST.replace(b"x-own", b"Connection: Upgrade, HTTP2-Settings\r\nUPGRADE: h2c\r\nx-own")
@@ -113,8 +113,8 @@ class Wire:
         self.application = Application(reads)
         self.transport = Transport()
         config = Config(app=self.application, ws="none", lifespan="off", log_config=None)
-        place = (table or ConnectionTable(10)).admit("192.0.2.1", self.transport.close)
-        self.protocol = Connection(config, ServerState(), {}, place, Hangups(), header_timeout)
+        entry = (table or ConnectionTable(10)).add("192.0.2.1", self.transport.close)
+        self.protocol = Connection(config, ServerState(), {}, entry, HangupWatcher(), header_timeout)
         self.protocol.connection_made(self.transport)
 
     async def send(self, *parts: bytes) -> None:
@@ -272,22 +272,22 @@ async def test_a_connection_stands_as_its_requests_do() -> None:
     wire = Wire(table, reads=1)
     keyed = POST.replace(b"x-own: yes", b"authorization: acme")
 
-    async def stands(standing: Standing, *sent: bytes) -> None:
+    async def stands(state: ConnectionState, *sent: bytes) -> None:
         await wire.send(*sent)
-        assert [table.num(other) for other in Standing] == [other is standing for other in Standing]
+        assert [table.num(other) for other in ConnectionState] == [other is state for other in ConnectionState]
 
-    await stands(Standing.STRANGER)
-    await stands(Standing.STRANGER, POST)
+    await stands(ConnectionState.STRANGER)
+    await stands(ConnectionState.STRANGER, POST)
     wire.application.answer.clear()
-    await stands(Standing.STRANGER, keyed[:-5])
-    await stands(Standing.UPLOADING, b"hel")
-    await stands(Standing.SERVING, b"lo")
+    await stands(ConnectionState.STRANGER, keyed[:-5])
+    await stands(ConnectionState.UPLOADING, b"hel")
+    await stands(ConnectionState.SERVING, b"lo")
     wire.application.answer.set()
     await until(lambda: wire.transport.written.count(b"200 OK") == 2)
-    await stands(Standing.IDLE)
-    await stands(Standing.IDLE, POST)
+    await stands(ConnectionState.IDLE)
+    await stands(ConnectionState.IDLE, POST)
     wire.leave()
-    assert not any(map(table.num, Standing))
+    assert not any(map(table.num, ConnectionState))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Who has to make room for a newcomer, and who never."""
+"""Which connections are evicted for a new one, and which never are."""
 
 from collections import Counter
 from itertools import count
@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.http.connection_table import STRANGERS_PART, ConnectionTable, Full, Place, Standing
+from gateway.http.connection_table import (
+    STRANGERS_SHARE,
+    ConnectionEntry,
+    ConnectionLimitReached,
+    ConnectionState,
+    ConnectionTable,
+)
+
+STRANGER, IDLE, UPLOADING, SERVING = ConnectionState
 
 
 class Crowd:
@@ -15,32 +23,32 @@ class Crowd:
 
     def __init__(self, limit: int, limit_per_peer: int | None = None) -> None:
         self.table = ConnectionTable(limit, limit_per_peer)
-        self.places: dict[str, Place] = {}
+        self.entries: dict[str, ConnectionEntry] = {}
         self.gone: list[str] = []
 
-    def enter(self, *names: str, address: str = "192.0.2.1", tenant: str = "", standing: int = Standing.IDLE) -> None:
+    def enter(self, *names: str, address: str = "192.0.2.1", tenant: str = "", state: int = IDLE) -> None:
         for name in names:
-            place = self.places[name] = self.table.admit(address, lambda name=name: self.gone.append(name))
+            entry = self.entries[name] = self.table.add(address, lambda name=name: self.gone.append(name))
             if tenant:
-                place.begin()
-                if standing is not Standing.UPLOADING:
-                    place.complete()
-                place.show_key(tenant)
-                if standing is Standing.IDLE:
-                    place.rest()
+                entry.begin_request()
+                if state is not UPLOADING:
+                    entry.complete_request()
+                entry.show_key(tenant)
+                if state is IDLE:
+                    entry.complete_response()
 
     @property
     def size(self) -> int:
-        return sum(map(self.table.num, Standing))
+        return sum(map(self.table.num, ConnectionState))
 
 
 def test_strangers_make_room_the_oldest_first_whatever_they_send() -> None:
     crowd = Crowd(4, 4)
     crowd.enter("tenant", tenant="acme")
     crowd.enter("a", "b", "c")
-    crowd.places["a"].begin()
-    crowd.places["a"].complete()
-    crowd.places["a"].rest()
+    crowd.entries["a"].begin_request()
+    crowd.entries["a"].complete_request()
+    crowd.entries["a"].complete_response()
     crowd.enter("d", "e")
     assert crowd.gone == ["a", "b"]
 
@@ -48,33 +56,33 @@ def test_strangers_make_room_the_oldest_first_whatever_they_send() -> None:
 def test_strangers_are_left_a_quarter_at_the_cost_of_who_waits_the_longest_for_a_request() -> None:
     crowd = Crowd(8, 8)
     crowd.enter("first", "second", "third", tenant="acme")
-    crowd.enter("busy", "sending", "large", tenant="acme", standing=Standing.SERVING)
-    crowd.places["first"].begin()
-    crowd.places["first"].complete()
-    crowd.places["first"].show_key("acme")
-    crowd.places["first"].rest()  # it has waited for less time than the others
+    crowd.enter("busy", "sending", "large", tenant="acme", state=SERVING)
+    crowd.entries["first"].begin_request()
+    crowd.entries["first"].complete_request()
+    crowd.entries["first"].show_key("acme")
+    crowd.entries["first"].complete_response()  # it has waited for less time than the others
     crowd.enter("a", "b", "c", "d", "e", "f", "g")
     assert crowd.gone == ["second", "a", "b", "c", "d"]
 
 
 def test_uploads_make_room_where_their_tenant_has_more_than_half_of_all() -> None:
     crowd = Crowd(4, 4)
-    crowd.enter("small", tenant="small", standing=Standing.UPLOADING)
-    crowd.enter("x", "y", "z", tenant="large", standing=Standing.UPLOADING)
-    crowd.enter("newcomer", tenant="small", standing=Standing.UPLOADING)
+    crowd.enter("small", tenant="small", state=UPLOADING)
+    crowd.enter("x", "y", "z", tenant="large", state=UPLOADING)
+    crowd.enter("newcomer", tenant="small", state=UPLOADING)
     assert crowd.gone == ["x"]
-    with pytest.raises(Full):
+    with pytest.raises(ConnectionLimitReached):
         crowd.enter("another")
 
 
 def test_a_request_that_is_there_is_never_given_up() -> None:
     crowd = Crowd(2, 2)
-    crowd.enter("a", "b", tenant="acme", standing=Standing.SERVING)
-    with pytest.raises(Full, match=r"has its limit of 2 connections, all of them in use\."):
+    crowd.enter("a", "b", tenant="acme", state=SERVING)
+    with pytest.raises(ConnectionLimitReached, match=r"has its limit of 2 connections, all of them in use\."):
         crowd.enter("c")
-    assert not crowd.table.make_room()
+    assert not crowd.table.evict()
     assert (crowd.gone, crowd.table.num_refused) == ([], 1)
-    crowd.places["a"].rest()
+    crowd.entries["a"].complete_response()
     crowd.enter("d")
     assert crowd.gone == ["a"]
 
@@ -84,8 +92,8 @@ def test_one_address_makes_room_among_its_own() -> None:
     crowd.enter("other", address="198.51.100.7")
     crowd.enter("a", "b", "c")
     assert crowd.gone == ["a"]
-    with pytest.raises(Full, match=r"198\.51\.100\.7"):
-        crowd.enter("d", "e", "f", address="198.51.100.7", tenant="acme", standing=Standing.SERVING)
+    with pytest.raises(ConnectionLimitReached, match=r"198\.51\.100\.7"):
+        crowd.enter("d", "e", "f", address="198.51.100.7", tenant="acme", state=SERVING)
     assert crowd.gone == ["a", "other"]
 
 
@@ -127,10 +135,13 @@ def test_addresses_that_were_here_once_are_forgotten() -> None:
     assert len(crowd.table._peers) < 20
 
 
+EVENTS = ("begin_request", "complete_request", "complete_response", "remove")
 _names = count()
 _steps = st.one_of(
     st.tuples(st.just("enter"), st.sampled_from(["192.0.2.1", "192.0.2.2", "127.0.0.1"])),
-    st.tuples(st.sampled_from(["begin", "complete", "rest", "leave"]), st.integers(0, 30)),
+    st.tuples(
+        st.sampled_from(["begin_request", "complete_request", "complete_response", "remove"]), st.integers(0, 30)
+    ),
     st.tuples(st.sampled_from(["acme", "beta"]), st.integers(0, 30)),
 )
 
@@ -142,30 +153,30 @@ def test_whatever_happens_limits_hold_and_nobody_is_cut_off_who_may_not_be(
     crowd = Crowd(limit)
     addresses: dict[str, str] = {}
     for what, whom in steps:
-        standings = {name: place.standing for name, place in crowd.places.items()}
+        states = {name: entry.state for name, entry in crowd.entries.items()}
         num_gone = len(crowd.gone)
         if what == "enter":
             name = str(next(_names))
             try:
                 crowd.enter(name, address=str(whom))
                 addresses[name] = str(whom)
-            except Full:
-                peers = {standings[name] for name in standings if addresses[name] == whom}
-                assert any(found <= {Standing.SERVING, Standing.UPLOADING} for found in (peers, {*standings.values()}))
-        elif crowd.places:
-            place = list(crowd.places.values())[int(whom) % len(crowd.places)]
+            except ConnectionLimitReached:
+                peers = {states[name] for name in states if addresses[name] == whom}
+                assert any(found <= {SERVING, UPLOADING} for found in (peers, {*states.values()}))
+        elif crowd.entries:
+            entry = list(crowd.entries.values())[int(whom) % len(crowd.entries)]
             if what in ("acme", "beta"):
-                place.show_key(what)
+                entry.show_key(what)
             else:
-                getattr(place, what)()
+                getattr(entry, what)()
         for name in crowd.gone[num_gone:]:
-            assert standings[name] is not Standing.SERVING
-            if standings[name] is not Standing.STRANGER:
-                strangers = [other for other in standings if standings[other] is Standing.STRANGER]
+            assert states[name] is not SERVING
+            if states[name] is not STRANGER:
+                strangers = [other for other in states if states[other] is STRANGER]
                 neighbours = [other for other in strangers if addresses[other] == addresses[name]]
-                assert len(strangers) * STRANGERS_PART <= limit or len(neighbours) * STRANGERS_PART <= limit // 2
-        for name in [name for name, place in crowd.places.items() if not place._groups]:
-            del crowd.places[name]
-        assert crowd.size == len(crowd.places) <= limit
-        held = Counter(addresses[name] for name in crowd.places)
+                assert len(strangers) * STRANGERS_SHARE <= limit or len(neighbours) * STRANGERS_SHARE <= limit // 2
+        for name in [name for name, entry in crowd.entries.items() if not entry._groups]:
+            del crowd.entries[name]
+        assert crowd.size == len(crowd.entries) <= limit
+        held = Counter(addresses[name] for name in crowd.entries)
         assert all(held[peer] <= max(1, limit // 2) for peer in ("192.0.2.1", "192.0.2.2"))

@@ -56,9 +56,9 @@ async def nothing_is_left() -> bool:
 
 
 async def test_a_block_that_ends_by_itself_has_no_outcome_and_leaves_no_watcher() -> None:
-    async with Peer().scope() as life:
+    async with Peer().scope() as scope:
         await turns(2)
-    assert life.outcome is None
+    assert scope.outcome is None
     assert await nothing_is_left()
 
 
@@ -79,7 +79,7 @@ async def test_an_error_inside_passes_through() -> None:
 async def test_a_disconnect_ends_the_block_at_whichever_await_it_is(turn: int) -> None:
     peer, cleaned, reached = Peer(), [], []
     leaver = asyncio.create_task(_after(turn, peer.leave))
-    async with peer.scope() as life:
+    async with peer.scope() as scope:
         try:
             for step in range(20):
                 reached.append(step)
@@ -87,7 +87,7 @@ async def test_a_disconnect_ends_the_block_at_whichever_await_it_is(turn: int) -
         finally:
             cleaned.append(True)
     await leaver
-    assert life.outcome is Outcome.DISCONNECTED
+    assert scope.outcome is Outcome.DISCONNECTED
     assert cleaned == [True]
     assert len(reached) < 20
     assert await nothing_is_left()
@@ -95,34 +95,34 @@ async def test_a_disconnect_ends_the_block_at_whichever_await_it_is(turn: int) -
 
 async def test_the_moment_of_an_early_end_is_kept() -> None:
     peer = Peer()
-    async with RequestScope(SCOPE, peer.receive, peer.send, lambda: 7.5) as life:
-        assert life.ended_early is None
+    async with RequestScope(SCOPE, peer.receive, peer.send, lambda: 7.5) as scope:
+        assert scope.ended_early is None
         peer.leave()
         await asyncio.Event().wait()
-    assert life.ended_early == 7.5
+    assert scope.ended_early == 7.5
 
 
 async def test_messages_before_the_disconnect_are_ignored() -> None:
     peer = Peer({"type": "http.request", "body": b"", "more_body": False})
-    async with peer.scope() as life:
+    async with peer.scope() as scope:
         await turns(5)
         peer.leave()
         await asyncio.Event().wait()
-    assert life.outcome is Outcome.DISCONNECTED
+    assert scope.outcome is Outcome.DISCONNECTED
 
 
 async def test_an_end_after_the_last_await_of_the_block_stays_inside() -> None:
-    async with Peer().scope() as life:
+    async with Peer().scope() as scope:
         await turns(1)
-        life.end(Outcome.DISCONNECTED)
-    assert life.outcome is Outcome.DISCONNECTED
+        scope.end(Outcome.DISCONNECTED)
+    assert scope.outcome is Outcome.DISCONNECTED
     assert await nothing_is_left()
 
 
 async def test_an_error_raised_while_ending_passes_through() -> None:
     async def main() -> None:
-        async with Peer().scope() as life:
-            life.end(Outcome.DISCONNECTED)
+        async with Peer().scope() as scope:
+            scope.end(Outcome.DISCONNECTED)
             try:
                 await asyncio.sleep(0)
             finally:
@@ -135,8 +135,8 @@ async def test_an_error_raised_while_ending_passes_through() -> None:
 
 async def test_an_error_raised_before_the_end_arrives_passes_through() -> None:
     async def main() -> None:
-        async with Peer().scope() as life:
-            life.end(Outcome.DISCONNECTED)
+        async with Peer().scope() as scope:
+            scope.end(Outcome.DISCONNECTED)
             raise ValueError("first")
 
     with pytest.raises(ValueError, match="first"):
@@ -153,12 +153,12 @@ async def test_a_task_group_inside_ends_with_the_block() -> None:
         finally:
             ended.append(True)
 
-    async with peer.scope() as life, asyncio.TaskGroup() as group:
+    async with peer.scope() as scope, asyncio.TaskGroup() as group:
         for _ in range(3):
             group.create_task(child())
         await turns(2)
         peer.leave()
-    assert life.outcome is Outcome.DISCONNECTED
+    assert scope.outcome is Outcome.DISCONNECTED
     assert len(ended) == 3
     assert await nothing_is_left()
 
@@ -184,14 +184,14 @@ async def test_nor_is_one_that_comes_together_with_an_end(ended_first: bool, wai
     async def main() -> None:
         task = asyncio.current_task()
         assert task is not None
-        async with Peer().scope() as life:
+        async with Peer().scope() as scope:
             if ended_first:
-                life.end(Outcome.DISCONNECTED)
+                scope.end(Outcome.DISCONNECTED)
             task.cancel()
-            life.end(Outcome.DISCONNECTED)
+            scope.end(Outcome.DISCONNECTED)
             if waits:
                 await asyncio.sleep(0)
-        after.append(life.outcome)
+        after.append(scope.outcome)
 
     task = asyncio.create_task(main())
     with pytest.raises(asyncio.CancelledError):
@@ -201,37 +201,37 @@ async def test_nor_is_one_that_comes_together_with_an_end(ended_first: bool, wai
 
 
 async def test_the_first_end_counts() -> None:
-    async with Peer().scope() as life:
-        life.end(Outcome.DISCONNECTED)
-        life.end(Outcome.FAILED)
-        life.fail(ShuttingDown())
+    async with Peer().scope() as scope:
+        scope.end(Outcome.DISCONNECTED)
+        scope.end(Outcome.FAILED)
+        scope.fail(ShuttingDown())
         await asyncio.sleep(0)
-    assert (life.outcome, life.error) == (Outcome.DISCONNECTED, None)
+    assert (scope.outcome, scope.error) == (Outcome.DISCONNECTED, None)
     assert await nothing_is_left()
 
 
 async def test_a_failure_keeps_what_the_client_is_to_be_told() -> None:
-    async with Peer().scope() as life:
-        life.fail(ShuttingDown())
+    async with Peer().scope() as scope:
+        scope.fail(ShuttingDown())
         await asyncio.Event().wait()
-    assert life.outcome is Outcome.FAILED
-    assert isinstance(life.error, ShuttingDown)
+    assert scope.outcome is Outcome.FAILED
+    assert isinstance(scope.error, ShuttingDown)
 
 
 async def test_what_is_over_cannot_be_ended() -> None:
-    async with Peer().scope() as life:
+    async with Peer().scope() as scope:
         await turns(2)
-    life.fail(ShuttingDown())
-    life.end(Outcome.DISCONNECTED)
-    assert life.outcome is None and life.error is None
+    scope.fail(ShuttingDown())
+    scope.end(Outcome.DISCONNECTED)
+    assert scope.outcome is None and scope.error is None
     assert await nothing_is_left()
 
 
 async def test_a_refusal_in_the_middle_counts_as_a_refusal() -> None:
-    async with Peer().scope() as life:
-        life.fail(RateLimited("The tokens of this minute are spent."))
+    async with Peer().scope() as scope:
+        scope.fail(RateLimited("The tokens of this minute are spent."))
         await asyncio.Event().wait()
-    assert life.outcome is Outcome.REFUSED
+    assert scope.outcome is Outcome.REFUSED
 
 
 class Transport:
@@ -242,20 +242,20 @@ class Transport:
 
 
 async def test_a_reader_that_stops_is_aborted_by_the_sweep_and_a_slow_one_is_not() -> None:
-    lives, stuck, slow, transport = ActiveRequests(write_timeout=0.2), Peer(), Peer(), Transport()
-    sweeper = asyncio.create_task(lives.sweep())
+    active_requests, stuck, slow, transport = ActiveRequests(write_timeout=0.2), Peer(), Peer(), Transport()
+    sweeper = asyncio.create_task(active_requests.sweep())
 
-    async def serve(life: RequestScope) -> None:
-        async with life:
+    async def serve(scope: RequestScope) -> None:
+        async with scope:
             while True:
-                await life.send({"type": "http.response.body"})
+                await scope.send({"type": "http.response.body"})
                 await asyncio.sleep(0)
 
     scope = {**SCOPE, "extensions": {TRANSPORT: {"transport": transport}}}
     stuck.reads.clear()
-    lost = lives.scope(scope, stuck.receive, stuck.send)
-    kept = lives.scope(SCOPE, slow.receive, slow.send)
-    tasks = [asyncio.create_task(serve(life)) for life in (lost, kept)]
+    lost = active_requests.scope(scope, stuck.receive, stuck.send)
+    kept = active_requests.scope(SCOPE, slow.receive, slow.send)
+    tasks = [asyncio.create_task(serve(scope)) for scope in (lost, kept)]
     await tasks[0]
     assert lost.outcome is Outcome.DISCONNECTED
     assert transport.aborted
@@ -269,8 +269,8 @@ async def test_a_reader_that_stops_is_aborted_by_the_sweep_and_a_slow_one_is_not
 
 
 async def test_a_last_write_that_ends_in_time_leaves_the_connection_as_it_is() -> None:
-    lives, transport = ActiveRequests(write_timeout=0), Transport()
-    with lives.last_write({**SCOPE, "extensions": {TRANSPORT: {"transport": transport}}}):
+    active_requests, transport = ActiveRequests(write_timeout=0), Transport()
+    with active_requests.abort_if_stalled({**SCOPE, "extensions": {TRANSPORT: {"transport": transport}}}):
         pass
     await turns(3)
     assert not transport.aborted
@@ -279,33 +279,33 @@ async def test_a_last_write_that_ends_in_time_leaves_the_connection_as_it_is() -
 async def test_a_write_waits_as_long_as_any_of_them_waits() -> None:
     """Of two choices that write side by side, one may be done while the other is stuck."""
     peer = Peer()
-    async with peer.scope() as life:
-        assert life.writing_since is None
+    async with peer.scope() as scope:
+        assert scope.writing_since is None
         gates = [asyncio.Event(), asyncio.Event()]
-        writes = [asyncio.create_task(life.send({"type": "http.response.body", "gate": gate})) for gate in gates]
+        writes = [asyncio.create_task(scope.send({"type": "http.response.body", "gate": gate})) for gate in gates]
         await turns(2)
-        assert life.writing_since is not None
+        assert scope.writing_since is not None
         gates[0].set()
         await writes[0]
-        assert life.writing_since is not None
+        assert scope.writing_since is not None
         gates[1].set()
         await writes[1]
-        assert life.writing_since is None
+        assert scope.writing_since is None
 
 
 async def test_a_shutdown_tells_everyone() -> None:
-    lives = ActiveRequests(write_timeout=30)
+    active_requests = ActiveRequests(write_timeout=30)
 
-    async def serve(life: RequestScope) -> None:
-        async with life:
+    async def serve(scope: RequestScope) -> None:
+        async with scope:
             await asyncio.Event().wait()
 
-    scopes = [lives.scope(SCOPE, peer.receive, peer.send) for peer in (Peer(), Peer(), Peer())]
-    tasks = [asyncio.create_task(serve(life)) for life in scopes]
+    scopes = [active_requests.scope(SCOPE, peer.receive, peer.send) for peer in (Peer(), Peer(), Peer())]
+    tasks = [asyncio.create_task(serve(scope)) for scope in scopes]
     await turns(2)
-    lives.end_all(ShuttingDown())
+    active_requests.fail_all(ShuttingDown())
     await asyncio.gather(*tasks)
-    assert all(isinstance(life.error, ShuttingDown) for life in scopes)
+    assert all(isinstance(scope.error, ShuttingDown) for scope in scopes)
     assert await nothing_is_left()
 
 

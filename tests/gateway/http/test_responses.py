@@ -1,4 +1,4 @@
-"""What an exchange reads off a request's headers."""
+"""What a response takes from the headers of its request."""
 
 import pytest
 from starlette.types import Message
@@ -10,17 +10,17 @@ async def _unsent(message: Message) -> None:
     raise AssertionError(message)
 
 
-def exchange(*headers: tuple[bytes, bytes]) -> ResponseWriter:
+def response(*headers: tuple[bytes, bytes]) -> ResponseWriter:
     return ResponseWriter({"type": "http", "headers": list(headers)}, _unsent, lambda: 0.0)
 
 
 def test_of_a_header_that_is_repeated_the_first_counts() -> None:
-    twice = exchange((b"authorization", b"Bearer first"), (b"accept", b"*/*"), (b"authorization", b"Bearer second"))
-    assert twice.header(b"authorization") == b"Bearer first"
-    assert twice.header(b"traceparent") is None
+    twice = response((b"authorization", b"Bearer first"), (b"accept", b"*/*"), (b"authorization", b"Bearer second"))
+    assert twice.request_header(b"authorization") == b"Bearer first"
+    assert twice.request_header(b"traceparent") is None
 
 
 @pytest.mark.parametrize("given", [b"", b"a b", b"x" * 129, b"\xff"])
 def test_a_request_id_that_could_do_harm_is_replaced(given: bytes) -> None:
-    assert exchange((b"x-request-id", b"ours-1.2:3")).request_id == b"ours-1.2:3"
-    assert exchange((b"x-request-id", given)).request_id.startswith(b"req_")
+    assert response((b"x-request-id", b"ours-1.2:3")).request_id == b"ours-1.2:3"
+    assert response((b"x-request-id", given)).request_id.startswith(b"req_")

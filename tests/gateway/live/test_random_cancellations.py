@@ -85,7 +85,7 @@ async def test_random_cancellations_leave_nothing_behind(embedded_tokenizer: Tok
     assert gateway.scheduler.pool.num_free == CONFIG.num_blocks
     assert not gateway.scheduler.blocks_in_flight
     assert gateway.engine.num_streams == 0
-    assert not gateway.lives._scopes
+    assert not gateway.active_requests._scopes
     assert not gateway.store.outstanding
     assert gateway.store.num_reserved == len(gateway.store.usages) > NUM_CANCELLATIONS / 2
     assert asyncio.all_tasks() == before

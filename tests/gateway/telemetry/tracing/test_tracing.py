@@ -8,7 +8,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from admission.outcome import Outcome
 from gateway.settings.settings import Settings
 from gateway.telemetry.otlp import Collector, resource
-from gateway.telemetry.request_record import MAX_STORE_CALLS, StoreCall, current, note_command
+from gateway.telemetry.request_record import MAX_STORE_CALLS, StoreCall, current, record_store_call
 from gateway.telemetry.tracing.exporter import BackgroundExporter
 from gateway.telemetry.tracing.sampler import TraceSampler
 from gateway.telemetry.tracing.step_spans import StepSpans
@@ -88,15 +88,15 @@ async def test_store_commands_are_put_down_to_the_request_whose_task_or_whose_ta
     async def serve(name: str) -> Any:
         record = a_record()
         current.set(record)
-        note_command(f"reserve {name}", 1.0, 2.0, None)
+        record_store_call(f"reserve {name}", 1.0, 2.0, None)
         await asyncio.sleep(0)
         await asyncio.create_task(settle(name))
         return record
 
     async def settle(name: str) -> None:
-        note_command(f"settle {name}", 3.0, 4.0, ValueError("a detail"))
+        record_store_call(f"settle {name}", 3.0, 4.0, ValueError("a detail"))
 
-    note_command("of nobody", 0.0, 1.0, None)
+    record_store_call("of nobody", 0.0, 1.0, None)
     records = await asyncio.gather(*(asyncio.create_task(serve(name)) for name in "ab"))
     for record, name in zip(records, "ab", strict=True):
         assert record.store_calls == [
@@ -109,7 +109,7 @@ async def test_store_commands_of_one_request_are_bounded() -> None:
     record = a_record()
     current.set(record)
     for _ in range(3 * MAX_STORE_CALLS):
-        note_command("extend", 1.0, 2.0, None)
+        record_store_call("extend", 1.0, 2.0, None)
     assert len(record.store_calls) == MAX_STORE_CALLS
 
 

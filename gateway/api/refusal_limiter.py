@@ -1,13 +1,13 @@
-"""What requests that are refused cost whoever sends them, since no quota is charged for them.
+"""Limits the rate of refused requests, since no quota is charged for them.
 
 A refused request counts 1, and 1 more for each 64 KiB of its body, read or still to be discarded. Two rates hold:
 
-- Of requests refused for what they are (400, 404, 413 ...), so many a second of an API key and twice as many of its
-  tenant. Whoever sends more is answered 429 before a body is read, until the time for what was too much is over.
-- Of answers that refuse anything to a key or tenant, twice as many; of those to an address that has shown no good
-  key (401, unknown paths), as many as of a key. An answer beyond the rate is held back until it is its turn: for
-  what was refused before it, not for its own body, which those pay for that come after. Whoever sends one that is
-  too large learns so at once. A good key behind the same address is served as ever.
+- An API key may have so many requests a second refused for what they are (400, 404, 413 ...), and its tenant twice as
+  many. Beyond that the gateway answers 429 before it reads a body, until the excess has been waited out.
+- A key or tenant is sent twice as many refusals of any kind a second, and an address that has shown no valid key (401,
+  unknown paths) as many as a key. A refusal beyond the rate is delayed for the refusals before it, not for its own
+  body, which delays those that come after: the sender of one body that is too large learns so at once. A valid key
+  behind the same address is not delayed.
 """
 
 import ipaddress
@@ -18,30 +18,30 @@ from admission.outcome import Outcome
 from gateway.errors import ApiError, TooManyRefused
 from gateway.http.json_body import BLOCK
 
-BURST_SECONDS = 1.0  # of a rate that may come at once
-MOST_SECONDS = 30.0  # that an answer is held back
-ANSWERS = 2.0  # answers that refuse, for each request that is refused for what it is
-TENANT = 2.0  # times what a key may
-MAX_OWNERS = 16_384  # that are remembered, the latest
+BURST_SECONDS = 1.0  # seconds of a rate that may come at once
+MAX_DELAY = 30.0  # seconds that a refusal is delayed
+REFUSALS_SHARE = 2.0  # refusals of any kind, for each request that may be refused for what it is
+TENANT_SHARE = 2.0  # times the rate of a key
+MAX_OWNERS = 16_384  # the latest are remembered
 
 _Owner = tuple[str, str | None]  # a tenant and one of its keys, or none: the tenant as a whole
 
 
-class RefusedRate:
-    """One per process."""
+class RefusalLimiter:
+    """Counts the refusals of keys, tenants and addresses; there is one per process."""
 
     def __init__(self, per_second: float, clock: Callable[[], float]) -> None:
-        """`clock` is in seconds and never goes back."""
+        """`per_second` is the rate of a key; `clock` is in seconds and never goes back."""
         self._clock = clock
         self._requests = _Buckets(per_second)
-        self._answers = _Buckets(per_second * ANSWERS)
-        self._strangers = _Buckets(per_second)
+        self._refusals = _Buckets(per_second * REFUSALS_SHARE)
+        self._addresses = _Buckets(per_second)
 
     def check(self, tenant: str, key: str) -> None:
-        """Raises `TooManyRefused` for one whose requests are not looked at for now."""
+        """Raises `TooManyRefused` if a key, or its tenant, has had too many requests refused."""
         now = self._clock()
-        for owner, share, whose in (((tenant, key), 1.0, "API key"), ((tenant, None), TENANT, "tenant")):
-            bucket = self._requests.of(owner, share, now)
+        for owner, share, whose in (((tenant, key), 1.0, "API key"), ((tenant, None), TENANT_SHARE, "tenant")):
+            bucket = self._requests.bucket(owner, share, now)
             if wait := bucket.wait(now):
                 raise TooManyRefused(
                     f"Too many requests of your {whose} were refused: {bucket.rate:g} a second may be, and each counts "
@@ -51,27 +51,27 @@ class RefusedRate:
                 )
 
     def count(self, error: ApiError, tenant: str | None, key: str | None, peer: str, num_bytes: int) -> float:
-        """A request was refused; returns for how many seconds its answer is to be held back."""
+        """Count a refusal, and return the seconds by which it is to be delayed."""
         if error.status >= 500:
             return 0.0
         now, cost = self._clock(), 1.0 + num_bytes // BLOCK
         if tenant is None:
-            return self._strangers.of((_network(peer), None), 1.0, now).take(cost, now)
-        owners: list[tuple[_Owner, float]] = [((tenant, key), 1.0), ((tenant, None), TENANT)]
+            return self._addresses.bucket((_network(peer), None), 1.0, now).take(cost, now)
+        owners: list[tuple[_Owner, float]] = [((tenant, key), 1.0), ((tenant, None), TENANT_SHARE)]
         if error.outcome is Outcome.INVALID:
             for owner, share in owners:
-                self._requests.of(owner, share, now).take(cost, now)
-        return max(self._answers.of(owner, share, now).take(cost, now) for owner, share in owners)
+                self._requests.bucket(owner, share, now).take(cost, now)
+        return max(self._refusals.bucket(owner, share, now).take(cost, now) for owner, share in owners)
 
 
 class _Buckets:
-    """Token buckets by owner; the longest unused is forgotten for another."""
+    """Token buckets by owner, of which the least recently used is forgotten for a new one."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
         self._buckets: OrderedDict[_Owner, _Bucket] = OrderedDict()
 
-    def of(self, owner: _Owner, share: float, now: float) -> "_Bucket":
+    def bucket(self, owner: _Owner, share: float, now: float) -> "_Bucket":
         bucket = self._buckets.get(owner)
         if bucket is None:
             bucket = self._buckets[owner] = _Bucket(self._rate * share, now)
@@ -82,7 +82,7 @@ class _Buckets:
 
 
 class _Bucket:
-    """Holds `BURST_SECONDS` of its rate, and may be overdrawn by `MOST_SECONDS` of it."""
+    """A token bucket that holds `BURST_SECONDS` of its rate and may be overdrawn by `MAX_DELAY` of it."""
 
     __slots__ = ("_at", "_level", "rate")
 
@@ -92,7 +92,7 @@ class _Bucket:
         self._at = now
 
     def take(self, cost: float, now: float) -> float:
-        """The seconds until it would not be overdrawn if the cost were 1: what is beyond that delays who comes next."""
+        """Take `cost` tokens, and return the seconds until the first is covered: the others delay the next refusal."""
         self._refill(now)
         self._draw(1.0)
         seconds = self.wait(now)
@@ -104,7 +104,7 @@ class _Bucket:
         return max(0.0, -self._level / self.rate)
 
     def _draw(self, cost: float) -> None:
-        self._level = max(self._level - cost, -MOST_SECONDS * self.rate)
+        self._level = max(self._level - cost, -MAX_DELAY * self.rate)
 
     def _refill(self, now: float) -> None:
         self._level = min(self._level + (now - self._at) * self.rate, BURST_SECONDS * self.rate)
@@ -112,7 +112,7 @@ class _Bucket:
 
 
 def _network(peer: str) -> str:
-    """An IPv4 address itself; of IPv6 the /64, which is one subscriber's."""
+    """Returns an IPv4 address itself, and the /64 of an IPv6 address, which belongs to one subscriber."""
     if ":" not in peer:
         return peer
     return str(int(ipaddress.IPv6Address(peer.partition("%")[0])) >> 64)

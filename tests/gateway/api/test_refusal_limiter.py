@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.refused_rate import BURST_SECONDS, MOST_SECONDS, RefusedRate
+from gateway.api.refusal_limiter import BURST_SECONDS, MAX_DELAY, RefusalLimiter
 from gateway.errors import BadRequest, InvalidApiKey, Overloaded, RateLimited, TooManyRefused
 
 RATE = 10.0
@@ -17,7 +17,7 @@ class Site:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.rate = RefusedRate(RATE, lambda: self.now)
+        self.rate = RefusalLimiter(RATE, lambda: self.now)
 
     def is_read(self, key: str = "k", tenant: str = "t") -> bool:
         try:
@@ -89,7 +89,7 @@ def test_answers_that_refuse_leave_at_their_rate(error: RateLimited, tenant: str
     burst = round(BURST_SECONDS * rate)
     assert waits[:burst] == [0.0] * burst
     assert waits[burst + 7] == pytest.approx(8 / rate)
-    assert max(waits) == pytest.approx(MOST_SECONDS)
+    assert max(waits) == pytest.approx(MAX_DELAY)
 
 
 @pytest.mark.parametrize(("error", "tenant", "rate"), [(SPENT, "t", 2 * RATE), (STRANGER, None, RATE)])
@@ -100,7 +100,7 @@ def test_a_large_body_holds_back_the_answers_after_its_own(error: RateLimited, t
     assert waits[0] == 0
     assert waits[1] == pytest.approx((num_blocks + 2 - burst) / rate)
     assert waits[2] == pytest.approx((2 * num_blocks + 3 - burst) / rate)
-    assert waits[-1] == pytest.approx(MOST_SECONDS)
+    assert waits[-1] == pytest.approx(MAX_DELAY)
 
 
 def test_an_address_is_counted_by_itself_and_ipv6_by_its_network() -> None:
@@ -117,4 +117,4 @@ def test_a_million_addresses_are_not_remembered() -> None:
     site = Site()
     for number in range(40_000):
         site.rate.count(STRANGER, None, None, f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", 0)
-    assert len(site.rate._strangers._buckets) <= 16_384
+    assert len(site.rate._addresses._buckets) <= 16_384

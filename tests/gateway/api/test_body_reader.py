@@ -1,4 +1,4 @@
-"""Bodies on their way in: turns, room, and what is parsed where."""
+"""Reading bodies: turns, limits on unparsed bytes, and what is parsed on which thread."""
 
 import asyncio
 import threading
@@ -8,7 +8,7 @@ import orjson
 import pytest
 from starlette.types import Message
 
-from gateway.api.body_intake import INLINE, Intake, Turns
+from gateway.api.body_reader import INLINE, BodyReader, RoundRobinLock
 from gateway.errors import ConcurrencyExceeded, RequestTooLarge
 from gateway.http.json_body import JsonBody
 from gateway.telemetry.request_record import RequestRecord, trace_context
@@ -18,10 +18,10 @@ MEBIBYTE = 2**20
 
 
 @pytest.fixture
-def intake() -> Iterator[Intake]:
-    intake = Intake(MEBIBYTE, 2 * MEBIBYTE, timeout=0.01, max_model_len=1024)
-    yield intake
-    intake.close()
+def body_reader() -> Iterator[BodyReader]:
+    body_reader = BodyReader(MEBIBYTE, 2 * MEBIBYTE, timeout=0.01, max_model_len=1024)
+    yield body_reader
+    body_reader.close()
 
 
 class Upload:
@@ -37,57 +37,57 @@ class Upload:
         await self.may_come.wait()
         return {"type": "http.request", "body": self.parts.pop(0), "more_body": bool(self.parts)}
 
-    async def read(self, intake: Intake, tenant: str = "t", key: str = "k") -> tuple[object, bool]:
+    async def read(self, body_reader: BodyReader, tenant: str = "t", key: str = "k") -> tuple[object, bool]:
         """What was read, and whether on the thread of the loop."""
 
         def parse(body: JsonBody) -> tuple[object, bool]:
             return body.loads(), threading.current_thread() is threading.main_thread()
 
-        return await intake.read(self.scope, self.receive, Principal(tenant, key), self.record, parse)
+        return await body_reader.read(self.scope, self.receive, Principal(tenant, key), self.record, parse)
 
 
 @pytest.mark.parametrize("size", [10, INLINE - 100, INLINE, 60_000, 70_000, MEBIBYTE - 100])
 @pytest.mark.parametrize("part", [1000, 30_000, 200_000])
 async def test_a_body_is_read_whatever_its_parts_and_parsed_beside_the_loop_unless_it_is_small(
-    intake: Intake, size: int, part: int
+    body_reader: BodyReader, size: int, part: int
 ) -> None:
     value = {"prompt": "x" * size}
     upload = Upload(orjson.dumps(value), part)
     upload.may_come.set()
-    assert await upload.read(intake) == (value, size < INLINE - 50)
+    assert await upload.read(body_reader) == (value, size < INLINE - 50)
     assert upload.record.body_bytes == len(orjson.dumps(value))
 
 
-async def test_a_body_of_too_many_elements_is_refused_before_it_has_come(intake: Intake) -> None:
+async def test_a_body_of_too_many_elements_is_refused_before_it_has_come(body_reader: BodyReader) -> None:
     upload = Upload(b"[" + b"{}," * 300_000 + b"1]")
     upload.may_come.set()
     with pytest.raises(RequestTooLarge, match="elements"):
-        await upload.read(intake)
+        await upload.read(body_reader)
     assert len(upload.parts) > 20
 
 
-async def test_a_key_has_half_of_its_tenants_room_and_small_bodies_need_none(intake: Intake) -> None:
+async def test_a_key_has_half_of_its_tenants_bytes_and_small_bodies_need_none(body_reader: BodyReader) -> None:
     body, size = orjson.dumps({"prompt": "x" * 100_000}), MEBIBYTE
-    async with intake._room(Principal("t", "a"), size):
+    async with body_reader._reserve_bytes(Principal("t", "a"), size):
         with pytest.raises(ConcurrencyExceeded, match="Your API key"):
-            await Upload(body).read(intake, key="a")
-        async with intake._room(Principal("t", "b"), size):
+            await Upload(body).read(body_reader, key="a")
+        async with body_reader._reserve_bytes(Principal("t", "b"), size):
             with pytest.raises(ConcurrencyExceeded, match="Your tenant"):
-                await Upload(body).read(intake, key="c")
+                await Upload(body).read(body_reader, key="c")
             for tenant, key, size in (("other", "c", 100_000), ("t", "a", 1000)):
                 upload = Upload(orjson.dumps("x" * size))
                 upload.may_come.set()
-                assert (await upload.read(intake, tenant, key))[0] == "x" * size
+                assert (await upload.read(body_reader, tenant, key))[0] == "x" * size
     upload = Upload(body)
     upload.may_come.set()
-    assert (await upload.read(intake, key="a"))[0] == orjson.loads(body)
+    assert (await upload.read(body_reader, key="a"))[0] == orjson.loads(body)
 
 
-async def test_who_waits_for_room_is_let_in_in_order_when_others_leave() -> None:
-    intake, order = Intake(MEBIBYTE, 2 * MEBIBYTE, timeout=3600, max_model_len=1024), []
+async def test_who_waits_for_bytes_gets_them_in_order_when_others_leave() -> None:
+    body_reader, order = BodyReader(MEBIBYTE, 2 * MEBIBYTE, timeout=3600, max_model_len=1024), []
 
     async def hold(name: str, size: int) -> None:
-        async with intake._room(Principal("t", "k"), size):
+        async with body_reader._reserve_bytes(Principal("t", "k"), size):
             order.append(name)
             await asyncio.sleep(0)
 
@@ -97,12 +97,12 @@ async def test_who_waits_for_room_is_let_in_in_order_when_others_leave() -> None
     tasks[1].cancel()
     await asyncio.wait(tasks)
     assert order == ["large", "small", "other"]
-    async with intake._room(Principal("t", "k"), MEBIBYTE):
-        intake.close()
+    async with body_reader._reserve_bytes(Principal("t", "k"), MEBIBYTE):
+        body_reader.close()
 
 
 async def test_tenants_take_turns_one_in_a_turn_of_the_loop() -> None:
-    turns, order = Turns(), []
+    lock, order = RoundRobinLock(), []
     loop_turns = 0
 
     async def count() -> None:
@@ -112,7 +112,7 @@ async def test_tenants_take_turns_one_in_a_turn_of_the_loop() -> None:
             await asyncio.sleep(0)
 
     async def work(tenant: str) -> None:
-        async with turns.of(tenant):
+        async with lock.hold(tenant):
             order.append((tenant, loop_turns))
 
     counting = asyncio.create_task(count())
@@ -123,10 +123,10 @@ async def test_tenants_take_turns_one_in_a_turn_of_the_loop() -> None:
 
 
 async def test_a_turn_that_comes_to_one_who_has_left_is_passed_on() -> None:
-    turns, done = Turns(), []
+    lock, done = RoundRobinLock(), []
 
     async def work(name: str, gate: asyncio.Event) -> None:
-        async with turns.of("t"):
+        async with lock.hold("t"):
             await gate.wait()
             done.append(name)
 

@@ -1,4 +1,4 @@
-"""Tokens of one sequence as text for one client."""
+"""Turns the tokens of one sequence into the text that its client receives."""
 
 from admission.admission import Admission
 from backend.scheduler.sequence import FinishReason, Sequence
@@ -9,31 +9,31 @@ from gateway.openai.replies import Choice
 from gateway.telemetry.metrics.metrics import Metrics
 
 
-class Answer:
-    """The text of one sequence as its tokens come: one piece for each token that completes any text."""
+class TextStream:
+    """Yields the text of one sequence as its tokens come: one piece for each token that completes any text."""
 
     def __init__(
-        self, stream: TokenStream, detokenizer: IncrementalDetokenizer, admission: Admission, metrics: Metrics
+        self, tokens: TokenStream, detokenizer: IncrementalDetokenizer, admission: Admission, metrics: Metrics
     ) -> None:
         self.finish_reason: FinishReason | None = None
         self.num_tokens = 0  # delivered: those sampled after a stop string are not
         self._delivered_at = 0.0
-        self.stream = stream
+        self.tokens = tokens
         self._detokenizer = detokenizer
         self._admission = admission
         self._metrics = metrics
 
     @property
     def num_computed(self) -> int:
-        """Tokens that its tenant pays for: those delivered, or all that were generated until it was cut short."""
-        return self.num_tokens if self.finish_reason is not None else len(self.stream.sequence.output)
+        """Returns how many tokens the tenant pays for: those delivered, or all generated ones if it was cut short."""
+        return self.num_tokens if self.finish_reason is not None else len(self.tokens.sequence.output)
 
     @property
     def sequence(self) -> Sequence:
-        return self.stream.sequence
+        return self.tokens.sequence
 
     async def pieces(self) -> list[str]:
-        """Wait for tokens and return their text; the answer is complete when `finish_reason` is set.
+        """Wait for tokens and return their text; the stream is complete once `finish_reason` is set.
 
         Raises `Preempted` when the sequence lost its memory for good, `DeadlineExceeded` when its time is over,
         `ModelFailed` when the model computed no numbers for it, and `DeviceError` when the engine failed.
@@ -45,30 +45,30 @@ class Answer:
                 pieces.append(piece)
             if self._detokenizer.stopped is not None:
                 self.finish_reason = FinishReason.STOP
-                self._admission.stop(self.stream)
+                self._admission.stop(self.tokens)
                 return pieces
-        if self.stream.finish_reason is not None:
-            pieces.append(self._end())
+        if self.tokens.finish_reason is not None:
+            pieces.append(self._finish())
         return pieces
 
     async def choice(self) -> Choice:
-        """The whole text. Only a stop string could end it early, so only then is every token looked at as it comes."""
+        """Wait for the whole text. Tokens are looked at as they come only where a stop string could end it early."""
         pieces: list[str] = []
-        self.stream.eager = self._detokenizer.may_stop
+        self.tokens.eager = self._detokenizer.may_stop
         while self.finish_reason is None:
-            pieces += await (self.pieces() if self.stream.eager else self._whole())
+            pieces += await (self.pieces() if self.tokens.eager else self._all_pending())
         return Choice("".join(pieces), "length" if self.finish_reason is FinishReason.LENGTH else "stop")
 
-    async def _whole(self) -> list[str]:
-        """All that has come, in one piece."""
+    async def _all_pending(self) -> list[str]:
+        """Wait for tokens and return the text of all that are pending as one piece."""
         tokens = await self._take()
         self.num_tokens += len(tokens)
         text = self._detokenizer.push(tokens)
-        return [text] if self.stream.finish_reason is None else [text, self._end()]
+        return [text] if self.tokens.finish_reason is None else [text, self._finish()]
 
     async def _take(self) -> list[int]:
-        tokens = await self.stream.take()
-        match self.stream.finish_reason:
+        tokens = await self.tokens.take()
+        match self.tokens.finish_reason:
             case FinishReason.PREEMPTED:
                 raise Preempted
             case FinishReason.FAILED:
@@ -76,13 +76,13 @@ class Answer:
             case FinishReason.EXPIRED:
                 raise DeadlineExceeded("the deadline of the request passed before it could be met")
         self._delivered_at = self._metrics.tokens_delivered(
-            self.stream.sequence, self.num_tokens, len(tokens), self._delivered_at
+            self.tokens.sequence, self.num_tokens, len(tokens), self._delivered_at
         )
         return tokens
 
-    def _end(self) -> str:
-        """The sequence has ended: the text that was held back, in which a stop string may be complete only now."""
+    def _finish(self) -> str:
+        """End the stream and return the text that was held back, in which a stop string may be complete only now."""
         rest = self._detokenizer.finish()
         stopped = self._detokenizer.stopped is not None
-        self.finish_reason = FinishReason.STOP if stopped else self.stream.finish_reason
+        self.finish_reason = FinishReason.STOP if stopped else self.tokens.finish_reason
         return rest

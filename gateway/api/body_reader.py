@@ -1,4 +1,4 @@
-"""Bodies on their way in: how many bytes of each tenant may wait to be parsed, and whose turn it is to be."""
+"""Reads and parses request bodies, with a limit on the bytes of each tenant that are not yet parsed, and in turns."""
 
 import asyncio
 from collections import deque
@@ -22,24 +22,24 @@ RETRY_SECONDS = 1.0
 T = TypeVar("T")
 
 
-class Intake:
-    """One per process, owned by its event loop.
+class BodyReader:
+    """Reads bodies; there is one per process, owned by its event loop.
 
-    A body is scanned as it comes, a block at a time, and parsed on a thread where it is not small: Python code lets the
-    interpreter lock go every 0.1 ms, and what the parser does at once takes 2 ms at most. Tenants take turns at both,
-    so that many bodies of one delay one of another by no more than a turn.
+    A body is scanned as it comes, a block at a time, and parsed on a thread if it is not small: Python code releases
+    the interpreter lock every 0.1 ms, and no single call of the parser takes more than 2 ms. Tenants take turns at
+    both, so that many bodies of one tenant delay a body of another by no more than one turn.
     """
 
     def __init__(self, max_body_bytes: int, max_unparsed_bytes: int, timeout: float, max_model_len: int) -> None:
-        """`max_unparsed_bytes` are those of a tenant; each of its keys has half of them. `timeout` is in seconds."""
+        """A tenant may have `max_unparsed_bytes`, and each of its keys half of them; `timeout` is in seconds."""
         self._max_body_bytes = max_body_bytes
         self._max_unparsed_bytes = max_unparsed_bytes
         self._timeout = timeout
         self._max_model_len = max_model_len
-        self._rooms: dict[tuple[str, str | None], _Room] = {}
-        self._scans = Turns()
-        self._works = Turns()
-        self._encoding: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._unparsed: dict[tuple[str, str | None], _ByteSemaphore] = {}  # by tenant and key; None: the tenant
+        self._scan_lock = RoundRobinLock()
+        self._thread_lock = RoundRobinLock()
+        self._encode_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="bodies")
 
     async def read(
@@ -50,26 +50,26 @@ class Intake:
         record: RequestRecord,
         parse: Callable[[JsonBody], T],
     ) -> T:
-        """What `parse` makes of the body. Raises `ApiError` and `ClientGone`."""
+        """Read the body and return what `parse` makes of it. Raises `ApiError` and `ClientGone`."""
         parts = BodyParts(scope, receive, self._max_body_bytes, self._timeout)
-        if parts.most <= BLOCK:  # a connection buffers as much of any request
+        if parts.max_size <= BLOCK:  # a connection buffers as much of any request
             return await self._read(parts, principal.tenant, record, parse)
-        async with self._room(principal, parts.most):
+        async with self._reserve_bytes(principal, parts.max_size):
             return await self._read(parts, principal.tenant, record, parse)
 
-    async def work(self, tenant: str, size: int, function: Callable[[], T]) -> T:
-        """Run what takes long where `size`, in bytes, is large: then on the thread."""
+    async def offload(self, tenant: str, size: int, function: Callable[[], T]) -> T:
+        """Run a function whose time grows with `size`, in bytes: on the thread if that is large."""
         if size <= INLINE:
             return function()
-        async with self._works.of(tenant):
+        async with self._thread_lock.hold(tenant):
             return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
-    def one_text_of(self, tenant: str) -> asyncio.Lock:
-        """To be held while a long text of the tenant is encoded."""
-        return self._encoding.setdefault(tenant, asyncio.Lock())
+    def encode_lock(self, tenant: str) -> asyncio.Lock:
+        """Returns the lock to hold while a long text of the tenant is encoded."""
+        return self._encode_locks.setdefault(tenant, asyncio.Lock())
 
     def close(self) -> None:
-        """Ends the thread; what still waits for it is dropped."""
+        """End the thread; work that still waits for it is dropped."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _read(self, parts: BodyParts, tenant: str, record: RequestRecord, parse: Callable[[JsonBody], T]) -> T:
@@ -78,44 +78,46 @@ class Intake:
             rest += await parts.next()
             record.body_bytes = parts.size
             while len(rest) > BLOCK:
-                async with self._scans.of(tenant):
+                async with self._scan_lock.hold(tenant):
                     scanner.feed(bytes(rest[:BLOCK]))
                 del rest[:BLOCK]
         scanner.feed(bytes(rest))
         body = scanner.body()
-        return await self.work(tenant, len(body), lambda: parse(body))
+        return await self.offload(tenant, len(body), lambda: parse(body))
 
     @asynccontextmanager
-    async def _room(self, principal: Principal, size: int) -> AsyncIterator[None]:
+    async def _reserve_bytes(self, principal: Principal, size: int) -> AsyncIterator[None]:
         """Hold so many of the bytes that a key and its tenant may have unparsed."""
-        async with self._of_key(principal).of(size, self._timeout), self._of_tenant(principal).of(size, self._timeout):
+        of_key = self._semaphore(principal.tenant, principal.key_id)
+        of_tenant = self._semaphore(principal.tenant, None)
+        async with of_key.hold(size, self._timeout), of_tenant.hold(size, self._timeout):
             yield
 
-    def _of_key(self, principal: Principal) -> "_Room":
-        return self._rooms.setdefault(
-            (principal.tenant, principal.key_id), _Room("API key", self._max_unparsed_bytes // 2)
-        )
+    def _semaphore(self, tenant: str, key: str | None) -> "_ByteSemaphore":
+        """Returns the one of a key, or with None that of the whole tenant."""
+        semaphore = self._unparsed.get((tenant, key))
+        if semaphore is None:
+            owner, share = ("tenant", 1) if key is None else ("API key", 2)
+            semaphore = self._unparsed[tenant, key] = _ByteSemaphore(owner, self._max_unparsed_bytes // share)
+        return semaphore
 
-    def _of_tenant(self, principal: Principal) -> "_Room":
-        return self._rooms.setdefault((principal.tenant, None), _Room("tenant", self._max_unparsed_bytes))
 
-
-class Turns:
-    """Lets one piece of work pass at a time, and none of them twice in a turn of the loop; tenants in rotation."""
+class RoundRobinLock:
+    """A lock that tenants hold in rotation, and that changes hands at most once in a turn of the event loop."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by tenant, the next one first
         self._is_taken = False
 
     @asynccontextmanager
-    async def of(self, tenant: str) -> AsyncIterator[None]:
+    async def hold(self, tenant: str) -> AsyncIterator[None]:
         if self._is_taken:
             await self._wait(tenant)
         self._is_taken = True
         try:
             yield
         finally:
-            asyncio.get_running_loop().call_soon(self._pass_on)
+            asyncio.get_running_loop().call_soon(self._release)
 
     async def _wait(self, tenant: str) -> None:
         turn = asyncio.get_running_loop().create_future()
@@ -124,10 +126,10 @@ class Turns:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._pass_on()  # it had come just then
+                self._release()  # it was granted just then
             raise
 
-    def _pass_on(self) -> None:
+    def _release(self) -> None:
         self._is_taken = False
         while self._waiting and not self._is_taken:
             tenant = next(iter(self._waiting))
@@ -140,8 +142,8 @@ class Turns:
                 self._is_taken = True
 
 
-class _Room:
-    """Bytes that may be held at once; whoever finds too few waits for them, in the order of arrival."""
+class _ByteSemaphore:
+    """Bounds the bytes that may be held at once; whoever finds too few waits for them, in the order of arrival."""
 
     def __init__(self, owner: str, size: int) -> None:
         self._owner = owner
@@ -149,8 +151,8 @@ class _Room:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @asynccontextmanager
-    async def of(self, size: int, timeout: float) -> AsyncIterator[None]:
-        """Raises `ConcurrencyExceeded` where they are not free within so many seconds."""
+    async def hold(self, size: int, timeout: float) -> AsyncIterator[None]:
+        """Hold `size` bytes. Raises `ConcurrencyExceeded` if they are not free within `timeout` seconds."""
         await self._take(size, timeout)
         try:
             yield
