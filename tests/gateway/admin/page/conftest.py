@@ -5,19 +5,18 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.gateway.admin.page.devtools import Pipe, find_chromium, running_chromium
+from tests.gateway.admin.page.browser import Chromium, Page, find_chromium, running_chromium
 from tests.gateway.admin.page.fake_gateway import KEY, FakeGateway
 from tests.gateway.admin.page.steps import PageMaker, sign_in
-from tests.gateway.admin.page.tab import Page, opened_page
 
 
 @pytest.fixture(scope="session")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipe]:
+def chromium() -> Iterator[Chromium]:
     binary = find_chromium()
     if binary is None:
         pytest.skip("the page is tested in Chromium, and there is none: apt-get install chromium")
-    with running_chromium(binary, tmp_path_factory.mktemp("chromium") / "profile") as pipe:
-        yield pipe
+    with running_chromium(binary) as chromium:
+        yield chromium
 
 
 @pytest.fixture
@@ -29,13 +28,13 @@ def gateway() -> Iterator[FakeGateway]:
 
 
 @pytest.fixture
-def open_page(chromium: Pipe, gateway: FakeGateway) -> Iterator[PageMaker]:
+def open_page(chromium: Chromium, gateway: FakeGateway) -> Iterator[PageMaker]:
     """Makes a tab that asks for the key. No test may break the policy, throw, or ask another origin."""
     pages: list[Page] = []
     with ExitStack() as tabs:
 
         def make(**options: int | bool) -> Page:
-            page = tabs.enter_context(opened_page(chromium, **options))  # type: ignore[arg-type]
+            page = tabs.enter_context(chromium.opened_page(**options))  # type: ignore[arg-type]
             pages.append(page)
             page.go(gateway.url)
             page.until("!document.querySelector('#sign-in').hidden")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from tests.gateway.admin.page.tab import Page
+from tests.gateway.admin.page.browser import Page
 
 PageMaker = Callable[..., Page]
 

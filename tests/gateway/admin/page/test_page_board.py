@@ -2,10 +2,10 @@
 
 import re
 
+from tests.gateway.admin.page.browser import Page
 from tests.gateway.admin.page.fake_gateway import FakeGateway
 from tests.gateway.admin.page.page_data import NUM_BLOCKS, TENANTS, ended
 from tests.gateway.admin.page.steps import PageMaker, column, first_column
-from tests.gateway.admin.page.tab import Page
 
 MINUS = "\N{MINUS SIGN}"
 

@@ -1,7 +1,7 @@
 import re
 
+from tests.gateway.admin.page.browser import Page
 from tests.gateway.admin.page.fake_gateway import FakeGateway
-from tests.gateway.admin.page.tab import Page
 
 STATE = "document.documentElement.dataset.state"
 

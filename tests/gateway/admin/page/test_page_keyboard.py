@@ -1,9 +1,9 @@
 """Everything the page can do, without a mouse."""
 
+from tests.gateway.admin.page.browser import Page
 from tests.gateway.admin.page.fake_gateway import FakeGateway
 from tests.gateway.admin.page.page_data import TENANTS
 from tests.gateway.admin.page.steps import first_column, tab_to
-from tests.gateway.admin.page.tab import Page
 
 FOCUSED = "document.activeElement"
 

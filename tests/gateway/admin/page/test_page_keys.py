@@ -6,18 +6,17 @@ import httpx
 import pytest
 
 from tests.gateway.admin.page import page_data
-from tests.gateway.admin.page.devtools import Pipe
+from tests.gateway.admin.page.browser import Chromium, Page
 from tests.gateway.admin.page.fake_gateway import FakeGateway
 from tests.gateway.admin.page.steps import PageMaker, sign_in, tab_to, until_nothing_is_cut_off
-from tests.gateway.admin.page.tab import Page, opened_page
 from tests.gateway.server_process import ServerProcess
 
 HOSTILE = "<img src=x onerror=document.title=1>"
 
 
 @pytest.fixture
-def keys(server: ServerProcess, chromium: Pipe) -> Iterator[Page]:
-    with opened_page(chromium) as page:
+def keys(server: ServerProcess, chromium: Chromium) -> Iterator[Page]:
+    with chromium.opened_page() as page:
         page.go(f"{server.admin_url}/#/keys")
         page.until("!document.querySelector('#sign-in').hidden")
         sign_in(page, server.admin_key)

@@ -3,9 +3,9 @@
 import pytest
 
 from tests.gateway.admin.page import page_data
+from tests.gateway.admin.page.browser import Page
 from tests.gateway.admin.page.fake_gateway import FakeGateway
 from tests.gateway.admin.page.steps import PageMaker, first_column
-from tests.gateway.admin.page.tab import Page
 
 MANY = tuple(f"tenant-{number:03d}" for number in range(500))
 
@@ -102,6 +102,6 @@ def test_the_scheme_of_the_reader_is_followed(open_board: PageMaker, dark: bool,
 def test_nothing_moves_for_who_wants_no_motion(board: Page) -> None:
     moving = "getComputedStyle(document.querySelector('.gauge .track span')).transitionDuration"
     assert board.js(moving) == "0.3s"
-    board.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-reduced-motion", "value": "reduce"}])
+    board.want_no_motion()
     assert board.js(moving) == "0s"
     assert board.js("document.getAnimations().length") == 0

@@ -4,15 +4,14 @@ import threading
 
 import httpx
 
-from tests.gateway.admin.page.devtools import Pipe
+from tests.gateway.admin.page.browser import Chromium
 from tests.gateway.admin.page.steps import sign_in
-from tests.gateway.admin.page.tab import opened_page
 from tests.gateway.server_process import PATIENCE, ServerProcess
 
 ENDLESS = {"model": "embedded", "prompt": "Count.", "max_tokens": 1900, "ignore_eos": True, "stream": True}
 
 
-def test_a_request_is_seen_followed_cancelled_and_remembered(server: ServerProcess, chromium: Pipe) -> None:
+def test_a_request_is_seen_followed_cancelled_and_remembered(server: ServerProcess, chromium: Chromium) -> None:
     heard: list[str] = []
 
     def listen() -> None:
@@ -21,7 +20,7 @@ def test_a_request_is_seen_followed_cancelled_and_remembered(server: ServerProce
             heard.extend(reply.iter_lines())
 
     client = threading.Thread(target=listen)
-    with opened_page(chromium) as page:
+    with chromium.opened_page() as page:
         page.go(server.admin_url)
         page.until("!document.querySelector('#sign-in').hidden")
         client.start()

@@ -2,9 +2,9 @@
 
 import pytest
 
+from tests.gateway.admin.page.browser import Page
 from tests.gateway.admin.page.fake_gateway import FakeGateway
 from tests.gateway.admin.page.steps import PageMaker, column, until_nothing_is_cut_off
-from tests.gateway.admin.page.tab import Page
 
 HOSTILE = "<img src=x onerror=document.title=1>"
 
@@ -63,7 +63,7 @@ def test_what_is_wrong_leads_to_its_line_and_is_text(policy: Page) -> None:
 
 
 def test_a_view_survives_a_reload_and_fits_a_small_screen(open_page: PageMaker, policy: Page) -> None:
-    policy.send("Page.reload")
+    policy.reload()
     policy.until("document.querySelector('#policy-classes table') && document.querySelector('#sign-in').hidden")
     for width in (400, 800):
         policy.resize(width)

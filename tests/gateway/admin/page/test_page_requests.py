@@ -1,9 +1,9 @@
 """One request: its timeline, its end, and a table that holds still for whoever reaches for it."""
 
+from tests.gateway.admin.page.browser import Page
 from tests.gateway.admin.page.fake_gateway import FakeGateway
 from tests.gateway.admin.page.page_data import live
 from tests.gateway.admin.page.steps import column, first_column
-from tests.gateway.admin.page.tab import Page
 from tests.gateway.server_process import eventually
 
 CANCEL = "#live tbody tr:first-child button[aria-label]"

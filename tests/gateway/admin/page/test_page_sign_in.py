@@ -1,6 +1,6 @@
+from tests.gateway.admin.page.browser import Page
 from tests.gateway.admin.page.fake_gateway import KEY, FakeGateway
 from tests.gateway.admin.page.steps import PageMaker, sign_in
-from tests.gateway.admin.page.tab import Page
 
 REJECTED = "network: Failed to load resource: the server responded with a status of 401 (Unauthorized)"
 STORED = "JSON.stringify([{...sessionStorage}, {...localStorage}, document.cookie])"
@@ -39,7 +39,7 @@ def test_a_wrong_key_can_be_typed_over(open_page: PageMaker) -> None:
 def test_the_key_is_kept_in_this_tab_only_and_survives_a_reload(board: Page, open_page: PageMaker) -> None:
     assert board.js(STORED) == f'[{{"sluice-admin-key":"{KEY}"}},{{}},""]'
     assert board.js("document.querySelector('#admin-key').value") == ""
-    board.send("Page.reload")
+    board.reload()
     board.until("document.querySelector('.line') && document.querySelector('#sign-in').hidden")
     assert open_page().js(STORED) == '[{},{},""]'
 

@@ -3,10 +3,9 @@
 import httpx
 
 from tests.gateway.admin.page import page_data
-from tests.gateway.admin.page.devtools import Pipe
+from tests.gateway.admin.page.browser import Chromium
 from tests.gateway.admin.page.fake_gateway import FakeGateway
 from tests.gateway.admin.page.steps import PageMaker, column, first_column, sign_in, until_nothing_is_cut_off
-from tests.gateway.admin.page.tab import opened_page
 from tests.gateway.server_process import PATIENCE, ServerProcess, eventually
 
 HOSTILE = "<img src=x onerror=document.title=1>"
@@ -39,16 +38,10 @@ def test_the_period_is_chosen_and_what_is_shown_is_downloaded(gateway: FakeGatew
     )
     page.until("performance.getEntriesByType('resource').some(({name}) => name.includes('from=2026-09-01'))")
     assert page.js("document.querySelector('#usage-preset').value") == "As chosen"
-    page.js(
-        "{ const make = URL.createObjectURL;"
-        "  URL.createObjectURL = blob => { blob.text().then(text => { window.made = text }); return make(blob) } }"
-    )
-    page.click("#usage-csv")
-    page.until("window.made !== undefined")
-    assert page.js("window.made") == "day,tenant\n2026-09-01,acme\n"
+    name, text = page.download("#usage-csv")
+    assert text == "day,tenant\n2026-09-01,acme\n"
     page.until("performance.getEntriesByType('resource').some(({name}) => name.includes('usage.csv?from=2026-09-01'))")
-    eventually(lambda: page.events("Page.downloadWillBegin") != [], 20)
-    assert page.events("Page.downloadWillBegin")[0]["suggestedFilename"].startswith("usage-2026-09-01-")
+    assert name.startswith("usage-2026-09-01-")
 
 
 def test_many_long_and_hostile_names_fit_every_screen(gateway: FakeGateway, open_board: PageMaker) -> None:
@@ -65,11 +58,11 @@ def test_many_long_and_hostile_names_fit_every_screen(gateway: FakeGateway, open
     page.until_reads("#usage-table", "Nothing was used in these days.")
 
 
-def test_what_a_gateway_serves_is_in_its_usage_a_little_later(server: ServerProcess, chromium: Pipe) -> None:
+def test_what_a_gateway_serves_is_in_its_usage_a_little_later(server: ServerProcess, chromium: Chromium) -> None:
     body = {"model": "embedded", "prompt": "Count.", "max_tokens": 2}
     httpx.post(f"{server.url}/v1/completions", json=body, headers=server.headers, timeout=PATIENCE).raise_for_status()
     eventually(lambda: "demo" in [row["tenant"] for row in server.admin("usage")["rows"]])
-    with opened_page(chromium) as page:
+    with chromium.opened_page() as page:
         page.go(f"{server.admin_url}/#/usage")
         page.until("!document.querySelector('#sign-in').hidden")
         sign_in(page, server.admin_key)

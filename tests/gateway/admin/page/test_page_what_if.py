@@ -2,22 +2,21 @@
 
 import httpx
 
-from tests.gateway.admin.page.devtools import Pipe
+from tests.gateway.admin.page.browser import Chromium
 from tests.gateway.admin.page.steps import sign_in
-from tests.gateway.admin.page.tab import opened_page
 from tests.gateway.server_process import PATIENCE, ServerProcess
 
 EDIT = "tenants:\\n  demo: {limits: {requests: {rate: 1/h, burst: 1}}}\\n  nobody: {weight: 2}\\n"
 
 
 def test_an_edit_is_simulated_on_what_was_served_and_says_what_it_leaves_out(
-    server: ServerProcess, chromium: Pipe
+    server: ServerProcess, chromium: Chromium
 ) -> None:
     body = {"model": "embedded", "prompt": "Count.", "max_tokens": 3}
     for _ in range(3):
         reply = httpx.post(f"{server.url}/v1/completions", json=body, headers=server.headers, timeout=PATIENCE)
         reply.raise_for_status()
-    with opened_page(chromium) as page:
+    with chromium.opened_page() as page:
         page.go(f"{server.admin_url}/#/policy")
         page.until("!document.querySelector('#sign-in').hidden")
         sign_in(page, server.admin_key)
