@@ -20,7 +20,7 @@ from admission.step_time import Pipeline, StepTimeModel
 from backend.scheduler.batch import Batch, StepOutput
 from backend.scheduler.scheduled_step import NewToken, ScheduledStep
 from backend.scheduler.scheduler import Scheduler
-from backend.scheduler.sequence import FinishReason, Sequence, Status
+from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 
 PREPAID_SHARE = 0.5
 """Of the output expected of a newcomer. Prepaying all makes service lag behind what was paid, by what is still to come;
@@ -123,7 +123,7 @@ class Controller:
 
     def extend(self, sequence: Sequence, tokens: int, now: float) -> None:
         """The sequence may generate `tokens` more than it was allowed so far."""
-        if sequence.status is not Status.FINISHED:
+        if sequence.status is not SequenceStatus.FINISHED:
             self.scheduler.extend(sequence, tokens)
         self._tell(lambda observer: observer.extended(sequence, tokens, now))
 
@@ -240,7 +240,7 @@ class Controller:
     def _queue_preempted(self, now: float) -> None:
         """They wait again, unless they run or have ended since. Doing this twice changes nothing."""
         for sequence in self.scheduler.preempted:
-            if sequence.status in (Status.PREEMPTED, Status.WAITING):
+            if sequence.status in (SequenceStatus.PREEMPTED, SequenceStatus.WAITING):
                 self._wait(sequence, now)
 
     def _leave_queue(self, sequence: Sequence, now: float) -> None:

@@ -6,7 +6,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Protocol
 
-from backend.scheduler.sequence import Sequence, Status
+from backend.scheduler.sequence import Sequence, SequenceStatus
 
 
 class Expiry(Protocol):
@@ -81,7 +81,7 @@ class DeadlineExpiry:
     def _watch(self, sequence: Sequence, time: float) -> None:
         heappush(self._heap, (time, next(self._numbers), sequence))
         if len(self._heap) > self._tolerated:
-            self._heap = [entry for entry in self._heap if entry[2].status is not Status.FINISHED]
+            self._heap = [entry for entry in self._heap if entry[2].status is not SequenceStatus.FINISHED]
             heapify(self._heap)
             self._tolerated = 2 * len(self._heap) + 64
 
@@ -92,7 +92,7 @@ def _deadlines(sequence: Sequence) -> list[float]:
 
 def _is_late(sequence: Sequence, now: float) -> bool:
     """Whether a deadline has passed that it has not met."""
-    if sequence.status is Status.FINISHED:
+    if sequence.status is SequenceStatus.FINISHED:
         return False
     if sequence.done_by is not None and sequence.done_by < now:
         return True
@@ -101,7 +101,7 @@ def _is_late(sequence: Sequence, now: float) -> bool:
 
 def _is_idle(sequence: Sequence) -> bool:
     """Whether it has had nothing yet, of prefill or of tokens."""
-    return sequence.status is Status.WAITING and sequence.num_computed_tokens == 0 and not sequence.output
+    return sequence.status is SequenceStatus.WAITING and sequence.num_computed_tokens == 0 and not sequence.output
 
 
 class ControlledDelay:

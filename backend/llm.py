@@ -3,7 +3,8 @@
 import random
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import abc
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -15,15 +16,14 @@ from backend.loader import LoadedModel, load_model
 from backend.sampling_params import SamplingParams
 from backend.scheduler.scheduled_step import NewToken
 from backend.scheduler.scheduler import Scheduler
-from backend.scheduler.sequence import FinishReason
-from backend.scheduler.sequence import Sequence as EngineSequence
+from backend.scheduler.sequence import FinishReason, Sequence
 from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
 from backend.sizing import EngineOptions
 from backend.step_loop import StepLoop
 from backend.text.detokenizer import IncrementalDetokenizer
 from backend.worker.executor import Executor, InlineDevice
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+Prompt = str | abc.Sequence[int] | abc.Sequence[abc.Mapping[str, str]]
 """A text, token ids, or chat messages ({"role": ..., "content": ...})."""
 
 
@@ -81,8 +81,8 @@ class LLM:
 
     def generate(
         self,
-        prompts: Sequence[Prompt],
-        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        prompts: abc.Sequence[Prompt],
+        sampling: SamplingParams | abc.Sequence[SamplingParams] | None = None,
         progress: bool = True,
     ) -> list[Completion]:
         """Continue every prompt; completions come in the order of the prompts.
@@ -116,7 +116,7 @@ class LLM:
                 on_delta(delta)
 
     @staticmethod
-    def _sampling(sampling: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    def _sampling(sampling: SamplingParams | abc.Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if sampling is None:
             sampling = SamplingParams(temperature=0)
         if isinstance(sampling, SamplingParams):
@@ -137,7 +137,7 @@ class LLM:
                 "prompts",
             )
         ends = frozenset(sampling.stop_token_ids)
-        sequence = EngineSequence(
+        sequence = Sequence(
             id=str(index),
             tenant="",
             prompt=token_ids,
@@ -153,7 +153,7 @@ class LLM:
         )
         return _Text(sequence, detokenizer)
 
-    def _check_in_vocabulary(self, what: str, token_ids: Sequence[int], param: str) -> None:
+    def _check_in_vocabulary(self, what: str, token_ids: abc.Sequence[int], param: str) -> None:
         size = self.model.config.vocab_size
         for token_id in token_ids:
             if type(token_id) is not int or not 0 <= token_id < size:
@@ -165,7 +165,7 @@ class LLM:
         tokenizer = self.model.tokenizer
         if isinstance(prompt, str):
             return tokenizer.encode(prompt, add_special_tokens=True)
-        if not isinstance(prompt, Sequence):
+        if not isinstance(prompt, abc.Sequence):
             expected = "a text, a list of token ids or a list of messages"
             raise InvalidRequest(
                 f"prompt {index} is of type {type(prompt).__name__}; {expected} is expected", "prompts"
@@ -196,7 +196,7 @@ class OfflineEngine:
 
 
 def _is_chat(prompt: Prompt) -> bool:
-    return len(prompt) > 0 and isinstance(prompt[0], Mapping)
+    return len(prompt) > 0 and isinstance(prompt[0], abc.Mapping)
 
 
 def _bar(total: int, shown: bool) -> Any:
@@ -209,7 +209,7 @@ def _bar(total: int, shown: bool) -> Any:
 class _Text:
     """One prompt's completion while it grows."""
 
-    def __init__(self, sequence: EngineSequence, detokenizer: IncrementalDetokenizer) -> None:
+    def __init__(self, sequence: Sequence, detokenizer: IncrementalDetokenizer) -> None:
         self.sequence = sequence
         self._detokenizer = detokenizer
         self._pieces: list[str] = []

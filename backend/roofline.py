@@ -112,7 +112,7 @@ class Footprint:
 
 def recorded_bytes(model: ModelConfig, tokens: int, seqs: int) -> int:
     """What the graphs of steps of up to `tokens` and `seqs` sequences consist of, an estimate."""
-    return graph_shapes.number(tokens, seqs) * model.num_layers * KERNELS * RECORDED_BYTES
+    return graph_shapes.num_shapes(tokens, seqs) * model.num_layers * KERNELS * RECORDED_BYTES
 
 
 def _layer_weights(model: ModelConfig) -> int:
@@ -221,9 +221,9 @@ class MemoryPlan:
             "graphs": self.graph_bytes,
             "runtime": RUNTIME_BYTES,
         }
-        taken = " - ".join(f"{name} {human_bytes(count)}" for name, count in parts.items())
-        needed = f"one sequence of {self.max_model_len:,} tokens needs {human_bytes(self.bytes_per_sequence)}"
-        return f"{human_bytes(self.memory)} of memory - {taken} leave {human_bytes(self.kv_bytes)} for KV, and {needed}"
+        taken = " - ".join(f"{name} {show_bytes(count)}" for name, count in parts.items())
+        needed = f"one sequence of {self.max_model_len:,} tokens needs {show_bytes(self.bytes_per_sequence)}"
+        return f"{show_bytes(self.memory)} of memory - {taken} leave {show_bytes(self.kv_bytes)} for KV, and {needed}"
 
     def _remedy(self) -> str:
         room = max(0, self.kv_tokens)
@@ -235,7 +235,7 @@ class MemoryPlan:
         return f"{smaller}a smaller model{narrower}, or more memory"
 
 
-def human_bytes(count: int) -> str:
+def show_bytes(count: int) -> str:
     """In the largest binary unit of which there is one at least: 14.96 GiB, 128.00 MiB, 18.00 KiB."""
     unit = next((unit for unit, factor in _UNITS.items() if abs(count) >= factor), "B")
     return f"{count / _UNITS[unit]:,.2f} {unit}" if unit != "B" else f"{count} B"

@@ -10,7 +10,7 @@ from backend.config import Batching, EngineConfig, KVAllocation
 from backend.errors import ConfigError
 from backend.model.model_config import ModelConfig
 from backend.paged_kv.kv_cache import block_bytes
-from backend.roofline import GIB, human_bytes
+from backend.roofline import GIB, show_bytes
 
 KV_BYTES = GIB  # unless a quarter of the free memory, or all that max_num_seqs can use, is less
 TOKEN_BUDGET = 512
@@ -76,8 +76,8 @@ def _kv_bytes(options: EngineOptions, per_block: int, max_model_len: int, free_b
     """Bytes for the KV pool. More than `max_num_seqs` sequences of full length can use is never taken unasked."""
     if options.kv_memory_bytes is not None:
         if options.kv_memory_bytes > free_bytes:
-            asked = human_bytes(options.kv_memory_bytes)
-            raise ConfigError(f"kv_memory_bytes asks for {asked}, and {human_bytes(free_bytes)} are free")
+            asked = show_bytes(options.kv_memory_bytes)
+            raise ConfigError(f"kv_memory_bytes asks for {asked}, and {show_bytes(free_bytes)} are free")
         return options.kv_memory_bytes
     usable = options.max_num_seqs * -(-max_model_len // options.block_size) * per_block
     if options.kv_memory_fraction is not None:
@@ -95,8 +95,8 @@ def _check_one_sequence_fits(
         length = options.max_model_len or model_len
         least = -(-length // options.block_size) * per_block
         raise ConfigError(
-            f"kv_memory_bytes is less than one block of {options.block_size} tokens ({human_bytes(per_block)}): "
-            f"{human_bytes(least)} hold one sequence of {length:,} tokens, and each that runs beside it needs its own; "
+            f"kv_memory_bytes is less than one block of {options.block_size} tokens ({show_bytes(per_block)}): "
+            f"{show_bytes(least)} hold one sequence of {length:,} tokens, and each that runs beside it needs its own; "
             "sizes may be given with a unit, such as 2GiB"
         )
     raise ConfigError(

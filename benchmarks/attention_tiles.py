@@ -1,6 +1,6 @@
 """Times of the attention kernels by how they are tiled: `python -m benchmarks.attention_tiles [--json FILE]`.
 
-What `paged_decode.tile`, `paged_prefill.tile` and `CHUNKS_PER_MULTIPROCESSOR` should say on a GPU is found by trying.
+What `decode_tile`, `prefill_tile` and `CHUNKS_PER_MULTIPROCESSOR` should say on a GPU is found by trying.
 Each way is told as floor over time of every workload (see `kernels_gpu`); ways that do not fit the GPU are told so. The
 present one comes first. Without a GPU it runs interpreted, small, and only two ways of each.
 """
@@ -37,17 +37,17 @@ def ways_to_decode() -> Iterator[Way]:
     for chunks in (4, 16, 32):
         yield f"{chunks} chunks a multiprocessor", paged_decode, {"CHUNKS_PER_MULTIPROCESSOR": chunks}
     for keys, warps, stages in product((32, 64, 128), (2, 4, 8), (3, 4, 5, 6)):
-        yield _tiled(paged_decode, paged_decode.DecodeTile(keys, warps, stages))
+        yield _tiled(paged_decode, "decode_tile", paged_decode.DecodeTile(keys, warps, stages))
 
 
 def ways_to_prefill() -> Iterator[Way]:
     yield "as it is", paged_prefill, {}
     for rows, keys, warps, stages in product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4, 5, 6)):
-        yield _tiled(paged_prefill, paged_prefill.PrefillTile(rows, keys, warps, stages))
+        yield _tiled(paged_prefill, "prefill_tile", paged_prefill.PrefillTile(rows, keys, warps, stages))
 
 
-def _tiled(module: ModuleType, tile: object) -> Way:
-    return str(tile), module, {"tile": lambda *_: tile}
+def _tiled(module: ModuleType, chooser: str, tile: object) -> Way:
+    return str(tile), module, {chooser: lambda *_: tile}
 
 
 def fractions(bench: Bench, workloads: Sequence[Workload], way: Way) -> list[float]:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from backend.kernels.ops import RowPenalties, RowSampling, StepInputs
-from backend.kernels.sampling import sample
+from backend.kernels.sampling import sample_rows
 from backend.kernels.self_check import disagreements
 from backend.kernels.triton_ops import TritonOps
 from backend.model.model_config import ModelConfig
@@ -158,12 +158,12 @@ class Bench:
             torch.zeros((rows, vocab), dtype=torch.int32, device=self.device),
         )
         plain, filtered = rows_drawn(rows, 0, 1.0, self.device), rows_drawn(rows, 50, 0.9, self.device)
-        yield self._measure("sampling", workload, lambda: sample(logits, plain), logits.nbytes)
-        yield self._measure("sampling, top-k and top-p", workload, lambda: sample(logits, filtered), logits.nbytes)
+        yield self._measure("sampling", workload, lambda: sample_rows(logits, plain), logits.nbytes)
+        yield self._measure("sampling, top-k and top-p", workload, lambda: sample_rows(logits, filtered), logits.nbytes)
         flat, nucleus = 0.8 * logits, rows_drawn(rows, 0, 0.95, self.device)  # some 15,000 candidates of 128,256
-        yield self._measure("sampling, top-p, flat", workload, lambda: sample(flat, nucleus), logits.nbytes)
+        yield self._measure("sampling, top-p, flat", workload, lambda: sample_rows(flat, nucleus), logits.nbytes)
         moved = 2 * logits.nbytes + 5 * logits.numel()
-        penalised = lambda: sample(logits, filtered, penalties)  # noqa: E731
+        penalised = lambda: sample_rows(logits, filtered, penalties)  # noqa: E731
         yield self._measure("sampling, penalties too", workload, penalised, moved)
 
     def _measure(

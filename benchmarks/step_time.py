@@ -29,7 +29,7 @@ from admission.simulation.traces import read_trace
 from admission.step_time import StepTime, StepTimeModel, StepWork
 from backend.config import Batching, EngineConfig, KVAllocation
 from backend.scheduler.sequence import Sequence as Request
-from backend.scheduler.sequence import Status
+from backend.scheduler.sequence import SequenceStatus
 from benchmarks import machine
 from benchmarks.load import post
 from benchmarks.report import Report, Spread, quantile, scenario_parser
@@ -167,7 +167,7 @@ class Measured:
         for sequence in [waiting for waiting in self._waiting.values() if waiting.output]:
             self.first_token.append(now - sequence.arrival)
             del self._waiting[sequence.id]
-        for sequence in [living for living in self._open.values() if living.status is Status.FINISHED]:
+        for sequence in [living for living in self._open.values() if living.status is SequenceStatus.FINISHED]:
             self.duration.append(now - sequence.arrival)
             del self._open[sequence.id]
         self.ended = now

@@ -200,8 +200,8 @@ def run_sampling() -> None:
         in_prompt=meta(256, vocab, dtype=torch.bool),
         output_counts=meta(256, vocab, dtype=torch.int32),
     )
-    sampling.sample(meta(rows, vocab), parameters)
-    sampling.sample(meta(rows, vocab), parameters, penalties)
+    sampling.sample_rows(meta(rows, vocab), parameters)
+    sampling.sample_rows(meta(rows, vocab), parameters, penalties)
 
 
 def record(variant: Variant) -> list[Launch]:

@@ -25,7 +25,7 @@ from admission.simulation.recorder import Recorder
 from admission.step_time import StepWork
 from backend.scheduler.batch import Batch, StepOutput
 from backend.scheduler.scheduled_step import NewToken
-from backend.scheduler.sequence import FinishReason, Sequence, Status
+from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 
 TOKEN = 0
 
@@ -255,7 +255,7 @@ class Loop:
     def _note_preempted(self, now: float, back: Collection[Sequence] = ()) -> None:
         """Those that wait again, and those that the same plan has seated again, `back`."""
         for sequence in self._core.scheduler.preempted:
-            if sequence.status in (Status.PREEMPTED, Status.WAITING) or sequence in back:
+            if sequence.status in (SequenceStatus.PREEMPTED, SequenceStatus.WAITING) or sequence in back:
                 self._recorder.preempted(sequence, now)
 
     def _submit(self, batch: Batch, now: float) -> None:

@@ -106,7 +106,7 @@ def build() -> Path | None:
     return None
 
 
-def load(wait: bool) -> ctypes.CDLL | None:
+def load_library(wait: bool) -> ctypes.CDLL | None:
     """The cached library. If there is none, compile it now (`wait`) or in the background for the next start."""
     path = cached()
     if path is None and wait:
@@ -154,7 +154,7 @@ def _is_whole(path: Path) -> bool:
     return sealed(content[:-DIGEST_BYTES]) == content
 
 
-def main() -> int:
+def build_command() -> int:
     parser = argparse.ArgumentParser(prog="python -m backend.kernels.build", description="Compile the C++ kernels.")
     parser.add_argument("--background", action="store_true", help="give way to every other process")
     if parser.parse_args().background:
@@ -168,4 +168,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(build_command())

@@ -261,7 +261,7 @@ def _triton(device: torch.device) -> Ops:
 
 
 def _native(dtype: torch.dtype, wait: bool) -> CpuOps | None:
-    library = build.load(wait)
+    library = build.load_library(wait)
     if library is None:
         return None
     try:

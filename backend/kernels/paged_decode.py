@@ -38,7 +38,7 @@ class DecodeTile:
     stages: int
 
 
-def tile(dtype: torch.dtype, head_dim: int) -> DecodeTile:
+def decode_tile(dtype: torch.dtype, head_dim: int) -> DecodeTile:
     """Tiles of 16 KiB in 16-bit types. Five stages, as block ids come first, are two tiles ahead of the products."""
     if dtype == torch.float32:
         return DecodeTile(keys=32, warps=4, stages=2) if head_dim <= 128 else DecodeTile(keys=16, warps=8, stages=2)
@@ -209,7 +209,7 @@ def paged_decode(
     _, num_heads, head_dim = q.shape
     num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
     group = num_heads // num_kv_heads
-    shape = tile(q.dtype, head_dim)
+    shape = decode_tile(q.dtype, head_dim)
     block_d = max(MIN_ROWS, triton.next_power_of_2(head_dim))
     max_chunks = -(-multiprocessors(q.device) * CHUNKS_PER_MULTIPROCESSOR // num_kv_heads)
     partial = q.new_empty((max_chunks + num_seqs, num_heads, head_dim), dtype=torch.float32)

@@ -37,7 +37,7 @@ class PrefillTile:
     stages: int
 
 
-def tile(q: Tensor, cache: Tensor) -> PrefillTile:
+def prefill_tile(q: Tensor, cache: Tensor) -> PrefillTile:
     """Tiles that need no spills and fit the shared memory; three stages copy a tile's keys and values one tile ahead.
 
     sm_90 to sm_110 multiply in groups of four warps, and want more keys at a time; sm_120, which came after them, has
@@ -214,7 +214,7 @@ def paged_prefill(
     num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
     group = num_heads // num_kv_heads
     keys, values = kernel_view(k_cache), kernel_view(v_cache)
-    shape = tile(q, keys)
+    shape = prefill_tile(q, keys)
     rows = max(shape.rows, triton.next_power_of_2(group))
     runs = num_tokens // (rows // group) + num_seqs - first_seq
     _prefill[runs, num_kv_heads](

@@ -36,7 +36,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return torch.nn.functional.silu(gate) * up
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding of x [T, H, D] in the half-split layout; cos and sin [T, D / 2], fp32 (Su et al., 2021)."""
     first, second = x.float().chunk(2, dim=-1)
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
@@ -68,12 +68,12 @@ def rope_and_store(
     stored = step.slot_mapping >= 0
     slots = step.slot_mapping[stored]
     block, offset = slots // block_size, slots % block_size
-    k_cache[block, :, offset] = to_cache(rotate(k, cos, sin)[stored], k_cache.dtype)
-    v_cache[block, :, offset] = to_cache(v[stored], v_cache.dtype)
-    return rotate(q, cos, sin)
+    k_cache[block, :, offset] = cast_to_cache(rotary_embedding(k, cos, sin)[stored], k_cache.dtype)
+    v_cache[block, :, offset] = cast_to_cache(v[stored], v_cache.dtype)
+    return rotary_embedding(q, cos, sin)
 
 
-def to_cache(x: Tensor, dtype: torch.dtype) -> Tensor:
+def cast_to_cache(x: Tensor, dtype: torch.dtype) -> Tensor:
     """`x` as a cache of `dtype` holds it. To e4m3 it is rounded to nearest even, and at most the largest number."""
     if dtype == torch.float8_e4m3fn:
         x = x.float().clamp(-E4M3_LARGEST, E4M3_LARGEST)

@@ -24,12 +24,12 @@ def _rms_norm(out, x, residual, weight, eps, ADDS: tl.constexpr, SIZE: tl.conste
     tl.store(out + places, (wide.to(dtype).to(tl.float32) * scales).to(dtype), mask=real)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def launch_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `reference.rms_norm`; `x` is contiguous, of up to 65,536 columns."""
     return _launch(x, None, weight, eps)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+def launch_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `reference.add_rms_norm`: `residual` takes the sum."""
     assert residual.is_contiguous()
     return _launch(x, residual, weight, eps)
@@ -67,7 +67,7 @@ def _silu_mul(out, gate_up, width, BLOCK: tl.constexpr):
     tl.store(out + row * width + columns, (activated * up).to(gate.dtype), mask=real)
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
+def launch_silu_mul(gate_up: Tensor) -> Tensor:
     """See `reference.silu_mul`; `gate_up` [T, 2 * intermediate] is contiguous."""
     assert gate_up.is_contiguous()
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2

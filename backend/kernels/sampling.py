@@ -26,7 +26,7 @@ from backend.kernels.sampling_search import (
     below,
     distances,
     is_last,
-    measure,
+    mass_within,
     search,
 )
 
@@ -144,7 +144,7 @@ def _draw(logits, tile_mass, drawn, cut, largest, heat, vocab, TILE: tl.constexp
     target -= tl.sum(tl.where(tiles < tile, tile_mass, 0.0), 0)
     surveyed = tl.sum(tl.where(tiles == tile, tile_mass, 0.0), 0)
     start = tile * TILE
-    mass = measure(logits + start, vocab - start, cut, largest, heat, TILE)
+    mass = mass_within(logits + start, vocab - start, cut, largest, heat, TILE)
     target += target * ((mass - surveyed).to(tl.float32) / surveyed.to(tl.float32)).to(tl.float64)
     return start + _place(logits + start, vocab - start, cut, target, largest, heat, TILE)
 
@@ -198,7 +198,7 @@ def _choose(
             tl.store(place, tl.load(place) + 1)
 
 
-def sample(logits: Tensor, rows: RowSampling, penalties: RowPenalties | None = None) -> Tensor:
+def sample_rows(logits: Tensor, rows: RowSampling, penalties: RowPenalties | None = None) -> Tensor:
     """Token ids [rows] int64 for `logits` [rows, vocab] fp32, contiguous, in which penalties are applied.
 
     Logits that are not numbers give a token of the vocabulary.

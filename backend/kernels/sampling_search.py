@@ -276,12 +276,12 @@ def _weigh(
         mass = tl.zeros([], tl.float64)
         nearest = distances(tl.load(tile_largest + row * num_tiles + tile), largest, heat)
         if nearest.to(tl.int32, bitcast=True) <= cut:
-            mass = measure(logits + row * vocab + tile * TILE, vocab - tile * TILE, cut, largest, heat, TILE)
+            mass = mass_within(logits + row * vocab + tile * TILE, vocab - tile * TILE, cut, largest, heat, TILE)
         tl.store(tile_mass + row * num_tiles + tile, mass)
 
 
 @triton.jit
-def measure(source, count, cut, largest, heat, TILE: tl.constexpr):
+def mass_within(source, count, cut, largest, heat, TILE: tl.constexpr):
     """The mass of those of the first `count` logits of `source`, TILE at most, that are within `cut` (bits)."""
     indices = tl.arange(0, TILE)
     distance = below(source, indices, indices < count, largest, heat)

@@ -97,7 +97,7 @@ def _rope_and_store(
         _store_halves(v_cache + place, v_first, v_second, wanted, inverse_v_scale, HALF)
 
 
-def rope_and_store(
+def launch_rope_and_store(
     qkv: Tensor,
     num_heads: int,
     num_kv_heads: int,

@@ -7,9 +7,9 @@ from backend.kernels.linear import best_linear
 from backend.kernels.ops import Linear, StepInputs
 from backend.kernels.paged_decode import paged_decode
 from backend.kernels.paged_prefill import paged_prefill
-from backend.kernels.rowwise import add_rms_norm, rms_norm, silu_mul
-from backend.kernels.sampling import sample
-from backend.kernels.store_kv import rope_and_store
+from backend.kernels.rowwise import launch_add_rms_norm, launch_rms_norm, launch_silu_mul
+from backend.kernels.sampling import sample_rows
+from backend.kernels.store_kv import launch_rope_and_store
 
 
 class TritonOps:
@@ -22,10 +22,10 @@ class TritonOps:
 
     batch_invariant = False  # cuBLAS adds in an order that depends on the number of rows
     captures = True
-    rms_norm = staticmethod(rms_norm)
-    add_rms_norm = staticmethod(add_rms_norm)
-    silu_mul = staticmethod(silu_mul)
-    sample = staticmethod(sample)
+    rms_norm = staticmethod(launch_rms_norm)
+    add_rms_norm = staticmethod(launch_add_rms_norm)
+    silu_mul = staticmethod(launch_silu_mul)
+    sample = staticmethod(sample_rows)
 
     def __init__(self, kv_scales: tuple[float, float] = (1.0, 1.0)) -> None:
         self._kv_scales = kv_scales
@@ -47,7 +47,7 @@ class TritonOps:
         step: StepInputs,
     ) -> Tensor:
         assert qkv.is_contiguous()
-        return rope_and_store(
+        return launch_rope_and_store(
             *(qkv, num_heads, num_kv_heads, cos_sin, q_norm, k_norm, eps, k_cache, v_cache, step, self._kv_scales)
         )
 

@@ -10,7 +10,7 @@ from backend.config import EngineConfig, KVAllocation
 from backend.paged_kv.block_pool import BlockPool, ContiguousPool, PagedPool
 from backend.scheduler.allowances import Allowances, HeldTenants
 from backend.scheduler.batch import Counters
-from backend.scheduler.sequence import FinishReason, Sequence, Status
+from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from backend.scheduler.waiting_queue import WaitingQueue
 
 _POOLS: dict[KVAllocation, type[PagedPool] | type[ContiguousPool]] = {
@@ -98,7 +98,7 @@ class KVManager:
     def admit(self, sequence: Sequence) -> None:
         """Let the sequence run from now on, in a slot of its own and without blocks yet."""
         sequence.slot = self._free_slots.pop()
-        sequence.status = Status.RUNNING
+        sequence.status = SequenceStatus.RUNNING
         sequence.num_admitted_tokens = sequence.num_tokens
         self.running[sequence.id] = sequence
         self._counters.admissions += 1
@@ -106,7 +106,7 @@ class KVManager:
 
     def preempt(self, sequence: Sequence) -> None:
         """Take the sequence out of the batch; it waits again once its memory is free."""
-        sequence.status = Status.PREEMPTED
+        sequence.status = SequenceStatus.PREEMPTED
         del self.running[sequence.id]
         self.freeing[sequence.id] = sequence
         self._free_if_idle(sequence)
@@ -115,14 +115,14 @@ class KVManager:
         """End the sequence, whether it ran or not."""
         self.running.pop(sequence.id, None)
         self.freeing.pop(sequence.id, None)
-        sequence.status = Status.FINISHED
+        sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
         self._free_if_idle(sequence)
 
     def free_idle(self, sequences: Iterable[Sequence]) -> None:
         """Free what may be freed now that a step which named these sequences is no longer in flight."""
         for sequence in sequences:
-            if sequence.status is not Status.RUNNING:
+            if sequence.status is not SequenceStatus.RUNNING:
                 self._free_if_idle(sequence)
 
     def _free_if_idle(self, sequence: Sequence) -> None:
@@ -131,10 +131,10 @@ class KVManager:
             return
         self._free(sequence)
         self._held_tenants.resume(sequence.tenant)
-        if sequence.status is Status.PREEMPTED:
+        if sequence.status is SequenceStatus.PREEMPTED:
             self._counters.recomputed_tokens += sequence.num_computed_tokens
             sequence.num_computed_tokens = 0
-            sequence.status = Status.WAITING
+            sequence.status = SequenceStatus.WAITING
             del self.freeing[sequence.id]
             self._waiting.restore(sequence)
 

@@ -12,7 +12,7 @@ from backend.scheduler.batch import Counters
 from backend.scheduler.hooks import SchedulerHooks
 from backend.scheduler.kv_manager import KVManager
 from backend.scheduler.scheduled_step import ScheduledStep, WaitReason
-from backend.scheduler.sequence import Sequence, Status
+from backend.scheduler.sequence import Sequence, SequenceStatus
 from backend.scheduler.tenant_limits import YOUNGEST
 
 
@@ -90,7 +90,7 @@ class Preemption:
 
     def _preempt_for_head(self, sequence: Sequence, scheduled: ScheduledStep) -> None:
         for victim in scheduled.paused:
-            if victim.tenant != sequence.tenant and victim.status is Status.RUNNING:
+            if victim.tenant != sequence.tenant and victim.status is SequenceStatus.RUNNING:
                 self._yield(victim)
                 return
         running, own = self._kv_manager.running, sequence.priority_class
@@ -123,7 +123,8 @@ class Preemption:
         often as it may: it has to end.
         """
         if scheduled.paused:
-            if all(s.status is Status.RUNNING for s in scheduled.paused):  # else one gave way already, to the head
+            none_yielded = all(s.status is SequenceStatus.RUNNING for s in scheduled.paused)
+            if none_yielded:  # else one gave way already, to the head
                 self._yield(max(scheduled.paused, key=YOUNGEST))
             return None
         victim = max(self._kv_manager.running.values(), key=self._victims.key)

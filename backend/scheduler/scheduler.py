@@ -15,7 +15,7 @@ from backend.scheduler.hooks import DefaultHooks, PrefillBudget, SchedulerHooks
 from backend.scheduler.kv_manager import KVManager
 from backend.scheduler.preemption import Preemption
 from backend.scheduler.scheduled_step import DeviceResync, NewToken, ScheduledStep, WaitReason, new_sequence
-from backend.scheduler.sequence import FinishReason, Sequence, Status
+from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from backend.scheduler.tenant_limits import TenantLimits
 from backend.scheduler.token_budget import TokenBudget
 from backend.scheduler.waiting_queue import WaitingQueue
@@ -68,9 +68,9 @@ class Scheduler:
     def finish(self, sequence: Sequence, reason: FinishReason, now: float = 0.0) -> None:
         """End a sequence in any state; once it has ended, nothing happens. No token of it comes out after this."""
         self.kv_manager.now = now
-        if sequence.status is Status.FINISHED:
+        if sequence.status is SequenceStatus.FINISHED:
             return
-        if sequence.status is Status.WAITING:
+        if sequence.status is SequenceStatus.WAITING:
             self.waiting.remove(sequence)
             self._held_tenants.resume(sequence.tenant)
         self.kv_manager.finish(sequence, reason)
@@ -189,7 +189,7 @@ class Scheduler:
                 if start < sequence.num_tokens < sequence.most_tokens:
                     scheduled.paused[sequence] = WaitReason.TOKENS
                 continue  # nothing to compute until its last token is known, or it may have another
-            if sequence.status is not Status.RUNNING:
+            if sequence.status is not SequenceStatus.RUNNING:
                 continue  # preempted for one before it
             if start == len(sequence.block_table) * block_size and not self._grow(sequence, 1, scheduled):
                 continue
@@ -221,7 +221,7 @@ class Scheduler:
         for sequence in prefilling:
             if sequence.priority_class:
                 self._admit_waiting(scheduled, budget, sequence.priority_class)
-            if sequence.status is Status.RUNNING and (length := self._chunk(sequence, budget)):
+            if sequence.status is SequenceStatus.RUNNING and (length := self._chunk(sequence, budget)):
                 self._prefill(sequence, length, scheduled, budget)
         self._admit_waiting(scheduled, budget, None)
 
@@ -266,9 +266,9 @@ class Scheduler:
 
     def _head(self) -> Sequence | None:
         """Return the sequence that others gave way to, if it still waits; else the first in the queue."""
-        preemptor = self._preemption.preemptor
-        if preemptor and preemptor.status is Status.WAITING and preemptor.tenant not in self._held_tenants.reasons:
-            return preemptor
+        head, held = self._preemption.preemptor, self._held_tenants.reasons
+        if head and head.status is SequenceStatus.WAITING and head.tenant not in held:
+            return head
         return self.waiting.head()
 
     def _why_wait(self, sequence: Sequence, length: int, closed: bool, scheduled: ScheduledStep) -> WaitReason | None:
@@ -352,7 +352,7 @@ class Scheduler:
             sequence.in_flight -= 1
         new_tokens: list[NewToken] = []
         for sequence, token_id in zip(scheduled.sampled, output.token_ids, strict=True):
-            if sequence.status is Status.FINISHED:
+            if sequence.status is SequenceStatus.FINISHED:
                 self.counters.late_tokens += 1
                 continue
             if token_id == NO_TOKEN:  # whoever runs the engine ends it, with a word to its client

@@ -8,7 +8,7 @@ from backend.sampling_params import SamplingParams
 PRESSING = 10.0  # seconds: a longer wait, such as a client's timeout of minutes, is no hurry
 
 
-class Status(Enum):
+class SequenceStatus(Enum):
     WAITING = auto()
     RUNNING = auto()
     PREEMPTED = auto()  # its blocks are freed when its last step in flight completes; then it waits again
@@ -58,7 +58,7 @@ class Sequence:
     charged: float = 0.0  # to its tenant for completed steps, in the unit of account
 
     # written by the scheduler
-    status: Status = Status.WAITING
+    status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
     output: list[int] = field(default_factory=list)
     num_tokens: int = field(init=False)  # prompt and output, tokens that steps in flight sample included

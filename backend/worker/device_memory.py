@@ -9,7 +9,7 @@ from backend.kernels.ops import StepInputs
 from backend.model.decoder import Decoder
 from backend.model.model_config import ModelConfig
 from backend.paged_kv.kv_cache import KVCache
-from backend.roofline import RUNTIME_BYTES, Footprint, human_bytes, recorded_bytes
+from backend.roofline import RUNTIME_BYTES, Footprint, recorded_bytes, show_bytes
 from backend.worker import graph_shapes
 
 PENALTY_BYTES = 5  # for each slot and token of the vocabulary (`penalties`)
@@ -44,8 +44,8 @@ class DeviceMemory:
             "logits and penalties": self.slots,
             "reserve": self.reserve,
         }
-        taken = " - ".join(f"{name} {human_bytes(count)}" for name, count in parts.items())
-        return f"{self.device} has {human_bytes(self.total)} - {taken} = {human_bytes(self.kv_bytes)} for KV"
+        taken = " - ".join(f"{name} {show_bytes(count)}" for name, count in parts.items())
+        return f"{self.device} has {show_bytes(self.total)} - {taken} = {show_bytes(self.kv_bytes)} for KV"
 
 
 def free_and_total(device: torch.device) -> tuple[int, int]:

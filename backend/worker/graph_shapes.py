@@ -86,7 +86,7 @@ def token_sizes(max_num_batched_tokens: int) -> list[int]:
     return sizes
 
 
-def number(max_num_batched_tokens: int, max_num_seqs: int) -> int:
+def num_shapes(max_num_batched_tokens: int, max_num_seqs: int) -> int:
     """How many shapes an engine has, or a few more."""
     with_prompts = len(token_sizes(max_num_batched_tokens)) * len(place_sizes(max_num_seqs))
     return with_prompts + len(decode_sizes(max_num_seqs))

@@ -38,7 +38,7 @@ class StepSampler(Protocol):
 
 
 @dataclass(slots=True)
-class _Step:
+class LaunchedStep:
     """A launched batch."""
 
     runner: "ModelRunner"
@@ -92,7 +92,7 @@ class ModelRunner:
         self._staged: deque[Staged] = deque()  # steps launched and not completed
         self._newest = -1  # step
 
-    def launch(self, batch: Batch) -> _Step:
+    def launch(self, batch: Batch) -> LaunchedStep:
         try:
             if batch.step <= self._newest:
                 self._forget_unfinished()
@@ -175,7 +175,7 @@ class ModelRunner:
             raise DeviceError(explained(f"{self.device} failed", error)) from error
         return graph
 
-    def _launch_step(self, batch: Batch) -> _Step:
+    def _launch_step(self, batch: Batch) -> LaunchedStep:
         for admitted in batch.admitted:
             self._sampler.admit(admitted)
         shape = None if self.graphs is None else self.graphs.shape_for(batch)
@@ -183,7 +183,7 @@ class ModelRunner:
         self._staged.append(staged)
         choose = self._sampler.stage(staged) if staged.num_sampled else None
         work = partial(self._run, staged, choose, None if shape is None else self.graphs)
-        return _Step(self, batch.step, staged, self._device_stream.launch(work))
+        return LaunchedStep(self, batch.step, staged, self._device_stream.launch(work))
 
     @torch.inference_mode()
     def _run(self, staged: Staged, choose: Choose | None, graphs: StepGraphs | None) -> None:

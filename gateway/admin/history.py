@@ -9,7 +9,7 @@ from heapq import merge
 from admission.fair_queue import FairQueue
 from admission.outcome import Outcome
 from backend.scheduler.scheduler import Scheduler
-from backend.scheduler.sequence import Sequence, Status
+from backend.scheduler.sequence import Sequence, SequenceStatus
 from gateway.admin.request_summary import RequestSummary
 from gateway.admin.rows import is_waiting
 from gateway.admin.series import Gauges, RecentSeries
@@ -183,7 +183,7 @@ class History:
         """Seconds that sequences have been without a first token, in the queue or in their prefill."""
         now = self._telemetry.clock()
         sequences = (timeline.sequence for record in self._telemetry.live for timeline in record.timelines)
-        return [now - s.arrival for s in sequences if not s.output and s.status is not Status.FINISHED]
+        return [now - s.arrival for s in sequences if not s.output and s.status is not SequenceStatus.FINISHED]
 
 
 def _ended(summary: RequestSummary) -> float:

@@ -7,12 +7,12 @@ from typing import Any
 
 from admission.explain import BEHIND, PAUSED, REASONS
 from backend.scheduler.scheduler import Scheduler
-from backend.scheduler.sequence import Sequence, Status
+from backend.scheduler.sequence import Sequence, SequenceStatus
 from gateway.admin.request_summary import MAX_WORDS, RequestSummary
 from gateway.telemetry.request_record import RequestRecord
 
 SLOW = 0.5  # seconds without progress of a write, from which on its client is said to be slow
-_WAITS = frozenset({Status.WAITING, Status.PREEMPTED})
+_WAITS = frozenset({SequenceStatus.WAITING, SequenceStatus.PREEMPTED})
 
 
 class State(StrEnum):
@@ -43,11 +43,11 @@ def is_waiting(sequence: Sequence) -> bool:
 
 def _state(sequence: Sequence) -> State:
     match sequence.status:
-        case Status.WAITING | Status.PREEMPTED:
+        case SequenceStatus.WAITING | SequenceStatus.PREEMPTED:
             return State.WAITING
-        case Status.RUNNING:
+        case SequenceStatus.RUNNING:
             return State.DECODING if sequence.output else State.PREFILL
-        case Status.FINISHED:
+        case SequenceStatus.FINISHED:
             return State.ENDING
 
 
@@ -70,9 +70,9 @@ class Reasons:
 
     def of_sequence(self, sequence: Sequence) -> str | None:
         match sequence.status:
-            case Status.WAITING | Status.PREEMPTED:
+            case SequenceStatus.WAITING | SequenceStatus.PREEMPTED:
                 return self._of_waiting(sequence)
-            case Status.RUNNING:
+            case SequenceStatus.RUNNING:
                 return self._of_running(sequence)
         return None
 

@@ -9,7 +9,7 @@ from typing import Any
 from backend.errors import ConfigError
 from backend.model.hub import resolve_config
 from backend.model.model_config import ModelConfig, read_model_config
-from backend.roofline import GPUS, ITEM_BYTES, RUNTIME_BYTES, Footprint, MemoryPlan, Peaks, Roofline, human_bytes
+from backend.roofline import GPUS, ITEM_BYTES, RUNTIME_BYTES, Footprint, MemoryPlan, Peaks, Roofline, show_bytes
 from gateway.cli.arguments import argument
 from gateway.table import table
 from quotas.policy import units
@@ -107,22 +107,26 @@ def _peaks(namespace: Namespace) -> Peaks:
 def _memory(name: str, plan: MemoryPlan, context: int) -> str:
     footprint = plan.footprint
     rows = [
-        ("memory", human_bytes(plan.memory), ""),
+        ("memory", show_bytes(plan.memory), ""),
         (
             "weights",
-            human_bytes(footprint.weight_bytes),
+            show_bytes(footprint.weight_bytes),
             f"{footprint.num_weights / 1e6:,.1f} M x {footprint.item_bytes} B",
         ),
         (
             "activations",
-            human_bytes(plan.working_bytes),
+            show_bytes(plan.working_bytes),
             f"of {plan.max_num_batched_tokens:,} tokens a step, estimated",
         ),
-        ("graphs", human_bytes(plan.graph_bytes), "and activations that the largest keeps, estimated"),
-        ("runtime", human_bytes(RUNTIME_BYTES), "context, libraries, kernels, estimated"),
-        ("KV", human_bytes(plan.kv_bytes), f"{plan.kv_tokens:,} tokens of {footprint.kv_bytes_per_token:,} B"),
+        ("graphs", show_bytes(plan.graph_bytes), "and activations that the largest keeps, estimated"),
+        ("runtime", show_bytes(RUNTIME_BYTES), "context, libraries, kernels, estimated"),
+        ("KV", show_bytes(plan.kv_bytes), f"{plan.kv_tokens:,} tokens of {footprint.kv_bytes_per_token:,} B"),
         *(
-            (f"a sequence of {tokens:,}", human_bytes(footprint.kv_bytes(tokens)), f"{plan.sequences_of(tokens):,} fit")
+            (
+                f"a sequence of {tokens:,}",
+                show_bytes(footprint.kv_bytes(tokens)),
+                f"{plan.sequences_of(tokens):,} fit",
+            )
             for tokens in dict.fromkeys((context, plan.max_model_len))
         ),
     ]

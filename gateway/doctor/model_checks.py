@@ -9,7 +9,7 @@ from backend.model.hub import resolve_config
 from backend.model.model_config import ModelConfig, read_model_config
 from backend.model.shards import Shards
 from backend.paged_kv.kv_cache import block_bytes
-from backend.roofline import Footprint, human_bytes
+from backend.roofline import Footprint, show_bytes
 from backend.sizing import free_memory, size_engine
 from backend.worker.device_memory import free_and_total
 from gateway.core import engine_options
@@ -48,7 +48,7 @@ def _files(name: str, directory: Path) -> Check:
         num_bytes = Shards(directory).num_bytes
     except BackendError as error:
         return problem("model", str(error))
-    return ok("model", f"{name}: {human_bytes(num_bytes)} of weights in {directory}")
+    return ok("model", f"{name}: {show_bytes(num_bytes)} of weights in {directory}")
 
 
 def _memory(settings: Settings, config: ModelConfig) -> Check:
@@ -57,8 +57,8 @@ def _memory(settings: Settings, config: ModelConfig) -> Check:
     except ConfigError as error:
         return problem("memory", str(error))
     found = (
-        f"weights {human_bytes(plan.weights)} and KV {human_bytes(plan.kv)} ({plan.num_blocks:,} blocks, "
-        f"{plan.max_model_len:,} tokens a request) of {human_bytes(plan.free)} free"
+        f"weights {show_bytes(plan.weights)} and KV {show_bytes(plan.kv)} ({plan.num_blocks:,} blocks, "
+        f"{plan.max_model_len:,} tokens a request) of {show_bytes(plan.free)} free"
     )
     if plan.weights + plan.kv > (1 - SPARE_MEMORY) * plan.free:
         return warning("memory", found, "leave a tenth free, or the kernel may end the process: --kv-memory-bytes")
@@ -83,7 +83,7 @@ def plan_memory(settings: Settings, config: ModelConfig, free: int) -> Plan:
 def _check_weights_fit(weights: int, free: int) -> None:
     if weights >= free:
         raise ConfigError(
-            f"the weights take {human_bytes(weights)}, and {human_bytes(free)} are free: a 16-bit --dtype or a smaller "
+            f"the weights take {show_bytes(weights)}, and {show_bytes(free)} are free: a 16-bit --dtype or a smaller "
             "model, or more memory"
         )
 

@@ -19,7 +19,7 @@ from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, StepOutput
 from backend.scheduler.scheduled_step import NewToken
-from backend.scheduler.sequence import FinishReason, Sequence, Status
+from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from tests.admission.estimates import more_work_never_looks_shorter
 from tests.admission.twin import Twin
 from tests.backend.paper_device import PaperDevice, continuation
@@ -132,7 +132,7 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         sequence = data.draw(st.sampled_from(self.sequences))
-        if sequence.status is not Status.FINISHED:
+        if sequence.status is not SequenceStatus.FINISHED:
             self.end_early(sequence)
         self.core.finish(sequence, FinishReason.CANCELLED, self.now)
         self.twin.finish(sequence, FinishReason.CANCELLED, self.now)
@@ -146,7 +146,7 @@ class CoreMachine(RuleBasedStateMachine):
     @rule()
     def plan(self) -> None:
         room = len(self.scheduler.in_flight) < self.engine.steps_in_flight
-        waited = [s for s in self.sequences if s.status is Status.WAITING]
+        waited = [s for s in self.sequences if s.status is SequenceStatus.WAITING]
         batch = self.core.schedule(self.now)
         assert self.twin.plan(self.now) == batch, "other names, times or weights changed a plan"
         if batch is not None:
@@ -208,7 +208,9 @@ class CoreMachine(RuleBasedStateMachine):
         admitted = self.scheduler.in_flight[-1].admitted
         if self.witness:
             self.witness.planned(admitted)
-            self.check_overtaking(admitted, [s for s in waited if s.status is Status.WAITING and s not in admitted])
+            self.check_overtaking(
+                admitted, [s for s in waited if s.status is SequenceStatus.WAITING and s not in admitted]
+            )
 
     def check_decodes(self, batch: Batch) -> None:
         """Within a step, whoever runs, is past its prefill and has memory gets a token."""
@@ -234,7 +236,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.scheduler.check_integrity()
         named = {sequence for scheduled in self.scheduler.in_flight for sequence in scheduled.sequences}
         for sequence in self.ends:
-            if sequence.status is Status.FINISHED:
+            if sequence.status is SequenceStatus.FINISHED:
                 assert (sequence.slot >= 0) == (sequence in named)
                 assert sequence in named or not sequence.block_table
 

@@ -20,7 +20,7 @@ from admission.simulation.loop import Loop
 from admission.simulation.policy import parse_policy
 from admission.simulation.recorder import Objective, Recorder
 from admission.step_time import StepTimeModel
-from backend.scheduler.sequence import FinishReason, Sequence, Status
+from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from tests.admission.staged_core import StagedCore
 
 TENANTS = ("acme", "beta", "corp", "dyne")
@@ -78,7 +78,7 @@ class _RandomRun:
         for tenant in TENANTS:
             self._stage.allow(tenant, None)
         for sequence in self._sequences:
-            if sequence.token_limit < sequence.most_tokens and sequence.status is not Status.FINISHED:
+            if sequence.token_limit < sequence.most_tokens and sequence.status is not SequenceStatus.FINISHED:
                 self._stage.extend(sequence, sequence.max_tokens)
         return self._stage.run()
 

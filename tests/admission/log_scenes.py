@@ -9,7 +9,7 @@ from admission.outcome import AdmissionRefused, DeadlineInfeasible, QueueFull, T
 from admission.request import Asked, AskedPrompt
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
 from backend.scheduler.scheduled_step import WaitReason
-from backend.scheduler.sequence import FinishReason, Sequence, Status
+from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from tests.admission.staged_core import StagedCore
 
 GREEDY = CoreConfig(
@@ -193,7 +193,7 @@ def extensions() -> list[str]:
     assert pauses.num_tokens == pauses.token_limit and stage.scheduler.held_tenants == {"b": WaitReason.TOKENS}
     stage.extend(waits, 10)
     stage.step()
-    assert waits.status is Status.RUNNING
+    assert waits.status is SequenceStatus.RUNNING
     for _ in range(12):
         stage.step()
     stage.extend(pauses, 6)
@@ -251,32 +251,32 @@ def cancels() -> list[str]:
     stage.plan()
     waiting = [stage.arrive(f"cancelled-waiting-{n}", 40, 8, tenant="b") for n in range(2)]
     stage.complete()
-    assert prefilling.status is Status.RUNNING and prefilling.num_computed_tokens < len(prefilling.prompt)
+    assert prefilling.status is SequenceStatus.RUNNING and prefilling.num_computed_tokens < len(prefilling.prompt)
     stage.finish(prefilling)
     assert prefilling.in_flight, "steps in scheduled still name it"
     stage.step()
     for sequence in (waiting[0], waiting[0], running[0]):
         stage.finish(sequence)
     stage.step()
-    preempted = _preempted(stage, "cancelled-preempted", Status.PREEMPTED)
+    preempted = _preempted(stage, "cancelled-preempted", SequenceStatus.PREEMPTED)
     stage.finish(preempted)
-    back = _preempted(stage, "cancelled-waiting-again", Status.WAITING)
+    back = _preempted(stage, "cancelled-waiting-again", SequenceStatus.WAITING)
     stage.finish(back)
     for name, reason in (("stopped-by-text", FinishReason.STOP), ("failed", FinishReason.FAILED)):
         sequence = stage.arrive(name, 4, 20)
         stage.step(), stage.step(), stage.step()
-        assert sequence.output and sequence.status is Status.RUNNING
+        assert sequence.output and sequence.status is SequenceStatus.RUNNING
         stage.finish(sequence, reason)
     token = stage.arrive("stopped-by-token", 4, 20)
     stage.step(), stage.step()
-    while token.status is not Status.FINISHED:
+    while token.status is not SequenceStatus.FINISHED:
         stage.step("stopped-by-token")
     stage.run()
     stage.finish(token)  # its client leaves when it has everything
     return stage.lines
 
 
-def _preempted(stage: StagedCore, name: str, status: Status) -> Sequence:
+def _preempted(stage: StagedCore, name: str, status: SequenceStatus) -> Sequence:
     """Have a sequence of a lower class give way; returns it once it is in this state."""
     sequence = stage.arrive(name, 40, 16, priority_class=2)
     while not sequence.output:
@@ -301,11 +301,11 @@ def give_ups() -> list[str]:
     given_up = stage.step()
     assert [sequence.id for sequence in given_up] == ["expired-waiting", "expired-waiting-too"]
     stage.run()
-    assert all(sequence.status is Status.FINISHED for sequence in waits)
+    assert all(sequence.status is SequenceStatus.FINISHED for sequence in waits)
     for name, output in (("expired-between-tokens", 40), ("expired-in-prefill", 2)):
         sequence = stage.arrive(name, 48 if output == 2 else 8, output, done_by=stage.now + 0.4)
         stage.step()
-        assert sequence.status is Status.RUNNING and bool(sequence.output) == (output == 40)
+        assert sequence.status is SequenceStatus.RUNNING and bool(sequence.output) == (output == 40)
         stage.now += 0.5
         assert stage.plan() == [sequence]
         stage.run()

@@ -5,7 +5,7 @@ from math import isclose
 from typing import NamedTuple
 
 from admission.core import Unit
-from backend.scheduler.sequence import Sequence, Status
+from backend.scheduler.sequence import Sequence, SequenceStatus
 from tests.admission.random_core import RandomCore
 
 
@@ -73,7 +73,7 @@ def random_cancellations(seed: int, count: int = 100) -> Counter[str]:
 
 
 def _state(sequence: Sequence) -> str:
-    if sequence.status is Status.RUNNING:
+    if sequence.status is SequenceStatus.RUNNING:
         prefilling = sequence.num_computed_tokens < sequence.num_admitted_tokens
         return "in prefill" if prefilling else "decoding"
     return sequence.status.name.lower()
@@ -83,7 +83,7 @@ def _check_release(run: RandomCore, ended: dict[Sequence, int]) -> None:
     """What ended holds its slot and its blocks as long as a step in flight names it, and no longer."""
     named = {sequence for scheduled in run.scheduler.in_flight for sequence in scheduled.sequences}
     for sequence in ended:
-        assert sequence.status is Status.FINISHED
+        assert sequence.status is SequenceStatus.FINISHED
         assert (sequence.slot >= 0) == (sequence in named), "memory was released too early or too late"
         assert (sequence.slot >= 0) or not sequence.block_table
 
@@ -94,4 +94,4 @@ def _check_nothing_is_left(run: RandomCore) -> None:
     assert not run.queue.prepaid, "prepayments were leaked"
     assert len(run.queue) == 0 and run.queue.head() is None, "queue entries were leaked"
     assert all(account.num_waiting == 0 and not account.waiting for account in run.queue.accounts.values())
-    assert all(sequence.status is Status.FINISHED for sequence in run.sequences)
+    assert all(sequence.status is SequenceStatus.FINISHED for sequence in run.sequences)

@@ -5,7 +5,7 @@ from admission.core import SCALES, CoreConfig, MemoryGate, Unit, make_core
 from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import StepOutput
-from backend.scheduler.sequence import FinishReason, Sequence, Status
+from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 
 CONFIG = CoreConfig(unit=Unit.TOKENS, memory=MemoryGate.OPTIMISTIC, **SCALES[Unit.TOKENS]._asdict())
 
@@ -45,7 +45,7 @@ def test_whoever_is_preempted_counts_as_waiting_even_where_no_step_was_planned()
                 in_vain += len(core.scheduler.preempted)
                 break
         for sequence in sequences:
-            waits = sequence.status in (Status.WAITING, Status.PREEMPTED)
+            waits = sequence.status in (SequenceStatus.WAITING, SequenceStatus.PREEMPTED)
             assert (sequence in core.backlog) == waits
         complete(core, now := now + 0.01)
     assert in_vain

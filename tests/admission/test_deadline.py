@@ -2,7 +2,7 @@
 
 from admission.deadline import DeadlineExpiry
 from backend.sampling_params import SamplingParams
-from backend.scheduler.sequence import Sequence, Status
+from backend.scheduler.sequence import Sequence, SequenceStatus
 
 PREFILL = 0.5
 
@@ -38,7 +38,7 @@ def test_whoever_waits_is_not_given_up_while_prefill_has_turned_out_to_be_fast_e
 
 def test_whoever_is_being_computed_has_until_the_deadline() -> None:
     one = sequence("one", first_token_by=2.0)
-    one.status = Status.RUNNING
+    one.status = SequenceStatus.RUNNING
     deadlines = watched(one)
     assert deadlines.due(1.9) == [] and deadlines.due(2.0) == [] and deadlines.due(2.1) == [one]
 
@@ -48,7 +48,7 @@ def test_whoever_waits_for_its_last_token_is_given_up_when_not_even_the_first_wo
     deadlines = watched(one)
     assert deadlines.due(1.5) == [] and deadlines.due(1.6) == [one]
     running = sequence("running", done_by=2.0)
-    running.status = Status.RUNNING
+    running.status = SequenceStatus.RUNNING
     deadlines = watched(running)
     assert deadlines.due(1.6) == [] and deadlines.due(2.1) == [running]
 
@@ -61,14 +61,14 @@ def test_whoever_has_missed_several_deadlines_is_given_up_once_and_in_their_orde
 
 def test_a_first_token_settles_the_first_deadline_and_not_the_last() -> None:
     one = sequence("one", first_token_by=2.0, done_by=5.0)
-    one.status, one.output = Status.RUNNING, [7]
+    one.status, one.output = SequenceStatus.RUNNING, [7]
     deadlines = watched(one)
     assert deadlines.due(3.0) == [] and deadlines.due(5.1) == [one]
 
 
 def test_whoever_has_ended_or_has_no_deadline_is_never_given_up() -> None:
     ended, free = sequence("ended", first_token_by=1.0), sequence("free")
-    ended.status = Status.FINISHED
+    ended.status = SequenceStatus.FINISHED
     assert watched(ended, free).due(1e9) == []
 
 
@@ -77,5 +77,5 @@ def test_many_that_have_ended_are_not_kept() -> None:
     for n in range(5000):
         one = sequence(str(n), first_token_by=1e6)
         deadlines.arrived(one, 0.0)
-        one.status = Status.FINISHED
+        one.status = SequenceStatus.FINISHED
     assert len(deadlines._heap) < 200

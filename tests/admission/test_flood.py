@@ -18,7 +18,7 @@ from admission.step_time import StepTimeModel
 from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import StepOutput
-from backend.scheduler.sequence import Sequence, Status
+from backend.scheduler.sequence import Sequence, SequenceStatus
 from tests.admission.random_core import TRUE
 from tests.admission.test_fair_queue import make
 from tests.examples import examples
@@ -120,9 +120,11 @@ class Flood:
     def _arrive_lowest(self, tenant: str) -> None:
         sequence = self._make(tenant, LOWEST)
         key = self.aging.key(self.now, LOWEST)
-        own = (s for s in self.live if s.tenant == tenant and s.status is not Status.FINISHED)
+        own = (s for s in self.live if s.tenant == tenant and s.status is not SequenceStatus.FINISHED)
         before = (
-            s for s in own if s.status is not Status.WAITING or self.aging.key(s.arrival, s.priority_class) <= key
+            s
+            for s in own
+            if s.status is not SequenceStatus.WAITING or self.aging.key(s.arrival, s.priority_class) <= key
         )
         self.waits[sequence] = Wait(sequence, sum(map(most_cost, before)), self.served)
         self._arrive(sequence)
@@ -153,7 +155,7 @@ class Flood:
         self.served += len(scheduled.sampled) * 2.0 + sum(batch.lengths[batch.num_decodes :])
         self.core.update_from_output(StepOutput(batch.step, [0] * len(scheduled.sampled), elapsed), self.now + elapsed)
         self.witness.completed()
-        self.live = [s for s in self.live if s.status is not Status.FINISHED]
+        self.live = [s for s in self.live if s.status is not SequenceStatus.FINISHED]
         self._pass(elapsed)
 
     def _pass(self, seconds: float) -> None:

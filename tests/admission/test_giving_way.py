@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from admission.core import CoreConfig, MemoryGate, Order
-from backend.scheduler.sequence import FinishReason, Status
+from backend.scheduler.sequence import FinishReason, SequenceStatus
 from tests.admission.test_urgency import Bench, as_if_alone
 
 FCFS = CoreConfig(order=Order.FCFS, memory=MemoryGate.OPTIMISTIC)
@@ -19,7 +19,7 @@ def test_whom_others_gave_way_to_goes_before_them_where_the_queue_has_them_first
     for _ in range(6):
         bench.step()
     urgent = bench.arrive(prompt=4, output=10, level=0, tenant="u")
-    while urgent.status is not Status.FINISHED:
+    while urgent.status is not SequenceStatus.FINISHED:
         bench.step()
     assert sorted(sequence.num_preemptions for sequence in patient) == [0, 1]
     bench.drain()
@@ -40,7 +40,7 @@ def test_more_urgent_work_goes_before_whom_others_gave_way_to_in_vain() -> None:
     assert bench.order == [stays, gives_way, urgent, large]
 
 
-def displaced_by(tenant: str) -> tuple[int, list[Status]]:
+def displaced_by(tenant: str) -> tuple[int, list[SequenceStatus]]:
     """A batch of one, whose sequence gave way to the first of five urgent requests and is back: how often it gives way
     in the next eight steps, and what became of the five by then.
     """
@@ -49,7 +49,7 @@ def displaced_by(tenant: str) -> tuple[int, list[Status]]:
     for _ in range(4):
         bench.step()
     urgent = [bench.arrive(prompt=4, output=2, level=0, tenant=tenant) for _ in range(5)]
-    while patient.num_preemptions == 0 or patient.status is not Status.RUNNING:
+    while patient.num_preemptions == 0 or patient.status is not SequenceStatus.RUNNING:
         bench.step()
     for _ in range(8):
         bench.step()
@@ -60,9 +60,9 @@ def displaced_by(tenant: str) -> tuple[int, list[Status]]:
 
 
 def test_whoever_is_back_before_its_own_tenants_work_stays_and_gives_way_to_others() -> None:
-    assert displaced_by("a") == (0, [Status.WAITING] * 5), "first come, first served within a tenant"
+    assert displaced_by("a") == (0, [SequenceStatus.WAITING] * 5), "first come, first served within a tenant"
     more, statuses = displaced_by("u")
-    assert more > 0 and statuses.count(Status.FINISHED) > 1
+    assert more > 0 and statuses.count(SequenceStatus.FINISHED) > 1
 
 
 def test_within_a_tenant_whoever_gave_way_is_back_in_its_place() -> None:
@@ -86,11 +86,11 @@ def test_what_a_lower_class_may_still_need_of_memory_keeps_no_urgent_work_waitin
     alike = bench.arrive(prompt=4, output=110, level=2, tenant="b")
     for _ in range(4):
         bench.step()
-    assert alike.status is Status.WAITING
+    assert alike.status is SequenceStatus.WAITING
     urgent = bench.arrive(prompt=4, output=110, level=0, tenant="c")
     for _ in range(4):
         bench.step()
-    assert urgent.output and lower.status is Status.RUNNING
+    assert urgent.output and lower.status is SequenceStatus.RUNNING
     bench.drain()
     assert lower.num_preemptions == 1 and urgent.num_preemptions == 0
     assert all(map(as_if_alone, [lower, alike, urgent]))

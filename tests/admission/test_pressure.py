@@ -22,7 +22,7 @@ from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, StepOutput
 from backend.scheduler.scheduled_step import NewToken
-from backend.scheduler.sequence import FinishReason, Sequence, Status
+from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 
 ENGINE = EngineConfig(num_blocks=400, max_model_len=256, max_num_seqs=32, max_num_batched_tokens=64, prefill_chunk=64)
 STEP = 0.02
@@ -63,7 +63,7 @@ class Machine:
 
 
 def ran(sequence: Sequence) -> bool:
-    return sequence.status is Status.RUNNING
+    return sequence.status is SequenceStatus.RUNNING
 
 
 def test_without_memory_for_all_the_lowest_class_makes_room() -> None:
@@ -97,7 +97,7 @@ def test_steps_grow_again_when_memory_is_back() -> None:
     machine = Machine()
     machine.room = 8
     answers = [machine.arrive(str(n), 1, prompt=60, output=4) for n in range(6)]
-    while any(sequence.status is not Status.FINISHED for sequence in answers):
+    while any(sequence.status is not SequenceStatus.FINISHED for sequence in answers):
         machine.step()
     assert {sequence.finish_reason for sequence in answers} == {FinishReason.LENGTH}
     machine.room = 10_000

@@ -9,7 +9,7 @@ from admission.fair_queue import FairQueue
 from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch
-from backend.scheduler.sequence import Sequence, Status
+from backend.scheduler.sequence import Sequence, SequenceStatus
 from tests.admission.test_fair_queue import make
 from tests.backend.paper_device import PaperDevice, continuation
 
@@ -97,7 +97,7 @@ def test_at_a_full_batch_waiting_work_of_a_higher_class_displaces_running_work_o
     lower = [bench.arrive(prompt=4, output=30, level=2, tenant=tenant) for tenant in "abcd"]
     for _ in range(6):
         bench.step()
-    assert all(sequence.status is Status.RUNNING for sequence in lower)
+    assert all(sequence.status is SequenceStatus.RUNNING for sequence in lower)
     urgent = bench.arrive(prompt=4, output=3, level=0)
     for _ in range(4):
         bench.step()
@@ -115,10 +115,10 @@ def test_the_displaced_is_of_the_lowest_class_and_comes_back_before_those_that_a
         bench.step()
     later = bench.arrive(prompt=4, output=2, level=2, tenant="d")
     urgent = bench.arrive(prompt=4, output=2, level=0, tenant="e")
-    while later.status is Status.WAITING:
+    while later.status is SequenceStatus.WAITING:
         bench.step()
     assert [sequence.num_preemptions for sequence in middle] == [0, 0, 0]
-    assert lowest.num_preemptions == 1 and lowest.status is not Status.WAITING
+    assert lowest.num_preemptions == 1 and lowest.status is not SequenceStatus.WAITING
     bench.drain()
     assert all(map(as_if_alone, [*middle, lowest, later, urgent]))
 
@@ -135,8 +135,8 @@ def test_a_stream_of_urgent_work_displaces_one_sequence_no_more_often_than_agree
     bench = Bench(max_num_seqs=1, max_preemptions=2)
     patient = bench.arrive(prompt=4, output=30, level=2)
     urgent = []
-    while patient.status is not Status.FINISHED:
-        if patient.status is Status.RUNNING and len(urgent) < 10:
+    while patient.status is not SequenceStatus.FINISHED:
+        if patient.status is SequenceStatus.RUNNING and len(urgent) < 10:
             urgent.append(bench.arrive(prompt=4, output=1, level=0, tenant="u"))
         bench.step()
     assert patient.num_preemptions == 2

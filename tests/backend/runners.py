@@ -1,7 +1,6 @@
 """Model runners over a small random decoder, and what they generate."""
 
-from collections import deque
-from collections.abc import Sequence
+from collections import abc, deque
 from dataclasses import replace
 from functools import partial
 
@@ -17,7 +16,7 @@ from backend.model.weights import random_weights
 from backend.paged_kv.kv_cache import KVCache
 from backend.sampling_params import SamplingParams
 from backend.scheduler.scheduler import Scheduler
-from backend.scheduler.sequence import Sequence as EngineSequence
+from backend.scheduler.sequence import Sequence
 from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
 from backend.worker.device_stream import CpuStream, DeviceStream, Work
 from backend.worker.graph_shapes import StepShape
@@ -96,15 +95,13 @@ def make_runner(
 
 
 def generate(
-    runner: ModelRunner, prompts: Sequence[list[int]], sampling: Sequence[SamplingParams], at_once: int = 1000
+    runner: ModelRunner, prompts: abc.Sequence[list[int]], sampling: abc.Sequence[SamplingParams], at_once: int = 1000
 ) -> list[list[int]]:
     """The tokens of each prompt, prompt i with seed i; `at_once` prompts arrive with each step."""
     scheduler = Scheduler(runner.config, HoldingQueue(FirstComeFirstServed()))
     pairs = enumerate(zip(prompts, sampling, strict=True))
     sequences = deque(
-        EngineSequence(
-            str(n), "", prompt, params, params.max_tokens or 8, n, frozenset(params.stop_token_ids), float(n)
-        )
+        Sequence(str(n), "", prompt, params, params.max_tokens or 8, n, frozenset(params.stop_token_ids), float(n))
         for n, (prompt, params) in pairs
     )
     tokens: dict[str, list[int]] = {sequence.id: [] for sequence in sequences}

@@ -17,7 +17,7 @@ from backend.engine import Engine
 from backend.errors import DeviceError, MemoryExhausted
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import NO_TOKEN, Batch, StepOutput
-from backend.scheduler.sequence import FinishReason, Sequence, Status
+from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from backend.stream import STREAMS_PER_CALLBACK, TokenStream
 from tests.backend.paper_device import PaperDevice, continuation
 from tests.backend.scheduler.test_scheduler import END, make_config
@@ -154,7 +154,7 @@ def test_leaving_the_scope_frees_the_blocks_when_the_last_step_in_flight_complet
     async def scenario(bench: Bench) -> None:
         with bench.admission.admit(bench.request()) as stream:
             await bench.settle()
-        assert stream.sequence.status is Status.FINISHED
+        assert stream.sequence.status is SequenceStatus.FINISHED
         assert bench.scheduler.pool.num_free < bench.scheduler.config.num_blocks
         bench.executor.free()
         while bench.scheduler.in_flight:

@@ -8,7 +8,7 @@ from backend.kernels.cpu import CpuOps
 
 @pytest.fixture(scope="session")
 def native() -> CpuOps:
-    library = build.load(wait=True)
+    library = build.load_library(wait=True)
     if library is None:
         pytest.skip("no C++ compiler")
     return CpuOps(library)

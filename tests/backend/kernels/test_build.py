@@ -43,7 +43,7 @@ def test_a_build_is_cached_and_loads() -> None:
     assert path is not None
     assert build.cached() == path
     assert [*path.parent.iterdir()] == [path]
-    library = build.load(wait=False)
+    library = build.load_library(wait=False)
     assert library is not None
     assert library.answer() == 42
 
@@ -79,16 +79,16 @@ def test_a_damaged_library_is_rebuilt_and_never_mapped(damage: Callable[[bytes],
     assert path is not None
     path.write_bytes(damage(path.read_bytes()))
     assert build.cached() is None
-    library = build.load(wait=True)
+    library = build.load_library(wait=True)
     assert library is not None
     assert library.answer() == 42
 
 
 @pytest.mark.usefixtures("no_compiler")
 def test_a_missing_compiler_is_logged_and_no_error(caplog: pytest.LogCaptureFixture) -> None:
-    assert build.load(wait=True) is None
+    assert build.load_library(wait=True) is None
     assert "no C++ compiler" in caplog.text
-    assert build.load(wait=False) is None
+    assert build.load_library(wait=False) is None
 
 
 @pytest.mark.usefixtures("compiler")
@@ -96,7 +96,7 @@ def test_a_failing_compiler_is_logged_and_leaves_nothing_behind(
     sources: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (sources / "tiny.cpp").write_text("this is not C++")
-    assert build.load(wait=True) is None
+    assert build.load_library(wait=True) is None
     assert "tiny.cpp" in caplog.text
     assert [*(tmp_path / "cache").iterdir()] == []
 
@@ -107,7 +107,7 @@ def test_an_unusable_cache_directory_is_logged_and_no_error(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SLUICE_CACHE_DIR", str(tmp_path / "file"))
-    assert build.load(wait=True) is None
+    assert build.load_library(wait=True) is None
     assert "compiling the kernels failed" in caplog.text
 
 
@@ -116,7 +116,7 @@ def test_a_file_that_is_whole_but_no_library_is_logged_and_no_error(caplog: pyte
     path = build.build()
     assert path is not None
     path.write_bytes(build.sealed(b"not a library"))
-    assert build.load(wait=False) is None
+    assert build.load_library(wait=False) is None
     assert "cannot load" in caplog.text
 
 
@@ -127,7 +127,7 @@ def test_without_waiting_the_library_is_built_for_the_next_start(
     started = []
     monkeypatch.setattr(build, "build_in_background", lambda: started.append(True))
     with caplog.at_level(logging.INFO):
-        assert build.load(wait=False) is None
+        assert build.load_library(wait=False) is None
     assert started == [True]
     assert "next start" in caplog.text
 
@@ -148,13 +148,13 @@ def test_concurrent_builders_leave_one_whole_library(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("compiler")
 def test_the_command_says_what_it_did(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["build"])
-    assert build.main() == 0
+    assert build.build_command() == 0
     assert capsys.readouterr().out.startswith("built ")
-    assert build.main() == 0
+    assert build.build_command() == 0
     assert capsys.readouterr().out.startswith("up to date: ")
 
 
 @pytest.mark.usefixtures("no_compiler")
 def test_the_command_fails_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["build"])
-    assert build.main() == 1
+    assert build.build_command() == 1

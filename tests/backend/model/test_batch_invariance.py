@@ -30,7 +30,7 @@ REQUESTS = 100
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled() -> None:
-    if build.load(wait=True) is None:
+    if build.load_library(wait=True) is None:
         pytest.skip("no C++ compiler")
 
 

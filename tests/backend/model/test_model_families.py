@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from backend.errors import ModelLoadError
-from backend.kernels.build import load
+from backend.kernels.build import load_library
 from backend.kernels.cpu import CpuOps
 from backend.kernels.ops import Ops
 from backend.kernels.reference import ReferenceOps
@@ -37,7 +37,7 @@ def family(request: pytest.FixtureRequest) -> str:
 def ops(request: pytest.FixtureRequest, saved: Path) -> Ops:
     if request.param != "cpu":
         return ReferenceOps() if request.param == "reference" else TorchOps()
-    library = load(wait=True)
+    library = load_library(wait=True)
     if library is None:
         pytest.skip("no C++ compiler")
     cpu, config = CpuOps(library), read_model_config(saved)

@@ -13,7 +13,7 @@ from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch
 from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.scheduler import Scheduler
-from backend.scheduler.sequence import FinishReason, Sequence, Status
+from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
 from tests.backend.paper_device import PaperDevice, continuation
 from tests.examples import examples
@@ -71,7 +71,7 @@ def test_a_tenant_at_its_limit_is_passed_over_and_the_others_are_not() -> None:
     bench.scheduler.allow("small", 2)
     first, second, other = bench.add("small", 7, 1), bench.add("small", 7, 1), bench.add("other", 4, 1)
     bench.plan(), bench.plan()
-    assert (first.status, second.status, other.status) == (Status.RUNNING, Status.WAITING, Status.RUNNING)
+    assert first.status is other.status is SequenceStatus.RUNNING and second.status is SequenceStatus.WAITING
     assert bench.scheduler.held_tenants == {"small": WaitReason.ALLOWANCE}
     bench.drain()
     assert second.output == expected(second)
@@ -86,7 +86,7 @@ def test_a_sequence_at_its_tenants_limit_pauses_until_the_lease_grows() -> None:
     for _ in range(12):
         bench.step()
     assert len(other.output) > 5
-    assert sequence.status is Status.RUNNING and len(sequence.output) < 3
+    assert sequence.status is SequenceStatus.RUNNING and len(sequence.output) < 3
     assert bench.scheduler.kv_manager.allowances.requested == {"small": 2}
     bench.scheduler.allow("small", 4)
     bench.drain()
@@ -126,7 +126,7 @@ def test_a_cut_of_the_lease_takes_nothing_away_and_gives_nothing_more() -> None:
     bench.scheduler.allow("small", 1)
     for _ in range(10):
         bench.step()
-    assert len(sequence.block_table) == held and sequence.status is Status.RUNNING
+    assert len(sequence.block_table) == held and sequence.status is SequenceStatus.RUNNING
     bench.scheduler.allow("small", None)
     bench.drain()
     assert sequence.output == expected(sequence)
@@ -137,7 +137,7 @@ def test_the_first_of_a_tenant_starts_only_when_it_can_run_to_its_end() -> None:
     bench.scheduler.allow("small", 3)
     sequence = bench.add("small", 3, 12)
     bench.step()
-    assert sequence.status is Status.WAITING and bench.scheduler.demand("small") == 4
+    assert sequence.status is SequenceStatus.WAITING and bench.scheduler.demand("small") == 4
     bench.scheduler.allow("small", 4)
     bench.drain()
     assert sequence.output == expected(sequence) and sequence.num_yields == 0
@@ -177,7 +177,7 @@ def test_paused_sequences_of_one_tenant_do_not_keep_slots_from_another() -> None
     for _ in range(10):
         bench.step()
     assert other.output == expected(other)
-    assert paused.status is Status.WAITING and paused.num_preemptions == 0
+    assert paused.status is SequenceStatus.WAITING and paused.num_preemptions == 0
     bench.scheduler.extend(paused, 100)
     bench.drain()
     assert paused.output == expected(paused)
@@ -219,7 +219,7 @@ def test_cancelling_the_one_that_did_not_fit_lets_the_next_of_its_tenant_in() ->
     bench.scheduler.allow("small", 2)
     large, small = bench.add("small", 20, 2), bench.add("small", 3, 2)
     bench.step()
-    assert small.status is Status.WAITING
+    assert small.status is SequenceStatus.WAITING
     bench.scheduler.finish(large, FinishReason.CANCELLED)
     bench.drain()
     assert small.output == expected(small)
@@ -255,7 +255,7 @@ class AllowanceMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         sequence = data.draw(st.sampled_from(self.sequences))
-        if sequence.status is not Status.FINISHED:
+        if sequence.status is not SequenceStatus.FINISHED:
             self.cancelled.add(sequence)
         self.bench.scheduler.finish(sequence, FinishReason.CANCELLED)
 

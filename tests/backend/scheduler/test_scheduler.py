@@ -10,7 +10,7 @@ from backend.config import Batching, EngineConfig, KVAllocation
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch
 from backend.scheduler.scheduler import Scheduler
-from backend.scheduler.sequence import FinishReason, Sequence, Status
+from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from backend.scheduler.waiting_queue import FirstComeFirstServed
 from tests.backend.paper_device import PaperDevice, continuation
 from tests.examples import examples
@@ -117,7 +117,7 @@ def test_static_batching_lets_nobody_join_until_the_batch_has_drained() -> None:
     first = bench.add(3, 6)
     bench.plan()
     bench.add(3, 6)
-    while first.status is not Status.FINISHED:
+    while first.status is not SequenceStatus.FINISHED:
         batch = bench.plan()
         assert batch is None or len(batch.slots) == 1
         bench.complete()
@@ -128,7 +128,7 @@ def test_static_batching_fills_its_batch_beyond_one_steps_budget() -> None:
     bench = Bench(batching=Batching.STATIC)
     sequences = [bench.add(6, 4) for _ in range(4)]
     bench.plan()
-    assert all(sequence.status is Status.RUNNING for sequence in sequences)
+    assert all(sequence.status is SequenceStatus.RUNNING for sequence in sequences)
     bench.drain()
 
 
@@ -186,7 +186,7 @@ def test_a_higher_class_takes_the_slot_of_a_lower_one_at_a_full_batch() -> None:
     bench.plan()
     bench.complete()
     bench.plan()
-    assert urgent.status is Status.RUNNING
+    assert urgent.status is SequenceStatus.RUNNING
     assert [s.num_preemptions for s in lower] == [0, 0, 0, 1]
     bench.drain()
     assert [s.output for s in [*lower, urgent]] == [expected(s) for s in [*lower, urgent]]
@@ -310,7 +310,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         sequence = data.draw(st.sampled_from(self.sequences))
-        if sequence.status is not Status.FINISHED:
+        if sequence.status is not SequenceStatus.FINISHED:
             self.cancelled[sequence.id] = len(sequence.output)
         self.bench.scheduler.finish(sequence, FinishReason.CANCELLED)
 

@@ -11,7 +11,7 @@ import torch
 from backend import loader
 from backend.errors import ConfigError, DeviceError, MemoryExhausted
 from backend.kernels.cpu import select_ops
-from backend.kernels.reference import ReferenceOps, to_cache
+from backend.kernels.reference import ReferenceOps, cast_to_cache
 from backend.kernels.torch_ops import TorchOps
 from backend.loader import load_model
 from backend.sampling_params import SamplingParams
@@ -97,7 +97,7 @@ def test_plain_torch_and_the_reference_read_the_same_from_8_bits() -> None:
 
 
 def test_numbers_beyond_8_bits_are_stored_as_the_largest() -> None:
-    stored = to_cache(torch.tensor([1e4, -500.0, 0.1]), torch.float8_e4m3fn)
+    stored = cast_to_cache(torch.tensor([1e4, -500.0, 0.1]), torch.float8_e4m3fn)
     assert stored.float().tolist() == [448.0, -448.0, 0.1015625]
 
 

@@ -11,7 +11,7 @@ from backend.worker.graph_shapes import (
     MAX_TOKENS,
     GraphShapes,
     decode_sizes,
-    number,
+    num_shapes,
     place_sizes,
     token_sizes,
 )
@@ -67,7 +67,7 @@ def test_no_shape_has_more_decodes_than_rows_or_one_row_and_a_prompt_beside_it(s
 @given(st.integers(1, 600), st.integers(1, 10_000))
 def test_there_are_no_more_shapes_than_their_number_and_few_less(seqs: int, tokens: int) -> None:
     seqs = min(seqs, tokens)
-    beyond = number(tokens, seqs) - len(list(GraphShapes(config(seqs, tokens))))
+    beyond = num_shapes(tokens, seqs) - len(list(GraphShapes(config(seqs, tokens))))
     assert 0 <= beyond <= 2 * len(place_sizes(seqs))
 
 

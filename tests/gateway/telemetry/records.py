@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from admission.outcome import Outcome
 from backend.sampling_params import SamplingParams
-from backend.scheduler.sequence import FinishReason, Sequence, Status
+from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from gateway.telemetry.request_record import Chunk, RequestRecord, SequenceTimeline, TraceContext
 from quotas.quotas import Grant
 from quotas.reservation import Ask
@@ -17,7 +17,7 @@ BEGAN_NS = 1_800_000_000_000_000_000
 def a_sequence(tenant: str = "acme", prompt: int = 10, output: int = 4) -> Sequence:
     sequence = Sequence("cmpl-1-0", tenant, [7] * prompt, SamplingParams(), 16, 0, frozenset(), arrival=100.004)
     sequence.output += [8] * output
-    sequence.status, sequence.finish_reason = Status.FINISHED, FinishReason.STOP
+    sequence.status, sequence.finish_reason = SequenceStatus.FINISHED, FinishReason.STOP
     return sequence
 
 

@@ -128,4 +128,4 @@ def test_tokens_of_any_logits_and_filters_are_those_of_the_sampler_in_torch(
         logits[:, torch.rand(vocab, generator=generator) < 0.3] = -torch.inf
         logits[:, 0] = 0
     batch = rows(*kinds, seed=rng.randint(-(2**40), 2**40), position=number)
-    assert torch.equal(sampling.sample(logits.clone(), batch), in_torch(logits, batch))
+    assert torch.equal(sampling.sample_rows(logits.clone(), batch), in_torch(logits, batch))

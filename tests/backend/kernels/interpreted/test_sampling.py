@@ -89,7 +89,7 @@ def test_tokens_are_those_of_the_sampler_in_torch(
     kinds = KINDS if kind == "normal" else KINDS[1::2]
     logits = LOGITS[kind](torch.Generator().manual_seed(0))[: len(kinds)]
     batch = rows(*kinds, seed=2**40)
-    assert torch.equal(sampling.sample(logits.clone(), batch), in_torch(logits, batch))
+    assert torch.equal(sampling.sample_rows(logits.clone(), batch), in_torch(logits, batch))
 
 
 @pytest.mark.parametrize(("top_k", "top_p", "digits"), [(True, True, 5), (True, False, 3), (False, True, 3)])
@@ -112,10 +112,10 @@ def test_the_reads_of_the_logits_are_as_many_whatever_the_filters_ask_for(
     ):
         monkeypatch.setattr(module, name, Recorder(name))
     batch = replace(rows(*KINDS), some_top_k=top_k, some_top_p=top_p)
-    sampling.sample(torch.zeros(len(KINDS), VOCAB), batch)
+    sampling.sample_rows(torch.zeros(len(KINDS), VOCAB), batch)
     assert launched == ["_survey", *["_count"] * digits, "_weigh", "_choose"]
     launched.clear()
-    sampling.sample(
+    sampling.sample_rows(
         torch.zeros(1, VOCAB), replace(rows(KINDS[1]), some_min_p=False, some_top_k=False, some_top_p=False)
     )
     assert launched == ["_survey", "_choose"]
@@ -125,7 +125,7 @@ def test_equal_logits_are_kept_or_cut_together() -> None:
     kinds = [SamplingParams(top_k=2), SamplingParams(top_p=0.3), SamplingParams(min_p=1)] * 3
     logits = torch.tensor([5.0, 1.0, 5.0, -3.0, 5.0]).repeat(len(kinds), 1)
     batch = rows(*kinds)
-    tokens = sampling.sample(logits.clone(), batch)
+    tokens = sampling.sample_rows(logits.clone(), batch)
     assert set(tokens.tolist()) == {0, 2, 4}
     assert torch.equal(tokens, in_torch(logits, batch))
 
@@ -133,16 +133,16 @@ def test_equal_logits_are_kept_or_cut_together() -> None:
 def test_a_row_draws_the_same_token_alone_and_in_a_batch() -> None:
     logits = torch.randn(len(KINDS), VOCAB)
     batch = rows(*KINDS)
-    together = sampling.sample(logits.clone(), batch)
+    together = sampling.sample_rows(logits.clone(), batch)
     for row in (6, 11):
         alone = replace(rows(KINDS[row]), seeds=batch.seeds[row : row + 1], positions=batch.positions[row : row + 1])
-        assert sampling.sample(logits[row : row + 1].clone(), alone) == together[row]
+        assert sampling.sample_rows(logits[row : row + 1].clone(), alone) == together[row]
 
 
 def test_the_seed_and_the_position_decide_the_draw() -> None:
     logits = torch.zeros(1, 2000).expand(12, -1).contiguous()
     batch = replace(rows(*[SamplingParams()] * 12, seed=-5), some_min_p=False, some_top_k=False, some_top_p=False)
-    tokens = sampling.sample(logits.clone(), batch)
+    tokens = sampling.sample_rows(logits.clone(), batch)
     assert torch.equal(tokens, in_torch(logits, batch))
     assert len(set(tokens.tolist())) > 9
 
@@ -150,7 +150,7 @@ def test_the_seed_and_the_position_decide_the_draw() -> None:
 def test_tokens_of_no_probability_are_never_drawn() -> None:
     logits = torch.full((len(KINDS), VOCAB), -torch.inf)
     logits[:, [7, VOCAB - 2]] = 0.0
-    assert set(sampling.sample(logits, rows(*KINDS)).tolist()) <= {7, VOCAB - 2}
+    assert set(sampling.sample_rows(logits, rows(*KINDS)).tolist()) <= {7, VOCAB - 2}
 
 
 @pytest.mark.parametrize("top_k", [0, VOCAB])
@@ -161,7 +161,7 @@ def test_the_largest_draw_takes_a_token_that_has_a_probability(top_k: int) -> No
     logits[:, 70:110] = torch.randn(8, 40, generator=torch.Generator().manual_seed(0))
     batch = rows(*[SamplingParams(temperature=0.7, top_k=top_k)] * 8)
     batch = replace(batch, seeds=torch.full_like(batch.seeds, seed), positions=torch.full_like(batch.seeds, position))
-    assert sampling.sample(logits, batch).tolist() == [109] * 8
+    assert sampling.sample_rows(logits, batch).tolist() == [109] * 8
 
 
 @pytest.mark.parametrize("temperature", [1e-5, 1e-3])
@@ -173,14 +173,14 @@ def test_a_low_temperature_rounds_alike_in_every_tile(temperature: float) -> Non
     near = torch.rand(len(kinds), 5, generator=generator) * temperature
     logits[:, [3, 5, 9, 70, 190]] = torch.rand(len(kinds), 1, generator=generator) * 30 + 10 - near
     batch = replace(rows(*kinds), temperature=torch.full((len(kinds),), temperature))
-    assert torch.equal(sampling.sample(logits.clone(), batch), in_torch(logits, batch))
+    assert torch.equal(sampling.sample_rows(logits.clone(), batch), in_torch(logits, batch))
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("value", [torch.nan, -torch.inf, torch.inf])
 def test_logits_that_are_not_numbers_give_a_token_of_the_vocabulary(value: float) -> None:
     kinds = KINDS[1:12:3]
-    tokens = sampling.sample(torch.full((len(kinds), VOCAB), value), rows(*kinds))
+    tokens = sampling.sample_rows(torch.full((len(kinds), VOCAB), value), rows(*kinds))
     assert all(0 <= token < VOCAB for token in tokens.tolist())
 
 
@@ -214,7 +214,7 @@ def test_penalties_are_those_of_the_sampler_in_torch_and_count_what_is_sampled()
         )
         expected_logits, found_logits = logits.clone(), logits.clone()
         expected = machine.sample(expected_logits, slots.numpy(), positions)
-        assert torch.equal(sampling.sample(found_logits, batch, penalties), expected)
+        assert torch.equal(sampling.sample_rows(found_logits, batch, penalties), expected)
         torch.testing.assert_close(found_logits, expected_logits)
         penalised = [5, 3, 1]
         assert penalties.output_counts[penalised].sum() == 3 * (position - 2)
