@@ -1,0 +1,111 @@
+"""Files, modules, classes and functions that the documents name are there, and so is what they link to."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("sluice", "gateway", "admission", "quotas", "backend")
+TOPS = "|".join((*PACKAGES, "benchmarks", "deploy", "docs", "policies", "scripts", "tests"))
+DOCUMENTS = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+OF_THE_SOURCE = [path for path in DOCUMENTS if path.stem in {"architecture", "glossary"}]
+
+PATH = re.compile(rf"(?<![\w./-])(?:{TOPS})/[\w./-]*\w|(?<![\w./-])[\w./-]*\w\.(?:py|lua|cpp|js)\b")
+MODULE = re.compile(r"(?<![\w./-])(?:gateway|admission|quotas|backend|benchmarks|scripts|tests)(?:\.\w+)+(?![\w/])")
+CLASS = re.compile(r"`([A-Z][a-z]\w*)((?:\.\w+)*)(?:\(\))?`")
+WORD = re.compile(r"`(_?[a-z]\w*_\w+)(?:\(\))?`")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+# class names of others, or words that only look like a class's name
+FOREIGN = {"HttpToolsProtocol", "RequestResponseCycle", "Host"}
+OF_USERS = {"policies/acme.yaml"}  # files of a user's own, in examples
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@cache
+def classes() -> dict[str, set[str]]:
+    """The classes of the packages, each with the names that occur in the body of any class of that name."""
+    found: dict[str, set[str]] = {}
+    for package in PACKAGES:
+        for source in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef):
+                    members = found.setdefault(node.name, set())
+                    members |= {inner.name for inner in node.body if hasattr(inner, "name")}
+                    members |= {inner.attr for inner in ast.walk(node) if isinstance(inner, ast.Attribute)}
+                    members |= {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+    return found
+
+
+@cache
+def words() -> set[str]:
+    """All words of the packages' sources."""
+    sources = [path for package in PACKAGES for path in (ROOT / package).rglob("*") if path.suffix in {".py", ".lua"}]
+    return {word for source in sources for word in re.findall(r"\w+", source.read_text(encoding="utf-8"))}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_every_file_that_is_named_exists(document: Path) -> None:
+    named = {path.rstrip("/") for path in PATH.findall(document.read_text(encoding="utf-8"))}
+    assert not {path for path in named - OF_USERS if not (ROOT / path).exists()}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_every_module_that_is_named_exists(document: Path) -> None:
+    """The last word of a dotted name may be something that the module defines."""
+    named = {dotted for dotted in MODULE.findall(document.read_text(encoding="utf-8")) if not dotted.endswith(".md")}
+    assert not {dotted for dotted in named if not (is_module(dotted) or is_defined(*dotted.rpartition(".")[::2]))}
+
+
+def is_module(dotted: str) -> bool:
+    path = ROOT / dotted.replace(".", "/")
+    return path.is_dir() or path.with_suffix(".py").is_file() or path.is_file()
+
+
+def is_defined(module: str, attribute: str) -> bool:
+    path = ROOT / module.replace(".", "/")
+    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return source.is_file() and re.search(rf"\b{attribute}\b", source.read_text(encoding="utf-8")) is not None
+
+
+@pytest.mark.parametrize("document", OF_THE_SOURCE, ids=name)
+def test_every_class_that_is_named_exists_and_has_the_member_that_is_named(document: Path) -> None:
+    named = set(CLASS.findall(document.read_text(encoding="utf-8")))
+    unknown = {owner for owner, _ in named if owner not in classes()} - FOREIGN
+    assert not unknown
+    members = {(owner, member) for owner, path in named - FOREIGN for member in path.split(".")[1:2]}
+    assert not {f"{owner}.{member}" for owner, member in members if member not in classes()[owner]}
+
+
+@pytest.mark.parametrize("document", OF_THE_SOURCE, ids=name)
+def test_every_identifier_that_is_named_occurs_in_the_source(document: Path) -> None:
+    assert not set(WORD.findall(document.read_text(encoding="utf-8"))) - words()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_every_link_leads_somewhere(document: Path) -> None:
+    targets = [target for target in LINK.findall(document.read_text(encoding="utf-8")) if "://" not in target]
+    assert not {target for target in targets if not is_there(document, *target.partition("#")[::2])}
+
+
+def is_there(document: Path, path: str, anchor: str) -> bool:
+    target = document.parent / path if path else document
+    if not target.exists():
+        return False
+    headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE) if anchor else []
+    return not anchor or anchor in {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+def test_the_glossary_is_short_sorted_and_says_where_each_term_lives() -> None:
+    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    rows = [row.strip("| ").split(" | ") for row in text.splitlines() if row.startswith("| ")][1:]
+    terms = [term for term, _, _ in rows]
+    assert len(terms) <= 40
+    assert terms == sorted(terms, key=str.lower)
+    assert all(meaning.endswith(".") for _, meaning, _ in rows)
+    assert all(PATH.search(place) for _, _, place in rows)
