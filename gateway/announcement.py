@@ -1,18 +1,18 @@
-"""What the gateway says once it serves."""
+"""Tells an operator, once the gateway serves, where it listens and how to send a first request."""
 
 import json
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from shlex import quote
 
-from gateway.settings.settings import human_bytes
+from gateway.settings.settings import format_bytes
 
 PROMPT = "Count from 3 to 12."
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A gateway that accepts requests."""
+    """Describes a gateway that accepts requests; `str` of it is the announcement."""
 
     version: str
     host: str
@@ -34,7 +34,7 @@ class Ready:
 
     @property
     def admin_url(self) -> str:
-        """Where an admin on this machine finds the page."""
+        """Returns the address of the admin page for a browser on this machine."""
         return f"{self._scheme}://{_reachable(self.admin_host)}:{self.admin_port}"
 
     @property
@@ -43,7 +43,7 @@ class Ready:
 
     @property
     def url(self) -> str:
-        """Where a client on this machine reaches the gateway."""
+        """Returns the address at which a client on this machine reaches the gateway."""
         return f"{self._scheme}://{_reachable(self.host)}:{self.port}"
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ class Ready:
             f"Sluice {self.version} is ready at {self.url}",
             "",
             f"  model     {self.model}: {_count(self.num_parameters)} parameters, {self.dtype}, on {self.device}",
-            f"  KV cache  {human_bytes(self.kv_bytes)}: {tokens}, at most {self.max_model_len:,} tokens a request",
+            f"  KV cache  {format_bytes(self.kv_bytes)}: {tokens}, at most {self.max_model_len:,} tokens a request",
         ]
         if not self.batch_invariant:
             lines += [
@@ -65,7 +65,7 @@ class Ready:
         return "\n".join([*lines, "", "Try it:", "", self.curl(), ""])
 
     def curl(self) -> str:
-        """One line for a shell, that streams an answer."""
+        """Returns one line for a shell that streams an answer."""
         body = {"model": self.model, "stream": True, "messages": [{"role": "user", "content": PROMPT}]}
         key = self.demo_key if self.demo_key is not None else "YOUR_KEY"
         return (

@@ -75,7 +75,7 @@ async def open_service(
     active_requests: ActiveRequests,
     connections: ConnectionTable,
 ) -> AsyncIterator[Service]:
-    """A service over an engine; when the block is left, the store and the collector are told what is left to tell.
+    """Yield a service over an engine. When the block is left, pending settlements and spans are sent.
 
     Raises `StoreUnsuitable`.
     """
@@ -169,14 +169,14 @@ async def open_quotas(settings: Settings, url: str) -> AsyncIterator[Quotas]:
         await quotas.close()
 
 
-EXIT_SECONDS = 10.0  # for what is left to close after a failure of the device
+EXIT_SECONDS = 10.0  # in which the rest is closed after a failure of the device
 GC_THRESHOLDS = (50_000, 20, 100)  # a request makes thousands of objects, and hardly ever a cycle
 SWITCH_INTERVAL = 1e-4  # seconds; torch on a CPU re-takes the interpreter lock at every op
 
 Announce = Callable[[Ready], object]
 
 
-def run(settings: Settings, announce: Announce) -> int:
+def run_gateway(settings: Settings, announce: Announce) -> int:
     """Serve until told to stop. Returns the exit status; raises what makes serving impossible, before the port opens.
 
     `announce` is called once, when requests are accepted.
@@ -206,7 +206,7 @@ def run(settings: Settings, announce: Announce) -> int:
 
 
 def _leave_within(seconds: float, status: int) -> None:
-    """What a failed device keeps busy, its driver and a thread among it, does not keep the process."""
+    """End the process within so many seconds, even if a failed device keeps its driver or a thread busy."""
     atexit.register(os._exit, status)
     timer = threading.Timer(seconds, os._exit, (status,))
     timer.daemon = True
@@ -224,7 +224,7 @@ async def serve(
     on_started: Callable[[], object],
     admin: AdminPort | None = None,
 ) -> int:
-    """Run one engine and its gateway on this loop; 1 when the device failed."""
+    """Run one engine and its gateway on this loop. Returns the exit status: 1 if the device failed."""
     with open_core(settings, model) as core:
         engine = Engine(core, executor, model.engine_config.steps_in_flight)
         try:
@@ -249,7 +249,7 @@ async def serve_engine(
     on_started: Callable[[], object],
     admin: AdminPort | None = None,
 ) -> int:
-    """Run the gateway over an engine until a signal, or the engine's failure, ends it."""
+    """Run the gateway over an engine until a signal, or the engine's failure, ends it. Returns the exit status."""
     active_requests = ActiveRequests(settings.write_timeout)
     server = Server(settings, active_requests, on_started)
     async with open_service(

@@ -1,4 +1,4 @@
-"""The core of a running gateway: as the settings want it, with what earlier runs learned of this model and device."""
+"""Opens the core of a running gateway by its settings, with the step times that earlier runs measured."""
 
 import asyncio
 import json
@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def open_core(settings: Settings, model: LoadedModel) -> Iterator[Controller]:
-    """The core, on the running loop; its step times are saved when the block is left.
+    """Yield a core for the running event loop; its step times are saved when the block is left.
 
-    Raises `EventLogError` where it cannot be recorded.
+    Raises `EventLogError` if its events are to be recorded and cannot be.
     """
     path = settings.state_dir / "step_time" / f"{_file_name(model, settings)}.json"
     step_time = _load(path)
@@ -59,7 +59,7 @@ def _report(error: Exception) -> None:
 
 
 def core_config(settings: Settings) -> CoreConfig:
-    """The choices of the core that an operator has."""
+    """Returns the core's configuration as the settings choose it."""
     unit = Unit(settings.charge)
     scale = SCALES[unit]
     return CoreConfig(
@@ -77,8 +77,8 @@ def core_config(settings: Settings) -> CoreConfig:
 
 
 def _file_name(model: LoadedModel, settings: Settings) -> str:
-    """One for each shape of a model, precision, device, choice of kernels and number of threads: what a step's time
-    depends on. The folder's name is for people.
+    """Returns a name that differs by all that step times depend on: the model's shape, its precision, device, kernels
+    and threads. It begins with the name of the model's folder, for people.
     """
     dtype = str(model.dtype).removeprefix("torch.")
     said = json.dumps([asdict(model.config), settings.kernels], sort_keys=True, default=sorted)

@@ -1,4 +1,4 @@
-"""Every refusal and failure that a client sees, drawn once.
+"""Every refusal and failure that a client can be sent, with its HTTP status: this is where each 429 is defined.
 
 ApiError
 ├── BadRequest           400  a malformed, unknown or unsupported field; `param` names it
@@ -17,11 +17,11 @@ ApiError
 ├── RequestTooLarge      413  while reading the body, chunked ones too
 ├── HeadersTooLarge      431
 ├── RateLimited          429  the tenant's rate window is spent
-│   └── TooManyRefused   429  of its requests, for what they are: more are not read for now
+│   └── TooManyRefused   429  too many of its requests were refused: more are not read for now
 ├── ConcurrencyExceeded  429  the tenant's requests in flight
 ├── KvQuotaExceeded      429  the tenant's KV bytes in use
 ├── InsufficientQuota    429  the tenant's long-period budget is spent
-├── InternalError        500  ours; the message says nothing of the inside
+├── InternalError        500  our fault; the message says nothing of the inside
 ├── ModelFailed          500  the model computed no numbers for this request
 ├── AuditUnavailable     500  on the admin port
 ├── KeysUnavailable      500  on the admin port
@@ -29,11 +29,12 @@ ApiError
 ├── DeadlineUnmeetable   503
 ├── ShuttingDown         503
 ├── Preempted            503  before the first byte; an error event after it
-├── CancelledByAdmin     503  likewise
+├── CancelledByAdmin     503  before the first byte; an error event after it
 ├── QuotaUnverifiable    503  the quota store is unreachable and policy says closed
 └── DeadlineExceeded     504  while queued
 
-The backend's refusals become these in `translate`, and nowhere else. 408 and 409 are never used: clients retry them.
+Limits, the queue and the engine refuse with errors of their own; `gateway.api.refusals.refusal_of` turns those into
+these, and `Endpoint.__call__` sends them. 408 and 409 are never used: clients retry them.
 """
 
 import math
@@ -53,10 +54,10 @@ MAX_RETRY_AFTER_S = 60.0  # clients ignore longer waits and retry at once
 
 
 class ApiError(Exception):
-    """One row of the table above. `str(error)` is the message for the client.
+    """One row of the table above; `str(error)` is the message for the client.
 
-    `retry_after` is in seconds, already jittered by whoever measured it; more than `MAX_RETRY_AFTER_S` is cut to that.
-    `details` are further keys of the error object, such as estimate_ms.
+    `retry_after` is in seconds, already jittered, and at most `MAX_RETRY_AFTER_S`. `details` are further keys of the
+    error object, such as estimate_ms.
     """
 
     status: int
@@ -82,21 +83,21 @@ class ApiError(Exception):
 
     @property
     def discreet_param(self) -> str | None:
-        """The field that it is about, for logs; None where its name may be a text of the client's own."""
+        """Returns the field that the error is about, for logs; None if the client may have made its name up."""
         return self.param if self.param and _FIELD.fullmatch(self.param) else None
 
     @property
     def discreet_message(self) -> str:
-        """What the client is told, for logs: without what of its request the message may quote."""
+        """Returns the message for logs, without anything that it may quote of the request."""
         return self.message
 
     def to_body(self) -> bytes:
-        """The JSON body. A lone surrogate echoed from a field name or value becomes "?"."""
+        """Returns the JSON body. A lone surrogate echoed from a field name or value becomes "?"."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return orjson.dumps({"error": {key: _encodable(value) for key, value in error.items()} | self.details})
 
     def to_sse(self) -> bytes:
-        """The last event of a stream that fails after its first byte. No [DONE] may follow."""
+        """Returns the last event of a stream that fails after its first byte. No [DONE] may follow."""
         return event(self.to_body())
 
     def headers(self) -> dict[str, str]:
@@ -116,7 +117,7 @@ class BadRequest(ApiError):
 
     @property
     def discreet_message(self) -> str:
-        """The rule that was broken: what was found, and what others say of it, stands behind it."""
+        """Returns the rule that was broken, without what was found instead of it."""
         if self.param and not self.discreet_param:
             return "The body is not valid."
         rule = _QUOTED.sub("...", _FOUND.split(self.message, 1)[0]).rstrip(".")
@@ -174,7 +175,7 @@ class KeyNotFound(ApiError):
 
 
 class TenantNotNamed(ApiError):
-    """The name of a tenant may be mistyped, and would then have no limits."""
+    """A key was asked for a tenant that no policy names: the name may be mistyped, and would then have no limits."""
 
     status = 400
     code = "tenant_not_named"
@@ -253,7 +254,7 @@ class InternalError(ApiError):
 
 
 class ModelFailed(ApiError):
-    """Its weights, or a type too narrow for them, are at fault; the same request would fail again."""
+    """The model's weights, or a type too narrow for them, are at fault; the same request would fail again."""
 
     status = 500
     type = "internal_error"
@@ -262,11 +263,11 @@ class ModelFailed(ApiError):
     should_retry = False
 
     def __init__(self) -> None:
-        super().__init__("the model computed no numbers for this request; whoever runs it finds more in the log")
+        super().__init__("The model computed no numbers for this request. Its operator finds more in the log.")
 
 
 class AuditUnavailable(ApiError):
-    """Nothing is changed that cannot be recorded."""
+    """The audit log cannot be written, and nothing is changed that cannot be recorded."""
 
     status = 500
     type = "internal_error"
@@ -292,8 +293,10 @@ class Overloaded(ApiError):
 
 
 class DeadlineUnmeetable(ApiError):
-    """`estimate_ms` is what the request would have taken. A retry can help only if the client's deadline is relative;
-    if the tenant's own backlog is the cause, the status is 429.
+    """The request would have taken `estimate_ms`, which is more than its deadline allows.
+
+    A retry can help only if the client's deadline is relative. If the tenant's own backlog is the cause, the status is
+    429.
     """
 
     status = 503
@@ -323,11 +326,11 @@ class ShuttingDown(ApiError):
     dropped_reason = "draining"
     should_retry = True
 
-    def __init__(self, message: str = "the server is shutting down; send the request again") -> None:
+    def __init__(self, message: str = "The server is shutting down. Send the request again.") -> None:
         super().__init__(message, retry_after=1)
 
     def headers(self) -> dict[str, str]:
-        """The next attempt is to find another connection, and so perhaps another server."""
+        """Returns headers that make the client open another connection, perhaps to another server, and try again."""
         return super().headers() | {"connection": "close"}
 
 
@@ -339,7 +342,7 @@ class Preempted(ApiError):
     dropped_reason = "preempted"
     should_retry = True
 
-    def __init__(self, message: str = "the request lost its memory to others too often; send it again") -> None:
+    def __init__(self, message: str = "The request lost its memory to others too often. Send it again.") -> None:
         super().__init__(message, retry_after=1)
 
 
@@ -351,7 +354,7 @@ class CancelledByAdmin(ApiError):
     dropped_reason = "cancelled"
     should_retry = False
 
-    def __init__(self, message: str = "the request was cancelled by an administrator of this server") -> None:
+    def __init__(self, message: str = "The request was cancelled by an administrator of this server.") -> None:
         super().__init__(message)
 
 
@@ -373,21 +376,22 @@ class DeadlineExceeded(ApiError):
 
 
 def forget_origin(error: ApiError) -> None:
-    """Let go of the frames that it passed through: they hold the request, which holds it. Such rings are garbage that
-    only the collector finds, and under overload it would stop the loop for tens of milliseconds at a time.
+    """Drop the error's traceback and causes, whose frames hold the request, which holds the error.
+
+    Only the garbage collector finds such cycles, and under overload it would stop the loop for tens of milliseconds.
     """
     error.__traceback__ = error.__context__ = error.__cause__ = None
 
 
 def context_exceeded(num_tokens: int, max_model_len: int, param: str, at_least: bool = False) -> ApiError:
-    """The refusal of a prompt that the context cannot hold."""
+    """Returns the refusal of a prompt that the context cannot hold."""
     count = f"at least {num_tokens}" if at_least else f"{num_tokens}"
     context = f"This model's maximum context length is {max_model_len} tokens, answer included"
     return ContextLengthExceeded(f"{context}, but {param} holds {count} tokens.", param)
 
 
 def translate(error: Exception) -> ApiError:
-    """What the client is told of any exception. The log gets the original; an unforeseen one says nothing of itself."""
+    """Returns the error that a client is sent for an exception. An unforeseen one says nothing of itself."""
     match error:
         case ApiError():
             return error

@@ -9,10 +9,10 @@ HEADERS = {
 
 
 def event(data: bytes) -> bytes:
-    """One event. `data` is JSON, so it holds no bare line break. Events may be joined into one write."""
+    """Returns one event. `data` is JSON, so it holds no bare line break. Events may be joined into one write."""
     return b"data: " + data + b"\n\n"
 
 
 def comment(text: bytes = b"") -> bytes:
-    """A line that clients ignore; it keeps proxies from closing a silent stream."""
+    """Returns a line that clients ignore; it keeps proxies from closing a silent stream."""
     return b": " + text + b"\n\n"

@@ -1,4 +1,4 @@
-"""How long a client will wait, from the headers in which clients and routers say so. The tightest of them holds.
+"""Reads from a request's headers how long its client will wait. The tightest of them holds.
 
 x-sluice-ttft-ms             until the first token              ms from now
 x-sluice-deadline-ms         until the last                     ms from now
@@ -17,14 +17,14 @@ from math import inf, isfinite
 
 from gateway.errors import BadRequest
 
-LONGEST = 30 * 86_400.0  # seconds; a longer wait is none
+LONGEST = 30 * 86_400.0  # seconds; a longer wait is taken for no deadline
 FIRST, LAST, INTERVAL = "first", "last", "interval"
 Headers = Iterable[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class ClientDeadlines:
-    """Seconds from the arrival; inf where nothing is said."""
+    """The deadlines of a request, in seconds from its arrival; inf where the client sets none."""
 
     first_token: float = inf
     last_token: float = inf
@@ -36,7 +36,7 @@ NONE = ClientDeadlines()
 
 
 def read_deadlines(headers: Headers, stream: bool, now: float) -> ClientDeadlines:
-    """`now` in Unix seconds. Raises `BadRequest` for a value that is no time to come."""
+    """Returns the tightest deadlines of the headers; `now` is in Unix seconds. Raises `BadRequest` for a wrong one."""
     given = [(name, value) for name, value in headers if name in _NAMES]
     return _tightest(given, stream, now) if given else NONE
 
@@ -96,12 +96,12 @@ def _unix(value: bytes) -> float:
 
 
 def _number(value: bytes) -> float:
-    """NaN for what is no plain finite number."""
+    """Returns the number, or NaN for a value that is no plain finite one."""
     text = value.strip()
     is_plain = len(text) <= 32 and text.replace(b".", b"", 1).isdigit()
     return float(text) if is_plain else float("nan")
 
 
-def _wrong(name: bytes, value: bytes, wanted: str) -> BadRequest:
+def _wrong(name: bytes, value: bytes, expected: str) -> BadRequest:
     header = name.decode()
-    return BadRequest(f"The header {header} must be {wanted}, got {value[:64]!r}.", header)
+    return BadRequest(f"The header {header} must be {expected}, got {value[:64]!r}.", header)

@@ -1,4 +1,4 @@
-"""The endpoints that answer at once: models, tokens, health and metrics."""
+"""The endpoints that generate nothing: models, limits, tokens, health, version and metrics."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,7 +24,7 @@ from quotas.reservation import Ask, LimitState, Usage
 
 
 def limits_report(policy: EffectivePolicy, version: str, states: Sequence[LimitState]) -> dict[str, Any]:
-    """Limits that `states` has nothing of are told without what is left of them."""
+    """Returns the body of /v1/limits. A limit that `states` does not know is listed without what is left of it."""
     known = {state.limit: state for state in states}
     return {
         "object": "list",
@@ -52,7 +52,7 @@ def _entry(limit: Limit, state: LimitState | None) -> dict[str, Any]:
 
 
 class ModelsEndpoint(Endpoint):
-    """GET /v1/models and /v1/models/{model}."""
+    """Answers GET /v1/models and /v1/models/{model}."""
 
     async def answer(self, call: Call) -> Outcome:
         service = self.service
@@ -71,7 +71,7 @@ class ModelsEndpoint(Endpoint):
 
 
 class LimitsEndpoint(Endpoint):
-    """GET /v1/limits: what limits the caller, and what is left."""
+    """Answers GET /v1/limits with the limits of the caller and what is left of them."""
 
     async def answer(self, call: Call) -> Outcome:
         service = self.service
@@ -84,8 +84,8 @@ class LimitsEndpoint(Endpoint):
 
 
 class TokensEndpoint(Endpoint):
-    """What is asked of the tokenizer alone counts as a request, and no tokens: nothing is computed from them. A limit
-    that is spent refuses it before its body is read.
+    """The base of the tokenizer's endpoints: a call counts as a request and costs no tokens, since the model computes
+    nothing. A limit that is spent refuses it before its body is read.
     """
 
     async def _reserve(self, call: Call, policy: EffectivePolicy) -> Grant:
@@ -100,7 +100,7 @@ class TokensEndpoint(Endpoint):
 
 
 class TokenizeEndpoint(TokensEndpoint):
-    """POST /tokenize: a prompt's, or a conversation's, token ids."""
+    """Answers POST /tokenize with the token ids of a prompt or of a conversation."""
 
     async def answer(self, call: Call) -> Outcome:
         service, tokenizer = self.service, self.service.tokenizer
@@ -121,7 +121,7 @@ class TokenizeEndpoint(TokensEndpoint):
 
 
 class DetokenizeEndpoint(TokensEndpoint):
-    """POST /detokenize: the text of token ids."""
+    """Answers POST /detokenize with the text of token ids."""
 
     async def answer(self, call: Call) -> Outcome:
         service = self.service
@@ -137,14 +137,14 @@ class DetokenizeEndpoint(TokensEndpoint):
 
 
 def _check_model(service: Service, policy: EffectivePolicy, model: str | None) -> None:
-    """Whoever names none means the one that is here. Raises `ModelNotFound`."""
+    """Check the model, of which None means the served one. Raises `ModelNotFound`."""
     if model is not None:
         service.check_model(model)
     policy.check_model(service.model)
 
 
 class HealthEndpoint(Endpoint):
-    """GET /startupz, /livez and their like: 200 while `healthy`, else 503. They need no key and tell no secret."""
+    """Answers GET /startupz, /livez and their like: 200 while `healthy`, else 503. They need no key."""
 
     def __init__(
         self, service: Service, healthy: Callable[[], bool], details: Callable[[], dict[str, object]] = dict
@@ -161,7 +161,7 @@ class HealthEndpoint(Endpoint):
 
 
 class VersionEndpoint(Endpoint):
-    """GET /version, by which clients of vLLM tell what they talk to. It needs no key, there or here."""
+    """Answers GET /version, by which clients of vLLM tell what they talk to; it needs no key, there or here."""
 
     async def answer(self, call: Call) -> Outcome:
         await call.response.reply(_VERSION)
@@ -169,7 +169,7 @@ class VersionEndpoint(Endpoint):
 
 
 class FailingEndpoint(Endpoint):
-    """Whatever is asked, the answer is an error."""
+    """Answers every request with one error."""
 
     def __init__(self, service: Service, error: ApiError) -> None:
         super().__init__(service)
@@ -180,7 +180,7 @@ class FailingEndpoint(Endpoint):
 
 
 class MetricsEndpoint(Endpoint):
-    """GET /metrics, in Prometheus' text format."""
+    """Answers GET /metrics in Prometheus' text format."""
 
     async def answer(self, call: Call) -> Outcome:
         await call.response.reply(self.service.metrics.prometheus_text(), headers=_METRICS)

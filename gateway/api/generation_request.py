@@ -1,11 +1,10 @@
 """A request to generate text with its deadlines and class, and its prompts as token ids."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
 from admission.request import Asked, AskedPrompt
-from backend.scheduler.sequence import Sequence as EngineSequence
+from backend.scheduler.sequence import Sequence
 from gateway.api.deadlines import ClientDeadlines
 from gateway.openai.requests import GenerationRequest
 from quotas.policy.policy import ClassPolicy
@@ -16,7 +15,7 @@ class Prompt:
     """One prompt as token ids, and the last of them, whose text the answer continues."""
 
     token_ids: list[int]
-    tail: Sequence[int]
+    tail: tuple[int, ...] | list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class GenerationParams:
         request_id: str,
         tenant: str,
         key: str | None,
-        sequences: list[EngineSequence],
+        sequences: list[Sequence],
         refusal: str | None = None,
     ) -> Asked:
         """Returns the request as the event log records it, with what refused it, if anything did."""

@@ -1,4 +1,4 @@
-"""The endpoints of the OpenAI API that generate: how their bodies are read, and how their answers are written."""
+"""The endpoints of the OpenAI API that generate text; each reads its bodies and writes its answers in its own way."""
 
 import asyncio
 
@@ -17,11 +17,11 @@ from gateway.openai.replies import (
 )
 from gateway.openai.requests import ChatRequest, CompletionRequest, parse_chat_request, parse_completion_request
 
-PROMPT_TAIL = 8  # ids of a prompt that the text of a completion may continue
+PROMPT_TAIL = 8  # the last ids of a prompt, with which a completion may share a character
 
 
 class ChatEndpoint(GenerationEndpoint):
-    """POST /v1/chat/completions."""
+    """Answers POST /v1/chat/completions."""
 
     operation = "chat"
     prompt_param = "messages"
@@ -44,7 +44,7 @@ class ChatEndpoint(GenerationEndpoint):
 
 
 class CompletionEndpoint(GenerationEndpoint):
-    """POST /v1/completions."""
+    """Answers POST /v1/completions with text."""
 
     operation = "text_completion"
     prompt_param = "prompt"

@@ -17,7 +17,7 @@ DAYS = {BudgetPeriod.DAY: 1, BudgetPeriod.WEEK: 7, BudgetPeriod.MONTH: 30}
 
 
 def rate_headers(states: Sequence[LimitState]) -> dict[str, str]:
-    """Nothing where nothing is limited by time."""
+    """Returns the headers for these limits; none if no limit has a window of time."""
     windowed = [state for state in states if state.limit.window is not None]
     if not windowed:
         return {}
@@ -30,12 +30,12 @@ def rate_headers(states: Sequence[LimitState]) -> dict[str, str]:
         if tightest is not None:
             headers[f"x-ratelimit-limit-{group}"] = str(tightest.limit.capacity)
             headers[f"x-ratelimit-remaining-{group}"] = str(tightest.remaining)
-            headers[f"x-ratelimit-reset-{group}"] = duration(tightest.reset)
+            headers[f"x-ratelimit-reset-{group}"] = go_duration(tightest.reset)
     return headers
 
 
-def duration(seconds: float) -> str:
-    """As in Go and OpenAI's headers: 12ms, 1.5s, 6m0s, 26h3m0s."""
+def go_duration(seconds: float) -> str:
+    """Returns a duration as Go and OpenAI's headers write it: 12ms, 1.5s, 6m0s, 26h3m0s."""
     if seconds < 1:
         return f"{round(seconds * 1000)}ms"
     if seconds < 60:
@@ -50,7 +50,7 @@ def _share_left(state: LimitState) -> float:
 
 
 def _window(state: LimitState) -> int:
-    """Seconds in which an empty limit fills."""
+    """Returns the seconds in which an empty limit fills."""
     window, limit = state.limit.window, state.limit
     if isinstance(window, Rate):
         return max(1, round(window.seconds * window.burst / limit.amount))

@@ -1,4 +1,4 @@
-"""What the client is told when a request may not run, or could not."""
+"""Turns every refusal and failure into the error that its client is sent: each 429 of a limit is written here."""
 
 import random
 from datetime import UTC, datetime
@@ -38,14 +38,14 @@ _IN_USE: dict[Resource, type[ApiError]] = {
     Resource.QUEUED_REQUESTS: ConcurrencyExceeded,
     Resource.KV_BYTES: KvQuotaExceeded,
 }
-_REMEDIES = {  # of what can never fit, besides another limit
+_REMEDIES = {  # for a request that can never fit, besides a higher limit
     Resource.INPUT_TOKENS: "shorten the prompt, or ",
     Resource.OUTPUT_TOKENS: "lower max_tokens, or ",
     Resource.TOKENS: "lower max_tokens, shorten the prompt, or ",
 }
 
 
-_NAMES_IN_LOG: dict[type[QuotaError], str] = {  # which stay what they are, whatever the classes come to be called
+_NAMES_IN_LOG: dict[type[QuotaError], str] = {  # these stay, even if a class is renamed
     StoreUnavailable: "StoreUnavailable",
     ConnectionLost: "ConnectionLost",
     StoreUnsuitable: "StoreUnsuitable",
@@ -59,7 +59,7 @@ def name_in_log(error: QuotaError) -> str:
 
 
 def refusal_of(error: Exception) -> ApiError:
-    """The answer to any exception. What nobody foresaw becomes an `InternalError`."""
+    """Returns the error that answers an exception. An unforeseen one becomes an `InternalError`."""
     match error:
         case QuotaError():
             return _of_quota(error)
@@ -82,14 +82,16 @@ def _of_admission(error: AdmissionRefused) -> ApiError:
 
 
 def unmeetable(error: DeadlineInfeasible, is_relative: bool) -> ApiError:
-    """`is_relative`: the deadline counts from each attempt, so that a later one may meet it."""
+    """Returns the refusal of a request that would be late. `is_relative`: the deadline counts from each attempt, so
+    that a later one may meet it.
+    """
     message = f"The deadline cannot be met: {error}."
     wait = _spread(error.retry_after, 2)
     return errors.DeadlineUnmeetable(message, round(1000 * error.estimate), wait, is_relative, error.own_backlog)
 
 
 def queue_full(error: QueueFull, service_class: str) -> ApiError:
-    """Names the bound that is met: a class's stands in the policy, that on everything is a setting."""
+    """Returns the refusal of a full queue, which names its bound: a class's in the policy, or the setting for all."""
     unit = "requests" if error.excess.unit == "count" else error.excess.unit
     bound = f"classes.{service_class}.queue.{unit}" if error.of_class else "max_waiting"
     wait = _spread(error.retry_after, 2)
@@ -130,5 +132,5 @@ def _name(error: QuotaRefused) -> str:
 
 
 def _spread(seconds: float, most: float) -> float:
-    """One to `most` times as long, so that those who are refused together do not come back together."""
+    """Returns a time one to `most` times as long, so that clients refused together do not come back together."""
     return seconds * random.uniform(1, most)

@@ -28,7 +28,7 @@ from gateway.errors import ApiError, InternalError, MethodNotAllowed, RouteNotFo
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Each is asked anew for every probe. A server that drains is alive and not ready."""
+    """Says how the server is; each function is called for every probe. A server that drains is alive and not ready."""
 
     started: Callable[[], bool]
     alive: Callable[[], bool]
@@ -36,7 +36,7 @@ class Health:
 
 
 def make_probes(service: Service, health: Health) -> Mapping[str, ASGIApp]:
-    """What tells an orchestrator how the server is, on every port, by path."""
+    """Returns by path the probes that tell an orchestrator how the server is; every port answers them."""
     return {
         "/startupz": HealthEndpoint(service, health.started),
         "/livez": HealthEndpoint(service, health.alive),
@@ -47,7 +47,9 @@ def make_probes(service: Service, health: Health) -> Mapping[str, ASGIApp]:
 
 
 def make_app(service: Service, probes: Mapping[str, ASGIApp], has_metrics: bool = False) -> ASGIApp:
-    """The tenants' routes. Every answer that is not one of the endpoints' is an error of the same shape."""
+    """Returns the application with the tenants' routes. An unknown path or method is answered with an error of the same
+    shape as the endpoints'.
+    """
     chat, completion = ChatEndpoint(service), CompletionEndpoint(service)
     routes = [
         Route("/v1/chat/completions", chat, methods=["POST"]),
@@ -69,8 +71,8 @@ def make_app(service: Service, probes: Mapping[str, ASGIApp], has_metrics: bool 
 
 
 class Shortcut:
-    """Hands the routes that carry the load straight to their endpoints, which need no middleware: they answer whatever
-    happens.
+    """Hands the routes that carry the load straight to their endpoints, past the router's middleware: an endpoint
+    answers whatever happens.
     """
 
     def __init__(self, app: ASGIApp, endpoints: Mapping[tuple[str, str], ASGIApp]) -> None:
@@ -82,7 +84,7 @@ class Shortcut:
 
 
 def _readiness(service: Service) -> dict[str, object]:
-    """What an operator should know of a server that is ready; the log has the rest."""
+    """Returns what an operator should know of a server that is ready; the log has the rest."""
     policies, store = service.policies, service.quotas.store
     problem = "the edited policy is not valid, so the last valid one stays: see the log" if policies.problem else None
     return {

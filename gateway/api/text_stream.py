@@ -74,7 +74,7 @@ class TextStream:
             case FinishReason.FAILED:
                 raise ModelFailed
             case FinishReason.EXPIRED:
-                raise DeadlineExceeded("the deadline of the request passed before it could be met")
+                raise DeadlineExceeded("The deadline of the request passed before it could be met.")
         self._delivered_at = self._metrics.tokens_delivered(
             self.tokens.sequence, self.num_tokens, len(tokens), self._delivered_at
         )

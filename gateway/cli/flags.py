@@ -9,7 +9,7 @@ from pydantic import ByteSize, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
 from gateway.settings.field import ENV_PREFIX, GROUPS
-from gateway.settings.settings import Settings, human_bytes
+from gateway.settings.settings import Settings, format_bytes
 
 CACHE_DIR = "SLUICE_CACHE_DIR"  # where compiled kernels are kept; read by the engine itself
 
@@ -86,7 +86,7 @@ def _default(field: FieldInfo) -> str:
     if value is None:
         return "none" if "auto" not in (field.description or "") else "auto"
     if isinstance(value, ByteSize):
-        return human_bytes(value)
+        return format_bytes(value)
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"{value:g}" if isinstance(value, float) else str(value)

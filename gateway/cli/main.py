@@ -70,14 +70,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _serve(namespace: Namespace) -> int:
     settings = load(namespace)
     _allow_files(settings.open_files)
-    from gateway.app import run  # noqa: PLC0415 - brings torch, seconds that --help need not wait for
+    from gateway.app import run_gateway  # noqa: PLC0415 - brings torch, seconds that --help need not wait for
 
     with logging_to(STDERR, settings):
         for warning in [*misspelled(os.environ), *otel_variables.ignored(os.environ)]:
             log.warning("%s", warning)
         if settings.has_few_files:
             log.warning("at most %d connections: %s", settings.max_connections, FEW_FILES)
-        return run(settings, announce=partial(print, flush=True))
+        return run_gateway(settings, announce=partial(print, flush=True))
 
 
 def _allow_files(needed: int) -> None:

@@ -26,7 +26,7 @@ class ConnectionLimitReached(Exception):
 
 
 class ConnectionState(IntEnum):
-    """What a connection is at, as the metric `sluice_connections` names it."""
+    """The state of a connection, by the names that the metric `sluice_connections` gives it."""
 
     STRANGER = 0  # has not shown a valid key
     IDLE = 1  # has shown one, and waits for a request

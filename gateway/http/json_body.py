@@ -1,12 +1,12 @@
-"""JSON bodies counted while they arrive and read in pieces, so that what one costs is known before it is parsed.
+"""Counts the elements of JSON bodies as they arrive and parses them in pieces, so that no body can stop the loop.
 
 Parsing costs by the element, not by the byte: 4 MiB of text take a few milliseconds, 4 MiB of `{}` a hundred, with the
 interpreter lock held all the while. So commas, colons and opening brackets outside of strings are counted block by
 block, and a body that has too many is refused in the block that has them. Token ids count apart: a list of them is
 cheap, and as long as a context.
 
-What is long is decoded a piece at a time: a text of megabytes, a run of token ids. Each leaves a marker in its place,
-so that what is parsed at once, the skeleton, is small.
+A long piece, a text of megabytes or a run of token ids, is decoded by itself and leaves a marker in its place. What
+then remains to be parsed at once, the skeleton, is small.
 """
 
 import re
@@ -19,8 +19,8 @@ from gateway.errors import BadRequest, RequestTooLarge
 
 BLOCK = 65_536  # bytes that are scanned, or decoded, at once: well under a millisecond
 MAX_ELEMENTS = 16_384
-MIN_IDS = 65_536  # token ids that a body may have whatever the context
-IDS_CONTEXTS = 4  # as many contexts full of them, where that is more
+MIN_IDS = 65_536  # token ids that a body may have, whatever the context
+IDS_CONTEXTS = 4  # contexts full of token ids that a body may have, if that is more
 MAX_SKELETON = 5 * 2**18  # bytes: 1.25 MiB, or 2,048 messages that are shorter than a piece
 PIECE = 512  # bytes from which a string is decoded by itself, in a body that is larger than a skeleton
 CROWDED = 2_048  # parts of a block whose strings are too many to look for the long ones among them
@@ -34,7 +34,7 @@ _Span = tuple[int, int, bool]  # start and end; whether it is text
 
 
 class JsonScanner:
-    """Takes a body in blocks, in order."""
+    """Scans a body that is fed to it in blocks, in order."""
 
     def __init__(self, max_model_len: int) -> None:
         self._max_ids = max(MIN_IDS, IDS_CONTEXTS * max_model_len)
@@ -43,12 +43,12 @@ class JsonScanner:
         self._elements = self._ids = self._quotes = 0
         self._other_bytes = 0  # neither in strings nor in runs
         self._in_string = self._escaped = False
-        self._began = 0  # where the string begins that is open
+        self._began = 0  # position at which the open string begins
         self._texts: list[_Span] = []  # of `PIECE` bytes and more, without their quotes
         self._runs: list[_Span] = []  # of token ids
 
     def feed(self, block: bytes) -> None:
-        """The next `BLOCK` bytes or fewer. Raises `RequestTooLarge`, with the limit and the remedy."""
+        """Scan the next `BLOCK` bytes or fewer. Raises `RequestTooLarge`, with the limit and the remedy."""
         masked = self._without_escapes(block)
         self._quotes += masked.count(b'"')
         if self._quotes > 2 * (MAX_ELEMENTS + 1):  # a string follows a comma, a colon or a bracket, or is the body
@@ -73,13 +73,13 @@ class JsonScanner:
             )
 
     def body(self) -> "JsonBody":
-        """All that was fed."""
+        """Returns all that was fed as a body to parse."""
         is_long = self._size > MAX_SKELETON
         spans = [*(self._runs if is_long or self._ids > MAX_ELEMENTS else ()), *(self._texts if is_long else ())]
         return JsonBody(b"".join(self._blocks), sorted(spans))
 
     def _without_escapes(self, block: bytes) -> bytes:
-        """As long as the block; each quote in it begins or ends a string."""
+        """Returns a block of the same length, in which every quote begins or ends a string."""
         if not self._escaped and b"\\" not in block:
             return block
         masked = b"_" + block[1:] if self._escaped else block
@@ -88,7 +88,7 @@ class JsonScanner:
         return masked
 
     def _note(self, parts: list[bytes]) -> tuple[int, int]:
-        """Note long texts and runs of token ids; returns how many ids the runs hold, and how many bytes they are."""
+        """Note long texts and runs of token ids, and return how many ids the runs hold and how many bytes they have."""
         ids, run_bytes, position, is_text = 0, 0, self._size, self._in_string
         last = len(parts) - 1
         if last and is_text:
@@ -112,14 +112,14 @@ class JsonScanner:
             self._texts.append((start, end, True))
 
     def _note_run(self, start: int, end: int) -> None:
-        """One that goes on from the block before is one with that."""
+        """Note a run; one that continues a run of the block before is joined to it."""
         if self._runs and self._runs[-1][1] == start:
             start = self._runs.pop()[0]
         self._runs.append((start, end, False))
 
 
 class JsonBody:
-    """A body that was scanned. `len` is its size in bytes."""
+    """A body that was scanned; `len` is its size in bytes."""
 
     def __init__(self, raw: bytes, spans: list[_Span]) -> None:
         """`spans` are the texts, without their quotes, and the runs of token ids that are decoded by themselves."""
@@ -128,7 +128,7 @@ class JsonBody:
 
     @staticmethod
     def of(raw: bytes) -> "JsonBody":
-        """One that is there as a whole. Raises `RequestTooLarge`."""
+        """Scan a body that is there as a whole. Raises `RequestTooLarge`."""
         scanner = JsonScanner(0)
         for start in range(0, len(raw), BLOCK):
             scanner.feed(raw[start : start + BLOCK])
@@ -138,9 +138,9 @@ class JsonBody:
         return len(self._raw)
 
     def loads(self) -> Any:
-        """The value. The interpreter lock is held for about 2 ms at a time, whatever the body.
+        """Parse the body and return its value. No call holds the interpreter lock for more than about 2 ms.
 
-        Raises `BadRequest` for what is not JSON, and `RequestTooLarge` for what cannot be read in pieces.
+        Raises `BadRequest` if it is not JSON, and `RequestTooLarge` if it cannot be read in pieces.
         """
         pieces: dict[str, str | list[int]] = {}
         skeleton = self._skeleton(pieces) if self._spans else self._raw
@@ -154,7 +154,7 @@ class JsonBody:
         return _restored(value, pieces, _TEXT_LEVELS) if pieces else value
 
     def _skeleton(self, pieces: dict[str, str | list[int]]) -> bytes:
-        """The body with a marker in place of each piece, by which `pieces` has it. No client can foresee a marker."""
+        """Returns the body with a marker, which no client can foresee, in place of each piece; `pieces` has both."""
         raw, nonce, kept, position = self._raw, urandom(16).hex(), list[bytes](), 0
         try:
             for start, end, is_text in self._spans:
@@ -171,7 +171,7 @@ class JsonBody:
 
 
 def _text(raw: bytes, start: int, end: int) -> str:
-    """The inside of a JSON string."""
+    """Decode the inside of a JSON string."""
     texts = []
     while start < end:
         stop = end if end - start <= BLOCK else _boundary(raw, start)
@@ -181,7 +181,7 @@ def _text(raw: bytes, start: int, end: int) -> str:
 
 
 def _boundary(raw: bytes, start: int) -> int:
-    """At most `BLOCK` bytes after another boundary, where neither an escape, a pair of surrogates nor UTF-8 is cut."""
+    """Returns a position at most `BLOCK` bytes on that cuts no escape, pair of surrogates or UTF-8 character."""
     position = start + BLOCK
     position -= _is_escaped(raw, start, position)
     for length in range(2, 6):
@@ -197,13 +197,13 @@ def _boundary(raw: bytes, start: int) -> int:
 
 
 def _is_escaped(raw: bytes, start: int, position: int) -> bool:
-    """Whether an odd number of backslashes stands before a position; there is a boundary at `start`."""
+    """Returns whether an odd number of backslashes stands before a position; no escape crosses `start`."""
     before = raw[start:position]
     return (len(before) - len(before.rstrip(b"\\"))) % 2 == 1
 
 
 def _ids(raw: bytes, start: int, end: int) -> list[int]:
-    """Numbers between commas."""
+    """Decode the integers of a run, which commas separate."""
     ids: list[int] = []
     while start < end:
         comma = raw.find(b",", start + BLOCK, end)
@@ -217,7 +217,7 @@ def _ids(raw: bytes, start: int, end: int) -> list[int]:
 
 
 def _restored(value: Any, pieces: dict[str, str | list[int]], levels: int) -> Any:
-    """A value of the skeleton with its pieces in their places."""
+    """Returns a value of the skeleton with the pieces put in place of their markers."""
     match value:
         case str():
             return pieces.get(value, value)

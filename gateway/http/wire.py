@@ -1,4 +1,4 @@
-"""JSON from outside to strict models, and the sentence a client reads when it does not fit."""
+"""Reads JSON bodies into strict models, and writes the sentence that a client is sent if one does not fit."""
 
 from typing import Any, TypeVar
 
@@ -9,7 +9,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from gateway.errors import BadRequest
 from gateway.http.json_body import JsonBody
 
-NAMELESS = '""'  # how a field whose name is empty is told
+NAMELESS = '""'  # stands for a field whose name is empty
 MAX_FIELDS = 64  # in one JSON object; a body can hold 400,000, each of them an error to describe
 
 
@@ -30,7 +30,7 @@ WireT = TypeVar("WireT", bound=Wire)
 
 
 def only(*neutral: Any) -> BeforeValidator:
-    """Marks a field that clients send and this server does not act on: null and `neutral` pass, and mean nothing."""
+    """Returns a validator for a field that this server does not act on: null and `neutral` pass and have no effect."""
     allowed = " or ".join(["null", *(orjson.dumps(value).decode() for value in neutral)])
 
     def check(value: Any) -> None:
@@ -43,7 +43,7 @@ def only(*neutral: Any) -> BeforeValidator:
 
 
 def read(model: type[WireT], raw: JsonBody) -> WireT:
-    """The body as `model`. Raises `BadRequest` for what is not JSON, not an object, or not those fields and types."""
+    """Returns the body as `model`. Raises `BadRequest` if it is not JSON, no object, or has other fields or types."""
     body = raw.loads()
     if not isinstance(body, dict):
         raise BadRequest(f"The body must be a JSON object, got {shown(body)}.")
@@ -54,7 +54,7 @@ def read(model: type[WireT], raw: JsonBody) -> WireT:
 
 
 def shown(value: Any) -> str:
-    """A short form of any JSON value for a message."""
+    """Returns a short form of any JSON value for a message."""
     match value:
         case None:
             return "null"
@@ -75,7 +75,7 @@ def _bad_request(error: ErrorDetails) -> BadRequest:
 
 
 def _param(loc: tuple[int | str, ...]) -> str:
-    """("messages", 2, "content") becomes messages[2].content."""
+    """Returns a location such as ("messages", 2, "content") as messages[2].content."""
     names = (f"[{part}]" if isinstance(part, int) else f".{part[:64] or NAMELESS}" for part in loc)
     return "".join(names).removeprefix(".")
 
@@ -105,4 +105,4 @@ def _sentence(error: ErrorDetails, param: str) -> str:
         return f"{param} is required."
     if kind == "extra_forbidden":
         return f"{param} is not a field that this server knows."
-    return f"{param} {error['msg']}."  # said by this package's own validators
+    return f"{param} {error['msg']}."  # the message of one of our own validators

@@ -19,7 +19,7 @@ Tier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 
 
 def _flatten_content(content: Any) -> Any:
-    """Text parts become one text: their concatenation."""
+    """Returns the concatenation of text parts; other content is returned as it is, to be validated."""
     if not isinstance(content, list):
         return content
     if len(content) > MAX_CONTENT_PARTS:
@@ -37,7 +37,7 @@ def _one_or_many(stop: Any) -> Any:
     return [stop] if isinstance(stop, str) else stop
 
 
-class Message(Wire):
+class ChatMessage(Wire):
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[str | None, BeforeValidator(_flatten_content)] = None
     name: str | None = None
@@ -49,7 +49,7 @@ class Message(Wire):
     tool_calls: Annotated[None, only([])] = None
 
 
-_Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+_Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 _PositiveInt = Annotated[int, Field(ge=1)]
 
 

@@ -1,4 +1,4 @@
-"""What clients get: the bodies and stream chunks of the OpenAI API, as bytes."""
+"""Writes the response bodies and stream chunks of the OpenAI API, as bytes."""
 
 import time
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """Tokens of one request, all its choices together."""
+    """The token counts of one request, all its choices together."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -34,7 +34,7 @@ class TokenUsage:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What every chunk of an answer repeats."""
+    """The fields that every chunk of an answer repeats."""
 
     id: str
     created: int  # Unix seconds
@@ -61,7 +61,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One finished text."""
+    """One of the answer's texts, complete."""
 
     text: str
     finish_reason: FinishReason
@@ -76,16 +76,16 @@ def text_completion(identity: Identity, choices: Sequence[Choice], usage: TokenU
 
 
 class ChatChunks:
-    """The events of one streamed chat choice: `start`, any number of `text`, `finish`, perhaps `usage`, `sse.DONE`.
+    """Makes the events of one streamed chat choice: `start`, any number of `text`, `finish`, and perhaps `usage`.
 
-    Everything but the text is laid out once, when the stream begins. An event that is given a `usage` tells it.
+    Everything but the text is encoded once, when the stream begins. An event that is given a `usage` includes it.
     """
 
     __slots__ = ("_event", "_text_head", "_text_tail")
 
     def __init__(self, identity: Identity, include_usage: bool, index: int = 0) -> None:
         self._event = _ChunkEvent(identity, "chat.completion.chunk", include_usage, index)
-        self._text_head, self._text_tail = self._event.split({"delta": {"content": _HOLE}}, None)
+        self._text_head, self._text_tail = self._event.split({"delta": {"content": _PLACEHOLDER}}, None)
 
     def start(self, usage: TokenUsage | None = None) -> bytes:
         return self._event.choice({"delta": {"role": "assistant", "content": ""}}, None, usage)
@@ -103,7 +103,7 @@ class ChatChunks:
 
 
 class CompletionChunks:
-    """The events of one streamed text choice, in the same order as `ChatChunks`; `start` is empty.
+    """Makes the events of one streamed text choice, in the same order as `ChatChunks`; `start` is empty.
 
     A request with several prompts has one of these for each, and sends `usage` once.
     """
@@ -112,7 +112,7 @@ class CompletionChunks:
 
     def __init__(self, identity: Identity, include_usage: bool, index: int = 0) -> None:
         self._event = _ChunkEvent(identity, "text_completion", include_usage, index)
-        self._text_head, self._text_tail = self._event.split({"text": _HOLE}, None)
+        self._text_head, self._text_tail = self._event.split({"text": _PLACEHOLDER}, None)
 
     def start(self, usage: TokenUsage | None = None) -> bytes:
         return b""
@@ -133,7 +133,7 @@ Chunks = ChatChunks | CompletionChunks
 
 
 def model_card(model: str, created: int, max_model_len: int) -> dict[str, Any]:
-    """An entry of /v1/models, and the body of /v1/models/{model}. `max_model_len` is vLLM's addition."""
+    """Returns an entry of /v1/models, or the body of /v1/models/{model}; `max_model_len` is vLLM's addition."""
     card = {"id": model, "object": "model", "created": created, "owned_by": "sluice", "root": model}
     return card | {"parent": None, "max_model_len": max_model_len}
 
@@ -143,21 +143,21 @@ def models_list(cards: Sequence[dict[str, Any]]) -> bytes:
 
 
 def tokenized(tokens: Sequence[int], max_model_len: int, token_strs: Sequence[str | None] | None = None) -> bytes:
-    """The answer of /tokenize, as vLLM gives it."""
+    """Returns the body that answers /tokenize, as vLLM's does."""
     body = {"count": len(tokens), "max_model_len": max_model_len, "tokens": list(tokens), "token_strs": token_strs}
     return orjson.dumps(body)
 
 
 def detokenized(text: str) -> bytes:
-    """The answer of /detokenize, as vLLM gives it."""
+    """Returns the body that answers /detokenize, as vLLM's does."""
     return orjson.dumps({"prompt": text})
 
 
-_HOLE = "\x00"  # where the text of a chunk goes
+_PLACEHOLDER = "\x00"  # stands for the text of a chunk
 
 
 class _ChunkEvent:
-    """The part of a stream's events that does not change."""
+    """Encodes the events of a stream around the fields that all of them share."""
 
     __slots__ = ("_fields", "_include_usage", "_index")
 
@@ -170,12 +170,12 @@ class _ChunkEvent:
         self, content: dict[str, Any], finish_reason: FinishReason | None, usage: TokenUsage | None = None
     ) -> bytes:
         choice = {"index": self._index, **content, "logprobs": None, "finish_reason": finish_reason}
-        told = {"usage": usage and usage.to_json()} if self._include_usage else {}
-        return event(orjson.dumps({**self._fields, "choices": [choice], **told}))
+        usage_field = {"usage": usage and usage.to_json()} if self._include_usage else {}
+        return event(orjson.dumps({**self._fields, "choices": [choice], **usage_field}))
 
     def split(self, content: dict[str, Any], finish_reason: FinishReason | None) -> tuple[bytes, bytes]:
-        """The bytes before and after the text that stands for `_HOLE`."""
-        head, _, tail = self.choice(content, finish_reason).rpartition(orjson.dumps(_HOLE))
+        """Returns the bytes before and after the text of a chunk whose content has `_PLACEHOLDER` for it."""
+        head, _, tail = self.choice(content, finish_reason).rpartition(orjson.dumps(_PLACEHOLDER))
         return head, tail
 
     def usage(self, usage: TokenUsage) -> bytes:

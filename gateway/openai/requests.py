@@ -1,4 +1,4 @@
-"""What clients of the OpenAI API ask for: bodies read, checked, and given the types that the server works with."""
+"""Parses the requests of the OpenAI API into checked values of the types that the server works with."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,15 @@ from backend.sampling_params import SamplingParams
 from gateway.errors import BadRequest, context_exceeded, translate
 from gateway.http.json_body import JsonBody
 from gateway.http.wire import read, shown
-from gateway.openai.bodies import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, Message, Tier, TokenizeBody
+from gateway.openai.bodies import (
+    ChatBody,
+    ChatMessage,
+    CompletionBody,
+    DetokenizeBody,
+    GenerationBody,
+    Tier,
+    TokenizeBody,
+)
 
 MAX_PROMPTS = 128
 
@@ -19,7 +27,7 @@ Prompt = str | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a request is held against before it is tokenized, and what it gets where it says nothing."""
+    """The bounds that a request is checked against before it is tokenized, and the model's defaults for sampling."""
 
     vocab_size: int
     max_model_len: int
@@ -28,7 +36,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """What both endpoints share: how to draw tokens, and how to answer."""
+    """The part of a request that both dialects share: how to sample tokens, and how to answer."""
 
     model: str
     sampling: SamplingParams
@@ -56,7 +64,7 @@ class CompletionRequest(GenerationRequest):
 
 @dataclass(frozen=True, slots=True)
 class TokenizeRequest:
-    """Either `prompt` or `messages` is set."""
+    """A request to tokenize either `prompt` or `messages`; one of them is set."""
 
     model: str | None
     prompt: str | None
@@ -73,7 +81,7 @@ class DetokenizeRequest:
 
 
 def parse_chat_request(raw: JsonBody, limits: Limits) -> ChatRequest:
-    """Raises `ApiError`, and nothing else, whatever `raw` is."""
+    """Parse a body. Raises `ApiError`, and nothing else, whatever it is."""
     body = read(ChatBody, raw)
     _check_contents(body.messages)
     return ChatRequest(
@@ -84,7 +92,7 @@ def parse_chat_request(raw: JsonBody, limits: Limits) -> ChatRequest:
 
 
 def parse_completion_request(raw: JsonBody, limits: Limits) -> CompletionRequest:
-    """Raises `ApiError`, and nothing else, whatever `raw` is."""
+    """Parse a body. Raises `ApiError`, and nothing else, whatever it is."""
     body = read(CompletionBody, raw)
     return CompletionRequest(
         **_shared(body, limits, add_special_tokens=True),
@@ -93,7 +101,7 @@ def parse_completion_request(raw: JsonBody, limits: Limits) -> CompletionRequest
 
 
 def parse_tokenize_request(raw: JsonBody) -> TokenizeRequest:
-    """Raises `ApiError`, and nothing else, whatever `raw` is."""
+    """Parse a body. Raises `ApiError`, and nothing else, whatever it is."""
     body = read(TokenizeBody, raw)
     if (body.prompt is None) == (body.messages is None):
         raise BadRequest("Send either prompt or messages.", "prompt")
@@ -109,7 +117,7 @@ def parse_tokenize_request(raw: JsonBody) -> TokenizeRequest:
 
 
 def parse_detokenize_request(raw: JsonBody, limits: Limits) -> DetokenizeRequest:
-    """Raises `ApiError`, and nothing else, whatever `raw` is."""
+    """Parse a body. Raises `ApiError`, and nothing else, whatever it is."""
     body = read(DetokenizeBody, raw)
     return DetokenizeRequest(model=body.model, tokens=_token_ids(body.tokens, "tokens", limits))
 
@@ -140,7 +148,7 @@ _SAMPLING_FIELDS = (
 
 
 def _sampling(body: GenerationBody, limits: Limits, length_field: str) -> SamplingParams:
-    """null stands for the default, which the model may set."""
+    """Returns the sampling parameters; null stands for the default, which the model may set."""
     given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
     stop_token_ids = tuple(body.stop_token_ids or ())
     if stop_token_ids:
@@ -157,27 +165,27 @@ def _sampling(body: GenerationBody, limits: Limits, length_field: str) -> Sampli
 
 
 def _length_field(body: GenerationBody) -> str:
-    """Of two token limits the larger counts, as for a quota."""
+    """Returns the field that limits the answer: the larger of two token limits counts, as for a quota."""
     newer = body.max_completion_tokens if isinstance(body, ChatBody) else None
     return "max_completion_tokens" if (newer or 0) > (body.max_tokens or 0) else "max_tokens"
 
 
 @lru_cache(maxsize=64, typed=True)
 def _checked(**fields: Any) -> SamplingParams:
-    """Clients seldom change how they sample, so what was checked once is seldom checked again."""
+    """Returns checked parameters from a cache: clients seldom change how they sample."""
     return SamplingParams(**fields)
 
 
-def _check_contents(messages: Iterable[Message]) -> None:
-    """An answer may be sent back without a text, as it came; whatever else is said has one."""
+def _check_contents(messages: Iterable[ChatMessage]) -> None:
+    """Raises `BadRequest` for a message without content, which only an assistant's may lack, since an answer can."""
     for index, message in enumerate(messages):
         if message.content is None and message.role != "assistant":
             param = f"messages[{index}].content"
             raise BadRequest(f"{param} is required: a string, or an array of text parts.", param)
 
 
-def _template_message(message: Message) -> dict[str, str]:
-    """`developer` is what newer clients call `system`; templates know only the latter."""
+def _template_message(message: ChatMessage) -> dict[str, str]:
+    """Returns the message as chat templates read it; `developer`, as newer clients say, becomes `system`."""
     role = "system" if message.role == "developer" else message.role
     named = {} if message.name is None else {"name": message.name}
     return {"role": role, "content": message.content or "", **named}

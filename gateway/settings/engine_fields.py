@@ -9,7 +9,7 @@ from gateway.settings.machine import spare_cores
 
 
 class EngineFields(BaseSettings):
-    """What an operator may choose of the model, the engine and its memory. Frozen; read once at start."""
+    """The settings of the model, the engine and its memory; they are frozen and read once at start."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX, env_ignore_empty=True, extra="forbid", frozen=True, hide_input_in_errors=True

@@ -1,4 +1,4 @@
-"""How a setting is declared: the types that settings have, and what the help says of one."""
+"""Declares a setting: its type, its default and what the help says of it."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,7 +14,7 @@ def _auto(value: object) -> object:
 
 
 def setting(group: str, unit: str, default: Any, description: str, **limits: Any) -> Any:
-    """A field; a callable default is called at start. `unit` is what the help shows for the value; empty: no flag."""
+    """Returns a field; a callable default is called at start. The help shows `unit` for the value; empty: no flag."""
     made = {"default_factory": default} if callable(default) else {"default": default}
     return Field(**made, description=description, json_schema_extra={"group": group, "unit": unit}, **limits)
 

@@ -1,4 +1,4 @@
-"""What this machine and this process may use: processor cores, and open files."""
+"""Finds how many processor cores and open files this process may use."""
 
 import os
 import resource
@@ -7,17 +7,17 @@ from pathlib import Path
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 ADMIN_CONNECTIONS = 32
 SPARE_FILES = 64 + ADMIN_CONNECTIONS  # descriptors kept for weights, logs and libraries beside the connections
-MOST_CONNECTIONS = 4096  # by default
-LEAST_CONNECTIONS = 16  # which a default is not below
+MOST_CONNECTIONS = 4096  # the highest default
+LEAST_CONNECTIONS = 16  # the lowest default
 
 
 def spare_cores() -> int:
-    """All cores but one, which is left to the event loop; at least 1."""
+    """Returns the number of cores without one, which is left to the event loop; at least 1."""
     return max(1, usable_cores() - 1)
 
 
 def usable_cores(cpu_max: Path = CPU_MAX) -> int:
-    """Cores this process is scheduled on, or the container's quota of processor time where that is less.
+    """Returns the cores this process is scheduled on, or the container's quota of processor time if that is less.
 
     The quota is cgroup v2's: "$MAX $PERIOD" in microseconds, or "max" for none.
     """
@@ -30,7 +30,7 @@ def usable_cores(cpu_max: Path = CPU_MAX) -> int:
 
 
 def most_connections() -> int:
-    """As many as this process may open files for, within what is sensible."""
+    """Returns how many connections this process may open files for, from `LEAST_CONNECTIONS` to `MOST_CONNECTIONS`."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY:
         return MOST_CONNECTIONS

@@ -1,4 +1,4 @@
-"""What a secret must be to serve as a key, and which ones an operator may not choose because they would be guessed."""
+"""Checks secrets that an operator chooses: the form of a key, and what would be guessed."""
 
 import re
 from itertools import pairwise
@@ -15,14 +15,14 @@ _PLACEHOLDER = re.compile(
 
 
 def placeholder(secret: str) -> str | None:
-    """Says that `secret` was copied from a template and never replaced; None if it does not look so."""
+    """Returns that `secret` was copied from a template and never replaced; None if it does not look so."""
     return f"is a placeholder that was never replaced; {MAKE_ONE}" if _PLACEHOLDER.search(secret) else None
 
 
 def weakness(secret: str) -> str | None:
-    """Says why `secret` would be guessed, in words that follow its name and do not repeat it; None if nothing shows.
+    """Returns why `secret` would be guessed, in words that follow its name and do not repeat it; None if nothing shows.
 
-    What passes is not thereby strong: only a placeholder, few distinct characters, a repetition and a plain
+    A secret that passes need not be strong: only a placeholder, few distinct characters, a repetition and a plain
     sequence such as 0123456789abcdef are found.
     """
     distinct = len(set(secret))
@@ -36,15 +36,15 @@ def weakness(secret: str) -> str | None:
 
 
 def _sequential(secret: str) -> int:
-    """How many characters come right after, or right before, the one to their left."""
+    """Returns how many characters come right after, or right before, the one to their left in ASCII."""
     return sum(abs(ord(after) - ord(before)) == 1 for before, after in pairwise(secret))
 
 
 def is_token(text: str, least: int) -> bool:
-    """Whether it can be a key, of `least` characters or more."""
+    """Returns whether a text can be a key, with `least` characters or more."""
     return least <= len(text) <= MAX_KEY and all("!" <= character <= "~" for character in text)
 
 
 def rule(least: int) -> str:
-    """What `is_token` asks for, in words."""
+    """Returns in words the rule that `is_token` checks."""
     return f"{least} to {MAX_KEY} printable ASCII characters without spaces"

@@ -1,7 +1,7 @@
 """Every setting of the gateway: type, unit, default and meaning.
 
 The setting `max_num_seqs` is the variable `SLUICE_MAX_NUM_SEQS` and the flag `--max-num-seqs`. A flag wins over a
-variable, a variable over the default. What depends on the model is checked by the engine's own configuration.
+variable, a variable over the default. The engine's own configuration checks the settings that depend on the model.
 """
 
 import os
@@ -26,7 +26,7 @@ from gateway.settings.machine import most_connections
 
 
 def _standard(name: str, default: str | None = None) -> Callable[[], str | None]:
-    """The value of a variable that OpenTelemetry has a standard name for."""
+    """Returns a default that reads the variable which OpenTelemetry has a standard name for."""
     return lambda: os.environ.get(name) or default
 
 
@@ -35,13 +35,13 @@ def _otlp_protocol(value: object) -> object:
 
 
 def default_state_dir() -> Path:
-    """`$XDG_STATE_HOME/sluice`, or `~/.local/state/sluice` (XDG base directory specification)."""
+    """Returns `$XDG_STATE_HOME/sluice`, or `~/.local/state/sluice` (XDG base directory specification)."""
     home = os.environ.get("XDG_STATE_HOME")
     return (Path(home) if home else Path.home() / ".local" / "state") / "sluice"
 
 
 class SettingFields(EngineFields):
-    """What an operator may choose. Frozen; read once at start."""
+    """All settings of the gateway; they are frozen and read once at start."""
 
     policy: PathOrAuto = setting(
         "quotas",

@@ -1,4 +1,4 @@
-"""What an operator has chosen, checked: each setting by itself, and the contradictions that settings alone can show."""
+"""Checks the settings: each one by itself, and the contradictions between them."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from gateway.settings.secret_rules import MIN_ADMIN_KEY, is_token, placeholder, 
 from gateway.settings.setting_fields import SettingFields
 
 MIN_DEMO_KEY = 8  # characters
-OPEN_FILES = MOST_CONNECTIONS + SPARE_FILES  # that the default needs
+OPEN_FILES = MOST_CONNECTIONS + SPARE_FILES  # needed by the highest default
 FEW_FILES = (
     f"this process may not open more files; for {MOST_CONNECTIONS} connections raise its limit to {OPEN_FILES} "
     "(`ulimit -Hn`, LimitNOFILE= of a systemd unit, --ulimit nofile= of a container)"
@@ -24,26 +24,26 @@ _HEADER = re.compile(r"[\w!#$%&'*+.^`|~-]+=[\x21-\x2b\x2d-\x7e]*", re.ASCII)
 
 
 class Settings(SettingFields):
-    """Frozen; read once at start. Raises `ValidationError` for what cannot be served."""
+    """The checked settings, frozen and read once at start. Raises `ValidationError` if they cannot be served."""
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach the gateway."""
+        """Returns whether only this machine can reach the gateway."""
         return _is_loopback(self.host)
 
     @property
     def open_files(self) -> int:
-        """How many the process may come to need."""
+        """Returns how many files the process may come to need."""
         return self.max_connections + SPARE_FILES
 
     @property
     def has_few_files(self) -> bool:
-        """Whether the default of `max_connections` is lower than it would be with more open files."""
+        """Returns whether the default of `max_connections` is lower than it would be with more open files."""
         return "max_connections" not in self.model_fields_set and self.max_connections < MOST_CONNECTIONS
 
     @property
     def served_name(self) -> str:
-        """What clients call the model: a directory goes by its own name, not by its path."""
+        """Returns the name that clients call the model by; a directory goes by its own name, not by its path."""
         if self.served_model_name:
             return self.served_model_name
         directory = Path(self.model).expanduser()
@@ -99,7 +99,7 @@ def _one_kv_size(settings: Settings) -> str | None:
     if settings.kv_memory_bytes is None or settings.kv_memory_fraction is None:
         return None
     return (
-        f"--kv-memory-bytes {human_bytes(settings.kv_memory_bytes)} and --kv-memory-fraction "
+        f"--kv-memory-bytes {format_bytes(settings.kv_memory_bytes)} and --kv-memory-fraction "
         f"{settings.kv_memory_fraction:g} both set the size of the KV cache: give one"
     )
 
@@ -109,8 +109,8 @@ def _bodies_fit(settings: Settings) -> str | None:
     if unparsed >= 2 * body:
         return None
     return (
-        f"--max-unparsed-bytes {human_bytes(unparsed)} leaves an API key half of it, which holds no body of "
-        f"--max-body-bytes {human_bytes(body)}: raise the first to {human_bytes(2 * body)} or lower the second"
+        f"--max-unparsed-bytes {format_bytes(unparsed)} leaves an API key half of it, which holds no body of "
+        f"--max-body-bytes {format_bytes(body)}: raise the first to {format_bytes(2 * body)} or lower the second"
     )
 
 
@@ -207,8 +207,8 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def human_bytes(count: int) -> str:
-    """4194304 is 4MiB."""
+def format_bytes(count: int) -> str:
+    """Returns a number of bytes as settings write it, 4194304 as 4MiB."""
     return ByteSize(count).human_readable().replace(".0", "")
 
 
@@ -219,7 +219,7 @@ def _token(key: SecretStr | None, least: int) -> SecretStr | None:
 
 
 def _refuse(secret: SecretStr | None, why: Callable[[str], str | None]) -> SecretStr | None:
-    """Returns the secret; raises `ValueError` with what `why` says against it."""
+    """Returns the secret. Raises `ValueError` with the reason that `why` finds against it."""
     if secret and (reason := why(secret.get_secret_value())):
         raise ValueError(reason)
     return secret

@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.api.rate_headers import duration, rate_headers
+from gateway.api.rate_headers import go_duration, rate_headers
 from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
 from quotas.reservation import LimitState
 
@@ -35,4 +35,4 @@ def test_every_limit_with_a_window_has_its_name_in_the_ietf_headers() -> None:
     [(0, "0ms"), (0.012, "12ms"), (1.5, "1.5s"), (59.9994, "59.999s"), (360, "6m0s"), (3661, "1h1m1s")],
 )
 def test_durations_are_written_as_openai_writes_them(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert go_duration(seconds) == text

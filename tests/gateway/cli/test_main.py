@@ -32,7 +32,7 @@ def app(monkeypatch: pytest.MonkeyPatch) -> Run:
 
     def replace(serve: Callable[[Settings], int]) -> None:
         module = ModuleType("gateway.app")
-        vars(module)["run"] = lambda settings, announce: serve(settings)
+        vars(module)["run_gateway"] = lambda settings, announce: serve(settings)
         monkeypatch.setitem(sys.modules, "gateway.app", module)
 
     return replace

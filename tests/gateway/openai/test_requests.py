@@ -304,7 +304,7 @@ JSON = st.recursive(
 FIELDS = sorted(bodies.ChatBody.model_fields | bodies.CompletionBody.model_fields | bodies.TokenizeBody.model_fields)
 OBJECTS = st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=8), JSON, max_size=4)
 MESSAGES = st.lists(
-    st.dictionaries(st.sampled_from([*bodies.Message.model_fields, "x"]), JSON | st.just("user"), max_size=3),
+    st.dictionaries(st.sampled_from([*bodies.ChatMessage.model_fields, "x"]), JSON | st.just("user"), max_size=3),
     max_size=3,
 )
 

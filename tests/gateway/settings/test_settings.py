@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from gateway.settings.field import ENV_PREFIX, GROUPS
 from gateway.settings.setting_fields import default_state_dir
-from gateway.settings.settings import Settings, human_bytes
+from gateway.settings.settings import Settings, format_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -213,7 +213,7 @@ def test_the_state_directory_follows_the_xdg_specification(monkeypatch: pytest.M
 
 
 def test_bytes_are_shown_in_binary_units() -> None:
-    assert [human_bytes(count) for count in (100, 4 * 2**20, 3 * 2**29)] == ["100B", "4MiB", "1.5GiB"]
+    assert [format_bytes(count) for count in (100, 4 * 2**20, 3 * 2**29)] == ["100B", "4MiB", "1.5GiB"]
 
 
 def test_the_collector_may_be_named_by_opentelemetrys_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
