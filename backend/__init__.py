@@ -1,4 +1,4 @@
-"""The engine. `LLM` is for offline use; the gateway builds on `backend.engine.Engine`.
+"""The engine package: `LLM` is for offline use, and the gateway builds on `backend.engine.Engine`.
 
 The names below are imported when first used: they bring torch, which the command line's help does not need.
 """

@@ -1,4 +1,4 @@
-"""What an engine is told to do, checked against the model and the memory when made."""
+"""An engine is configured by these classes, which check the limits against each other when they are made."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,14 +7,14 @@ from backend.errors import ConfigError
 
 
 class Batching(StrEnum):
-    """When waiting sequences may join. Static is the baseline: a batch drains before the next one is formed."""
+    """Batching decides when waiting sequences may join. Static, the baseline, lets a batch drain first."""
 
     CONTINUOUS = "continuous"
     STATIC = "static"
 
 
 class KVAllocation(StrEnum):
-    """How KV memory is handed out. Contiguous is the baseline: prompt + max_tokens in one run, up front."""
+    """KV allocation decides how blocks are handed out. Contiguous, the baseline: prompt + max_tokens in one run."""
 
     PAGED = "paged"
     CONTIGUOUS = "contiguous"
@@ -22,7 +22,7 @@ class KVAllocation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Limits of one engine. Tokens and sequences are counts; a block is `block_size` tokens of KV over all layers.
+    """The limits of one engine. Tokens and sequences are counts; a block is `block_size` tokens of KV over all layers.
 
     Raises `ConfigError` when the limits contradict each other.
     """
@@ -70,7 +70,7 @@ class EngineConfig:
         )
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold `num_tokens` tokens."""
+        """Return how many blocks hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
 

@@ -1,4 +1,4 @@
-"""The engine on the event loop: hands planned steps to the device thread and its tokens to the streams."""
+"""The engine on the event loop hands planned steps to the device thread, and sampled tokens to the streams."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ class ServingCore(Core, Protocol):
         ...
 
     def take_ended(self) -> list[Sequence]:
-        """Sequences that the core has ended itself since the last call."""
+        """Return the sequences that the core has ended itself since the last call."""
         ...
 
 
@@ -96,7 +96,7 @@ class Engine:
             stream.fail(error)
 
     def device_stacks(self) -> str:
-        """Where the threads at the device are, for a report on one that does not come back."""
+        """Return the stacks of the threads at the device, for a report on one that does not come back."""
         return self._device.stacks()
 
     def schedule_soon(self) -> None:
@@ -111,7 +111,7 @@ class Engine:
             self._guarded(self._steps.schedule)
 
     def _post(self, result: StepOutput | BaseException) -> None:
-        """On the device thread: the step's one crossing to the loop."""
+        """Post a step's output to the event loop: called on the device thread, once a step."""
         try:
             self._loop.call_soon_threadsafe(self._on_step, result)
         except RuntimeError:
@@ -125,7 +125,7 @@ class Engine:
             self._device_failed(result)
 
     def _guarded(self, part: Callable[[], None]) -> None:
-        """A part of a step, and the end of those that the core gave up in it; an error in it ends the engine."""
+        """Run a part of a step, and end the streams of sequences that the core gave up; an error ends the engine."""
         try:
             part()
             for sequence in self.core.take_ended():

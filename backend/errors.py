@@ -1,4 +1,4 @@
-"""What the backend raises, drawn once.
+"""Everything that the backend raises on purpose is in this tree, drawn once:
 
 BackendError
 ├── ConfigError          settings that contradict each other or the model; the message carries the arithmetic
@@ -13,19 +13,19 @@ Errors of torch, safetensors, tokenizers and jinja2 are translated into these wh
 
 
 class BackendError(Exception):
-    """Base of everything the backend raises on purpose."""
+    """The base of everything that the backend raises on purpose."""
 
 
 class ConfigError(BackendError):
-    """Settings that contradict each other, the model, or the machine."""
+    """The settings contradict each other, the model, or the machine."""
 
 
 class ModelLoadError(BackendError):
-    """A model directory that cannot be served."""
+    """The model directory cannot be served."""
 
 
 class InvalidRequest(BackendError):
-    """A request that can never run on this engine.
+    """The request can never run on this engine.
 
     `param` is the name of the offending field as the client wrote it.
     """
@@ -36,7 +36,7 @@ class InvalidRequest(BackendError):
 
 
 class TooManyTokens(InvalidRequest):
-    """A text encodes to `num_tokens`, which is more than may be had."""
+    """The text encodes to `num_tokens` tokens, which are more than it may have."""
 
     def __init__(self, num_tokens: int, most: int) -> None:
         super().__init__(f"the text has {num_tokens} tokens, and at most {most} may be had", "prompt")
@@ -48,4 +48,4 @@ class DeviceError(BackendError):
 
 
 class MemoryExhausted(DeviceError):
-    """The device had no memory for a step. It computed nothing of it that counts, and is as it was before."""
+    """The device had no memory for a step. It is as it was before, whatever part of the step it computed."""

@@ -1,4 +1,4 @@
-"""The JSON files of a model directory, read so that every complaint names the file, the key and the value."""
+"""The JSON files of a model directory are read so that every complaint names the file, the key and the value."""
 
 import json
 import stat
@@ -14,7 +14,7 @@ _SMALLEST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal numbers of 
 
 
 def _text(path: Path) -> str:
-    """Raises `OSError` or `ValueError` for what is no ordinary file of bearable size: a pipe would never end."""
+    """Read a file. Raises `OSError` or `ValueError` if it is no ordinary file (a pipe would never end) or too large."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise ValueError("it is not an ordinary file")
@@ -24,7 +24,7 @@ def _text(path: Path) -> str:
 
 
 class JsonFile:
-    """One JSON object. To all but `mentions` a key that holds null counts as absent.
+    """A JSON object in a file. To all but `mentions` a key that holds null counts as absent.
 
     Getters raise ModelLoadError for a missing key without a default and for a value of the wrong type or range.
     """
@@ -47,15 +47,15 @@ class JsonFile:
         return cls(path, values)
 
     def get(self, key: str) -> Any:
-        """The value as it stands, None where it is absent."""
+        """Return the value as it is; None where it is absent."""
         return self._values.get(key)
 
     def mentions(self, key: str) -> bool:
-        """Whether the key is there at all, null included."""
+        """Return True if the key is there at all, be it with null."""
         return key in self._values
 
     def wrong(self, key: str, expected: str) -> ModelLoadError:
-        """The error for a value that is not what it must be; for the caller to raise."""
+        """Return the error for a value that is not what it must be; the caller raises it."""
         found = f"{self._values[key]!r:.{MAX_SHOWN}}" if key in self._values else "missing"
         return ModelLoadError(f"{self.path}: {self._prefix}{key} is {found}; {expected}")
 
@@ -66,7 +66,7 @@ class JsonFile:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A number above zero, within the range of float32."""
+        """Return a number above zero that float32 can hold."""
         value = self._or_default(key, default)
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not _SMALLEST <= value <= _LARGEST:
             raise self.wrong(key, "a finite number above 0, within the range of float32, is expected")
@@ -79,7 +79,7 @@ class JsonFile:
         return value
 
     def nested(self, key: str) -> "JsonFile | None":
-        """The nested object under `key`, or None where it is absent or empty."""
+        """Return the nested object under `key`; None where it is absent or empty."""
         value = self._values.get(key) or {}
         if not isinstance(value, dict):
             raise self.wrong(key, "an object is expected")

@@ -1,4 +1,4 @@
-"""Offline use: a list of prompts in, texts out, on the same scheduler, kernels and sampler as the server."""
+"""Offline use takes a list of prompts and returns texts, on the same scheduler, kernels and sampler as the server."""
 
 import random
 import sys
@@ -24,12 +24,12 @@ from backend.text.detokenizer import IncrementalDetokenizer
 from backend.worker.executor import Executor, InlineDevice
 
 Prompt = str | abc.Sequence[int] | abc.Sequence[abc.Mapping[str, str]]
-"""A text, token ids, or chat messages ({"role": ..., "content": ...})."""
+"""A prompt is a text, token ids, or chat messages ({"role": ..., "content": ...})."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What a prompt was continued with."""
+    """The continuation of one prompt."""
 
     prompt_token_ids: list[int]
     token_ids: list[int]
@@ -62,7 +62,7 @@ class LLM:
 
     @classmethod
     def of(cls, model: LoadedModel, executor: Executor, seed: int = 0) -> Self:
-        """Over a model that is loaded already, on an executor of the caller's choice."""
+        """Make an LLM over a model that is loaded already, on an executor of the caller's choice."""
         llm = cls.__new__(cls)
         llm._set_up(model, executor, seed)
         return llm
@@ -74,7 +74,7 @@ class LLM:
         self._begin()
 
     def _begin(self) -> None:
-        """With nothing waiting, running or in flight."""
+        """Begin with nothing waiting, running or in flight."""
         config = replace(self.model.engine_config, max_preemptions=sys.maxsize)  # nobody is given up for others
         self.scheduler = Scheduler(config, HoldingQueue(FirstComeFirstServed()))
         self._engine = OfflineEngine(self.scheduler, self._executor)
@@ -107,7 +107,7 @@ class LLM:
         return [text.completion() for text in texts]
 
     def step(self) -> list[NewToken]:
-        """The tokens of the oldest step in flight; those that follow it are planned and launched first."""
+        """Return the tokens of the oldest step in flight; those that follow it are planned and launched first."""
         return self._engine.step()
 
     def _run(self, on_delta: Callable[[NewToken], object]) -> None:
@@ -176,7 +176,7 @@ class LLM:
 
 
 class OfflineEngine:
-    """An engine for a program that has one thread for it: it waits for the device itself."""
+    """An engine for a program that has one thread for it: the caller waits for the device itself."""
 
     def __init__(self, scheduler: Scheduler, executor: Executor) -> None:
         self._device = InlineDevice(executor)
@@ -200,14 +200,14 @@ def _is_chat(prompt: Prompt) -> bool:
 
 
 def _bar(total: int, shown: bool) -> Any:
-    """A progress bar, imported when it is shown: the engine itself does without the package."""
+    """Return a progress bar, imported when it is shown: the engine itself does without the package."""
     if not shown:
         return nullcontext(SimpleNamespace(update=bool))
     return import_module("tqdm").tqdm(total=total, desc="generating", unit="prompt")
 
 
 class _Text:
-    """One prompt's completion while it grows."""
+    """The completion of one prompt while it grows."""
 
     def __init__(self, sequence: Sequence, detokenizer: IncrementalDetokenizer) -> None:
         self.sequence = sequence
@@ -216,7 +216,7 @@ class _Text:
         self._token_ids: list[int] = []
 
     def take(self, delta: NewToken, scheduler: Scheduler) -> bool:
-        """Take one token; whether the text is complete."""
+        """Take one token. Returns True if the text is complete."""
         _, token_id, reason = delta
         self._token_ids.append(token_id)
         self._pieces.append(self._detokenizer.push((token_id,)))

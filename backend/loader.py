@@ -1,4 +1,4 @@
-"""A model, from its name to a device that can execute batches."""
+"""Loading takes a model from its name to a device that can execute batches."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes read by now, bytes in all) while weights load."""
+"""This is called with (bytes read by now, bytes in all) while weights load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def load_model(
 
 
 def select_device(name: str) -> torch.device:
-    """The device of that name; `auto` is the first CUDA device, or the CPU if there is none."""
+    """Return the device of that name; `auto` is the first CUDA device, or the CPU if there is none."""
     available = torch.cuda.is_available()
     if name == "auto":
         name = "cuda" if available else "cpu"
@@ -93,7 +93,7 @@ def select_device(name: str) -> torch.device:
 
 
 def select_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
-    """The type of that name; `auto` is what the checkpoint stores on a GPU, and float32 on a CPU."""
+    """Return the type of that name; `auto` is what the checkpoint stores on a GPU, and float32 on a CPU."""
     if name == "auto":
         name = config.torch_dtype if device.type == "cuda" else "float32"
     return DTYPES[name]
@@ -107,7 +107,7 @@ def place_model(
     device: torch.device,
     kernels: str = "auto",
 ) -> ModelRunner:
-    """A runner over weights, which it takes over, with as much KV memory as there is room for beside them."""
+    """Return a runner that takes the weights over, with as much KV memory as fits beside them."""
     kv_dtype = options.cache_dtype(dtype)
     ops = select_ops(device, dtype, kernels, kv_dtype)
     if device.type == "cuda":
@@ -123,7 +123,7 @@ def place_model(
 
 
 def _check_size(options: EngineOptions, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> EngineConfig:
-    """The limits as they are expected to be. Raises `ConfigError` for what cannot work."""
+    """Return the limits as they are expected to be. Raises `ConfigError` for what cannot work."""
     if device.type != "cuda":
         return size_engine(options, config, dtype, free_memory())
     return size_for_device(options, config, dtype, device)
@@ -132,7 +132,7 @@ def _check_size(options: EngineOptions, config: ModelConfig, dtype: torch.dtype,
 def size_for_device(
     options: EngineOptions, config: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> EngineConfig:
-    """The limits of a model that is to be loaded on a CUDA device. Raises `ConfigError`, with the arithmetic."""
+    """Return the limits of a model that is to be loaded on a CUDA device. Raises `ConfigError`, with the arithmetic."""
     free, total = free_and_total(device)
     tokens = options.max_num_batched_tokens or DEVICE_TOKEN_BUDGET
     memory = expected_memory(str(device), free, total, config, dtype, tokens, options.max_num_seqs)
@@ -143,7 +143,7 @@ def size_for_device(
 def _size_measured(
     options: EngineOptions, decoder: Decoder, weight_bytes: int, dtype: torch.dtype, device: torch.device
 ) -> EngineConfig:
-    """The limits by what is free beside the weights and beside a step of as many tokens as one may have."""
+    """Return the limits by what is free beside the weights and beside a step of as many tokens as one may have."""
     free, _ = free_and_total(device)
     draft = size_engine(options, decoder.config, dtype, free, dedicated=True)
     tokens, seqs = draft.max_num_batched_tokens, draft.max_num_seqs

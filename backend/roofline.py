@@ -1,4 +1,4 @@
-"""What a model needs of a GPU's memory, and the least time its steps can take: from config.json alone, without torch.
+"""A model's need of GPU memory, and the least time its steps can take, follow from config.json alone, without torch.
 
 A step reads every weight but the embedding's, of which it looks up rows, and the keys and values that its sequences
 attend to; meanwhile it multiplies. Its floor is the roofline of Williams et al. (2009),
@@ -26,7 +26,7 @@ RECORDED_BYTES = 16 * 1024  # that CUDA keeps of a kernel in a graph; whole mode
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """What a device sustains."""
+    """The rates that a device sustains."""
 
     bandwidth: float  # bytes/s
     flops: float  # FLOP/s of 16-bit products
@@ -37,7 +37,7 @@ class Peaks:
 
 
 def sustained(bandwidth: float, flops: float, flops_fp32: float) -> Peaks:
-    """Of what a data sheet says: 0.9 of the bandwidth and 0.8 of the dense products, as large ones reach on an H200."""
+    """Return 0.9 of the bandwidth and 0.8 of the dense products of a data sheet, as large ones reach on an H200."""
     return Peaks(0.9 * bandwidth, 0.8 * flops, 0.8 * flops_fp32)
 
 
@@ -46,12 +46,12 @@ GPUS = {
     "h100": sustained(3.35e12, 989e12, 67e12),
     "a100": sustained(2.039e12, 312e12, 19.5e12),
 }
-"""SXM boards, the A100 with 80 GB."""
+"""These are SXM boards, the A100 with 80 GB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What one model takes in one precision."""
+    """The memory that one model takes in one precision."""
 
     model: ModelConfig
     dtype: str
@@ -59,18 +59,18 @@ class Footprint:
 
     @property
     def num_weights(self) -> int:
-        """Numbers held, a tied matrix counted once."""
+        """The numbers that the weights hold, a tied matrix counted once."""
         embedding = 0 if self.model.tie_word_embeddings else self.model.vocab_size * self.model.hidden_size
         return self.num_multiplied + embedding
 
     @property
     def num_multiplied(self) -> int:
-        """Numbers that each step reads: all but the embedding, which serves as a product only where it is tied."""
+        """The numbers that each step reads: all but the embedding, which serves as a product only where it is tied."""
         return self.num_multiplied_by_token + self.model.hidden_size * self.model.vocab_size
 
     @property
     def num_multiplied_by_token(self) -> int:
-        """Of those, the ones that every token is multiplied with: the head makes logits of sampled rows alone."""
+        """The numbers read that every token is multiplied with: the head makes logits of sampled rows alone."""
         return self.model.num_layers * _layer_weights(self.model) + self.model.hidden_size
 
     @property
@@ -87,36 +87,36 @@ class Footprint:
         return 2 * model.num_layers * model.num_kv_heads * model.head_dim * (self.kv_item_bytes or self.item_bytes)
 
     def kv_bytes(self, tokens: int) -> int:
-        """Of one sequence, in whole blocks."""
+        """Return the bytes of keys and values of one sequence, in whole blocks."""
         return -(-tokens // BLOCK_SIZE) * BLOCK_SIZE * self.kv_bytes_per_token
 
     def kv_bytes_read(self, context: int) -> int:
-        """By one token that attends to `context` tokens, or to its layers' windows."""
+        """Return the bytes of keys and values that one token reads of `context` tokens, or of its layers' windows."""
         model = self.model
         seen = sum(min(context, model.window(layer) or context) for layer in range(model.num_layers))
         return self.kv_bytes_per_token // model.num_layers * seen
 
     def working_bytes(self, tokens: int, rows: int) -> int:
-        """Of a step's activations and of the logits of its `rows`, an estimate; a running engine measures it."""
+        """Estimate the bytes of a step's activations and of the logits of its `rows`; a running engine measures it."""
         model = self.model
         qkv = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
         per_token = 3 * model.hidden_size + qkv + 3 * model.intermediate_size
         return tokens * per_token * self.item_bytes + rows * model.vocab_size * (self.item_bytes + 2 * 4)
 
     def graph_bytes(self, tokens: int, seqs: int) -> int:
-        """What graphs of steps of up to `tokens` and `seqs` sequences keep, an estimate: activations of the largest,
-        which the others share, and what all consist of.
+        """Return an estimate of the bytes that graphs of steps of up to `tokens` and `seqs` sequences keep: activations
+        of the largest, which the others share, and what all consist of.
         """
         return self.working_bytes(graph_shapes.largest(tokens), 0) + recorded_bytes(self.model, tokens, seqs)
 
 
 def recorded_bytes(model: ModelConfig, tokens: int, seqs: int) -> int:
-    """What the graphs of steps of up to `tokens` and `seqs` sequences consist of, an estimate."""
+    """Return an estimate of the bytes that graphs of steps of up to `tokens` and `seqs` sequences consist of."""
     return graph_shapes.num_shapes(tokens, seqs) * model.num_layers * KERNELS * RECORDED_BYTES
 
 
 def _layer_weights(model: ModelConfig) -> int:
-    """Numbers in one layer, its biases and norms included."""
+    """Return how many numbers one layer has, its biases and norms included."""
     hidden, intermediate = model.hidden_size, model.intermediate_size
     query, qkv = model.num_heads * model.head_dim, (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     products = hidden * (query + qkv + 3 * intermediate)
@@ -127,7 +127,7 @@ def _layer_weights(model: ModelConfig) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """The floor of a model's steps on a device."""
+    """The least time that a model's steps take on a device."""
 
     footprint: Footprint
     peaks: Peaks
@@ -138,15 +138,16 @@ class Roofline:
 
     @property
     def ridge(self) -> float:
-        """Tokens in a step from which products take longer than reading the weights."""
+        """The tokens in a step from which products take longer than reading the weights."""
         return self.footprint.item_bytes / 2 * self.rate / self.peaks.bandwidth
 
     def decode(self, batch: int, context: int) -> float:
-        """Seconds of a step of `batch` decodes that each attend to `context` tokens."""
+        """Return the seconds of a step of `batch` decodes that each attend to `context` tokens."""
         return self._products(batch) + batch * self.footprint.kv_bytes_read(context) / self.peaks.bandwidth
 
     def prefill(self, tokens: int) -> float:
-        """Seconds of the products over `tokens` of a prompt, each with its logits; attention within it is not counted.
+        """Return the seconds of the products over `tokens` of a prompt, each with its logits; attention within it is
+        not counted.
 
         An engine that makes logits of the last token alone may be faster.
         """
@@ -159,7 +160,7 @@ class Roofline:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """How a device's memory is divided. `ConfigError`, with the arithmetic, when one sequence does not fit."""
+    """A plan divides a device's memory. Raises `ConfigError`, with the arithmetic, when one sequence does not fit."""
 
     footprint: Footprint
     memory: int  # bytes
@@ -169,7 +170,7 @@ class MemoryPlan:
 
     @classmethod
     def make(cls, footprint: Footprint, memory: int, max_model_len: int | None, max_num_seqs: int, budget: int) -> Self:
-        """With `max_model_len` None: the model's positions, or what KV memory holds."""
+        """Plan the memory of a device. `max_model_len` None: the model's positions, or what KV memory holds."""
         least = cls(footprint, memory, max_model_len or BLOCK_SIZE, max_num_seqs, budget)
         return replace(least, max_model_len=max_model_len or min(footprint.model.max_position, least.kv_tokens))
 
@@ -187,7 +188,7 @@ class MemoryPlan:
 
     @property
     def kv_bytes(self) -> int:
-        """What is left for keys and values; below 0 when the weights alone are too large."""
+        """The bytes left for keys and values; below 0 when the weights alone are too large."""
         return self.memory - self.footprint.weight_bytes - self.working_bytes - self.graph_bytes - RUNTIME_BYTES
 
     @property
@@ -199,7 +200,7 @@ class MemoryPlan:
         return self.footprint.kv_bytes(self.max_model_len)
 
     def sequences_of(self, tokens: int) -> int:
-        """How many sequences of `tokens` tokens fit at once."""
+        """Return how many sequences of `tokens` tokens fit at once."""
         return self.kv_bytes // self.footprint.kv_bytes(tokens)
 
     @property
@@ -236,6 +237,6 @@ class MemoryPlan:
 
 
 def show_bytes(count: int) -> str:
-    """In the largest binary unit of which there is one at least: 14.96 GiB, 128.00 MiB, 18.00 KiB."""
+    """Return a size in the largest binary unit of which there is one at least: 14.96 GiB, 128.00 MiB, 18.00 KiB."""
     unit = next((unit for unit, factor in _UNITS.items() if abs(count) >= factor), "B")
     return f"{count / _UNITS[unit]:,.2f} {unit}" if unit != "B" else f"{count} B"

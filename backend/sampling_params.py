@@ -1,4 +1,4 @@
-"""What a request asks of the sampler and of the end of its text, checked when made."""
+"""A request's sampling parameters say how tokens are drawn and when its text ends; they are checked when made."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ _INT64 = 2**63
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn and when they end. Every value is checked here, so later code need not.
+    """The parameters of one request. Every value is checked here, so later code need not check it again.
 
     Raises `InvalidRequest` naming the field, its value and the allowed range.
     """
@@ -59,7 +59,7 @@ class SamplingParams:
 
 
 def _check_number(param: str, value: object, low: float, high: float, low_excluded: bool = False) -> None:
-    """NaN and the infinities fail the comparison like any value out of range."""
+    """Refuse a number out of range. NaN and the infinities fail the comparison like any other."""
     in_range = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
     if in_range and not (low_excluded and value == low):
         return
@@ -94,7 +94,7 @@ def _check_stop_token_ids(token_ids: tuple[int, ...]) -> None:
 
 
 def _shown(value: object) -> str:
-    """A short form of anything a client may send, huge integers and long strings included."""
+    """Return a short form of anything a client may send, huge integers and long strings included."""
     if isinstance(value, int) and value.bit_length() > 64:
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, str) and len(value) > 40:

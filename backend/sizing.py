@@ -1,4 +1,4 @@
-"""From what an operator asks for, the model and the memory at hand to the limits of one engine."""
+"""Sizing derives the limits of one engine from an operator's options, the model and the memory at hand."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ DEVICE_TOKEN_BUDGET = 2048  # on a device of its own, whose products want some h
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """An operator's wishes, under the names of the settings; None leaves the choice to `size_engine`."""
+    """An operator's options, under the names of the settings; None leaves the choice to `size_engine`."""
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int | None = None
@@ -34,14 +34,14 @@ class EngineOptions:
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
 
     def cache_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """The type in which a model computed in `dtype` keeps its keys and values: that one, or e4m3 of 8 bits."""
+        """Return the type of keys and values of a model computed in `dtype`: that one, or e4m3 of 8 bits."""
         return torch.float8_e4m3fn if self.kv_cache_dtype == "fp8" else dtype
 
 
 def size_engine(
     options: EngineOptions, model: ModelConfig, dtype: torch.dtype, free_bytes: int, dedicated: bool = False
 ) -> EngineConfig:
-    """The engine's limits. Raises `ConfigError`, with the arithmetic, where the wishes contradict model or memory.
+    """Return the engine's limits. Raises `ConfigError`, with the arithmetic, where options contradict model or memory.
 
     `dedicated`: the free bytes are those of a device that does nothing else, and may all hold keys and values.
     """
@@ -73,7 +73,7 @@ def size_engine(
 
 
 def _kv_bytes(options: EngineOptions, per_block: int, max_model_len: int, free_bytes: int, dedicated: bool) -> int:
-    """Bytes for the KV pool. More than `max_num_seqs` sequences of full length can use is never taken unasked."""
+    """Return the bytes of the KV pool. Unless asked, no more than `max_num_seqs` sequences of full length can use."""
     if options.kv_memory_bytes is not None:
         if options.kv_memory_bytes > free_bytes:
             asked = show_bytes(options.kv_memory_bytes)
@@ -114,7 +114,7 @@ def _token_budget(options: EngineOptions, max_model_len: int, dedicated: bool) -
 
 
 def free_memory() -> int:
-    """Bytes that may be allocated now, within the control group's limit as well."""
+    """Return the bytes that may be allocated now, within the control group's limit as well."""
     free = _meminfo("MemAvailable")
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
     if limit.is_file() and used.is_file() and (text := limit.read_text().strip()).isdigit():

@@ -1,4 +1,4 @@
-"""One step of an engine, from its plan to its tokens: what the server and the offline `LLM` share."""
+"""The step loop takes an engine's step from its plan to its tokens; the server and the offline `LLM` share it."""
 
 import logging
 import time
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class Core(Protocol):
-    """Who decides: a scheduler, alone or under a controller.
+    """The core decides what each step computes: a scheduler, alone or under a controller.
 
     Synchronous and pure: each call carries its time, in seconds of the engine's clock.
     """
@@ -26,7 +26,7 @@ class Core(Protocol):
         ...
 
     def schedule(self, now: float) -> Batch | None:
-        """The next step; None when there is nothing to compute, or as many are in flight as may be."""
+        """Plan the next step; None when there is nothing to compute, or as many are in flight as may be."""
         ...
 
     def update_from_output(self, output: StepOutput, now: float) -> list[NewToken]:
@@ -34,7 +34,7 @@ class Core(Protocol):
         ...
 
     def rollback(self, now: float) -> bool:
-        """The device had no memory for the oldest step in flight: it and those behind it are as if never planned.
+        """Undo the oldest step in flight, for which the device had no memory, and those behind it, as if never planned.
 
         False when nothing less can be planned in their place.
         """
@@ -46,7 +46,7 @@ class Core(Protocol):
 
 
 class StepLoop:
-    """Schedule, launch, wait, update, deliver: over one core and one device.
+    """Runs schedule, launch, wait, update and deliver over one core and one device.
 
     Steps are launched ahead, so the cycle is in two halves: `schedule` launches, and `step` takes what the device,
     having been waited for, says of the oldest step.
@@ -89,7 +89,7 @@ class StepLoop:
         return []
 
     def _checked(self, delta: NewToken) -> NewToken:
-        """The token of one row; those beside a row without one are served on."""
+        """End a sequence for which there are no numbers as `FAILED`; those beside it in the batch are served on."""
         sequence, token_id, _ = delta
         if token_id != NO_TOKEN:
             return delta

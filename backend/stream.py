@@ -1,4 +1,4 @@
-"""Tokens on their way from the engine to whoever asked for them."""
+"""A stream carries tokens from the engine to whoever asked for them."""
 
 import asyncio
 from collections import deque
@@ -12,7 +12,7 @@ STREAMS_PER_CALLBACK = 32
 
 
 class TokenStream:
-    """The tokens of one sequence. The engine appends, one consumer takes all that is pending at once.
+    """The stream of one sequence's tokens. The engine appends, one consumer takes all that is pending at once.
 
     Bounded by the sequence's max_tokens, so a consumer that falls behind costs 8 bytes a token and nothing else. One
     that has no use for tokens before the last clears `eager`: it is woken for the first and for the last alone.
@@ -36,7 +36,7 @@ class TokenStream:
         self._look_at_mark(len(self.sequence.output))
 
     async def take(self) -> list[int]:
-        """All tokens since the last call, at least one unless the stream has ended.
+        """Return all tokens since the last call, at least one unless the stream has ended.
 
         The stream has ended when `finish_reason` is set. Raises `DeviceError` when the engine failed.
         """
@@ -51,12 +51,12 @@ class TokenStream:
         return self.rest()
 
     def rest(self) -> list[int]:
-        """What has come since the last call, without waiting."""
+        """Return what has come since the last call, without waiting."""
         tokens, self._pending = self._pending, []
         return tokens
 
     def put(self, token_id: int, reason: FinishReason | None) -> bool:
-        """Append a token; whether the consumer is to be woken for it."""
+        """Append a token. Returns True if the consumer is to be woken for it."""
         self._pending.append(token_id)
         self.finish_reason = reason
         generated = len(self.sequence.output)
@@ -70,7 +70,7 @@ class TokenStream:
             callback()
 
     def end(self, reason: FinishReason) -> None:
-        """It gets no more tokens."""
+        """End the stream: it gets no more tokens."""
         self.finish_reason = reason
         self.wake()
 

@@ -34,7 +34,7 @@ MACHINE_FLAGS = {"x86_64": ("-march=native", "-mprefer-vector-width=512"), "aarc
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a library is made from, and where it is kept."""
+    """A recipe says what a library is made from, and where it is kept."""
 
     sources: tuple[Path, ...]
     flags: tuple[str, ...]
@@ -43,7 +43,7 @@ class Recipe:
 
     @property
     def stem(self) -> str:
-        """Name without the compiler: any library that begins so runs here and does what the sources say."""
+        """The file name without the compiler: any library that begins so runs here and does what the sources say."""
         digest = hashlib.sha256("\0".join((*self.flags, _cpu_features())).encode())
         for path in sorted(SOURCES.iterdir()):
             digest.update(path.name.encode() + path.read_bytes())
@@ -78,7 +78,7 @@ def find_compiler() -> str | None:
 
 
 def cached() -> Path | None:
-    """The library for this machine and these sources, if one is there and whole."""
+    """Return the library for this machine and these sources, if one is in the cache and undamaged."""
     made = recipe()
     candidates = sorted(made.directory.glob(f"{made.stem}-*.so"))
     if made.compiler is not None and (exact := made.target()) in candidates:
@@ -87,7 +87,7 @@ def cached() -> Path | None:
 
 
 def build() -> Path | None:
-    """Compile now. Returns the library, or None with the reason logged. Safe beside other builders: last one wins."""
+    """Compile now. Returns the library, or None with the reason logged. Of several builders the last one wins."""
     made = recipe()
     if made.compiler is None:
         log.warning("no C++ compiler found (tried $CXX, g++, clang++, c++): torch kernels serve instead")
@@ -107,7 +107,7 @@ def build() -> Path | None:
 
 
 def load_library(wait: bool) -> ctypes.CDLL | None:
-    """The cached library. If there is none, compile it now (`wait`) or in the background for the next start."""
+    """Load the cached library. If there is none, compile it now (`wait`) or in the background for the next start."""
     path = cached()
     if path is None and wait:
         path = build()
@@ -137,7 +137,7 @@ def _compiler_version(compiler: str) -> str:
 
 
 def _cpu_features() -> str:
-    """The processor's feature list, as the kernel tells it; the same text on every core and at every start."""
+    """Return the processor's list of features as the kernel gives it: the same text on every core, at every start."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

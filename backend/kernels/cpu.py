@@ -1,4 +1,4 @@
-"""The operations on a CPU in C++; of products, those in bfloat16 are oneDNN's where the processor multiplies in it."""
+"""On a CPU the operations are C++; only products in bfloat16 are oneDNN's, where the processor multiplies in it."""
 
 import ctypes
 import importlib
@@ -21,7 +21,7 @@ from backend.kernels.self_check import batch_dependent, disagreements
 from backend.kernels.torch_ops import TorchOps
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""Storage types by the numbers of `csrc/storage.h`."""
+"""The numbers by which `csrc/storage.h` knows the storage types."""
 
 NO_WINDOW = 2**62
 
@@ -69,7 +69,7 @@ log = logging.getLogger(__name__)
 KINDS = ("auto", "native", "triton", "torch", "reference")
 
 PARALLEL_FROM = 1 << 15
-"""Elements from which a row-wise operation is spread over threads."""
+"""A row-wise operation on this many elements or more is spread over threads."""
 
 
 class CpuOps:
@@ -99,7 +99,7 @@ class CpuOps:
         self.batch_invariant = True
 
     def supports(self, dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int) -> bool:
-        """Whether attention of this shape is C++: dimensions are whole SIMD registers, a group fits a tile."""
+        """Return True if attention of this shape is C++: dimensions are whole SIMD registers, a group fits a tile."""
         fits = head_dim % self._head_dim_multiple == 0 and head_dim <= self._max_head_dim
         return dtype in DTYPES and fits and num_heads <= self._max_group * num_kv_heads
 
@@ -217,7 +217,7 @@ class CpuOps:
 def select_ops(
     device: torch.device, dtype: torch.dtype, kind: str = "auto", kv_dtype: torch.dtype | None = None
 ) -> Ops:
-    """The operations for `device` and `dtype`, chosen before the first step and never swapped. `kind` is one of
+    """Return the operations for `device` and `dtype`, chosen before the first step and never swapped. `kind` is one of:
 
     auto       on a CUDA device Triton's; on a CPU compiled kernels if they are in the cache (else they are built for
                the next start), or plain torch
@@ -245,7 +245,7 @@ def select_ops(
 
 
 def _triton(device: torch.device) -> Ops:
-    """Imported when chosen: the package is not everywhere, and takes a while."""
+    """Return Triton's operations, imported only when chosen: the package is not everywhere, and takes a while."""
     if device.type != "cuda":
         raise ConfigError(f"kernels triton run on a CUDA device, not on {device.type}: choose auto or native")
     try:

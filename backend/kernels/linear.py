@@ -1,4 +1,4 @@
-"""The best matrix product of torch's for a weight that never changes.
+"""This module chooses the best of torch's matrix products for a weight that never changes.
 
 On a CPU, oneDNN's packed weights are 2 to 2.8 times faster than `F.linear` in fp32 at 4 to 256 rows and 1.1 to 2.2
 times in bf16 (Zen 5, one thread). Their operators are private to torch, so they are tried on first use.
@@ -20,7 +20,9 @@ from backend.kernels.ops import Linear
 log = logging.getLogger(__name__)
 
 HEIGHTS = (*range(1, 17), *range(20, 65, 4), 96, 128, 192, 256, 384, 512)
-"""Rows of a tile. Up to 64 rows one tile holds them, with at most 3 of padding; more are cut into several."""
+"""The heights that a tile may have, in rows. Up to 64 rows one tile holds them, with at most 3 of padding; more rows
+are cut into several tiles.
+"""
 
 TILE_BYTES = 64 << 20  # of a tile's result, at most: a large vocabulary has low tiles
 
@@ -62,7 +64,7 @@ class TiledLinear:
         self.heights = _agreeing[key] if self.batch_invariant else heights
 
     def __call__(self, x: Tensor) -> Tensor:
-        """`x @ weight.T + bias` for x [rows, in_features]."""
+        """Return `x @ weight.T + bias` for x [rows, in_features]."""
         rows = x.shape[0]
         heights = tiles(rows, self.heights)
         if heights == (rows,):
@@ -71,7 +73,9 @@ class TiledLinear:
         return torch.cat([self._product(part) for part in padded.split(heights)])[:rows]
 
     def _compile(self, heights: tuple[int, ...], weight: Tensor) -> tuple[int, ...]:
-        """Run a tile of every height. Those in which every row is what it is in the highest one, at either end."""
+        """Run a tile of every height; returns the heights in which rows have the same bits as in the highest, at either
+        end.
+        """
         highest = heights[-1]
         x = torch.randn((highest, weight.shape[1]), generator=torch.Generator().manual_seed(0)).to(weight.dtype)
         expected = self._product(x)
@@ -82,7 +86,7 @@ class TiledLinear:
 
 @functools.lru_cache(maxsize=4096)
 def tiles(rows: int, heights: tuple[int, ...]) -> tuple[int, ...]:
-    """Heights of tiles that hold `rows` rows together; the last one may be higher than what is left for it."""
+    """Return the heights of tiles that hold `rows` rows together; the last may be higher than what is left for it."""
     found: list[int] = []
     while rows > min(_ONE_TILE, heights[-1]):
         found.append(max(height for height in heights if height <= rows))
@@ -104,7 +108,7 @@ def widened(linear: Linear) -> Linear:
 
 @functools.cache
 def packs(dtype: torch.dtype) -> bool:
-    """Whether the packed product exists here for `dtype` and agrees with `F.linear`."""
+    """Return True if the packed product exists here for `dtype` and agrees with `F.linear`."""
     if not torch.backends.mkldnn.is_available():
         return False
     generator = torch.Generator().manual_seed(0)

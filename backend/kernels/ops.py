@@ -1,4 +1,4 @@
-"""The operations a decoder is made of; each device implements them all. `reference` is the oracle for every one."""
+"""A decoder is made of these operations; each device implements them all, and `reference` is the oracle for each."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """One step's ragged batch. T tokens of S sequences, each sequence's tokens contiguous and in order.
+    """The inputs of one step's ragged batch: T tokens of S sequences, each sequence's tokens contiguous and in order.
 
     A row of `block_tables` is valid for the blocks that `context_lens` needs; the rest is padding (0). A sequence
     without tokens or context is padding, and so are tokens after those of the last sequence: whatever is computed for
@@ -30,7 +30,7 @@ class StepInputs:
 
 @dataclass(frozen=True, slots=True)
 class RowSampling:
-    """How each row is sampled, on the device."""
+    """The sampling parameters of each row, as tensors on the device."""
 
     temperature: Tensor  # [rows] fp32, 0: greedy
     min_p: Tensor  # [rows] fp32, 0: off
@@ -56,15 +56,16 @@ class RowPenalties:
 
 
 SampleRows = Callable[[Tensor, RowSampling, RowPenalties | None], Tensor]
-"""Token ids [rows] int64 for logits [rows, vocab] fp32, which it may write to, without an answer the host waits for."""
+"""Returns token ids [rows] int64 for logits [rows, vocab] fp32, which it may write to; the host waits for nothing."""
 
 
 Linear = Callable[[Tensor], Tensor]
-"""`x @ weight.T + bias` for x [rows, in_features], returning [rows, out_features] in x's dtype."""
+"""Returns `x @ weight.T + bias` [rows, out_features] in x's dtype, for x [rows, in_features]."""
 
 
 class Ops(Protocol):
-    """What `model.Decoder` calls. Shapes and promises are those of the functions of the same name in `reference`.
+    """The operations that `model.Decoder` calls. Shapes and promises are those of the functions of the same name in
+    `reference`.
 
     Residual and normalisation tensors are contiguous; `gate_up` and `qkv` come straight out of a `Linear`.
     An implementation may return memory that its next call reuses only if it says so; none does today.
@@ -103,17 +104,17 @@ class Ops(Protocol):
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether a row's results, to the last bit, are its own: whatever rows stand beside it, however a sequence is
+        """True if a row's results, to the last bit, are its own: whatever rows stand beside it, however a sequence is
         cut into steps, and however many threads compute. Of linears it speaks for those made so far.
         """
         ...
 
     @property
     def captures(self) -> bool:
-        """Whether a CUDA graph can hold them: on such a device none of them asks the host for anything."""
+        """True if a CUDA graph can hold the operations: on such a device none of them asks the host for anything."""
         ...
 
     @property
     def sample(self) -> SampleRows | None:
-        """Draws tokens on the device, by the rules of `backend.worker.sampler`; None leaves it to that module."""
+        """Samples tokens on the device, by the rules of `backend.worker.sampler`; None leaves it to that module."""
         ...

@@ -1,4 +1,4 @@
-"""Attention of one new token a sequence over its paged context, split along the context (flash decoding).
+"""This kernel computes attention of one new token a sequence, split along its paged context (flash decoding).
 
 A program takes one chunk of one sequence's context for one KV head, whose query heads are the rows of its products.
 Chunks are sized on the device from the context lengths, so that they are about `CHUNKS_PER_MULTIPROCESSOR` for each
@@ -31,7 +31,7 @@ JOINED = 16  # chunks that one step of the join loads
 
 @dataclass(frozen=True, slots=True)
 class DecodeTile:
-    """Keys that one step of the loop over the context takes, and how it is run."""
+    """The keys that one step of the loop over the context takes, and how many warps and stages run it."""
 
     keys: int
     warps: int
@@ -39,7 +39,7 @@ class DecodeTile:
 
 
 def decode_tile(dtype: torch.dtype, head_dim: int) -> DecodeTile:
-    """Tiles of 16 KiB in 16-bit types. Five stages, as block ids come first, are two tiles ahead of the products."""
+    """Return a tile of 16 KiB in 16-bit types. Five stages, since block ids come first, are two tiles ahead."""
     if dtype == torch.float32:
         return DecodeTile(keys=32, warps=4, stages=2) if head_dim <= 128 else DecodeTile(keys=16, warps=8, stages=2)
     return DecodeTile(keys=64 if head_dim <= 128 else 32, warps=4, stages=5)
@@ -47,13 +47,13 @@ def decode_tile(dtype: torch.dtype, head_dim: int) -> DecodeTile:
 
 @triton.jit
 def _visible(context_lens, sequences, num_seqs, window):
-    """Keys that the new token of each of `sequences` sees; 0 beyond the batch."""
+    """Return how many keys the new token of each of `sequences` sees; 0 beyond the batch."""
     return tl.minimum(tl.load(context_lens + sequences, mask=sequences < num_seqs, other=0), window)
 
 
 @triton.jit
 def _chunk_size(context_lens, num_seqs, window, max_chunks, BLOCK_N: tl.constexpr):
-    """Keys a chunk, a multiple of BLOCK_N, such that the batch has at most `max_chunks` + `num_seqs` chunks."""
+    """Return the keys of a chunk, a multiple of BLOCK_N; the batch has at most `max_chunks` + `num_seqs` chunks."""
     total = tl.zeros([], tl.int64)
     for base in range(0, num_seqs, SCAN):
         total += tl.sum(_visible(context_lens, base + tl.arange(0, SCAN), num_seqs, window).to(tl.int64), 0)
@@ -156,7 +156,7 @@ def _join(
     BLOCK_N: tl.constexpr,
     JOINED: tl.constexpr,
 ):
-    """The weighted mean of a sequence's chunks for one query head; zeros for a row without context."""
+    """Store the weighted mean of a sequence's chunks for one query head; zeros for a row without context."""
     sequence = tl.program_id(0)
     head = tl.program_id(1)
     num_heads = tl.num_programs(1)
@@ -205,7 +205,7 @@ def paged_decode(
     window: int | None,
     kv_scales: tuple[float, float] = (1.0, 1.0),  # what 8-bit keys and values are multiplied by
 ) -> None:
-    """Attention of row s over the first `context_lens[s]` keys of sequence s, for the first `num_seqs` rows."""
+    """Compute attention of row s over the first `context_lens[s]` keys of sequence s, for the first `num_seqs` rows."""
     _, num_heads, head_dim = q.shape
     num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
     group = num_heads // num_kv_heads

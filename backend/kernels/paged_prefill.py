@@ -1,4 +1,4 @@
-"""Causal attention of ragged chunks of new tokens over their paged contexts (Dao, 2023).
+"""This kernel computes causal attention of ragged chunks of new tokens over their paged contexts (Dao, 2023).
 
 A program takes a run of one sequence's new tokens for one KV head. Its rows are (token, query head) pairs, so that the
 keys and values it reads serve every query head of the group, and short chunks still fill a tile.
@@ -29,7 +29,7 @@ MIN_WIDTH = 16  # of a tensor-core product
 
 @dataclass(frozen=True, slots=True)
 class PrefillTile:
-    """(token, query head) rows of a program, keys of one step of its loop, and how it is run."""
+    """The (token, query head) rows of a program, the keys of one step of its loop, and how it is run."""
 
     rows: int
     keys: int
@@ -38,7 +38,7 @@ class PrefillTile:
 
 
 def prefill_tile(q: Tensor, cache: Tensor) -> PrefillTile:
-    """Tiles that need no spills and fit the shared memory; three stages copy a tile's keys and values one tile ahead.
+    """Return a tile that needs no spills and fits the shared memory; three stages copy keys and values one tile ahead.
 
     sm_90 to sm_110 multiply in groups of four warps, and want more keys at a time; sm_120, which came after them, has
     the instructions and the shared memory of sm_89.
@@ -206,7 +206,7 @@ def paged_prefill(
     window: int | None,
     kv_scales: tuple[float, float] = (1.0, 1.0),  # what 8-bit keys and values are multiplied by
 ) -> None:
-    """Attention of the new tokens of sequences [first_seq, num_seqs), whose own keys are in the cache already.
+    """Compute attention of the new tokens of sequences [first_seq, num_seqs), whose own keys are in the cache.
 
     The launch depends on the numbers of sequences and tokens alone.
     """

@@ -1,4 +1,4 @@
-"""The oracle: every kernel as plain torch, for any dtype and device, written to be read rather than to be fast.
+"""The oracle for every kernel: plain torch for any dtype and device, written to be read rather than to be fast.
 
 Shapes shared by all functions of this package:
 
@@ -18,26 +18,26 @@ E4M3_LARGEST = 448.0
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root-mean-square normalisation over the last dimension, in fp32 (Zhang and Sennrich, 2019)."""
+    """Normalise the last dimension by its root mean square, in fp32 (Zhang and Sennrich, 2019)."""
     wide = x.float()
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return wide.to(x.dtype) * weight
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`residual += x` in place, then the normalised residual."""
+    """Add `x` to `residual` in place, and return the normalised sum."""
     residual += x
     return rms_norm(residual, weight, eps)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """`silu(gate) * up` for `gate_up` [T, 2 * intermediate], gate first."""
+    """Return `silu(gate) * up` for `gate_up` [T, 2 * intermediate], gate first."""
     gate, up = gate_up.chunk(2, dim=-1)
     return torch.nn.functional.silu(gate) * up
 
 
 def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of x [T, H, D] in the half-split layout; cos and sin [T, D / 2], fp32 (Su et al., 2021)."""
+    """Rotate x [T, H, D] by its positions, in the half-split layout; cos and sin [T, D / 2], fp32 (Su et al., 2021)."""
     first, second = x.float().chunk(2, dim=-1)
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
@@ -74,7 +74,7 @@ def rope_and_store(
 
 
 def cast_to_cache(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """`x` as a cache of `dtype` holds it. To e4m3 it is rounded to nearest even, and at most the largest number."""
+    """Return `x` as a cache of `dtype` holds it. To e4m3 it is rounded to nearest even, and at most the largest."""
     if dtype == torch.float8_e4m3fn:
         x = x.float().clamp(-E4M3_LARGEST, E4M3_LARGEST)
     return x.to(dtype)
@@ -88,7 +88,7 @@ def paged_attention(
     scale: float,
     window: int | None,  # a query sees keys at distance < window (Mistral); None: all before it
 ) -> Tensor:
-    """Causal attention of each sequence's new tokens over its paged context; returns [T, Hq, D].
+    """Compute causal attention of each sequence's new tokens over its paged context; returns [T, Hq, D].
 
     The query at row i of sequence s stands at position `step.positions[i]`; keys of the step itself are already in
     the cache. Prefill, chunked prefill and decode are the same call: they differ only in rows per sequence.
@@ -111,12 +111,12 @@ def paged_attention(
 
 
 def linear(weight: Tensor, bias: Tensor | None) -> Linear:
-    """The product with `weight` [out_features, in_features], kept as it is."""
+    """Return the product with `weight` [out_features, in_features], which is kept as it is."""
     return partial(torch.nn.functional.linear, weight=weight, bias=bias)
 
 
 class ReferenceOps:
-    """This module as the `Ops` a decoder takes."""
+    """The functions of this module as the `Ops` that a decoder takes."""
 
     linear = staticmethod(linear)
     rms_norm = staticmethod(rms_norm)

@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation of rows, with or without adding to a residual first."""
+"""These kernels normalise rows by their root mean square, adding to a residual first or not, and apply SiLU."""
 
 import torch
 import triton
@@ -8,7 +8,7 @@ from torch import Tensor
 
 @triton.jit
 def _rms_norm(out, x, residual, weight, eps, ADDS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """One row. Sums and products are rounded to the rows' type where the reference rounds them."""
+    """Normalise one row. Sums and products are rounded to the rows' type where the reference rounds them."""
     columns = tl.arange(0, BLOCK)
     real = columns < SIZE
     places = tl.program_id(0).to(tl.int64) * SIZE + columns
@@ -25,12 +25,12 @@ def _rms_norm(out, x, residual, weight, eps, ADDS: tl.constexpr, SIZE: tl.conste
 
 
 def launch_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See `reference.rms_norm`; `x` is contiguous, of up to 65,536 columns."""
+    """Launch the kernel of `reference.rms_norm`; `x` is contiguous, of up to 65,536 columns."""
     return _launch(x, None, weight, eps)
 
 
 def launch_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See `reference.add_rms_norm`: `residual` takes the sum."""
+    """Launch the kernel of `reference.add_rms_norm`: `residual` takes the sum."""
     assert residual.is_contiguous()
     return _launch(x, residual, weight, eps)
 
@@ -55,7 +55,7 @@ BLOCK = 1024
 
 @triton.jit
 def _silu_mul(out, gate_up, width, BLOCK: tl.constexpr):
-    """One block of one row; rounded to the rows' type after the activation, as the reference rounds."""
+    """Compute one block of one row, rounded to the rows' type after the activation, as the reference rounds."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     real = columns < width
@@ -68,7 +68,7 @@ def _silu_mul(out, gate_up, width, BLOCK: tl.constexpr):
 
 
 def launch_silu_mul(gate_up: Tensor) -> Tensor:
-    """See `reference.silu_mul`; `gate_up` [T, 2 * intermediate] is contiguous."""
+    """Launch the kernel of `reference.silu_mul`; `gate_up` [T, 2 * intermediate] is contiguous."""
     assert gate_up.is_contiguous()
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((rows, width))

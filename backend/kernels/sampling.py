@@ -1,4 +1,4 @@
-"""From logits to tokens on the device: no sort of the vocabulary, no answer that the host waits for.
+"""These kernels sample tokens from logits on the device: no sort of the vocabulary, no answer that the host waits for.
 
 The order and the meaning of each filter, and the draw, are those of `backend.worker.sampler`, whose tokens these are:
 cut-offs on a row's own logits, equal logits kept or cut together, and the inversion of the cumulative distribution at a
@@ -36,7 +36,7 @@ SEARCHED = 4  # tiles that one program of a search takes
 
 @triton.jit
 def _penalised(presence, frequency, repetition, row):
-    """The row's penalties, and whether it has any."""
+    """Return the row's penalties, and True if it has any."""
     absent = tl.load(presence + row)
     often = tl.load(frequency + row)
     repeated = tl.load(repetition + row)
@@ -113,14 +113,14 @@ def _mix(x):
 
 @triton.jit
 def _uniform(seed, position):
-    """A number in [0, 1) of 53 random bits (SplitMix64; Steele et al., 2014)."""
+    """Return a number in [0, 1) of 53 random bits (SplitMix64; Steele et al., 2014)."""
     state = _mix(seed.to(tl.uint64)) + (position.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15
     return (_mix(state) >> 11).to(tl.float64) * 1.1102230246251565e-16
 
 
 @triton.jit
 def _place(source, count, cut, target, largest, heat, TILE: tl.constexpr):
-    """The first of the first `count` logits at which the mass of those within `cut` exceeds `target`, or the last."""
+    """Return the first of `count` logits at which the mass of those within `cut` exceeds `target`, or the last."""
     indices = tl.arange(0, TILE)
     distance = below(source, indices, indices < count, largest, heat)
     kept = distance.to(tl.int32, bitcast=True) <= cut
@@ -131,7 +131,7 @@ def _place(source, count, cut, target, largest, heat, TILE: tl.constexpr):
 
 @triton.jit
 def _draw(logits, tile_mass, drawn, cut, largest, heat, vocab, TILE: tl.constexpr, TILES: tl.constexpr):
-    """The token of a row: the tile in which the cumulative mass passes the draw, then the place there.
+    """Draw the token of a row: first the tile in which the cumulative mass passes the draw, then the place there.
 
     `tile_mass` [TILES] fp64 is relative to the row's largest logit, 0 beyond the row's tiles. The tile's weights add up
     to what is rounded otherwise: the draw takes as large a share of the one as of the other.
@@ -199,7 +199,7 @@ def _choose(
 
 
 def sample_rows(logits: Tensor, rows: RowSampling, penalties: RowPenalties | None = None) -> Tensor:
-    """Token ids [rows] int64 for `logits` [rows, vocab] fp32, contiguous, in which penalties are applied.
+    """Sample token ids [rows] int64 from `logits` [rows, vocab] fp32, contiguous, in which penalties are applied.
 
     Logits that are not numbers give a token of the vocabulary.
     """

@@ -1,4 +1,4 @@
-"""The cut-offs of rows with filters, found in a bounded number of reads of their logits by the whole device.
+"""This search finds the cut-offs of rows with filters in a bounded number of reads of their logits by the whole device.
 
 A logit is told by its distance: how far it lies, divided by the temperature (`heat`), below the row's largest.
 Distances are fp32 numbers >= 0, whose bits order as they do: a cut-off is such bits, exact to the last one. Logits are
@@ -40,19 +40,19 @@ UNFILTERED = tl.constexpr(-1)  # the cut of a row of which every logit is kept
 
 @triton.jit
 def distances(x, largest, heat):
-    """How far below `largest` the logits `x` lie; infinitely for those that cannot be drawn."""
+    """Return how far below `largest` the logits `x` lie; infinitely far for those that cannot be drawn."""
     return tl.maximum(tl.where(x > -float("inf"), largest / heat - x / heat, float("inf")), 0.0)
 
 
 @triton.jit
 def below(source, indices, real, largest, heat):
-    """Distances of the logits at `indices`."""
+    """Return the distances of the logits at `indices`."""
     return distances(tl.load(source + indices, mask=real, other=-float("inf")), largest, heat)
 
 
 @triton.jit
 def is_last(state, programs):
-    """Whether this program is the last of a row's `programs` to come here: then it can read what the others wrote."""
+    """Return True in the last of a row's `programs` to come here: then it can read what the others wrote."""
     tl.debug_barrier()
     last = tl.atomic_add(state + FINISHED, 1) == programs - 1
     if last:
@@ -62,7 +62,7 @@ def is_last(state, programs):
 
 @triton.jit
 def _kth_largest(values, k):
-    """A number that at least k of `values` (a tile of fp32) reach, the largest by bisection; -inf if k is too large."""
+    """Return a number that at least k of `values` (a tile of fp32) reach, by bisection; -inf if k is too large."""
     low, high = -float("inf"), tl.max(values, 0)
     floor = tl.min(tl.where(values > -float("inf"), values, high), 0)
     if tl.sum((values >= floor).to(tl.int32), 0) >= k:
@@ -77,7 +77,7 @@ def _kth_largest(values, k):
 
 @triton.jit
 def _bound(peaks, total, least, number, share, largest, heat, vocab):
-    """A distance that no cut-off of the filters exceeds, from the tiles' largest logits `peaks` and the row's mass.
+    """Return a distance that no filter's cut-off exceeds, from the tiles' largest logits `peaks` and the row's mass.
 
     Min-p is its own bound. The k-th largest of the peaks is reached by k logits at least. Without the two, the last
     logit that top-p keeps weighs more than an equal share of what is cut.
@@ -110,7 +110,7 @@ def begin(state, peaks, tile_mass, heat, least, number, share, vocab):
 
 @triton.jit
 def _find(histogram, number, mass, wanted, SEARCH: tl.constexpr):
-    """The first bin at whose end the number or the mass, added up from those given, is the wanted one; BINS if none is.
+    """Return the first bin at whose end the number or mass, with what is given, is the wanted one; BINS if none is.
 
     Then number and mass before that bin, and the mass of all.
     """
@@ -135,7 +135,7 @@ def _find(histogram, number, mass, wanted, SEARCH: tl.constexpr):
 
 @triton.jit
 def _share_of(mass, share):
-    """The least mass that top-p keeps of `mass`: the largest logit at least."""
+    """Return the least mass that top-p keeps of `mass`: the largest logit's at least."""
     return tl.maximum((share * mass.to(tl.float64)).to(tl.int64), 1)
 
 
@@ -263,7 +263,7 @@ def _count(
 def _weigh(
     logits, tile_largest, tile_mass, states, temperature, num_tiles, vocab, TILE: tl.constexpr, TILES: tl.constexpr
 ):
-    """What each tile of a filtered row weighs within the cut, relative to the row's largest logit."""
+    """Store what each tile of a filtered row weighs within the cut, relative to the row's largest logit."""
     row = tl.program_id(0).to(tl.int64)
     state = states + row * STATE
     cut = tl.load(state + CUT)
@@ -282,7 +282,7 @@ def _weigh(
 
 @triton.jit
 def mass_within(source, count, cut, largest, heat, TILE: tl.constexpr):
-    """The mass of those of the first `count` logits of `source`, TILE at most, that are within `cut` (bits)."""
+    """Return the mass of those of the first `count` logits of `source`, TILE at most, that are within `cut` (bits)."""
     indices = tl.arange(0, TILE)
     distance = below(source, indices, indices < count, largest, heat)
     kept = distance.to(tl.int32, bitcast=True) <= cut

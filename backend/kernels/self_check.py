@@ -1,4 +1,4 @@
-"""A quick comparison of an implementation with the reference, for a library that was compiled who knows when."""
+"""This check compares an implementation with the reference on small inputs: a library may be old or damaged."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 
 
 def disagreements(ops: Ops, dtype: torch.dtype, device: torch.device = _CPU) -> list[str]:
-    """Names of the functions of `ops` whose results on a small ragged step differ from the reference's."""
+    """Return the names of the functions of `ops` whose results on a small ragged step differ from the reference's."""
     draw = _Draw(dtype, device)
     step = small_step(device)
     qkv = draw(step.positions.numel(), (HEADS + 2 * KV_HEADS) * HEAD_DIM)
@@ -44,7 +44,8 @@ def disagreements(ops: Ops, dtype: torch.dtype, device: torch.device = _CPU) -> 
 
 
 def batch_dependent(ops: Ops, dtype: torch.dtype) -> list[str]:
-    """Names of the functions of `ops` by which a row's result changes, in any bit, with the rows beside it.
+    """Return the names of the functions of `ops` by which a row's result changes, in any bit, with the rows beside it,
+    and of those of torch from which sampling expects the same.
 
     And of those of torch from which sampling expects the same.
     """
@@ -68,7 +69,7 @@ def _same_in_parts(body: Callable[[Tensor], Tensor], x: Tensor) -> bool:
 
 
 def _attention_varies(ops: Ops, draw: "_Draw") -> bool:
-    """Whether the attention of a prompt of 90 tokens, all in one block, depends on how it is cut into chunks."""
+    """Return True if the attention of a prompt of 90 tokens, all in one block, depends on how it is cut into chunks."""
     tokens = 90
     q, kv = draw(tokens, HEADS, HEAD_DIM), draw(1, 2, KV_HEADS, tokens, HEAD_DIM)
 
@@ -83,7 +84,7 @@ def _attention_varies(ops: Ops, draw: "_Draw") -> bool:
 
 
 def _chunk(first: int, stop: int) -> StepInputs:
-    """The tokens [first, stop) of a sequence whose context lies in block 0."""
+    """Return the tokens [first, stop) of a sequence whose context lies in block 0."""
     positions, count = torch.arange(first, stop), stop - first
     return StepInputs(
         token_ids=torch.zeros(count, dtype=torch.int64),
@@ -99,7 +100,7 @@ def _chunk(first: int, stop: int) -> StepInputs:
 
 
 def small_step(device: torch.device = _CPU) -> StepInputs:
-    """A decode row at position 9, a chunk of 3 from position 4, and a fresh prompt of 5 tokens."""
+    """Return a step with a decode row at position 9, a chunk of 3 from position 4, and a fresh prompt of 5 tokens."""
     tables = torch.tensor([[7, 2, 5], [1, 4, 0], [3, 6, 0]], dtype=torch.int32)
     contexts, counts = (10, 7, 5), (1, 3, 5)
     spans = [torch.arange(context - count, context) for context, count in zip(contexts, counts, strict=True)]
@@ -119,7 +120,7 @@ def small_step(device: torch.device = _CPU) -> StepInputs:
 
 
 class _Draw:
-    """Normal numbers of one type, the same at every call of the program."""
+    """Draws normal numbers of one type, the same at every call of the program."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.generator = torch.Generator().manual_seed(1)

@@ -1,4 +1,4 @@
-"""Rotary embedding of queries and keys, fused with writing keys and values to their slots of the paged cache.
+"""This kernel applies the rotary embedding to queries and keys and writes keys and values to the paged cache.
 
 One pass reads the output of the QKV product and writes what attention reads: the rotated keys never travel apart.
 """
@@ -13,7 +13,7 @@ from backend.kernels.triton_lang import kernel_view, to_cache
 
 @triton.jit
 def _turned(places, norm, cos, sin, halves, held, eps, NORMED: tl.constexpr, HALF: tl.constexpr):
-    """The heads at `places` (their first halves, [heads, D / 2]), normed and rotated: fp32 that holds rounded numbers.
+    """Return the heads at `places` (their first halves, [heads, D / 2]), normed and rotated: rounded, as fp32.
 
     The norm is rounded as the reference rounds it: before and after the weight.
     """
@@ -62,7 +62,7 @@ def _rope_and_store(
     BLOCK_G: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
 ):
-    """One token's query heads of one group, their key head and their value head."""
+    """Rotate one token's query heads of one group and their key head, and store the key head and the value head."""
     token = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     num_kv_heads = tl.num_programs(1)
@@ -110,7 +110,7 @@ def launch_rope_and_store(
     step: StepInputs,
     kv_scales: tuple[float, float] = (1.0, 1.0),  # what 8-bit keys and values are divided by
 ) -> Tensor:
-    """See `reference.rope_and_store`."""
+    """Launch the kernel of `reference.rope_and_store`."""
     head_dim, block_size = k_cache.shape[3], k_cache.shape[2]
     tokens, group = qkv.shape[0], num_heads // num_kv_heads
     out = qkv.new_empty((tokens, num_heads, head_dim))

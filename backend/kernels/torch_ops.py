@@ -1,4 +1,4 @@
-"""The operations in plain torch: what serves where no kernel library is."""
+"""These operations are plain torch, which serves where there is no kernel library."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from backend.kernels.ops import Linear, StepInputs
 
 
 class TorchOps:
-    """`reference` with packed linears, and torch's fused attention one sequence at a time.
+    """The operations of `reference` with packed linears, and torch's fused attention one sequence at a time.
 
     The batch is never padded into one tensor: that costs 4 to 24 times more than the loop.
     """
@@ -41,7 +41,7 @@ class TorchOps:
 def gather(
     k_cache: Tensor, v_cache: Tensor, block_table: Tensor, context: int, rows: slice, window: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Keys and values [Hk, seen, D] that the sequence's new `rows` can see: its context, cut in front by the window."""
+    """Return keys and values [Hk, seen, D] that the sequence's new `rows` see: its context, cut by the window."""
     block_size = k_cache.shape[2]
     first = 0 if window is None else max(0, context - (rows.stop - rows.start) - window + 1)
     first_block = first // block_size
@@ -52,7 +52,7 @@ def gather(
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
-    """Causal attention of q [rows, Hq, D], the last rows of the context, over k and v [Hk, seen, D]."""
+    """Compute causal attention of q [rows, Hq, D], the last rows of the context, over k and v [Hk, seen, D]."""
     rows, num_heads, head_dim = q.shape
     group = num_heads // k.shape[0]
     if rows == 1:
@@ -67,7 +67,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) ->
 
 
 def visible(rows: int, seen: int, window: int | None, device: torch.device) -> Tensor:
-    """Which of the last `seen` keys each of the last `rows` queries may use, [rows, seen] bool."""
+    """Return the mask [rows, seen] bool of keys that each of the last `rows` queries may use."""
     last = torch.arange(seen - rows, seen, device=device).unsqueeze(1)
     distance = last - torch.arange(seen, device=device)
     return distance >= 0 if window is None else (distance >= 0) & (distance < window)

@@ -1,4 +1,4 @@
-"""What the Triton kernels share: products, 8-bit floats, the search of a ragged batch, and facts of the device.
+"""The Triton kernels share these: products, 8-bit floats, the search of a ragged batch, and facts of the device.
 
 Importing this module imports Triton, so nothing outside the Triton kernels does.
 """
@@ -19,7 +19,7 @@ LOG2E = 1.4426950408889634
 NO_WINDOW = 2**31 - 1
 
 SCAN = tl.constexpr(256)
-"""Sequences that one step of a search through the batch looks at."""
+"""Take one step of the search for the sequence that owns work item `item`, when sequence s owns `counts[s]` items."""
 
 FP8 = torch.float8_e4m3fn
 CPU_MULTIPROCESSORS = 4
@@ -28,7 +28,7 @@ CPU_CAPABILITY = (8, 0)
 
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
-    """Streaming multiprocessors of `device`; a few for a CPU, where kernels are interpreted."""
+    """Return the streaming multiprocessors of `device`; a few for a CPU, where kernels are interpreted."""
     if device.type == "cpu":
         return CPU_MULTIPROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
@@ -36,19 +36,19 @@ def multiprocessors(device: torch.device) -> int:
 
 @functools.cache
 def capability(device: torch.device) -> tuple[int, int]:
-    """CUDA compute capability; the oldest that is supported for a CPU, where kernels are interpreted."""
+    """Return the CUDA compute capability; the oldest that is supported for a CPU, where kernels are interpreted."""
     return CPU_CAPABILITY if device.type == "cpu" else torch.cuda.get_device_capability(device)
 
 
 def shared_memory(compute_capability: tuple[int, int]) -> int:
-    """Bytes of shared memory that one program may have on a device of this compute capability."""
+    """Return the bytes of shared memory that one program may have on a device of this compute capability."""
     if compute_capability in ((8, 0), (8, 7)):
         return 163 * 1024
     return (227 if (9, 0) <= compute_capability < (12, 0) else 99) * 1024
 
 
 def kernel_view(cache: Tensor) -> Tensor:
-    """`cache` as a kernel takes it: e4m3 as bytes where the device has no instruction to convert it (before sm_89)."""
+    """Return `cache` as a kernel takes it: e4m3 as bytes where the device cannot convert it (before sm_89)."""
     if cache.dtype == FP8 and capability(cache.device) < (8, 9):
         return cache.view(torch.uint8)
     return cache
@@ -56,7 +56,7 @@ def kernel_view(cache: Tensor) -> Tensor:
 
 @triton.jit
 def dot(a, b, acc):
-    """`acc + a @ b` in fp32; fp32 operands as three tf32 products, or plainly where that many parts would spill.
+    """Return `acc + a @ b` in fp32; fp32 operands as three tf32 products, or plainly where that many parts would spill.
 
     Triton's interpreter computes bf16 products wrongly, so there operands are widened.
     """
@@ -71,7 +71,7 @@ def dot(a, b, acc):
 
 @triton.jit
 def from_cache(x, dtype: tl.constexpr):
-    """Cached numbers as `dtype`. Bytes are e4m3: moved into an fp16's fields, they want only the exponent's bias."""
+    """Return cached numbers as `dtype`. Bytes are e4m3: in the fields of an fp16 they lack only the exponent's bias."""
     if x.dtype == tl.uint8:
         bits = x.to(tl.int16)
         half = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True)
@@ -83,7 +83,7 @@ def from_cache(x, dtype: tl.constexpr):
 
 @triton.jit
 def to_cache(x, inverse_scale, dtype: tl.constexpr):
-    """fp32 numbers as the cache stores them: rounded to nearest even, e4m3 saturating at 448 after scaling."""
+    """Return fp32 numbers as the cache stores them: rounded to nearest even, e4m3 saturating at 448 after scaling."""
     if dtype == tl.uint8:
         x = tl.clamp(x * inverse_scale, -448.0, 448.0)
         bits = (tl.abs(x) * 7.52316384526264e-37).to(tl.int32, bitcast=True)  # 2**-120 aligns the exponents

@@ -1,4 +1,4 @@
-"""The operations on an NVIDIA GPU: cuBLAS for products, Triton for what stands between them."""
+"""On an NVIDIA GPU the operations are cuBLAS' products, and Triton kernels for what stands between them."""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from backend.kernels.store_kv import launch_rope_and_store
 
 
 class TritonOps:
-    """`Ops` by Triton kernels, for fp16, bf16 and fp32, and caches of those types or of e4m3.
+    """These `Ops` are Triton kernels, for fp16, bf16 and fp32, and caches of those types or of e4m3.
 
     No operation waits for the device or reads back from it; launches depend on `StepInputs`' host numbers alone, so
     that a CUDA graph of a step holds for every step with the same ones. `kv_scales` are what 8-bit keys and values
@@ -54,7 +54,7 @@ class TritonOps:
     def paged_attention(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, step: StepInputs, scale: float, window: int | None
     ) -> Tensor:
-        """Leading decodes go to the kernel that splits their contexts, all other sequences to the prefill kernel."""
+        """Compute attention: leading decodes by the kernel that splits contexts, all others by the prefill kernel."""
         assert q.is_contiguous()
         out = torch.empty_like(q)
         caches = (out, q, k_cache, v_cache)

@@ -1,4 +1,4 @@
-"""The decoder of Llama, Mistral, Qwen2 and Qwen3: one forward pass, driven by ModelConfig.
+"""One decoder serves Llama, Mistral, Qwen2 and Qwen3: one forward pass, driven by ModelConfig.
 
 Per layer: `x += attention(norm(x))`, then `x += mlp(norm(x))`. The running sum is called `residual`; each addition is
 fused with the norm that follows it, so a layer is handed the previous branch's output apart from the sum.
@@ -17,14 +17,14 @@ from backend.paged_kv.kv_cache import KVCache
 
 
 def rope_table(config: ModelConfig, max_position: int) -> Tensor:
-    """Cosines, then sines, of each position below `max_position`: [max_position, head_dim] fp32."""
+    """Return cosines, then sines, of each position below `max_position`: [max_position, head_dim] fp32."""
     angles = torch.outer(torch.arange(max_position, dtype=torch.float32), inverse_frequencies(config))
     factor = 1.0 if config.rope_scaling is None else config.rope_scaling.attention_factor
     return torch.cat((angles.cos(), angles.sin()), dim=-1) * factor
 
 
 def inverse_frequencies(config: ModelConfig) -> Tensor:
-    """Radians per position of each rotated pair: [head_dim / 2] fp32."""
+    """Return the radians per position of each rotated pair: [head_dim / 2] fp32."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     inverse = 1.0 / config.rope_theta**exponents
     scaling = config.rope_scaling
@@ -39,7 +39,7 @@ def inverse_frequencies(config: ModelConfig) -> Tensor:
 
 
 def _llama3(inverse: Tensor, scaling: RopeScaling) -> Tensor:
-    """Llama 3.1: divide low frequencies by `factor`, keep high ones, interpolate between."""
+    """Scale frequencies as Llama 3.1 does: divide low ones by `factor`, keep high ones, interpolate between."""
     original, low, high = scaling.original_max_position, scaling.low_freq_factor, scaling.high_freq_factor
     wavelength = 2 * math.pi / inverse
     smooth = (original / wavelength - low) / (high - low)
@@ -50,10 +50,10 @@ def _llama3(inverse: Tensor, scaling: RopeScaling) -> Tensor:
 
 
 def _yarn(frequencies: Tensor, scaling: RopeScaling, config: ModelConfig) -> Tensor:
-    """YaRN, NTK-by-parts (Peng et al., 2023): interpolate slow pairs, keep fast ones, blend linearly between."""
+    """Scale frequencies by YaRN, NTK-by-parts (Peng et al., 2023): interpolate slow pairs, keep fast ones."""
 
     def pair_turning(rotations: float) -> float:
-        """The index of the pair that turns `rotations` times over the original context."""
+        """Return the index of the pair that turns `rotations` times over the original context."""
         turns = scaling.original_max_position / (rotations * 2 * math.pi)
         return config.head_dim * math.log(turns) / (2 * math.log(config.rope_theta))
 
@@ -100,7 +100,7 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(self, step: StepInputs, kv: KVCache) -> Tensor:
-        """Run the step's tokens, storing their keys and values in `kv`; the final hidden states [T, hidden]."""
+        """Run the step's tokens, storing their keys and values in `kv`; returns the final hidden states [T, hidden]."""
         eps = self.config.rms_norm_eps
         residual = torch.nn.functional.embedding(step.token_ids, self.embedding)  # [T, hidden]
         branch = torch.zeros_like(residual)
@@ -113,7 +113,8 @@ class Decoder:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """Unnormalised log-probabilities [rows, vocab] in fp32 for chosen rows [rows, hidden] of `forward`'s result.
+        """Return unnormalised log-probabilities [rows, vocab] in fp32 for chosen rows [rows, hidden] of `forward`'s
+        result. They are written to `out` if it is given.
 
         They are written to `out` if it is given.
         """

@@ -1,4 +1,4 @@
-"""Where a model's files are: packaged with Sluice, in a local directory, or on the Hugging Face hub."""
+"""A model's files are packaged with Sluice, in a local directory, or on the Hugging Face hub."""
 
 import re
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from typing import Any
 from backend.errors import ModelLoadError
 
 EMBEDDED = "embedded"
-"""The name of the small model that comes with the package."""
+"""The small model that comes with the package has this name."""
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model"]
@@ -17,17 +17,17 @@ _UNWANTED = ["*/*", "consolidated*"]
 
 
 def resolve_model(name_or_path: str) -> Path:
-    """The directory of a model, downloaded first if it is a hub name (organisation/name) not yet in the cache."""
+    """Return the directory of a model, downloaded first if it is a hub name (organisation/name) not yet cached."""
     return _local(name_or_path) or _download(name_or_path)
 
 
 def resolve_config(name_or_path: str) -> Path:
-    """The directory of a model's config.json; of a hub name nothing else is downloaded."""
+    """Return the directory of a model's config.json; of a hub name nothing else is downloaded."""
     return _local(name_or_path) or _download_config(name_or_path)
 
 
 def _local(name_or_path: str) -> Path | None:
-    """The directory, None for a hub name; `ModelLoadError` for what is neither."""
+    """Return the directory, None for a hub name. Raises `ModelLoadError` for what is neither."""
     if name_or_path == EMBEDDED:
         return Path(__file__).parents[1] / EMBEDDED
     path = Path(name_or_path).expanduser()

@@ -1,4 +1,4 @@
-"""What a decoder-only checkpoint says about itself: config.json and generation_config.json, checked.
+"""The files config.json and generation_config.json of a decoder-only checkpoint are read and checked here.
 
 The keys are those of transformers, old (`rope_theta`, `rope_scaling`, `torch_dtype`) and new (`rope_parameters`,
 `dtype`). A key that would change the arithmetic and that the decoder does not implement is refused, never skipped.
@@ -18,7 +18,7 @@ from backend.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How rotary frequencies were stretched for longer contexts; `rope` has the formulas and their sources."""
+    """Rotary frequencies are stretched for longer contexts by these; `rope` has the formulas and their sources."""
 
     kind: str  # "linear", "llama3" or "yarn"
     factor: float
@@ -60,13 +60,13 @@ class ModelConfig:
     dtype_said_by: Literal["config", "weights", "nothing"] = "config"
 
     def window(self, layer: int) -> int | None:
-        """How many positions back, itself included, a query of `layer` sees; None: all of them."""
+        """Return how many positions back, itself included, a query of `layer` sees; None: all of them."""
         return None if layer in self.full_attention_layers else self.sliding_window
 
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """What an architecture fixes without saying it in config.json."""
+    """An architecture fixes these without saying so in config.json."""
 
     model_type: str  # its other name
     always_qkv_bias: bool = False
@@ -106,7 +106,7 @@ _DTYPES = ("float32", "float16", "bfloat16")
 
 
 def read_model_config(directory: Path) -> ModelConfig:
-    """The shape of the checkpoint in `directory`; ModelLoadError names the file, the key and what is supported."""
+    """Return the shape of the checkpoint in `directory`. `ModelLoadError` names file, key and what is supported."""
     file = JsonFile.read(directory / "config.json")
     architecture = _architecture(file)
     family = _FAMILIES[architecture]
@@ -151,7 +151,7 @@ def read_model_config(directory: Path) -> ModelConfig:
 
 
 def _architecture(file: JsonFile) -> str:
-    """The family's causal model; its base model saved by itself, `LlamaModel`, has the same decoder."""
+    """Return the family's causal model; its base model saved by itself, `LlamaModel`, has the same decoder."""
     said = file.get("architectures")
     names = said if isinstance(said, list) else []
     known = [family for family in _FAMILIES if family in names or _base_of(family) in names]
@@ -199,7 +199,7 @@ def _check_whole(file: JsonFile, config: ModelConfig) -> None:
 
 
 def _dtype(directory: Path, file: JsonFile) -> tuple[str, Literal["config", "weights", "nothing"]]:
-    """The checkpoint's type and what says so: config.json, else the headers of the weights that are at hand."""
+    """Return the checkpoint's type and what says so: config.json, else the headers of the weights that are at hand."""
     key = "dtype" if file.get("dtype") is not None else "torch_dtype"
     value = file.get(key)
     if value is None:
@@ -211,14 +211,14 @@ def _dtype(directory: Path, file: JsonFile) -> tuple[str, Literal["config", "wei
 
 
 def _stored_dtype(directory: Path) -> str | None:
-    """None for weights that are not there, or cannot be read: what is wrong shows when they are loaded."""
+    """Return None for weights that are not there, or cannot be read: what is wrong shows when they are loaded."""
     with suppress(ModelLoadError):
         return Shards(directory).dtype
     return None
 
 
 def _eos_token_ids(directory: Path, config: JsonFile) -> tuple[int, ...]:
-    """End tokens: generation_config.json's where it names any, else config.json's."""
+    """Return the end tokens: generation_config.json's where it names any, else config.json's."""
     path = directory / "generation_config.json"
     generation = JsonFile.read(path) if path.exists() else config
     file = generation if generation.get("eos_token_id") is not None else config
@@ -230,7 +230,7 @@ def _eos_token_ids(directory: Path, config: JsonFile) -> tuple[int, ...]:
 
 
 def _sliding_window(file: JsonFile, family: _Family) -> tuple[int | None, frozenset[int]]:
-    """The window, and the layers that see past it."""
+    """Return the window, and the layers that see past it."""
     switched_on = not family.window_switch or file.flag("use_sliding_window", default=False)
     denied = file.mentions("sliding_window") and file.get("sliding_window") is None
     if not family.windowed or not switched_on or denied:
@@ -254,7 +254,7 @@ def _rope_theta(file: JsonFile, rope: JsonFile | None) -> float:
 
 
 def _rope_scaling(file: JsonFile, rope: JsonFile | None, max_position: int) -> RopeScaling | None:
-    """The scaling of the rope object, whichever of its two names it bears.
+    """Return the scaling of the rope object, whichever of its two names it bears.
 
     "dynamic" only begins beyond max_position_embeddings, where no request is admitted: it equals no scaling.
     """
@@ -302,7 +302,7 @@ def _yarn(rope: JsonFile, original: int, max_position: int) -> RopeScaling:
 
 
 def _yarn_attention_factor(rope: JsonFile, factor: float) -> float:
-    """sqrt(1 / temperature) of Peng et al. (2023), equation 22, with DeepSeek's mscale pair where it is given."""
+    """Return sqrt(1 / temperature) of Peng et al. (2023), equation 22, with DeepSeek's mscale pair where given."""
 
     def mscale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
@@ -313,7 +313,7 @@ def _yarn_attention_factor(rope: JsonFile, factor: float) -> float:
 
 
 def _stretched(max_position: int, scaling: RopeScaling | None) -> int:
-    """The context after scaling. llama3 checkpoints already claim the stretched length; the others the original."""
+    """Return the context after scaling. llama3 checkpoints claim the stretched length; the others the original."""
     if scaling is None or scaling.kind == "llama3":
         return max_position
     return max(max_position, int(scaling.original_max_position * scaling.factor))
@@ -324,7 +324,7 @@ _KEYS = ("repetition_penalty",)  # of greedy tokens too
 
 
 def read_sampling_defaults(directory: Path) -> dict[str, Any]:
-    """Values for what a request leaves unsaid, as fields of `SamplingParams`; empty where the file says nothing.
+    """Return values for what a request leaves unsaid, as fields of `SamplingParams`; empty where the file says nothing.
 
     `do_sample: false` makes greedy the default, whatever is said of drawing. Raises `ModelLoadError` for values that
     nobody may ask for.

@@ -1,4 +1,4 @@
-"""The safetensors files of a model directory by their headers. Does without torch, which takes seconds to import."""
+"""A model's safetensors files are known by their headers, without torch, which takes seconds to import."""
 
 import reprlib
 import stat
@@ -24,7 +24,7 @@ _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """What a shard's header says of one tensor."""
+    """A shard's header says this of one tensor."""
 
     shard: Path
     stored_as: str  # its name there
@@ -53,12 +53,12 @@ class Shards:
         self.infos = {self.full_name(name): info for name, info in stored.items()}
 
     def full_name(self, stored_as: str) -> str:
-        """The name of the tensor that a shard holds under this one."""
+        """Return the name of the tensor that a shard holds under this one."""
         return _BASE + stored_as if self._is_base and not stored_as.startswith(_HEAD) else stored_as
 
     @property
     def dtype(self) -> str | None:
-        """That of most of the numbers, in torch's words; None if they are of none that models are served in."""
+        """The type of most of the numbers, in torch's words; None if it is none that models are served in."""
         counts: Counter[str] = Counter()
         for info in self.infos.values():
             counts[info.dtype] += prod(info.shape)
@@ -66,7 +66,7 @@ class Shards:
 
 
 def _shards(directory: Path) -> tuple[Path, dict[Path, set[str] | None]]:
-    """The file that speaks for the checkpoint, and each shard with the tensors that an index expects in it."""
+    """Return the file that speaks for the checkpoint, and each shard with the tensors that an index expects in it."""
     single, index = directory / _SINGLE, directory / _INDEX
     if single.exists():
         return single, {single: None}
@@ -97,7 +97,7 @@ def _read_index(index: Path) -> dict[Path, set[str] | None]:
 
 
 def _is_shard_name(shard: object) -> bool:
-    """Of a file that can lie in the folder of the index, and not elsewhere."""
+    """Return True for the name of a file that can lie in the folder of the index, and not elsewhere."""
     if not isinstance(shard, str) or PurePath(shard).name != shard or not shard.endswith(".safetensors"):
         return False
     return shard.isprintable() and len(shard.encode(errors="replace")) <= NAME_MAX
@@ -117,7 +117,7 @@ def _size(shard: Path, source: Path) -> int:
 
 @contextmanager
 def opened(shard: Path, framework: str) -> Iterator[Any]:
-    """The file, whose tensors are those of `framework`: "np" or "pt"."""
+    """Open a shard, whose tensors are those of `framework`: "np" or "pt"."""
     try:
         with safe_open(str(shard), framework=framework) as file:
             yield file

@@ -1,4 +1,4 @@
-"""The decoder's weights: allocated fused, then filled from a checkpoint or at random."""
+"""The decoder's weights are allocated fused, then filled from a checkpoint or at random."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
@@ -13,10 +13,10 @@ from backend.model.shards import Shards, TensorInfo, opened
 
 
 class Checkpoint(Shards):
-    """The files with their tensors."""
+    """A checkpoint is the shards together with their tensors."""
 
     def are_equal(self, name: str, other: str) -> bool:
-        """Whether two tensors hold the same numbers in the same type."""
+        """Return True if two tensors hold the same numbers in the same type."""
         infos = self.infos[name], self.infos[other]
         if infos[0].dtype != infos[1].dtype:
             return False
@@ -24,7 +24,7 @@ class Checkpoint(Shards):
             return torch.equal(file.get_tensor(infos[0].stored_as), other_file.get_tensor(infos[1].stored_as))
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor with its name, shard by shard. Each is a view of the mapped file: copy it before the next."""
+        """Yield every tensor with its name, shard by shard: views of the mapped file, to be copied before the next."""
         for shard in self.paths:
             with opened(shard, "pt") as file:
                 for name in file.keys():  # noqa: SIM118 (not a dict)
@@ -40,7 +40,7 @@ MAX_WEIGHT = 1e6  # in absolute value; the largest of published models are norms
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer. A product's weight is [out_features, in_features]; absent biases and norms are None."""
+    """One decoder layer's weights. A product's is [out_features, in_features]; absent biases and norms are None."""
 
     input_norm: Tensor  # [hidden]
     qkv: Tensor  # [(Hq + 2 Hk) * D, hidden], rows of q, then k, then v
@@ -58,7 +58,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A whole model. With tied embeddings `lm_head` is `embedding` itself."""
+    """The weights of a whole model. With tied embeddings `lm_head` is `embedding` itself."""
 
     embedding: Tensor  # [vocab, hidden]
     layers: list[LayerWeights]
@@ -67,7 +67,7 @@ class Weights:
 
     @property
     def num_parameters(self) -> int:
-        """Numbers held, a tied matrix counted once."""
+        """The numbers that the weights hold, a tied matrix counted once."""
         whole = [self.embedding, self.final_norm] + ([] if self.lm_head is self.embedding else [self.lm_head])
         fused = [getattr(layer, field.name) for layer in self.layers for field in fields(layer)]
         return sum(tensor.numel() for tensor in whole + fused if tensor is not None)
@@ -105,7 +105,7 @@ def load_weights(
 
 
 def random_weights(config: ModelConfig, dtype: torch.dtype, seed: int = 0, device: torch.device = _CPU) -> Weights:
-    """Weights as transformers initialises them: matrices of standard deviation 0.02, norms 1, biases 0.
+    """Return weights as transformers initialises them: matrices of standard deviation 0.02, norms 1, biases 0.
 
     A CPU draws the same numbers whatever the dtype; another device draws its own, in place.
     """
@@ -121,7 +121,7 @@ def random_weights(config: ModelConfig, dtype: torch.dtype, seed: int = 0, devic
 
 
 def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Weights:
-    """Uninitialised memory of the right shapes."""
+    """Return uninitialised memory of the right shapes."""
 
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
@@ -155,7 +155,7 @@ def _empty_layer(config: ModelConfig, empty: Callable[..., Tensor]) -> LayerWeig
 
 
 def checkpoint_names(config: ModelConfig, weights: Weights) -> Iterator[tuple[str, Tensor]]:
-    """Each tensor's name in a Hugging Face checkpoint, with the memory, often part of a fused tensor, that it fills."""
+    """Yield each tensor's name in a Hugging Face checkpoint, with the memory (often part of a tensor) that it fills."""
     yield _EMBEDDING, weights.embedding
     yield "model.norm.weight", weights.final_norm
     if not config.tie_word_embeddings:

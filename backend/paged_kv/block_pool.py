@@ -1,11 +1,11 @@
-"""Who owns which block of KV memory. Numbers only: the tensors are `kv_cache.py`'s."""
+"""A block pool knows which blocks of KV memory are free. It has numbers only: the tensors are `kv_cache.py`'s."""
 
 from bisect import insort
 from typing import Protocol
 
 
 class BlockPool(Protocol):
-    """Hands out block numbers in [0, num_blocks). All or nothing; the event loop is the only caller."""
+    """A pool hands out block numbers in [0, num_blocks), all or nothing; the event loop is its only caller."""
 
     num_blocks: int
 
@@ -13,7 +13,7 @@ class BlockPool(Protocol):
     def num_free(self) -> int: ...
 
     def allocate(self, count: int) -> list[int] | None:
-        """`count` blocks, or None when they are not to be had."""
+        """Return `count` blocks, or None when so many are not free."""
         ...
 
     def release(self, blocks: list[int]) -> None:
@@ -21,12 +21,12 @@ class BlockPool(Protocol):
         ...
 
     def check_integrity(self) -> None:
-        """Free and owned blocks are disjoint and make up the pool."""
+        """Assert that free and owned blocks are disjoint and make up the pool."""
         ...
 
 
 class PagedPool:
-    """Any free block will do (PagedAttention, Kwon et al., 2023). The last one freed is the next one used."""
+    """A pool of which any free block will do (PagedAttention, Kwon et al., 2023). The last one freed is reused next."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -58,7 +58,7 @@ class PagedPool:
 
 
 class ContiguousPool:
-    """One run of neighbouring blocks per sequence, first fit: engines before paging, fragmentation included."""
+    """A pool of one run of neighbouring blocks per sequence, first fit: as before paging, fragmentation included."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class KVDimensions(Protocol):
-    """What of a model decides the size of its KV cache."""
+    """These properties of a model decide the size of its KV cache."""
 
     @property
     def num_layers(self) -> int: ...
@@ -23,13 +23,13 @@ class KVDimensions(Protocol):
 
 
 def block_bytes(model: KVDimensions, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers: keys and values of `block_size` tokens."""
+    """Return the bytes of one block over all layers: keys and values of `block_size` tokens."""
     per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * dtype.itemsize
     return per_token * block_size
 
 
 class KVCache:
-    """Keys and values of every block, laid out [block, layer, K/V, kv_head, offset, head_dim].
+    """The keys and values of every block, laid out [block, layer, K/V, kv_head, offset, head_dim].
 
     A block is contiguous over all layers, so that moving one between device and host is a single copy.
     """
@@ -45,12 +45,14 @@ class KVCache:
         return self.blocks.dtype
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of one layer, each a view [num_blocks, num_kv_heads, block_size, head_dim]."""
+        """Return keys and values of one layer, each a view [num_blocks, num_kv_heads, block_size, head_dim]."""
         return self.blocks[:, index, 0], self.blocks[:, index, 1]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """On a CPU pages are taken when first written: an unused pool costs no memory. Huge ones if the kernel has them."""
+    """Allocate zeros. On a CPU pages are taken when first written, huge ones if the kernel has them: an unused pool
+    costs no memory.
+    """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)

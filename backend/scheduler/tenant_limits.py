@@ -9,7 +9,7 @@ from backend.scheduler.scheduled_step import ScheduledStep, WaitReason
 from backend.scheduler.sequence import Sequence
 
 YOUNGEST = attrgetter("priority_class", "arrival", "id")
-"""Of one tenant's sequences, the one with the largest key is preempted first for the others, the smallest last."""
+"""The one of a tenant's sequences with the largest key is preempted first for the others, the smallest last."""
 
 
 class TenantLimits:

@@ -1,4 +1,4 @@
-"""Messages to prompt text through a checkpoint's own Jinja template."""
+"""A checkpoint's own Jinja template turns messages into prompt text."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ class ChatTemplate:
         self._try_out(origin)
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any) -> str:
-        """The prompt text, special tokens included: encode it with `add_special_tokens=False`.
+        """Return the prompt text, special tokens included: encode it with `add_special_tokens=False`.
 
         Raises `InvalidRequest` on `messages` when the template refuses them (say, an order of roles), fails, or takes
         more time or memory than `backend.text.template_guard` allows.
@@ -54,7 +54,7 @@ class ChatTemplate:
             raise InvalidRequest(f"the chat template refuses these messages: {_reason(exc)}", "messages") from exc
 
     def _try_out(self, origin: str) -> None:
-        """Refuse a template that a greeting is too much for. Whatever else it says against one may be its rule."""
+        """Refuse a template that fails on a greeting. Whatever else it says against one may be its rule."""
         try:
             self._rendered([{"role": "user", "content": "Hi"}], add_generation_prompt=True)
         except TemplateOverrun as exc:
@@ -70,7 +70,8 @@ class ChatTemplate:
 
 
 def read_chat_template(model_dir: Path, tokenizer_config: JsonFile) -> tuple[str, str] | None:
-    """The template's source and the name of the file it stands in, or None.
+    """Return the template's source and the name of the file it stands in, or None. As in transformers,
+    chat_template.jinja wins over tokenizer_config.json; among named templates, "default" is taken.
 
     As in transformers, chat_template.jinja wins over tokenizer_config.json; among named templates, "default" is taken.
     """
@@ -129,7 +130,7 @@ def _environment() -> GuardedEnvironment:
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}...{% endgeneration %}` marks assistant text for training; it renders as its body."""
+    """Renders `{% generation %}...{% endgeneration %}`, which marks assistant text for training, as its body."""
 
     tags = {"generation"}  # noqa: RUF012 - declared by jinja as an instance variable
 
@@ -170,5 +171,5 @@ def _strftime_now(form: str) -> str:
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    """Plain JSON: jinja's own filter escapes HTML. Options as in transformers: indent, separators, sort_keys."""
+    """Render plain JSON: jinja's own filter escapes HTML. Options as in transformers: indent, separators, sort_keys."""
     return json.dumps(value, ensure_ascii=ensure_ascii, **options)

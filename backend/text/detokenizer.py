@@ -1,4 +1,4 @@
-"""Text from tokens as they come, exact and in bounded work."""
+"""The detokenizer makes text of tokens as they come, exactly and in bounded work."""
 
 import codecs
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class StopMatcher:
         self._include_stop = include_stop
 
     def push(self, text: str) -> str:
-        """The text that is now safe to send; nothing more once `stopped` is set."""
+        """Return the text that is now safe to send; nothing more once `stopped` is set."""
         if self.stopped is not None:
             return ""
         node = self._node
@@ -43,7 +43,7 @@ class StopMatcher:
         return text[:safe]
 
     def finish(self) -> str:
-        """The text held back, when the end comes before a stop."""
+        """Return the text held back, when the end comes before a stop."""
         held, self._held = self._held, ""
         return held
 
@@ -53,7 +53,7 @@ class StopMatcher:
 
 
 class _Node:
-    """The text so far ends with the first `depth` characters of `_stops`, and with no longer beginning of any stop."""
+    """A state of the search: the text ends with the first `depth` characters of `_stops`, and with no longer start."""
 
     __slots__ = ("_children", "_root", "_shorter", "_stops", "depth", "stop")
 
@@ -71,7 +71,7 @@ class _Node:
         return cls(list(stops), 0, None, None)
 
     def after(self, char: str) -> Self:
-        """The node one character on."""
+        """Return the node one character on."""
         node: Self | None = self
         while node is not None:
             if (child := node._child(char)) is not None:
@@ -80,7 +80,7 @@ class _Node:
         return self._root
 
     def _child(self, char: str) -> Self | None:
-        """The node of these stops' beginning and `char`; None where no stop goes on so."""
+        """Return the node of these stops' beginning and `char`; None where no stop goes on so."""
         try:
             return self._children[char]
         except KeyError:
@@ -102,7 +102,7 @@ _INCOMPLETE = "\ufffd"
 
 
 class IncrementalDetokenizer:
-    """One sequence's output ids to text. `push` and `finish` together return the decoded text up to the stop.
+    """Turns one sequence's output ids into text. `push` and `finish` together return the decoded text up to the stop.
 
     - A character is sent when its last byte has come. Bytes that can never become one are sent as U+FFFD as soon as
       that is certain, so at most three bytes wait.
@@ -132,7 +132,7 @@ class IncrementalDetokenizer:
 
     @property
     def may_stop(self) -> bool:
-        """Whether there are stop strings to look for."""
+        """True if there are stop strings to look for."""
         return self._matcher is not None
 
     @property
@@ -141,14 +141,14 @@ class IncrementalDetokenizer:
         return self._matcher.stopped if self._matcher else None
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """New text that is safe to send, often all of it, sometimes none. Nothing more comes after a stop."""
+        """Return new text that is safe to send, often all of it, sometimes none. Nothing more comes after a stop."""
         if self._unchecked:
             return self._push_unchecked(token_ids)
         text = self._decoder.push(token_ids)
         return self._matcher.push(text) if self._matcher and text else text
 
     def finish(self) -> str:
-        """The rest, when the ids have ended: held text and the bytes of an unfinished character; "" after a stop."""
+        """Return the rest, when the ids have ended: held text and bytes of an unfinished character; "" after a stop."""
         if self._matcher is None:
             return self._decoder.finish()
         return self._matcher.push(self._decoder.finish()) + self._matcher.finish()
@@ -174,7 +174,7 @@ def _decoder(tokenizer: Tokenizer, skip_special_tokens: bool, context: Sequence[
 
 
 class _ByteDecoder:
-    """Tokens that are bytes: look them up and decode UTF-8 incrementally."""
+    """Decodes tokens that are bytes: looks them up and decodes UTF-8 incrementally."""
 
     __slots__ = ("_bytes_of", "_pending", "_strip_left")
 
@@ -203,7 +203,7 @@ class _ByteDecoder:
 
 
 class _WindowDecoder:
-    """Tokens that depend on their neighbours: decode a window twice, with and without the new ones (vLLM, TGI).
+    """Decodes tokens that depend on their neighbours: a window twice, with and without the new ones (vLLM, TGI).
 
     Text that ends with U+FFFD waits for its character; after `HELD_TOKENS` ids it is sent as it is.
     """

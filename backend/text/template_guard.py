@@ -1,4 +1,4 @@
-"""A chat template's time and memory, bounded while it runs.
+"""A guard bounds a chat template's time and memory while it runs.
 
 A template comes with a checkpoint and is code: nested loops of it would hold the event loop, and with it every tenant,
 the watchdog and SIGTERM, for hours. The sandbox of jinja keeps templates from Python's internals and bounds neither.
@@ -36,11 +36,11 @@ _SIZED = {
 
 
 class TemplateOverrun(SecurityError):
-    """A template takes more time or memory than any conversation needs."""
+    """The template takes more time or memory than any conversation needs."""
 
 
 class Guard(threading.local):
-    """What the rendering on this thread has used. While templates are compiled, sizes alone count."""
+    """Counts what the rendering on this thread has used. While templates are compiled, sizes alone count."""
 
     def __init__(self) -> None:
         self.deadline = float("inf")
@@ -49,7 +49,7 @@ class Guard(threading.local):
 
     @contextmanager
     def rendering(self) -> Iterator[None]:
-        """One rendering, with an allowance of its own. A busy machine costs it nothing: time is the thread's own."""
+        """Guard one rendering, with an allowance of its own, in its thread's time: a busy machine costs it nothing."""
         self.deadline, self.steps, self.characters = time.thread_time() + CPU_SECONDS, 0, 0
         try:
             yield
@@ -63,13 +63,13 @@ class Guard(threading.local):
             raise TemplateOverrun(f"it takes more than {CPU_SECONDS:g} s of CPU")
 
     def loop(self, iterable: Iterable[Any]) -> Iterator[Any]:
-        """The same items, each a step."""
+        """Yield the same items, each counted as a step."""
         for item in iterable:
             self.step()
             yield item
 
     def emit(self, value: Any) -> Any:
-        """The same value, its text counted as output."""
+        """Return the same value, its text counted as output."""
         if isinstance(value, str):
             self.characters += len(value)
             if self.characters > MAX_CHARACTERS:
@@ -77,13 +77,13 @@ class Guard(threading.local):
         return value
 
     def concatenated(self, *values: Any) -> str:
-        """The texts of the values, one after the other."""
+        """Return the texts of the values, one after the other."""
         texts = list(map(str, values))
         _check_size(sum(map(len, texts)))
         return "".join(texts)
 
     def grown(self, value: T) -> T:
-        """The same value, which may be longer than those it was made of."""
+        """Return the same value, which may be longer than those it was made of."""
         if isinstance(value, _SEQUENCES) and len(value) > SHORT:
             self.step()
             _check_size(len(value))
@@ -109,7 +109,7 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
         return super()._generate(_Guarding().visit(source), *args, **options)
 
     def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Every call of a template: of macros, functions and methods."""
+        """Count and check every call of a template: of macros, functions and methods."""
         self.guard.step()
         method = getattr(obj, "__wrapped__", obj)  # the sandbox wraps `str.format`
         owner = getattr(method, "__self__", None)
@@ -156,7 +156,7 @@ class _Guarding(NodeTransformer):
 
 
 def _emitted(node: nodes.Expr) -> nodes.Expr:
-    """What the template itself writes is no larger than its source."""
+    """Check nothing: what the template itself writes is no larger than its source."""
     return node if isinstance(node, nodes.TemplateData) else _filtered(node, "emit")
 
 
@@ -174,7 +174,7 @@ def _too_large() -> TemplateOverrun:
 
 
 def _check_call(name: str, value: Any, *args: Any) -> None:
-    """A filter of a value, or a method of it: none that pads, repeats, formats or replaces beyond all measure."""
+    """Check a filter of a value, or a method of it: none may pad, repeat, format or replace beyond all measure."""
     if name in _SIZED and any(isinstance(arg, int) and arg > MAX_NUMBER for arg in args):
         raise TemplateOverrun(f"it asks {name} for more than {MAX_NUMBER:,} of something")
     if name in {"format", "format_map"} and isinstance(value, str):
@@ -186,7 +186,7 @@ def _check_call(name: str, value: Any, *args: Any) -> None:
 
 
 def _check_joined(one: Any, other: Any) -> None:
-    """A separator and what it joins, in either order: jinja's filter and Python's method differ."""
+    """Check a separator and what it joins, in either order: jinja's filter and Python's method differ."""
     for separator, joined in ((one, other), (other, one)):
         if isinstance(separator, str) and isinstance(joined, (list, tuple)):
             texts = sum(len(item) for item in joined if isinstance(item, str))

@@ -1,4 +1,4 @@
-"""The bytes each token stands for, where a tokenizer's decoder lets every token stand for itself."""
+"""Each token stands for its own bytes, where a tokenizer's decoder looks at no neighbouring tokens."""
 
 import json
 import re
@@ -14,7 +14,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenBytes(dict[int, bytes]):
-    """Token id to bytes, filled as ids are seen. Unknown ids and skipped special tokens stand for no bytes."""
+    """Maps token ids to bytes, filled as ids are seen. Unknown ids and skipped special tokens stand for no bytes."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, piece_bytes: PieceBytes, skip_special: bool) -> None:
         super().__init__()
@@ -32,14 +32,14 @@ class TokenBytes(dict[int, bytes]):
 
 @dataclass(frozen=True, slots=True)
 class ByteDecoding:
-    """How a decoder turns tokens into bytes: each by itself, then `strip_left` spaces off the start of the text."""
+    """A rule that turns tokens into bytes: each by itself, then `strip_left` spaces off the start of the text."""
 
     piece_bytes: PieceBytes
     strip_left: int = 0
 
 
 def byte_decoding(tokenizer: tokenizers.Tokenizer) -> ByteDecoding | None:
-    """The rule of byte-level BPE (Llama 3, Qwen, Mistral's Tekken) and of SentencePiece BPE with byte fallback
+    """Return the rule of byte-level BPE (Llama 3, Qwen, Mistral's Tekken) or of SentencePiece BPE with byte fallback
     (Llama 2, Mistral), read from the tokenizer's decoder; None for decoders that look at neighbouring tokens.
     """
     if tokenizer.decoder is None:
@@ -58,7 +58,7 @@ def _steps(decoder: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _strip_left(rest: list[dict[str, Any]]) -> int | None:
-    """Spaces that the steps after ByteFallback take off the text; None if they do anything else."""
+    """Return how many spaces the steps after ByteFallback take off the text; None if they do anything else."""
     match rest:
         case [{"type": "Fuse"}] | []:
             return 0
@@ -77,7 +77,7 @@ def _fallback_bytes(old: str, new: str) -> PieceBytes:
 
 
 def _byte_level_bytes(piece: str) -> bytes:
-    """A piece with any character outside the alphabet (an added token) stands for its own UTF-8."""
+    """Return the bytes of a piece. One with characters outside the alphabet (an added token) is its own UTF-8."""
     try:
         return bytes([_BYTE_OF_CHAR[char] for char in piece])
     except KeyError:
@@ -85,7 +85,7 @@ def _byte_level_bytes(piece: str) -> bytes:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 bytes are themselves, the others follow from U+0100 in order."""
+    """Return GPT-2's alphabet: printable Latin-1 bytes are themselves, the others follow from U+0100 in order."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -1,4 +1,4 @@
-"""Text to token ids and back, and messages to prompt text, from a model directory."""
+"""A tokenizer turns text into token ids and back, and messages into prompt text, from a model directory."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ _SPECIAL_TOKENS = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad
 
 
 class Tokenizer:
-    """A checkpoint's tokenizer and chat template.
+    """A checkpoint's tokenizer and chat template. It is safe to use from several threads.
 
     Safe to use from several threads. `encode` and `decode` hold the caller for as long as they take; `encode_async`
     does not, because the tokenizers library releases the interpreter lock in `encode_batch` and never in `encode`.
@@ -67,12 +67,13 @@ class Tokenizer:
         return tokenizer
 
     def fewest_tokens(self, text: str) -> int:
-        """A lower bound on the tokens of a text, without encoding it: encoding megabytes takes seconds."""
+        """Return a lower bound on the tokens of a text, without encoding it: encoding megabytes takes seconds."""
         spread = 1 if self._core.normalizer is None else _NORMALIZED_CHARS
         return len(text) // (self._longest_token * spread)
 
     def encode(self, text: str, add_special_tokens: bool, most: int = maxsize) -> list[int]:
-        """`add_special_tokens` adds what the checkpoint starts a plain prompt with (BOS); rendered chats carry it.
+        """Return the token ids of a text. `add_special_tokens` adds what the checkpoint starts a plain prompt with
+        (BOS); rendered chats carry it.
 
         Raises `TooManyTokens` for a long text that has more than `most`: a list of them would hold the interpreter.
         """
@@ -87,26 +88,26 @@ class Tokenizer:
         return encoding.ids
 
     async def encode_async(self, text: str, add_special_tokens: bool, most: int = maxsize) -> list[int]:
-        """`encode` that never holds the event loop for more than a short text."""
+        """Encode as `encode` does, without holding the event loop for more than a short text."""
         if len(text) <= INLINE_CHARS:
             return self.encode(text, add_special_tokens)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, self.encode, text, add_special_tokens, most)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The whole text at once. Unknown ids are left out; bytes that form no character become U+FFFD."""
+        """Return the whole text at once. Unknown ids are left out; bytes that form no character become U+FFFD."""
         return self._core.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def id_to_token(self, token_id: int) -> str | None:
-        """The token as the vocabulary spells it."""
+        """Return the token as the vocabulary spells it."""
         return self._core.id_to_token(token_id)
 
     def token_bytes(self, skip_special_tokens: bool) -> TokenBytes | None:
-        """The bytes of each token, or None where a token's text depends on its neighbours."""
+        """Return the bytes of each token, or None where a token's text depends on its neighbours."""
         return self._token_bytes[skip_special_tokens] if self._token_bytes else None
 
     def render_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any) -> str:
-        """The prompt text of a conversation; see `ChatTemplate.render`."""
+        """Return the prompt text of a conversation; see `ChatTemplate.render`."""
         if self._chat_template is None:
             raise InvalidRequest(
                 "this model has no chat template: use /v1/completions, or put a chat_template.jinja beside its weights",
@@ -115,7 +116,7 @@ class Tokenizer:
         return self._chat_template.render(messages, add_generation_prompt, **variables)
 
     def close(self) -> None:
-        """Ends the encoding threads; texts still waiting are dropped."""
+        """End the encoding threads; texts still waiting are dropped."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _special_id(self, name: str) -> int | None:
@@ -139,7 +140,7 @@ def _optional(path: Path) -> JsonFile:
 
 
 def _special_tokens(*files: JsonFile) -> dict[str, str]:
-    """Entries such as "bos_token": "<s>" or {"content": "<s>", ...}; the first file that has one counts."""
+    """Return entries such as "bos_token": "<s>" or {"content": "<s>", ...}; the first file that has one counts."""
     tokens: dict[str, str] = {}
     for name in _SPECIAL_TOKENS:
         for file in files:

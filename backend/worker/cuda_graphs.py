@@ -1,4 +1,4 @@
-"""Graphs of whole steps, from staged numbers to logits: the host launches one thing, not every kernel by itself."""
+"""CUDA graphs hold whole steps, from staged numbers to logits: the host launches one graph, not every kernel."""
 
 import time
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from backend.worker.graph_shapes import GraphShapes, StepShape
 
 
 class StepGraphs:
-    """The graphs of one decoder. Made before the first request; a step only replays them."""
+    """The graphs of one decoder are made before the first request; a step only replays them."""
 
     def __init__(
         self,
@@ -32,11 +32,11 @@ class StepGraphs:
         return len(self._graphs)
 
     def shape_for(self, batch: Batch) -> StepShape | None:
-        """That of the graph which computes the batch; None where none does."""
+        """Return the shape of the graph that computes the batch; None where none does."""
         return self._shapes.holding(batch)
 
     def replay(self, shape: StepShape) -> Tensor:
-        """The logits [max_num_seqs, vocab] of the step that is staged, a row for each that samples.
+        """Replay the step that is staged; returns its logits [max_num_seqs, vocab], a row for each row that samples.
 
         The next step overwrites them.
         """

@@ -1,4 +1,4 @@
-"""What goes wrong on a device, told with its remedy."""
+"""Errors of a device are explained here, each with its remedy."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,17 +10,17 @@ from backend.errors import BackendError, ConfigError, DeviceError
 
 
 def of_device(error: Exception) -> bool:
-    """Whether torch, CUDA or Triton raised it, and not a mistake of ours."""
+    """Return True if torch, CUDA or Triton raised the error: otherwise it is a mistake of ours."""
     return isinstance(error, RuntimeError | MemoryError | CalledProcessError) or _is_tritons(error)
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """On a CPU torch says so in words alone."""
+    """Return True if the device was out of memory. On a CPU torch says so in words alone."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def remedy(error: Exception) -> str | None:
-    """What the machine lacks, and what helps; None where the error says nothing of that."""
+    """Return what the machine lacks, and what helps; None where the error says nothing of that."""
     if is_out_of_memory(error):
         return (
             "it has no memory for it: free it, choose a smaller model or a 16-bit dtype, or lower kv_memory_bytes, "
@@ -37,14 +37,14 @@ def remedy(error: Exception) -> str | None:
 
 
 def explained(what: str, error: Exception) -> str:
-    """What failed, what helps if that is known, and what was said of it."""
+    """Return one line of what failed, what helps if that is known, and the error's own words."""
     helps = remedy(error)
     return f"{what}: {error}" if helps is None else f"{what}: {helps} ({_first_line(error)})"
 
 
 @contextmanager
 def placing(device: torch.device) -> Iterator[None]:
-    """Raises what torch, CUDA and Triton raise within as `ConfigError` with a remedy, or as `DeviceError`."""
+    """Translate what torch, CUDA and Triton raise within into `ConfigError` with a remedy, or into `DeviceError`."""
     try:
         yield
     except BackendError:
@@ -57,7 +57,7 @@ def placing(device: torch.device) -> Iterator[None]:
 
 
 def _is_tritons(error: Exception) -> bool:
-    """By name: the package is not imported where its kernels are not chosen."""
+    """Return True for an error of Triton's, by name: the package is not imported where its kernels are not chosen."""
     return any(base.__module__.partition(".")[0] == "triton" for base in type(error).__mro__)
 
 

@@ -1,4 +1,4 @@
-"""What a GPU's memory has room for once the weights are there: the rest is measured, not guessed."""
+"""A GPU's memory, once the weights are there, is divided by measuring what a step takes, not by guessing."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ LOGIT_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """How the memory of a device is divided, in bytes."""
+    """The memory of a device and its parts, in bytes."""
 
     device: str
     total: int
@@ -31,7 +31,7 @@ class DeviceMemory:
 
     @property
     def kv_bytes(self) -> int:
-        """What keys and values may take."""
+        """The bytes that keys and values may take."""
         return self.free - self.activations - self.graphs - self.slots - self.reserve
 
     def __str__(self) -> str:
@@ -49,7 +49,9 @@ class DeviceMemory:
 
 
 def free_and_total(device: torch.device) -> tuple[int, int]:
-    """Bytes of a CUDA device; what torch holds for nobody, of a model let go for instance, is free."""
+    """Return the free bytes and all bytes of a CUDA device; what torch holds for nobody, of a model let go for
+    instance, is free.
+    """
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info(device)
 
@@ -57,7 +59,7 @@ def free_and_total(device: torch.device) -> tuple[int, int]:
 def expected_memory(
     device: str, free: int, total: int, model: ModelConfig, dtype: torch.dtype, tokens: int, seqs: int
 ) -> DeviceMemory:
-    """Before anything is loaded: from the config, for steps of `tokens` and up to `seqs` sequences."""
+    """Estimate the memory before anything is loaded, from the config, for steps of `tokens` and `seqs` sequences."""
     footprint = Footprint(model, str(dtype).removeprefix("torch."))
     weights = footprint.weight_bytes
     activations, graphs = footprint.working_bytes(tokens, 0), footprint.graph_bytes(tokens, seqs)
@@ -73,7 +75,7 @@ def measured_memory(
     block_size: int,
     kv_dtype: torch.dtype | None = None,  # the decoder's, unless another is named
 ) -> DeviceMemory:
-    """With `weights` bytes in place: by a step of `tokens`, and by one of the most that a graph has."""
+    """Measure the memory with `weights` bytes in place, by a step of `tokens` and by one of the most in a graph."""
     kv = KVCache(decoder.config, 1, block_size, kv_dtype or decoder.embedding.dtype, device)
     activations = graphs = _step_bytes(decoder, device, tokens, seqs, block_size, kv)
     if (most := graph_shapes.largest(tokens)) < tokens:
@@ -94,12 +96,12 @@ def check_room(memory: DeviceMemory) -> None:
 
 
 def slot_bytes(model: ModelConfig, seqs: int) -> int:
-    """Bytes of the logits and of the penalties' counts of `seqs` slots."""
+    """Return the bytes of the logits and of the penalties' counts of `seqs` slots."""
     return seqs * model.vocab_size * (LOGIT_BYTES + PENALTY_BYTES)
 
 
 def rehearsal(tokens: int, block_size: int, max_position: int, device: torch.device) -> StepInputs:
-    """A prompt of `tokens`, all of whose context lies in block 0 and which stores nothing."""
+    """Return a prompt of `tokens`, all of whose context lies in block 0 and which stores nothing."""
     return StepInputs(
         token_ids=torch.zeros(tokens, dtype=torch.int64, device=device),
         positions=torch.arange(tokens, device=device) % max_position,
@@ -114,7 +116,7 @@ def rehearsal(tokens: int, block_size: int, max_position: int, device: torch.dev
 
 
 def _step_bytes(decoder: Decoder, device: torch.device, tokens: int, seqs: int, block_size: int, kv: KVCache) -> int:
-    """What torch takes from the device for a step's tensors, weights and keys and values apart.
+    """Return the bytes that torch takes from the device for a step's tensors, apart from weights, keys and values.
 
     That is more than they hold at a time, because what was cut for one size does not always serve another.
     """

@@ -1,4 +1,4 @@
-"""Sampling by a kernel of the device: what `sampler` computes, without an answer that the host waits for."""
+"""A device with a sampling kernel draws the tokens that `sampler` would, without an answer that the host waits for."""
 
 from functools import partial
 
@@ -36,7 +36,7 @@ class DeviceSampler:
         self._impossible = torch.tensor(-torch.inf, device=self._device)
 
     def admit(self, admitted: NewSequence) -> None:
-        """A sequence takes the slot; what the slot held before is forgotten."""
+        """Note that a sequence takes the slot; what the slot held before is forgotten."""
         self._slots.admit(admitted)
         if admitted.sampling.penalised:
             self._penalties.admit(admitted)
@@ -70,7 +70,7 @@ class DeviceSampler:
         arrived: list[NewSequence] | None,
         filters: dict[str, bool],
     ) -> Tensor:
-        """`arrived`: None when no row is penalised."""
+        """Sample the step's rows. `arrived` is None when no row is penalised."""
         if forbidden:
             pinned = self._device.type == "cuda"
             pairs = torch.tensor(forbidden, pin_memory=pinned).to(self._device, non_blocking=True)

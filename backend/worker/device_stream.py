@@ -1,4 +1,4 @@
-"""One device's work, in order: queued when launched, done when waited for. The seam between one CPU and CUDA."""
+"""A stream runs one device's work in order: queued when launched, done when waited for. CPU and CUDA differ here."""
 
 import time
 from collections.abc import Callable
@@ -11,15 +11,17 @@ Work = Callable[[], object]
 
 
 class Running(Protocol):
-    """Work that was launched."""
+    """Work that was launched on a stream."""
 
     def wait(self) -> float:
-        """Block until it is done. Seconds, from the completion of the work before it (or its own launch, if later)."""
+        """Block until it is done. Returns seconds since the completion of the work before it (or its own launch, if
+        later).
+        """
         ...
 
 
 class Graph(Protocol):
-    """Work recorded once, whose kernels are launched together."""
+    """A graph is work recorded once, whose kernels are launched together."""
 
     def replay(self) -> None: ...
 
@@ -39,16 +41,16 @@ class DeviceStream(Protocol):
         ...
 
     def staging(self, num_bytes: int) -> Tensor:
-        """Host memory, uint8, from which copies to the device need not wait."""
+        """Return host memory, uint8, from which copies to the device need not wait."""
         ...
 
     def recover(self) -> None:
-        """After memory ran out: wait for all that was launched, and give back what can be spared."""
+        """Recover from a lack of memory: wait for all that was launched, and give back what can be spared."""
         ...
 
 
 class CpuStream:
-    """Nothing runs ahead on a CPU: waiting for work is doing it."""
+    """A CPU's stream: nothing runs ahead there, waiting for work is doing it."""
 
     device = torch.device("cpu")
     captures = False
@@ -113,7 +115,7 @@ class CudaStream:
 
 
 class Span:
-    """What lies between two events of a stream, the first of which passes when the work before it is done."""
+    """The work between two events of a stream, the first of which passes when the work before it is done."""
 
     def __init__(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> None:
         self._begin, self._end = begin, end
@@ -125,5 +127,5 @@ class Span:
 
 
 def make_device_stream(device: torch.device, captures: bool) -> DeviceStream:
-    """`captures`: whether graphs can hold what will run on the device, if it has graphs."""
+    """Return the stream of a device. `captures`: graphs can hold what will run on the device, if it has graphs."""
     return CpuStream() if device.type == "cpu" else CudaStream(device, captures)

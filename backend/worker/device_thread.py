@@ -1,4 +1,4 @@
-"""The threads at the device: one launches steps as they are planned, one waits for them and posts their output."""
+"""Two threads serve the device: one launches steps as they are planned, one waits for them and posts their output."""
 
 import sys
 import threading
@@ -12,8 +12,8 @@ from backend.scheduler.batch import Batch, StepOutput
 from backend.worker.executor import Executor, LostStep, PendingStep
 
 Post = Callable[[StepOutput | BaseException], None]
-"""Called on a device thread with each step's output in order, with `MemoryExhausted` in the place of one that was lost,
-or once with what ended it.
+"""This is called on a device thread with each step's output in order, with `MemoryExhausted` in the place of one that
+was lost, or once with the error that ended the thread.
 """
 
 
@@ -48,7 +48,7 @@ class DeviceThread:
         self._inbox.put(batch)
 
     def stacks(self) -> str:
-        """The stack of each thread, innermost frame last."""
+        """Return the stack of each thread, innermost frame last."""
         frames = sys._current_frames()
         named = [(thread.name, frames.get(thread.ident or 0)) for thread in self._threads]
         return "\n".join(f"{name}:\n{''.join(traceback.format_stack(frame))}" for name, frame in named if frame)

@@ -1,4 +1,4 @@
-"""How a planned step becomes tokens: the seam between the planner and a device."""
+"""An executor turns a planned step into tokens; everything above it knows no device."""
 
 from collections import deque
 from typing import Protocol
@@ -8,7 +8,7 @@ from backend.scheduler.batch import Batch, StepOutput
 
 
 class PendingStep(Protocol):
-    """A step the device has been told to compute."""
+    """A step that the device has been told to compute."""
 
     def wait(self) -> StepOutput:
         """Block until it is done. Raises `DeviceError` when the device failed, and `MemoryExhausted` as `launch`."""
@@ -16,7 +16,7 @@ class PendingStep(Protocol):
 
 
 class Executor(Protocol):
-    """One device. Steps run in the order of their launch; one thread calls it."""
+    """An executor is one device. Steps run in the order of their launch; one thread calls it."""
 
     def launch(self, batch: Batch) -> PendingStep:
         """Queue a step behind those launched before, without waiting for it.
@@ -29,7 +29,7 @@ class Executor(Protocol):
 
 
 class LostStep:
-    """A step that could not be launched."""
+    """A step that could not be launched for want of memory."""
 
     def __init__(self, error: MemoryExhausted) -> None:
         self._error = error
@@ -39,7 +39,7 @@ class LostStep:
 
 
 class InlineDevice:
-    """Steps of one executor, launched and waited for by one thread, as `DeviceThread` does it with two of its own."""
+    """Launches and waits for the steps of one executor by one thread, as `DeviceThread` does with two of its own."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -55,7 +55,7 @@ class InlineDevice:
             self._launched.append(LostStep(error))
 
     def wait(self) -> StepOutput | MemoryExhausted:
-        """The output of the oldest step; where there was no memory for it, it and those behind it are forgotten."""
+        """Return the output of the oldest step. Where there was no memory for it, forget it and those behind it."""
         try:
             output = self._launched[0].wait()
         except MemoryExhausted as error:

@@ -1,4 +1,4 @@
-"""The shapes of which graphs are made, few enough to be recorded before the first request.
+"""Graphs are made of these shapes, few enough to be recorded before the first request.
 
 A batch runs in the smallest that holds it, padded. A place without a sequence costs programs that end at once, and a
 row of the logits' product; a token of padding costs a row of every other one. Decodes alone are padded by 7 rows or a
@@ -29,7 +29,7 @@ TOKENS_STEP = 128  # between sizes of steps with prompts, or a quarter of the po
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """How many sequences and tokens a step computes, those that pad it included.
+    """The shape of a step: how many sequences and tokens it computes, those that pad it included.
 
     Places of sequences are padded part by part: `num_decodes` for those of one token each, then `num_prompts`, and a
     place that is left has no tokens. Tokens follow each other without a gap, and padding comes after all of them.
@@ -43,7 +43,7 @@ class StepShape:
 
     @classmethod
     def of(cls, batch: Batch) -> Self:
-        """Without padding."""
+        """Return the shape of a batch without padding."""
         return cls(
             num_decodes=batch.num_decodes,
             num_prompts=len(batch.slots) - batch.num_decodes,
@@ -58,18 +58,18 @@ class StepShape:
 
 
 def largest(max_num_batched_tokens: int) -> int:
-    """Tokens of the largest shape."""
+    """Return the tokens of the largest shape."""
     return min(max_num_batched_tokens, MAX_TOKENS)
 
 
 def decode_sizes(max_num_seqs: int) -> list[int]:
-    """1, 2, 4, then multiples of 8, beyond 256 of 64, and `max_num_seqs` itself."""
+    """Return the sizes of decodes alone: 1, 2, 4, then multiples of 8, beyond 256 of 64, and `max_num_seqs` itself."""
     sizes = [1, 2, 4, *range(FINE, FINE_UNTIL + 1, FINE), *range(FINE_UNTIL + COARSE, max_num_seqs, COARSE)]
     return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
 
 
 def place_sizes(max_num_seqs: int) -> list[int]:
-    """None, then powers of two from 64, and `max_num_seqs` itself."""
+    """Return the places for decodes beside prompts: none, then powers of two from 64, and `max_num_seqs` itself."""
     sizes, size = [0], FEWEST_PLACES
     while size < max_num_seqs:
         sizes.append(size)
@@ -78,7 +78,9 @@ def place_sizes(max_num_seqs: int) -> list[int]:
 
 
 def token_sizes(max_num_batched_tokens: int) -> list[int]:
-    """Multiples of 128, beyond 1,024 four to an octave, and the most that a step may have, `MAX_TOKENS` at most."""
+    """Return the sizes of steps with prompts: multiples of 128, beyond 1,024 four to an octave, up to the most that a
+    step may have, or `MAX_TOKENS`.
+    """
     most, sizes, size = largest(max_num_batched_tokens), [], 0
     while size < most:
         size = min(most, size + max(TOKENS_STEP, (1 << size.bit_length()) // 8))
@@ -87,13 +89,13 @@ def token_sizes(max_num_batched_tokens: int) -> list[int]:
 
 
 def num_shapes(max_num_batched_tokens: int, max_num_seqs: int) -> int:
-    """How many shapes an engine has, or a few more."""
+    """Return how many shapes an engine has, or a few more."""
     with_prompts = len(token_sizes(max_num_batched_tokens)) * len(place_sizes(max_num_seqs))
     return with_prompts + len(decode_sizes(max_num_seqs))
 
 
 class GraphShapes:
-    """Those of one engine."""
+    """The shapes of one engine's graphs."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._decodes = decode_sizes(config.max_num_seqs)
@@ -103,13 +105,13 @@ class GraphShapes:
         self._max_context_len = config.max_model_len
 
     def __iter__(self) -> Iterator[StepShape]:
-        """The largest come first, so that the others' graphs fit the memory that theirs take."""
+        """Yield the shapes, the largest first, so that the others' graphs fit the memory that theirs take."""
         sizes = product(reversed(self._tokens), reversed(self._places))
         yield from dict.fromkeys(self._with_prompts(places, tokens) for tokens, places in sizes)
         yield from (self._decodes_alone(size) for size in reversed(self._decodes))
 
     def holding(self, batch: Batch) -> StepShape | None:
-        """The smallest shape that holds the batch, if any does."""
+        """Return the smallest shape that holds the batch, if any does."""
         num_seqs, num_tokens = len(batch.slots), sum(batch.lengths)
         if batch.num_decodes == num_seqs:
             return self._decodes_alone(_at_least(num_seqs, self._decodes))
@@ -121,7 +123,7 @@ class GraphShapes:
         return StepShape(size, 0, size, 1, self._max_context_len)
 
     def _with_prompts(self, places: int, tokens: int) -> StepShape:
-        """Of its tokens one at least is a prompt's, so that decodes never have more places than there are rows."""
+        """Return a shape with prompts: one token at least is a prompt's, so places of decodes never exceed rows."""
         return StepShape(min(places, tokens - 1), self._num_prompts, tokens, tokens, self._max_context_len)
 
 

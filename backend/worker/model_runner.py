@@ -1,4 +1,4 @@
-"""From a batch's lists to tensors, through the decoder and the sampler, and back to tokens."""
+"""The model runner takes a batch to tensors, through the decoder and the sampler, and back to tokens."""
 
 import logging
 from collections import deque
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class StepSampler(Protocol):
-    """Knows how the sequence of each slot is sampled."""
+    """A sampler knows how the sequence of each slot is sampled."""
 
     def admit(self, admitted: NewSequence) -> None: ...
 
@@ -39,7 +39,7 @@ class StepSampler(Protocol):
 
 @dataclass(slots=True)
 class LaunchedStep:
-    """A launched batch."""
+    """A step that was launched, to be waited for."""
 
     runner: "ModelRunner"
     number: int
@@ -104,18 +104,18 @@ class ModelRunner:
             raise self.failure(batch.step, error) from error
 
     def completed(self) -> None:
-        """The oldest step was, and its tokens are read."""
+        """Free what the oldest step was staged in: it has completed, and its tokens are read."""
         self.stager.release(self._staged.popleft())
 
     def failure(self, step: int, error: Exception) -> DeviceError:
-        """What a step's failure means: torch reports whatever CUDA does, after most of which nothing can be trusted."""
+        """Return what a failure means: torch reports whatever CUDA does, after most of which nothing can be trusted."""
         if not is_out_of_memory(error):
             return DeviceError(explained(f"step {step} failed on {self.device}", error))
         self._device_stream.recover()
         return MemoryExhausted(f"no memory on {self.device} for step {step}: {error}")
 
     def _forget_unfinished(self) -> None:
-        """Whatever was staged is lost, or belongs to a generation that was interrupted at any point."""
+        """Forget whatever was staged: it is lost, or belongs to a generation that was interrupted at any point."""
         if self.stager.in_use:
             self._device_stream.recover()  # the device may be reading it
             self.stager.release_all()
@@ -141,7 +141,7 @@ class ModelRunner:
         return DeviceSampler(sample, self._received, seqs, model.vocab_size, model.eos_token_ids)
 
     def _warm_device(self) -> None:
-        """Steps without a graph come after the recording of graphs, which gives back the memory that they then keep."""
+        """Record graphs, then run steps without one: recording gives back the memory that those then keep."""
         graphs = self.graphs or self._make_graphs()
         self.graphs = None
         self._rehearse(warm_up.prompts(self.config))
@@ -161,7 +161,8 @@ class ModelRunner:
         return graphs
 
     def _record(self, work: Work) -> Graph:
-        """Run it first: what libraries load and reserve at a size's first use is not for a graph to hold.
+        """Record work as a graph, run once before: what libraries load at a size's first use is not for a graph to
+        hold.
 
         And replay it once: CUDA sends a graph to the device when it is first launched.
         """
@@ -209,13 +210,13 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _compute(self, shape: StepShape, num_sampled: int) -> Tensor:
-        """From staged numbers to the logits [num_sampled, vocab] of the rows that sample."""
+        """Compute the logits [num_sampled, vocab] of the rows that sample, from staged numbers."""
         hidden = self.decoder.forward(self._inputs(shape), self.kv)
         out = None if self._logits is None else self._logits[:num_sampled]
         return self.decoder.logits(hidden[self._received.last_rows[:num_sampled]], out)
 
     def _compute_padded(self, shape: StepShape) -> None:
-        """The step of a graph: all that it reads and writes stays where it is, and depends on the shape alone."""
+        """Compute the step of a graph: what it reads and writes stays where it is, and depends on the shape alone."""
         self._compute(shape, min(shape.num_seqs, self.config.max_num_seqs))
 
     def _inputs(self, shape: StepShape) -> StepInputs:
@@ -238,7 +239,7 @@ class ModelRunner:
         )
 
     def _feed(self, num_decodes: int) -> None:
-        """Decodes get what their slots sampled last. Of that many rows, some may be prompts' or padding."""
+        """Feed decodes what their slots sampled last. Of that many rows, some may be prompts' or padding."""
         if num_decodes:
             token_ids = self._received.token_ids[:num_decodes]
             last = self._last_tokens.index_select(0, self._received.slots[:num_decodes])

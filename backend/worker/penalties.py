@@ -1,4 +1,4 @@
-"""Penalties on tokens that a sequence already holds, counted where the tokens are sampled."""
+"""Penalties apply to tokens that a sequence already holds, which are counted where they are sampled."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from backend.worker.slot_sampling import SlotSampling
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """One step's penalised rows, and the state behind them."""
+    """The penalised rows of one step, and the state behind them."""
 
     state: "PenaltyState"
     arrived: list[NewSequence]  # whose tokens are counted before the step's
@@ -44,20 +44,20 @@ class Penalties:
 
 
 def repeat(logits: Tensor, penalty: Tensor) -> Tensor:
-    """Logits of tokens the sequence holds, prompt included: divided above 0, multiplied below (Keskar et al., 2019)."""
+    """Penalise logits of tokens in prompt or output: divided above 0, multiplied below (Keskar et al., 2019)."""
     return torch.where(logits > 0, logits / penalty, logits * penalty)
 
 
 @dataclass(frozen=True, slots=True)
 class Occurrences:
-    """What each slot's sequence holds."""
+    """The tokens that each slot's sequence holds."""
 
     in_prompt: Tensor  # [max_num_seqs, vocab] bool
     output_counts: Tensor  # [max_num_seqs, vocab] int32
 
 
 class PenaltyState:
-    """What the penalised sequences of every slot hold. Its tensors, 5 bytes a slot and token, are made when needed."""
+    """Keeps the tokens that penalised sequences hold, by slot; 5 bytes a slot and token, allocated when needed."""
 
     def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device | None = None) -> None:
         self._shape = (max_num_seqs, vocab_size)
@@ -74,11 +74,11 @@ class PenaltyState:
         return self._occurrences
 
     def admit(self, admitted: NewSequence) -> None:
-        """A penalised sequence takes a slot. Its tokens are counted on the device, before the slot's first sample."""
+        """Note that a penalised sequence takes a slot. The device counts its tokens before the slot's first sample."""
         self._arrived.append(admitted)
 
     def take_arrived(self) -> list[NewSequence]:
-        """The sequences admitted since the last call, for `load`."""
+        """Return the sequences admitted since the last call, for `load`."""
         arrived, self._arrived = self._arrived, []
         return arrived
 
@@ -92,7 +92,7 @@ class PenaltyState:
             counts.scatter_add_(0, output, torch.ones_like(output, dtype=torch.int32))
 
     def select(self, slots: npt.NDArray[np.int64], known: SlotSampling, device: torch.device) -> Penalties | None:
-        """The penalised rows of a step, one for each of `slots`; None if none is."""
+        """Return the penalised rows of a step, one for each of `slots`; None if none is."""
         rows = known.penalised[slots].nonzero()[0]
         if len(rows) == 0:
             return None

@@ -1,4 +1,4 @@
-"""From logits to tokens, one row a sequence, in the order that vLLM applies:
+"""The sampler draws tokens from logits, one row a sequence, in the order that vLLM applies:
 
     end tokens forbidden before `min_tokens` -> repetition, frequency and presence penalties -> greedy rows: argmax
     other rows: temperature -> min-p -> top-k -> top-p -> draw
@@ -26,12 +26,12 @@ Integers = npt.NDArray[np.int64]
 
 
 Choose = Callable[[Tensor], Tensor]
-"""Token ids [rows] int64 for a step's logits [rows, vocab] fp32, which it may write to."""
+"""Returns token ids [rows] int64 for a step's logits [rows, vocab] fp32, which it may write to."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """How each row of one step's logits is sampled. None: no row asks for it."""
+    """The sampling of each row of one step's logits. None in a field: no row asks for it."""
 
     temperature: Tensor | None = None  # [rows] fp32, 0 for a greedy row; None: all are greedy
     uniforms: Tensor | None = None  # [rows] fp64 in [0, 1), needed when any row is drawn
@@ -44,7 +44,7 @@ class SamplingBatch:
 
 @torch.inference_mode()
 def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """Token ids [rows] int64 for `logits` [rows, vocab] fp32, which may be written to."""
+    """Sample token ids [rows] int64 from `logits` [rows, vocab] fp32, which may be written to."""
     if batch.forbidden is not None:
         logits[batch.forbidden] = -torch.inf
     if batch.penalties is not None:
@@ -80,14 +80,14 @@ def _draw_rows(logits: Tensor, batch: SamplingBatch, rows: Tensor | slice) -> Te
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Index of each row of `weights` [rows, n] at which its cumulative sum first exceeds `uniform` of the total."""
+    """Return the index in each row of `weights` [rows, n] where its cumulative sum first exceeds `uniform` of all."""
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     target = uniforms.unsqueeze(1) * cumulative[:, -1:]
     return torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp_(max=weights.shape[1] - 1)
 
 
 def cutoffs(logits: Tensor, min_p: Tensor | None, top_k: Tensor | None, top_p: Tensor | None) -> Tensor | None:
-    """The smallest logit that each row may draw, [rows], for `logits` [rows, vocab] with a largest of 0.
+    """Return the smallest logit that each row may draw, [rows], for `logits` [rows, vocab] with a largest of 0.
 
     Only rows that ask for top k or top p are sorted.
     """
@@ -103,7 +103,7 @@ def cutoffs(logits: Tensor, min_p: Tensor | None, top_k: Tensor | None, top_p: T
 
 
 def _raised(floor: Tensor, ordered: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """`floor` [rows] or the last logit of the top k and, within those, of the smallest set of mass top p, if higher."""
+    """Return `floor` [rows] or, if higher, the last logit of the top k and of the smallest set of mass top p in it."""
     weights = ordered.exp().mul_(ordered >= floor.unsqueeze(1))
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     last = torch.where(top_k > 0, top_k, ordered.shape[1]).unsqueeze(1) - 1
@@ -116,14 +116,14 @@ def _raised(floor: Tensor, ordered: Tensor, top_k: Tensor, top_p: Tensor) -> Ten
 
 
 def descending(x: Tensor) -> Tensor:
-    """Each row of x in falling order. On a CPU numpy's vectorised sort takes a thirtieth of the time of torch's."""
+    """Return each row of x in falling order. On a CPU numpy's vectorised sort takes a thirtieth of torch's time."""
     if x.device.type != "cpu":
         return x.sort(dim=-1, descending=True).values
     return torch.from_numpy(np.sort((-x).numpy(), axis=-1)).neg_()
 
 
 def uniforms(seeds: Integers, positions: Integers) -> npt.NDArray[np.float64]:
-    """Numbers in [0, 1) of 53 random bits, by seed and position alone (SplitMix64; Steele et al., 2014)."""
+    """Return numbers in [0, 1) of 53 random bits, by seed and position alone (SplitMix64; Steele et al., 2014)."""
     golden = np.uint64(0x9E3779B97F4A7C15)
     state = _mix(seeds.astype(np.uint64)) + (positions.astype(np.uint64) + np.uint64(1)) * golden
     return (_mix(state) >> np.uint64(11)).astype(np.float64) * 2.0**-53
@@ -153,26 +153,26 @@ class SlotSampler:
         self._penalties = PenaltyState(max_num_seqs, vocab_size, self._device)
 
     def admit(self, admitted: NewSequence) -> None:
-        """A sequence takes the slot; what the slot held before is forgotten."""
+        """Note that a sequence takes the slot; what the slot held before is forgotten."""
         self._slots.admit(admitted)
         if admitted.sampling.penalised:
             self._penalties.admit(admitted)
 
     def stage(self, staged: Staged) -> Choose:
-        """How this step's rows are sampled, as they are known now."""
+        """Return a function that samples this step's rows as they are known now."""
         numbers, count = staged.piece.numbers, staged.num_sampled
         slots, positions = numbers.sampled_slots[:count], numbers.sampled_positions[:count]
         return partial(sample, batch=self.batch(slots, positions, self._device))
 
     def sample(self, logits: Tensor, slots: Integers, positions: Integers) -> Tensor:
-        """Tokens [rows] for `logits` [rows, vocab] fp32, which may be written to.
+        """Sample tokens [rows] from `logits` [rows, vocab] fp32, which may be written to.
 
         `positions` [rows] are the indices that the sampled tokens will have in their sequences.
         """
         return sample(logits, self.batch(slots, positions, logits.device))
 
     def batch(self, slots: Integers, positions: Integers, device: torch.device) -> SamplingBatch:
-        """This step's rows, staged on `device`."""
+        """Return the sampling of this step's rows, staged on `device`."""
         known = self._slots
         forbidden = self._forbidden(slots, positions, device)
         penalties = self._penalties.select(slots, known, device)

@@ -1,4 +1,4 @@
-"""A device that computes nothing: it answers after the time a step would have taken, with tokens from a rule."""
+"""A simulated device computes nothing: it answers after the time a step would have taken, with tokens from a rule."""
 
 import time
 from collections.abc import Callable
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from backend.scheduler.batch import Batch, StepOutput
 
 StepTime = Callable[[Batch], float]
-"""Seconds a step keeps the device busy."""
+"""Returns the seconds that a step keeps the device busy."""
 
 TokenRule = Callable[[int, int], int]
-"""Token id for a slot at a position."""
+"""Returns the token id for a slot at a position."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""How the sequence of each slot is sampled: what the host remembers between steps."""
+"""The host remembers between steps how the sequence of each slot is sampled."""
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ _NEVER = 2**63 - 1  # a position that no sequence reaches
 
 
 class SlotSampling:
-    """A value of every sampling parameter for every slot; 0 and 1 mean off, as in `SamplingParams`."""
+    """Keeps a value of every sampling parameter for every slot; 0 and 1 mean off, as in `SamplingParams`."""
 
     def __init__(self, max_num_seqs: int, vocab_size: int, eos_token_ids: tuple[int, ...] = ()) -> None:
         self._vocab_size = vocab_size
@@ -30,7 +30,7 @@ class SlotSampling:
         self._end_tokens: list[tuple[int, ...]] = [()] * max_num_seqs
 
     def admit(self, admitted: NewSequence) -> None:
-        """A sequence takes the slot; what the slot held before is forgotten."""
+        """Note that a sequence takes the slot; what the slot held before is forgotten."""
         slot, sampling = admitted.slot, admitted.sampling
         self.temperature[slot] = 0 if sampling.greedy else sampling.temperature
         self.seed[slot] = admitted.seed
@@ -45,7 +45,7 @@ class SlotSampling:
         self._end_tokens[slot] = self._endings(sampling)
 
     def forbidden(self, slots: Integers, positions: Integers) -> list[tuple[int, int]]:
-        """Rows and the end tokens that they may not draw yet; row i samples for `slots[i]` at `positions[i]`."""
+        """Return rows and the end tokens that they may not draw yet; row i samples for `slots[i]` at `positions[i]`."""
         early = (positions < self._free_from[slots]).nonzero()[0]
         return [(row, token) for row in early.tolist() for token in self._end_tokens[slots[row]]]
 

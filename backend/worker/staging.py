@@ -1,4 +1,4 @@
-"""From a batch's lists to numbers on their way to the device: where every token goes, and which rows are sampled.
+"""Staging turns a batch's lists into numbers for the device: where every token goes, which rows are sampled.
 
 Nothing is allocated for a step. Host memory is a ring of as many pieces as steps may be in flight: a piece is written
 when its step is launched and free again when the step has been waited for, or when nobody will.
@@ -26,7 +26,7 @@ _ALIGNMENT = 256  # bytes; kernels are compiled for addresses that are multiples
 
 @dataclass(frozen=True, slots=True)
 class StepFields(Generic[T]):
-    """One step's numbers. Of each array the first so many count; the names are those of `StepInputs`."""
+    """The numbers of one step. Only the first entries of each array count; the names are those of `StepInputs`."""
 
     token_ids: T  # [tokens] int64; -1: a decode's, fed on the device
     positions: T  # [tokens] int64
@@ -58,7 +58,7 @@ _DTYPES = {name: dtype for dtype, names in _TYPES.items() for name in names}
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where each field lies in one piece of memory."""
+    """The layout of all fields in one piece of memory."""
 
     begins: tuple[int, ...]  # bytes, in the order of the fields
     counts: tuple[int, ...]
@@ -79,11 +79,11 @@ class Layout:
 
     @property
     def num_head_bytes(self) -> int:
-        """Bytes of all fields but the changes of block tables, which are copied as far as there are any."""
+        """The bytes of all fields but the changes of block tables, which are copied as far as there are any."""
         return self.begins[-2]
 
     def views(self, memory: Tensor) -> StepFields[Tensor]:
-        """The fields in `memory` [num_bytes] uint8."""
+        """Return the fields in `memory` [num_bytes] uint8."""
         names = (field.name for field in fields(StepFields))
         parts = zip(names, self.begins, self.counts, strict=True)
         return StepFields(**{name: _view(memory, begin, count, _dtype(name)) for name, begin, count in parts})
@@ -102,7 +102,7 @@ Numbers = StepFields[npt.NDArray[Any]]
 
 
 class HostPiece:
-    """Host memory of one step: what it is told, and the tokens that it answers with."""
+    """The host memory of one step: its numbers, and the tokens that it answers with."""
 
     def __init__(self, layout: Layout, memory: Tensor, tokens: Tensor) -> None:
         self.memory = memory
@@ -115,7 +115,7 @@ class HostPiece:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A step as staged, padded to its shape."""
+    """A step that was staged, padded to its shape."""
 
     piece: HostPiece
     shape: StepShape
@@ -125,7 +125,7 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """A batch's sequences in its order. All are [rows]."""
+    """The sequences of a batch in its order; each array is [rows]."""
 
     slots: Ints
     lengths: Ints
@@ -165,20 +165,20 @@ class Stager:
         return Staged(piece, shape, len(batch.sampled), num_changes)
 
     def release(self, staged: Staged) -> None:
-        """The step has been waited for and its tokens are read: its memory may be written again."""
+        """Free the memory of a step that has been waited for and whose tokens are read."""
         self._free.append(staged.piece)
 
     @property
     def in_use(self) -> bool:
-        """Whether a piece was taken and is not free again, if only because staging was interrupted."""
+        """True if a piece was taken and is not free again, if only because staging was interrupted."""
         return len(self._free) < len(self._pieces)
 
     def release_all(self) -> None:
-        """No step reads what was staged any more, and nobody waits for one."""
+        """Free all memory: no step reads what was staged any more, and nobody waits for one."""
         self._free = deque(self._pieces)
 
     def _change_tables(self, batch: Batch, numbers: Numbers) -> int:
-        """Apply new blocks; how many places changed. A place named twice gets what it holds at last both times."""
+        """Apply new blocks; returns how many places changed. A place named twice gets its last value both times."""
         width = self._tables.shape[1]
         changed: list[int] = []
         for slot, index, blocks in batch.new_blocks:
@@ -207,7 +207,7 @@ class Stager:
 
     @staticmethod
     def _pad_tokens(numbers: Numbers, num_tokens: int, shape: StepShape) -> None:
-        """Tokens of no sequence, that are stored nowhere."""
+        """Write tokens of no sequence, that are stored nowhere."""
         padding = slice(num_tokens, shape.num_tokens)
         numbers.token_ids[padding] = 0
         numbers.positions[padding] = 0
@@ -215,7 +215,7 @@ class Stager:
 
     @staticmethod
     def _place_sequences(numbers: Numbers, num_decodes: int, rows: _Rows, shape: StepShape) -> None:
-        """Decodes from place 0, prompts from `shape.num_decodes`; a place that is left is slot 0's, without tokens."""
+        """Write decodes from place 0, prompts from `shape.num_decodes`; unused places are slot 0's, without tokens."""
         places, end = np.arange(len(rows.slots)), shape.num_seqs
         places[num_decodes:] += shape.num_decodes - num_decodes
         lengths = np.zeros(end, np.int32)

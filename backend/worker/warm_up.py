@@ -1,4 +1,4 @@
-"""Steps that an engine runs before its first request, so that no request pays for what happens once.
+"""An engine runs these steps before its first request, so that no request pays for what happens once.
 
 They are slot 0's, whose context lies in block 0, and are waited for one by one.
 """
@@ -17,7 +17,7 @@ KINDS = (
 
 
 def prompts(config: EngineConfig) -> Iterator[Batch]:
-    """The longest prompt of one step, half of it and so on: products are loaded by their sizes.
+    """Yield the longest prompt of one step, half of it and so on: products are loaded by their sizes.
 
     The longest comes first, so that the others fit the memory that it takes.
     """
@@ -28,7 +28,7 @@ def prompts(config: EngineConfig) -> Iterator[Batch]:
 
 
 def sampling(config: EngineConfig) -> Iterator[Batch]:
-    """A prompt and a decode for every kind of sampling."""
+    """Yield a prompt and a decode for every kind of sampling."""
     length = max(1, min(config.block_size, _longest(config)))
     for kind in KINDS:
         yield _prompt(config, length, kind)
@@ -36,7 +36,7 @@ def sampling(config: EngineConfig) -> Iterator[Batch]:
 
 
 def decodes(config: EngineConfig) -> Batch:
-    """As many as there are slots, for which sampling takes the most memory."""
+    """Return as many decodes as there are slots, for which sampling takes the most memory."""
     every = list(range(config.max_num_seqs))
     return Batch(1, len(every), every, [0] * len(every), [1] * len(every), [], every)
 
@@ -46,6 +46,6 @@ def _longest(config: EngineConfig) -> int:
 
 
 def _prompt(config: EngineConfig, length: int, kind: SamplingParams) -> Batch:
-    """One whole prompt."""
+    """Return a step of one whole prompt."""
     blocks, admitted = [0] * config.blocks_for(length), NewSequence(0, kind, 0, [0] * length, length)
     return Batch(0, 0, [0], [0], [length], [0] * length, [0], [(0, 0, blocks)], [admitted])
