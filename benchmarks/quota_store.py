@@ -2,7 +2,7 @@
 
 A private Valkey on a unix socket, one client, six limits active on every request: rates of requests, input and all
 tokens, budgets of a day and a month, and concurrency. PING goes through the same client and socket. `--server` names
-another server program.
+another server program. One small script is sent by our link and by redis-py's own client as well, side by side.
 """
 
 import asyncio
@@ -15,10 +15,13 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
+from redis.asyncio import Redis
+
 from benchmarks.redis_server import RedisServer
 from benchmarks.report import Report, Spread, scenario_parser
 from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
 from quotas.reservation import Ask, Usage
+from quotas.store.redis_client import RedisClient
 from quotas.store.redis_link import command
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import ScriptRunner
@@ -35,6 +38,7 @@ LIMITS = (
 )
 ASK, USAGE = Ask(1, 300, 200), Usage(300, 120, 100)
 PING = command(b"PING")
+INCREMENT = "return redis.call('INCRBY', KEYS[1], ARGV[1])"
 TIMEOUT = 10.0  # seconds: a busy machine is no outage here
 
 
@@ -46,7 +50,9 @@ def main(arguments: list[str] | None = None) -> int:
     runs, pairs = (1, 200) if options.quick else (options.runs, 2000)
     with TemporaryDirectory() as directory, RedisServer(Path(directory), program=options.server) as server:
         rows = [asyncio.run(_measure(server.url, pairs)) for _ in range(runs)]
+        clients = [asyncio.run(_compare_clients(server.url, pairs)) for _ in range(runs)]
     report.add_table("six limits active", [{name: Spread.of([row[name] for row in rows]) for name in rows[0]}])
+    report.add_table(f"one small script, {IN_FLIGHT} in flight", _spreads(clients))
     report.at_most("reserve and settle, in PING round trips", median(row["pair / PING"] for row in rows), 4)
     report.at_least(f"pairs/s at {IN_FLIGHT} in flight", median(row["pairs/s"] for row in rows), 8000)
     return report.finish(options.results)
@@ -76,6 +82,41 @@ async def _measure(url: str, pairs: int) -> dict[str, float]:
         "pairs/s": rate,
         "pairs per second of the client's processor time": processor_rate,
     }
+
+
+async def _compare_clients(url: str, calls: int) -> dict[str, tuple[float, float]]:
+    """Return scripts a second, and microseconds of this process's processor time for each, by client."""
+    theirs = Redis.from_url(url)
+    ours = RedisClient(url, TIMEOUT)
+    await ours.connect()
+    digest = str(await theirs.script_load(INCREMENT))
+    packed = command(b"EVALSHA", digest.encode(), b"1", b"counter", b"1")
+
+    async def by_link() -> None:
+        await ours.send(packed)
+
+    async def by_redis_py() -> None:
+        await theirs.evalsha(digest, 1, "counter", "1")
+
+    measured = {}
+    for name, call in (("our link", by_link), ("redis-py", by_redis_py)):
+        await _throughput(call, IN_FLIGHT)  # redis-py makes a connection for each call at once
+        rate, processor_rate = await _throughput(call, calls)
+        measured[name] = rate, 1e6 / processor_rate
+    await ours.close()
+    await theirs.aclose()
+    return measured
+
+
+def _spreads(runs: list[dict[str, tuple[float, float]]]) -> list[dict[str, object]]:
+    return [
+        {
+            "client": client,
+            "scripts/s": Spread.of([run[client][0] for run in runs]),
+            "client's processor time, us/script": Spread.of([run[client][1] for run in runs]),
+        }
+        for client in runs[0]
+    ]
 
 
 async def _alternating(
