@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def beside(*coroutines: Coroutine[object, object, None]) -> AsyncIterator[None]:
-    """Run them while the block runs. One that ends with an error is logged: nothing else would tell."""
+    """Run coroutines while the block runs. One that ends with an error is logged: nothing else would report it."""
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     for task in tasks:
         task.add_done_callback(_tell)
@@ -34,7 +34,7 @@ SLICE = 50  # at a time: some tenths of a millisecond
 
 
 async def unhurried(items: Iterable[Item], make: Callable[[Item], Made]) -> list[Made]:
-    """What `make` makes of each item; other work has its turn after every few. `items` are taken at once."""
+    """Return `make` of each item, letting other work run after every few. `items` are read at once."""
     taken = list(items)
     made: list[Made] = []
     for start in range(0, len(taken), SLICE):

@@ -1,4 +1,4 @@
-"""Rows of text for a terminal or a spreadsheet, whose cells may come from strangers."""
+"""Tables of text for a terminal or a spreadsheet, whose cells may come from strangers."""
 
 import csv
 from collections.abc import Sequence
@@ -7,13 +7,13 @@ from io import StringIO
 from admission.simulation.report import flush_left, flush_right, width
 
 FORMULA = frozenset("=+-@\uff1d\uff0b\uff0d\uff20")
-"""What spreadsheets take a cell for that begins so (OWASP, CSV injection)."""
+"""A cell that begins with one of these is taken for a formula by spreadsheets (OWASP, CSV injection)."""
 
 Row = Sequence[str]
 
 
 def table(heading: Row, rows: Sequence[Row], numeric: frozenset[str] = frozenset()) -> str:
-    """Columns two spaces apart; those named in `numeric` are flush right."""
+    """Lay out rows in columns two spaces apart; those named in `numeric` are flush right."""
     cells = [list(map(printable, row)) for row in (heading, *rows)]
     widths = [max(map(width, column)) for column in zip(*cells, strict=True)]
     return "".join(
@@ -27,7 +27,7 @@ def table(heading: Row, rows: Sequence[Row], numeric: frozenset[str] = frozenset
 
 
 def csv_text(heading: Row, rows: Sequence[Row]) -> str:
-    """As RFC 4180, with line feeds; no cell is a formula."""
+    """Write rows as RFC 4180 says, but with line feeds; no cell is a formula."""
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows([list(map(_inert, row)) for row in (heading, *rows)])
@@ -35,7 +35,7 @@ def csv_text(heading: Row, rows: Sequence[Row]) -> str:
 
 
 def printable(text: str) -> str:
-    """Without the characters that move a cursor, ring a bell or turn the direction of writing: they are escaped."""
+    """Escape the characters that move a cursor, ring a bell or turn the direction of writing."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 

@@ -31,14 +31,14 @@ class Watchdog:
         self._waited = 0.0  # seconds, for it
 
     async def run(self) -> None:
-        """Runs as long as the engine does."""
+        """Check every `INTERVAL` for as long as the engine runs."""
         while not self._engine.failed.done():
             slept = self._clock()
             await asyncio.sleep(INTERVAL)
             self.look(self._clock() - slept)
 
     def look(self, elapsed: float) -> None:
-        """Once; `elapsed` seconds after the last look."""
+        """Check the loop and the device once, `elapsed` seconds after the last check."""
         if (lag := elapsed - INTERVAL) > LATE:
             log.warning("the event loop was late by %.1f s: something held it, or the machine stood still", lag)
         self._look_at_device(min(elapsed, 2 * INTERVAL))

@@ -1,4 +1,4 @@
-"""What an admin may change. Every change is in the audit log before it takes effect."""
+"""Actions of an admin on a running gateway: end a request, reload the policy, drain. Each is in the audit log first."""
 
 import logging
 from collections.abc import Callable
@@ -22,7 +22,7 @@ FILES = "files"  # the actor of an edit
 
 
 class Actions:
-    """`drain` has the server stop in order."""
+    """Carries out what an admin asks for and records it; `drain` has the server stop in order."""
 
     def __init__(
         self, requests: LiveRequests, policies: LivePolicy, audit: AuditLog, drain: Callable[[], object]
@@ -33,7 +33,10 @@ class Actions:
         self._drain = drain
 
     async def cancel(self, actor: str, name: str) -> dict[str, Any]:
-        """End a live request: its client is told so. Raises `RequestNotFound`."""
+        """End a live request and tell its client so.
+
+        Raises `RequestNotFound`, and `BadRequest` while the request is still being read.
+        """
         try:
             scope, target = self._cancellable(name)
         except ApiError as error:
@@ -47,14 +50,14 @@ class Actions:
         return {"cancelled": True}
 
     def _cancellable(self, name: str) -> tuple[RequestScope, str]:
-        """Its scope, and what the audit log calls it."""
+        """Return the scope of a live request, and what the audit log calls the request."""
         request_record = self._requests.live(name)
         if request_record.scope is None:
             raise BadRequest("The request is still being read: it can be cancelled once it has arrived.")
         return request_record.scope, f"{request_record.request_id} of {request_record.tenant}"
 
     async def reload(self, actor: str) -> dict[str, Any]:
-        """Read the policy files now. What that changes is an entry of its own."""
+        """Read the policy files now. If that changes the policy, the change is an audit entry of its own."""
         if not self._policies.has_files:
             raise BadRequest(
                 "The built-in policy holds, which has no files: start with --policy PATH to have your own."
@@ -64,7 +67,7 @@ class Actions:
         return {"version": self._policies.current.version, "problem": problem_of(self._policies)}
 
     async def drain(self, actor: str) -> dict[str, Any]:
-        """Stop as at a first SIGTERM."""
+        """Stop the server in order, as a first SIGTERM does."""
         await self._audit.record(actor, "drain", "gateway", "begun")
         self._drain()
         return {"draining": True}
@@ -80,7 +83,7 @@ class Actions:
         await self._note_edit("keys.change", f"{change!s:.{MAX_IDS}}", "in force")
 
     async def _note_edit(self, action: str, target: str, result: str) -> None:
-        """Of files that an admin wrote: it has taken effect already, so all that can be done is to tell."""
+        """Record an edit of files, which has taken effect already: a log that cannot be written is only reported."""
         try:
             await self._audit.record(FILES, action, target, result)
         except AuditUnavailable:

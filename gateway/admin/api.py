@@ -1,7 +1,7 @@
-"""The paths of the admin API: what each reads or changes.
+"""The admin API: its paths, and the handler that answers each.
 
-Moments are in Unix seconds, durations in seconds, null is unknown. Lists are capped; `truncated` counts what is left
-out. docs/admin.md describes each.
+Moments are in Unix seconds, durations in seconds, and null means unknown. Lists are capped; `truncated` counts what is
+left out. docs/admin.md describes each answer.
 """
 
 import time
@@ -31,7 +31,7 @@ PREFIX = "/admin/v1"
 
 
 class Api:
-    """Reads the gateway as it is at the moment of each request; `actions` change it."""
+    """Handles requests to the admin API by reading the gateway as it is at that moment; `actions` change it."""
 
     def __init__(
         self, process: Process, service: Service, history: History, audit: AuditLog, keys: KeySource, what_ifs: WhatIfs

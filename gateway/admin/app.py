@@ -1,4 +1,4 @@
-"""The admin port's application: who is let in, and an answer whatever happens."""
+"""The admin port's ASGI application: checks the key, routes, and turns every failure into a typed answer."""
 
 import logging
 import time
@@ -34,7 +34,7 @@ HARDENING = encode_headers(
 
 
 class AdminApp:
-    """Probes and the page's files are open to everyone who reaches the port; all else needs the admin key."""
+    """Serves probes and the page's files to everyone who reaches the port, and all else only with the admin key."""
 
     def __init__(
         self,

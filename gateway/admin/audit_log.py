@@ -1,4 +1,4 @@
-"""Who changed what, line by line, for good.
+"""A file that records who changed what: one JSON object a line, appended and never rewritten.
 
     {"at": Unix seconds, "actor": who, "action": what, "target": to what, "result": how it ended}
 
@@ -22,7 +22,7 @@ MAX_ENTRIES = 1000
 
 
 class AuditLog:
-    """`clock` gives Unix seconds."""
+    """Appends to the audit log and reads its end; `clock` gives Unix seconds."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self._path = path
@@ -30,7 +30,7 @@ class AuditLog:
         self._lock = asyncio.Lock()  # entries of this process are written in the order of their times
 
     async def record(self, actor: str, action: str, target: str, result: str) -> None:
-        """Raises `AuditUnavailable` when it is not on the disk."""
+        """Write one entry and wait for the disk. Raises `AuditUnavailable` when it cannot be written."""
         async with self._lock:
             entry = {"at": self._clock(), "actor": actor, "action": action, "target": target, "result": result}
             try:
@@ -41,12 +41,12 @@ class AuditLog:
                 ) from error
 
     async def entries(self) -> list[dict[str, Any]]:
-        """The latest, newest first; those of earlier runs too."""
+        """Return the latest entries, the newest first, including those of earlier runs."""
         return await asyncio.to_thread(_tail, self._path)
 
 
 def _append(path: Path, line: bytes) -> None:
-    """One write, so that lines of several processes do not mix; after a line that was cut short, on one of its own."""
+    """Append in one write, so that lines of several processes do not mix; a line that was cut short is closed first."""
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         if not _ends_a_line(descriptor):
@@ -60,13 +60,13 @@ def _append(path: Path, line: bytes) -> None:
 
 
 def _ends_a_line(descriptor: int) -> bool:
-    """Or is empty."""
+    """Return whether the file ends with a line feed or is empty."""
     size = os.fstat(descriptor).st_size
     return size == 0 or os.pread(descriptor, 1, size - 1) == b"\n"
 
 
 def _tail(path: Path) -> list[dict[str, Any]]:
-    """A line that is not whole, or damaged, is left out."""
+    """Read the entries at the end of the file, the newest first, leaving out lines that are cut short or damaged."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))

@@ -1,4 +1,4 @@
-"""What `sluice doctor --live` would say of this gateway, said by itself."""
+"""The diagnosis that a gateway makes of itself, with the findings of `sluice doctor --live`."""
 
 import asyncio
 import zlib
@@ -18,12 +18,13 @@ Json = dict[str, Any]
 
 
 class Diagnosis:
-    """Compares two snapshots, `SECONDS` apart or more. The later one is kept: for the next time, and its findings for
-    those who ask within `SECONDS` of it. What metrics alone show is looked for in the last `REMEMBERED` seconds too, as
-    far as `watch` has run.
+    """Compares two snapshots of the gateway that are `SECONDS` apart or more.
 
-    `read` gives the answers of the admin API by the names that the doctor asks for, `metrics` those in Prometheus'
-    text format, `clock` seconds.
+    The later snapshot is kept for the next comparison, and its findings for those who ask within `SECONDS` of it.
+    Troubles that metrics alone show are looked for in the last `REMEMBERED` seconds too, as far as `watch` has run.
+
+    `read` gives the answers of the admin API by the names that the doctor asks for, `metrics` those in Prometheus' text
+    format, and `clock` seconds.
     """
 
     def __init__(
@@ -41,14 +42,14 @@ class Diagnosis:
         self._past: deque[tuple[float, bytes]] = deque(maxlen=round(REMEMBERED / EVERY))  # when, and metrics, deflated
 
     async def watch(self) -> None:
-        """Remember metrics for as long as the server runs."""
+        """Remember metrics every `EVERY` seconds for as long as the server runs."""
         while True:
             at, text = self._clock(), self._metrics()
             self._past.append((at, await asyncio.to_thread(zlib.compress, text, 1)))
             await asyncio.sleep(EVERY)
 
     async def report(self) -> Json:
-        """At once where it was asked for in the last minute, else after `SECONDS`."""
+        """Return the findings: at once where they were asked for in the last minute, else after `SECONDS`."""
         async with self._lock:
             if self._last is None or self._clock() - self._last.at >= SECONDS:
                 await self._look()
@@ -60,7 +61,7 @@ class Diagnosis:
         self._last = after
 
     def _judged(self, before: Snapshot, after: Snapshot) -> list[Finding]:
-        """What ails it now, then what ailed it in the last minutes and does not now."""
+        """Return the findings of now, then those of the last minutes that no longer hold."""
         found = findings(before, after)
         at, text = next(((at, text) for at, text in self._past if after.at - at <= REMEMBERED), (after.at, b""))
         if after.at - at <= SECONDS:
@@ -69,7 +70,7 @@ class Diagnosis:
         return found + [past for past in past_findings(at, samples, after) if past.name not in known]
 
     async def _before(self) -> Snapshot:
-        """The last one, else one of `SECONDS` ago."""
+        """Return the last snapshot if it is recent enough, else take one and wait `SECONDS`."""
         if self._last is not None and self._clock() - self._last.at <= STALE:
             return self._last
         first = await self._snapshot()

@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class AdminRequest:
-    """One request to the admin API, from somebody with its key."""
+    """One request to the admin API, made by somebody who has shown its key."""
 
     actor: str  # for the audit log
     name: str = ""  # what the path names
@@ -34,13 +34,13 @@ class AdminRequest:
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """An answer that is not made as JSON: a file of the page, a table, metrics."""
+    """Bytes of a content type, as an answer that is not JSON: a file of the page, a table or metrics."""
 
     content: bytes
     content_type: str
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it, as an ASGI application."""
+        """Send the bytes, as an ASGI application does."""
         headers = encode_headers({"content-type": self.content_type})
         await ResponseWriter(scope, send, time.monotonic).reply(self.content, headers=headers)
 
@@ -56,7 +56,10 @@ class AdminEndpoint:
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises `ApiError` and `ClientGone`; `scope["user"]` is whom the key check let in."""
+        """Answer one request on behalf of `scope["user"]`, whom the key check let in.
+
+        Raises `ApiError` and `ClientGone`.
+        """
         body = await read_body(scope, receive, self._max_body_bytes, BODY_TIMEOUT)
         name = scope["path_params"].get("name", "")
         answer = await self._handler(AdminRequest(scope["user"], name, _query(scope["query_string"]), body))
@@ -71,7 +74,9 @@ def admin_route(method: str, path: str, handler: Handler, max_body_bytes: int = 
 
 
 class NameConvertor(Convertor[str]):
-    """The name of a tenant, a request or a key in a path: anything that is not empty, slashes and line breaks too."""
+    """Matches the name of a tenant, request or key in a path: any text, with slashes and line
+    breaks, but an empty one.
+    """
 
     regex = r"[\s\S]+"
 

@@ -1,4 +1,4 @@
-"""What has happened lately, in bounded memory: the seconds, the requests that ended, the refusals, sums by tenant."""
+"""Recent history of the gateway in bounded memory: seconds, ended requests, refusals, and sums by tenant."""
 
 import asyncio
 from collections import Counter, deque
@@ -22,7 +22,7 @@ _NOTHING = 1e-12  # what rounding leaves of a sum
 
 
 class Charges:
-    """What tenants were charged, for orderings that keep no account of it. O(running) a look."""
+    """Sums what tenants were charged, for orderings that keep no account of it. `look` costs O(running sequences)."""
 
     def __init__(self) -> None:
         self.total: dict[str, float] = {}  # in the unit of account
@@ -44,7 +44,7 @@ class Charges:
 
 
 class Shares:
-    """Service by tenant, in the unit of account: since the start, and over the last minute."""
+    """Engine time by tenant, in the unit of account: since the start, and over the last minute."""
 
     def __init__(self) -> None:
         self.total: Mapping[str, float] = {}
@@ -53,7 +53,7 @@ class Shares:
         self._ticks: deque[dict[str, float]] = deque()
 
     def tick(self, total: Mapping[str, float]) -> None:
-        """`total` since the start; it is kept."""
+        """Take the engine time of each tenant since the start, `total`, and keep it."""
         before, self.total = self.total, total
         grown = {name: more for name, spent in total.items() if (more := spent - before.get(name, 0.0))}
         self._add(grown, 1)
@@ -69,7 +69,7 @@ class Shares:
                 del self._recent[name]
 
     def share(self, tenant: str) -> float:
-        """Of all service in the last minute, 0 to 1."""
+        """Return the tenant's share of all service in the last minute, from 0 to 1."""
         everyone = self._recent_of_all
         return min(max(self._recent[tenant] / everyone, 0.0), 1.0) if everyone > 0 else 0.0
 
@@ -82,7 +82,7 @@ REFUSED = frozenset({Outcome.REFUSED, Outcome.EXPIRED})
 
 @dataclass(slots=True)
 class Totals:
-    """Of one tenant's requests that have ended."""
+    """Counts the ended requests of one tenant and their tokens."""
 
     requests: int = 0
     refused: int = 0
@@ -91,7 +91,7 @@ class Totals:
 
 
 class History:
-    """A listener of requests and steps, owned by the event loop. Per token it does nothing."""
+    """Listens to requests and steps on the event loop and keeps what the admin page shows; no work per token."""
 
     def __init__(self, telemetry: Telemetry, scheduler: Scheduler) -> None:
         self.series = RecentSeries(telemetry.clock)
@@ -137,12 +137,12 @@ class History:
                 self.series.first_token(step.completed - sequence.arrival)
 
     def refusals(self) -> list[RequestSummary]:
-        """Newest first."""
+        """Return the latest refusals, the newest first."""
         both = merge(reversed(self._refusals), reversed(self._of_strangers), key=_ended, reverse=True)
         return list(both)[:MAX_REFUSALS]
 
     async def run(self) -> None:
-        """Runs as long as the server does."""
+        """Close each second as it ends, for as long as the server runs."""
         while True:
             await asyncio.sleep(1 - self._telemetry.clock() % 1)
             self.tick()
@@ -163,7 +163,7 @@ class History:
         )
 
     def _service(self) -> dict[str, float]:
-        """By tenant: what steps took where the fair queue knows it, else what was predicted of them."""
+        """Return engine time by tenant: measured where the fair queue keeps account of it, else as predicted."""
         self._charges.look(self._scheduler.running.values())
         queue = self._scheduler.waiting
         if isinstance(queue, FairQueue):
@@ -171,7 +171,7 @@ class History:
         return dict(self._charges.total)
 
     def _waiting(self) -> dict[str, int]:
-        """Sequences by class."""
+        """Count the sequences that wait, by class."""
         return Counter(
             record.service_class or ""
             for record in self._telemetry.live
@@ -180,7 +180,7 @@ class History:
         )
 
     def _waits(self) -> list[float]:
-        """Seconds that sequences have been without a first token, in the queue or in their prefill."""
+        """Return the seconds that each sequence has been without a first token, in the queue or in its prefill."""
         now = self._telemetry.clock()
         sequences = (timeline.sequence for record in self._telemetry.live for timeline in record.timelines)
         return [now - s.arrival for s in sequences if not s.output and s.status is not SequenceStatus.FINISHED]

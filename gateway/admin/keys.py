@@ -1,4 +1,4 @@
-"""The API keys of tenants: which there are, and making, rotating and revoking them.
+"""API keys of tenants on the admin port: listing, making, rotating and revoking them.
 
 A secret is in the one answer that makes it, and nowhere else: not in the audit log, not in a list.
 """
@@ -49,7 +49,10 @@ class Rotation(Wire):
 
 
 class Keys:
-    """Changes are in force here when they are answered, and on replicas that share the directory within a second."""
+    """Lists and changes API keys.
+
+    A change is in force here when it is answered, and on replicas that share the directory within a second.
+    """
 
     def __init__(self, source: KeySource, policies: LivePolicy, audit: AuditLog) -> None:
         self._source = source
@@ -58,7 +61,7 @@ class Keys:
         self._changing = asyncio.Lock()
 
     async def listed(self, words: str) -> Row:
-        """Those in whose id, tenant or name `words` occur, the newest first; `tenants` to choose from, by name."""
+        """Return the keys in whose id, tenant or name `words` occur, the newest first, and the names of all tenants."""
         words = words.lower()[:MAX_FILTER]
         found = [record for record in self._source.in_force if words in _text(record)]
         found.sort(key=lambda record: (record.created, record.id), reverse=True)
@@ -73,7 +76,10 @@ class Keys:
         }
 
     async def create(self, actor: str, asked: NewKey) -> Row:
-        """Raises `BadRequest`, `TenantNotNamed`, `AuditUnavailable` and `KeysUnavailable`."""
+        """Make a key and return it, this once.
+
+        Raises `BadRequest`, `TenantNotNamed`, `AuditUnavailable` and `KeysUnavailable`.
+        """
         tenant = _argument("tenant", arguments.tenant, asked.tenant)
         name = _argument("name", arguments.key_name, asked.name) if asked.name else ""
         scopes = _argument("scopes", arguments.scopes, ",".join(asked.scopes)) if asked.scopes else ()
@@ -83,7 +89,10 @@ class Keys:
         return {"key": key, **self._row(record, datetime.now(UTC))}
 
     async def rotate(self, actor: str, key_id: str, asked: Rotation) -> Row:
-        """Raises `BadRequest`, `KeyNotFound`, `AuditUnavailable` and `KeysUnavailable`."""
+        """Give a key a new secret and return it.
+
+        Raises `BadRequest`, `KeyNotFound`, `AuditUnavailable` and `KeysUnavailable`.
+        """
         overlap = _argument("overlap", arguments.duration, asked.overlap)
         record, now = self._stored(key_id), datetime.now(UTC)
         store, pepper = self._source.store, self._source.pepper
@@ -97,14 +106,14 @@ class Keys:
         return {"key": key, **self._row(new, now)}
 
     async def revoke(self, actor: str, key_id: str) -> Row:
-        """Raises `KeyNotFound`, `AuditUnavailable` and `KeysUnavailable`."""
+        """Forget a key. Raises `KeyNotFound`, `AuditUnavailable` and `KeysUnavailable`."""
         record = self._stored(key_id)
         target = f"{record.id} of {record.tenant}"
         await self._change(actor, "keys.revoke", target, lambda: revoke(self._source.store, key_id))
         return {"revoked": True}
 
     async def _change(self, actor: str, action: str, target: str, change: Callable[[], T]) -> T:
-        """On record, then on the disk, then in force."""
+        """Make a change in this order: in the audit log, then on the disk, then in force."""
         async with self._changing:
             await self._audit.record(actor, action, target, "begun")
             try:
@@ -116,7 +125,7 @@ class Keys:
             return changed
 
     def _confirm(self, tenant: str, is_confirmed: bool) -> None:
-        """Raises `TenantNotNamed`."""
+        """Raises `TenantNotNamed` for a tenant that the policy does not name, unless the admin confirmed it."""
         if is_confirmed or self._is_named(tenant):
             return
         holds = what_holds(self._policies.current, tenant)
@@ -162,7 +171,7 @@ class Keys:
         }
 
     def _is_named(self, tenant: str) -> bool:
-        """Where the policy names nobody, nobody is mistyped."""
+        """Return whether the policy names the tenant; a policy that names nobody counts as naming everybody."""
         tenants = self._policies.current.tenants
         return not tenants or tenant in tenants
 
@@ -176,7 +185,7 @@ def _in_days(days: int | None) -> datetime | None:
 
 
 def _argument(param: str, read: Callable[[str], T], text: str) -> T:
-    """As a command line reads it. Raises `BadRequest`."""
+    """Parse a field as the command line would. Raises `BadRequest`."""
     try:
         return read(text)
     except ArgumentTypeError as error:

@@ -1,4 +1,4 @@
-"""The requests that are being served, and those that were lately."""
+"""Requests that are being served, and those that have ended lately, as the admin page lists them."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,7 +17,10 @@ from gateway.telemetry.telemetry import Telemetry
 
 @dataclass(frozen=True, slots=True)
 class TimelineSpan:
-    """`at` and `until` in seconds since the request began; `until` is None for a moment, and for what goes on."""
+    """One phase of a request.
+
+    `at` and `until` are in seconds since the request began; `until` is None for a moment, and for a phase that goes on.
+    """
 
     at: float
     until: float | None
@@ -29,7 +32,7 @@ class TimelineSpan:
 
 
 def phases(summary: RequestSummary) -> list[TimelineSpan]:
-    """In the order in which things began."""
+    """Return the phases of a request in the order in which they began."""
     spans = [*_before(summary), *_engine(summary), *_after(summary)]
     return sorted(spans, key=lambda span: (span.at, _ORDER.index(span.what)))
 
@@ -41,7 +44,7 @@ _ORDER = (
 
 
 def _before(summary: RequestSummary) -> Iterator[TimelineSpan]:
-    """The engine has it."""
+    """Yield the phases before the engine has the request."""
     if summary.authenticated is not None:
         yield _span(summary, summary.began, summary.authenticated, "auth", summary.tenant or "")
         yield _span(summary, summary.authenticated, summary.body_read, "body")
@@ -96,7 +99,7 @@ MAX_RECENT = 200  # rows of those that have ended, of which more are kept
 
 
 class LiveRequests:
-    """Finds and lists requests. A client chooses its request id, so several may share one; a response id is ours."""
+    """Finds and lists requests. Clients choose request ids, so several may share one; a response id is always ours."""
 
     def __init__(self, telemetry: Telemetry, history: History, reasons: Reasons) -> None:
         self._telemetry = telemetry
@@ -104,11 +107,11 @@ class LiveRequests:
         self._reasons = reasons
 
     def records(self) -> Iterator[RequestRecord]:
-        """Of requests that generate text."""
+        """Return the live requests that generate text."""
         return (record for record in self._telemetry.live if record.operation is not None)
 
     async def listed(self) -> dict[str, Any]:
-        """Of those being served, the oldest first; of those that have ended, the newest first."""
+        """List the requests being served, the oldest first, and those that have ended, the newest first."""
         live = list(self.records())
         shown = nsmallest(MAX_ROWS, live, key=lambda record: record.began)
         ended = list(islice(reversed(self._history.ended), MAX_RECENT))
@@ -119,17 +122,17 @@ class LiveRequests:
         }
 
     def of_tenant(self, tenant: str, most: int) -> list[Row]:
-        """Those of one that have ended, newest first."""
+        """Return rows of a tenant's ended requests, the newest first."""
         ended = (summary for summary in reversed(self._history.ended) if summary.tenant == tenant)
         return [ended_row(summary) for summary in islice(ended, most)]
 
     def live_of_tenant(self, tenant: str, most: int) -> list[Row]:
-        """Those of one that are being served, the oldest first."""
+        """Return rows of a tenant's requests that are being served, the oldest first."""
         live = (record for record in self.records() if record.tenant == tenant)
         return [self._row(record) for record in nsmallest(most, live, key=lambda record: record.began)]
 
     def shown(self, name: str) -> dict[str, Any]:
-        """One with its timeline. Raises `RequestNotFound`."""
+        """Return one request with its timeline. Raises `RequestNotFound`."""
         record = _one_of(self.records(), name)
         if record is not None:
             row, summary = self._row(record), RequestSummary.of(record)
@@ -143,7 +146,7 @@ class LiveRequests:
         return row | {"began": summary.began_unix, "timeline": [span.to_json() for span in phases(summary)]}
 
     def live(self, name: str) -> RequestRecord:
-        """Raises `RequestNotFound`."""
+        """Return the record of a request that is being served. Raises `RequestNotFound`."""
         record = _one_of(self.records(), name)
         if record is None:
             raise RequestNotFound(f"No request {name!r:.150} is being served.")
@@ -162,7 +165,7 @@ Request = TypeVar("Request", bound=_Named)
 
 
 def _one_of(requests: Iterable[Request], name: str) -> Request | None:
-    """The one with this response id, else the only one with this request id; None: there is none."""
+    """Return the request with this response id, else the only one with this request id, else None."""
     namesakes = []
     for request in requests:
         if request.response_id == name:

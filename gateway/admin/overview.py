@@ -1,4 +1,4 @@
-"""The gateway at a glance."""
+"""The gateway at a glance: the overview, the waiting queue, and the map of KV blocks."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
@@ -26,7 +26,10 @@ Holding = tuple[str, list[int]]
 
 
 async def kv_map(scheduler: Scheduler, block_bytes: int) -> dict[str, Any]:
-    """Runs of blocks with the same owner, by block number. The event loop copies block tables; a thread draws."""
+    """Return runs of KV blocks with the same owner, by block number.
+
+    The event loop only copies block tables; a thread works out the runs, of which a large pool has many.
+    """
     config = scheduler.config
     held_blocks = [(sequence.tenant, list(sequence.block_table)) for sequence in _holders(scheduler)]
     owners, runs = await asyncio.to_thread(_drawn, config.num_blocks, held_blocks)
@@ -40,7 +43,7 @@ async def kv_map(scheduler: Scheduler, block_bytes: int) -> dict[str, Any]:
 
 
 def _drawn(num_blocks: int, held_blocks: list[Holding]) -> tuple[list[str], list[list[int]]]:
-    """The owners, and runs of one owner's index and a number of blocks."""
+    """Return the owners, and runs as pairs of an owner's index and a number of blocks."""
     owners: dict[str, int] = {}
     blocks = np.full(num_blocks, FREE, dtype=np.int64)
     for tenant, held in held_blocks:
@@ -51,7 +54,7 @@ def _drawn(num_blocks: int, held_blocks: list[Holding]) -> tuple[list[str], list
 
 
 def _holders(scheduler: Scheduler) -> list[Sequence]:
-    """Those that run, and those that are over and wait for a step in flight to let go of their blocks."""
+    """Return the sequences that hold blocks: those running, and ended ones that a step in flight still names."""
     held = dict.fromkeys(scheduler.running.values())
     for scheduled in scheduler.in_flight:
         held |= dict.fromkeys(scheduled.sequences)
@@ -62,15 +65,17 @@ Place = tuple[bool, bool, float]
 
 
 class Queue:
-    """Of one engine, as of now. Asking changes nothing: not even whose turn it is."""
+    """Lists the waiting queue of one engine as it is now. Asking changes nothing, not even whose turn it is."""
 
     def __init__(self, scheduler: Scheduler, reasons: Reasons) -> None:
         self._scheduler = scheduler
         self._reasons = reasons
 
     async def listed(self, records: Iterable[RequestRecord], policy: Policy, now: float) -> dict[str, Any]:
-        """By place: who was looked at last, then who has aged most, then those of tenants that are passed over. What a
-        tenant has used lately matters too, and is not in it.
+        """List the waiting sequences by their likely turn.
+
+        The one that was looked at last comes first, then the others by age; those of tenants at a limit of their own
+        come last. Fairness between tenants, which depends on what each has used lately, is not taken into account.
         """
         waiting = [
             (timeline.sequence, record)
@@ -102,7 +107,7 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What the admin plane needs to know of it beside the service, and may do to it."""
+    """Facts about the process that the admin page shows beside those of the service, and how to drain it."""
 
     version: str
     device: str
@@ -112,7 +117,7 @@ class Process:
 
 
 def overview(process: Process, service: Service, history: History, now: float) -> dict[str, Any]:
-    """`now` in Unix seconds."""
+    """Return what the page's first screen shows; `now` is in Unix seconds."""
     policies = service.policies
     classes = [entry.name for entry in policies.current.classes]
     return {

@@ -1,4 +1,4 @@
-"""The files of the page. Only these are ever served: a path is looked up, and no file system is asked."""
+"""The files of the admin page. Only these are ever served: a path is looked up here, never in the file system."""
 
 from collections.abc import Mapping
 from pathlib import Path

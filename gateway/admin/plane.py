@@ -1,4 +1,4 @@
-"""Makes the admin plane of a gateway, and runs it."""
+"""Makes the admin plane of a gateway and runs it on its own port."""
 
 import asyncio
 import socket
@@ -28,7 +28,7 @@ from gateway.tenants.key_source import KeySource
 
 
 class AdminServer(HttpServer):
-    """Takes no signals: it ends with the server of the tenants, after it."""
+    """A server that takes no signals: it ends with the tenants' server, and after it."""
 
     prefix = "--admin-"
 
@@ -48,7 +48,7 @@ class AdminServer(HttpServer):
 
 @asynccontextmanager
 async def serving(server: AdminServer, sock: socket.socket) -> AsyncIterator[None]:
-    """It listens while the block runs."""
+    """Have the server listen on a socket while the block runs."""
     task = asyncio.create_task(server.serve(sockets=[sock]))
     started = asyncio.create_task(server.listening.wait())
     await asyncio.wait({task, started}, return_when=asyncio.FIRST_COMPLETED)
@@ -73,7 +73,7 @@ async def admin_plane(
     process: Process,
     port: AdminPort | None,
 ) -> AsyncIterator[None]:
-    """Serve it on its port while the block runs; without one there is none, and nothing is watched for it."""
+    """Serve the admin plane on its port while the block runs; without a port, nothing is served or recorded for it."""
     if port is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""The policy in force, and what was changed when."""
+"""The policy in force on the admin port: what it says, what was changed when, and a check of pasted edits."""
 
 import asyncio
 from dataclasses import replace
@@ -17,7 +17,7 @@ Plain = dict[str, Any]
 
 
 async def policy_report(policies: LivePolicy) -> Plain:
-    """Without the hashes of keys. A thread writes it out: there may be thousands of tenants."""
+    """Return the policy in force without hashes of keys. A thread writes it out: there may be thousands of tenants."""
     policy, problem, history = policies.current, problem_of(policies), list(policies.history)
     return {
         "version": policy.version,
@@ -34,7 +34,7 @@ def _edition(edition: Edition) -> Plain:
 
 
 def problem_of(policies: LivePolicy) -> str | None:
-    """What is wrong with an edit that was not taken up."""
+    """Return what is wrong with an edit that was not taken up; None where all is well."""
     return str(policies.problem) if policies.problem else None
 
 
@@ -61,7 +61,7 @@ class PastedPolicy(Wire):
     text: str
 
     def source(self) -> bytes:
-        """Raises `RequestTooLarge`."""
+        """Return the pasted text as bytes. Raises `RequestTooLarge`."""
         source = self.text.encode()
         if len(source) > MAX_POLICY_BYTES:
             raise RequestTooLarge(
@@ -72,19 +72,21 @@ class PastedPolicy(Wire):
 
 
 class PolicyCheck:
-    """One check at a time, in a thread: a large policy takes tenths of a second."""
+    """Checks pasted policies, one at a time and in a thread: a large policy takes tenths of a second."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
 
     async def of(self, pasted: PastedPolicy, current: Policy) -> Plain:
-        """What is wrong with it by line, or what it would change."""
+        """Return the problems of a pasted policy by line, or what it would change."""
         source = pasted.source()
         async with self._lock:
             return await asyncio.to_thread(_checked, source, current)
 
     async def text(self, policy: Policy) -> Plain:
-        """A policy as a file would say all of it, but for the hashes of keys; None: too long to be edited here."""
+        """Return a policy as the text of a file, without hashes of keys; None in its place where it is too long to
+        edit.
+        """
         async with self._lock:
             text = await asyncio.to_thread(policy_text, without_hashes(policy))
         return {"version": policy.version, "text": text if len(text) <= MAX_POLICY_BYTES else None}
@@ -107,13 +109,13 @@ def _checked(source: bytes, current: Policy) -> Plain:
 
 
 def _problem(problem: Problem) -> Plain:
-    """Counted from 1; line 0 is the whole."""
+    """Describe a problem; lines and columns count from 1, and line 0 means the whole policy."""
     mark = problem.mark
     return {"line": mark.line, "column": mark.column, "path": problem.path, "message": problem.message}
 
 
 def without_hashes(policy: Policy) -> Policy:
-    """The same version, with keys whose hashes are not told."""
+    """Return the policy, with its version, but without the hashes of its keys."""
     tenants = {name: _without_hashes(tenant) for name, tenant in policy.tenants.items()}
     return replace(policy, tenants=tenants)
 

@@ -1,4 +1,4 @@
-"""The port of the admin plane and the key that opens it: both are had before anything is served, or nothing is."""
+"""The port of the admin plane and the key that opens it, both acquired before anything is served."""
 
 import hmac
 import socket
@@ -17,7 +17,7 @@ FINGERPRINT_DIGITS = 8
 
 
 class AdminKey:
-    """Known by its digest only, as whose `fingerprint` it stands in the audit log."""
+    """The admin key, kept only as its digest. The first digits of that, `fingerprint`, are what the audit log shows."""
 
     def __init__(self, key: str) -> None:
         self._digest = sha256(key.encode()).digest()
@@ -31,7 +31,7 @@ class AdminKey:
 
 
 def admin_key(settings: Settings) -> AdminKey:
-    """The configured key, else that of the state directory. Raises `KeyStoreError`."""
+    """Return the configured key, else that of the state directory. Raises `KeyStoreError`."""
     if settings.admin_key is not None:
         return AdminKey(settings.admin_key.get_secret_value())
     return AdminKey(KeyStore(settings.state_dir).admin_key())
@@ -49,7 +49,10 @@ class AdminPort:
 
 @contextmanager
 def open_admin_port(settings: Settings) -> Iterator[AdminPort | None]:
-    """None where settings want none. Raises `ListenError` and `KeyStoreError`."""
+    """Bind the port and read the key; yields None where settings want no port.
+
+    Raises `ListenError` and `KeyStoreError`.
+    """
     if settings.admin_port == "off":
         yield None
         return

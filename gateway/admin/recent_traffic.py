@@ -1,4 +1,4 @@
-"""The requests of the last hour, as a simulation takes them: who asked for how much, and how long answers became."""
+"""Traffic of the last hour, as a simulation takes it: who asked for how much, and how long answers became."""
 
 from collections import OrderedDict, defaultdict
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class RecentRequest:
 
 
 class RecentTraffic:
-    """Owned by the event loop: told of each request when it has asked its limits, and when it has ended."""
+    """Remembers requests, on the event loop: each when it has been checked against its limits and when it has ended."""
 
     def __init__(self) -> None:
         self._requests: OrderedDict[str, RecentRequest] = OrderedDict()  # by id, oldest first
@@ -40,13 +40,15 @@ class RecentTraffic:
             request.lengths = tuple(max(1, len(s.output)) if s.finish_reason in _ENDED else None for s in sequences)
 
     def within(self, now: float) -> list[RecentRequest]:
-        """Those of the last hour, in order of time."""
+        """Return the requests of the last hour in order of time."""
         return [request for request in self._requests.values() if now - request.at <= SECONDS]
 
 
 def arrivals_of(requests: list[RecentRequest]) -> list[Arrival]:
-    """In the same order, the first at 0 s. An answer that was cut short is taken to have wanted what it declared, or
-    where it declared nothing as much as half of its tenant's answers had.
+    """Return requests as arrivals of a simulation, in the same order, the first at 0 s.
+
+    An answer that was cut short is taken to be as long as it declared, or, where it declared nothing, as the median of
+    its tenant's answers.
     """
     usual = _usual_lengths(requests)
     return [

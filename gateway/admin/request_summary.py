@@ -1,6 +1,6 @@
-"""A request in short: what the admin plane keeps of one that has ended, and shows of one that has not.
+"""Summaries of requests: what the admin plane keeps of one that has ended, and shows of one that has not.
 
-A story holds on to prompts and outputs; a record holds numbers and names.
+A `RequestRecord` holds on to prompts and outputs; a summary holds numbers and names.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ MAX_WORDS = 200  # characters of what a client may choose
 
 @dataclass(slots=True)
 class Leg:
-    """One sequence of a request. Moments in seconds of the engine's clock."""
+    """Times and counts of one sequence of a request; times are in seconds of the engine's clock."""
 
     queued: float
     admitted: float | None
@@ -48,7 +48,7 @@ class Leg:
 
 @dataclass(slots=True)
 class Refusal:
-    """What a client was told, without its own words."""
+    """The error that a client was sent, without words of the client's own."""
 
     status: int
     code: str | None
@@ -64,7 +64,7 @@ class Refusal:
 
 @dataclass(slots=True)
 class RequestSummary:
-    """Moments in seconds of the engine's clock; `began_unix` ties them to the calendar."""
+    """Times and counts of a request. Times are in seconds of the engine's clock; `began_unix` is in Unix seconds."""
 
     request_id: str
     response_id: str | None
@@ -130,12 +130,12 @@ class RequestSummary:
 
     @property
     def queue_seconds(self) -> float | None:
-        """From when it began to wait for the engine until all its sequences had been in a step; None: not all were."""
+        """Seconds from joining the queue until all sequences had been in a step; None if not all have been."""
         return None if self.admitted is None or self.queued is None else self.admitted - self.queued
 
     @property
     def ttft(self) -> float | None:
-        """Seconds until the engine had its first token."""
+        """Seconds from the request's beginning until the engine had its first token."""
         return None if self.first_token is None else self.first_token - self.began
 
     def unix(self, moment: float) -> float:

@@ -1,4 +1,4 @@
-"""Requests as rows of a table."""
+"""Rows of the admin page's tables of requests, and the reasons for which sequences wait."""
 
 from asyncio import get_running_loop
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ class State(StrEnum):
 
 
 def state_of(record: RequestRecord) -> State:
-    """Of several sequences, that which is furthest."""
+    """Return the state of a request; of several sequences, the state of the one that is furthest."""
     if record.body_read is None:
         return State.READING
     if record.settling is not None:
@@ -37,7 +37,7 @@ def state_of(record: RequestRecord) -> State:
 
 
 def is_waiting(sequence: Sequence) -> bool:
-    """For the engine: it holds no memory, or has to give it up."""
+    """Return whether a sequence waits for the engine: it holds no memory yet, or has lost it to a preemption."""
     return sequence.status in _WAITS
 
 
@@ -52,13 +52,13 @@ def _state(sequence: Sequence) -> State:
 
 
 class Reasons:
-    """Reads off a scheduler, as of now, why sequences wait or stand still. Changes nothing."""
+    """Reads off a scheduler, as of now, why sequences wait or stand still. It changes nothing."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
 
     def of(self, record: RequestRecord) -> str | None:
-        """None: nothing keeps it."""
+        """Return why a request does not progress; None where nothing keeps it from that."""
         kept = self._first(timeline.sequence for timeline in record.timelines)
         since = record.scope.writing_since if record.scope is not None else None
         if since is not None and (stuck := get_running_loop().time() - since) > SLOW:
@@ -87,7 +87,7 @@ class Reasons:
         return reason if scheduler.waiting_head is sequence else BEHIND + reason
 
     def _of_running(self, sequence: Sequence) -> str | None:
-        """It may stand still at a limit of its tenant."""
+        """Return the limit of its tenant at which a running sequence stands still, if there is one."""
         if sequence.num_tokens == sequence.token_limit < sequence.most_tokens:
             return PAUSED + REASONS["tokens"]
         room = len(sequence.block_table) * self._scheduler.config.block_size

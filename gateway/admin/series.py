@@ -1,4 +1,4 @@
-"""What happened in each of the last seconds.
+"""Time series of the last seconds: requests, tokens, latencies, load.
 
 A second by itself has few samples, of which the median and the 99th percentile are often one and the same. Both are
 therefore taken over the `WINDOW` seconds that end with each second. Requests that wait for their first token count with
@@ -22,7 +22,7 @@ Gap = tuple[float, int]
 
 @dataclass(slots=True)
 class Gauges:
-    """What is true at the end of a second. The totals only grow."""
+    """Readings at the end of a second. The totals of tokens only grow."""
 
     running: int = 0
     waiting: dict[str, int] = field(default_factory=dict)  # by class
@@ -34,7 +34,7 @@ class Gauges:
 
 @dataclass(slots=True)
 class Point:
-    """One second; None: nothing to tell."""
+    """Figures of one second; None where there is nothing to show."""
 
     requests: int | None = None
     refused: int | None = None
@@ -55,9 +55,9 @@ NUMBERS = tuple(name for name in Point.__slots__ if name not in ("waiting", "bus
 
 
 class RecentSeries:
-    """Told of what happens as it does; `tick`, called about once a second, closes the seconds that are over.
+    """Collects events as they happen; `tick`, called about once a second, closes the seconds that are over.
 
-    `clock` in seconds, never backwards.
+    `clock` is in seconds and never goes backwards.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -70,7 +70,7 @@ class RecentSeries:
 
     @property
     def oldest_wait(self) -> float:
-        """Seconds, as of the last tick."""
+        """Seconds that the longest-waiting sequence has been without a first token, as of the last tick."""
         return max(self._gauges.waits, default=0.0)
 
     def _begin(self) -> None:
@@ -88,13 +88,13 @@ class RecentSeries:
             self._ttfts.append(seconds)
 
     def step(self, elapsed: float, gap: float, num_decodes: int) -> None:
-        """A step took the device so long, and each of its decodes had its token so long after the one before."""
+        """Count a step of `elapsed` seconds of device time, whose decodes had their last token `gap` seconds before."""
         self._busy += elapsed
         if num_decodes and len(self._gaps) < MAX_SAMPLES:
             self._gaps.append((gap, num_decodes))
 
     def tick(self, gauges: Gauges) -> None:
-        """Where more than a second has passed since the last call, all that happened is told of the last of them."""
+        """Close the seconds that are over. If several are, all that happened since is counted for the last of them."""
         now = floor(self._clock())
         passed = now - self._second
         if passed <= 0:
@@ -132,7 +132,9 @@ class RecentSeries:
         return sum(point.busy for point in points) / len(points)
 
     def to_json(self, end: float, classes: Iterable[str]) -> dict[str, Any]:
-        """`end` is now, in Unix seconds; `classes` are told of even when nothing ever waited in them."""
+        """Return the series; `end` is now, in Unix seconds. All of `classes` appear, if nothing
+        ever waited in one too.
+        """
         points = list(self._points)
         seconds: dict[str, Any] = {name: [getattr(point, name) for point in points] for name in NUMBERS}
         names = dict.fromkeys([*classes, *(name for point in points for name in point.waiting)])
@@ -141,21 +143,23 @@ class RecentSeries:
 
 
 class _Lately:
-    """Samples of the last `WINDOW` seconds."""
+    """Keeps the samples of the last `WINDOW` seconds."""
 
     def __init__(self) -> None:
         self._seconds: deque[list[Gap]] = deque(maxlen=WINDOW)
 
     def add(self, samples: list[Gap], passed: int) -> list[Gap]:
-        """Those of a second, `passed` seconds after the last one; returns all of the window, in sorted runs."""
+        """Add the samples of a second, `passed` seconds after the last; returns all of the window, in sorted runs."""
         self._seconds.extend([] for _ in range(min(passed, WINDOW) - 1))
         self._seconds.append(sorted(samples))
         return [sample for second in self._seconds for sample in second]
 
 
 def _with_waits(samples: list[Gap], waits: list[float]) -> tuple[float | None, float | None]:
-    """Median and 99th percentile of those that got a first token; where those that still wait make them longer, of
-    both together. A wait is less than the time to first token that it becomes, so neither figure is too long.
+    """Return the median and the 99th percentile of times to first token, those that still wait included.
+
+    Each figure is the larger of that of the tokens that came and that of both together. A wait is less than the time to
+    first token that it becomes, so neither figure is too long.
     """
     got = median_and_p99(samples)
     some = waits[:: 1 + len(waits) // MAX_SAMPLES]  # in no particular order
@@ -172,7 +176,7 @@ def _waiting(point: Point, name: str) -> int | None:
 
 
 def median_and_p99(samples: list[Gap]) -> tuple[float | None, float | None]:
-    """The smallest values that half of the weight, and 99 % of it, do not exceed; sorts the samples."""
+    """Return the smallest values that half of the weight, and 99 % of it, do not exceed; sorts the samples in place."""
     samples.sort()
     total = sum(weight for _, weight in samples)
     return _quantile(samples, 0.5 * total), _quantile(samples, 0.99 * total)

@@ -1,4 +1,4 @@
-"""The tenants: what each has running, what it used, what is left of its limits."""
+"""Tenants on the admin port: what each has running, what it used, and what is left of its limits."""
 
 from collections import Counter
 
@@ -17,7 +17,7 @@ MAX_RECENT = 50
 
 
 class Tenants:
-    """Those that the policy names, that have a key, or that have sent a request."""
+    """Lists the tenants that the policy names, that have a key, or that have sent a request."""
 
     def __init__(self, service: Service, history: History, requests: LiveRequests) -> None:
         self._service = service
@@ -25,7 +25,7 @@ class Tenants:
         self._requests = requests
 
     async def listed(self) -> Row:
-        """Those with the most service in the last minute first."""
+        """List the tenants, those with the most service in the last minute first."""
         census = _Census(self._service, self._history, self._requests)
         shares = self._history.shares
         names = sorted(self._names(), key=lambda name: (-shares.share(name), name))
@@ -34,7 +34,7 @@ class Tenants:
         return {"tenants": rows, "truncated": len(names) - len(shown)}
 
     async def shown(self, name: str) -> Row:
-        """Raises `TenantNotFound`."""
+        """Return one tenant with its limits, keys and requests. Raises `TenantNotFound`."""
         service = self._service
         if name not in self._names():
             raise TenantNotFound(f"No tenant {name!r:.100} is in the policy, has a key, or has sent a request.")
@@ -73,7 +73,7 @@ class Tenants:
         }
 
     async def _limits(self, name: str, policy: TenantPolicy, census: "_Census") -> list[Row]:
-        """The tenant's own; those of its keys are in the policy."""
+        """Return the tenant's own limits with what is left of each; those of its keys are shown with the policy."""
         charged = tuple(limit for limit in policy.limits if limit.is_charged)
         try:
             states = await self._service.quotas.states(name, None, charged) if charged else ()
@@ -88,7 +88,7 @@ class Tenants:
         return [self._limit(limit, known.get(limit), held.get(limit.resource)) for limit in policy.limits]
 
     def _limit(self, limit: Limit, state: LimitState | None, held: int | None) -> Row:
-        """`held` of it by this process, where no store counts it."""
+        """Describe a limit; `held` is what this process holds of it, for limits that no store counts."""
         left = state.remaining if state is not None else None if held is None else max(0, limit.amount - held)
         return {
             "name": limit.name,
@@ -102,7 +102,7 @@ class Tenants:
 
 
 class _Census:
-    """By tenant, as of one moment: sequences of the requests being served, tokens of those and of all that ended."""
+    """Counts by tenant at one moment: sequences being served, and tokens of those and of all that ended."""
 
     def __init__(self, service: Service, history: History, requests: LiveRequests) -> None:
         self.running = Counter(s.tenant for s in service.core.scheduler.running.values())

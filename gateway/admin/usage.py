@@ -1,4 +1,4 @@
-"""What tenants and keys have used and spent, by period, and what is left of their budgets."""
+"""Usage on the admin port: what tenants and keys have used and spent, and what is left of their budgets."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ BY = ("tenant", "key")
 
 @dataclass(frozen=True, slots=True)
 class UsagePeriod:
-    """Days in UTC, both included."""
+    """The days that a report covers, in UTC, the first and the last included."""
 
     first: date
     last: date
@@ -42,7 +42,7 @@ class UsagePeriod:
 
     @classmethod
     def of(cls, query: Mapping[str, str], today: date) -> "UsagePeriod":
-        """As asked for: this month up to today, where nothing is said. Raises `BadRequest`."""
+        """Parse a query; where it says nothing, the period is this month up to today. Raises `BadRequest`."""
         last = _day(query, "to", today)
         first = _day(query, "from", last.replace(day=1))
         if not 0 <= (last - first).days <= LEDGER_DAYS:
@@ -54,21 +54,21 @@ class UsagePeriod:
 
 
 class UsageReader:
-    """One answer at a time: each may read thousands of ledgers. Sums are made in a thread."""
+    """Makes one report at a time, since each may read thousands of ledgers. Sums are computed in a thread."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._reading = asyncio.Lock()
 
     async def report(self, query: Mapping[str, str]) -> Row:
-        """Raises `BadRequest` and `QuotaUnverifiable`."""
+        """Return usage by tenant or key, and by day. Raises `BadRequest` and `QuotaUnverifiable`."""
         period = UsagePeriod.of(query, datetime.now(UTC).date())
         entries = await self._entries(period)
         policy = self._service.policies.current
         return {"model": self._service.model, **await asyncio.to_thread(_report, period, entries, policy)}
 
     async def csv(self, query: Mapping[str, str]) -> str:
-        """Each day by itself, as `sluice usage --csv` writes it. Raises as `report` does."""
+        """Return a row for each day, as `sluice usage --csv` writes them. Raises as `report` does."""
         period = UsagePeriod.of(query, datetime.now(UTC).date())
         entries = await self._entries(period)
         has_keys = period.by == "key"
@@ -90,7 +90,7 @@ class UsageReader:
             raise QuotaUnverifiable(f"The quota store, which keeps what was used, does not answer: {error}.") from None
 
     async def budgets(self) -> Row:
-        """Of tenants, and of keys that the policy names: what is left of each period. The least is left first."""
+        """Return what is left of the budgets of tenants and of keys that the policy names, the least first."""
         owners = list(self._owners())
         asked = owners[:MAX_BUDGETS]
         rows: list[Row] = []
@@ -102,7 +102,7 @@ class UsageReader:
         return {"budgets": rows, "truncated": len(owners) - len(asked)}
 
     def _owners(self) -> Iterable[tuple[str, str | None, tuple[Limit, ...]]]:
-        """Who has a budget: a tenant or a key, and all limits that its requests are charged to."""
+        """Yield each tenant or key that has a budget, with all limits that its requests are charged to."""
         policy = self._service.policies.current
         for name in sorted({*policy.tenants, *self._service.keys.tenants()}):
             tenant = policy.tenant(name)
@@ -127,7 +127,7 @@ def _charged(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
 
 
 def _budget_row(tenant: str, key: str | None, limit: Limit, state: LimitState | None) -> Row:
-    """`left` null: the store does not answer."""
+    """Describe a budget; `left` is null where the store does not answer."""
     return {
         "tenant": tenant,
         "key": key,
@@ -167,7 +167,7 @@ def _grouped(entries: Iterable[Entry], by: Callable[[Entry], Any]) -> dict[Any, 
 
 
 def _sums(entries: Sequence[Entry], policy: Policy) -> Row:
-    """`costs` by currency, exact and so as text; empty without a price."""
+    """Sum up usage; `costs` are by currency, exact and so as text, and empty where nothing has a price."""
     used: Usage = total(entries)
     return {
         "requests": used.requests,

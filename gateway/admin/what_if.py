@@ -1,6 +1,6 @@
-"""What a pasted edit of the policy would have done to the last hour: simulated beside the gateway, never in it.
+"""Simulates what a pasted edit of the policy would have done to the last hour, in a process beside the gateway.
 
-Run as a program, this is the other process: it reads a question from its standard input and writes the answer.
+Run as a program, this module is that process: it reads a question from its standard input and writes the answer.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ Row = dict[str, Any]
 
 
 class WhatIfs:
-    """One at a time."""
+    """Runs simulations of pasted policies, one at a time."""
 
     def __init__(self, service: Service, config: CoreConfig, traffic: RecentTraffic) -> None:
         self._service = service
@@ -45,7 +45,10 @@ class WhatIfs:
         self._is_busy = False
 
     async def of(self, pasted: PastedPolicy) -> Row:
-        """Raises `BadRequest` for what is no policy and where nothing was served, `Overloaded` while another runs."""
+        """Simulate an edit and report what differs.
+
+        Raises `BadRequest` for what is no policy and where nothing was served, `Overloaded` while another runs.
+        """
         if self._is_busy:
             raise Overloaded("Another simulation is running here: one runs at a time.", retry_after=5.0)
         self._is_busy = True
@@ -76,14 +79,14 @@ class WhatIfs:
 
 
 def _packed(requests: list[RecentRequest], rest: object) -> bytes:
-    """In pieces, because pickling one holds the interpreter's lock."""
+    """Pickle the question in pieces, because pickling all of it at once would hold the interpreter's lock."""
     arrivals = arrivals_of(requests)
     pieces = [arrivals[start : start + PIECE] for start in range(0, len(arrivals), PIECE)]
     return b"".join([pickle.dumps(len(pieces)), *map(pickle.dumps, pieces), pickle.dumps(rest)])
 
 
 async def _asked(question: bytes) -> WhatIf | None:
-    """What the other process answers; None: the edit is not valid. Raises `InternalError`."""
+    """Return what the other process answers; None means that the edit is not valid. Raises `InternalError`."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "gateway.admin.what_if"),
         stdin=asyncio.subprocess.PIPE,
@@ -104,7 +107,7 @@ async def _asked(question: bytes) -> WhatIf | None:
 
 
 def _report(result: WhatIf, span: float) -> Row:
-    """`span`: seconds since the first of the requests."""
+    """Describe a result; `span` is the seconds since the first of the requests."""
     return {
         "requests": result.num_requests,
         "left_out": result.num_left_out,
@@ -135,7 +138,7 @@ def _figures(summary: Summary) -> Row:
 
 
 def _pairs(before: Iterable[TenantSummary | ClassSummary], after: Iterable[TenantSummary | ClassSummary]) -> list[Row]:
-    """Those that differ first; at most `MAX_ROWS`."""
+    """Return rows of both runs by name, those that differ first, at most `MAX_ROWS`."""
     old, new = ({one.name: _of_one(one) for one in some} for some in (before, after))
     rows = [{"name": name, "before": old.get(name), "after": new.get(name)} for name in {**old, **new}]
     return sorted(rows, key=lambda row: row["before"] == row["after"])[:MAX_ROWS]

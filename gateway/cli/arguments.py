@@ -1,4 +1,4 @@
-"""Words of a command line, read as those of policy files are."""
+"""Types of command-line arguments, parsed as policy files parse the same words."""
 
 import re
 from argparse import ArgumentTypeError
@@ -16,7 +16,10 @@ MAX_NAME = 64
 
 
 def argument(read: Callable[[str], T]) -> Callable[[str], T]:
-    """For argparse: `read` raises `ValueError` with the end of a sentence that begins with the text."""
+    """Make a parser fit for argparse.
+
+    `read` raises `ValueError` with the end of a sentence that begins with the text.
+    """
 
     def checked(text: str) -> T:
         try:

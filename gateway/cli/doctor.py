@@ -98,7 +98,7 @@ def _admin_key(namespace: Namespace) -> str:
 
 
 def _found_key(namespace: Namespace) -> tuple[str, str]:
-    """Where it is, and what it is."""
+    """Return where the admin key was found, and the key. Raises `DoctorError`."""
     if namespace.key_file is None and (key := os.environ.get(KEY_VARIABLE)):
         return KEY_VARIABLE, key
     path: Path = namespace.key_file or KeyStore(load(namespace).state_dir).admin_key_path

@@ -1,4 +1,4 @@
-"""Settings as an operator writes them: flags with their help, `SLUICE_*` variables, and what was wrong with them."""
+"""Settings as an operator writes them: flags with their help, `SLUICE_*` variables, and errors that name both."""
 
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Iterable, Mapping
@@ -15,13 +15,13 @@ CACHE_DIR = "SLUICE_CACHE_DIR"  # where compiled kernels are kept; read by the e
 
 
 class SettingsError(ValueError):
-    """Settings that cannot be served: each line names a flag, what it was given and what would work."""
+    """Settings cannot be served; each line of the message names a flag, its value and what would work."""
 
 
 def add_flags(parser: ArgumentParser, only: Mapping[str, str] | None = None) -> None:
-    """A flag for each of the settings, in their groups; none for what has no unit.
+    """Add a flag for each setting, in groups, but for settings without a unit.
 
-    Or for `only` some, of which a command that does not serve says what they mean to it.
+    `only` limits that to some settings, and says what they mean to a command that does not serve.
     """
     meanings = only or {name: field.description or "" for name, field in Settings.model_fields.items()}
     for group in GROUPS:
@@ -33,7 +33,7 @@ def add_flags(parser: ArgumentParser, only: Mapping[str, str] | None = None) -> 
 
 
 def load(namespace: Namespace) -> Settings:
-    """Settings from parsed flags, over the environment, over the defaults.
+    """Build settings from parsed flags over the environment over the defaults.
 
     Raises `SettingsError` with one line for every problem.
     """
@@ -45,14 +45,14 @@ def load(namespace: Namespace) -> Settings:
 
 
 def misspelled(environ: Mapping[str, str]) -> list[str]:
-    """One line for every `SLUICE_*` variable that is no setting, with the nearest name that is one."""
+    """Return a line for every `SLUICE_*` variable that is no setting, with the nearest name that is one."""
     known = [_variable(name) for name in Settings.model_fields]
     strangers = sorted(name for name in environ if name.startswith(ENV_PREFIX) and name not in {*known, CACHE_DIR})
     return [f"{name} is not a setting and is ignored{did_you_mean(name, known)}" for name in strangers]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: empty when nothing is near."""
+    """Return the end of a sentence about an unknown name; it is empty where no known name is near."""
     near = get_close_matches(name, list(known), n=1, cutoff=0.75)
     return f" (did you mean {near[0]}?)" if near else ""
 
@@ -93,7 +93,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _explain(error: ValidationError) -> str:
-    """Pydantic reports one error for each member of a union; a setting gets one line."""
+    """Return one line for each setting: pydantic reports one error for each member of a union."""
     reasons: dict[str, list[str]] = {}
     given: dict[str, str] = {}
     for problem in error.errors(include_url=False):
@@ -111,7 +111,7 @@ def _line(name: str, reasons: list[str], given: str) -> str:
 
 
 def _source(name: str) -> str:
-    """Where an operator sets it; a secret has no flag, since others may read a command line."""
+    """Return where an operator sets it; a secret has no flag, since others may read a command line."""
     field = Settings.model_fields.get(name)
     has_flag = field is None or bool(_extra(field)["unit"])
     return f"{_flag(name)} ({_variable(name)})" if has_flag else _variable(name)

@@ -116,7 +116,7 @@ def _create(namespace: Namespace) -> int:
 
 
 def _doubts(record: KeyRecord, settings: Settings, store: KeyStore) -> list[str]:
-    """What speaks against the name of the tenant, which nobody checks later: a mistyped one is a tenant of its own."""
+    """Return warnings about the tenant's name, which nobody checks later: a mistyped one is a tenant of its own."""
     if settings.policy is None:
         others = {other.tenant for other in store.records()}
         near = "" if record.tenant in others else did_you_mean(record.tenant, others)
@@ -152,13 +152,13 @@ def _revoke(namespace: Namespace) -> int:
 
 
 def _expiry(namespace: Namespace, now: datetime) -> datetime | None:
-    """As the command line says; None if it does not."""
+    """Return when the key expires as the command line says; None where it says nothing."""
     expires: datetime | None = namespace.expires
     return now + timedelta(days=namespace.expires_days) if namespace.expires_days else expires
 
 
 def _fate_of(record: KeyRecord, now: datetime) -> str:
-    """What becomes of the secret that was replaced."""
+    """Say until when the replaced secret still opens the gateway."""
     old = record.replaced
     return (
         f"The old one opens until {_minute(old.expires)} UTC."

@@ -1,4 +1,4 @@
-"""The `sluice` command.
+"""The `sluice` command parses its arguments, runs a subcommand and turns errors into messages and exit statuses.
 
 Exit status: 0 done, 1 it could not be done, 2 it was asked for wrongly, 130 interrupted, 141 nobody reads on.
 """
@@ -81,7 +81,7 @@ def _serve(namespace: Namespace) -> int:
 
 
 def _allow_files(needed: int) -> None:
-    """Raise this process's own limit of open files; the settings have checked it against the hard one."""
+    """Raise this process's own limit of open files; the settings have checked it against the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
@@ -117,7 +117,9 @@ def _parser() -> ArgumentParser:
 
 
 class _Parser(ArgumentParser):
-    """An ArgumentParser whose help is as wide as the terminal, to a readable limit, and whose flags are written out."""
+    """An ArgumentParser whose help is as wide as the terminal, to a readable limit, and whose flags are not
+    abbreviated.
+    """
 
     def __init__(self, **options: Any) -> None:
         width = min(get_terminal_size().columns, 112)

@@ -153,7 +153,7 @@ def _step(roofline: Roofline, batch: int, context: int, fit: int) -> tuple[str, 
 
 
 def _batches(max_num_seqs: int) -> list[int]:
-    """Powers of two, and the limit itself."""
+    """Return the powers of two up to the largest batch of the table, and the limit itself."""
     powers = [2**power for power in range(max(LARGEST_BATCH, max_num_seqs).bit_length())]
     return sorted({*(batch for batch in powers if batch <= max(LARGEST_BATCH, max_num_seqs)), max_num_seqs})
 

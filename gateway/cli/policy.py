@@ -36,7 +36,7 @@ HEADING = ("limit", "allows", "asked", "left", "full again")
 
 @dataclass(frozen=True, slots=True)
 class ExplainedRequest:
-    """One that nobody has made."""
+    """A hypothetical request for `sluice policy explain` to judge."""
 
     key: KnownKey
     ask: Ask
@@ -45,7 +45,10 @@ class ExplainedRequest:
 
 
 class Explanation:
-    """Of a request under a policy, at a Unix time; `states` is None where the store cannot be asked."""
+    """Explains what would become of a request under a policy at a Unix time.
+
+    `states` is None where the store cannot be asked.
+    """
 
     def __init__(
         self, policy: Policy, request: ExplainedRequest, states: Sequence[LimitState] | None, now: float
@@ -101,7 +104,7 @@ class Explanation:
         return "when others end"
 
     def _reasons(self) -> Iterator[str]:
-        """In the order in which the gateway finds them, and all of them."""
+        """Yield every reason to refuse the request, in the order in which the gateway finds them."""
         if (expires := self._request.key.expires) and expires.timestamp() <= self._now:
             yield f"the key expired at {expires:%Y-%m-%d %H:%M} UTC"
         try:
@@ -209,7 +212,7 @@ def _check_one(path: Path, settings: Settings, is_alone: bool) -> int:
 
 
 def _warn_of_unnamed(policy: Policy, settings: Settings) -> None:
-    """Says which stored keys are of tenants that the policy, if it were the gateway's, would not name."""
+    """Print which stored keys are of tenants that the policy, if it were the gateway's, would not name."""
     try:
         records = KeyStore(settings.state_dir).records()
     except (KeyStoreError, OSError):
@@ -228,7 +231,7 @@ def _show(namespace: Namespace) -> int:
 
 
 def _only(policy: Policy, tenant: str) -> Policy:
-    """The same policy as far as it concerns one tenant. Keeps its version."""
+    """Return the policy with its version, but with one tenant alone."""
     return replace(policy, tenants={tenant: policy.tenant(tenant)})
 
 
@@ -267,7 +270,7 @@ def _key(namespace: Namespace, policy: Policy, settings: Settings) -> KnownKey:
 
 
 def _states(settings: Settings, policy: Policy, request: ExplainedRequest) -> Sequence[LimitState] | None:
-    """What is left of the limits; None, with a word on why, where the store cannot be asked."""
+    """Return what is left of the limits; None, with a word on standard error, where the store cannot be asked."""
     who = EffectivePolicy(policy, request.key.principal)
     if not who.charged:
         return ()

@@ -144,7 +144,7 @@ def _simulate(namespace: Namespace) -> int:
 
 
 def _facts_used(namespace: Namespace, traffic: Traffic) -> TraceFacts:
-    """What is known of the requests once the rules have said whose they are and what they ask for."""
+    """Return what is known of the requests once the rules have assigned tenants and service tiers."""
     facts = traffic.facts
     asks_by_rule = namespace.classes != "trace"
     return facts._replace(
@@ -154,14 +154,14 @@ def _facts_used(namespace: Namespace, traffic: Traffic) -> TraceFacts:
 
 
 class PolicyFile(NamedTuple):
-    """A policy that was read from files, and where its fields stand in them."""
+    """A policy that was read from files, and the place of each of its fields in them."""
 
     policy: Policy
     places: dict[str, Mark]
 
 
 def _policy(text: str, traffic: Traffic, option: str) -> tuple[SimulatedPolicy, PolicyFile | None]:
-    """A policy file, by its path, or an ordering and settings."""
+    """Parse a policy: a file by its path, or an ordering with settings."""
     assert traffic.device is not None
     if not _names_a_file(text):
         return parse_policy(text, traffic.device, option), None
@@ -173,7 +173,7 @@ def _policy(text: str, traffic: Traffic, option: str) -> tuple[SimulatedPolicy, 
 
 
 def _names_a_file(text: str) -> bool:
-    """Not an ordering, though a file may be called so: that one is named with its folder."""
+    """Return whether a text names a policy file and no ordering; a file called like an ordering needs its folder."""
     path = Path(text)
     if path.suffix in SUFFIXES:
         return True
@@ -181,9 +181,7 @@ def _names_a_file(text: str) -> bool:
 
 
 def _study(namespace: Namespace, traffic: Traffic) -> tuple[Study, list[PolicyFile | None], float | None]:
-    """And the policies' files, of those that were read from any, and the requests a second that the device completes,
-    where that had to be found out.
-    """
+    """Return the study, each policy's file if it has one, and the capacity in requests a second if it was measured."""
     device, texts = traffic.device, namespace.compare
     assert device is not None
     if len(texts) >= NUM_COLOURS:
@@ -196,7 +194,7 @@ def _study(namespace: Namespace, traffic: Traffic) -> tuple[Study, list[PolicyFi
 
 
 def _objective(namespace: Namespace) -> Objective | None:
-    """None: what policies promise."""
+    """Return the objective of the command line; None has each policy judged by its own targets."""
     given = {"first_token": namespace.good_first_token, "per_token": namespace.good_per_token}
     said = {name: seconds for name, seconds in given.items() if seconds is not None}
     return Objective(**said) if said else None
@@ -209,7 +207,7 @@ def _first_policy(text: str | None, traffic: Traffic) -> tuple[SimulatedPolicy, 
 
 
 def _told_apart(policies: Sequence[SimulatedPolicy], texts: Sequence[str | None]) -> tuple[SimulatedPolicy, ...]:
-    """Files of one name in several folders are called by their paths."""
+    """Rename policies whose files have the same name in several folders to their paths."""
     counts = Counter(policy.name for policy in policies)
     return tuple(
         replace(policy, name=text) if text and (counts[policy.name] > 1 or not policy.name) else policy
@@ -239,7 +237,9 @@ def _workload(namespace: Namespace, arrivals: Sequence[Arrival]) -> Workload:
 def _at_load(
     load: float | None, workload: Workload, policy: SimulatedPolicy, device: Device
 ) -> tuple[Workload, float | None]:
-    """What is used of the trace, sped up to `load` times the capacity, which a run of its own finds; and that."""
+    """Return the used part of the trace sped up to `load` times the capacity, and the capacity,
+    which a run measures.
+    """
     if load is None:
         return workload, None
     used = replace(workload, trace=workload.trace[: workload.size])
@@ -289,7 +289,7 @@ def _facts(namespace: Namespace, study: Study) -> str:
 
 
 def _remarks(results: Results, files: Sequence[PolicyFile | None], traced: TraceFacts) -> list[str]:
-    """What each policy changes, what of that could not be simulated, and what was taken for granted."""
+    """Return what each policy changes, what of that could not be simulated, and what was taken for granted."""
     study = results.study
     first, *others = files
     pairs = [(first, file) for file in others] if others else [(None, first)]
@@ -311,7 +311,7 @@ def _remarks(results: Results, files: Sequence[PolicyFile | None], traced: Trace
 
 
 def _overload(study: Study, results: Results, most: float | None) -> list[str]:
-    """Whether more was asked than the device can do, by how much, and what to do about it."""
+    """Return whether the requests ask for more than the device can do, by how much, and what to do about it."""
     if results.runs[0][0].busy < SATURATED:
         return []
     workload = study.workload
@@ -333,7 +333,7 @@ def _overload(study: Study, results: Results, most: float | None) -> list[str]:
 
 @contextmanager
 def _progress(what: str, unit: str, total: int | None) -> Iterator["tqdm[Any]"]:
-    """On a terminal, of what takes longer than a moment."""
+    """Show progress on a terminal for work that takes longer than a moment."""
     quiet = not sys.stderr.isatty()
     with tqdm(
         desc=what, total=total, unit=f" {unit}", disable=quiet, delay=MOMENT, leave=False, file=sys.stderr
@@ -371,7 +371,7 @@ def _flood(text: str) -> Flood:
 
 
 def _new_file(text: str) -> Path:
-    """Known to be impossible before minutes are spent on what it should hold."""
+    """Parse the path of a file to write, and refuse an impossible one before minutes are spent on its content."""
     path = Path(text)
     if path.is_dir() or not path.parent.is_dir():
         raise ArgumentTypeError(f"{path} is a folder" if path.is_dir() else f"there is no folder {path.parent}")

@@ -1,4 +1,4 @@
-"""What a command asks the quota store, as the settings name it, whether or not a gateway runs."""
+"""Connects a command to the quota store that the settings name, whether or not a gateway runs."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -20,9 +20,10 @@ TIMEOUT = 5.0  # seconds; nobody's request waits for this answer
 
 
 def ask_store(settings: Settings, question: Callable[[RedisStore], Awaitable[T]]) -> T:
-    """The embedded store's server is that of the running gateway, or is started for the question.
+    """Run `question` on a connected store and return its answer.
 
-    Raises `QuotaError` and `EmbeddedStoreError`.
+    The embedded store's server is that of the running gateway, or is started for the question. Raises `QuotaError` and
+    `EmbeddedStoreError`.
     """
     with _url(settings) as url:
         return asyncio.run(_answer(url, question))

@@ -1,4 +1,4 @@
-"""One thing that a machine or a configuration was looked at for."""
+"""The result of one check of a machine or a configuration."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,7 +12,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """`found` and `remedy` are parts of one sentence, without a full stop; there is no remedy where all is well."""
+    """A check's result. `found` and `remedy` are parts of one sentence; `remedy` is empty where all is well."""
 
     name: str
     verdict: Verdict
@@ -36,5 +36,5 @@ def warning(name: str, found: str, remedy: str) -> Check:
 
 
 def problem(name: str, found: str, remedy: str = "") -> Check:
-    """`found` alone where it says what to do, as the errors of this program do."""
+    """Make a problem; `remedy` is left out where `found` says what to do, as the errors of this program do."""
     return Check(name, Verdict.PROBLEM, " ".join(found.split()), remedy)

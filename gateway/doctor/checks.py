@@ -1,4 +1,4 @@
-"""All that is looked at before a gateway is started. Nothing is served, and nothing is written."""
+"""All checks that are made before a gateway is started. They serve nothing and write nothing."""
 
 from gateway.doctor import file_checks, machine_checks, model_checks, network_checks, store_checks
 from gateway.doctor.check import Check
@@ -10,7 +10,7 @@ def machine() -> list[Check]:
 
 
 def configuration(settings: Settings) -> list[Check]:
-    """On this machine, as it is now."""
+    """Check the settings against this machine as it is now."""
     return [
         machine_checks.gpu(settings.device),
         model_checks.threads(settings),

@@ -1,4 +1,4 @@
-"""Troubles of the engine: steps, batches, KV memory, the device."""
+"""Findings about the engine: steps, batches, KV memory, the device."""
 
 from admission.explain import REASONS
 from gateway.doctor.finding import Finding, Severity, is_own_limit, is_paused, plain_reason
@@ -136,7 +136,7 @@ def slow_planning(window: Window) -> Finding | None:
 
 
 def _waits_for_memory(snapshot: Snapshot) -> bool:
-    """Most that wait do. A pool of few blocks is full while some are free."""
+    """Return whether most that wait do so for memory; a pool of few blocks is full while some are free."""
     reasons = [plain_reason(row["reason"]) for row in snapshot.waiting]
     return 2 * reasons.count(REASONS["memory"]) > len(reasons)
 
@@ -148,7 +148,7 @@ def _since_start(window: Window, kind: str) -> float:
 
 
 def _tightest_token_time(window: Window) -> float | None:
-    """Of the classes that have sequences now."""
+    """Return the shortest promised time between tokens of the classes that have sequences now."""
     present = {row["class"] for row in window.after.live}
     targets = (one.time_per_output_token for name, one in window.after.targets.items() if name in present)
     return min((target for target in targets if target is not None), default=None)

@@ -1,4 +1,4 @@
-"""Files and limits that a gateway needs of its machine."""
+"""Checks of the files and limits that a gateway needs of its machine."""
 
 import os
 import resource
@@ -20,8 +20,10 @@ SECRETS = ("pepper", "admin-key", "keys.json")
 
 
 def open_files(settings: Settings, limits: tuple[int, int] | None = None) -> Check:
-    """They suffice: the settings are refused where the hard limit is lower than what is needed, and fewer connections
-    are the default where it is low.
+    """Check the limit of open files, which settings ensure.
+
+    They are refused where the hard limit is lower than what is needed, and the default is fewer connections where it is
+    low.
     """
     soft, hard = limits or resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = settings.open_files
@@ -95,7 +97,7 @@ def policy(settings: Settings) -> Check:
 
 
 def keys(settings: Settings) -> Check:
-    """Whether each stored key belongs to a tenant that the policy names, where it names any."""
+    """Check that each stored key belongs to a tenant that the policy names, where it names any."""
     try:
         records = KeyStore(settings.state_dir).records()
         current = LivePolicy(settings.policy).current
@@ -112,7 +114,7 @@ def keys(settings: Settings) -> Check:
 
 
 def tls(settings: Settings) -> Check:
-    """By a handshake with ourselves, in memory."""
+    """Check the certificate by a handshake with ourselves, in memory."""
     if settings.tls_cert_file is None or settings.tls_key_file is None:
         return _without_tls(settings)
     try:
@@ -135,7 +137,7 @@ def _without_tls(settings: Settings) -> Check:
 
 
 def _handshake(cert: Path, key: Path) -> datetime:
-    """When the certificate ends. Raises `ssl.SSLError` where it has ended, or does not fit the key."""
+    """Return when the certificate ends. Raises `ssl.SSLError` where it has ended or does not fit the key."""
     server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     server.load_cert_chain(cert, key)
     client.check_hostname = False

@@ -1,4 +1,4 @@
-"""One trouble of a running gateway, what shows it, and what helps."""
+"""A trouble of a running gateway, the evidence of it, and a remedy."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Sentences without a full stop. `name` is for scripts: one of few, and it stays."""
+    """A trouble in sentences without a full stop. `name` is for scripts: one of few, and it never changes."""
 
     name: str
     trouble: str
@@ -25,7 +25,7 @@ class Finding:
 
     @staticmethod
     def of(told: Mapping[str, str]) -> "Finding":
-        """From what `to_json` gave. Raises `KeyError` and `ValueError` for anything else."""
+        """Parse what `to_json` made. Raises `KeyError` and `ValueError` for anything else."""
         severity = Severity(told["severity"])
         return Finding(told["name"], told["trouble"], told["evidence"], told["remedy"], severity)
 
@@ -43,7 +43,7 @@ OWN_LIMITS = ("allowance", "tokens")  # of `REASONS`: limits of the tenant's own
 
 
 def plain_reason(reason: str | None) -> str:
-    """Without whose obstacle it is."""
+    """Return a reason to wait without the words that say whose it is."""
     return (reason or "").removeprefix(BEHIND).removeprefix(PAUSED)
 
 
@@ -52,5 +52,5 @@ def is_own_limit(reason: str | None) -> bool:
 
 
 def is_paused(row: Mapping[str, Any]) -> bool:
-    """Of a request being served."""
+    """Return whether a live request stands still at a limit of its tenant."""
     return str(row["reason"] or "").startswith(PAUSED)

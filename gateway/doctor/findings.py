@@ -1,4 +1,4 @@
-"""What ails a running gateway: a pure judgement over two snapshots of it."""
+"""Diagnoses a running gateway: a pure function of two snapshots of it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -52,8 +52,9 @@ _JUDGES_OF_COUNTERS = (
 
 
 def past_findings(at: float, samples: Samples, now: Snapshot) -> list[Finding]:
-    """Returns what went wrong since the moment `at`, on the clock of `now`, when the metrics were `samples`. All of it
-    are warnings, because it may be over by now.
+    """Return what went wrong since the moment `at`, when the metrics were `samples`.
+
+    `at` is on the clock of `now`. All findings are warnings, because the trouble may be over by now.
     """
     after = replace(now, waiting=(), live=())
     window = Window(replace(after, at=at, samples=samples, tenants=()), after)
@@ -63,7 +64,7 @@ def past_findings(at: float, samples: Samples, now: Snapshot) -> list[Finding]:
 
 
 def findings(before: Snapshot, after: Snapshot) -> list[Finding]:
-    """The serious ones first. Empty: nothing is wrong that this knows of."""
+    """Return the troubles between two snapshots, the serious ones first; none if nothing is known to be wrong."""
     window = Window(before, after)
     found = [finding for judge in _JUDGES if (finding := judge(window)) is not None]
     found += queue_findings.above_target(window)

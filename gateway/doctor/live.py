@@ -12,8 +12,9 @@ SECONDS = 10.0  # that an answer may take
 
 
 class LiveGateway:
-    """`url` is that of the admin port, `key` the admin key. TLS is checked against the system's authorities, or those
-    of `SSL_CERT_FILE`.
+    """A client of the admin port at `url` with the admin key `key`.
+
+    TLS is checked against the system's authorities, or those of `SSL_CERT_FILE`.
     """
 
     def __init__(self, url: str, key: str) -> None:
@@ -27,7 +28,7 @@ class LiveGateway:
         self._client.close()
 
     def snapshot(self) -> Snapshot:
-        """As of now. Raises `DoctorError`."""
+        """Take a snapshot of the gateway as it is now. Raises `DoctorError`."""
         metrics = self._get("/metrics").text
         at = time.monotonic()
         answers = {name: self._json(f"/admin/v1/{name}") for name in PATHS}
@@ -37,7 +38,7 @@ class LiveGateway:
             raise self._foreign(error) from None
 
     def own_findings(self) -> list[Finding]:
-        """What the gateway says of itself, the last minutes included. Raises `DoctorError`."""
+        """Return the gateway's diagnosis of itself, the last minutes included. Raises `DoctorError`."""
         answer = self._json("/admin/v1/diagnosis")
         try:
             return [Finding.of(found) for found in answer["findings"]]

@@ -1,4 +1,4 @@
-"""What a machine is, whatever is to be served on it."""
+"""Checks of the machine, whatever is to be served on it."""
 
 import ctypes
 import platform
@@ -33,7 +33,7 @@ def torch_build() -> Check:
 
 
 def kernels(features: str | None = None) -> Check:
-    """Of a CPU. Compiles nothing."""
+    """Check which compiled kernels a CPU can run, without compiling any."""
     known = cpu_features() if features is None else features.split()
     shown = " ".join(name for name in FEATURES if name in known) or "no vector instructions that we know"
     if build.cached() is None:
@@ -72,7 +72,7 @@ def cpu_features() -> list[str]:
 
 
 def gpu(device: str) -> Check:
-    """`device` as the settings have it."""
+    """Check the GPU; `device` is as the settings have it."""
     if torch.cuda.is_available():
         return _gpu_found()
     driver = NVIDIA.read_text().splitlines()[0] if NVIDIA.exists() else None
@@ -100,7 +100,7 @@ def _gpu_found() -> Check:
 
 
 def clock(now: float | None = None, synchronised: bool | None = None) -> Check:
-    """Keys expire and budgets renew by the calendar. `now` in Unix seconds."""
+    """Check the calendar clock, by which keys expire and budgets renew; `now` is in Unix seconds."""
     moment = datetime.fromtimestamp(time.time() if now is None else now, UTC)
     found = f"{moment:%Y-%m-%d %H:%M:%S} UTC"
     if moment < EPOCH:
@@ -114,6 +114,6 @@ def clock(now: float | None = None, synchronised: bool | None = None) -> Check:
 
 
 def _is_synchronised() -> bool:
-    """As the kernel says (adjtimex(2)); a container's is its host's."""
+    """Return whether the kernel's clock is synchronised (adjtimex(2)); a container's is its host's."""
     state: int = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
     return 0 <= state < _UNSYNCHRONISED

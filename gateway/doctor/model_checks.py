@@ -1,4 +1,4 @@
-"""Whether the model is there and fits the machine, and whether the machine is divided well."""
+"""Checks that the model is there and fits the machine, and that processor cores are divided well."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ SPARE_MEMORY = 0.1  # of what is free: for requests, logits and libraries
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a model will take of the memory that is free now, in bytes."""
+    """Bytes that a model will take of the memory that is free now."""
 
     weights: int
     kv: int
@@ -32,7 +32,7 @@ class Plan:
 
 
 def model(settings: Settings) -> list[Check]:
-    """Its files, and its place in memory. Of a hub name, config.json alone is downloaded."""
+    """Check a model's files and the memory it needs. For a hub name, config.json alone is downloaded."""
     try:
         directory = resolve_config(settings.model)
         config = read_model_config(directory)
@@ -66,7 +66,10 @@ def _memory(settings: Settings, config: ModelConfig) -> Check:
 
 
 def plan_memory(settings: Settings, config: ModelConfig, free: int) -> Plan:
-    """`free` of the host; a GPU is asked itself. Raises `ConfigError`, with the arithmetic, where it does not fit."""
+    """Plan a model's memory; `free` bytes of the host are available, and a GPU is asked itself.
+
+    Raises `ConfigError`, with the arithmetic, where the model does not fit.
+    """
     options, device = engine_options(settings), select_device(settings.device)
     dtype = select_dtype(settings.dtype, config, device)
     footprint = Footprint(config, str(dtype).removeprefix("torch."))

@@ -1,4 +1,4 @@
-"""Troubles of the queue: who waits, for what, and whether that was foretold."""
+"""Findings about the queue: who waits, for what, and whether that was predicted."""
 
 from collections import Counter
 
@@ -93,7 +93,7 @@ def _class_above_target(window: Window, name: str, target: float) -> Finding | N
 
 
 def flood_of_work(window: Window) -> Finding | None:
-    """One tenant has nearly all that waits; fairness makes it wait for itself, but it fills the queue."""
+    """Find one tenant with nearly all that waits: fairness makes it wait for itself, but it fills the queue."""
     rows = window.after.tenants
     waiting = sum(row["waiting"] for row in rows)
     top = max(rows, key=lambda row: row["waiting"], default=None)
@@ -128,7 +128,7 @@ def flood_of_refusals(window: Window) -> Finding | None:
 
 
 def refusing(window: Window) -> Finding | None:
-    """Requests are refused, or fail, for what is the server's to mend and not their tenants'."""
+    """Find requests that are refused, or fail, for reasons that the server must mend and not their tenants."""
     counts = {reason: window.increase("sluice_refusals_total", reason=reason) for reason in SERVERS_REASONS}
     total = sum(counts.values())
     if total < LEAST_FLOOD:
@@ -174,7 +174,7 @@ def estimates_off(window: Window) -> Finding | None:
 
 
 def _throughout(window: Window) -> list[Json]:
-    """What has waited for all of the window."""
+    """Return the rows that have waited for all of the window."""
     return [row for row in window.after.waiting if row["waited"] >= window.seconds]
 
 

@@ -1,4 +1,4 @@
-"""Troubles around the engine: the quota store, clients, the policy, the event loop, and telemetry itself."""
+"""Findings around the engine: the quota store, clients, the policy, the event loop, and telemetry itself."""
 
 from gateway.doctor.finding import Finding, Severity
 from gateway.doctor.snapshot import Json, Window
@@ -90,7 +90,7 @@ def late_loop(window: Window) -> Finding | None:
 
 
 def _is_starved(window: Window) -> bool:
-    """The loop was late for a good part of the window: what it measures of others is its own lateness."""
+    """Return whether the loop was late for a good part of the window: its measurements of others show that lateness."""
     return window.increase("sluice_loop_late_seconds_total") > LATE_SHARE * window.seconds
 
 

@@ -1,4 +1,4 @@
-"""What a running gateway says of itself at one moment, by its metrics and its admin API."""
+"""The state of a running gateway at one moment, read from its metrics and its admin API."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -17,13 +17,13 @@ Labels = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """By name, those of a histogram under the names of its series. A name that is absent has no samples."""
+    """Parsed metrics by name; a histogram's are under the names of its series, and an absent name has no samples."""
 
     series: dict[str, list[tuple[Labels, float]]]
 
     @classmethod
     def parse(cls, text: str) -> "Samples":
-        """Lines that are no samples are passed over."""
+        """Parse Prometheus' text format, ignoring lines that are no samples."""
         series: dict[str, list[tuple[Labels, float]]] = {}
         for line in text.split("\n"):
             if not line.startswith("#") and (match := _SAMPLE.fullmatch(line)):
@@ -32,11 +32,11 @@ class Samples:
         return cls(series)
 
     def total(self, name: str, **labels: str) -> float:
-        """The sum of the samples that carry the labels; 0 where there are none."""
+        """Return the sum of the samples that carry the labels; 0 where there are none."""
         return sum(value for _, value in self._matching(name, labels))
 
     def buckets(self, name: str, **labels: str) -> dict[float, float]:
-        """Of a histogram: by upper bound, how many are at most that; +inf last."""
+        """Return a histogram's cumulative counts by upper bound, +inf last."""
         counts: dict[float, float] = {}
         for found, value in self._matching(f"{name}_bucket", labels):
             bound = float(found.get("le", inf))
@@ -62,7 +62,7 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Of one class, in seconds; None: it has none."""
+    """The promised times of one class, in seconds; None where it promises none."""
 
     ttft: float | None
     time_per_output_token: float | None
@@ -70,7 +70,7 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`at` in seconds of a clock that both snapshots share."""
+    """Metrics and answers of the admin API at one moment; `at` is in seconds of a clock that both snapshots share."""
 
     at: float
     samples: Samples
@@ -82,7 +82,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, at: float, metrics: str, answers: Mapping[str, Json]) -> "Snapshot":
-        """`answers` by the names in `PATHS`."""
+        """Make a snapshot from metrics and the `answers` of the admin API by the names in `PATHS`."""
         classes = answers["policy"]["effective"]["classes"]
         return cls(
             at,
@@ -101,7 +101,7 @@ class Snapshot:
 
     @property
     def kv_share(self) -> float:
-        """Of the KV blocks, that are used."""
+        """Share of the KV blocks that are used."""
         return float(self.engine["kv_blocks_used"] / max(1, self.engine["kv_blocks"]))
 
 
@@ -114,12 +114,12 @@ def _seconds(text: str | None) -> float | None:
 
 
 class DoctorError(Exception):
-    """A gateway that cannot be read; the message says what to look at."""
+    """A gateway cannot be read; the message says what to look at."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Labels narrow a metric to the series that carry them."""
+    """The time between two snapshots. Labels narrow a metric to the series that carry them."""
 
     before: Snapshot
     after: Snapshot
@@ -129,15 +129,15 @@ class Window:
         return max(self.after.at - self.before.at, 1e-9)
 
     def both(self, name: str) -> float:
-        """The lesser of the engine's figures of this name: what was there all the time, as far as can be known."""
+        """Return the lesser of the engine's two figures: what held all the time, as far as can be known."""
         return float(min(self.before.engine[name], self.after.engine[name]))
 
     def throughout(self, gauge: str) -> float:
-        """The lesser of its two values: what was there all the time, as far as can be known."""
+        """Return the lesser of a gauge's two values: what held all the time, as far as can be known."""
         return min(self.before.samples.total(gauge), self.after.samples.total(gauge))
 
     def increase(self, name: str, **labels: str) -> float:
-        """Of a counter; one that was reset in between has begun anew."""
+        """Return the growth of a counter; one that was reset in between is taken to have begun at 0."""
         before, after = self.before.samples.total(name, **labels), self.after.samples.total(name, **labels)
         return after - before if after >= before else after
 
@@ -145,12 +145,12 @@ class Window:
         return self.increase(f"{histogram}_count", **labels)
 
     def mean(self, histogram: str, **labels: str) -> float:
-        """0 where nothing was observed."""
+        """Return the mean of a histogram's observations, 0 where there were none."""
         count = self.count(histogram, **labels)
         return self.increase(f"{histogram}_sum", **labels) / count if count else 0.0
 
     def beyond(self, threshold: float, histogram: str, **labels: str) -> "Beyond":
-        """Of what was observed, that was certainly above the threshold: above the next bound of the buckets."""
+        """Return how many observations were certainly above the threshold: above the next bound of the buckets."""
         before = self.before.samples.buckets(histogram, **labels)
         after = self.after.samples.buckets(histogram, **labels)
         increases = {bound: count - before.get(bound, 0.0) for bound, count in after.items()}
@@ -161,7 +161,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Beyond:
-    """`count` of `total` were above `bound`."""
+    """The number of observations above a bound: `count` of `total`."""
 
     bound: float
     count: float

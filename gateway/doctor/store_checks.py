@@ -1,4 +1,4 @@
-"""Whether the quota store is there, may be used, is near, and keeps what it is told."""
+"""Checks of the quota store: that it answers, may be used, is near, and keeps what it is told."""
 
 import asyncio
 import time
@@ -45,7 +45,7 @@ def _embedded() -> Check:
 
 
 async def _connect(url: str) -> None:
-    """As the gateway does: raises what would keep it from using the server."""
+    """Connect as the gateway does. Raises what would keep the gateway from using the server."""
     store = RedisStore.at(url, CONNECT_SECONDS)
     try:
         await store.connect()
@@ -54,7 +54,7 @@ async def _connect(url: str) -> None:
 
 
 def _ask(url: str) -> tuple[Mapping[str, Any], float, float]:
-    """INFO, the seconds of the quickest PING, and by how many the server's clock is ahead."""
+    """Return INFO, the seconds of the quickest PING, and the seconds that the server's clock is ahead."""
     with Redis.from_url(url, socket_timeout=CONNECT_SECONDS, socket_connect_timeout=CONNECT_SECONDS) as client:
         info: Mapping[str, Any] = client.info()
         seconds = min(_timed(client) for _ in range(PINGS))
@@ -69,7 +69,7 @@ def _timed(client: Redis) -> float:
 
 
 def judge(where: str, info: Mapping[str, Any], seconds: float, skew: float) -> list[Check]:
-    """Of a server that may be used: what is good enough and could be better."""
+    """Judge a server that may be used: what is good enough, and what could be better."""
     version = info.get("valkey_version") or info.get("redis_version")
     name = "Valkey" if "valkey_version" in info else "Redis"
     checks = [ok("store", f"{name} {version} at {where}, {seconds * 1e3:.1f} ms away, evicts nothing")]
@@ -90,6 +90,6 @@ def judge(where: str, info: Mapping[str, Any], seconds: float, skew: float) -> l
 
 
 def place(url: str) -> str:
-    """Without its password."""
+    """Return a store's address without its password."""
     parts = urlsplit(url)
     return parts.path if parts.scheme == "unix" else f"{parts.hostname or 'localhost'}:{parts.port or 6379}"

@@ -1,4 +1,4 @@
-"""Who is calling: API keys, and the principals they stand for.
+"""Authentication: API keys, and the principals they stand for.
 
 A key is `sk-sluice-<id>-<secret>`. It is known only by its HMAC-SHA-256 under a pepper, so that neither the key file
 nor a memory of it opens the gateway; the id finds the entry, and only the digests are compared.
@@ -26,7 +26,7 @@ _SPACES = b" \t"
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """On whose behalf a request runs."""
+    """The tenant and the key on whose behalf a request runs."""
 
     tenant: str
     key_id: str
@@ -34,7 +34,7 @@ class Principal:
 
 
 class KeyRing:
-    """The keys that open this gateway; `clock` gives Unix seconds. They are replaced all at once."""
+    """The keys that open this gateway, replaced all at once; `clock` gives Unix seconds."""
 
     def __init__(self, pepper: bytes, records: Iterable[KeyRecord], clock: Callable[[], float] = time.time) -> None:
         self._pepper = pepper
@@ -46,19 +46,19 @@ class KeyRing:
         return len(self._entries)
 
     def replace(self, records: Iterable[KeyRecord]) -> None:
-        """From now on these keys open, and no other."""
+        """Have these keys open the gateway from now on, and no other."""
         self._entries = {record.id.encode(): _Entry.of(record) for record in records}
 
     def tenants(self) -> set[str]:
-        """Those that have a key, valid or expired."""
+        """Return the tenants that have a key, valid or expired."""
         return {entry.principal.tenant for entry in self._entries.values()}
 
     def of_tenant(self, tenant: str) -> list[Principal]:
-        """What the tenant's keys stand for."""
+        """Return the principals of the tenant's keys."""
         return [entry.principal for entry in self._entries.values() if entry.principal.tenant == tenant]
 
     def authenticate(self, authorization: bytes | None) -> Principal:
-        """The principal behind an Authorization header.
+        """Return the principal behind an Authorization header.
 
         Raises `InvalidApiKey`, in the same words and after the same work for an unknown, a wrong and an expired key.
         """
@@ -106,7 +106,7 @@ def pepper_of(settings: Settings, store: KeyStore) -> bytes:
 
 
 def demo_key(settings: Settings, pepper: bytes) -> str | None:
-    """The configured demo key; else, on a loopback address, one that follows from the pepper and so is never stored."""
+    """Return the configured demo key; else, on a loopback address, one derived from the pepper and so never stored."""
     if settings.demo_key is not None:
         return settings.demo_key.get_secret_value()
     if not settings.is_loopback:
@@ -121,14 +121,14 @@ def demo_record(key: str, pepper: bytes) -> KeyRecord:
 def new_key(
     tenant: str, pepper: bytes, expires: datetime | None = None, scopes: tuple[str, ...] = SCOPES, name: str = ""
 ) -> tuple[str, KeyRecord]:
-    """A fresh key for `tenant`, to be shown once, and what is stored of it."""
+    """Make a fresh key for `tenant`, to be shown once, and the record of it to store."""
     key_id = secrets.token_hex(4)
     key = _new_secret(key_id)
     return key, replace(_record(key_id, key, tenant, pepper, expires), scopes=scopes, name=name)
 
 
 def rotated(record: KeyRecord, pepper: bytes, expires: datetime | None, until: datetime) -> tuple[str, KeyRecord]:
-    """The same key with a fresh secret, to be shown once, beside which the present one still opens until then.
+    """Return the key with a fresh secret, to be shown once, and its record, by which the old one opens `until` then.
 
     The id stays, and with it what policies say of the key and what is counted by key.
     """
@@ -148,7 +148,8 @@ def _record(key_id: str, key: str, tenant: str, pepper: bytes, expires: datetime
 
 
 def bearer_token(authorization: bytes | None) -> bytes:
-    """The token of `Bearer <token>` (RFC 6750, with the spaces and the case of the scheme as clients write them).
+    """Return the token of `Bearer <token>` (RFC 6750, with the spaces and the case of the scheme as clients write
+    them).
 
     Raises `InvalidApiKey`.
     """
@@ -164,7 +165,7 @@ def bearer_token(authorization: bytes | None) -> bytes:
 
 
 def _id_of(key: bytes) -> bytes:
-    """The id inside a key of our format; any other key can only be a demo key that an operator chose."""
+    """Return the id inside a key of our format; any other key can only be a demo key that an operator chose."""
     if not key.startswith(_PREFIX):
         return DEMO.encode()
     return key[len(_PREFIX) :].partition(b"-")[0]

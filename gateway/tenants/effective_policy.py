@@ -1,4 +1,4 @@
-"""What one request may do under the policy that held when it came: which class, how long, at whose cost."""
+"""The policy as it applies to one request: which class, how long, at whose cost."""
 
 from dataclasses import dataclass
 
@@ -13,14 +13,14 @@ GENERATED = frozenset({Resource.TOKENS, Resource.OUTPUT_TOKENS})
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """One block of the KV cache."""
+    """Size of one block of the KV cache."""
 
     block_tokens: int
     block_bytes: int
 
 
 class EffectivePolicy:
-    """A principal's, in one policy. Made once, and asked by every request until the policy changes."""
+    """The policy as it applies to one principal, worked out once and used by every request until the policy changes."""
 
     def __init__(self, policy: Policy, principal: Principal) -> None:
         self.name = principal.tenant
@@ -40,7 +40,7 @@ class EffectivePolicy:
         self._classes: dict[str | None, ClassPolicy] = {}  # by tier
 
     def require(self, scope: str) -> None:
-        """Raises `Forbidden` unless the policy admits the tenant, and the key has the scope."""
+        """Raises `Forbidden` unless the policy admits the tenant and the key has the scope."""
         if not self._policy.admits(self.name):
             raise Forbidden(
                 f"This server serves only tenants that its policy names, and {self.name!r} is none of them: "
@@ -51,7 +51,7 @@ class EffectivePolicy:
             raise Forbidden(f"This API key may not be used for {scope}: its scopes are {scopes}.")
 
     def check_model(self, model: str) -> None:
-        """Raises `ModelNotFound`, as for a model that does not exist."""
+        """Raises `ModelNotFound` for a model that the tenant may not use, as for one that does not exist."""
         if not self.tenant.allows_model(model, self.key):
             raise ModelNotFound(f"The model {model!r:.200} does not exist or you have no access to it.", "model")
 
@@ -62,7 +62,7 @@ class EffectivePolicy:
         return found
 
     def kv_tokens(self, shape: KVShape) -> int | None:
-        """Tokens of the longest sequence that the tenant's KV memory could hold."""
+        """Return the tokens of the longest sequence that the tenant's KV memory could hold; None without a limit."""
         return None if self.kv_bytes is None else self.kv_bytes // shape.block_bytes * shape.block_tokens
 
     def check_kv(self, num_tokens: int, shape: KVShape, param: str) -> None:
@@ -85,9 +85,10 @@ class EffectivePolicy:
             )
 
     def reservable(self, num_prompt_tokens: int, expected: int) -> int | None:
-        """Output tokens to begin with, of an answer that declares no length; None: all it may have, as none is counted.
+        """Return how many output tokens to reserve at first for an answer that declares no length.
 
-        `expected` is what answers of this tenant rarely exceed.
+        None means all that it may have, because no limit counts them. `expected` is what answers of this tenant rarely
+        exceed.
         """
         if not self._of_answers:
             return None
@@ -99,7 +100,7 @@ class EffectivePolicy:
 
 
 class EffectivePolicies:
-    """Those of every principal that has come, under the policy that holds now."""
+    """Caches the effective policy of every principal under the policy that holds now."""
 
     def __init__(self, policies: LivePolicy) -> None:
         self._policies = policies
@@ -116,6 +117,6 @@ class EffectivePolicies:
 
 
 def _scopes(principal: Principal, tenant: TenantPolicy) -> tuple[str, ...]:
-    """Those that the key was made with, as far as the policy leaves them."""
+    """Return the scopes that the key was made with, as far as the policy leaves them."""
     key = tenant.key(principal.key_id)
     return tuple(scope for scope in principal.scopes if key is None or scope in key.scopes)

@@ -1,4 +1,4 @@
-"""Files that may be edited while the gateway runs."""
+"""Watches files that may be edited while the gateway runs."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -10,7 +10,7 @@ Signature = tuple[tuple[str, int, int, int], ...]
 
 
 def signature(paths: Iterable[Path]) -> Signature:
-    """What changes with any of the files: which there are, and of each its inode, size and time of change."""
+    """Return what changes with any of the files: which exist, and the inode, size and time of change of each."""
     return tuple(sorted(entry for path in paths if (entry := _entry(path)) is not None))
 
 
@@ -25,8 +25,8 @@ def _entry(path: Path) -> tuple[str, int, int, int] | None:
 class Watch:
     """Calls `changed` when files have changed and then stood still for an interval, so that none is read half written.
 
-    `files` names them; it is asked in a thread, each time. `read` is their signature from before they were read, which
-    may be long ago: what has changed since is a change.
+    `files` names them; it is called in a thread, each time. `read` is their signature from before they were first read,
+    which may be long ago: an edit since then counts as a change.
     """
 
     def __init__(
@@ -42,13 +42,13 @@ class Watch:
         self._taken_up = self._last = read
 
     async def run(self) -> None:
-        """Runs as long as the server does."""
+        """Poll the files every interval, for as long as the server runs."""
         while True:
             await asyncio.sleep(self._interval)
             await self.look()
 
     async def look(self) -> None:
-        """Once."""
+        """Compare the files with the last poll, and call `changed` if they changed before it and not since."""
         now = await asyncio.to_thread(lambda: signature(self._files()))
         if now == self._last != self._taken_up:
             self._taken_up = now

@@ -1,4 +1,4 @@
-"""Where API keys come from: the state directory, the policy files, and the demo key."""
+"""Sources of API keys: the state directory, the policy files, and the demo key."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KeyChange:
-    """Ids of keys."""
+    """A difference between two sets of keys, by id."""
 
     added: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()  # rotated, narrowed, or with another expiry
@@ -42,7 +42,7 @@ class KeyChange:
 
 
 class KeySource:
-    """Keeps `ring` at what the files say. Changes that make no sense change nothing, and are logged.
+    """Keeps `ring` at what the files say. Edits that make no sense change nothing, and are logged.
 
     Raises `KeyStoreError`, also when there would be no key at all to begin with.
     """
@@ -68,7 +68,7 @@ class KeySource:
 
     @property
     def in_force(self) -> Sequence[KeyRecord]:
-        """All that open this gateway, or would have before they expired."""
+        """All keys that open this gateway, or would have before they expired."""
         return self._in_force
 
     @property
@@ -88,7 +88,7 @@ class KeySource:
         await self.reload()
 
     async def reload(self) -> None:
-        """Read the key file again. One reload at a time, so that the last that was read is the one in force."""
+        """Read the key file again. Reloads take turns, so that the last that was read is the one in force."""
         async with self._reloading:
             await self._reload()
 
@@ -118,7 +118,7 @@ class KeySource:
 
 
 def narrowed(record: KeyRecord, tenant: TenantPolicy) -> KeyRecord:
-    """With the expiry that the policy sets, where that is earlier; a secret that was replaced ends with it."""
+    """Return the record with the policy's expiry where that is earlier; a replaced secret ends with it."""
     key = tenant.key(record.id)
     if key is None or key.expires is None:
         return record
@@ -142,7 +142,7 @@ def _record(tenant: str, key: KeyPolicy) -> KeyRecord:
 
 @dataclass(frozen=True, slots=True)
 class KnownKey:
-    """Or, with an empty `key_id`, any key of a tenant that no policy narrows."""
+    """A key that is stored or in the policy; with an empty `key_id`, any key of a tenant that no policy narrows."""
 
     principal: Principal
     described: str
@@ -154,7 +154,7 @@ def any_key_of(tenant: str) -> KnownKey:
 
 
 def find_key(key_id: str, policy: Policy, store: KeyStore) -> KnownKey:
-    """A stored key, else one that the policy has. Raises `KeyStoreError` where neither does."""
+    """Return a stored key, else one that the policy has. Raises `KeyStoreError` where neither does."""
     for stored in store.records():
         if stored.id == key_id:
             record = narrowed(stored, policy.tenant(stored.tenant))
@@ -180,7 +180,7 @@ class UnknownKey(KeyStoreError):
 
 
 class RotatedAlready(KeyStoreError):
-    """A key has two secrets at most: whoever still uses the older one of them was promised its time."""
+    """A key would have three secrets: whoever uses the older of its two was promised its time."""
 
     def __init__(self, key_id: str, until: datetime) -> None:
         super().__init__(
@@ -192,8 +192,10 @@ class RotatedAlready(KeyStoreError):
 def rotate(
     store: KeyStore, pepper: bytes, key_id: str, now: datetime, until: datetime, expires: datetime | None
 ) -> tuple[str, KeyRecord]:
-    """Give a stored key a new secret, to be shown once; the present one opens `until` then. The key `expires`, or lives
-    as long from now as it was to live. Raises `UnknownKey`, `RotatedAlready` and `KeyStoreError`.
+    """Give a stored key a new secret, to be shown once; the present one opens `until` then.
+
+    The key `expires`, or lives as long from now as it was to live. Raises `UnknownKey`, `RotatedAlready` and
+    `KeyStoreError`.
     """
     with store.edit() as records:
         record = records.get(key_id)

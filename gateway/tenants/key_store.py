@@ -1,4 +1,4 @@
-"""What the gateway keeps of its API keys between starts: a pepper and the keys' hashes, in one directory.
+"""Stores the gateway's API keys between starts: a pepper and the keys' hashes, in one directory.
 
     DIR/pepper     32 random bytes that every hash is keyed with, made at first start
     DIR/admin-key  the key of the admin API, made at the first start that needs it
@@ -34,7 +34,7 @@ class KeyStoreError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """The secret that a key had before its rotation, and until when it still opens."""
+    """The secret that a key had before its rotation, and until when it still opens the gateway."""
 
     digest: bytes = field(repr=False)
     expires: datetime
@@ -63,7 +63,7 @@ class KeyStore:
         return self.directory / "keys.json"
 
     def pepper(self) -> bytes:
-        """The pepper, made now if there is none. Processes that start together get the same one."""
+        """Return the pepper, made now if there is none. Processes that start together get the same one."""
         path = self.directory / "pepper"
         pepper = self._secret(path, secrets.token_bytes(PEPPER_BYTES))
         if len(pepper) != PEPPER_BYTES:
@@ -77,7 +77,7 @@ class KeyStore:
         return self.directory / "admin-key"
 
     def admin_key(self) -> str:
-        """The key of the admin API, made now if there is none."""
+        """Return the key of the admin API, made now if there is none."""
         path = self.admin_key_path
         fresh = f"{ADMIN_PREFIX}{secrets.token_hex(ADMIN_BYTES)}\n"
         key = self._secret(path, fresh.encode()).decode("latin-1").strip()
@@ -88,7 +88,7 @@ class KeyStore:
         return key
 
     def _secret(self, path: Path, fresh: bytes) -> bytes:
-        """What the file holds; `fresh`, once it was made of that."""
+        """Return what the file holds; it is created with `fresh` if it does not exist."""
         with _explained(path):
             if not path.exists():
                 self._make_directory()
@@ -118,13 +118,15 @@ class KeyStore:
             records[record.id] = record
 
     def remove(self, key_id: str) -> bool:
-        """Whether there was such a key."""
+        """Forget a key, and return whether there was such a key."""
         with self.edit() as records:
             return records.pop(key_id, None) is not None
 
     @contextmanager
     def edit(self) -> Iterator[dict[str, KeyRecord]]:
-        """The records by id, for one writer at a time; what the block leaves of them is stored, unless it raises."""
+        """Yield the records by id to one writer at a time; what the block leaves of them is stored,
+        unless it raises.
+        """
         with self._locked():
             before = self.records()
             records = {record.id: record for record in before}
@@ -143,7 +145,7 @@ class KeyStore:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """One writer at a time, over processes."""
+        """Hold the directory's lock, which lets one writer at a time in, over all processes."""
         with _explained(self.directory):
             self._make_directory()
             descriptor = os.open(self.directory, os.O_RDONLY)
@@ -175,7 +177,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def _written(path: Path, content: bytes) -> Path:
-    """A file beside `path`, open to its owner alone, with `content` on the disk."""
+    """Write a file beside `path`, open to its owner alone, and return it once `content` is on the disk."""
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
@@ -200,7 +202,7 @@ def _entry(record: KeyRecord) -> dict[str, Any]:
 
 
 def _parse(entry: dict[str, Any]) -> KeyRecord:
-    """Raises `ValueError`, `KeyError` or `TypeError`. Entries of before there were scopes have all."""
+    """Parse an entry; one from before there were scopes has all. Raises `ValueError`, `KeyError` or `TypeError`."""
     expires, old = entry.get("expires"), entry.get("replaced")
     return KeyRecord(
         id=_text(entry["id"]),

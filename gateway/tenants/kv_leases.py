@@ -29,7 +29,7 @@ class LeaseStore(Protocol):
 
 
 class KVAllowances(Protocol):
-    """The engine's side."""
+    """The engine's view of tenants' KV memory, in blocks: what each may hold, and what it asks for."""
 
     def allow(self, tenant: str, blocks: int | None) -> None: ...
 
@@ -50,7 +50,7 @@ class _Lease:
 
 
 class KvLeases:
-    """Owned by the event loop; `clock` in seconds, never backwards."""
+    """Renews the leases of tenants on the event loop; `clock` is in seconds and never goes backwards."""
 
     def __init__(self, store: LeaseStore, memory: KVAllowances, block_bytes: int, clock: Callable[[], float]) -> None:
         self._store = store
@@ -62,9 +62,9 @@ class KvLeases:
         self._wake = asyncio.Event()
 
     def use(self, tenant: str, limit: int | None, blocks: int) -> None:
-        """A request of the tenant has come that may need so many blocks.
+        """Announce a request of the tenant that may need so many blocks.
 
-        `limit` in bytes is what its policy says now, None: there is none.
+        `limit` is in bytes as its policy says now; None means that there is none.
         """
         lease = self._leases.get(tenant)
         if limit is None:
@@ -82,20 +82,21 @@ class KvLeases:
             self._wake.set()
 
     def serve(self, tenant: str, blocks: int) -> None:
-        """A request of the tenant is let in that may come to need so many blocks: a limit that is lowered meanwhile
-        leaves it them, until it is `served`.
+        """Note a request that is let in and may come to need so many blocks.
+
+        A limit that is lowered meanwhile leaves it them, until it is `served`.
         """
         self._served[tenant][blocks] += 1
 
     def served(self, tenant: str, blocks: int) -> None:
-        """One such has ended."""
+        """Note that a request that was announced by `serve` has ended."""
         served = self._served[tenant]
         served[blocks] -= 1
         if not served[blocks]:
             del served[blocks]
 
     async def run(self) -> None:
-        """Runs as long as the server does."""
+        """Renew leases for as long as the server runs."""
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), LOOK if self._leases else None)
@@ -103,7 +104,7 @@ class KvLeases:
             await self.look()
 
     async def look(self) -> None:
-        """Renew what is due, once."""
+        """Renew the leases that are due, once."""
         due = [(tenant, lease) for tenant, lease in self._leases.items() if self._is_due(tenant, lease)]
         await asyncio.gather(*(self._renew(tenant, lease) for tenant, lease in due))
 
@@ -130,14 +131,14 @@ class KvLeases:
             self._memory.allow(tenant, None)
 
     def _outage(self, tenant: str, lease: _Lease, error: QuotaError) -> None:
-        """What is leased goes on until it expires; then no new block is given."""
+        """Keep the lease until it expires while the store does not answer; after that, no new block is granted."""
         log.debug("the KV lease of a tenant is not renewed: %s", error)
         lease.renewed = self._clock()
         if self._clock() >= lease.expires:
             self._set(tenant, lease, 0)
 
     def _set(self, tenant: str, lease: _Lease, blocks: int) -> None:
-        """Unless the limit was lifted meanwhile."""
+        """Set the blocks that the tenant may hold, unless its limit was lifted meanwhile."""
         if self._leases.get(tenant) is lease and (blocks != lease.blocks or self._memory.is_denied(tenant)):
             lease.blocks = blocks
             self._memory.allow(tenant, blocks)

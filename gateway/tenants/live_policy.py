@@ -23,7 +23,7 @@ MAX_CHANGES = 500  # lines of each
 
 @dataclass(frozen=True, slots=True)
 class Edition:
-    """A policy that took effect."""
+    """A policy that took effect, and what it changed."""
 
     version: str
     at: float  # Unix seconds
@@ -31,14 +31,14 @@ class Edition:
 
 
 class LivePolicy:
-    """`current` is replaced whole; whoever has taken it keeps what it took.
+    """Holds the policy in force; `current` is replaced whole, and whoever has taken one keeps it.
 
     An edit that is not valid changes nothing: `problem` says what is wrong until another edit mends it. Raises
     `PolicyError` when there is no valid policy to begin with.
     """
 
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.time) -> None:
-        """A file, a folder of files, or None for the default policy; `clock` gives Unix seconds."""
+        """Read a file, a folder of files, or for None the default policy; `clock` gives Unix seconds."""
         self._path = path
         self._first_read = signature(self.files())  # of the files, before they were read
         self.current: Policy = DEFAULT_POLICY if path is None else read_policy(path)
@@ -56,7 +56,7 @@ class LivePolicy:
         return self._path is not None
 
     def files(self) -> Iterable[Path]:
-        """Those that the policy is read from; the path itself while there are none."""
+        """Return the files that the policy is read from; the path itself while there are none."""
         if self._path is None:
             return ()
         try:
@@ -65,11 +65,11 @@ class LivePolicy:
             return (self._path,)
 
     async def watch(self) -> None:
-        """Take up edits, those since the files were first read too, for as long as the server runs."""
+        """Take up edits for as long as the server runs, those since the files were first read included."""
         await Watch(self.files, self.reload, self._first_read).run()
 
     async def reload(self) -> None:
-        """Read the files again. One reload at a time: who listens hears of each policy in the order they were read."""
+        """Read the files again. Reloads take turns: listeners learn of each policy in the order they were read."""
         assert self._path is not None, "the default policy has no files"
         async with self._reloading:
             await self._reload(self._path)
@@ -95,7 +95,7 @@ class LivePolicy:
 
 
 def _read(path: Path, current: Policy) -> tuple[Policy, tuple[str, ...]]:
-    """What the files say, and what that changes. Raises `PolicyError`."""
+    """Read the files and return the policy and what it changes. Raises `PolicyError`."""
     policy = read_policy(path)
     return policy, tuple(policy_diff(current, policy)[:MAX_CHANGES])
 

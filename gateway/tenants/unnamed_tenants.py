@@ -10,7 +10,7 @@ MAX_TOLD = 20  # tenants
 
 
 def what_holds(policy: Policy, tenant: str) -> str:
-    """Says what a tenant that `policy` does not name may do, and which name may have been meant."""
+    """Say what a tenant that `policy` does not name may do, and which name may have been meant."""
     if not policy.admits(tenant):
         fate = "its keys open nothing (unnamed_tenants: refuse)"
     elif policy.default.limits:
@@ -21,7 +21,7 @@ def what_holds(policy: Policy, tenant: str) -> str:
 
 
 def unnamed_keys(policy: Policy, records: Iterable[KeyRecord]) -> Mapping[str, list[str]]:
-    """The ids of the keys whose tenant is not named, by tenant."""
+    """Return the ids of the keys whose tenant is not named, by tenant."""
     found: dict[str, list[str]] = {}
     for record in records:
         if record.tenant not in policy.tenants:
@@ -30,7 +30,7 @@ def unnamed_keys(policy: Policy, records: Iterable[KeyRecord]) -> Mapping[str, l
 
 
 def told(policy: Policy, records: Iterable[KeyRecord]) -> list[str]:
-    """A line for each such tenant, the first `MAX_TOLD` of them; none where all are named."""
+    """Return a line for each such tenant, the first `MAX_TOLD` of them; none where all are named."""
     found = sorted(unnamed_keys(policy, records).items())
     lines = [f"{tenant} ({_keys(ids)}): {what_holds(policy, tenant)}" for tenant, ids in found[:MAX_TOLD]]
     return lines + ([f"and {len(found) - MAX_TOLD} more tenants"] if len(found) > MAX_TOLD else [])

@@ -1,4 +1,4 @@
-"""What tenants used, as rows of a table. Pure."""
+"""Usage of tenants as rows of a table: pure sums and prices over the entries of the store's ledgers."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ NO_KEY = "-"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What was used on a UTC day by a tenant's key; without one: by all of its keys."""
+    """Usage on a UTC day by one key of a tenant; without a key, by all of its keys."""
 
     day: date
     tenant: str
@@ -32,7 +32,7 @@ class Entry:
 
 
 def by_tenant(entries: Iterable[Entry]) -> list[Entry]:
-    """Of each tenant and day one, from entries of which those stand together."""
+    """Sum up entries to one for each tenant and day; those of a tenant and day stand together."""
     groups = groupby(entries, key=lambda entry: (entry.day, entry.tenant))
     return [
         Entry(day, tenant, None, reduce(add, (entry.usage for entry in group), NOTHING))
@@ -41,7 +41,7 @@ def by_tenant(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def cost(usage: Usage, price: Price) -> Decimal:
-    """Exactly."""
+    """Return the exact cost of usage at a price."""
     with localcontext(EXACT):
         computed = (usage.input_tokens - usage.cached_tokens) * price.input + usage.cached_tokens * price.cached_input
         return computed + usage.output_tokens * price.output
@@ -54,7 +54,7 @@ def usage_csv(entries: Sequence[Entry], policy: Policy, has_keys: bool) -> str:
 
 
 def usage_table(entries: Sequence[Entry], policy: Policy, has_keys: bool) -> str:
-    """With a last row that sums the others."""
+    """Return a table whose last row sums up the others."""
     heading = ("day", "tenant", *_if(has_keys, "key"), *COUNTS, "kv_gib_s", "cost", "")
     rows = [_row(entry, policy.tenant(entry.tenant).price, has_keys) for entry in entries]
     return table(heading, [*rows, *_totals(entries, policy, has_keys)], NUMERIC)
@@ -77,7 +77,7 @@ def total(entries: Iterable[Entry]) -> Usage:
 
 
 def costs(entries: Iterable[Entry], policy: Policy) -> dict[str, Decimal]:
-    """By currency, of what has a price."""
+    """Return costs by currency, of what has a price."""
     sums: dict[str, Decimal] = {}
     with localcontext(EXACT):
         for entry in entries:
@@ -87,7 +87,7 @@ def costs(entries: Iterable[Entry], policy: Policy) -> dict[str, Decimal]:
 
 
 def _totals(entries: Sequence[Entry], policy: Policy, has_keys: bool) -> list[list[str]]:
-    """One row, and another for each further currency."""
+    """Return one row of totals, and another for each further currency."""
     used = total(entries)
     amounts = [[plain(amount), currency] for currency, amount in costs(entries, policy).items()] or [["", ""]]
     first = ["total", "", *_if(has_keys, ""), *_counts(used), _gib(used)]
@@ -103,7 +103,7 @@ def _gib(usage: Usage) -> str:
 
 
 def plain(amount: Decimal) -> str:
-    """At least cents, and no zeros behind what is more exact."""
+    """Write an amount with at least cents, and without trailing zeros where it is more exact."""
     whole, _, digits = f"{amount:f}".partition(".")
     return f"{whole}.{digits.rstrip('0').ljust(2, '0')}"
 
@@ -117,7 +117,7 @@ AT_ONCE = 64  # questions in one write: their answers keep an event loop for a m
 
 
 class TooManyLedgers(Exception):
-    """`found` would have to be read."""
+    """More ledgers than allowed would have to be read: `found`."""
 
     def __init__(self, found: int) -> None:
         super().__init__(f"{found} ledgers")
@@ -127,8 +127,9 @@ class TooManyLedgers(Exception):
 async def usage_entries(
     store: RedisStore, tenant: str | None, first: date, last: date, most: int | None = None
 ) -> list[Entry]:
-    """By day, tenant and key. Raises `QuotaError`, and `TooManyLedgers` where there are more than `most`, of a tenant
-    and a day each.
+    """Read usage by day, tenant and key.
+
+    Raises `QuotaError`, and `TooManyLedgers` where there are more than `most` ledgers, each of a tenant and a day.
     """
     if tenant is not None:
         days = [first + timedelta(days=number) for number in range((last - first).days + 1)]
