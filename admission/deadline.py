@@ -124,10 +124,10 @@ class ControlledDelay:
 
     def due(self, now: float) -> list[Sequence]:
         """Those that have waited too long; each is to be ended."""
-        patience = self._interval if now - self._empty_at < self._interval else self._target
+        allowed = self._interval if now - self._empty_at < self._interval else self._target
         late = []
         for sequence, since in self._waiting.items():
-            if now - since <= patience:
+            if now - since <= allowed:
                 break
             late.append(sequence)
         return late

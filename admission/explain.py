@@ -23,7 +23,7 @@ PAUSED = "paused: "  # and the limit that one which runs has met
 
 
 @dataclass(slots=True)
-class _Life:
+class _SequenceHistory:
     """What the log says of one sequence."""
 
     name: str
@@ -62,23 +62,23 @@ class _Life:
 
 
 def explain(lines: Iterable[str], request: str) -> list[str]:
-    """The story of `request`, the id of a response or of one of its sequences; empty when the log does not know it.
+    """Returns the story of `request`, the id of a response or of one of its sequences; empty when it is not in the log.
 
     Raises `LogError`.
     """
-    story = _Story(request)
+    reader = _LogReader(request)
     for number, line in enumerate(lines, 1):
         with reading(number):
-            story.read(json.loads(line))
-    story.close()
-    return [text for life in story.lives.values() for text in (life.name, *life.lines)]
+            reader.read(json.loads(line))
+    reader.close()
+    return [text for history in reader.histories.values() for text in (history.name, *history.lines)]
 
 
-class _Story:
-    """Reads a log entry by entry, keeping the lives that were asked for."""
+class _LogReader:
+    """Reads a log entry by entry, keeping the histories that were asked for."""
 
     def __init__(self, request: str) -> None:
-        self.lives: dict[str, _Life] = {}
+        self.histories: dict[str, _SequenceHistory] = {}
         self._request = request
         self._given_up = _GIVEN_UP
         self._previous = 0.0  # when the last entry was made
@@ -103,11 +103,11 @@ class _Story:
 
     def close(self) -> None:
         """The log has no more."""
-        for life in self._open():
-            if life.waiting_since is None:
-                life.say(self._previous, "had not ended when the log did")
+        for history in self._open():
+            if history.waiting_since is None:
+                history.say(self._previous, "had not ended when the log did")
             else:
-                life.waited(self._previous, "still waiting when the log ended, for")
+                history.waited(self._previous, "still waiting when the log ended, for")
 
     def _begin(self, entry: list[Any]) -> None:
         check_version(entry)
@@ -116,9 +116,9 @@ class _Story:
 
     def _wait_until(self, now: float) -> None:
         """The time since the last entry was spent for the reason that the last plan gave."""
-        for life in self._open():
-            if life.waiting_since is not None:
-                life.wait(_reason(life, self._why, self._held), now - self._previous)
+        for history in self._open():
+            if history.waiting_since is not None:
+                history.wait(_reason(history, self._why, self._held), now - self._previous)
         self._previous = now
 
     def _asked(self, now: float, name: str, tenant: str, *rest: Any) -> None:
@@ -126,11 +126,11 @@ class _Story:
         *_, prompts, refusal = rest
         if refusal is None or name != self._request:
             return
-        life = self.lives[name] = _Life(name, tenant, now)
+        history = self.histories[name] = _SequenceHistory(name, tenant, now)
         size, most = (sum(prompt[column] for prompt in prompts) for column in (0, 1))
         what = f"{size} prompt tokens, max_tokens {most} in all" if prompts else "and was not read"
-        life.say(now, f"asked: tenant {tenant}, {what}")
-        life.end(now, f"refused before it came to the queue: {refusal}")
+        history.say(now, f"asked: tenant {tenant}, {what}")
+        history.end(now, f"refused before it came to the queue: {refusal}")
 
     def _arrive(
         self,
@@ -146,16 +146,16 @@ class _Story:
         request, _, index = name.rpartition("-")
         if name != self._request and not (request == self._request and index.isdecimal()):
             return
-        life = self.lives[name] = _Life(name, tenant, now, waiting_since=now)
-        life.say(now, f"arrived: tenant {tenant}, class {level}, {prompt} prompt tokens, max_tokens {most}")
+        history = self.histories[name] = _SequenceHistory(name, tenant, now, waiting_since=now)
+        history.say(now, f"arrived: tenant {tenant}, class {level}, {prompt} prompt tokens, max_tokens {most}")
         *_, first_by, done_by, _, first, last, refusal = rest
         for what, by in (("first", first_by), ("last", done_by)):
             if by is not None:
-                life.say(now, f"its {what} token is of no use after {by - now:.3f} s")
+                history.say(now, f"its {what} token is of no use after {by - now:.3f} s")
         if first is not None:
-            life.say(now, f"first token expected within {first:.3f} s, the last within {last:.3f} s")
+            history.say(now, f"first token expected within {first:.3f} s, the last within {last:.3f} s")
         if refusal:
-            life.end(now, f"refused: {refusal}")
+            history.end(now, f"refused: {refusal}")
 
     def _plan(
         self,
@@ -171,38 +171,38 @@ class _Story:
     ) -> None:
         self._held = self._held if held is None else held
         why_given_up = dict(given_up)
-        for life in self._open():
-            if life.name in why_given_up:
-                life.end(now, self._given_up[why_given_up[life.name]])
+        for history in self._open():
+            if history.name in why_given_up:
+                history.end(now, self._given_up[why_given_up[history.name]])
                 continue
             for name, length in chunks:
-                if name == life.name:
-                    life.admitted(now)
-                    life.say(now, f"prefill of {length} tokens in step {step}")
-            if life.name in preempted:
-                life.say(now, "preempted: its memory was needed; it will be computed again")
-                life.waiting_since = now
+                if name == history.name:
+                    history.admitted(now)
+                    history.say(now, f"prefill of {length} tokens in step {step}")
+            if history.name in preempted:
+                history.say(now, "preempted: its memory was needed; it will be computed again")
+                history.waiting_since = now
         self._why = why
 
     def _done(self, now: float, _: int, __: float, stopped: list[str], full: list[str]) -> None:
-        for life in self._open():
-            if life.name in stopped:
-                life.end(now, "ended by an end token")
-            elif life.name in full:
-                life.end(now, "ended: it has as many tokens as it may")
+        for history in self._open():
+            if history.name in stopped:
+                history.end(now, "ended by an end token")
+            elif history.name in full:
+                history.end(now, "ended: it has as many tokens as it may")
 
     def _lost(self, now: float, step: int, preempted: list[str]) -> None:
-        for life in self._open():
-            if life.name in preempted:
-                life.say(now, f"preempted: the device had no memory for step {step}; it will be computed again")
-                life.waiting_since = now
+        for history in self._open():
+            if history.name in preempted:
+                history.say(now, f"preempted: the device had no memory for step {step}; it will be computed again")
+                history.waiting_since = now
 
     def _finish(self, now: float, name: str, reason: str) -> None:
-        if name in self.lives:
-            self.lives[name].end(now, _ENDINGS.get(reason, reason))
+        if name in self.histories:
+            self.histories[name].end(now, _ENDINGS.get(reason, reason))
 
-    def _open(self) -> Iterator[_Life]:
-        return (life for life in self.lives.values() if not life.over)
+    def _open(self) -> Iterator[_SequenceHistory]:
+        return (history for history in self.histories.values() if not history.over)
 
 
 _ENDINGS = {
@@ -215,10 +215,10 @@ _GIVEN_UP = {
 }
 
 
-def _reason(life: _Life, why: list[str] | None, held: dict[str, str]) -> str:
-    if life.tenant in held:
-        return REASONS[held[life.tenant]]
+def _reason(history: _SequenceHistory, why: list[str] | None, held: dict[str, str]) -> str:
+    if history.tenant in held:
+        return REASONS[held[history.tenant]]
     if why is None:
         return "until the next step was planned"
     obstacle, head = why
-    return REASONS[obstacle] if head == life.name else BEHIND + REASONS[obstacle]
+    return REASONS[obstacle] if head == history.name else BEHIND + REASONS[obstacle]

@@ -1,4 +1,4 @@
-"""What the core tells whoever listens: the event log, telemetry, a witness of fairness."""
+"""What the core tells whoever listens: the event log, telemetry, a monitor of fairness."""
 
 from admission.outcome import AdmissionRefused
 from admission.request import Asked

@@ -16,8 +16,8 @@ from statistics import median
 from admission.scheduling_policy import SchedulingPolicy
 from admission.simulation.arrival import Arrival
 from admission.simulation.loop import Loop
-from admission.simulation.policy import SimulatedPolicy, parse_policy
-from admission.simulation.recorder import Live, Objective, Recorder
+from admission.simulation.policy import SimulatedPolicy, parse_simulated_policy
+from admission.simulation.recorder import Objective, Recorder, TrackedRequest
 from admission.simulation.study import capacity
 from admission.simulation.workload import Workload
 from backend.scheduler.sequence import Sequence
@@ -41,7 +41,7 @@ class Case:
     aging: str
 
     def policy(self) -> SimulatedPolicy:
-        policy = parse_policy(POLICY, DEVICE)
+        policy = parse_simulated_policy(POLICY, DEVICE)
         return SimulatedPolicy("classes", policy.core, policy.engine, SchedulingPolicy(offsets=AGINGS[self.aging]))
 
 
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     runs, shorter = (1, 0.1) if options.quick else (options.runs, 1.0)
     report = Report("classes", options.quick)
     trace = drawn_trace()
-    rate = capacity(parse_policy(POLICY, DEVICE), Workload(tuple(trace), max_tokens=MAX_TOKENS), DEVICE)
+    rate = capacity(parse_simulated_policy(POLICY, DEVICE), Workload(tuple(trace), max_tokens=MAX_TOKENS), DEVICE)
     report.notes.append(f"capacity: {rate:.2f} requests a second")
     rows: dict[Case, dict[str, list[float]]] = {}
     for case in [Case(tenant, aging) for tenant in ("same", "another") for aging in AGINGS]:
@@ -107,10 +107,10 @@ class _FirstTokens(Recorder):
         super().__init__(DEVICE, Objective(), {})
         self.found: list[tuple[float, int, float]] = []
 
-    def _done(self, sequence: Sequence, live: Live, now: float) -> None:
-        super()._done(sequence, live, now)
-        first = live.first_token - live.arrival.time
-        self.found.append((live.arrival.time, live.arrival.priority_class, first))
+    def _done(self, sequence: Sequence, request: TrackedRequest, now: float) -> None:
+        super()._done(sequence, request, now)
+        first = request.first_token - request.arrival.time
+        self.found.append((request.arrival.time, request.arrival.priority_class, first))
 
 
 if __name__ == "__main__":

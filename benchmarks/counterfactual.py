@@ -6,22 +6,22 @@ from dataclasses import dataclass, field
 from admission.outcome import AdmissionRefused
 from admission.simulation.arrival import Arrival
 from admission.simulation.loop import Loop
-from admission.simulation.recorder import Fate, Recorder
+from admission.simulation.recorder import AttemptOutcome, Recorder
 
 
 class _Found(Exception):
-    """The fate that was looked for is known."""
+    """The outcome that was looked for is known."""
 
 
 class WatchingRecorder(Recorder):
-    """Stops the run when the fate of `watched` is known."""
+    """Stops the run when the outcome of `watched` is known."""
 
     watched: Arrival | None = None
 
-    def _note(self, arrival: Arrival, fate: Fate) -> None:
-        super()._note(arrival, fate)
+    def _note(self, arrival: Arrival, outcome: AttemptOutcome) -> None:
+        super()._note(arrival, outcome)
         if arrival is self.watched:
-            raise _Found(fate)
+            raise _Found(outcome)
 
 
 @dataclass(slots=True)
@@ -69,5 +69,5 @@ class ForkingLoop(Loop):
             self._plan(now)
             self.run(())
         except _Found as found:
-            return int(found.args[0] is not Fate.GOOD)
+            return int(found.args[0] is not AttemptOutcome.GOOD)
         return 1

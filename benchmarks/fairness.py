@@ -22,10 +22,10 @@ from admission.fair_queue import FairQueue
 from admission.observer import CoreObserver
 from admission.simulation.arrival import Arrival
 from admission.simulation.device import DEVICES
+from admission.simulation.fairness_monitor import FairnessMonitor
 from admission.simulation.loop import Loop
-from admission.simulation.policy import parse_policy
+from admission.simulation.policy import parse_simulated_policy
 from admission.simulation.recorder import Objective, Recorder
-from admission.simulation.witness import FairnessMonitor
 from backend.scheduler.batch import StepOutput
 from backend.scheduler.scheduled_step import NewToken, ScheduledStep
 from backend.scheduler.sequence import FinishReason
@@ -108,56 +108,56 @@ def _compare_orders(report: Report, seeds: Sequence[int], seconds: float) -> Non
 
 def _service(policy: str, seed: int, seconds: float) -> tuple[float, float, float]:
     """Largest gap in tokens, tokens a second, share of the tenant served least."""
-    simulated = parse_policy(f"{policy},unit=tokens,{MEMORY}", DEVICE)
+    simulated = parse_simulated_policy(f"{policy},unit=tokens,{MEMORY}", DEVICE)
     recorder = Recorder(DEVICE, Objective(), {})
     Loop(simulated.make_core(), DEVICE, recorder, simulated.engine.max_model_len).run(arrivals(seed, seconds), seconds)
     services = [tenant.service for tenant in recorder.tenants.values()]
     return recorder.gap_tokens.largest, sum(services) / seconds, min(services) / sum(services)
 
 
-class WitnessObserver(CoreObserver):
-    """Has a witness follow the charges of a core, as the bound speaks of them."""
+class FairnessObserver(CoreObserver):
+    """Has a monitor follow the charges of a core, as the bound speaks of them."""
 
     def __init__(self, core: Controller, quantum: float) -> None:
         assert isinstance(core.scheduler.waiting, FairQueue)
-        self.witness = FairnessMonitor(core.scheduler.waiting, quantum, debt_limit=0.0)
+        self.monitor = FairnessMonitor(core.scheduler.waiting, quantum, debt_limit=0.0)
         core.observers.append(self)
 
     def finished(self, sequence: Running, reason: FinishReason, now: float) -> None:
-        self.witness.look()
+        self.monitor.update()
 
     def scheduled(self, step: ScheduledStep | None, now: float) -> None:
         if step is not None:
-            self.witness.planned(step.admitted)
+            self.monitor.planned(step.admitted)
 
     def updated(self, step: ScheduledStep, output: StepOutput, new_tokens: list[NewToken], now: float) -> None:
-        self.witness.completed()
+        self.monitor.completed()
 
 
 def _hold_to_the_bound(report: Report, seeds: Sequence[int], seconds: float) -> None:
-    runs = [_witness(seed, seconds) for seed in seeds]
+    runs = [_monitored(seed, seconds) for seed in seeds]
     row: dict[str, object] = {
-        "gap, s": Spread.of([witness.gap for witness, _ in runs]),
-        "bound, s": Spread.of([witness.bound for witness, _ in runs]),
-        "P, s": Spread.of([witness.most_ahead for witness, _ in runs]),
-        "M, s": Spread.of([witness.most_run_up for witness, _ in runs]),
+        "gap, s": Spread.of([monitor.gap for monitor, _ in runs]),
+        "bound, s": Spread.of([monitor.bound for monitor, _ in runs]),
+        "P, s": Spread.of([monitor.most_ahead for monitor, _ in runs]),
+        "M, s": Spread.of([monitor.most_run_up for monitor, _ in runs]),
         "Q, s": QUANTUM,
         "gap by the published rates, s": Spread.of([gap for _, gap in runs]),
     }
     report.add_table("four tenants, charged in engine time, median (extremes)", [row])
     report.notes = ["engine time is charged by a fit of the published coefficients, which divides a step differently"]
-    worst = max(witness.gap / witness.bound for witness, _ in runs)
+    worst = max(monitor.gap / monitor.bound for monitor, _ in runs)
     report.at_most("service gap in engine time, share of its bound, worst run", worst, 1.0)
 
 
-def _witness(seed: int, seconds: float) -> tuple[FairnessMonitor, float]:
+def _monitored(seed: int, seconds: float) -> tuple[FairnessMonitor, float]:
     """One run in engine time, and its gap when steps are divided by the device's rates, not by the fitted ones."""
-    simulated = parse_policy(f"{FAIR},quantum={QUANTUM},{MEMORY}", DEVICE)
+    simulated = parse_simulated_policy(f"{FAIR},quantum={QUANTUM},{MEMORY}", DEVICE)
     core = simulated.make_core()
-    observer = WitnessObserver(core, QUANTUM)
+    observer = FairnessObserver(core, QUANTUM)
     recorder = Recorder(DEVICE, Objective(), {})
     Loop(core, DEVICE, recorder, simulated.engine.max_model_len).run(arrivals(seed, seconds), seconds)
-    return observer.witness, recorder.gap_seconds.largest
+    return observer.monitor, recorder.gap_seconds.largest
 
 
 # throughput
@@ -183,7 +183,7 @@ def _compare_throughput(report: Report, seeds: Sequence[int], seconds: float) ->
 
 
 def _makespan(policy: str, requests: list[Arrival]) -> float:
-    simulated = parse_policy(f"{policy},{MEMORY}", DEVICE)
+    simulated = parse_simulated_policy(f"{policy},{MEMORY}", DEVICE)
     return Loop(simulated.make_core(), DEVICE, Recorder(DEVICE, Objective(), {}), simulated.engine.max_model_len).run(
         requests
     )

@@ -24,10 +24,10 @@ from typing import Any
 
 from admission.controller import Controller
 from admission.simulation.arrival import Arrival
-from admission.simulation.clients import Clients, Hasty, Patient
+from admission.simulation.clients import BudgetedRetries, Clients, ImmediateRetries
 from admission.simulation.device import DEVICES
-from admission.simulation.policy import parse_policy
-from admission.simulation.recorder import Fate, Objective
+from admission.simulation.policy import parse_simulated_policy
+from admission.simulation.recorder import AttemptOutcome, Objective
 from admission.simulation.study import capacity
 from admission.simulation.traces import read_trace
 from admission.simulation.workload import Workload
@@ -91,28 +91,31 @@ LOADS = (Load("0.9x", 0.9, STEADY_SECONDS), Load("1.4x", 1.4, STEADY_SECONDS), B
 
 @dataclass
 class Run:
-    """One policy through one list of arrivals; each request has one fate, that of its last attempt."""
+    """One policy through one list of arrivals; each request has one outcome, that of its last attempt."""
 
     arrivals: list[Arrival]
-    fates: list[tuple[Arrival, Fate]]
+    outcomes: list[tuple[Arrival, AttemptOutcome]]
     core: Controller
     regrets: Regrets
 
-    def share(self, *fates: Fate) -> float:
-        return sum(fate in fates for _, fate in self.fates) / len(self.arrivals)
+    def share(self, *outcomes: AttemptOutcome) -> float:
+        return sum(outcome in outcomes for _, outcome in self.outcomes) / len(self.arrivals)
 
     @property
     def good(self) -> float:
-        return self.share(Fate.GOOD)
+        return self.share(AttemptOutcome.GOOD)
 
     @property
     def turned_away(self) -> float:
-        return self.share(Fate.REFUSED, Fate.EXPIRED)
+        return self.share(AttemptOutcome.REFUSED, AttemptOutcome.EXPIRED)
 
     @property
     def good_tokens(self) -> float:
         offered = sum(a.prompt_tokens + a.output_tokens for a in self.arrivals)
-        return sum(a.prompt_tokens + a.output_tokens for a, fate in self.fates if fate is Fate.GOOD) / offered
+        return (
+            sum(a.prompt_tokens + a.output_tokens for a, outcome in self.outcomes if outcome is AttemptOutcome.GOOD)
+            / offered
+        )
 
     @property
     def coverage(self) -> float:
@@ -125,7 +128,7 @@ class Run:
     @property
     def regretted(self) -> float:
         """Share of the offered requests that were refused and would have been good."""
-        return self.regrets.share * self.share(Fate.REFUSED)
+        return self.regrets.share * self.share(AttemptOutcome.REFUSED)
 
     @cached_property
     def by_length(self) -> list[float]:
@@ -133,17 +136,17 @@ class Run:
         lengths = sorted(a.prompt_tokens for a in self.arrivals)
         cuts = [lengths[len(lengths) * n // 4] for n in (1, 2, 3)]
         offered, away = [0] * 4, [0] * 4
-        for arrival, fate in self.fates:
+        for arrival, outcome in self.outcomes:
             quartile = sum(arrival.prompt_tokens > cut for cut in cuts)
             offered[quartile] += 1
-            away[quartile] += fate in (Fate.REFUSED, Fate.EXPIRED)
+            away[quartile] += outcome in (AttemptOutcome.REFUSED, AttemptOutcome.EXPIRED)
         mean = self.turned_away or 1.0
         return [refused / max(1, count) / mean for refused, count in zip(away, offered, strict=True)]
 
     def good_between(self, start: float, end: float) -> float:
         """Share of the requests that arrived then."""
-        fates = [fate for arrival, fate in self.fates if start <= arrival.time < end]
-        return fates.count(Fate.GOOD) / max(1, len(fates))
+        outcomes = [outcome for arrival, outcome in self.outcomes if start <= arrival.time < end]
+        return outcomes.count(AttemptOutcome.GOOD) / max(1, len(outcomes))
 
     @property
     def recovery(self) -> float:
@@ -157,12 +160,12 @@ class Run:
     @property
     def attempts(self) -> float:
         """For each request."""
-        return 1.0 + sum(arrival.attempt for arrival, _ in self.fates) / len(self.arrivals)
+        return 1.0 + sum(arrival.attempt for arrival, _ in self.outcomes) / len(self.arrivals)
 
 
 def simulate(policy: str, arrivals: list[Arrival], clients: Clients | None = None, look_into: int = 0) -> Run:
     """`look_into`: every such refusal is replayed as an admission; 0: none."""
-    simulated = parse_policy(f"{policy},{ENGINE}", DEVICE)
+    simulated = parse_simulated_policy(f"{policy},{ENGINE}", DEVICE)
     recorder = WatchingRecorder(DEVICE, OBJECTIVE, {})
     core, regrets = simulated.make_core(), Regrets()
     loop = ForkingLoop(core, DEVICE, recorder, simulated.engine.max_model_len, clients)
@@ -172,15 +175,15 @@ def simulate(policy: str, arrivals: list[Arrival], clients: Clients | None = Non
         loop.run(arrivals)
     finally:
         gc.enable()
-    return Run(arrivals, list(_last_attempts(recorder.fates)), core, regrets)
+    return Run(arrivals, list(_last_attempts(recorder.outcomes)), core, regrets)
 
 
-def _last_attempts(fates: Sequence[tuple[Arrival, Fate]]) -> list[tuple[Arrival, Fate]]:
+def _last_attempts(outcomes: Sequence[tuple[Arrival, AttemptOutcome]]) -> list[tuple[Arrival, AttemptOutcome]]:
     """A request is known by its session over all its attempts."""
-    last: dict[int, tuple[Arrival, Fate]] = {}
-    for arrival, fate in fates:
+    last: dict[int, tuple[Arrival, AttemptOutcome]] = {}
+    for arrival, outcome in outcomes:
         if arrival.session not in last or arrival.attempt > last[arrival.session][0].attempt:
-            last[arrival.session] = arrival, fate
+            last[arrival.session] = arrival, outcome
     return list(last.values())
 
 
@@ -203,7 +206,7 @@ class Bench:
     def __init__(self, trace: Sequence[Arrival], seeds: int, shorter: float = 1.0) -> None:
         self.trace, self.seeds, self.shorter = trace, range(1, seeds + 1), shorter
         at_once = Workload(tuple(trace), tenants=str(TENANTS), max_tokens=MAX_TOKENS)
-        self.capacity = capacity(parse_policy(f"order=fair,{ENGINE}", DEVICE), at_once, DEVICE)
+        self.capacity = capacity(parse_simulated_policy(f"order=fair,{ENGINE}", DEVICE), at_once, DEVICE)
 
     def runs(
         self, policy: str, load: Load, clients: Callable[[int], Clients] | None = None, look_into: int = 0
@@ -235,8 +238,8 @@ def compare_policies(bench: Bench, report: Report) -> dict[str, list[Run]]:
                     "policy": name,
                     "good": _spread(runs, lambda run: run.good),
                     "good tokens": _spread(runs, lambda run: run.good_tokens),
-                    "refused": _spread(runs, lambda run: run.share(Fate.REFUSED)),
-                    "given up": _spread(runs, lambda run: run.share(Fate.EXPIRED)),
+                    "refused": _spread(runs, lambda run: run.share(AttemptOutcome.REFUSED)),
+                    "given up": _spread(runs, lambda run: run.share(AttemptOutcome.EXPIRED)),
                     "by length": " ".join(f"{median(q):.2f}" for q in zip(*(r.by_length for r in runs), strict=True)),
                 }
             )
@@ -264,7 +267,7 @@ def judge(report: Report, ours: dict[str, list[Run]]) -> None:
 def compare_clients(bench: Bench, report: Report) -> None:
     load = LOADS[1]
     rows, amplification = [], {}
-    for name, clients in (("patient", Patient), ("at once", lambda _: Hasty())):
+    for name, clients in (("patient", BudgetedRetries), ("at once", lambda _: ImmediateRetries())):
         runs = bench.runs(POLICIES[DEADLINE], load, clients=clients)
         amplification[name] = median(run.attempts for run in runs)
         rows.append(

@@ -13,9 +13,9 @@ from backend.scheduler.sequence import Sequence
 class AdaptiveLifo(Indifferent):
     """O(1). A preempted sequence is the newest when it returns, for it has been served already."""
 
-    def __init__(self, patience: float = 0.5) -> None:
-        """`patience`: seconds for which the queue may be busy and still be served in order."""
-        self._patience = patience
+    def __init__(self, in_order_seconds: float = 0.5) -> None:
+        """`in_order_seconds`: the time for which the queue may be busy and still be served in order."""
+        self._in_order_seconds = in_order_seconds
         self._now = self._empty_at = 0.0
         self._waiting: OrderedDict[Sequence, None] = OrderedDict()
 
@@ -37,7 +37,7 @@ class AdaptiveLifo(Indifferent):
     def head(self) -> Sequence | None:
         if not self._waiting:
             return None
-        busy = self._now - self._empty_at > self._patience
+        busy = self._now - self._empty_at > self._in_order_seconds
         return next(reversed(self._waiting)) if busy else next(iter(self._waiting))
 
     def remove(self, sequence: Sequence) -> None:

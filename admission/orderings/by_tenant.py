@@ -1,8 +1,7 @@
 """Waiting sequences of many tenants, each tenant's in order of arrival."""
 
-from collections import OrderedDict
+from collections import OrderedDict, abc
 from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Many
 
 from admission.aging import Aging
 from admission.orderings.by_key import SequenceHeap
@@ -96,7 +95,7 @@ class VirtualTokenCounter(Indifferent):
         if sequence.tenant not in self._queues.active:
             self._last_left = sequence.tenant
 
-    def charge(self, sequences: Many[Sequence], costs: Many[float]) -> Mapping[str, float]:
+    def charge(self, sequences: abc.Sequence[Sequence], costs: abc.Sequence[float]) -> Mapping[str, float]:
         sums = super().charge(sequences, costs)
         self.correct(sums.items())
         return sums

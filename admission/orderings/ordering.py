@@ -1,7 +1,7 @@
 """What the core asks of an ordering: a queue, and an account of what its tenants use."""
 
+from collections import abc
 from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Many
 from typing import Protocol
 
 from admission.aging import Aging
@@ -29,7 +29,7 @@ class Ordering(SequenceQueue, Protocol):
         """It was admitted for the first time and is predicted to cost this much in all."""
         ...
 
-    def charge(self, sequences: Many[Sequence], costs: Many[float]) -> Mapping[str, float]:
+    def charge(self, sequences: abc.Sequence[Sequence], costs: abc.Sequence[float]) -> Mapping[str, float]:
         """A planned step costs each sequence this much, by prediction; returns the sums by tenant."""
         ...
 
@@ -58,7 +58,7 @@ class Indifferent:
     def prepay(self, sequence: Sequence, cost: float) -> None:
         pass
 
-    def charge(self, sequences: Many[Sequence], costs: Many[float]) -> Mapping[str, float]:
+    def charge(self, sequences: abc.Sequence[Sequence], costs: abc.Sequence[float]) -> Mapping[str, float]:
         sums: dict[str, float] = {}
         for sequence, cost in zip(sequences, costs, strict=True):
             sums[sequence.tenant] = sums.get(sequence.tenant, 0.0) + cost

@@ -1,10 +1,10 @@
 """Virtual finish time with a starvation boost, as tutorials sketch it. Kept to show why it is not the default.
 
-    key = (V + cost / weight) * (1 - boost * waited / patience)              the smallest goes first
+    key = (V + cost / weight) * (1 - boost * waited / boost_seconds)         the smallest goes first
 
 with V the virtual time, the finish time of the request admitted last (self-clocked: Golestani, 1994). Two faults, both
 tested: finish times do not follow one another within a tenant, so many small requests of one tenant all finish
-"now"; and after patience / boost seconds (3.3 times the patience) the factor turns negative, so that of those who
+"now"; and after boost_seconds / boost (3.3 times boost_seconds) the factor turns negative, so that of those who
 have waited longest the largest goes first.
 """
 
@@ -23,13 +23,13 @@ class VirtualFinishWithBoost(Indifferent):
         estimate: Callable[[Sequence], float],
         weights: Mapping[str, float] | None = None,
         boost: float = 0.3,
-        patience: float = 10.0,
+        boost_seconds: float = 10.0,
     ) -> None:
-        """`estimate` is a whole request's cost; `patience` is in seconds."""
+        """`estimate` is a whole request's cost; `boost_seconds` is the time after which the boost is whole."""
         self._estimate = estimate
         self._weights = dict(weights or {})
         self._boost = boost
-        self._patience = patience
+        self._boost_seconds = boost_seconds
         self._now = 0.0
         self._virtual_time = 0.0
         self._finish: dict[Sequence, float] = {}  # of all that have not ended
@@ -71,4 +71,4 @@ class VirtualFinishWithBoost(Indifferent):
 
     def _key(self, sequence: Sequence) -> float:
         waited = max(0.0, self._now - sequence.arrival)
-        return self._finish[sequence] * (1 - self._boost * waited / self._patience)
+        return self._finish[sequence] * (1 - self._boost * waited / self._boost_seconds)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from admission.simulation.metrics import duration, number, percent, whole_percent
+from admission.simulation.metrics import format_duration, format_number, format_percent, format_whole_percent
 from admission.simulation.recorder import Objective
 from admission.simulation.study import Results
 from admission.simulation.summary import CURVE, Spread, Summary, TenantSummary, spread
@@ -20,7 +20,7 @@ class Axis:
     """`show` writes a tick; `divisor` brings values to the unit in the label before ticks are chosen."""
 
     label: str
-    show: Callable[[float], str] = number
+    show: Callable[[float], str] = format_number
     divisor: float = 1.0
     log: bool = False
     closed: bool = True  # ends at a tick, not at the largest value
@@ -54,39 +54,40 @@ Chart = Lines | Bars
 
 def charts(results: Results) -> list[Chart]:
     runs = results.runs
-    good = f"good: {measure(results.study.judged_by)}"
+    good = f"good: {describe_objective(results.study.judged_by)}"
     drawn: list[Chart] = [
-        _fates(runs, results.refusal_reasons, good),
+        _outcomes(runs, results.refusal_reasons, good),
         _distribution("Time to first token", "share of offered requests", runs, lambda s: s.first_token_curve),
         _distribution("Time between tokens", "share of tokens", runs, lambda s: s.interval_curve),
-        _over_time("Requests waiting", "requests", number, runs, lambda s: (s.depth.interval, s.depth.values)),
-        _over_time("Age of the oldest waiting", "age", duration, runs, lambda s: (s.age.interval, s.age.values)),
+        _over_time("Requests waiting", "requests", format_number, runs, lambda s: (s.depth.interval, s.depth.values)),
+        _over_time("Age of the oldest waiting", "age", format_duration, runs, lambda s: (s.age.interval, s.age.values)),
     ]
     if len(_names(runs)) > 1:
         drawn += [*_by_tenant(runs), *_gaps(runs)]
     return drawn
 
 
-def measure(objective: Objective | None) -> str:
+def describe_objective(objective: Objective | None) -> str:
     """What makes a request good, in words."""
     if objective is None:
         return "as its class is promised by each policy"
-    return f"first token within {duration(objective.first_token)}, then {duration(objective.per_token)} a token"
+    first, later = format_duration(objective.first_token), format_duration(objective.per_token)
+    return f"first token within {first}, then {later} a token"
 
 
-def _fates(runs: Sequence[Runs], reasons: Sequence[str], good: str) -> Bars:
-    fates: dict[str, Callable[[Summary], float]] = {
+def _outcomes(runs: Sequence[Runs], reasons: Sequence[str], good: str) -> Bars:
+    outcomes: dict[str, Callable[[Summary], float]] = {
         "good": lambda s: s.goodput,
         "completed, too slow": lambda s: s.completed / s.offered - s.goodput,
         **{f"refused: {reason}": _refused_for(reason) for reason in reasons},
     }
     if any(s.given_up for summaries in runs for s in summaries):
-        fates["given up, too late"] = lambda s: s.given_up / s.offered
+        outcomes["given up, too late"] = lambda s: s.given_up / s.offered
     if any(s.left for summaries in runs for s in summaries):
-        fates["left waiting"] = lambda s: s.left / s.offered
+        outcomes["left waiting"] = lambda s: s.left / s.offered
     if any(s.lost for summaries in runs for s in summaries):
-        fates["ended for lack of memory"] = lambda s: s.lost / s.offered
-    return _bars("What became of the requests", good, percent, runs, fates)
+        outcomes["ended for lack of memory"] = lambda s: s.lost / s.offered
+    return _bars("What became of the requests", good, format_percent, runs, outcomes)
 
 
 def _refused_for(reason: str) -> Callable[[Summary], float]:
@@ -98,7 +99,7 @@ def _distribution(
 ) -> Lines:
     curves = tuple(_median_curve([get(summary) for summary in summaries]) for summaries in runs)
     note = f"{label} within a time"
-    return Lines(title, note, Axis("time", duration, log=True), Axis(label, whole_percent), curves)
+    return Lines(title, note, Axis("time", format_duration, log=True), Axis(label, format_whole_percent), curves)
 
 
 def _median_curve(curves: Sequence[Sequence[float | None]]) -> tuple[Point, ...]:
@@ -131,8 +132,8 @@ def _over_time(
 def _time_axis(longest: float) -> Axis:
     for unit, seconds in (("hours", 3600.0), ("minutes", 60.0)):
         if longest > 4 * seconds:
-            return Axis(unit, number, seconds, closed=False)
-    return Axis("seconds", number, closed=False)
+            return Axis(unit, format_number, seconds, closed=False)
+    return Axis("seconds", format_number, closed=False)
 
 
 def _by_tenant(runs: Sequence[Runs]) -> list[Chart]:
@@ -142,10 +143,10 @@ def _by_tenant(runs: Sequence[Runs]) -> list[Chart]:
     tails = {name: _of_tenant(name, lambda tenant: tenant.first_token.p99) for name in names}
     goodput = {name: _of_tenant(name, lambda tenant: tenant.goodput) for name in names}
     return [
-        _bars("Engine time by tenant", f"share of the busy time; the mark: by {weights}", percent, runs, shares,
+        _bars("Engine time by tenant", f"share of the busy time; the mark: by {weights}", format_percent, runs, shares,
               marks=_fair_shares(runs, names)),
-        _bars("First token by tenant, p99", "", duration, runs, tails),
-        _bars("Goodput by tenant", "share of its offered requests", percent, runs, goodput),
+        _bars("First token by tenant, p99", "", format_duration, runs, tails),
+        _bars("Goodput by tenant", "share of its offered requests", format_percent, runs, goodput),
     ]  # fmt: skip
 
 
@@ -175,8 +176,8 @@ def _gaps(runs: Sequence[Runs]) -> list[Chart]:
     tokens: dict[str, Callable[[Summary], float]] = {"weighted tokens": lambda s: s.gap_tokens}
     seconds: dict[str, Callable[[Summary], float]] = {"engine time": lambda s: s.gap_seconds}
     return [
-        _bars("Service gap in tokens", note, number, runs, tokens),
-        _bars("Service gap in engine time", note, duration, runs, seconds),
+        _bars("Service gap in tokens", note, format_number, runs, tokens),
+        _bars("Service gap in engine time", note, format_duration, runs, seconds),
     ]
 
 

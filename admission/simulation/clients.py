@@ -1,8 +1,8 @@
-"""What clients do about a refusal.
+"""Clients that retry, or do not, when they are refused.
 
-`Patient` clients do as they are told: they wait as long as `Retry-After` says, spread by jitter, and share a retry
-budget, so that retries are at most a tenth of the requests (Beyer et al., Site Reliability Engineering, 2016). `Hasty`
-ones try again at once, as often as they may.
+Clients with `BudgetedRetries` wait as long as `Retry-After` says, spread by jitter, and share a retry budget, so that
+retries are at most a tenth of the requests (Beyer et al., Site Reliability Engineering, 2016). Those with
+`ImmediateRetries` try again at once, as often as they may.
 """
 
 from random import Random
@@ -13,17 +13,19 @@ from admission.simulation.arrival import Arrival
 
 
 class Clients(Protocol):
+    """All clients of one run together."""
+
     def sent(self, arrival: Arrival) -> None:
-        """They send this."""
+        """Note that they send this attempt."""
         ...
 
     def retry(self, arrival: Arrival, refusal: AdmissionRefused, now: float) -> Arrival | None:
-        """The next attempt, later than now; None when they give up."""
+        """Returns the next attempt, which is later than now; None when they give up."""
         ...
 
 
-class Resigned:
-    """A refusal is the end of it."""
+class NoRetries:
+    """A refused request is not tried again."""
 
     def sent(self, arrival: Arrival) -> None:
         pass
@@ -32,8 +34,8 @@ class Resigned:
         return None
 
 
-class Hasty:
-    """Up to `most` attempts more, one round trip after each refusal."""
+class ImmediateRetries:
+    """A refused request is tried up to `most` times more, each time one round trip after the refusal."""
 
     def __init__(self, most: int = 4, round_trip: float = 0.1) -> None:
         self._most, self._round_trip = most, round_trip
@@ -47,17 +49,17 @@ class Hasty:
         return arrival._replace(time=now + self._round_trip, attempt=arrival.attempt + 1)
 
 
-class Patient:
-    """Up to `most` attempts more, `Retry-After` x U(1, 2) after each refusal, within a budget."""
+class BudgetedRetries:
+    """A refused request is tried up to `most` times more, each `Retry-After` x U(1, 2) later, within a budget."""
 
     def __init__(self, seed: int, most: int = 2, budget: float = 0.1, reserve: float = 10.0) -> None:
-        """`budget`: retries for each request; `reserve`: the most that is saved up."""
+        """`budget` is the number of retries for each request; `reserve` is the most that is saved up."""
         self._random = Random(seed)
         self._most, self._budget, self._reserve = most, budget, reserve
         self._saved = 0.0
 
     def sent(self, arrival: Arrival) -> None:
-        """Each first attempt pays into the budget."""
+        """Let each first attempt pay into the budget."""
         if arrival.attempt == 0:
             self._saved = min(self._saved + self._budget, self._reserve)
 

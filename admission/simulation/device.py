@@ -57,7 +57,7 @@ class Served:
     core: CoreConfig
     engine: EngineConfig
     prior: tuple[StepTime, float]  # the step times that it began with, and the steps that these count as
-    terms: SchedulingPolicy | None = None  # at the end
+    scheduling_policy: SchedulingPolicy | None = None  # at the end
     targets: tuple[ClassTarget, ...] = ()  # by class
 
 

@@ -14,13 +14,20 @@ from math import inf
 from typing import NamedTuple
 
 from admission.controller import Controller
+from admission.event_log_names import REFUSALS
 from admission.ledger import work_of
 from admission.outcome import AdmissionRefused
 from admission.request import EXTEND_MARGIN, EXTEND_STEP, EXTEND_TIMEOUT
 from admission.simulation.arrival import END, NO_TARGET, Arrival, ClassTarget, sequence_of
-from admission.simulation.clients import Clients, Resigned
+from admission.simulation.clients import Clients, NoRetries
 from admission.simulation.device import Device
-from admission.simulation.door import REFUSED_RETRY, Door, Spent, TurnedAway, Visit
+from admission.simulation.gateway_rules import (
+    DEFAULT_RETRY_AFTER,
+    GatewayRefused,
+    GatewayRefusedForGood,
+    SimulatedGateway,
+    SimulatedGrant,
+)
 from admission.simulation.recorder import Recorder
 from admission.step_time import StepWork
 from backend.scheduler.batch import Batch, StepOutput
@@ -30,7 +37,7 @@ from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 TOKEN = 0
 
 
-class _Step(NamedTuple):
+class _SimulatedStep(NamedTuple):
     done_at: float
     elapsed: float
     batch: Batch
@@ -38,21 +45,21 @@ class _Step(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Stay:
+class _RunningRequest:
     """One request that was let in, as the loop follows it."""
 
-    visit: Visit
+    grant: SimulatedGrant
     running: set[Sequence]
     prompt_tokens: int = 0  # of answers that have ended
     output_tokens: int = 0
 
 
 @dataclass(slots=True)
-class _Supply:
+class _Extension:
     """Of an answer that may have more tokens than were reserved for it so far."""
 
     give_up: float = inf  # when it has waited long enough for the refill that it waits for
-    refusal: TurnedAway | None = None  # there will be no more
+    refusal: GatewayRefused | None = None  # there will be no more
 
 
 class Loop:
@@ -66,27 +73,27 @@ class Loop:
         max_model_len: int,
         clients: Clients | None = None,
         target: Callable[[int], ClassTarget] = lambda _: NO_TARGET,
-        door: Door | None = None,
+        gateway: SimulatedGateway | None = None,
     ) -> None:
-        """A `door` says of each request which class serves it, with which target, and whether it may enter at all;
+        """A `gateway` says of each request which class serves it, with which target, and whether it may enter at all;
         without one, all enter the class that they came with.
         """
         self._core = core
         self._device = device
         self._recorder = recorder
         self._max_model_len = max_model_len
-        self._target = door.target if door else target  # by class
-        self._door = door
-        self._clients = clients or Resigned()
+        self._target = gateway.target if gateway else target  # by class
+        self._gateway = gateway
+        self._clients = clients or NoRetries()
         self._due: list[tuple[float, int, Arrival]] = []  # heap of what is yet to arrive
-        self._steps: deque[_Step] = deque()
+        self._steps: deque[_SimulatedStep] = deque()
         self._done_at = 0.0  # of the newest step
         self._timers: list[tuple[float, int, Callable[[float], None]]] = []
         self._number = count()
         self._ends: dict[int, int] = {}  # by slot: the position at which an answer ends that may be longer
-        self._allowed: set[str] = set()  # tenants whose KV memory has been bounded as the door says
-        self._stays: dict[Sequence, _Stay] = {}  # of the requests that a door let in
-        self._supplies: dict[Sequence, _Supply] = {}
+        self._allowed: set[str] = set()  # tenants whose KV memory has been bounded as the gateway says
+        self._requests: dict[Sequence, _RunningRequest] = {}  # of the requests that a gateway let in
+        self._extensions: dict[Sequence, _Extension] = {}
 
     def run(self, arrivals: Iterable[Arrival], until: float = inf) -> float:
         """All of them, in order of time, to their ends or to a time; returns when the last step ended, in seconds."""
@@ -139,16 +146,16 @@ class Loop:
                 act(now)
 
     def _arrive(self, arrival: Arrival, now: float) -> None:
-        if self._door is not None:
-            arrival = self._door.served(arrival)
+        if self._gateway is not None:
+            arrival = self._gateway.served(arrival)
         self._clients.sent(arrival)
         prompts = arrival.prompts
         for prompt in prompts:
             self._recorder.offered(prompt)
         if max(prompt.most_tokens for prompt in prompts) > self._max_model_len:
             self._note_refused(prompts, "TooLong")
-        elif self._door is not None:
-            self._enter(self._door, arrival, prompts, now)
+        elif self._gateway is not None:
+            self._enter(self._gateway, arrival, prompts, now)
         elif arrival.refused_by is not None:
             self._note_refused(prompts, arrival.refused_by)
         else:
@@ -161,29 +168,29 @@ class Loop:
         except AdmissionRefused as refusal:
             self._refused(arrival, refusal, now)
 
-    def _enter(self, door: Door, arrival: Arrival, prompts: Collection[Arrival], now: float) -> None:
+    def _enter(self, gateway: SimulatedGateway, arrival: Arrival, prompts: Collection[Arrival], now: float) -> None:
         try:
-            self._let_in(door, arrival, prompts, now)
+            self._admit_all(gateway, arrival, prompts, now)
         except AdmissionRefused as refusal:
             self._refused(arrival, refusal, now)
 
-    def _let_in(self, door: Door, arrival: Arrival, prompts: Collection[Arrival], now: float) -> None:
+    def _admit_all(self, gateway: SimulatedGateway, arrival: Arrival, prompts: Collection[Arrival], now: float) -> None:
         """Raises `AdmissionRefused`, and then no prompt of the request is let in."""
-        visit = door.enter(arrival, self._core.lengths, now)
+        grant = gateway.reserve(arrival, self._core.lengths, now)
         if arrival.tenant not in self._allowed:
             self._allowed.add(arrival.tenant)
-            self._core.allow(arrival.tenant, door.allowed_blocks(arrival.tenant), now)
-        stay = _Stay(visit, set())
+            self._core.allow(arrival.tenant, gateway.allowed_blocks(arrival.tenant), now)
+        request = _RunningRequest(grant, set())
         try:
-            for prompt, tokens in zip(prompts, visit.tokens, strict=True):
+            for prompt, tokens in zip(prompts, grant.tokens, strict=True):
                 sequence = self._queue(prompt, tokens, now)
-                stay.running.add(sequence)
-                self._stays[sequence] = stay
+                request.running.add(sequence)
+                self._requests[sequence] = request
                 if sequence.token_limit < sequence.most_tokens:
-                    self._supplies[sequence] = _Supply()
-                    self._supply(sequence, now)
+                    self._extensions[sequence] = _Extension()
+                    self._extend(sequence, now)
         except AdmissionRefused:
-            self._take_back(stay, now)
+            self._withdraw(request, now)
             raise
 
     def _queue(self, prompt: Arrival, tokens: int, now: float) -> Sequence:
@@ -197,17 +204,17 @@ class Loop:
             self._at(now + prompt.patience, partial(self._leave, sequence))
         return sequence
 
-    def _take_back(self, stay: _Stay, now: float) -> None:
+    def _withdraw(self, request: _RunningRequest, now: float) -> None:
         """What was queued of a request of which another prompt is refused."""
-        for sequence in list(stay.running):
+        for sequence in list(request.running):
             self._core.finish(sequence, FinishReason.CANCELLED, now)
             self._recorder.taken_back(sequence, now)
             self._ended(sequence)
-        if not stay.running:
-            stay.visit.leave(0, 0)
+        if not request.running:
+            request.grant.settle(0, 0)
 
     def _refused(self, arrival: Arrival, refusal: AdmissionRefused, now: float) -> None:
-        reason = refusal.reason if isinstance(refusal, TurnedAway) else type(refusal).__name__
+        reason = refusal.reason if isinstance(refusal, GatewayRefused) else REFUSALS.of(type(refusal))
         self._note_refused(arrival.prompts, reason)
         again = self._clients.retry(arrival, refusal, now)
         if again is not None:
@@ -229,15 +236,15 @@ class Loop:
 
     def _ended(self, sequence: Sequence) -> None:
         """An answer has, in whatever way; with the last of its request the request has."""
-        stay = self._stays.pop(sequence, None)
-        if stay is None:
+        request = self._requests.pop(sequence, None)
+        if request is None:
             return
-        self._supplies.pop(sequence, None)
-        stay.running.remove(sequence)
-        stay.prompt_tokens += sequence.num_billed_tokens
-        stay.output_tokens += len(sequence.output)
-        if not stay.running:
-            stay.visit.leave(stay.prompt_tokens, stay.output_tokens)
+        self._extensions.pop(sequence, None)
+        request.running.remove(sequence)
+        request.prompt_tokens += sequence.num_billed_tokens
+        request.output_tokens += len(sequence.output)
+        if not request.running:
+            request.grant.settle(request.prompt_tokens, request.output_tokens)
 
     def _plan(self, now: float) -> None:
         while (batch := self._core.schedule(now)) is not None:
@@ -264,7 +271,7 @@ class Loop:
         self._done_at = max(self._done_at, now) + elapsed
         for sequence in scheduled.admitted:
             self._note_end(sequence)
-        self._steps.append(_Step(self._done_at, elapsed, batch, self._recorder.planned(scheduled, now)))
+        self._steps.append(_SimulatedStep(self._done_at, elapsed, batch, self._recorder.planned(scheduled, now)))
 
     def _note_end(self, sequence: Sequence) -> None:
         """An answer that is shorter than it declared ends with an end token, which the device samples."""
@@ -273,7 +280,7 @@ class Loop:
         else:
             self._ends.pop(sequence.slot, None)
 
-    def _complete(self, step: _Step) -> None:
+    def _complete(self, step: _SimulatedStep) -> None:
         batch = step.batch
         tokens = [TOKEN] * len(batch.sampled)
         if self._ends:
@@ -282,7 +289,7 @@ class Loop:
                     tokens[index] = END
         new_tokens = self._core.update_from_output(StepOutput(batch.step, tokens, step.elapsed), step.done_at)
         self._recorder.completed(step.works, step.elapsed, new_tokens, step.done_at)
-        if self._stays:
+        if self._requests:
             self._note_tokens(new_tokens, step.done_at)
         self._plan(step.done_at)
 
@@ -290,52 +297,52 @@ class Loop:
         for sequence, _, reason in new_tokens:
             if reason is not None:
                 self._ended(sequence)
-            elif sequence in self._supplies:
-                self._supply(sequence, now)
+            elif sequence in self._extensions:
+                self._extend(sequence, now)
 
-    def _supply(self, sequence: Sequence, now: float) -> None:
+    def _extend(self, sequence: Sequence, now: float) -> None:
         """Asks for more before what they may have runs out, as `gateway.api.quota_extender` does."""
-        supply, visit = self._supplies[sequence], self._stays[sequence].visit
-        if supply.refusal is not None:
-            self._cut_off(sequence, supply.refusal, now)
+        extension, grant = self._extensions[sequence], self._requests[sequence].grant
+        if extension.refusal is not None:
+            self._cut_off(sequence, extension.refusal, now)
             return
-        if supply.give_up < inf:
+        if extension.give_up < inf:
             return  # it waits for a refill
         while _left(sequence) <= EXTEND_MARGIN and sequence.token_limit < sequence.most_tokens:
             more = min(EXTEND_STEP, sequence.most_tokens - sequence.token_limit)
             try:
-                visit.extend(more, now)
-            except TurnedAway as refusal:
+                grant.extend(more, now)
+            except GatewayRefused as refusal:
                 self._wait_for_refill(sequence, refusal, now)
                 return
             self._core.extend(sequence, more, now)
 
-    def _wait_for_refill(self, sequence: Sequence, refusal: TurnedAway, now: float) -> None:
-        supply = self._supplies[sequence]
-        supply.give_up = min(supply.give_up, now + EXTEND_TIMEOUT)
-        if isinstance(refusal, Spent) or now > supply.give_up:
-            supply.refusal = refusal
+    def _wait_for_refill(self, sequence: Sequence, refusal: GatewayRefused, now: float) -> None:
+        extension = self._extensions[sequence]
+        extension.give_up = min(extension.give_up, now + EXTEND_TIMEOUT)
+        if isinstance(refusal, GatewayRefusedForGood) or now > extension.give_up:
+            extension.refusal = refusal
             self._cut_off(sequence, refusal, now)
         else:
-            self._at(now + min(refusal.wait or REFUSED_RETRY, EXTEND_TIMEOUT), partial(self._ask_again, sequence))
+            self._at(now + min(refusal.wait or DEFAULT_RETRY_AFTER, EXTEND_TIMEOUT), partial(self._ask_again, sequence))
 
     def _ask_again(self, sequence: Sequence, now: float) -> None:
-        supply = self._supplies.get(sequence)
-        if supply is None:
+        extension = self._extensions.get(sequence)
+        if extension is None:
             return
-        given_up, supply.give_up = supply.give_up, inf
-        visit, more = self._stays[sequence].visit, min(EXTEND_STEP, sequence.most_tokens - sequence.token_limit)
+        given_up, extension.give_up = extension.give_up, inf
+        grant, more = self._requests[sequence].grant, min(EXTEND_STEP, sequence.most_tokens - sequence.token_limit)
         try:
-            visit.extend(more, now)
-        except TurnedAway as refusal:
-            supply.give_up = given_up
+            grant.extend(more, now)
+        except GatewayRefused as refusal:
+            extension.give_up = given_up
             self._wait_for_refill(sequence, refusal, now)
         else:
             self._core.extend(sequence, more, now)
-            self._supply(sequence, now)
+            self._extend(sequence, now)
         self._plan(now)
 
-    def _cut_off(self, sequence: Sequence, refusal: TurnedAway, now: float) -> None:
+    def _cut_off(self, sequence: Sequence, refusal: GatewayRefused, now: float) -> None:
         """Once it stands still."""
         if _left(sequence) <= 0:
             self._core.finish(sequence, FinishReason.CANCELLED, now)

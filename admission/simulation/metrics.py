@@ -10,7 +10,7 @@ NOTHING = "\N{EN DASH}"  # stands for a quantity that was not measured
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class RunMetric:
     """One quantity of a run, and how a person reads it."""
 
     label: str
@@ -18,43 +18,43 @@ class Metric:
     show: Callable[[float], str]
 
 
-def printable(text: str) -> str:
+def escape_controls(text: str) -> str:
     """Control characters, which a tenant's name may hold, are written out."""
     return text if text.isprintable() else repr(text)[1:-1]
 
 
 def escaped(text: str) -> str:
     """For HTML and SVG, inside elements and quoted attributes."""
-    return escape(printable(text))
+    return escape(escape_controls(text))
 
 
-def percent(value: float) -> str:
+def format_percent(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
-def whole_percent(value: float) -> str:
+def format_whole_percent(value: float) -> str:
     return f"{100 * value:.0f} %"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     if 0 < seconds < 0.9995:
         return f"{1000 * seconds:.3g} ms" if seconds < 0.09995 else f"{1000 * seconds:.0f} ms"
     return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
 
 
-def money(value: float) -> str:
+def format_money(value: float) -> str:
     return f"{value:,.2f}" if value >= 0.01 or value == 0 else f"{value:.2g}"
 
 
-def ratio(value: float) -> str:
+def format_ratio(value: float) -> str:
     return f"{value:.3f}"
 
 
-def with_spread(metric: Metric, value: Spread | None) -> str:
+def with_spread(metric: RunMetric, value: Spread | None) -> str:
     """The median, and the range over seeds where it shows."""
     if value is None:
         return NOTHING
@@ -68,56 +68,56 @@ def _without_unit(low: str, high: str) -> str:
     return figure if unit and high.endswith(f" {unit}") else low
 
 
-GROUPS: dict[str, tuple[Metric, ...]] = {
+GROUPS: dict[str, tuple[RunMetric, ...]] = {
     "requests": (
-        Metric("goodput", lambda s: s.goodput, percent),
-        Metric("good requests a second", lambda s: s.good_rate, number),
-        Metric("offered", lambda s: s.offered, number),
-        Metric("completed", lambda s: s.completed, number),
-        Metric("refused", lambda s: sum(s.refusals.values()), number),
-        Metric("given up, too late", lambda s: s.given_up, number),
-        Metric("left waiting", lambda s: s.left, number),
-        Metric("ended for lack of memory", lambda s: s.lost, number),
+        RunMetric("goodput", lambda s: s.goodput, format_percent),
+        RunMetric("good requests a second", lambda s: s.good_rate, format_number),
+        RunMetric("offered", lambda s: s.offered, format_number),
+        RunMetric("completed", lambda s: s.completed, format_number),
+        RunMetric("refused", lambda s: sum(s.refusals.values()), format_number),
+        RunMetric("given up, too late", lambda s: s.given_up, format_number),
+        RunMetric("left waiting", lambda s: s.left, format_number),
+        RunMetric("ended for lack of memory", lambda s: s.lost, format_number),
     ),
     "first token": (
-        Metric("median", lambda s: s.first_token.p50, duration),
-        Metric("p90", lambda s: s.first_token.p90, duration),
-        Metric("p99", lambda s: s.first_token.p99, duration),
+        RunMetric("median", lambda s: s.first_token.p50, format_duration),
+        RunMetric("p90", lambda s: s.first_token.p90, format_duration),
+        RunMetric("p99", lambda s: s.first_token.p99, format_duration),
     ),
     "between tokens": (
-        Metric("median", lambda s: s.interval.p50, duration),
-        Metric("p90", lambda s: s.interval.p90, duration),
-        Metric("p99", lambda s: s.interval.p99, duration),
+        RunMetric("median", lambda s: s.interval.p50, format_duration),
+        RunMetric("p90", lambda s: s.interval.p90, format_duration),
+        RunMetric("p99", lambda s: s.interval.p99, format_duration),
     ),
     "whole request": (
-        Metric("median", lambda s: s.duration.p50, duration),
-        Metric("p99", lambda s: s.duration.p99, duration),
+        RunMetric("median", lambda s: s.duration.p50, format_duration),
+        RunMetric("p99", lambda s: s.duration.p99, format_duration),
     ),
     "queue": (
-        Metric("longest", lambda s: max(s.depth.values, default=None), number),
-        Metric("oldest", lambda s: max(s.age.values, default=None), duration),
+        RunMetric("longest", lambda s: max(s.depth.values, default=None), format_number),
+        RunMetric("oldest", lambda s: max(s.age.values, default=None), format_duration),
     ),
     "tenants": (
-        Metric("service gap, tokens", lambda s: s.gap_tokens, number),
-        Metric("service gap, engine time", lambda s: s.gap_seconds, duration),
-        Metric("Jain index while waiting", lambda s: s.jain, ratio),
+        RunMetric("service gap, tokens", lambda s: s.gap_tokens, format_number),
+        RunMetric("service gap, engine time", lambda s: s.gap_seconds, format_duration),
+        RunMetric("Jain index while waiting", lambda s: s.jain, format_ratio),
     ),
     "machine": (
-        Metric("prompt tokens a second", lambda s: s.prompt_rate, number),
-        Metric("output tokens a second", lambda s: s.output_rate, number),
-        Metric("device busy", lambda s: s.busy, percent),
-        Metric("preemptions", lambda s: s.preemptions, number),
-        Metric("tokens computed again", lambda s: s.recomputed_tokens, number),
-        Metric("steps", lambda s: s.steps, number),
-        Metric("simulated time", lambda s: s.seconds, duration),
+        RunMetric("prompt tokens a second", lambda s: s.prompt_rate, format_number),
+        RunMetric("output tokens a second", lambda s: s.output_rate, format_number),
+        RunMetric("device busy", lambda s: s.busy, format_percent),
+        RunMetric("preemptions", lambda s: s.preemptions, format_number),
+        RunMetric("tokens computed again", lambda s: s.recomputed_tokens, format_number),
+        RunMetric("steps", lambda s: s.steps, format_number),
+        RunMetric("simulated time", lambda s: s.seconds, format_duration),
     ),
 }
 
 
-def groups(reasons: Iterable[str], currencies: Iterable[str] = ()) -> dict[str, tuple[Metric, ...]]:
+def groups(reasons: Iterable[str], currencies: Iterable[str] = ()) -> dict[str, tuple[RunMetric, ...]]:
     """All quantities, with those refused told apart by `reasons`, and spend by currency."""
-    spend = tuple(Metric(currency, _spent_in(currency), money) for currency in currencies)
-    named = [Metric(f"refused: {reason}", _refused_for(reason), number) for reason in reasons]
+    spend = tuple(RunMetric(currency, _spent_in(currency), format_money) for currency in currencies)
+    named = [RunMetric(f"refused: {reason}", _refused_for(reason), format_number) for reason in reasons]
     after = next(place for place, metric in enumerate(GROUPS["requests"], 1) if metric.label == "refused")
     requests = GROUPS["requests"]
     return GROUPS | {"requests": (*requests[:after], *named, *requests[after:])} | ({"spend": spend} if spend else {})
@@ -132,29 +132,29 @@ def _refused_for(reason: str) -> Callable[[Summary], float]:
 
 
 def _or_dash(value: float | None) -> str:
-    return NOTHING if value is None else duration(value)
+    return NOTHING if value is None else format_duration(value)
 
 
 TENANT_COLUMNS: dict[str, Callable[[TenantSummary], str]] = {
     "tenant": lambda t: t.name,
-    "weight": lambda t: number(t.weight),
-    "offered": lambda t: number(t.offered),
-    "completed": lambda t: number(t.completed),
-    "refused": lambda t: number(t.refused),
-    "goodput": lambda t: percent(t.goodput),
-    "engine time": lambda t: percent(t.time_share),
-    "tokens": lambda t: percent(t.service_share),
-    "had work waiting": lambda t: percent(t.backlogged_share),
+    "weight": lambda t: format_number(t.weight),
+    "offered": lambda t: format_number(t.offered),
+    "completed": lambda t: format_number(t.completed),
+    "refused": lambda t: format_number(t.refused),
+    "goodput": lambda t: format_percent(t.goodput),
+    "engine time": lambda t: format_percent(t.time_share),
+    "tokens": lambda t: format_percent(t.service_share),
+    "had work waiting": lambda t: format_percent(t.backlogged_share),
     "first token p50": lambda t: _or_dash(t.first_token.p50),
     "p99": lambda t: _or_dash(t.first_token.p99),
 }
 
 CLASS_COLUMNS: dict[str, Callable[[ClassSummary], str]] = {
     "class": lambda c: c.name,
-    "offered": lambda c: number(c.offered),
-    "completed": lambda c: number(c.completed),
-    "refused": lambda c: number(c.refused),
-    "goodput": lambda c: percent(c.goodput),
+    "offered": lambda c: format_number(c.offered),
+    "completed": lambda c: format_number(c.completed),
+    "refused": lambda c: format_number(c.refused),
+    "goodput": lambda c: format_percent(c.goodput),
     "first token p50": lambda c: _or_dash(c.first_token.p50),
     "p99": lambda c: _or_dash(c.first_token.p99),
 }
@@ -164,7 +164,7 @@ def tenant_rows(tenants: Sequence[TenantSummary]) -> list[list[str]]:
     """The headings, then a row each; with what they spend, where any does."""
     columns = dict(TENANT_COLUMNS)
     if any(tenant.spend is not None for tenant in tenants):
-        columns["spend"] = lambda t: NOTHING if t.spend is None else f"{money(t.spend)} {t.currency}"
+        columns["spend"] = lambda t: NOTHING if t.spend is None else f"{format_money(t.spend)} {t.currency}"
     return [list(columns), *([show(tenant) for show in columns.values()] for tenant in tenants)]
 
 

@@ -10,7 +10,7 @@ from warnings import catch_warnings, filterwarnings
 
 from admission.simulation.charts import Bars, Lines, charts
 from admission.simulation.errors import SimulationError
-from admission.simulation.metrics import printable
+from admission.simulation.metrics import escape_controls
 from admission.simulation.study import Results
 from admission.simulation.svg import linear_ticks, log_ticks, shortened
 
@@ -117,4 +117,4 @@ def _draw_bars(axes: Any, chart: Bars) -> None:
 
 def _plain(text: str) -> str:
     """A dollar sign would begin a formula."""
-    return printable(text).replace("$", r"\$")
+    return escape_controls(text).replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""A policy as it is written on a command line: a name, and settings of the core and the engine as `key=value` pairs.
+"""Reads a policy as it is written on a command line: settings of the core and the engine as `key=value` pairs.
 
 fcfs                                   an ordering alone
 quantum=0.1,max_num_seqs=128           any field of `CoreConfig` and `EngineConfig`
@@ -17,8 +17,8 @@ from admission.core import SCALES, CoreConfig, Order, make_core
 from admission.scheduling_policy import SchedulingPolicy
 from admission.simulation.arrival import NO_TARGET, ClassTarget
 from admission.simulation.device import Device, Served
-from admission.simulation.door import Rules
 from admission.simulation.errors import OptionError
+from admission.simulation.gateway_rules import GatewayRules
 from admission.step_time import StepTime, StepTimeModel
 from backend.config import Batching, EngineConfig, KVAllocation
 from backend.errors import ConfigError
@@ -30,27 +30,27 @@ MAX_MODEL_LEN = 131_072
 
 @dataclass(frozen=True, slots=True)
 class SimulatedPolicy:
-    """What one run's core is made of."""
+    """Everything that the core of one simulated run is made of."""
 
     name: str
     core: CoreConfig
     engine: EngineConfig
-    terms: SchedulingPolicy | None = None
+    scheduling_policy: SchedulingPolicy | None = None
     targets: tuple[ClassTarget, ...] = ()  # by class
     prior: tuple[StepTime, float] | None = None  # step times to begin with, and the steps that these count as
-    rules: Rules | None = None  # who is served in which class and up to which limits; None: all as they come
+    rules: GatewayRules | None = None  # who is served in which class and up to which limits; None: all as they come
     class_names: tuple[str, ...] = ()
 
     def make_core(self) -> Controller:
         core = make_core(self.core, self.engine, StepTimeModel(*self.prior) if self.prior else None)
-        if self.terms is not None:
-            core.policy_changed(self.terms, 0.0)
+        if self.scheduling_policy is not None:
+            core.policy_changed(self.scheduling_policy, 0.0)
         return core
 
     @property
     def weights(self) -> Mapping[str, float]:
-        """Of the tenants; "" stands for those that are not named."""
-        return self.core.weights if self.terms is None else self.terms.weights
+        """The weights by tenant; "" stands for those that are not named."""
+        return self.core.weights if self.scheduling_policy is None else self.scheduling_policy.weights
 
     def target(self, priority_class: int) -> ClassTarget:
         return self.targets[priority_class] if priority_class < len(self.targets) else NO_TARGET
@@ -60,24 +60,26 @@ class SimulatedPolicy:
         return any(target.first_token or target.interval for target in self.targets)
 
 
-def policy_of(
+def make_simulated_policy(
     name: str,
-    terms: SchedulingPolicy,
+    scheduling_policy: SchedulingPolicy,
     targets: tuple[ClassTarget, ...],
     device: Device,
     class_names: tuple[str, ...] = (),
 ) -> SimulatedPolicy:
-    """The default core under these terms, or the one that the device was recorded with."""
+    """Returns the default core under this policy, or the one that the device was recorded with."""
     base = _base("--policy", {}, device)
-    return replace(base, name=name, terms=terms, targets=targets, class_names=class_names)
+    return replace(base, name=name, scheduling_policy=scheduling_policy, targets=targets, class_names=class_names)
 
 
-def as_recorded(served: Served) -> SimulatedPolicy:
-    return SimulatedPolicy("as recorded", served.core, served.engine, served.terms, served.targets, served.prior)
+def recorded_policy(served: Served) -> SimulatedPolicy:
+    return SimulatedPolicy(
+        "as recorded", served.core, served.engine, served.scheduling_policy, served.targets, served.prior
+    )
 
 
-def parse_policy(text: str, device: Device, option: str = "--policy") -> SimulatedPolicy:
-    """What it does not say is as the device was recorded with, or the default. Raises `OptionError` naming the key."""
+def parse_simulated_policy(text: str, device: Device, option: str = "--policy") -> SimulatedPolicy:
+    """Reads settings. The others are as the device was recorded with, or the defaults. Raises `OptionError`."""
     values = _pairs(text, option)
     engine = {key: values.pop(key) for key in (_ENGINE_KEYS | {"kv_tokens"}) & values.keys()}
     try:
@@ -85,27 +87,32 @@ def parse_policy(text: str, device: Device, option: str = "--policy") -> Simulat
         if "unit" in settings:
             settings = SCALES[settings["unit"]]._asdict() | settings
         base = _base(option, engine, device)
-        return replace(base, name=text, core=replace(base.core, **settings), terms=_amended(base.terms, settings))
+        return replace(
+            base,
+            name=text,
+            core=replace(base.core, **settings),
+            scheduling_policy=_amended(base.scheduling_policy, settings),
+        )
     except (ConfigError, ValueError) as error:
         raise OptionError(option, text, str(error)) from None
 
 
 def _base(option: str, given: Mapping[str, str], device: Device) -> SimulatedPolicy:
-    """An engine with these settings; all else as the device was recorded with, or the default."""
+    """Returns a policy of an engine with these settings; all else is as recorded, or the default."""
     engine = _engine(option, given, device)
     if device.served is None:
         return SimulatedPolicy("default", CoreConfig(), engine)
-    return replace(as_recorded(device.served), engine=engine)
+    return replace(recorded_policy(device.served), engine=engine)
 
 
-def _amended(terms: SchedulingPolicy | None, settings: Mapping[str, Any]) -> SchedulingPolicy | None:
-    """Recorded terms, where they do not contradict the settings."""
-    if terms is not None and "weights" in settings:
-        terms = replace(terms, weights=settings["weights"])
-    if terms is not None and "seconds_per_class" in settings:
-        offsets = tuple(level * settings["seconds_per_class"] for level in range(len(terms.offsets)))
-        terms = replace(terms, offsets=offsets)
-    return terms
+def _amended(policy: SchedulingPolicy | None, settings: Mapping[str, Any]) -> SchedulingPolicy | None:
+    """Returns the recorded policy with the weights and the aging that the settings give, where they give any."""
+    if policy is not None and "weights" in settings:
+        policy = replace(policy, weights=settings["weights"])
+    if policy is not None and "seconds_per_class" in settings:
+        offsets = tuple(level * settings["seconds_per_class"] for level in range(len(policy.offsets)))
+        policy = replace(policy, offsets=offsets)
+    return policy
 
 
 def _pairs(text: str, option: str) -> dict[str, str]:
@@ -136,7 +143,7 @@ def _engine(option: str, given: Mapping[str, str], device: Device) -> EngineConf
 
 
 def _engine_defaults(device: Device) -> dict[str, Any]:
-    """All but the sizes of its memory and of a context."""
+    """Returns the settings of the engine but for the sizes of its memory and of a context."""
     if device.served is None:
         return {"block_size": BLOCK_SIZE, "max_num_seqs": MAX_NUM_SEQS}
     names = {field.name for field in fields(EngineConfig)} - {"num_blocks", "max_model_len"}

@@ -1,8 +1,8 @@
 """What a simulated run shows: each request's times, each tenant's service, the queue over time."""
 
 from array import array
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, abc, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import heappop, heappush
@@ -13,8 +13,8 @@ from admission.simulation.arrival import Arrival
 from admission.simulation.device import Device
 from admission.simulation.statistics import MOST_TENANTS, QuantileHistogram, ServiceGap, Timeline
 from admission.step_time import StepWork, prefill_work
-from backend.scheduler import sequence as engine
 from backend.scheduler.scheduled_step import NewToken, ScheduledStep
+from backend.scheduler.sequence import Sequence
 
 PROMPT, OUTPUT = 1.0, 2.0  # service in tokens, by the weights of VTC (Sheng et al., 2024)
 
@@ -27,7 +27,7 @@ class Objective:
     per_token: float = 0.1
 
 
-class Fate(StrEnum):
+class AttemptOutcome(StrEnum):
     """What became of one attempt of a request."""
 
     GOOD = "good"
@@ -78,7 +78,7 @@ class TenantRecord:
 
 
 @dataclass(slots=True)
-class Live:
+class TrackedRequest:
     """A request that waits or runs."""
 
     arrival: Arrival
@@ -109,14 +109,14 @@ class Recorder:
         self.left = 0  # gave up waiting
         self.lost = 0  # ended for lack of memory
         self.given_up = 0  # waited too long, as the core sees it
-        self.fates: list[tuple[Arrival, Fate]] = []  # of every attempt, in the order in which they were known
+        self.outcomes: list[tuple[Arrival, AttemptOutcome]] = []  # of every attempt, as they became known
         self._device, self._objective, self._weights = device, objective, weights
-        self._live: dict[engine.Sequence, Live] = {}
-        self._waiting: set[engine.Sequence] = set()
-        self._oldest: list[tuple[float, int, engine.Sequence]] = []  # heap; those that wait no more leave it lazily
+        self._tracked: dict[Sequence, TrackedRequest] = {}
+        self._waiting: set[Sequence] = set()
+        self._oldest: list[tuple[float, int, Sequence]] = []  # heap; those that wait no more leave it lazily
         self._followed: list[TenantRecord] = []
         self._last_completion = -inf
-        self._decodes: list[engine.Sequence] = []
+        self._decodes: list[Sequence] = []
         self._decode_work: dict[str, StepWork] = {}
 
     # requests
@@ -131,39 +131,39 @@ class Recorder:
         self.tenants[arrival.tenant].refused += 1
         self.classes[arrival.priority_class].refused += 1
         self.refusals[reason] += 1
-        self._note(arrival, Fate.REFUSED)
+        self._note(arrival, AttemptOutcome.REFUSED)
 
-    def queued(self, sequence: engine.Sequence, arrival: Arrival) -> None:
-        self._live[sequence] = Live(arrival, self.tenants[arrival.tenant])
+    def queued(self, sequence: Sequence, arrival: Arrival) -> None:
+        self._tracked[sequence] = TrackedRequest(arrival, self.tenants[arrival.tenant])
         self._wait(sequence, arrival.time)
 
-    def waits_for_first_token(self, sequence: engine.Sequence) -> bool:
-        live = self._live.get(sequence)
-        return live is not None and live.first_token < 0
+    def waits_for_first_token(self, sequence: Sequence) -> bool:
+        request = self._tracked.get(sequence)
+        return request is not None and request.first_token < 0
 
-    def abandoned(self, sequence: engine.Sequence, now: float) -> None:
+    def abandoned(self, sequence: Sequence, now: float) -> None:
         self.left += 1
-        self._forget(sequence, Fate.LEFT, now)
+        self._forget(sequence, AttemptOutcome.LEFT, now)
 
-    def expired(self, sequence: engine.Sequence, now: float) -> None:
+    def expired(self, sequence: Sequence, now: float) -> None:
         """Given up by the core: it waited too long."""
         self.given_up += 1
-        self._forget(sequence, Fate.EXPIRED, now)
+        self._forget(sequence, AttemptOutcome.EXPIRED, now)
 
-    def evicted(self, sequence: engine.Sequence, now: float) -> None:
+    def evicted(self, sequence: Sequence, now: float) -> None:
         """Ended by the core for lack of memory."""
         self.lost += 1
-        self._forget(sequence, Fate.LOST, now)
+        self._forget(sequence, AttemptOutcome.LOST, now)
 
-    def taken_back(self, sequence: engine.Sequence, now: float) -> None:
+    def taken_back(self, sequence: Sequence, now: float) -> None:
         """It had been queued when another prompt of its request was refused, with which it is counted."""
         self._leave_queue(sequence, now)
-        del self._live[sequence]
+        del self._tracked[sequence]
 
-    def cut_off(self, sequence: engine.Sequence, reason: str, now: float) -> None:
+    def cut_off(self, sequence: Sequence, reason: str, now: float) -> None:
         """Ended by a limit of its tenant while it was answered."""
         self._leave_queue(sequence, now)
-        self.refused(self._live.pop(sequence).arrival, f"{reason}, while answering")
+        self.refused(self._tracked.pop(sequence).arrival, f"{reason}, while answering")
 
     # steps
 
@@ -177,20 +177,20 @@ class Recorder:
             sequence, start, length = scheduled.sequences[row], batch.starts[row], batch.lengths[row]
             work = prefill_work(start, length)
             works[sequence.tenant] = works.get(sequence.tenant, _NOTHING) + work
-            live = self._live[sequence]
-            computed = min(start + length, live.arrival.prompt_tokens)
-            live.tenant.prompt_tokens += max(0, computed - live.num_prefilled)
-            live.num_prefilled = max(live.num_prefilled, computed)
+            request = self._tracked[sequence]
+            computed = min(start + length, request.arrival.prompt_tokens)
+            request.tenant.prompt_tokens += max(0, computed - request.num_prefilled)
+            request.num_prefilled = max(request.num_prefilled, computed)
         return works
 
-    def preempted(self, sequence: engine.Sequence, now: float) -> None:
+    def preempted(self, sequence: Sequence, now: float) -> None:
         """It waits again. Telling this twice does nothing."""
-        if not self._live[sequence].waiting:
+        if not self._tracked[sequence].waiting:
             self.preemptions += 1
             self._wait(sequence, now)
 
     def completed(
-        self, works: Mapping[str, StepWork], elapsed: float, new_tokens: Sequence[NewToken], now: float
+        self, works: Mapping[str, StepWork], elapsed: float, new_tokens: abc.Sequence[NewToken], now: float
     ) -> None:
         self.steps += 1
         self.busy += elapsed
@@ -212,37 +212,37 @@ class Recorder:
             self._followed.append(tenant)
         return tenant
 
-    def _wait(self, sequence: engine.Sequence, now: float) -> None:
-        live = self._live[sequence]
-        tenant = live.tenant
-        live.waiting = True
+    def _wait(self, sequence: Sequence, now: float) -> None:
+        request = self._tracked[sequence]
+        tenant = request.tenant
+        request.waiting = True
         self._waiting.add(sequence)
-        heappush(self._oldest, (live.arrival.time, id(sequence), sequence))
+        heappush(self._oldest, (request.arrival.time, id(sequence), sequence))
         tenant.waiting += 1
         if tenant.waiting == 1:
             tenant.backlogged_since, tenant.service_before = now, tenant.service
 
-    def _leave_queue(self, sequence: engine.Sequence, now: float) -> None:
-        live = self._live[sequence]
-        if not live.waiting:
+    def _leave_queue(self, sequence: Sequence, now: float) -> None:
+        request = self._tracked[sequence]
+        if not request.waiting:
             return
-        live.waiting = False
+        request.waiting = False
         self._waiting.remove(sequence)
-        live.tenant.waiting -= 1
-        if live.tenant.waiting == 0:
-            live.tenant.interrupted = True
-            self._close_backlog(live.tenant, now)
+        request.tenant.waiting -= 1
+        if request.tenant.waiting == 0:
+            request.tenant.interrupted = True
+            self._close_backlog(request.tenant, now)
 
     def _close_backlog(self, tenant: TenantRecord, now: float) -> None:
         tenant.backlogged_seconds += now - tenant.backlogged_since
         tenant.backlogged_service += tenant.service - tenant.service_before
 
-    def _forget(self, sequence: engine.Sequence, fate: Fate, now: float) -> None:
+    def _forget(self, sequence: Sequence, outcome: AttemptOutcome, now: float) -> None:
         self._leave_queue(sequence, now)
-        self._note(self._live.pop(sequence).arrival, fate)
+        self._note(self._tracked.pop(sequence).arrival, outcome)
 
-    def _note(self, arrival: Arrival, fate: Fate) -> None:
-        self.fates.append((arrival, fate))
+    def _note(self, arrival: Arrival, outcome: AttemptOutcome) -> None:
+        self.outcomes.append((arrival, outcome))
 
     def _decodes_by_tenant(self, scheduled: ScheduledStep) -> dict[str, StepWork]:
         """Mostly the decodes are those of the step before, each with one token more."""
@@ -268,34 +268,34 @@ class Recorder:
         for tenant, part in parts.items():
             self.tenants[tenant].seconds += elapsed * (part / total if total else 1 / len(parts))
 
-    def _take(self, new_tokens: Sequence[NewToken], now: float) -> None:
+    def _take(self, new_tokens: abc.Sequence[NewToken], now: float) -> None:
         previous, self._last_completion = self._last_completion, now
         usual = 0
         for sequence, _, reason in new_tokens:
-            live = self._live[sequence]
-            live.tenant.output_tokens += 1
-            if live.last_token == previous:
+            request = self._tracked[sequence]
+            request.tenant.output_tokens += 1
+            if request.last_token == previous:
                 usual += 1
-            elif live.last_token < 0:
-                live.first_token = now
+            elif request.last_token < 0:
+                request.first_token = now
             else:
-                self.intervals.add(now - live.last_token)
-            live.last_token = now
+                self.intervals.add(now - request.last_token)
+            request.last_token = now
             if reason is not None:
-                self._done(sequence, live, now)
+                self._done(sequence, request, now)
         if usual:
             self.intervals.add(now - previous, usual)
 
-    def _done(self, sequence: engine.Sequence, live: Live, now: float) -> None:
-        del self._live[sequence]
-        first = live.first_token - live.arrival.time
+    def _done(self, sequence: Sequence, request: TrackedRequest, now: float) -> None:
+        del self._tracked[sequence]
+        first = request.first_token - request.arrival.time
         later = len(sequence.output) - 1
-        per_token = (now - live.first_token) / later if later else 0.0
+        per_token = (now - request.first_token) / later if later else 0.0
         self.first_token_times.append(first)
-        self.durations.append(now - live.arrival.time)
+        self.durations.append(now - request.arrival.time)
         if later:
             self.token_times.append(per_token)
-        tenant, level = live.tenant, self.classes[sequence.priority_class]
+        tenant, level = request.tenant, self.classes[sequence.priority_class]
         tenant.first_token_times.append(first)
         level.first_token_times.append(first)
         tenant.completed += 1
@@ -303,11 +303,11 @@ class Recorder:
         if self._is_good(sequence, first, per_token):
             tenant.good += 1
             level.good += 1
-            self._note(live.arrival, Fate.GOOD)
+            self._note(request.arrival, AttemptOutcome.GOOD)
         else:
-            self._note(live.arrival, Fate.LATE)
+            self._note(request.arrival, AttemptOutcome.LATE)
 
-    def _is_good(self, sequence: engine.Sequence, first: float, per_token: float) -> bool:
+    def _is_good(self, sequence: Sequence, first: float, per_token: float) -> bool:
         if self._objective is not None:
             return first <= self._objective.first_token and per_token <= self._objective.per_token
         return first <= (sequence.first_token_target or inf) and per_token <= (sequence.token_interval or inf)

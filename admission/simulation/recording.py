@@ -139,7 +139,7 @@ def _served(log: _Log) -> Served:
     return Served(
         *make_configs(log.header),
         prior=(StepTime(tuple(coefficients), knee), prior_weight),
-        terms=read_policy(log.policy[2]) if log.policy else None,
+        scheduling_policy=read_policy(log.policy[2]) if log.policy else None,
         targets=_targets([entry for _, entry in log.arrived.values()]),
     )
 

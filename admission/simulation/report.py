@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from unicodedata import category, east_asian_width
 
-from admission.simulation.metrics import Metric, class_rows, groups, printable, tenant_rows, with_spread
+from admission.simulation.metrics import RunMetric, class_rows, escape_controls, groups, tenant_rows, with_spread
 from admission.simulation.study import Results
 from admission.simulation.summary import spread
 
@@ -49,15 +49,15 @@ def _width(character: str) -> int:
 MOST_TENANTS = 12
 
 
-def table(results: Results) -> str:
+def comparison_table(results: Results) -> str:
     """Figures by policy, then each policy's tenants; control characters in names are written out."""
     parts = [_figures(results)]
     for name, runs in zip(results.names, results.runs, strict=True):
         tenants, classes = runs[0].tenants, runs[0].classes
         if len(classes) > 1:
-            parts.append(f"classes under {printable(name)}\n{_aligned(class_rows(classes))}")
+            parts.append(f"classes under {escape_controls(name)}\n{_aligned(class_rows(classes))}")
         if len(tenants) > 1:
-            parts.append(f"tenants under {printable(name)}\n{_aligned(tenant_rows(tenants[:MOST_TENANTS]))}")
+            parts.append(f"tenants under {escape_controls(name)}\n{_aligned(tenant_rows(tenants[:MOST_TENANTS]))}")
         if len(tenants) > MOST_TENANTS:
             parts[-1] += f"\n  and {len(tenants) - MOST_TENANTS} more"
     return "\n\n".join(parts)
@@ -71,13 +71,13 @@ def _figures(results: Results) -> str:
     return _aligned(rows)
 
 
-def _cells(metric: Metric, results: Results) -> list[str]:
+def _cells(metric: RunMetric, results: Results) -> list[str]:
     return [with_spread(metric, spread(runs, metric.get)) for runs in results.runs]
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:
     """The first column to the left, the others to the right."""
-    cells = [[printable(cell) for cell in row] for row in rows]
+    cells = [[escape_controls(cell) for cell in row] for row in rows]
     columns = max(len(row) for row in cells)
     widths = [max((width(row[n]) for row in cells if n < len(row)), default=0) for n in range(columns)]
     lines = []

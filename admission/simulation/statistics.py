@@ -30,7 +30,7 @@ class ServiceGap:
         self._ranges = current
 
 
-def jain_index(shares: Iterable[float]) -> float | None:
+def jain_fairness_index(shares: Iterable[float]) -> float | None:
     """1 when all are equal, 1/n when one has everything (Jain, Chiu and Hawe, 1984); None of nothing."""
     values = list(shares)
     squares = sum(value * value for value in values)

@@ -19,7 +19,7 @@ from admission.simulation.workload import Workload
 
 CAPACITY_REQUESTS = 2000
 
-TOLD = 1.0  # seconds of simulated time, between two reports of progress
+PROGRESS_INTERVAL = 1.0  # seconds of simulated time, between two reports of progress
 
 Task = tuple[SimulatedPolicy, int]  # and the seed
 Progress = Callable[[int], object]  # told how many more requests are over
@@ -78,7 +78,7 @@ class Results:
         return sorted({currency for summaries in self.runs for summary in summaries for currency in summary.spend})
 
 
-class Run:
+class SimulatedRun:
     """One policy going through one list of arrivals, in order of time."""
 
     def __init__(
@@ -87,15 +87,15 @@ class Run:
         self._policy = policy
         self._recorder = Recorder(device, objective, policy.weights)
         self._core = policy.make_core()
-        door = policy.rules.door() if policy.rules else None
+        gateway = policy.rules.gateway() if policy.rules else None
         longest = policy.engine.max_model_len
-        self.loop = Loop(self._core, device, self._recorder, longest, target=policy.target, door=door)
+        self.loop = Loop(self._core, device, self._recorder, longest, target=policy.target, gateway=gateway)
         self.loop.expect(arrivals)
 
     @property
     def num_over(self) -> int:
         """Requests that have ended or been refused."""
-        return len(self._recorder.fates)
+        return len(self._recorder.outcomes)
 
     def summary(self, until: float = inf, seed: int = 1) -> Summary:
         """Of what has happened; nothing more does."""
@@ -104,7 +104,7 @@ class Run:
         return summarise(self._recorder, seed, seconds, recomputed, self._policy.class_names, cost or FREE)
 
 
-def run(
+def simulate_run(
     policy: SimulatedPolicy,
     arrivals: Sequence[Arrival],
     device: Device,
@@ -113,13 +113,13 @@ def run(
     progress: Progress = lambda requests: None,
 ) -> Summary:
     """One policy through one list of arrivals, in order of time, to their ends."""
-    simulated = Run(policy, arrivals, device, objective)
+    simulated = SimulatedRun(policy, arrivals, device, objective)
     collecting = gc.isenabled()
     gc.disable()  # everything is freed by reference counts; collections would look at all waiting requests in vain
     try:
         while not simulated.loop.is_over:
             before = simulated.num_over
-            simulated.loop.advance(simulated.loop.next_at + TOLD)
+            simulated.loop.advance(simulated.loop.next_at + PROGRESS_INTERVAL)
             progress(simulated.num_over - before)
     finally:
         if collecting:
@@ -132,14 +132,14 @@ def capacity(
 ) -> float:
     """Requests a second that the device completes when all are there from the start, and nothing bounds them."""
     core = replace(policy.core, overload=Overload.UNBOUNDED)
-    terms = policy.terms and replace(policy.terms, bounds=(), may_wait={})
-    unbounded = replace(policy, core=core, terms=terms, targets=(), rules=None)
+    scheduling = policy.scheduling_policy and replace(policy.scheduling_policy, bounds=(), may_wait={})
+    unbounded = replace(policy, core=core, scheduling_policy=scheduling, targets=(), rules=None)
     at_once = replace(workload, requests=min(workload.size, CAPACITY_REQUESTS), rate=1e9, floods=())
     arrivals = [
         arrival._replace(patience=inf, deadline=None, done_within=None, refused_by=None)
         for arrival in at_once.arrivals(seed=0)
     ]
-    summary = run(unbounded, arrivals, device, Objective(), progress=progress)
+    summary = simulate_run(unbounded, arrivals, device, Objective(), progress=progress)
     return summary.completed / summary.seconds if summary.seconds else 0.0
 
 
@@ -155,4 +155,4 @@ def _each(study: Study, tasks: Sequence[Task], progress: Progress) -> Iterator[S
 
 def _run_task(study: Study, task: Task, progress: Progress = lambda requests: None) -> Summary:
     policy, seed = task
-    return run(policy, study.workload.arrivals(seed), study.device, study.judged_by, seed, progress)
+    return simulate_run(policy, study.workload.arrivals(seed), study.device, study.judged_by, seed, progress)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from admission.simulation.recorder import ClassRecord, Recorder, TenantRecord
-from admission.simulation.statistics import jain_index, quantile
+from admission.simulation.statistics import jain_fairness_index, quantile
 
 CURVE = tuple(n / 100 for n in range(1, 101))  # shares at which distributions are drawn
 MOST_TENANTS = 100  # that are told apart in a summary, the most served first
@@ -159,7 +159,7 @@ def _tail(ordered: Sequence[float]) -> Tail:
 
 def _evenness(tenants: Sequence[TenantRecord]) -> float | None:
     """Jain's index of the rate, by weight, at which each tenant was served while it had work waiting."""
-    return jain_index(
+    return jain_fairness_index(
         tenant.backlogged_service / tenant.backlogged_seconds / tenant.weight
         for tenant in tenants
         if tenant.backlogged_seconds > 0

@@ -19,12 +19,12 @@ from admission.simulation import picture
 from admission.simulation.arrival import Arrival
 from admission.simulation.device import DEVICES, Device, find_device
 from admission.simulation.errors import OptionError
-from admission.simulation.metrics import duration, number, percent, printable
+from admission.simulation.metrics import escape_controls, format_duration, format_number, format_percent
 from admission.simulation.page import NUM_COLOURS, page
-from admission.simulation.policy import SimulatedPolicy, as_recorded, parse_policy
+from admission.simulation.policy import SimulatedPolicy, parse_simulated_policy, recorded_policy
 from admission.simulation.recorder import Objective
 from admission.simulation.recording import TraceFacts
-from admission.simulation.report import table, to_json
+from admission.simulation.report import comparison_table, to_json
 from admission.simulation.study import CAPACITY_REQUESTS, Results, Study, capacity
 from admission.simulation.traces import FORMATS, Traffic, read_traffic
 from admission.simulation.workload import Flood, Workload
@@ -34,8 +34,7 @@ from gateway.what_if.unsimulated import Seen, assumed, unsimulated
 from quotas.policy.policy import DEFAULT_POLICY as DEFAULT_EDITION
 from quotas.policy.policy import Policy
 from quotas.policy.policy_diff import policy_changes, policy_diff
-from quotas.policy.policy_file import SUFFIXES, field_places, read_sources
-from quotas.policy.policy_file import parse_policy as parse_file
+from quotas.policy.policy_file import SUFFIXES, field_places, parse_policy, read_sources
 from quotas.policy.problems import Mark
 
 DEFAULT_POLICY = Order.FAIR
@@ -136,10 +135,10 @@ def _simulate(namespace: Namespace) -> int:
     with _progress("simulating", "requests", study.size) as simulated:
         results = study.run(simulated.update)
     remarks = [*_remarks(results, files, traffic.facts), *_overload(study, results, most)]
-    remarks = [printable(line) for line in remarks]
+    remarks = [escape_controls(line) for line in remarks]
     facts = _facts(namespace, study)
     _write(namespace, results, facts, remarks)
-    print("\n".join([*remarks, *([""] if remarks else []), f"{facts}\n\n{table(results)}"]))
+    print("\n".join([*remarks, *([""] if remarks else []), f"{facts}\n\n{comparison_table(results)}"]))
     return 0
 
 
@@ -164,10 +163,10 @@ def _policy(text: str, traffic: Traffic, option: str) -> tuple[SimulatedPolicy, 
     """Parse a policy: a file by its path, or an ordering with settings."""
     assert traffic.device is not None
     if not _names_a_file(text):
-        return parse_policy(text, traffic.device, option), None
+        return parse_simulated_policy(text, traffic.device, option), None
     path = Path(text)
     sources = read_sources(path)
-    policy = parse_file(sources)
+    policy = parse_policy(sources)
     file = PolicyFile(policy, field_places(sources))
     return simulated(path.name, policy, traffic.device, traffic.facts), file
 
@@ -202,7 +201,7 @@ def _objective(namespace: Namespace) -> Objective | None:
 
 def _first_policy(text: str | None, traffic: Traffic) -> tuple[SimulatedPolicy, PolicyFile | None]:
     if text is None and traffic.device is not None and traffic.device.served is not None:
-        return as_recorded(traffic.device.served), None
+        return recorded_policy(traffic.device.served), None
     return _policy(DEFAULT_POLICY if text is None else text, traffic, "--policy")
 
 
@@ -273,19 +272,20 @@ def _write(namespace: Namespace, results: Results, facts: str, remarks: list[str
 
 def _facts(namespace: Namespace, study: Study) -> str:
     workload = study.workload
-    parts = [f"{number(workload.size)} requests"]
+    parts = [f"{format_number(workload.size)} requests"]
     if workload.rate is not None:
         parts.append(f"Poisson at {workload.rate:g} a second")
     elif workload.speedup != 1:
         parts.append(f"{workload.speedup:.3g} times as fast as recorded")
     if namespace.load is not None:
-        parts.append(f"{percent(namespace.load)} of capacity")
+        parts.append(f"{format_percent(namespace.load)} of capacity")
     parts += [f"tenants {workload.tenants}", f"device {study.device.name}"]
     parts += [
-        f"flood of {flood.tenant}, {flood.rate:g} a second for {duration(flood.seconds)}" for flood in workload.floods
+        f"flood of {flood.tenant}, {flood.rate:g} a second for {format_duration(flood.seconds)}"
+        for flood in workload.floods
     ]
     parts.append(f"{study.seeds} seeds" if study.seeds > 1 else "1 seed")
-    return printable(" · ".join(parts))
+    return escape_controls(" · ".join(parts))
 
 
 def _remarks(results: Results, files: Sequence[PolicyFile | None], traced: TraceFacts) -> list[str]:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from admission.simulation.device import Device
 from admission.simulation.errors import OptionError
-from admission.simulation.policy import SimulatedPolicy, policy_of
+from admission.simulation.policy import SimulatedPolicy, make_simulated_policy
 from admission.simulation.recording import TraceFacts
-from admission.simulation.study import Run
+from admission.simulation.study import SimulatedRun
 from admission.simulation.summary import Summary
 from admission.simulation.traces import Traffic
 from gateway.tenants.effective_policy import KVShape
@@ -64,7 +64,7 @@ def what_if(
     facts = traffic.facts._replace(began=None if traffic.facts.began is None else traffic.facts.began + start)
     arrivals = [arrival._replace(time=arrival.time - start) for arrival in newest]
     policies = (before, after)
-    runs = [Run(simulated("", policy, device, facts), arrivals, device, None) for policy in policies]
+    runs = [SimulatedRun(simulated("", policy, device, facts), arrivals, device, None) for policy in policies]
     until = _side_by_side(runs, clock, clock() + most_seconds)
     summaries = [run.summary(until) for run in runs]
     num_requests = sum(arrival.time <= until for arrival in arrivals)
@@ -83,7 +83,7 @@ def what_if(
 def simulated(name: str, policy: Policy, device: Device, facts: TraceFacts) -> SimulatedPolicy:
     """All that a policy says, as a simulation goes by it."""
     names = tuple(level.name for level in policy.classes)
-    base = policy_of(name, scheduling_policy(policy), tuple(map(target_of, policy.classes)), device, names)
+    base = make_simulated_policy(name, scheduling_policy(policy), tuple(map(target_of, policy.classes)), device, names)
     shape = None
     if device.kv_bytes_per_token is not None:
         block_size = base.engine.block_size
@@ -91,7 +91,7 @@ def simulated(name: str, policy: Policy, device: Device, facts: TraceFacts) -> S
     return replace(base, rules=PolicyRules(policy, facts.began, facts.model, shape))
 
 
-def _side_by_side(runs: Sequence[Run], clock: Callable[[], float], deadline: float) -> float:
+def _side_by_side(runs: Sequence[SimulatedRun], clock: Callable[[], float], deadline: float) -> float:
     """Run them in slices of simulated time, to their ends or until the time is over; returns the moment reached."""
     until = 0.0
     while clock() < deadline and not all(run.loop.is_over for run in runs):

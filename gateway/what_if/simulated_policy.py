@@ -1,4 +1,4 @@
-"""The door of a simulated gateway: classes, entitlements and limits by a policy, as in the life of a real request."""
+"""A simulated gateway: it gives requests their classes, and holds them to a policy's limits, as the real one does."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from datetime import datetime
 from admission.admission import RARELY
 from admission.output_length import OutputLengths
 from admission.simulation.arrival import Arrival, ClassTarget
-from admission.simulation.door import Spent, TurnedAway
+from admission.simulation.gateway_rules import GatewayRefused, GatewayRefusedForGood
 from gateway.errors import ApiError
 from gateway.tenants.auth import Principal
 from gateway.tenants.effective_policy import EffectivePolicy, KVShape
@@ -18,20 +18,20 @@ from quotas.policy.policy import ClassPolicy, Policy
 from quotas.reservation import Ask, Usage
 
 SOME_DAY = datetime.fromisoformat("2024-01-01T00:00:00+00:00").timestamp()
-"""Of traffic without a calendar: the first of a month, and a Monday, so that every budget begins with it."""
+"""When traffic without a calendar begins: the first of a month, and a Monday, so that every budget begins with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyRules:
-    """`admission.simulation.door.Rules` of one policy. What is not known is not held against anybody."""
+    """The `GatewayRules` of one policy. What a trace does not say of its requests is held against none of them."""
 
     policy: Policy
     began: float | None = None  # Unix seconds at which a run begins
     model: str | None = None  # that requests are for
     kv_shape: KVShape | None = None
 
-    def door(self) -> "PolicyDoor":
-        return PolicyDoor(self)
+    def gateway(self) -> "PolicyGateway":
+        return PolicyGateway(self)
 
     def price(self, tenant: str, prompt_tokens: int, output_tokens: int) -> tuple[float, str] | None:
         price = self.policy.tenant(tenant).price
@@ -40,8 +40,8 @@ class PolicyRules:
         return float(price.input * prompt_tokens + price.output * output_tokens), price.currency
 
 
-class PolicyDoor:
-    """`admission.simulation.door.Door`; of one run. Limits begin unused."""
+class PolicyGateway:
+    """`admission.simulation.gateway_rules.SimulatedGateway`; of one run. Limits begin unused."""
 
     def __init__(self, rules: PolicyRules) -> None:
         self._policy = rules.policy
@@ -70,11 +70,11 @@ class PolicyDoor:
             return None
         return effective.kv_bytes // self._kv_shape.block_bytes
 
-    def enter(self, arrival: Arrival, lengths: OutputLengths, now: float) -> "PolicyVisit":
-        """Raises `TurnedAway`."""
+    def reserve(self, arrival: Arrival, lengths: OutputLengths, now: float) -> "UncountedGrant":
+        """Raises `GatewayRefused`."""
         effective, moment, prompts = self._of(arrival), self._began + now, arrival.prompts
         if self._policy.unnamed_tenants == "refuse" and arrival.tenant not in self._policy.tenants:
-            raise TurnedAway("unnamed_tenants")
+            raise GatewayRefused("unnamed_tenants")
         self._check_key(effective, moment)
         if (model := self._model) is not None:
             _check("models", lambda: effective.check_model(model))
@@ -84,12 +84,12 @@ class PolicyDoor:
         tokens = tuple(_tokens_to_begin_with(effective, prompt, lengths) for prompt in prompts)
         ask = Ask(1, sum(prompt.prompt_tokens for prompt in prompts), sum(tokens))
         if not effective.charged:
-            return PolicyVisit(tokens)
+            return UncountedGrant(tokens)
         try:
             charge = self._limiter.reserve(effective.name, effective.charged, ask, moment)
         except QuotaRefused as refusal:
-            raise _turned_away(refusal) from None
-        return LimitedVisit(tokens, self._limiter, charge, self._began)
+            raise _refused_by_limit(refusal) from None
+        return CountedGrant(tokens, self._limiter, charge, self._began)
 
     def _level(self, arrival: Arrival) -> int:
         if arrival.asked_class is None:
@@ -112,7 +112,7 @@ class PolicyDoor:
         _check("scopes", lambda: effective.require("inference"))
         key = effective.tenant.key(effective.key)
         if key and key.expires and self._knows_time and moment >= key.expires.timestamp():
-            raise TurnedAway("key has expired")
+            raise GatewayRefused("key has expired")
 
     def _check_kv(self, effective: EffectivePolicy, prompt: Arrival) -> None:
         if shape := self._kv_shape:
@@ -121,20 +121,20 @@ class PolicyDoor:
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyVisit:
-    """`admission.simulation.door.Visit` of a request that no limit counts."""
+class UncountedGrant:
+    """`admission.simulation.gateway_rules.SimulatedGrant` of a request that no limit counts."""
 
     tokens: tuple[int, ...]
 
     def extend(self, tokens: int, now: float) -> None:
         pass
 
-    def leave(self, prompt_tokens: int, output_tokens: int) -> None:
+    def settle(self, prompt_tokens: int, output_tokens: int) -> None:
         pass
 
 
 @dataclass(frozen=True, slots=True)
-class LimitedVisit(PolicyVisit):
+class CountedGrant(UncountedGrant):
     """One that limits count until it leaves."""
 
     limiter: Limiter
@@ -142,13 +142,13 @@ class LimitedVisit(PolicyVisit):
     began: float
 
     def extend(self, tokens: int, now: float) -> None:
-        """Raises `TurnedAway`."""
+        """Raises `GatewayRefused`."""
         try:
             self.limiter.extend(self.charge, tokens, self.began + now)
         except QuotaRefused as refusal:
-            raise _turned_away(refusal) from None
+            raise _refused_by_limit(refusal) from None
 
-    def leave(self, prompt_tokens: int, output_tokens: int) -> None:
+    def settle(self, prompt_tokens: int, output_tokens: int) -> None:
         """A request for which nothing was computed costs nothing."""
         self.limiter.settle(self.charge, Usage(prompt_tokens, output_tokens, requests=1 if prompt_tokens else 0))
 
@@ -168,20 +168,20 @@ def _tokens_to_begin_with(effective: EffectivePolicy, prompt: Arrival, lengths: 
 
 
 def _check(what: str, check: Callable[[], object]) -> None:
-    """Raises `TurnedAway` for what a client would be told as an error."""
+    """Raises `GatewayRefused` for what a client would be told as an error."""
     try:
         check()
     except ApiError:
-        raise TurnedAway(what) from None
+        raise GatewayRefused(what) from None
 
 
-def _turned_away(refusal: QuotaRefused) -> TurnedAway:
+def _refused_by_limit(refusal: QuotaRefused) -> GatewayRefused:
     match refusal:
         case LimitExceeded(limit=limit, retry_after=wait):
-            return TurnedAway(_name(limit), wait)
+            return GatewayRefused(_name(limit), wait)
         case BudgetSpent(limit=limit):
-            return Spent(_name(limit))
-    return Spent(f"{_name(refusal.limit)}, which never holds as much")
+            return GatewayRefusedForGood(_name(limit))
+    return GatewayRefusedForGood(f"{_name(refusal.limit)}, which never holds as much")
 
 
 def _name(limit: Limit) -> str:

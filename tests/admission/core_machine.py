@@ -13,7 +13,7 @@ from admission.core import PRIOR, CoreConfig, MemoryGate, Order, Unit
 from admission.event_log import make_logged_core, replay
 from admission.fair_queue import FairQueue
 from admission.outcome import QueueFull
-from admission.simulation.witness import FairnessMonitor
+from admission.simulation.fairness_monitor import FairnessMonitor
 from admission.step_time import StepTimeModel
 from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
@@ -94,7 +94,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.core = make_logged_core(self.config, self.engine, self.model, self.log.append)[0]
         self.scheduler = self.core.scheduler
         queue = self.scheduler.waiting
-        self.witness = FairnessMonitor(queue, 3.0, debt_limit) if isinstance(queue, FairQueue) else None
+        self.monitor = FairnessMonitor(queue, 3.0, debt_limit) if isinstance(queue, FairQueue) else None
         self.twin = Twin(self.config, self.engine, NAMES)
         self.device = PaperDevice(self.engine.block_size)
         self.flying: deque[Batch] = deque()
@@ -136,8 +136,8 @@ class CoreMachine(RuleBasedStateMachine):
             self.end_early(sequence)
         self.core.finish(sequence, FinishReason.CANCELLED, self.now)
         self.twin.finish(sequence, FinishReason.CANCELLED, self.now)
-        if self.witness:
-            self.witness.look()
+        if self.monitor:
+            self.monitor.update()
 
     @rule(seconds=times)
     def pass_time(self, seconds: float) -> None:
@@ -159,8 +159,8 @@ class CoreMachine(RuleBasedStateMachine):
         for sequence in ended:
             assert sequence.num_preemptions == self.engine.max_preemptions
             self.end_early(sequence)
-        if self.witness:
-            self.witness.look()
+        if self.monitor:
+            self.monitor.update()
 
     @precondition(lambda self: self.flying)
     @rule(elapsed=st.floats(0.001, 2))
@@ -171,9 +171,9 @@ class CoreMachine(RuleBasedStateMachine):
         new_tokens = self.core.update_from_output(output, self.now)
         assert self.twin.complete(output, self.now) == [(s.id, token, reason) for s, token, reason in new_tokens]
         self.take(new_tokens)
-        if self.witness:
-            self.witness.completed()
-            self.witness.check()
+        if self.monitor:
+            self.monitor.completed()
+            self.monitor.check()
 
     @precondition(lambda self: self.flying)
     @rule()
@@ -185,8 +185,8 @@ class CoreMachine(RuleBasedStateMachine):
         assert not self.scheduler.in_flight
         assert self.scheduler.token_budget <= max(1, sum(lost[0].lengths) // 2)
         assert len(self.scheduler.running) <= self.scheduler.token_budget
-        if self.witness:
-            self.witness.lost()
+        if self.monitor:
+            self.monitor.lost()
 
     # what follows from events
 
@@ -206,8 +206,8 @@ class CoreMachine(RuleBasedStateMachine):
         assert sum(batch.lengths) <= self.scheduler.token_budget <= self.engine.max_num_batched_tokens
         self.check_decodes(batch)
         admitted = self.scheduler.in_flight[-1].admitted
-        if self.witness:
-            self.witness.planned(admitted)
+        if self.monitor:
+            self.monitor.planned(admitted)
             self.check_overtaking(
                 admitted, [s for s in waited if s.status is SequenceStatus.WAITING and s not in admitted]
             )
@@ -285,9 +285,9 @@ class CoreMachine(RuleBasedStateMachine):
 
     def check_account(self) -> None:
         """Everything prepaid is settled, and in engine time the charges are the time the device was busy."""
-        if self.witness is None:
+        if self.monitor is None:
             return
-        queue = self.witness.queue
+        queue = self.monitor.queue
         assert not queue.prepaid
         if self.config.unit is Unit.ENGINE_TIME:
             charged = sum(account.charged for account in queue.accounts.values())

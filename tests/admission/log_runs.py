@@ -17,7 +17,7 @@ from admission.scheduling_policy import QueueBounds, SchedulingPolicy
 from admission.simulation.arrival import Arrival, ClassTarget
 from admission.simulation.device import DEVICES
 from admission.simulation.loop import Loop
-from admission.simulation.policy import parse_policy
+from admission.simulation.policy import parse_simulated_policy
 from admission.simulation.recorder import Objective, Recorder
 from admission.step_time import StepTimeModel
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
@@ -195,7 +195,7 @@ def flood(seed: int = 5, seconds: float = 5.0) -> list[str]:
         deadline = (2.0, 6.0, None)[level]
         arrivals.append(Arrival(now, min(prompt, 8000), output, tenant=tenant, priority_class=level, deadline=deadline))
     device, lines = DEVICES["llama3-8b-a100"], list[str]()
-    policy = parse_policy("max_num_batched_tokens=2048,max_num_seqs=192,prefill_chunk=512", device)
+    policy = parse_simulated_policy("max_num_batched_tokens=2048,max_num_seqs=192,prefill_chunk=512", device)
     core = make_logged_core(policy.core, policy.engine, StepTimeModel.from_json(A100), lines.append)[0]
     targets = (ClassTarget(0.5, 0.05), ClassTarget(2.0, 0.1), ClassTarget())
     recorder = Recorder(device, Objective(), {})

@@ -9,7 +9,7 @@ from random import Random
 from admission.core import PRIOR, CoreConfig, MemoryGate, Unit, make_core
 from admission.fair_queue import FairQueue
 from admission.ledger import work_of
-from admission.simulation.witness import FairnessMonitor
+from admission.simulation.fairness_monitor import FairnessMonitor
 from admission.step_time import StepTime, StepTimeModel
 from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
@@ -34,7 +34,7 @@ class RandomCore:
         queue = self.scheduler.waiting
         assert isinstance(queue, FairQueue)
         self.queue = queue
-        self.witness = FairnessMonitor(
+        self.monitor = FairnessMonitor(
             queue, self.config.quantum, max(self.config.debt_limit, self.config.deadline_debt_limit)
         )
         self.now = 0.0
@@ -58,16 +58,16 @@ class RandomCore:
 
     def cancel(self, sequence: Sequence) -> None:
         self.core.finish(sequence, FinishReason.CANCELLED, self.now)
-        self.witness.look()
+        self.monitor.update()
 
     def plan(self) -> None:
         """As many steps as may be in flight."""
         while self.core.schedule(self.now) is not None:
             scheduled = self.scheduler.in_flight[-1]
             self._flying.append(scheduled)
-            self.witness.planned(scheduled.admitted)
+            self.monitor.planned(scheduled.admitted)
         for _ in self.core.take_ended():
-            self.witness.look()
+            self.monitor.update()
 
     def complete(self) -> None:
         """The oldest step, if one is in flight; it ends a sequence now and then."""
@@ -81,7 +81,7 @@ class RandomCore:
         self.busy += elapsed
         tokens = [END if random.random() < 0.04 else 0 for _ in scheduled.sampled]
         self.core.update_from_output(StepOutput(scheduled.batch.step, tokens, elapsed), self.now)
-        self.witness.completed()
+        self.monitor.completed()
 
     def drain(self) -> None:
         while self.scheduler.has_work:

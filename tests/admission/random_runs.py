@@ -37,12 +37,12 @@ def random_schedule(seed: int, unit: Unit, steps: int = 30) -> Fairness:
         if run.random.random() < 0.1:
             run.cancel(run.random.choice(run.sequences))
         run.complete()
-    run.witness.check()
+    run.monitor.check()
     if unit is Unit.ENGINE_TIME:
         while run.scheduler.in_flight:
             run.complete()
         assert isclose(run.charged, run.busy, rel_tol=1e-9), f"charged {run.charged}, busy for {run.busy}"
-    return Fairness(run.witness.gap, run.witness.bound, run.scheduler.counters.preemptions)
+    return Fairness(run.monitor.gap, run.monitor.bound, run.scheduler.counters.preemptions)
 
 
 def random_cancellations(seed: int, count: int = 100) -> Counter[str]:

@@ -5,9 +5,8 @@ While the head of the queue waits for memory, what its tenant runs already drive
 refills the deficit of whom it looks at pays that tenant again and again, and nobody else.
 """
 
-from collections import deque
+from collections import abc, deque
 from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Many
 
 import pytest
 
@@ -16,7 +15,7 @@ from admission.fair_queue import gap_bound
 from admission.orderings.by_tenant import TenantQueues
 from admission.orderings.ordering import Indifferent
 from admission.simulation.loop import Loop
-from admission.simulation.policy import parse_policy
+from admission.simulation.policy import parse_simulated_policy
 from admission.simulation.recorder import Objective, Recorder
 from backend.scheduler.sequence import Sequence
 from benchmarks.fairness import DEVICE, MEMORY, arrivals
@@ -63,7 +62,7 @@ class NaiveRefill(Indifferent):
             self._ring.rotate(-1)
         return None
 
-    def charge(self, sequences: Many[Sequence], costs: Many[float]) -> Mapping[str, float]:
+    def charge(self, sequences: abc.Sequence[Sequence], costs: abc.Sequence[float]) -> Mapping[str, float]:
         sums = super().charge(sequences, costs)
         self.correct(sums.items())
         return sums
@@ -75,7 +74,7 @@ class NaiveRefill(Indifferent):
 
 def service_gap() -> float:
     """In tokens by weight, the largest between any two tenants."""
-    policy, recorder = parse_policy(POLICY, DEVICE), Recorder(DEVICE, Objective(), {})
+    policy, recorder = parse_simulated_policy(POLICY, DEVICE), Recorder(DEVICE, Objective(), {})
     loop = Loop(policy.make_core(), DEVICE, recorder, policy.engine.max_model_len)
     loop.run(arrivals(1, SECONDS), SECONDS)
     return recorder.gap_tokens.largest

@@ -13,7 +13,7 @@ from admission.aging import Aging, Inflow
 from admission.core import PRIOR, CoreConfig, Unit, make_core
 from admission.fair_queue import FairQueue
 from admission.ledger import work_of
-from admission.simulation.witness import FairnessMonitor
+from admission.simulation.fairness_monitor import FairnessMonitor
 from admission.step_time import StepTimeModel
 from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
@@ -80,7 +80,7 @@ class Flood:
         self.core = make_core(config, ENGINE, StepTimeModel(PRIOR))
         queue = self.core.scheduler.waiting
         assert isinstance(queue, FairQueue)
-        self.witness = FairnessMonitor(queue, config.quantum, max(config.debt_limit, config.deadline_debt_limit))
+        self.monitor = FairnessMonitor(queue, config.quantum, max(config.debt_limit, config.deadline_debt_limit))
         self.buckets = {(t, level): Bucket(inflow, inflow.burst) for t in weights for level, inflow in inflows.items()}
         self.now = 0.0
         self.served = 0.0
@@ -104,7 +104,7 @@ class Flood:
         tenant = wait.sequence.tenant
         weight, total = self.weights[tenant], sum(self.weights.values())
         heaviest = max([*self.weights.values(), 1.0])
-        lag = weight / heaviest * self.witness.bound
+        lag = weight / heaviest * self.monitor.bound
         rate = wait.served / wait.seconds if wait.seconds else inf
         return self.aging.worst_wait(LOWEST, wait.ahead, self.inflows, weight / total, rate, lag)
 
@@ -146,7 +146,7 @@ class Flood:
             self._pass(0.01)
             return
         scheduled = self.core.scheduler.in_flight[-1]
-        self.witness.planned(scheduled.admitted)
+        self.monitor.planned(scheduled.admitted)
         for sequence in scheduled.admitted:
             wait = self.waits.get(sequence)
             if wait and wait.seconds is None:
@@ -154,7 +154,7 @@ class Flood:
         elapsed = TRUE.seconds(work_of(scheduled))
         self.served += len(scheduled.sampled) * 2.0 + sum(batch.lengths[batch.num_decodes :])
         self.core.update_from_output(StepOutput(batch.step, [0] * len(scheduled.sampled), elapsed), self.now + elapsed)
-        self.witness.completed()
+        self.monitor.completed()
         self.live = [s for s in self.live if s.status is not SequenceStatus.FINISHED]
         self._pass(elapsed)
 

@@ -16,7 +16,7 @@ from admission.scheduling_policy import QueueBounds, SchedulingPolicy
 from admission.simulation.arrival import Arrival
 from admission.simulation.device import DEVICES
 from admission.simulation.loop import Loop
-from admission.simulation.policy import parse_policy
+from admission.simulation.policy import parse_simulated_policy
 from admission.simulation.recorder import Fate, Objective, Recorder
 from admission.step_time import StepTimeModel
 from backend.config import EngineConfig
@@ -39,7 +39,7 @@ def poisson(rate: float, seconds: float, tenant: str = "a", seed: int = 1, **fie
 
 
 def fates(policy: str, arrivals: list[Arrival]) -> list[tuple[Arrival, Fate]]:
-    simulated = parse_policy(f"{policy},{ENGINE}", DEVICE)
+    simulated = parse_simulated_policy(f"{policy},{ENGINE}", DEVICE)
     recorder = Recorder(DEVICE, Objective(), {})
     core = simulated.make_core()
     Loop(core, DEVICE, recorder, simulated.engine.max_model_len).run(sorted(arrivals))
@@ -191,7 +191,7 @@ def test_a_last_token_is_expected_by_how_long_answers_have_taken() -> None:
 @pytest.mark.parametrize(("rate", "kind"), [(4.0, "deadline"), (9.0, "deadline"), (9.0, "done_within")])
 def test_nine_in_ten_first_and_last_tokens_come_by_when_clients_were_told(rate: float, kind: str) -> None:
     arrivals = [a._replace(**{"deadline": None, kind: 2.0 if kind == "deadline" else 20.0}) for a in poisson(rate, 200)]
-    simulated = parse_policy(f"order=fair,{ENGINE}", DEVICE)
+    simulated = parse_simulated_policy(f"order=fair,{ENGINE}", DEVICE)
     core = simulated.make_core()
     Loop(core, DEVICE, Recorder(DEVICE, Objective(), {}), simulated.engine.max_model_len).run(arrivals)
     promises = core.control.calibration
@@ -216,7 +216,7 @@ def test_baselines_give_up_nobody(overload: Overload) -> None:
 
 
 def test_a_recorded_run_under_overload_is_decided_again_to_the_byte() -> None:
-    simulated = parse_policy(f"order=fair,{ENGINE}", DEVICE)
+    simulated = parse_simulated_policy(f"order=fair,{ENGINE}", DEVICE)
     lines: list[str] = []
     core = make_logged_core(simulated.core, simulated.engine, StepTimeModel(PRIOR), lines.append)[0]
     recorder = Recorder(DEVICE, Objective(), {})

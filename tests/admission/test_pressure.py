@@ -1,8 +1,7 @@
 """Trouble inside the machine, on a virtual clock: no memory for a step, a step that stalls. Classes decide who pays."""
 
-from collections import deque
+from collections import abc, deque
 from collections.abc import Mapping
-from collections.abc import Sequence as Many
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
@@ -15,7 +14,7 @@ from admission.fair_queue import FairQueue
 from admission.simulation.arrival import Arrival
 from admission.simulation.device import DEVICES, Device
 from admission.simulation.loop import Loop
-from admission.simulation.policy import parse_policy
+from admission.simulation.policy import parse_simulated_policy
 from admission.simulation.recorder import Fate, Objective, Recorder
 from admission.step_time import StepTimeModel, StepWork
 from backend.config import EngineConfig
@@ -159,7 +158,9 @@ class Watch(Recorder):
         super().__init__(device, Objective(), {})
         self.first: list[tuple[float, Sequence]] = []
 
-    def completed(self, works: Mapping[str, StepWork], elapsed: float, new_tokens: Many[NewToken], now: float) -> None:
+    def completed(
+        self, works: Mapping[str, StepWork], elapsed: float, new_tokens: abc.Sequence[NewToken], now: float
+    ) -> None:
         self.first += [(now, sequence) for sequence, _, _ in new_tokens if len(sequence.output) == 1]
         super().completed(works, elapsed, new_tokens, now)
 
@@ -171,7 +172,9 @@ def stalled_run() -> tuple[Watch, Controller]:
         level = random.choice((0, 2))
         prompt = random.randint(200, 1200)
         arrivals.append(Arrival(time, prompt, 60, tenant=f"t{level}", priority_class=level, deadline=2.0))
-    simulated = parse_policy("order=fair,max_num_batched_tokens=512,max_num_seqs=192,prefill_chunk=512", DEVICE)
+    simulated = parse_simulated_policy(
+        "order=fair,max_num_batched_tokens=512,max_num_seqs=192,prefill_chunk=512", DEVICE
+    )
     device = replace(DEVICE, seconds=StallingDevice().seconds)
     core, watch = simulated.make_core(), Watch(device)
     Loop(core, device, watch, simulated.engine.max_model_len).run(arrivals)

@@ -14,7 +14,7 @@ Found = tuple[list[str], int, int]
 def look_into(policy: str, arrivals: list[Arrival], every: int) -> Found:
     numbered = [arrival._replace(session=number) for number, arrival in enumerate(arrivals)]
     run = simulate(policy, numbered, look_into=every)
-    return [f"{arrival.session} {fate}" for arrival, fate in run.fates], run.regrets.looked, run.regrets.good
+    return [f"{arrival.session} {outcome}" for arrival, outcome in run.outcomes], run.regrets.looked, run.regrets.good
 
 
 def apart(function: Callable[..., Found], *arguments: object) -> Found:

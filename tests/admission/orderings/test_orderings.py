@@ -147,8 +147,8 @@ def test_a_tenant_that_finds_nobody_waiting_is_lifted_to_whoever_left_last() -> 
     assert ordering.counters["late"] == 100.0
 
 
-def test_the_boost_turns_the_order_around_after_3_3_times_its_patience() -> None:
-    ordering = VirtualFinishWithBoost(size, boost=0.3, patience=10.0)
+def test_the_boost_turns_the_order_around_after_3_3_times_its_seconds() -> None:
+    ordering = VirtualFinishWithBoost(size, boost=0.3, boost_seconds=10.0)
     ordering.add(make("small", prompt=1))
     ordering.add(make("large", prompt=50))
     ordering.at(33.0)

@@ -4,7 +4,7 @@ from admission.controller import Controller
 from admission.simulation.arrival import Arrival
 from admission.simulation.device import DEVICES
 from admission.simulation.loop import Loop
-from admission.simulation.policy import parse_policy
+from admission.simulation.policy import parse_simulated_policy
 from admission.simulation.recorder import Objective, Recorder
 from admission.simulation.study import Results, Study
 from admission.simulation.workload import Workload
@@ -14,7 +14,7 @@ TRACE = tuple(Arrival(n * 0.2, 50 + 37 * n % 400, 1 + 13 * n % 60, session=n) fo
 
 
 def simulated(policy: str, arrivals: list[Arrival]) -> tuple[Recorder, Controller, float]:
-    simulated = parse_policy(policy, DEVICE)
+    simulated = parse_simulated_policy(policy, DEVICE)
     recorder = Recorder(DEVICE, Objective(), simulated.core.weights)
     core = simulated.make_core()
     return recorder, core, Loop(core, DEVICE, recorder, simulated.engine.max_model_len).run(arrivals)
@@ -22,5 +22,7 @@ def simulated(policy: str, arrivals: list[Arrival]) -> tuple[Recorder, Controlle
 
 def compared(*policies: str, tenants: str = "2", seeds: int = 2, jobs: int = 1) -> Results:
     workload = Workload(TRACE, speedup=4.0, tenants=tenants)
-    study = Study(tuple(parse_policy(p, DEVICE) for p in policies), workload, DEVICE, Objective(), seeds, jobs)
+    study = Study(
+        tuple(parse_simulated_policy(p, DEVICE) for p in policies), workload, DEVICE, Objective(), seeds, jobs
+    )
     return study.run()

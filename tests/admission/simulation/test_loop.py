@@ -5,9 +5,9 @@ import pytest
 from admission.core import Order
 from admission.simulation.arrival import Arrival
 from admission.simulation.device import DEVICES
-from admission.simulation.policy import parse_policy
+from admission.simulation.policy import parse_simulated_policy
 from admission.simulation.recorder import Objective
-from admission.simulation.study import Study, capacity, run
+from admission.simulation.study import Study, capacity, simulate_run
 from admission.simulation.workload import Workload
 from admission.step_time import StepWork
 from tests.admission.simulation.runs import DEVICE, TRACE, compared, simulated
@@ -63,8 +63,8 @@ def test_clients_without_patience_leave_and_take_nothing_with_them() -> None:
 
 def test_refusals_are_counted_by_reason_and_stay_in_the_denominator() -> None:
     arrivals = [Arrival(0.0, 100, 5) for _ in range(10)] + [Arrival(0.0, 5000, 5)]
-    policy = parse_policy("fcfs,max_waiting=4,kv_tokens=2048", DEVICE)
-    summary = run(policy, arrivals, DEVICE, Objective())
+    policy = parse_simulated_policy("fcfs,max_waiting=4,kv_tokens=2048", DEVICE)
+    summary = simulate_run(policy, arrivals, DEVICE, Objective())
     assert summary.refusals == {"QueueFull": 6, "TooLong": 1}
     assert summary.goodput == pytest.approx(4 / 11) and summary.completed == 4
 
@@ -82,7 +82,7 @@ def test_policies_meet_the_same_arrivals() -> None:
 
 def test_capacity_is_what_a_full_machine_completes() -> None:
     workload = Workload(TRACE)
-    policy = parse_policy("fcfs", DEVICE)
+    policy = parse_simulated_policy("fcfs", DEVICE)
     rate = capacity(policy, workload, DEVICE)
     calm = Study((policy,), Workload(TRACE, requests=600, rate=0.5 * rate), DEVICE, Objective()).run().runs[0][0]
     assert calm.busy < 1 and calm.completed == 600 and calm.seconds == pytest.approx(600 / (0.5 * rate), rel=0.15)

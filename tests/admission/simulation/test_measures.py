@@ -11,7 +11,7 @@ from admission.simulation.statistics import (
     QuantileHistogram,
     ServiceGap,
     Timeline,
-    jain_index,
+    jain_fairness_index,
     quantile,
 )
 from admission.simulation.svg import linear_ticks, log_ticks
@@ -28,12 +28,14 @@ def test_a_histogram_knows_quantiles_to_one_percent(values: list[float], share: 
 
 
 def test_nothing_has_no_quantile_and_no_evenness() -> None:
-    assert quantile([], 0.5) is None and QuantileHistogram().quantiles([0.5]) == [None] and jain_index([]) is None
+    assert (
+        quantile([], 0.5) is None and QuantileHistogram().quantiles([0.5]) == [None] and jain_fairness_index([]) is None
+    )
 
 
 def test_jain_is_one_for_equals_and_one_in_n_for_a_monopoly() -> None:
-    assert jain_index([3.0, 3.0, 3.0]) == pytest.approx(1)
-    assert jain_index([5.0, 0.0, 0.0, 0.0]) == pytest.approx(0.25)
+    assert jain_fairness_index([3.0, 3.0, 3.0]) == pytest.approx(1)
+    assert jain_fairness_index([5.0, 0.0, 0.0, 0.0]) == pytest.approx(0.25)
 
 
 def test_a_gap_counts_only_what_drew_apart_while_both_waited() -> None:

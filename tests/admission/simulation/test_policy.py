@@ -8,19 +8,19 @@ import pytest
 from admission.core import Order, Unit
 from admission.simulation.device import find_device
 from admission.simulation.errors import OptionError
-from admission.simulation.policy import parse_policy
+from admission.simulation.policy import parse_simulated_policy
 from admission.step_time import StepWork
 from tests.admission.simulation.runs import DEVICE
 
 
 def test_an_ordering_alone_is_a_policy() -> None:
-    policy = parse_policy("fcfs", DEVICE)
+    policy = parse_simulated_policy("fcfs", DEVICE)
     assert policy.core.order is Order.FCFS and policy.name == "fcfs"
     assert policy.engine.num_blocks * policy.engine.block_size == DEVICE.kv_tokens
 
 
 def test_settings_of_the_core_and_of_the_engine_go_where_they_belong() -> None:
-    policy = parse_policy("fair,unit=tokens,quantum=512,weights=gold:4+a:b:2,prefill_chunk=off,kv_tokens=512,"
+    policy = parse_simulated_policy("fair,unit=tokens,quantum=512,weights=gold:4+a:b:2,prefill_chunk=off,kv_tokens=512,"
                           "max_num_batched_tokens=512", DEVICE)  # fmt: skip
     assert policy.core.unit is Unit.TOKENS and policy.core.quantum == 512
     assert policy.core.weights == {"gold": 4.0, "a:b": 2.0}
@@ -44,7 +44,7 @@ def test_settings_of_the_core_and_of_the_engine_go_where_they_belong() -> None:
 )
 def test_a_policy_that_makes_no_sense_names_the_option_and_the_setting(text: str, message: str) -> None:
     with pytest.raises(OptionError) as error:
-        parse_policy(text, DEVICE, "--compare")
+        parse_simulated_policy(text, DEVICE, "--compare")
     assert str(error.value).startswith("--compare: ") and message in str(error.value)
 
 

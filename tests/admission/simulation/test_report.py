@@ -10,11 +10,11 @@ import pytest
 from admission.simulation import picture
 from admission.simulation.charts import Bars, charts
 from admission.simulation.errors import SimulationError
-from admission.simulation.metrics import GROUPS, duration, number, percent
+from admission.simulation.metrics import GROUPS, format_duration, format_number, format_percent
 from admission.simulation.page import page
-from admission.simulation.policy import parse_policy
+from admission.simulation.policy import parse_simulated_policy
 from admission.simulation.recorder import Objective
-from admission.simulation.report import table, to_json
+from admission.simulation.report import comparison_table, to_json
 from admission.simulation.study import Study
 from admission.simulation.svg import svg
 from admission.simulation.workload import Workload
@@ -24,7 +24,7 @@ HOSTILE = "<script>alert(1)</script>&\"'$\\frac\x1b[31m"
 
 
 def test_the_table_has_every_quantity_for_every_policy() -> None:
-    text = table(compared("fair", "fcfs"))
+    text = comparison_table(compared("fair", "fcfs"))
     assert all(metric.label in text for metrics in GROUPS.values() for metric in metrics)
     assert "tenants under fair" in text and "tenants under fcfs" in text
 
@@ -32,7 +32,7 @@ def test_the_table_has_every_quantity_for_every_policy() -> None:
 def test_a_hostile_name_is_text_wherever_it_is_shown(tmp_path: Path) -> None:
     results = compared("fair", "fcfs", tenants=f"{HOSTILE}:1,b:1")
     html = page(results, HOSTILE, HOSTILE)
-    assert "<script" not in html and "\x1b" not in html and "\x1b" not in table(results)
+    assert "<script" not in html and "\x1b" not in html and "\x1b" not in comparison_table(results)
     tags = {element.tag for chart in charts(results) for element in ET.fromstring(svg(chart)).iter()}
     assert tags == {"svg", "text", "line", "path", "rect"}
     picture.save(results, HOSTILE, HOSTILE, tmp_path / "p.png")
@@ -55,23 +55,23 @@ def test_the_json_has_the_runs_and_no_number_that_json_lacks() -> None:
 def test_a_run_in_which_everything_was_refused_still_has_a_report(tmp_path: Path) -> None:
     results = compared("fair,max_model_len=8", tenants="2", seeds=1)
     assert results.runs[0][0].refusals == {"TooLong": 120}
-    assert "TooLong" in page(results, "t", "f") and table(results)
+    assert "TooLong" in page(results, "t", "f") and comparison_table(results)
     to_json(results, {})
     picture.save(results, "t", "f", tmp_path / "p.png")
 
 
-def test_the_chart_of_fates_leaves_nobody_out() -> None:
+def test_the_chart_of_outcomes_leaves_nobody_out() -> None:
     """Requests are refused, given up, completed, and leave."""
     trace = tuple(arrival._replace(done_within=20.0) for arrival in TRACE)
     workload = Workload(trace, speedup=40.0, patience=1.5)
     texts = ("overload=controlled_delay,max_num_seqs=2", "overload=bounded,max_num_seqs=2,max_waiting=9", "fair")
-    policies = tuple(parse_policy(text, DEVICE) for text in texts)
+    policies = tuple(parse_simulated_policy(text, DEVICE) for text in texts)
     results = Study(policies, workload, DEVICE, Objective()).run()
-    fates = charts(results)[0]
-    assert isinstance(fates, Bars)
-    assert {"given up, too late", "refused: QueueFull", "left waiting"} <= set(fates.groups)
+    outcomes = charts(results)[0]
+    assert isinstance(outcomes, Bars)
+    assert {"given up, too late", "refused: QueueFull", "left waiting"} <= set(outcomes.groups)
     for n in range(len(texts)):
-        assert sum(bars[n].median for bars in fates.bars if bars[n]) == pytest.approx(1.0)
+        assert sum(bars[n].median for bars in outcomes.bars if bars[n]) == pytest.approx(1.0)
 
 
 def test_the_picture_is_a_png(tmp_path: Path) -> None:
@@ -88,14 +88,14 @@ def test_a_picture_without_matplotlib_names_the_extra(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("shown", "expected"),
     [
-        (duration(0.0), "0 s"),
-        (duration(0.0123), "12.3 ms"),
-        (duration(0.45), "450 ms"),
-        (duration(1.234), "1.23 s"),
-        (duration(12345.6), "12,346 s"),
-        (number(1234567.8), "1,234,568"),
-        (number(2.5), "2.5"),
-        (percent(0.1234), "12.3 %"),
+        (format_duration(0.0), "0 s"),
+        (format_duration(0.0123), "12.3 ms"),
+        (format_duration(0.45), "450 ms"),
+        (format_duration(1.234), "1.23 s"),
+        (format_duration(12345.6), "12,346 s"),
+        (format_number(1234567.8), "1,234,568"),
+        (format_number(2.5), "2.5"),
+        (format_percent(0.1234), "12.3 %"),
     ],
 )
 def test_figures_read_as_people_write_them(shown: str, expected: str) -> None:

@@ -13,7 +13,7 @@ from admission.request import Asked, AskedPrompt
 from admission.simulation.arrival import Arrival
 from admission.simulation.errors import OptionError, TraceError
 from admission.simulation.loop import Loop
-from admission.simulation.policy import parse_policy
+from admission.simulation.policy import parse_simulated_policy
 from admission.simulation.recorder import Objective, Recorder
 from admission.simulation.recording import TraceFacts
 from admission.simulation.traces import read_trace, read_traffic
@@ -66,7 +66,7 @@ def test_mooncake_times_are_milliseconds_and_a_session_shares_its_second_block(t
 
 def test_our_own_log_says_whose_each_request_was_and_how_long_its_answer_became(tmp_path: Path) -> None:
     lines: list[str] = []
-    policy = parse_policy("fair,max_waiting=5,kv_tokens=1024", DEVICE)
+    policy = parse_simulated_policy("fair,max_waiting=5,kv_tokens=1024", DEVICE)
     core = make_logged_core(policy.core, policy.engine, StepTimeModel(PRIOR), lines.append)[0]
     arrivals = [Arrival(n * 0.1, 50, 5 + n, 0, "ab"[n % 2], n % 3, max_tokens=40) for n in range(12)]
     arrivals += [Arrival(2.0, 100, 5, 0, "c", max_tokens=40) for _ in range(7)]
@@ -115,7 +115,7 @@ def test_a_recorded_device_takes_as_long_in_all_as_it_was_measured_to(tmp_path: 
     lines: list[str] = []
     steps = count()
     stalling = replace(DEVICE, seconds=lambda _: 0.5 if next(steps) % 10 == 0 else 0.01)
-    policy = parse_policy("fair,kv_tokens=4096", DEVICE)
+    policy = parse_simulated_policy("fair,kv_tokens=4096", DEVICE)
     core = make_logged_core(policy.core, policy.engine, StepTimeModel(PRIOR), lines.append)[0]
     arrivals = [Arrival(n * 0.5, 50, 40, tenant="a") for n in range(60)]
     recorder = Recorder(stalling, Objective(), {})

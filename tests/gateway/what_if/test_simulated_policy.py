@@ -9,7 +9,7 @@ import pytest
 from admission.simulation.arrival import Arrival
 from admission.simulation.device import DEVICES
 from admission.simulation.recording import NO_FACTS, TraceFacts
-from admission.simulation.study import run
+from admission.simulation.study import simulate_run
 from admission.simulation.summary import Summary
 from gateway.what_if.comparison import simulated
 from gateway.what_if.simulated_policy import SOME_DAY
@@ -22,7 +22,7 @@ CLASSES = "classes: {fast: {service_tiers: [priority], ttft: 1s}, usual: {ttft: 
 def served(text: str, arrivals: Iterable[Arrival], facts: TraceFacts = NO_FACTS, **engine: Any) -> Summary:
     policy = simulated("policy", parsed(text), DEVICE, facts)
     policy = replace(policy, engine=replace(policy.engine, **engine))
-    return run(policy, list(arrivals), DEVICE, None)
+    return simulate_run(policy, list(arrivals), DEVICE, None)
 
 
 def every(seconds: float, count: int, **said: Any) -> list[Arrival]:

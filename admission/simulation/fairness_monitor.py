@@ -1,8 +1,7 @@
-"""Follows a fair queue from outside, by its own books, and tells how near service came to the bound it states."""
+"""Follows a fair queue from outside, by its own record, and tells how near service came to the bound it states."""
 
-from collections import deque
+from collections import abc, deque
 from collections.abc import Iterable
-from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 from admission.fair_queue import DeficitAccount, FairQueue, gap_bound
@@ -11,10 +10,10 @@ from backend.scheduler.sequence import Sequence
 
 
 @dataclass(slots=True)
-class _Books:
+class _ServiceRecord:
     """One tenant's, in the unit of account."""
 
-    charged: float = 0.0  # as of the last look
+    charged: float = 0.0  # as of the last update
     service: float = 0.0  # of completed steps
     ahead: float = 0.0  # paid and not served yet: prepayments, and its part of the steps in flight
     paid_for: float = 0.0  # service and what was paid ahead, just before its last admission
@@ -35,46 +34,46 @@ class FairnessMonitor:
         self.most_run_up = 0.0
         self._gap = ServiceGap()
         self._grants = ServiceGap()
-        self._books: dict[str, _Books] = {}
-        self._flights: deque[dict[str, float]] = deque()  # what was charged for each, by tenant
+        self._records: dict[str, _ServiceRecord] = {}
+        self._in_flight: deque[dict[str, float]] = deque()  # what was charged for each, by tenant
 
     def planned(self, admitted: Iterable[Sequence]) -> None:
         """A step was planned that admits these."""
         for sequence in admitted:
-            books = self._of(sequence.tenant)
-            books.paid_for = books.service + books.ahead
+            record = self._of(sequence.tenant)
+            record.paid_for = record.service + record.ahead
         scheduled = {}
         for tenant, account in self.queue.accounts.items():
-            books = self._of(tenant)
-            if account.charged != books.charged:
-                scheduled[tenant], books.charged = account.charged - books.charged, account.charged
-        self._flights.append(scheduled)
-        self.look()
+            record = self._of(tenant)
+            if account.charged != record.charged:
+                scheduled[tenant], record.charged = account.charged - record.charged, account.charged
+        self._in_flight.append(scheduled)
+        self.update()
 
     def completed(self) -> None:
         """The oldest step was, and its charges corrected."""
-        scheduled = self._flights.popleft()
+        scheduled = self._in_flight.popleft()
         for tenant, account in self.queue.accounts.items():
-            books = self._of(tenant)
-            books.service += scheduled.get(tenant, 0.0) + account.charged - books.charged
-            books.charged = account.charged
-            self.most_run_up = max(self.most_run_up, books.service - books.paid_for)
-        self.look()
+            record = self._of(tenant)
+            record.service += scheduled.get(tenant, 0.0) + account.charged - record.charged
+            record.charged = account.charged
+            self.most_run_up = max(self.most_run_up, record.service - record.paid_for)
+        self.update()
         self._compare(list(self.queue.accounts.values()))
 
     def lost(self) -> None:
         """None of the steps that were planned and not completed took place."""
-        self._flights.clear()
+        self._in_flight.clear()
         for tenant, account in self.queue.accounts.items():
             self._of(tenant).charged = account.charged
-        self.look()
+        self.update()
 
-    def look(self) -> None:
+    def update(self) -> None:
         """What is paid ahead now."""
         ahead = dict.fromkeys(self.queue.accounts, 0.0)
         for sequence, prepaid in self.queue.prepaid.items():
             ahead[sequence.tenant] += prepaid
-        for scheduled in self._flights:
+        for scheduled in self._in_flight:
             for tenant, cost in scheduled.items():
                 ahead[tenant] += cost
         for tenant, paid in ahead.items():
@@ -103,22 +102,22 @@ class FairnessMonitor:
         assert self.gap <= self.bound * (1 + 1e-9), f"the service gap {self.gap} exceeds its bound {self.bound}"
         assert self.grants_gap <= 1 + 1e-6, f"grants differ by {self.grants_gap}"
 
-    def _of(self, tenant: str) -> _Books:
-        books = self._books.get(tenant)
-        if books is None:
-            books = self._books[tenant] = _Books()
-        return books
+    def _of(self, tenant: str) -> _ServiceRecord:
+        record = self._records.get(tenant)
+        if record is None:
+            record = self._records[tenant] = _ServiceRecord()
+        return record
 
-    def _compare(self, accounts: Many[DeficitAccount]) -> None:
+    def _compare(self, accounts: abc.Sequence[DeficitAccount]) -> None:
         service, grants, backlogged = [], [], []
         for account in accounts:
-            books = self._of(account.tenant)
-            granted = self.queue.credit(account.tenant) + books.ahead + books.service
-            service.append(books.service / account.weight)
+            record = self._of(account.tenant)
+            granted = self.queue.credit(account.tenant) + record.ahead + record.service
+            service.append(record.service / account.weight)
             grants.append(granted / (self.quantum * account.weight))
             backlogged.append(
-                account.num_waiting > 0 and account.held is None and account.backlog_id == books.backlog_id
+                account.num_waiting > 0 and account.held is None and account.backlog_id == record.backlog_id
             )
-            books.backlog_id = account.backlog_id
+            record.backlog_id = account.backlog_id
         self._gap.observe(service, backlogged)
         self._grants.observe(grants, backlogged)
