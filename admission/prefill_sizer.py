@@ -2,7 +2,7 @@
 
 from admission.step_time import StepTime, StepTimeModel, StepWork, prefill_work
 from backend.config import EngineConfig
-from backend.scheduler.hooks import FixedPrefillBudget, PrefillBudget
+from backend.scheduler.token_budget import FixedPrefillBudget, PrefillBudget
 
 CAUTION = 2.9
 """Mean errors by which a step is predicted to be done early. Of errors that are normal, with a mean magnitude of

@@ -129,8 +129,8 @@ class LLM:
         token_ids = self._encode(index, prompt)
         self._check_in_vocabulary(f"prompt {index}", token_ids, "prompts")
         self._check_in_vocabulary("stop_token_ids", sampling.stop_token_ids, "stop_token_ids")
-        room = self.model.engine_config.max_model_len - len(token_ids)
-        if not token_ids or room < (sampling.max_tokens or 1):
+        most = self.model.engine_config.max_model_len - len(token_ids)
+        if not token_ids or most < (sampling.max_tokens or 1):
             raise InvalidRequest(
                 f"prompt {index} has {len(token_ids)} tokens and max_tokens is {sampling.max_tokens}; a prompt needs "
                 f"at least 1, and the two at most {self.model.engine_config.max_model_len}",
@@ -142,7 +142,7 @@ class LLM:
             tenant="",
             prompt=token_ids,
             sampling=sampling,
-            max_tokens=sampling.max_tokens or room,
+            max_tokens=sampling.max_tokens or most,
             seed=self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed,
             end_tokens=ends if sampling.ignore_eos else ends | self.model.end_tokens,
             arrival=float(index),

@@ -20,7 +20,7 @@ from backend.paged_kv.kv_cache import KVCache, block_bytes
 from backend.sizing import DEVICE_TOKEN_BUDGET, EngineOptions, free_memory, size_engine
 from backend.text.tokenizer import Tokenizer
 from backend.worker.device_errors import placing
-from backend.worker.device_memory import check_room, expected_memory, free_and_total, measured_memory
+from backend.worker.device_memory import check_fits, expected_memory, free_and_total, measured_memory
 from backend.worker.model_runner import ModelRunner
 
 log = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ def size_for_device(
     free, total = free_and_total(device)
     tokens = options.max_num_batched_tokens or DEVICE_TOKEN_BUDGET
     memory = expected_memory(str(device), free, total, config, dtype, tokens, options.max_num_seqs)
-    check_room(memory)
+    check_fits(memory)
     return size_engine(options, config, dtype, memory.kv_bytes, dedicated=True)
 
 
@@ -149,7 +149,7 @@ def _size_measured(
     tokens, seqs = draft.max_num_batched_tokens, draft.max_num_seqs
     kv_dtype = options.cache_dtype(dtype)
     memory = measured_memory(decoder, device, weight_bytes, tokens, seqs, draft.block_size, kv_dtype)
-    check_room(memory)
+    check_fits(memory)
     log.info("%s", memory)
     try:
         return size_engine(options, decoder.config, dtype, memory.kv_bytes, dedicated=True)

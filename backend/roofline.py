@@ -227,9 +227,9 @@ class MemoryPlan:
         return f"{show_bytes(self.memory)} of memory - {taken} leave {show_bytes(self.kv_bytes)} for KV, and {needed}"
 
     def _remedy(self) -> str:
-        room = max(0, self.kv_tokens)
-        if room >= BLOCK_SIZE:
-            return f"lower max_model_len to {room:,}, or give more memory"
+        fitting = max(0, self.kv_tokens)
+        if fitting >= BLOCK_SIZE:
+            return f"lower max_model_len to {fitting:,}, or give more memory"
         narrower = " or a 16-bit dtype" if self.footprint.dtype == "float32" else ""
         spare = self.memory - self.footprint.weight_bytes - RUNTIME_BYTES
         smaller = "smaller max_num_seqs or max_num_batched_tokens, " if spare >= self.footprint.kv_bytes(1) else ""

@@ -5,31 +5,7 @@ from typing import Protocol
 
 from backend.config import EngineConfig
 from backend.scheduler.sequence import Sequence
-
-
-class PrefillBudget(Protocol):
-    """The prefill that a step may still take."""
-
-    def fits(self, start: int, length: int) -> int:
-        """Return how many of `length` tokens behind `start` computed ones the step can carry."""
-        ...
-
-    def take(self, start: int, length: int) -> None:
-        """Spend the budget on `length` tokens behind `start` computed ones."""
-        ...
-
-
-class FixedPrefillBudget:
-    """A budget of so many tokens, whatever they attend to."""
-
-    def __init__(self, tokens: int) -> None:
-        self._tokens = tokens
-
-    def fits(self, start: int, length: int) -> int:
-        return max(0, min(length, self._tokens))
-
-    def take(self, start: int, length: int) -> None:
-        self._tokens -= length
+from backend.scheduler.token_budget import FixedPrefillBudget, PrefillBudget
 
 
 class SchedulerHooks(Protocol):

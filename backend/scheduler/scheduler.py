@@ -11,13 +11,13 @@ from backend.config import Batching, EngineConfig, KVAllocation
 from backend.paged_kv.block_pool import BlockPool
 from backend.scheduler.allowances import HeldTenants
 from backend.scheduler.batch import NO_TOKEN, Batch, Counters, StepOutput
-from backend.scheduler.hooks import DefaultHooks, PrefillBudget, SchedulerHooks
+from backend.scheduler.hooks import DefaultHooks, SchedulerHooks
 from backend.scheduler.kv_manager import KVManager
 from backend.scheduler.preemption import Preemption
 from backend.scheduler.scheduled_step import DeviceResync, NewToken, ScheduledStep, WaitReason, new_sequence
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from backend.scheduler.tenant_limits import TenantLimits
-from backend.scheduler.token_budget import TokenBudget
+from backend.scheduler.token_budget import PrefillBudget, TokenBudget
 from backend.scheduler.waiting_queue import WaitingQueue
 
 _BY_CLASS = attrgetter("priority_class")

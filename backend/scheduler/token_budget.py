@@ -1,4 +1,9 @@
-"""A step's token budget is what is configured, or less for a while after the device had no memory for a step."""
+"""A step's token budget bounds its tokens in all, and what decodes leave of it is a budget of prefill.
+
+The first is what is configured, or less for a while after the device had no memory for a step.
+"""
+
+from typing import Protocol
 
 RECOVERY = 1024  # steps in which a budget that was next to nothing is whole again
 MOST_LOSSES = 16  # in a row, which take any budget down to one token and leave some to wait for memory
@@ -36,3 +41,28 @@ class TokenBudget:
         """Make the budget whole, because nothing fits what is left of it. Returns True if it was less."""
         was_less, self._size = self._size < self._most, float(self._most)
         return was_less
+
+
+class PrefillBudget(Protocol):
+    """The prefill that a step may still take."""
+
+    def fits(self, start: int, length: int) -> int:
+        """Return how many of `length` tokens behind `start` computed ones the step can carry."""
+        ...
+
+    def take(self, start: int, length: int) -> None:
+        """Spend the budget on `length` tokens behind `start` computed ones."""
+        ...
+
+
+class FixedPrefillBudget:
+    """A budget of so many tokens, whatever they attend to."""
+
+    def __init__(self, tokens: int) -> None:
+        self._tokens = tokens
+
+    def fits(self, start: int, length: int) -> int:
+        return max(0, min(length, self._tokens))
+
+    def take(self, start: int, length: int) -> None:
+        self._tokens -= length

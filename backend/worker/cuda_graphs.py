@@ -1,5 +1,6 @@
 """CUDA graphs hold whole steps, from staged numbers to logits: the host launches one graph, not every kernel."""
 
+import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -7,8 +8,10 @@ from functools import partial
 from torch import Tensor
 
 from backend.scheduler.batch import Batch
-from backend.worker.device_stream import Graph, Work
+from backend.worker.device_stream import DeviceStream, Graph, Work
 from backend.worker.graph_shapes import GraphShapes, StepShape
+
+log = logging.getLogger(__name__)
 
 
 class StepGraphs:
@@ -17,16 +20,20 @@ class StepGraphs:
     def __init__(
         self,
         shapes: GraphShapes,
-        capture: Callable[[Work], Graph],
+        device_stream: DeviceStream,
         compute: Callable[[StepShape], object],
         logits: Tensor,
     ) -> None:
-        """`compute` computes a step of the shape it is told, up to the rows of `logits` that sample."""
+        """Record a graph of every shape. `compute` computes a step of a shape, up to the rows of `logits` that sample.
+
+        Raises what torch and CUDA raise.
+        """
         started = time.perf_counter()
         self._shapes = shapes
         self._logits = logits  # [max_num_seqs, vocab]
-        self._graphs = {shape: capture(partial(compute, shape)) for shape in shapes}
-        self.seconds = time.perf_counter() - started  # that making them took
+        self._graphs = {shape: _record(device_stream, partial(compute, shape)) for shape in shapes}
+        self.seconds = time.perf_counter() - started  # that recording them took
+        log.info("recorded graphs of %d kinds of steps in %.1f s", len(self), self.seconds)
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -42,3 +49,14 @@ class StepGraphs:
         """
         self._graphs[shape].replay()
         return self._logits
+
+
+def _record(device_stream: DeviceStream, work: Work) -> Graph:
+    """Record work as a graph, run once before: what libraries load at a size's first use is not for a graph to hold.
+
+    It is replayed once as well, because CUDA sends a graph to the device when it is first launched.
+    """
+    device_stream.launch(work).wait()
+    graph = device_stream.capture(work)
+    device_stream.launch(graph.replay).wait()
+    return graph

@@ -9,7 +9,7 @@ import torch
 from backend.errors import BackendError, ConfigError, DeviceError
 
 
-def of_device(error: Exception) -> bool:
+def is_device_error(error: Exception) -> bool:
     """Return True if torch, CUDA or Triton raised the error: otherwise it is a mistake of ours."""
     return isinstance(error, RuntimeError | MemoryError | CalledProcessError) or _is_tritons(error)
 
@@ -50,7 +50,7 @@ def placing(device: torch.device) -> Iterator[None]:
     except BackendError:
         raise
     except Exception as error:
-        if not of_device(error):
+        if not is_device_error(error):
             raise
         kind = DeviceError if remedy(error) is None else ConfigError
         raise kind(explained(f"the model cannot be placed on {device}", error)) from error

@@ -86,7 +86,7 @@ def measured_memory(
     return DeviceMemory(str(device), total, free, weights, activations, graphs, slot_bytes(decoder.config, seqs))
 
 
-def check_room(memory: DeviceMemory) -> None:
+def check_fits(memory: DeviceMemory) -> None:
     """Raise `ConfigError`, with the arithmetic, when nothing is left for keys and values."""
     if memory.kv_bytes <= 0:
         raise ConfigError(

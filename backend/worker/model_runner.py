@@ -1,6 +1,5 @@
 """The model runner takes a batch to tensors, through the decoder and the sampler, and back to tokens."""
 
-import logging
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,14 +18,12 @@ from backend.paged_kv.kv_cache import KVCache
 from backend.scheduler.batch import NO_TOKEN, Batch, NewSequence, StepOutput
 from backend.worker import warm_up
 from backend.worker.cuda_graphs import StepGraphs
-from backend.worker.device_errors import explained, is_out_of_memory, of_device
+from backend.worker.device_errors import explained, is_device_error, is_out_of_memory
 from backend.worker.device_sampler import DeviceSampler
-from backend.worker.device_stream import DeviceStream, Graph, Running, Work, make_device_stream
+from backend.worker.device_stream import DeviceStream, Running, make_device_stream
 from backend.worker.graph_shapes import GraphShapes, StepShape
 from backend.worker.sampler import Choose, SlotSampler
 from backend.worker.staging import Layout, Staged, Stager
-
-log = logging.getLogger(__name__)
 
 
 class StepSampler(Protocol):
@@ -99,7 +96,7 @@ class ModelRunner:
             self._newest = batch.step
             return self._launch_step(batch)
         except Exception as error:
-            if not of_device(error):
+            if not is_device_error(error):
                 raise
             raise self.failure(batch.step, error) from error
 
@@ -156,25 +153,12 @@ class ModelRunner:
     def _make_graphs(self) -> StepGraphs:
         assert self._logits is not None
         self._memory.zero_()  # places of no tokens, whatever was staged before
-        graphs = StepGraphs(GraphShapes(self.config), self._record, self._compute_padded, self._logits)
-        log.info("recorded graphs of %d kinds of steps in %.1f s", len(graphs), graphs.seconds)
-        return graphs
-
-    def _record(self, work: Work) -> Graph:
-        """Record work as a graph, run once before: what libraries load at a size's first use is not for a graph to
-        hold.
-
-        And replay it once: CUDA sends a graph to the device when it is first launched.
-        """
         try:
-            self._device_stream.launch(work).wait()
-            graph = self._device_stream.capture(work)
-            self._device_stream.launch(graph.replay).wait()
+            return StepGraphs(GraphShapes(self.config), self._device_stream, self._compute_padded, self._logits)
         except Exception as error:
-            if not of_device(error):
+            if not is_device_error(error):
                 raise
             raise DeviceError(explained(f"{self.device} failed", error)) from error
-        return graph
 
     def _launch_step(self, batch: Batch) -> LaunchedStep:
         for admitted in batch.admitted:

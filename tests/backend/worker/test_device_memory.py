@@ -12,7 +12,7 @@ from backend.roofline import RUNTIME_BYTES
 from backend.sizing import EngineOptions, size_engine
 from backend.worker.device_memory import (
     DeviceMemory,
-    check_room,
+    check_fits,
     expected_memory,
     measured_memory,
     recorded_bytes,
@@ -37,9 +37,9 @@ def test_the_arithmetic_adds_up_to_the_memory() -> None:
 
 
 def test_a_model_that_does_not_fit_is_refused_with_the_arithmetic() -> None:
-    check_room(memory(24 * GIB))
+    check_fits(memory(24 * GIB))
     with pytest.raises(ConfigError, match=r"does not fit: cuda:0 has 16\.00 GiB - weights 14\.96 GiB .* = -"):
-        check_room(memory(16 * GIB))
+        check_fits(memory(16 * GIB))
 
 
 def test_a_device_of_its_own_gives_all_that_its_sequences_can_use() -> None:
