@@ -1,4 +1,4 @@
-"""The door between a request's scope and the engine."""
+"""Admission of requests to one engine, as the gateway uses it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ class Admission:
         self._core = core
 
     def expected_tokens(self, tenant: str, max_tokens: int) -> int:
-        """The length that the tenant's answers rarely exceed."""
+        """Returns the length in tokens that the tenant's answers rarely exceed."""
         return self._core.lengths.quantile(tenant, max_tokens, RARELY)
 
     def requested(self, asked: Asked) -> None:
@@ -31,7 +31,7 @@ class Admission:
 
     @contextmanager
     def admit(self, sequence: Sequence) -> Iterator[TokenStream]:
-        """The tokens of a sequence, which ends with the block at the latest.
+        """Yields the tokens of a sequence, which ends with the block at the latest.
 
         Raises `AdmissionRefused` when it may not enter, and `DeviceError` when the engine has failed.
         """
@@ -42,12 +42,12 @@ class Admission:
             self._engine.finish(sequence)
 
     def extend(self, stream: TokenStream, tokens: int) -> None:
-        """It may generate so many tokens more."""
+        """Let the stream's sequence generate so many tokens more."""
         self._core.extend(stream.sequence, tokens, self.clock())
         self._engine.schedule_soon()
 
     def policy_changed(self, policy: SchedulingPolicy) -> None:
-        """From now on these terms hold."""
+        """Schedule by this policy from now on."""
         self._core.policy_changed(policy, self.clock())
 
     def allow(self, tenant: str, blocks: int | None) -> None:
@@ -56,13 +56,13 @@ class Admission:
         self._engine.schedule_soon()
 
     def demand(self, tenant: str) -> int:
-        """Blocks that the tenant would hold if it might."""
+        """Returns the blocks that the tenant would hold if it might."""
         return self._core.scheduler.demand(tenant)
 
     def is_denied(self, tenant: str) -> bool:
-        """Whether something of the tenant has waited for more blocks than it may hold, since that was last changed."""
+        """Returns whether the tenant has waited for more blocks than it may hold, since that was last changed."""
         return tenant in self._core.scheduler.kv_manager.allowances.requested
 
     def stop(self, stream: TokenStream) -> None:
-        """Its text has reached a stop string: no more tokens are wanted."""
+        """End the stream's sequence: its text has reached a stop string."""
         self._engine.finish(stream.sequence, FinishReason.STOP)

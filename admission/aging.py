@@ -32,29 +32,29 @@ class Aging:
             raise ValueError(f"offsets must not fall from class to class, got {self.offsets}")
 
     def offset(self, priority_class: int) -> float:
-        """Seconds by which the class ranks behind the most urgent one."""
+        """Returns the seconds by which the class ranks behind the most urgent one."""
         if not self.offsets:
             return priority_class * self.seconds_per_class
         beyond = max(0, priority_class + 1 - len(self.offsets))
         return self.offsets[min(priority_class, len(self.offsets) - 1)] + beyond * self.seconds_per_class
 
     def key(self, arrival: float, priority_class: int) -> float:
-        """Smaller goes first. `arrival` in seconds."""
+        """Returns the key by which sequences are ordered: the smaller goes first. `arrival` is in seconds."""
         return arrival + self.offset(priority_class)
 
     def overtaking_window(self, priority_class: int, by_class: int) -> float:
-        """Seconds after its arrival in which a sequence can be overtaken by newcomers of `by_class`."""
+        """Returns the seconds after its arrival in which newcomers of `by_class` can overtake a sequence."""
         return max(0.0, self.offset(priority_class) - self.offset(by_class))
 
     def most_overtaking(self, priority_class: int, inflows: Mapping[int, Inflow]) -> float:
-        """Work of one tenant that can overtake a sequence of this class; `inflows` by class."""
+        """Returns the work of one tenant that can overtake a sequence of this class; `inflows` are by class."""
         higher = ((level, inflow) for level, inflow in inflows.items() if level < priority_class)
         return sum(flow.burst + flow.rate * self.overtaking_window(priority_class, level) for level, flow in higher)
 
     def worst_wait(
         self, priority_class: int, ahead: float, inflows: Mapping[int, Inflow], share: float, rate: float, lag: float
     ) -> float:
-        """Bound on the seconds from a sequence's arrival to its first admission, while the device is busy:
+        """Returns a bound on the seconds from a sequence's arrival to its first admission, while the device is busy:
 
             (ahead + sum over higher classes of (burst + inflow * window) + lag) / (share * rate)
 

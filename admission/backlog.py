@@ -1,4 +1,4 @@
-"""What waits: in all, of each tenant, and of each of its classes."""
+"""The sums of waiting work: in all, of each tenant, and of each tenant's classes."""
 
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, deque
@@ -26,7 +26,7 @@ class QueuePosition:
 
     @classmethod
     def of(cls, sequence: Sequence, now: float, age_bonus: float, aging: Aging) -> "QueuePosition":
-        """For a sequence that arrives now."""
+        """Returns the position of a sequence that arrives now."""
         level = sequence.priority_class
         return cls(aging.key(now - age_bonus, level), level, aging, age_bonus > 0)
 
@@ -44,7 +44,7 @@ class TokenCaps:
 
 
 class WorkAhead(NamedTuple):
-    """Work that comes before a newcomer's: it needs the time of its tokens, and a slot for each request, which their
+    """The work that comes before a newcomer's: it needs the time of its tokens, and a slot for each request, which the
     answers hold for so many steps together.
     """
 
@@ -67,7 +67,7 @@ class _Class:
         return next(iter(self.sequences)).arrival
 
     def overtaken(self, position: QueuePosition, level: int) -> tuple[int, int]:
-        """Tokens and requests of the newest, those that rank behind the position. O(those that arrived since)."""
+        """Returns tokens and requests of the newest, which rank behind the position. O(those that arrived since)."""
         tokens = requests = 0
         for sequence, load in reversed(self.sequences.items()):
             if position.aging.key(sequence.arrival, level) <= position.key:
@@ -88,8 +88,8 @@ class TenantBacklog:
         self.classes: dict[int, _Class] = {}
 
     def before(self, position: QueuePosition) -> tuple[int, int]:
-        """Tokens and requests that come before a newcomer: of classes that are as urgent all but what its age bonus
-        overtakes, and of a lower class either nothing or, when its oldest has aged enough, everything.
+        """Returns tokens and requests that come before a newcomer: of classes that are as urgent all but what its age
+        bonus overtakes, and of a lower class either nothing or, when its oldest has aged enough, everything.
         """
         tokens = requests = 0
         for level, waiting in self.classes.items():
@@ -102,7 +102,7 @@ class TenantBacklog:
         return tokens, requests
 
     def within(self, caps: TokenCaps) -> float:
-        """Its tokens, no class counting for more than its cap."""
+        """Returns the tenant's tokens, no class counting for more than its cap."""
         total: float = 0
         for level, waiting in self.classes.items():
             tokens, cap = waiting.load.tokens, caps.of(level)
@@ -120,20 +120,20 @@ class _Level:
         self.sizes: list[int] = []  # tokens of each tenant, ascending
 
     def resize(self, before: int, after: int) -> None:
-        """A tenant has so many tokens waiting; 0: none. O(tenants), as a move of memory."""
+        """Note that a tenant has so many tokens waiting; 0: none. O(tenants), as a move of memory."""
         if before:
             del self.sizes[bisect_left(self.sizes, before)]
         if after:
             insort(self.sizes, after)
 
     def within(self, cap: float) -> float:
-        """Tokens, no tenant counting for more than the cap. O(tenants), as a sum of a list."""
+        """Returns tokens, no tenant counting for more than the cap. O(tenants), as a sum of a list."""
         small = bisect_right(self.sizes, cap)
         return sum(self.sizes[:small]) + (len(self.sizes) - small) * cap
 
 
 class Backlog:
-    """Told of every sequence that begins to wait and that waits no more."""
+    """The waiting work of all tenants, kept up by telling it of every sequence that begins or ceases to wait."""
 
     def __init__(self, cost: Cost) -> None:
         self.total = Load()
@@ -146,11 +146,11 @@ class Backlog:
         return waiting is not None and sequence in waiting.sequences
 
     def load_of(self, sequence: Sequence) -> Load:
-        """What it adds while it waits."""
+        """Returns the work that a sequence adds while it waits."""
         return Load(1, sequence.num_tokens, sequence.body_bytes, self._cost(sequence))
 
     def add(self, sequence: Sequence) -> None:
-        """It waits from now on. Telling this twice does nothing."""
+        """Count a sequence that waits from now on. A second time changes nothing."""
         if sequence in self:
             return
         tenant = self._tenants.setdefault(sequence.tenant, TenantBacklog())
@@ -163,7 +163,7 @@ class Backlog:
         level.resize(before, waiting.load.tokens)
 
     def discard(self, sequence: Sequence) -> Load | None:
-        """It waits no more; what it added, or None when it did not wait."""
+        """Count a sequence no more; returns the work it had added, or None when it did not wait."""
         if sequence not in self:
             return None
         tenant, level = self._tenants[sequence.tenant], self._levels[sequence.priority_class]
@@ -180,7 +180,7 @@ class Backlog:
         return load
 
     def of(self, tenant: str, priority_class: int | None = None) -> Load:
-        """A tenant's waiting work, in all or in a class."""
+        """Returns a tenant's waiting work, in all or in a class."""
         if priority_class is None:
             backlog = self._tenants.get(tenant)
             return backlog.load if backlog else Load()
@@ -188,31 +188,31 @@ class Backlog:
         return waiting.load if waiting else Load()
 
     def most_urgent(self, tenant: str) -> int | None:
-        """The class of the most urgent that the tenant has waiting."""
+        """Returns the most urgent class in which the tenant has work waiting."""
         backlog = self._tenants.get(tenant)
         return min(backlog.classes, default=None) if backlog else None
 
     def oldest(self, priority_class: int) -> float | None:
-        """When the one of the class arrived that waits longest. O(tenants)."""
+        """Returns when the sequence of the class arrived that has waited longest. O(tenants)."""
         waiting = (tenant.classes.get(priority_class) for tenant in self._tenants.values())
         return min((one.oldest for one in waiting if one), default=None)
 
     def of_class(self, priority_class: int) -> Load:
-        """What waits in a class, over all tenants."""
+        """Returns the work that waits in a class, over all tenants."""
         level = self._levels.get(priority_class)
         return level.load if level else Load()
 
     def tenants(self) -> Iterator[tuple[str, TenantBacklog]]:
-        """Those with work waiting, the one that began to wait first in front."""
+        """Returns the tenants with work waiting, the one that began to wait first in front."""
         return iter(self._tenants.items())
 
     def before(self, tenant: str, position: QueuePosition) -> tuple[int, int]:
-        """Of the tenant's own; see `TenantBacklog.before`."""
+        """Returns `TenantBacklog.before` of the tenant's own work."""
         backlog = self._tenants.get(tenant)
         return backlog.before(position) if backlog else (0, 0)
 
     def within(self, caps: TokenCaps, besides: Iterable[str]) -> float:
-        """Tokens of all tenants besides these, no class of a tenant counting for more than its cap."""
+        """Returns tokens of all tenants besides these, no class of a tenant counting for more than its cap."""
         total = plain_sum(level.within(caps.of(number)) for number, level in self._levels.items())
         return total - plain_sum(self._tenants[name].within(caps) for name in besides if name in self._tenants)
 
@@ -221,7 +221,7 @@ class Backlog:
         return len(self._tenants)
 
     def num_tenants_of(self, priority_class: int) -> int:
-        """Those with work of the class waiting."""
+        """Returns the number of tenants with work of the class waiting."""
         level = self._levels.get(priority_class)
         return len(level.sizes) if level else 0
 
@@ -250,12 +250,12 @@ class DrainMeter:
         self._drained = 0.0
 
     def left(self, seconds: float, still_waiting: bool, now: float) -> None:
-        """Work of so many predicted seconds was taken from the queue."""
+        """Note that work of so many predicted seconds was taken from the queue."""
         self._drained += seconds
         self.sample(still_waiting, now)
 
     def sample(self, waiting: bool, now: float) -> None:
-        """Whether anything waits at this moment."""
+        """Note whether anything waits at this moment."""
         if not waiting:
             self._since = None
         elif self._since is None:

@@ -23,13 +23,16 @@ from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 
 PREPAID_SHARE = 0.5
-"""Of the output expected of a newcomer. Prepaying all makes service lag behind what was paid, by what is still to come;
-prepaying none lets it run ahead by as much. The gap of `benchmarks/fairness.py` at Q = 512 is 3.1k tokens, not 5.2k.
+"""The share of a newcomer's expected output that it prepays. Prepaying all makes service lag behind what was paid, by
+what is still to come; prepaying none lets it run ahead by as much. The gap of `benchmarks/fairness.py` at Q = 512 is
+3.1k tokens, not 5.2k.
 """
 
 
 class TenantHooks:
-    """`SchedulerHooks` by tenants and time: prefill by latency targets, memory by forecast, victims by debt."""
+    """The `SchedulerHooks` that know tenants and time: prefill by latency targets, memory by forecast, victims
+    by debt.
+    """
 
     def __init__(
         self,
@@ -60,7 +63,9 @@ class TenantHooks:
             self._ledger.prepay(sequence, PREPAID_SHARE * expected)
 
     def victim_rank(self, sequence: Sequence) -> tuple[float, ...]:
-        """Of one class, the tenant deepest in debt first; of one tenant, the least work lost; then the youngest."""
+        """Rank victims by their tenants' debt, the deepest first; then by the work lost, the least first; then
+        by age.
+        """
         return (-self._ordering.credit(sequence.tenant), -sequence.num_computed_tokens, sequence.arrival)
 
 
@@ -128,18 +133,18 @@ class Controller:
         self._tell(lambda observer: observer.extended(sequence, tokens, now))
 
     def policy_changed(self, policy: SchedulingPolicy, now: float) -> None:
-        """From now on these weights, classes and bounds hold."""
+        """Schedule by this policy's weights, classes and bounds from now on."""
         aging = Aging(offsets=policy.offsets)
         self._ordering.policy_changed(policy.weights, aging)
         self.control.policy_changed(policy, aging)
         self._tell(lambda observer: observer.policy_changed(policy, now))
 
     def credit(self, tenant: str) -> float:
-        """The tenant's credit, in the unit of account; below 0 it is in debt."""
+        """Returns the tenant's credit, in the unit of account; below 0 it is in debt."""
         return self._ordering.credit(tenant)
 
     def predicted(self, step: ScheduledStep) -> float:
-        """Seconds that the device is expected to take for the step."""
+        """Returns the seconds that the device is expected to take for the step."""
         return self.step_time.fitted.seconds(work_of(step))
 
     @property
@@ -148,7 +153,7 @@ class Controller:
         return self.scheduler.in_flight
 
     def schedule(self, now: float) -> Batch | None:
-        """The next step for the device; None when there is nothing to compute, or as many are in flight as may be."""
+        """Plan the next step; returns None when there is nothing to compute, or as many are in flight as may be."""
         if self.scheduler.is_full:
             return None
         self._expire(now)
@@ -168,7 +173,7 @@ class Controller:
         return batch
 
     def take_ended(self) -> list[Sequence]:
-        """Those that were given up since the last call: their deadlines passed, or their memory went to others.
+        """Returns those that were given up since the last call: their deadlines passed, or their memory went to others.
 
         No decision depends on when it is called.
         """
@@ -223,12 +228,14 @@ class Controller:
         self._ended(sequence, now)
 
     def _answered(self, sequence: Sequence, now: float) -> None:
-        """Its answer is complete."""
+        """Learn from an answer that is complete."""
         self.lengths.observe(sequence.tenant, sequence.max_tokens, len(sequence.output))
         self.control.calibration.last_token(sequence, now)
 
     def _ended(self, sequence: Sequence, now: float) -> None:
-        """In whatever state; those that expired or were answered have been told of before."""
+        """Forget a sequence, whatever state it ended in; the calibration knows by now whether it expired or was
+        answered.
+        """
         self._ledger.ended(sequence)
         self.control.calibration.forget(sequence)
         self._leave_queue(sequence, now)
@@ -238,7 +245,7 @@ class Controller:
         self.drain.sample(True, now)
 
     def _queue_preempted(self, now: float) -> None:
-        """They wait again, unless they run or have ended since. Doing this twice changes nothing."""
+        """Let the preempted wait again, unless they run or have ended since. A second time changes nothing."""
         for sequence in self.scheduler.preempted:
             if sequence.status in (SequenceStatus.PREEMPTED, SequenceStatus.WAITING):
                 self._wait(sequence, now)

@@ -1,4 +1,4 @@
-"""The core as one is configured: which ordering, what is charged, how memory is admitted to."""
+"""Makes a core from its configuration: its ordering, its unit of account, and its admission to memory."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ _BOUNDS = tuple(f"{whose}max_waiting{unit}" for whose in ("", "tenant_") for uni
 
 
 class Order(StrEnum):
-    """Who is admitted next."""
+    """The ordering by which waiting sequences are admitted."""
 
     FAIR = "fair"
     FCFS = "fcfs"
@@ -52,14 +52,14 @@ class Order(StrEnum):
 
 
 class Unit(StrEnum):
-    """What tenants are charged in."""
+    """The unit of account in which tenants are charged."""
 
     ENGINE_TIME = "engine_time"
     TOKENS = "tokens"
 
 
 class MemoryGate(StrEnum):
-    """When a sequence may join those running."""
+    """The rule by which a sequence may join those running."""
 
     FORECAST = "forecast"
     MINIMUM_FREE = "minimum_free"
@@ -67,8 +67,8 @@ class MemoryGate(StrEnum):
 
 
 class Overload(StrEnum):
-    """What is done about more work than the machine can do. All but the last keep the bounds on the queue and those of
-    its classes; what a tenant may have waiting by its own limits holds under each.
+    """The way to deal with more work than the machine can do. All but the last keep the bounds on the queue and those
+    of its classes; what a tenant may have waiting by its own limits holds under each.
     """
 
     DEADLINE = "deadline"  # what cannot be in time is refused at once, and given up when its time has passed
@@ -86,7 +86,7 @@ class Scale(NamedTuple):
 
 
 SCALES = {Unit.ENGINE_TIME: Scale(0.05, 0.25, 1.0), Unit.TOKENS: Scale(512.0, 2560.0, 10_240.0)}
-"""What a configuration in each unit begins with."""
+"""The defaults of a configuration in each unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class CoreConfig:
 
 
 def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | None = None) -> Controller:
-    """A core that has seen nothing yet, or with a step-time model that has."""
+    """Makes a core that has seen nothing yet, unless its step-time model has."""
     model = model or StepTimeModel(PRIOR)
     lengths = OutputLengths()
     tariff: Tariff = EngineTimeTariff(model) if config.unit is Unit.ENGINE_TIME else TokenTariff()
@@ -169,12 +169,14 @@ def _gate(config: CoreConfig, forecast: FuturePeak) -> Gate:
 
 
 def _estimate(tariff: Tariff, lengths: OutputLengths, share: float = 1.0) -> Estimate:
-    """What a sequence will cost with a share of its output, as far as can be known when it arrives."""
+    """Returns an estimate of a sequence's cost with a share of its output, as far as is known when it arrives."""
     return lambda s: tariff.estimate(len(s.prompt), share * lengths.mean(s.tenant, s.max_tokens))
 
 
 def _deadline(config: CoreConfig) -> Callable[[Sequence], float]:
-    """Its own; else classes differ by the wait that makes up for one, and the most urgent has as much."""
+    """Returns a function from a sequence to its deadline, of which one is made up by class where it has none:
+    classes differ by the wait that makes up for one, and the most urgent has as much.
+    """
 
     def deadline(s: Sequence) -> float:
         own = s.arrival + (s.priority_class + 1) * config.seconds_per_class

@@ -1,4 +1,4 @@
-"""Deadlines as they pass: whose answer nobody waits for any more."""
+"""Gives up sequences whose answers nobody waits for any more."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -10,21 +10,21 @@ from backend.scheduler.sequence import Sequence, SequenceStatus
 
 
 class Expiry(Protocol):
-    """Who is to be given up. Times in seconds of the engine's clock."""
+    """A rule that says which sequences are to be given up. Times are in seconds of the engine's clock."""
 
     def arrived(self, sequence: Sequence, now: float) -> None: ...
 
     def left_queue(self, sequence: Sequence, now: float) -> None:
-        """It was admitted, or has ended."""
+        """Note that a sequence was admitted, or has ended."""
         ...
 
     def due(self, now: float) -> list[Sequence]:
-        """Those that are to be ended at this moment."""
+        """Returns those that are to be ended at this moment."""
         ...
 
 
 class NoExpiry:
-    """Nobody is given up."""
+    """A rule by which nobody is given up."""
 
     def arrived(self, sequence: Sequence, now: float) -> None:
         pass
@@ -44,7 +44,7 @@ class DeadlineExpiry:
     """
 
     def __init__(self, shortest_prefill: Callable[[Sequence], float]) -> None:
-        """`shortest_prefill`: seconds that a prompt takes on a machine that does nothing else."""
+        """`shortest_prefill` returns the seconds that a prompt takes on a machine that does nothing else."""
         self._shortest_prefill = shortest_prefill
         self._heap: list[tuple[float, int, Sequence]] = []  # those that have ended leave it lazily
         self._numbers = count()
@@ -69,7 +69,7 @@ class DeadlineExpiry:
         return list(expired)
 
     def _is_too_late(self, sequence: Sequence, now: float) -> bool:
-        """To begin with it. When it arrived, a prefill may have been thought to take longer than it does."""
+        """Returns whether it is too late to begin. Prefill may have got faster since the sequence arrived."""
         latest = self._latest_start(sequence)
         if latest >= now:
             self._watch(sequence, latest)
@@ -91,7 +91,7 @@ def _deadlines(sequence: Sequence) -> list[float]:
 
 
 def _is_late(sequence: Sequence, now: float) -> bool:
-    """Whether a deadline has passed that it has not met."""
+    """Returns whether a deadline has passed that the sequence has not met."""
     if sequence.status is SequenceStatus.FINISHED:
         return False
     if sequence.done_by is not None and sequence.done_by < now:
@@ -100,12 +100,14 @@ def _is_late(sequence: Sequence, now: float) -> bool:
 
 
 def _is_idle(sequence: Sequence) -> bool:
-    """Whether it has had nothing yet, of prefill or of tokens."""
+    """Returns whether the sequence has had nothing yet, neither prefill nor tokens."""
     return sequence.status is SequenceStatus.WAITING and sequence.num_computed_tokens == 0 and not sequence.output
 
 
 class ControlledDelay:
-    """Told of all that wait. Times in seconds."""
+    """Controlled delay (CoDel: Nichols and Jacobson, 2012) for requests: the wait that is allowed is short while the
+    queue does not run empty. `interval` and `target` are in seconds.
+    """
 
     def __init__(self, interval: float = 2.0, target: float = 0.5) -> None:
         self._interval, self._target = interval, target
@@ -123,7 +125,7 @@ class ControlledDelay:
             self._empty_at = now
 
     def due(self, now: float) -> list[Sequence]:
-        """Those that have waited too long; each is to be ended."""
+        """Returns those that have waited too long; each is to be ended."""
         allowed = self._interval if now - self._empty_at < self._interval else self._target
         late = []
         for sequence, since in self._waiting.items():

@@ -1,4 +1,4 @@
-"""When a newcomer's first and last token will come, as far as the present state tells.
+"""Estimates when a newcomer's first and last token will come, as far as the present state tells.
 
     first token = steps in flight + max(prefill, place) + half a step           seconds from now
     prefill     = (prefill in progress + waiting ahead in policy order + its own) / tokens a step * step
@@ -40,7 +40,7 @@ _GOLDEN = 0.6180339887498949  # multiples of it, less their whole parts, are spr
 
 
 class Departures:
-    """Follows those running, when it is asked; what changed since costs O(log running), to be asked O(running)."""
+    """Expects the ends of those running. Each change since the last call costs O(log running), each call O(running)."""
 
     def __init__(self, lengths: OutputLengths, most_running: int, token_budget: int) -> None:
         self._lengths, self._token_budget = lengths, token_budget
@@ -53,7 +53,7 @@ class Departures:
         self._step = 0
 
     def follow(self, running: Mapping[str, Sequence], step: int) -> None:
-        """These run, and the newest step has this number."""
+        """Note who runs now, and the number of the newest step."""
         if step == self._step and len(running) == len(self._of):
             return
         self._step = step
@@ -71,9 +71,9 @@ class Departures:
         self._sums = list(accumulate(self._ends, initial=0))
 
     def steps_until(self, lacking: float, work: float, free: int, length: float) -> int:
-        """Steps until a newcomer has a slot, where so many more have to end for it and those ahead to have one each,
-        whose answers take `work` steps together; `free` slots more are taken now, and `length` is the typical answer's.
-        Monotone: neither more that is lacking nor more work ever makes it sooner.
+        """Returns the steps until a newcomer has a slot, where so many more have to end for it and those ahead to have
+        one each, whose answers take `work` steps together; `free` slots more are taken now, and `length` is the typical
+        answer's. Monotone: neither more that is lacking nor more work ever makes it sooner.
         """
         ends, now, each = self._ends, self._step, self._each
         first, last = int(each / 2), max(0, int((lacking - 0.5) * each))
@@ -84,7 +84,7 @@ class Departures:
         return max(0, share if last >= len(ends) else min(share, ends[last] - now))
 
     def _until_served(self, work: float, free: int) -> float:
-        """Steps until `free` slots, and those that come free, have given so many steps to those that wait."""
+        """Returns the steps until `free` slots, and those that come free, have given so many to those that wait."""
         ends, sums, now = self._ends, self._sums, self._step
         low, high = 0, len(ends)
         while low < high:
@@ -119,12 +119,12 @@ TENANTS_EXAMINED = 64  # other tenants, in one estimate
 _FORGET = 0.02  # share of a running mean that each newcomer replaces
 
 Price = Callable[[Sequence], float]
-"""What a newcomer prepays, in the unit of account."""
+"""Returns the amount that a newcomer prepays, in the unit of account."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """In seconds; the first two from now."""
+    """The estimate for one newcomer, in seconds; the first two are from now."""
 
     first_token: float
     last_token: float
@@ -136,7 +136,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class _CurrentStep:
-    """The step that a prefill meets now."""
+    """The step that a prefill would share at present."""
 
     prefill_tokens: int  # that it has left beside the decodes
     seconds: float
@@ -202,7 +202,7 @@ class Estimator:
         self._answers[sequence.tenant] = answer + _FORGET * (expected - answer)
 
     def of(self, sequence: Sequence, now: float) -> Estimate:
-        """For a sequence that arrives now."""
+        """Returns the estimate for a sequence that arrives now."""
         step = self._step(sequence)
         a_token = step.seconds / step.prefill_tokens
         prompt, typical = len(sequence.prompt) * a_token, self.typical.prompt * a_token
@@ -216,7 +216,7 @@ class Estimator:
         return Estimate(first, last, own_wait, prompt, typical, age_bonus)
 
     def alone(self, sequence: Sequence) -> float:
-        """Seconds of prefill on a machine that does nothing else: no schedule is faster."""
+        """Returns the seconds of prefill on a machine that does nothing else: no schedule is faster."""
         config, model = self._scheduler.config, self._model.fitted
         steps, rest = divmod(sequence.num_tokens, config.max_num_batched_tokens)
         whole = model.seconds(StepWork(prefill_tokens=config.max_num_batched_tokens))
@@ -238,13 +238,13 @@ class Estimator:
         return _CurrentStep(prefill, seconds, decodes, context, in_progress, sequence.priority_class)
 
     def _decoding(self, tokens: float, sequence: Sequence, step: _CurrentStep) -> float:
-        """Seconds of so many steps: full ones while prompts wait, then such as there were lately, or its own alone."""
+        """Returns the seconds of so many steps: full ones while prompts wait, then such as lately, or its own alone."""
         full = min(tokens, (step.in_progress + self._backlog.total.tokens) / step.prefill_tokens)
         alone = self._model.fitted.seconds(StepWork(decode_tokens=1, decode_context=sequence.num_tokens))
         return full * step.seconds + (tokens - full) * min(step.seconds, max(alone, self._pipeline.typical))
 
     def _ahead(self, sequence: Sequence, now: float, age_bonus: float) -> tuple[WorkAhead, WorkAhead]:
-        """What waits and is served before the newcomer: of its own tenant, and of others."""
+        """Returns the waiting work that is served before the newcomer: of its own tenant, and of others."""
         backlog, tenant = self._backlog, sequence.tenant
         position = QueuePosition.of(sequence, now, age_bonus, self.aging)
         tokens, requests = backlog.before(tenant, position)
@@ -282,17 +282,21 @@ class Estimator:
         return WorkAhead(tokens, requests, steps)
 
     def _tokens_for(self, amounts: list[float]) -> list[float]:
-        """That such credits let pass. Whoever may be served at all is served a whole prompt."""
+        """Returns the tokens that such credits let pass. A tenant that may be served at all is served a whole
+        prompt.
+        """
         tokens_of, more = self._tokens_a_price, self.typical.prompt / 2
         return [credit * tokens_of + more if credit > 0 else 0.0 for credit in amounts]
 
     @property
     def _tokens_a_price(self) -> float:
-        """Prefill tokens for each unit of account that newcomers prepay."""
+        """The prefill tokens for each unit of account that newcomers prepay."""
         return self.typical.prompt / self.typical.price if self.typical.price else 0.0
 
     def _wait(self, own: WorkAhead, others: WorkAhead, step: _CurrentStep) -> float:
-        """Seconds until the newcomer's own prefill: that of others, or a slot and memory if they take longer."""
+        """Returns the seconds until the newcomer's own prefill: that of others, or a slot and memory if they take
+        longer.
+        """
         tokens = step.in_progress + own.tokens + others.tokens
         steps, of_decodes = self._until_place(own.requests + others.requests, own.steps + others.steps, step)
         if not steps:
@@ -302,8 +306,8 @@ class Estimator:
         return max(tokens * step.seconds / step.prefill_tokens, steps * of_decodes + tokens * a_token)
 
     def _until_place(self, requests: float, work: float, step: _CurrentStep) -> tuple[int, float]:
-        """Steps until it has a slot and memory, with so many requests before it whose answers take so many steps; and
-        the seconds of one without prefill.
+        """Returns the steps until it has a slot and memory, with so many requests before it whose answers take so many
+        steps; and the seconds of a step without prefill.
         """
         scheduler, typical = self._scheduler, self.typical
         running, config = scheduler.running, scheduler.config
@@ -325,7 +329,7 @@ class Estimator:
         return self._departures.steps_until(lacking, work, free, output), self._model.fitted.seconds(decodes)
 
     def _would_give_way(self, priority_class: int) -> int:
-        """How many run that give their slots to one of this class."""
+        """Returns the number of those running that would give their slots to a sequence of this class."""
         most = self._scheduler.config.max_preemptions
         lower = [s for s in self._scheduler.running.values() if s.priority_class > priority_class]
         return sum(s.num_preemptions < most for s in lower)

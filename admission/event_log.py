@@ -1,4 +1,4 @@
-"""Everything the core was told and what it decided, line by line, so that it can be replayed and explained.
+"""The event log: each event of the core and each of its decisions, a line each, to be replayed and explained.
 
 One JSON array a line, times in seconds of the engine's clock:
 
@@ -67,7 +67,7 @@ MakeModel = Callable[[StepTime, float], StepTimeModel]  # from coefficients and 
 
 
 class EventLog(CoreObserver):
-    """Writes down what passes in a core. `write` gets whole lines without their end."""
+    """Writes a line for each event and decision of a core. `write` gets whole lines without their end."""
 
     def __init__(self, scheduler: Scheduler, write: Write) -> None:
         self._scheduler = scheduler
@@ -76,13 +76,13 @@ class EventLog(CoreObserver):
         self._given_up: list[Sequence] = []  # since the last plan
 
     def begin(self, config: CoreConfig, engine: EngineConfig, model: StepTimeModel) -> None:
-        """Write the first line: what the core that is logged was made with."""
+        """Write the first line: the configuration and the model that the core was made with."""
         fitted = model.fitted
         prior = [list(fitted.coefficients), fitted.knee, model.prior_weight]
         self._log(["log", VERSION, engine_entry(engine), core_entry(config), *prior])
 
     def serves(self, model: str, block_bytes: int, unix: float, now: float) -> None:
-        """Which gateway this is, and what time of day it is: seconds since 1970."""
+        """Write by which gateway the log is recorded, and the time of day in seconds since 1970."""
         self._log(["gateway", now, unix, model, block_bytes])
 
     def requested(self, asked: Asked, now: float) -> None:
@@ -137,7 +137,7 @@ class EventLog(CoreObserver):
 def make_logged_core(
     config: CoreConfig, engine: EngineConfig, model: StepTimeModel, write: Write
 ) -> tuple[Controller, EventLog]:
-    """A core, and the log that is first of its observers; the log's first line is written."""
+    """Makes a core, and the log that is the first of its observers; the log's first line is written."""
     core = make_core(config, engine, model)
     event_log = EventLog(core.scheduler, write)
     core.observers.insert(0, event_log)
@@ -146,7 +146,7 @@ def make_logged_core(
 
 
 class LogError(Exception):
-    """A line, counted from 1, that is no entry of an event log, or of none that is whole."""
+    """The line, counted from 1, is no entry of an event log, or the log is not whole."""
 
     def __init__(self, line: int, reason: str) -> None:
         super().__init__(f"line {line}: {reason}")
@@ -154,12 +154,12 @@ class LogError(Exception):
 
 
 class ReplayMismatch(LogError):
-    """A replay decided something else than the log says; the message has the line and both decisions."""
+    """A replay decided otherwise than the log says; the message has the line and both decisions."""
 
 
 @contextmanager
 def reading(line: int) -> Iterator[None]:
-    """What is wrong with an entry, or cannot follow those before it, becomes a `LogError`."""
+    """Turns any error about an entry that is wrong, or cannot follow those before it, into a `LogError`."""
     try:
         yield
     except (ValueError, TypeError, LookupError, AttributeError, ConfigError, AssertionError, RecursionError) as error:
@@ -191,7 +191,7 @@ def replay(
 
 
 def check_version(entry: Entry) -> None:
-    """Of a log's first line. Raises `LogError`."""
+    """Checks a log's first line. Raises `LogError` where it is none, or of another version."""
     if entry[0] != "log":
         raise LogError(1, "the log begins in the middle: its first segment is gone, or it is another file")
     if entry[1] != VERSION:
@@ -208,7 +208,7 @@ def _asked_entry(asked: Asked, now: float) -> Entry:
 
 
 def asked_of(entry: Entry) -> Asked:
-    """What a `request` entry says."""
+    """Reads a `request` entry. Raises `ValueError` or `TypeError` where it is none."""
     _, _, name, tenant, key, tier, size, first, last, interval, prompts, refusal = entry
     each = tuple(AskedPrompt(*prompt) for prompt in prompts)
     asked = Asked(name, tenant, key, tier, size, first, last, interval, each, refusal)
@@ -245,13 +245,13 @@ def _plan_entry(scheduler: Scheduler, batch: Batch | None, now: float) -> Entry:
 
 
 def make_configs(header: Entry) -> tuple[CoreConfig, EngineConfig]:
-    """The settings in a log's first line."""
+    """Reads the settings in a log's first line."""
     _, _, engine, config, *_ = header
     return read_core_config(config), read_engine_config(engine)
 
 
 class _Replay:
-    """A core that is told again what a log says it was told."""
+    """A core that is given a log's events once more."""
 
     def __init__(self, header: Entry, write: Write, make_model: MakeModel, sequences: dict[str, Sequence]) -> None:
         check_version(header)
@@ -285,7 +285,7 @@ class _Replay:
             self._apply_setting(entry)
 
     def _apply_setting(self, entry: Entry) -> None:
-        """What holds from now on, for whom."""
+        """Apply an entry that changes what holds from now on: a lease, a policy, or the gateway."""
         kind, now, *said = entry
         if kind == "allow":
             tenant, blocks = said

@@ -1,4 +1,4 @@
-"""Why one request waited, was refused, or was preempted, read off an event log."""
+"""Explains from an event log why one request waited, was refused, or was preempted."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +24,7 @@ PAUSED = "paused: "  # and the limit that one which runs has met
 
 @dataclass(slots=True)
 class _SequenceHistory:
-    """What the log says of one sequence."""
+    """The history of one sequence, as the log tells it."""
 
     name: str
     tenant: str
@@ -53,7 +53,7 @@ class _SequenceHistory:
             self.waited(now, "admitted after waiting")
 
     def waited(self, now: float, what: str) -> None:
-        """How long it has waited until now, and for what."""
+        """Say how long the sequence has waited until now, and for what reasons."""
         assert self.waiting_since is not None
         self.say(now, f"{what} {now - self.waiting_since:.3f} s")
         for reason, seconds in sorted(self.waits.items(), key=lambda item: -item[1]):
@@ -102,7 +102,7 @@ class _LogReader:
             self._readers[kind](*said)
 
     def close(self) -> None:
-        """The log has no more."""
+        """Finish the histories of sequences that had not ended when the log did."""
         for history in self._open():
             if history.waiting_since is None:
                 history.say(self._previous, "had not ended when the log did")
@@ -115,14 +115,14 @@ class _LogReader:
             self._given_up = _GIVEN_UP | {"expired": "given up: the queue had stood for too long"}
 
     def _wait_until(self, now: float) -> None:
-        """The time since the last entry was spent for the reason that the last plan gave."""
+        """Count the time since the last entry for the reason that the last plan gave."""
         for history in self._open():
             if history.waiting_since is not None:
                 history.wait(_reason(history, self._why, self._held), now - self._previous)
         self._previous = now
 
     def _asked(self, now: float, name: str, tenant: str, *rest: Any) -> None:
-        """One that was let in is told of when it arrives."""
+        """Tell of a request that was refused before it came to the core; others are told of when they arrive."""
         *_, prompts, refusal = rest
         if refusal is None or name != self._request:
             return

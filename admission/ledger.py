@@ -1,4 +1,4 @@
-"""Who pays for a step: its time, or its tokens, divided over the sequences it serves.
+"""Charges each step, in time or in tokens, to the sequences it serves.
 
 In engine time, a step's predicted cost is charged when it is planned and corrected when it completes, with the time
 from completion to completion; the fixed part of a step is split pro rata to the marginal parts, so that the charges of
@@ -18,24 +18,24 @@ from backend.scheduler.sequence import Sequence
 
 
 class Tariff(Protocol):
-    """What rows of a step cost, before the step has run."""
+    """A tariff says what the rows of a step cost, before the step has run."""
 
     def costs(self, scheduled: ScheduledStep, work: StepWork) -> list[float]:
-        """One for each sequence of the flight."""
+        """Returns one cost for each sequence of the step."""
         ...
 
     def estimate(self, prompt: int, output: float) -> float:
-        """A whole request, by its numbers of tokens."""
+        """Returns the cost of a whole request, by its numbers of tokens."""
         ...
 
     def correction(self, charged: float, elapsed: float) -> float:
-        """What a step charged `charged` has to be charged more, now that it took `elapsed` seconds."""
+        """Returns the further charge for a step that was charged `charged`, now that it took `elapsed` seconds."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TokenTariff:
-    """Tokens, which tenants can count."""
+    """The tariff in tokens, which tenants can count."""
 
     prompt: float = 1.0
     output: float = 2.0
@@ -57,7 +57,7 @@ class TokenTariff:
 
 
 class EngineTimeTariff:
-    """Seconds of the device."""
+    """The tariff in seconds of the device."""
 
     def __init__(self, model: StepTimeModel) -> None:
         self._model = model
@@ -79,7 +79,7 @@ class EngineTimeTariff:
         return [part * total / parts for part in marginal]
 
     def estimate(self, prompt: int, output: float) -> float:
-        """With its part of what steps take whatever they do; no more than in steps of its own."""
+        """Returns the cost with a share of the fixed part of steps; no more than in steps of its own."""
         model = self._model.fitted
         fixed, _, decode, context, _, _, _ = model.coefficients
         own = model.marginal(prefill_work(0, prompt)) + output * (decode + context * (prompt + output / 2))
@@ -91,7 +91,7 @@ class EngineTimeTariff:
 
 
 def work_of(scheduled: ScheduledStep) -> StepWork:
-    """What a planned step has to do."""
+    """Returns the work of a planned step."""
     batch, decodes = scheduled.batch, scheduled.batch.num_decodes
     tokens = context = pairs = 0
     for start, length in zip(batch.starts[decodes:], batch.lengths[decodes:], strict=True):
@@ -102,7 +102,7 @@ def work_of(scheduled: ScheduledStep) -> StepWork:
 
 
 class _Charge(NamedTuple):
-    """A step that is planned and not completed."""
+    """The charge for a step that is planned and not completed."""
 
     scheduled: ScheduledStep
     work: StepWork
@@ -120,18 +120,18 @@ class Ledger:
         self._open: deque[_Charge] = deque()
 
     def prepay(self, sequence: Sequence, output: float) -> None:
-        """It was admitted, and `output` tokens are expected of it."""
+        """Let a sequence that was admitted prepay its prompt and `output` tokens of its answer."""
         self._ordering.prepay(sequence, self._tariff.estimate(len(sequence.prompt), output))
 
     def planned(self, scheduled: ScheduledStep) -> StepWork:
-        """What the step has to do, now that it is charged."""
+        """Charge a step that was planned; returns its work."""
         work = work_of(scheduled)
         costs = self._tariff.costs(scheduled, work)
         self._open.append(_Charge(scheduled, work, costs, self._ordering.charge(scheduled.sequences, costs)))
         return work
 
     def completed(self, elapsed: float) -> None:
-        """The oldest step that was planned took this many seconds."""
+        """Correct the charges of the oldest step that was planned, which took this many seconds."""
         charge = self._open.popleft()
         total = plain_sum(charge.by_tenant.values())
         correction = self._tariff.correction(total, elapsed) / total if total else 0.0
@@ -142,7 +142,7 @@ class Ledger:
         self._model.observe(charge.work, elapsed)
 
     def lost(self) -> None:
-        """None of the steps that were planned and not completed took place: their charges are returned."""
+        """Return the charges of all steps that were planned and not completed, none of which took place."""
         while self._open:
             charge = self._open.pop()
             self._ordering.correct((tenant, -cost) for tenant, cost in charge.by_tenant.items())

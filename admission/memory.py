@@ -1,4 +1,4 @@
-"""Whether one more sequence fits the KV memory that those running will still need.
+"""Decides whether one more sequence fits the KV memory beside what those running will still need.
 
 Past-Future (Gong et al., 2025): memory is at its fullest just before some sequence ends. With sequences sorted by what
 they have left, longest first, the demand when the i-th ends is what the first i hold then; its largest value is the
@@ -15,7 +15,7 @@ from backend.scheduler.sequence import Sequence
 OVER = 0.9  # of the answers like a newcomer's, when it is taken to be over
 
 Gate = Callable[[Sequence, Iterable[Sequence], int], bool]
-"""(newcomer, those running, free blocks) -> may it join? Its own tokens of now are known to fit."""
+"""From a newcomer, those running and the free blocks: whether it may join. Its present tokens are known to fit."""
 
 
 class FuturePeak:
@@ -40,11 +40,11 @@ class FuturePeak:
         return self.peak(everyone, lasts) <= self._capacity
 
     def blocks(self, sequences: Iterable[Sequence]) -> int:
-        """Blocks of KV memory at the fullest moment to come."""
+        """Returns the blocks of KV memory in use at the fullest moment to come."""
         return ceil(self.peak(sequences) / self._block_size)
 
     def peak(self, sequences: Iterable[Sequence], steps: float = inf) -> float:
-        """Tokens of KV memory at the fullest moment to come, within so many steps."""
+        """Returns the tokens of KV memory in use at the fullest moment to come, within so many steps."""
         demands = []
         for sequence in sequences:
             generated = len(sequence.output)
@@ -60,7 +60,7 @@ class FuturePeak:
 
 
 class MinimumFree:
-    """A fixed number of blocks stays free, as with vLLM's watermark."""
+    """Admits while a fixed number of blocks stays free, as vLLM's watermark does."""
 
     def __init__(self, min_free_blocks: int) -> None:
         self._min_free = min_free_blocks
@@ -70,7 +70,7 @@ class MinimumFree:
 
 
 class Optimistic:
-    """Whatever fits now; preemption deals with the rest."""
+    """Admits whatever fits now, and leaves the rest to preemption."""
 
     def __call__(self, sequence: Sequence, running: Iterable[Sequence], num_free: int) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""What the core tells whoever listens: the event log, telemetry, a monitor of fairness."""
+"""The events of the core, as it tells them to its observers: the event log, telemetry, a monitor of fairness."""
 
 from admission.outcome import AdmissionRefused
 from admission.request import Asked
@@ -9,7 +9,7 @@ from backend.scheduler.sequence import FinishReason, Sequence
 
 
 class CoreObserver:
-    """Is told of every event once the core has dealt with it, in order, and changes nothing of the core.
+    """An observer is told of every event once the core has dealt with it, in order, and changes nothing of the core.
 
     Each method does nothing until a subclass overrides it. `now` is the time of the event in seconds of the engine's
     clock. What an observer raises never reaches the core: see `Controller.observer_failed`.
@@ -22,7 +22,7 @@ class CoreObserver:
         """The sequence waits, unless there is a refusal; then the core keeps nothing of it."""
 
     def finished(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
-        """Whoever runs the core has ended the sequence."""
+        """The sequence was ended from outside of the core: by the gateway, a client or an admin."""
 
     def gave_up(self, sequence: Sequence, now: float) -> None:
         """The core has ended the sequence itself: its time was over, or its memory went to others."""

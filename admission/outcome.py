@@ -1,6 +1,6 @@
-"""How a request ends. Exactly one `Outcome` each; what led to a refusal travels in the exception.
+"""The ends of requests. Each has exactly one `Outcome`; the reason of a refusal is the exception.
 
-Refused
+AdmissionRefused
 ├── QueueFull              as much waits, of all tenants together, as the queue may hold for this one
 ├── TenantQueueFull        as much of the tenant's own waits as it may have waiting
 └── DeadlineInfeasible     its first or its last token would come too late
@@ -23,9 +23,9 @@ class Outcome(StrEnum):
 
 
 class AdmissionRefused(Exception):
-    """Not admitted now. Nothing was kept of the request and nothing is charged for it.
+    """The request is not admitted now. Nothing was kept of it and nothing is charged for it.
 
-    `retry_after`: seconds in which, at the slowest recent drain, there will be room; before jitter, in [1, 60].
+    `retry_after` is the seconds in which, at the slowest recent drain, it would fit; before jitter, in [1, 60].
     """
 
     def __init__(self, message: str, retry_after: float) -> None:
@@ -34,8 +34,9 @@ class AdmissionRefused(Exception):
 
 
 class QueueFull(AdmissionRefused):
-    """`excess` is the bound on everything that waits, or, where it is `of_class`, on what waits in the request's class;
-    in all, `waiting` requests do.
+    """The shared queue is full, or the queue of the request's class, where it is `of_class`.
+
+    `excess` is the bound that one more request would pass; in all, `waiting` requests wait.
     """
 
     def __init__(self, excess: Excess, waiting: int, retry_after: float, of_class: bool = False) -> None:
@@ -44,7 +45,7 @@ class QueueFull(AdmissionRefused):
 
 
 class TenantQueueFull(AdmissionRefused):
-    """`excess` is the bound on what one tenant may have waiting."""
+    """The tenant has as much waiting as it may; `excess` is the bound that one more request would pass."""
 
     def __init__(self, excess: Excess, retry_after: float) -> None:
         super().__init__(f"the tenant's own queue is full: {excess}", retry_after)
@@ -52,9 +53,10 @@ class TenantQueueFull(AdmissionRefused):
 
 
 class DeadlineInfeasible(AdmissionRefused):
-    """`estimate` is when the token in question would come, in seconds from now, as nine in ten such estimates hold.
+    """The request would miss its deadline for the first or the last token.
 
-    `own_backlog`: without what its tenant has waiting already, it could be met.
+    `estimate` is when that token would come, in seconds from now; nine in ten such estimates hold. `own_backlog` says
+    that the deadline could be met if the same tenant had nothing waiting already.
     """
 
     def __init__(self, what: str, estimate: float, slack: float, own_backlog: bool, retry_after: float) -> None:

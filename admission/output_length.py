@@ -1,4 +1,4 @@
-"""How long answers will be, from how long they were: by tenant and by what the client allowed."""
+"""Predicts the lengths of answers from those of earlier ones, by tenant and by what the client allowed."""
 
 from bisect import bisect_right, insort
 from collections import deque
@@ -26,7 +26,7 @@ class OutputLengths:
             self._kinds.setdefault((name, max_tokens.bit_length()), _Lengths()).add(length)
 
     def mean(self, tenant: str, max_tokens: int, generated: int = 0) -> float:
-        """Expected length in all, at least `generated` and at most `max_tokens`."""
+        """Returns the expected length in all, at least `generated` and at most `max_tokens`."""
         lengths = self._lengths(tenant, max_tokens)
         expected = lengths.mean_above(generated) if lengths else None
         if expected is None:
@@ -34,15 +34,15 @@ class OutputLengths:
         return min(max(expected, float(generated)), float(max_tokens))
 
     def quantile(self, tenant: str, max_tokens: int, share: float, generated: int = 0) -> int:
-        """The length that `share` of the answers which got past `generated` tokens did not exceed."""
+        """Returns the length that `share` of the answers which got past `generated` tokens did not exceed."""
         lengths = self._lengths(tenant, max_tokens)
         value = lengths.quantile_above(generated, share) if lengths else None
         return max_tokens if value is None else min(value, max_tokens)
 
     def quantiles(self, tenant: str, max_tokens: int, shares: Iterable[float], generated: int) -> list[int]:
-        """The lengths that these shares (ascending, below 1) of the answers which got past `generated` tokens did not
-        exceed, each longer than that. Of one that is longer than all that are known, every length up to `max_tokens` is
-        as likely; where none is known, it may have all of them.
+        """Returns the lengths that these shares (ascending, below 1) of the answers which got past `generated` tokens
+        did not exceed, each longer than that. Of one that is longer than all that are known, every length up to
+        `max_tokens` is as likely; where none is known, it may have all of them.
         """
         lengths = self._lengths(tenant, max_tokens)
         known = lengths.above(generated) if lengths else [max_tokens]
@@ -51,7 +51,7 @@ class OutputLengths:
         return [max(generated + 1, min(length, max_tokens)) for length in found]
 
     def forecast(self, tenant: str, max_tokens: int, generated: int) -> tuple[float, float]:
-        """Mean and standard deviation of the length; a uniform one's where nothing is known."""
+        """Returns mean and standard deviation of the length; a uniform one's where nothing is known."""
         mean = self.mean(tenant, max_tokens, generated)
         lengths = self._lengths(tenant, max_tokens)
         deviation = lengths.deviation() if lengths else (max_tokens - generated) * 12**-0.5
@@ -97,7 +97,7 @@ class _Lengths:
         return (self._sum - self._sums[first]) / count if count else None
 
     def above(self, generated: int) -> list[int]:
-        """Those longer than that, sorted."""
+        """Returns those longer than that, sorted."""
         return self._sorted[bisect_right(self._sorted, generated) :]
 
     def quantile_above(self, generated: int, share: float) -> int | None:

@@ -1,4 +1,4 @@
-"""Who may wait at all: bounds on the queue, and deadlines that can be met.
+"""Decides which requests may wait: within bounds on the queue, and with deadlines that can be met.
 
 A request is refused when it arrives or not at all, with what was estimated. The order of refusal follows from the order
 of service: of a lower class, or of a tenant beyond its share, more is ahead, so its estimate is the longer one. Length
@@ -24,7 +24,7 @@ LENGTH_SHARE = 0.45  # of the prefill time by which a prompt is shorter than the
 
 @dataclass(frozen=True, slots=True)
 class OverloadConfig:
-    """What overload control goes by; times in seconds."""
+    """The configuration of overload control."""
 
     bounds: QueueBounds = field(default_factory=QueueBounds)
     tenant_bounds: QueueBounds = field(default_factory=QueueBounds)
@@ -34,7 +34,7 @@ class OverloadConfig:
 
 
 class AdmissionControl:
-    """Decides about each arrival, once. O(running), and a bounded number of tenants waiting."""
+    """Decides about each arrival, once, in O(running + a bounded number of the tenants waiting)."""
 
     def __init__(
         self, config: OverloadConfig, scheduler: Scheduler, backlog: Backlog, drain: DrainMeter, estimator: Estimator
@@ -138,7 +138,7 @@ class AdmissionControl:
         return self._borderline % PROBE_EVERY == 0
 
     def _until_possible(self, estimate: Estimate, slack: float) -> float:
-        """Seconds until what waits would have drained so far that the same request could be in time."""
+        """Returns the seconds until so much would have drained that the same request could be in time."""
         return self._until_drained(self._backlog.total.seconds + estimate.prefill, slack)
 
     def _until_drained(self, seconds: float, slack: float) -> float:
@@ -147,6 +147,6 @@ class AdmissionControl:
 
 
 def _has_target(sequence: Sequence) -> bool:
-    """Whether anybody wants to know when it will be done. Whoever has none costs no estimate."""
+    """Returns whether the sequence has a deadline or a target. One that has none costs no estimate."""
     targets = (sequence.first_token_by, sequence.done_by, sequence.first_token_target)
     return any(target is not None for target in targets)

@@ -1,23 +1,23 @@
-"""How much prefill a step can carry without breaking a promise to those who decode in it."""
+"""Sizes the prefill of a step so that those who decode in it get their tokens in time."""
 
 from admission.step_time import StepTime, StepTimeModel, StepWork, prefill_work
 from backend.config import EngineConfig
 from backend.scheduler.token_budget import FixedPrefillBudget, PrefillBudget
 
 CAUTION = 2.9
-"""Mean errors by which a step is predicted to be done early. Of errors that are normal, with a mean magnitude of
-0.80 sigma, 99 % are below it: 2.33 sigma.
+"""The number of mean errors by which a step is predicted to be done early. Of errors that are normal, with a mean
+magnitude of 0.80 sigma, 99 % are below it: 2.33 sigma.
 """
 LEFT_TO_PREFILL = 0.5
-"""Share of the time beside the decodes that prefill keeps, however much step times vary. On a machine that is shared
-they vary by what others do: less prefill makes no step punctual there, and answers begin later.
+"""The share of the time beside the decodes that prefill keeps, however much step times vary. On a machine that is
+shared they vary by what others do: less prefill makes no step punctual there, and answers begin later.
 """
 
 
 class TimedRoom:
-    """As many tokens as the step can carry and still last no longer than `seconds`, by what each of them attends to.
+    """A budget of prefill for a step that is to last no longer than `seconds`, by what each token attends to.
 
-    A promise that cannot be kept anyhow leaves room for `least` tokens all the same, so that prompts progress.
+    At least `least` tokens are granted even where the decodes alone take longer, so that prompts progress.
     """
 
     def __init__(self, step: StepWork, seconds: float, times: StepTime, least: int, most: int) -> None:
@@ -28,7 +28,7 @@ class TimedRoom:
         self._most = most
 
     def fits(self, start: int, length: int) -> int:
-        """By bisection, where not all of them do: longer chunks never look shorter."""
+        """Searches by bisection where not all tokens fit: more work is never predicted to take less time."""
         high = max(0, min(length, self._most))
         if self._lasts(start, high):
             return high
@@ -51,11 +51,11 @@ class TimedRoom:
 
 
 class PrefillSizer:
-    """Prefill by the tightest time between tokens that is promised to a decode of the step.
+    """Sizes prefill by the tightest time between tokens that is promised to a decode of the step.
 
-    Where nobody is promised anything, prefill gets `prefill_share` of the token budget beside decodes, and all of it
+    Where nothing is promised, prefill gets `prefill_share` of the token budget beside decodes, and all of it
     when nothing decodes. A promise is kept by 99 % of the steps, as far as their times can be predicted: `CAUTION`, at
-    the cost of no more than half of the prefill that certain times would leave room for.
+    the cost of no more than half of the prefill that certain times would allow.
     """
 
     def __init__(self, config: EngineConfig, model: StepTimeModel, prefill_share: float = 1.0) -> None:

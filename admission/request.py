@@ -1,4 +1,6 @@
-"""An HTTP request as its tenant's limits are asked for it, and how answers of undeclared length are supplied."""
+"""An HTTP request as it was put to its tenant's limits, and the constants by which answers of undeclared length
+grow.
+"""
 
 from dataclasses import dataclass
 
@@ -10,7 +12,7 @@ EXTEND_TIMEOUT = 60.0  # seconds that an answer waits for its tenant's limit to 
 
 @dataclass(frozen=True, slots=True)
 class AskedPrompt:
-    """One prompt of an HTTP request. Lengths in tokens; `most` is what its answer may have."""
+    """One prompt of an HTTP request. Lengths are in tokens; `most` is the most that its answer may have."""
 
     prompt_tokens: int
     most: int
@@ -38,5 +40,5 @@ class Asked:
 
     @staticmethod
     def unread(request_id: str, tenant: str, key: str | None, refusal: str) -> "Asked":
-        """One whose tenant had nothing left of a limit, so that nobody looked at what it wants."""
+        """Returns a request that was refused unread, since its tenant had nothing left of a limit."""
         return Asked(request_id, tenant, key, None, 0, None, None, None, (), refusal)

@@ -1,4 +1,4 @@
-"""What an admin may change while the core runs."""
+"""The policy that the core schedules by, which an admin may change while it runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Load:
-    """Requests, uncomputed tokens, bytes of their bodies, and predicted seconds of the engine's time."""
+    """An amount of work: requests, uncomputed tokens, bytes of bodies, and predicted seconds of the engine's time."""
 
     count: int = 0
     tokens: int = 0
@@ -25,7 +25,7 @@ class Load:
         self.seconds += other.seconds
 
     def take(self, other: "Load") -> None:
-        """Nothing at all is exactly nothing, whatever rounding left behind."""
+        """Subtract the other. Without requests the seconds are exactly 0, whatever rounding left behind."""
         self.count -= other.count
         self.tokens -= other.tokens
         self.bytes -= other.bytes
@@ -50,7 +50,7 @@ class Excess:
 
 @dataclass(frozen=True, slots=True)
 class QueueBounds:
-    """The most of each unit; None: as much as comes. Raises `ValueError` naming the bound."""
+    """The most that may wait, in each unit; None: as much as comes. Raises `ValueError` naming the bound."""
 
     count: int | None = None
     tokens: int | None = None
@@ -64,7 +64,9 @@ class QueueBounds:
                 raise ValueError(f"a bound on waiting {name} must be above 0, got {bound}")
 
     def excess(self, waiting: Load, newcomer: Load) -> Excess | None:
-        """The first bound that the newcomer would pass. An empty queue takes anything: it can only run at once."""
+        """Returns the first bound that the newcomer would pass. An empty queue takes anything: it can only run
+        at once.
+        """
         if waiting.count == 0:
             return None
         for unit in _UNITS:
@@ -74,7 +76,8 @@ class QueueBounds:
         return None
 
     def shared_excess(self, waiting: Load, own: Load, num_tenants: int, newcomer: Load) -> Excess | None:
-        """Of a queue that `num_tenants` share; what waits of the newcomer's tenant is `own`.
+        """Returns the bound that the newcomer would pass in a queue that `num_tenants` share, `own` being its tenant's
+        part.
 
         A full queue refuses those who fill it. A tenant within an equal share of it is let in while twice what the
         queue may hold leaves room for as much again as the tenant has waiting: of tenants that fill it one after
@@ -89,7 +92,7 @@ class QueueBounds:
         return None if is_within_share and leaves_room else excess
 
     def _scaled(self, times: int = 1, over: int = 1) -> "QueueBounds":
-        """By times / over; at least one of what comes in whole ones."""
+        """Returns the bounds times `times / over`; those in whole units stay at least 1."""
         count, tokens, size = (
             None if bound is None else max(1, bound * times // over) for bound in (self.count, self.tokens, self.bytes)
         )
@@ -98,7 +101,7 @@ class QueueBounds:
 
 @dataclass(frozen=True, slots=True)
 class SchedulingPolicy:
-    """Of tenants and classes. Raises `ValueError` naming what cannot be."""
+    """The weights of tenants and the order and bounds of classes."""
 
     weights: Mapping[str, float] = field(default_factory=dict)  # by tenant, see `ordering.weight_of`
     offsets: tuple[float, ...] = ()  # seconds by which each class ranks behind the first
@@ -106,7 +109,7 @@ class SchedulingPolicy:
     may_wait: Mapping[str, int] = field(default_factory=dict)  # requests of a tenant at once; "" stands for the others
 
     def most_waiting(self, tenant: str) -> int | None:
-        """Requests of the tenant that may wait; None: as many as come."""
+        """Returns the number of the tenant's requests that may wait; None: as many as come."""
         return self.may_wait.get(tenant, self.may_wait.get("") if tenant not in self.weights else None)
 
     def bounds_of(self, priority_class: int) -> QueueBounds | None:

@@ -1,4 +1,4 @@
-"""How long a step takes, learned from the steps that were measured.
+"""Predicts how long a step takes, learned from the steps that were measured.
 
     t = a + b·P + c·D + d·C + e·X + f·A + g·max(0, P + D - knee)            seconds
 
@@ -38,7 +38,7 @@ def plain_sum(values: Iterable[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What a step has to do, as counts of tokens."""
+    """The work of a step, as counts of tokens."""
 
     prefill_tokens: int = 0
     decode_tokens: int = 0
@@ -57,12 +57,12 @@ class StepWork:
 
 
 def prefill_work(start: int, length: int) -> StepWork:
-    """A chunk of `length` tokens behind `start` computed ones."""
+    """Returns the work of a chunk of `length` tokens behind `start` computed ones."""
     return StepWork(prefill_tokens=length, prefill_context=start, prefill_pairs=prefill_pairs(start, length))
 
 
 def prefill_pairs(start: int, length: int) -> int:
-    """Pairs of a token of the chunk and one that it attends to, itself included."""
+    """Returns the number of pairs of a token of the chunk and one that it attends to, itself included."""
     return length * start + length * (length + 1) // 2
 
 
@@ -71,7 +71,7 @@ Coefficients = tuple[float, float, float, float, float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """One set of coefficients, in seconds a unit; all are >= 0."""
+    """One set of coefficients, in seconds a unit; all are >= 0. Raises `ValueError`."""
 
     coefficients: Coefficients
     knee: int = 512  # tokens in the step
@@ -83,11 +83,11 @@ class StepTime:
             raise ValueError(f"the knee must be at least 1 token, got {self.knee}")
 
     def seconds(self, work: StepWork) -> float:
-        """The whole step."""
+        """Returns the seconds of the whole step."""
         return self.coefficients[0] + self.marginal(work)
 
     def marginal(self, work: StepWork) -> float:
-        """The step without its fixed part."""
+        """Returns the seconds of the step without its fixed part."""
         _, prefill, decode, decode_context, prefill_context, pairs, beyond = self.coefficients
         return (
             prefill * work.prefill_tokens
@@ -100,14 +100,14 @@ class StepTime:
 
 
 class _Evidence:
-    """Sums that a least-squares fit is solved from."""
+    """The sums that a least-squares fit is solved from."""
 
     def __init__(self) -> None:
         self.gram = [[0.0] * NUM_COEFFICIENTS for _ in range(NUM_COEFFICIENTS)]
         self.moment = [0.0] * NUM_COEFFICIENTS
 
     def add(self, x: Sequence[float], seconds: float, weight: float, keep: float) -> None:
-        """One step; what was there keeps this share of its weight."""
+        """Add one step; the sums so far keep this share of their weight."""
         for i, xi in enumerate(x):
             row = self.gram[i]
             wxi = weight * xi
@@ -116,7 +116,9 @@ class _Evidence:
             self.moment[i] = keep * self.moment[i] + wxi * seconds
 
     def and_newer(self, newer: "_Evidence", keep: float, factor: float) -> "_Evidence":
-        """Together: these keep a share of their weight, as if each step had taken `factor` times as long."""
+        """Returns both together: these keep a share of their weight, as if each step had taken `factor` times
+        as long.
+        """
         both = _Evidence()
         for row, older, added in zip(both.gram, self.gram, newer.gram, strict=True):
             row[:] = [keep / factor**2 * old + new for old, new in zip(older, added, strict=True)]
@@ -172,8 +174,8 @@ class StepTimeModel:
 
     @property
     def relative_error(self) -> float:
-        """Mean of |measured - predicted| / predicted of recent steps, each predicted before it was measured; stalls are
-        cut.
+        """The mean of |measured - predicted| / predicted of recent steps, each predicted before it was measured; stalls
+        are cut.
         """
         return self._sizes.mean
 
@@ -194,12 +196,14 @@ class StepTimeModel:
             self._refit()
 
     def to_json(self) -> dict[str, Any]:
-        """What a later start needs to begin where this one ended."""
+        """Returns the state that a later start needs to begin where this one ended."""
         return {"coefficients": list(self.fitted.coefficients), "knee": self.fitted.knee, "steps": self.num_steps}
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> "StepTimeModel":
-        """Raises `ValueError`, `KeyError` or `TypeError` for anything but what `to_json` gave."""
+        """Returns a model from what `to_json` gave. Raises `ValueError`, `KeyError` or `TypeError` for anything
+        else.
+        """
         coefficients = tuple(float(value) for value in saved["coefficients"])
         prior = StepTime(coefficients, int(saved["knee"]))  # type: ignore[arg-type]  # StepTime checks the length
         steps = float(saved["steps"])
@@ -221,14 +225,14 @@ class StepTimeModel:
         return [value / scale for value, scale in zip(raw, self._scale, strict=True)]
 
     def _take_prior(self, prior: StepTime, weight: float) -> None:
-        """Each coefficient on its own, as if `weight` typical steps had shown it."""
+        """Take each coefficient of the prior as if `weight` typical steps had shown it."""
         for index, (coefficient, scale) in enumerate(zip(prior.coefficients, self._scale, strict=True)):
             share = max(coefficient * scale, 1e-9)
             self._evidence.gram[index][index] += weight * 1e-2 / share**2
             self._evidence.moment[index] += weight * 1e-2 / share
 
     def _refit(self) -> None:
-        """To all there is; where that cannot explain the newest steps, with the rest at their speed."""
+        """Fit all steps; where that cannot explain the newest, scale the older ones to their speed."""
         fitted, evidence = self._fit(1.0)
         if self._has_drifted(fitted):
             factor = max(1 + _median(self._errors(self.fitted)), 1 / FURTHEST)
@@ -238,7 +242,7 @@ class StepTimeModel:
         self._newer, self._steps = _Evidence(), []
 
     def _fit(self, factor: float) -> tuple[StepTime, _Evidence]:
-        """What came before the last fit counts as if each step had taken `factor` times as long."""
+        """Returns a fit in which each step before the last fit counts as `factor` times as long, and its evidence."""
         evidence = self._evidence.and_newer(self._newer, self._keep ** len(self._steps), factor)
         start = [factor * c * s for c, s in zip(self.fitted.coefficients, self._scale, strict=True)]
         solution = non_negative_least_squares(evidence.gram, evidence.moment, start)
@@ -246,14 +250,14 @@ class StepTimeModel:
         return StepTime((a, b, c, d, e, f, g), self.fitted.knee), evidence
 
     def _has_drifted(self, fitted: StepTime) -> bool:
-        """Whether the newest steps are off in common by more than chance might explain."""
+        """Returns whether the newest steps are off in common by more than chance might explain."""
         errors = self._errors(fitted)
         common = _median(errors)
         spread = _median([abs(error - common) for error in errors])
         return abs(common) > max(DRIFT, CHANCE * spread / sqrt(len(errors)))
 
     def _errors(self, fitted: StepTime) -> list[float]:
-        """Of the newest steps, relative to what was predicted; above 0 where a step took longer."""
+        """Returns the errors of the newest steps relative to their predictions; above 0 where a step took longer."""
         pairs = [(fitted.seconds(work), seconds) for work, seconds in self._steps]
         return [(seconds - predicted) / max(predicted, seconds / FURTHEST) for predicted, seconds in pairs]
 
@@ -265,7 +269,7 @@ def _median(values: Sequence[float]) -> float:
 def non_negative_least_squares(
     gram: Sequence[Sequence[float]], moment: Sequence[float], start: Sequence[float], sweeps: int = 20
 ) -> list[float]:
-    """Minimise x·G·x / 2 - m·x over x >= 0 by coordinate descent from `start` (Franc, Hlaváč and Navara, 2005)."""
+    """Minimises x·G·x / 2 - m·x over x >= 0 by coordinate descent from `start` (Franc, Hlaváč and Navara, 2005)."""
     x = list(start)
     for _ in range(sweeps):
         moved = 0.0
@@ -282,7 +286,7 @@ def non_negative_least_squares(
 
 
 def _typical_features(knee: int) -> tuple[float, ...]:
-    """Scales that bring all features near 1, for the conditioning of the fit."""
+    """Returns scales that bring all features near 1, for the conditioning of the fit."""
     return (1.0, knee / 2, knee / 16, 64.0 * knee, 4.0 * knee, 256.0 * knee, float(knee))
 
 
@@ -290,7 +294,7 @@ _FORGET = 1 / 64  # share of the mean step that each replaces
 
 
 class Pipeline:
-    """Steps run one after another; the oldest runs since the one before it ended, or since it was planned.
+    """The steps in flight, which run one after another; the oldest since the one before it ended or it was planned.
 
     `typical` is the running mean of what steps were predicted to take, in seconds; 0 before the first.
     """
@@ -313,9 +317,9 @@ class Pipeline:
         self._started = now
 
     def lost(self) -> None:
-        """None of them took place."""
+        """Forget all steps in flight, none of which took place."""
         self._predicted.clear()
 
     def remaining(self, now: float) -> float:
-        """Predicted seconds until the newest is done."""
+        """Returns the predicted seconds until the newest is done."""
         return max(0.0, plain_sum(self._predicted) - (now - self._started)) if self._predicted else 0.0

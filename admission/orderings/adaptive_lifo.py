@@ -11,10 +11,10 @@ from backend.scheduler.sequence import Sequence
 
 
 class AdaptiveLifo(Indifferent):
-    """O(1). A preempted sequence is the newest when it returns, for it has been served already."""
+    """Serves in order or newest first, in O(1). A preempted sequence returns as the newest: it was served already."""
 
     def __init__(self, in_order_seconds: float = 0.5) -> None:
-        """`in_order_seconds`: the time for which the queue may be busy and still be served in order."""
+        """`in_order_seconds` is the time for which the queue may be busy and still be served in order."""
         self._in_order_seconds = in_order_seconds
         self._now = self._empty_at = 0.0
         self._waiting: OrderedDict[Sequence, None] = OrderedDict()

@@ -1,4 +1,4 @@
-"""Waiting sequences by a key that does not change while they wait."""
+"""Orders waiting sequences by a key that does not change while they wait."""
 
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -9,7 +9,9 @@ from backend.scheduler.sequence import Sequence
 
 
 class SequenceHeap:
-    """The smallest key first, ties in the order of adding. Removing is O(1): entries leave when they surface."""
+    """A heap with the smallest key first, and ties in the order of adding. Removing is O(1): entries leave when they
+    surface.
+    """
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Sequence]] = []
@@ -37,7 +39,7 @@ class SequenceHeap:
         return entry[1] if entry else None
 
     def first_entry(self) -> tuple[float, Sequence] | None:
-        """With its key."""
+        """Returns the first sequence with its key."""
         while self._heap:
             key, number, sequence = self._heap[0]
             if self._entries.get(sequence) == number:
@@ -47,11 +49,13 @@ class SequenceHeap:
 
 
 Predict = Callable[[Sequence], float]
-"""How much work a sequence is, in any unit; asked once, when it first waits."""
+"""Returns the amount of work of a sequence, in any unit; called once, when it first waits."""
 
 
 class ShortestPredictedFirst(Indifferent):
-    """Ties in order of arrival. A preempted sequence keeps its prediction. O(log waiting)."""
+    """Serves the shortest first, ties in order of arrival. A preempted sequence keeps its prediction. O(log
+    waiting).
+    """
 
     def __init__(self, predict: Predict) -> None:
         self._predict = predict
@@ -79,11 +83,14 @@ class ShortestPredictedFirst(Indifferent):
 
 
 Deadline = Callable[[Sequence], float]
-"""When a sequence should have its first token, in seconds of the engine's clock; the same whenever it is asked."""
+"""Returns when a sequence should have its first token, on the engine's clock; always the same for a sequence."""
 
 
 class EarliestDeadlineFirst(Indifferent):
-    """Time is what `at`, or else the newest arrival, said last. O(log waiting)."""
+    """Serves those that can be in time by deadline, then those that are late. O(log waiting).
+
+    The time is that of the last call of `at`, or of the newest arrival.
+    """
 
     def __init__(self, deadline: Deadline) -> None:
         self._deadline = deadline

@@ -1,4 +1,4 @@
-"""Waiting sequences of many tenants, each tenant's in order of arrival."""
+"""Orders waiting sequences by tenant, and each tenant's by arrival."""
 
 from collections import OrderedDict, abc
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,9 @@ from backend.scheduler.sequence import Sequence
 
 
 class TenantQueues:
-    """`active` are the tenants with work waiting, in the order in which they last began to have some."""
+    """The queues of tenants; `active` are those with work waiting, in the order in which they last began to
+    have some.
+    """
 
     def __init__(self) -> None:
         self.active: dict[str, SequenceHeap] = {}
@@ -20,7 +22,7 @@ class TenantQueues:
         return self._size
 
     def add(self, sequence: Sequence) -> None:
-        """A preempted sequence keeps its arrival, hence its place."""
+        """Add a sequence. One that was preempted keeps its arrival, hence its place."""
         self.active.setdefault(sequence.tenant, SequenceHeap()).add(sequence, sequence.arrival)
         self._size += 1
 

@@ -1,4 +1,4 @@
-"""What the core asks of an ordering: a queue, and an account of what its tenants use."""
+"""The protocol of an ordering: a queue, and an account of its tenants' use."""
 
 from collections import abc
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from backend.scheduler.waiting_queue import FirstComeFirstServed, SequenceQueue
 
 
 def weight_of(tenant: str, weights: Mapping[str, float]) -> float:
-    """Its own; else that of "", which stands for all that are not named; else 1."""
+    """Returns the tenant's own weight; else that of "", which stands for all that are not named; else 1."""
     return weights.get(tenant) or weights.get("", 1.0)
 
 
@@ -18,36 +18,36 @@ class Ordering(SequenceQueue, Protocol):
     """An order that is told what everyone uses. Costs are in the unit of account (see `ledger`)."""
 
     def at(self, now: float) -> None:
-        """The time, before each plan."""
+        """Note the time, before each plan."""
         ...
 
     def policy_changed(self, weights: Mapping[str, float], aging: Aging) -> None:
-        """From now on tenants weigh this much (see `weight_of`), and classes age so."""
+        """Weigh tenants (see `weight_of`) and age classes in this way from now on."""
         ...
 
     def prepay(self, sequence: Sequence, cost: float) -> None:
-        """It was admitted for the first time and is predicted to cost this much in all."""
+        """Charge a sequence that was admitted for the first time with the cost that is predicted for all of it."""
         ...
 
     def charge(self, sequences: abc.Sequence[Sequence], costs: abc.Sequence[float]) -> Mapping[str, float]:
-        """A planned step costs each sequence this much, by prediction; returns the sums by tenant."""
+        """Charge each sequence of a planned step with its predicted cost; returns the sums by tenant."""
         ...
 
     def correct(self, costs: Iterable[tuple[str, float]]) -> None:
-        """By measurement a step cost tenants this much more, or less, than was charged."""
+        """Charge tenants with the further cost that was measured of a step; below 0 it is returned to them."""
         ...
 
     def settle(self, sequence: Sequence) -> None:
-        """It has ended, in whatever state; what it prepaid and did not use is its tenant's again. Idempotent."""
+        """Return the rest of what a sequence prepaid to its tenant, once it has ended in any state. Idempotent."""
         ...
 
     def credit(self, tenant: str) -> float:
-        """The tenant's credit, negative when it is in debt."""
+        """Returns the tenant's credit, negative when it is in debt."""
         ...
 
 
 class Indifferent:
-    """The part of an ordering that does not care who uses what, nor when."""
+    """The part of an ordering that depends neither on who uses what, nor on time."""
 
     def at(self, now: float) -> None:
         pass

@@ -16,7 +16,7 @@ from backend.scheduler.sequence import Sequence
 
 
 class VirtualFinishWithBoost(Indifferent):
-    """Keys change with time at different rates, so finding the head is O(waiting)."""
+    """Serves the smallest key. Keys change with time at different rates, so finding the head is O(waiting)."""
 
     def __init__(
         self,

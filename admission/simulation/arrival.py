@@ -1,4 +1,4 @@
-"""One request of a workload: when it comes, how long it is, whose it is."""
+"""The requests of a workload: when each comes, how long it is, and whose it is."""
 
 from math import inf
 from typing import NamedTuple
@@ -12,7 +12,7 @@ _SAMPLING = SamplingParams()
 
 
 class Arrival(NamedTuple):
-    """Times in seconds from the workload's start, lengths in tokens."""
+    """One request of a workload. Times are in seconds from the workload's start, lengths in tokens."""
 
     time: float
     prompt_tokens: int
@@ -40,12 +40,12 @@ class Arrival(NamedTuple):
 
     @property
     def most_tokens(self) -> int:
-        """The longest it may become, by its own declaration."""
+        """The most tokens that prompt and answer may have together, by the request's own declaration."""
         return self.prompt_tokens + self.declared_tokens
 
     @property
     def prompts(self) -> "tuple[Arrival, ...]":
-        """Each prompt of the request as one that comes alone."""
+        """The prompts of the request, each as a request of its own."""
         if not self.more_prompts:
             return (self,)
         alone = self._replace(more_prompts=())
@@ -57,7 +57,7 @@ class Arrival(NamedTuple):
 
 
 class ClassTarget(NamedTuple):
-    """In seconds; None: nothing."""
+    """The latencies that a class promises, in seconds; None: none."""
 
     first_token: float | None = None
     interval: float | None = None  # between tokens
@@ -68,7 +68,9 @@ NO_TARGET = ClassTarget()
 
 
 def sequence_of(number: int, arrival: Arrival, now: float, target: ClassTarget) -> Sequence:
-    """A prompt without content. Its seed is the length of its answer, which only the device looks at."""
+    """Makes the sequence of an arrival, without content. Its seed is the length of its answer, which only the device
+    looks at.
+    """
     declared = arrival.declared_tokens
     ends = _AT_END if declared > arrival.output_tokens else _NEVER
     prompt = [0] * arrival.prompt_tokens

@@ -1,4 +1,4 @@
-"""What a comparison draws, as data: the page and the picture render the same charts."""
+"""The charts of a comparison, as data that the page draws."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ Runs = Sequence[Summary]
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """`show` writes a tick; `divisor` brings values to the unit in the label before ticks are chosen."""
+    """An axis. `show` writes a tick; `divisor` brings values to the unit in the label before ticks are chosen."""
 
     label: str
     show: Callable[[float], str] = format_number
@@ -68,7 +68,7 @@ def charts(results: Results) -> list[Chart]:
 
 
 def describe_objective(objective: Objective | None) -> str:
-    """What makes a request good, in words."""
+    """Describes in words when a request counts as good."""
     if objective is None:
         return "as its class is promised by each policy"
     first, later = format_duration(objective.first_token), format_duration(objective.per_token)
@@ -103,7 +103,7 @@ def _distribution(
 
 
 def _median_curve(curves: Sequence[Sequence[float | None]]) -> tuple[Point, ...]:
-    """Median over seeds of each quantile that all of them have."""
+    """Returns the median over seeds of each quantile that all of them have."""
     points = []
     for share, values in zip(CURVE, zip(*curves, strict=True), strict=True):
         known = [value for value in values if value is not None]
@@ -119,7 +119,7 @@ def _over_time(
     runs: Sequence[Runs],
     get: Callable[[Summary], tuple[float, Sequence[float]]],
 ) -> Lines:
-    """Of the first seed, since the peaks of several fall at different times."""
+    """Draws the first seed alone, since the peaks of several fall at different times."""
     curves = []
     for summaries in runs:
         interval, values = get(summaries[0])
@@ -155,7 +155,7 @@ def _of_tenant(name: str, get: Callable[[TenantSummary], float | None]) -> Calla
 
 
 def _names(runs: Sequence[Runs]) -> list[str]:
-    """Those served most come first in the choice; the order of the chart is by name."""
+    """Returns the names of the tenants that were served most, in the order of names."""
     served: dict[str, float] = {}
     for summaries in runs:
         for tenant in summaries[0].tenants:
@@ -165,7 +165,7 @@ def _names(runs: Sequence[Runs]) -> list[str]:
 
 
 def _fair_shares(runs: Sequence[Runs], names: Sequence[str]) -> tuple[float, ...]:
-    """By the weights of the first policy."""
+    """Returns the tenants' shares by the weights of the first policy."""
     weights = {tenant.name: tenant.weight for tenant in runs[0][0].tenants}
     total = sum(weights.values())
     return tuple(weights.get(name, 1.0) / total for name in names)

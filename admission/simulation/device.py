@@ -1,4 +1,4 @@
-"""A device that computes nothing: how long it would take for a step."""
+"""Devices that compute nothing, and say how long a step would take."""
 
 import json
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Seconds = Callable[[StepWork], float]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Linear in the counts of a step; seconds a unit."""
+    """A cost that is linear in the counts of a step, in seconds a unit."""
 
     fixed: float
     prefill: float
@@ -39,7 +39,9 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Coefficients as published: one piece up to `knee` tokens in a step, another above, not continuous in between."""
+    """A device by published coefficients: one piece up to `knee` tokens in a step, another above, not continuous in
+    between.
+    """
 
     below: Piece
     above: Piece
@@ -52,7 +54,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """How a gateway served that recorded its decisions."""
+    """The settings of a gateway that recorded its decisions."""
 
     core: CoreConfig
     engine: EngineConfig
@@ -63,7 +65,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """`seconds` of a step, and the rates that its time is divided by among its sequences."""
+    """A device: the `seconds` of a step, and the `rates` by which they are divided among its sequences."""
 
     name: str
     seconds: Seconds
@@ -83,8 +85,8 @@ DEVICES = {"llama3-8b-a100": Device("llama3-8b-a100", _LLAMA3_8B_A100.seconds, _
 
 
 def find_device(name: str) -> Device:
-    """One of `DEVICES`, or a JSON file `{"coefficients": [7 of StepTime], "knee": 512, "kv_tokens": 430000}`,
-    and with `kv_bytes_per_token` where limits on KV memory are to be simulated.
+    """Returns one of `DEVICES`, or the device of a JSON file `{"coefficients": [7 of StepTime], "knee": 512,
+    "kv_tokens": 430000}`, and with `kv_bytes_per_token` where limits on KV memory are to be simulated.
 
     Raises `OptionError`.
     """
@@ -99,7 +101,7 @@ def find_device(name: str) -> Device:
 
 
 def device_of(name: str, model: StepTime, served: Served, block_bytes: int | None = None) -> Device:
-    """One that was recorded."""
+    """Returns the device of a recording, with the step times that were learned on it."""
     kv_tokens = served.engine.num_blocks * served.engine.block_size
     token_bytes = block_bytes and block_bytes / served.engine.block_size
     return Device(name, model.seconds, _rates(model), kv_tokens, token_bytes, served)

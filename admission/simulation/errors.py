@@ -1,4 +1,4 @@
-"""What can be wrong with what a simulation is asked to do.
+"""The errors of a simulation.
 
 SimulationError
 ├── TraceError     a trace that cannot be read: names the file and the line
@@ -13,14 +13,14 @@ class SimulationError(Exception):
 
 
 class TraceError(SimulationError):
-    """`line` counts from 1."""
+    """A trace cannot be read; `line` counts from 1."""
 
     def __init__(self, path: Path, line: int, reason: str) -> None:
         super().__init__(f"{path}, line {line}: {reason}")
 
 
 class OptionError(SimulationError):
-    """`option` as the user wrote it."""
+    """An option makes no sense; `option` is named as the user wrote it."""
 
     def __init__(self, option: str, given: object, reason: str) -> None:
         super().__init__(f"{option}: {reason}; got {given!r:.80}")

@@ -1,4 +1,4 @@
-"""Follows a fair queue from outside, by its own record, and tells how near service came to the bound it states."""
+"""Follows a fair queue from outside, by records of its own, and tells how near service came to the stated bound."""
 
 from collections import abc, deque
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from backend.scheduler.sequence import Sequence
 
 @dataclass(slots=True)
 class _ServiceRecord:
-    """One tenant's, in the unit of account."""
+    """One tenant's service and payments, in the unit of account."""
 
     charged: float = 0.0  # as of the last update
     service: float = 0.0  # of completed steps
@@ -21,7 +21,7 @@ class _ServiceRecord:
 
 
 class FairnessMonitor:
-    """Told of each plan, of each completion, and of whatever else ends a sequence.
+    """Measures fairness, told of each plan, of each completion, and of anything else that ends a sequence.
 
     Terms of the bound are as in `admission.fair_queue`, each the largest that was seen.
     """
@@ -38,7 +38,7 @@ class FairnessMonitor:
         self._in_flight: deque[dict[str, float]] = deque()  # what was charged for each, by tenant
 
     def planned(self, admitted: Iterable[Sequence]) -> None:
-        """A step was planned that admits these."""
+        """Note that a step was planned which admits these."""
         for sequence in admitted:
             record = self._of(sequence.tenant)
             record.paid_for = record.service + record.ahead
@@ -51,7 +51,7 @@ class FairnessMonitor:
         self.update()
 
     def completed(self) -> None:
-        """The oldest step was, and its charges corrected."""
+        """Note that the oldest step was completed, and its charges corrected."""
         scheduled = self._in_flight.popleft()
         for tenant, account in self.queue.accounts.items():
             record = self._of(tenant)
@@ -62,14 +62,14 @@ class FairnessMonitor:
         self._compare(list(self.queue.accounts.values()))
 
     def lost(self) -> None:
-        """None of the steps that were planned and not completed took place."""
+        """Note that none of the steps in flight took place."""
         self._in_flight.clear()
         for tenant, account in self.queue.accounts.items():
             self._of(tenant).charged = account.charged
         self.update()
 
     def update(self) -> None:
-        """What is paid ahead now."""
+        """Measure what each tenant has paid ahead now."""
         ahead = dict.fromkeys(self.queue.accounts, 0.0)
         for sequence, prepaid in self.queue.prepaid.items():
             ahead[sequence.tenant] += prepaid
@@ -92,7 +92,7 @@ class FairnessMonitor:
 
     @property
     def bound(self) -> float:
-        """Of the two lightest tenants."""
+        """The bound on the gap between the two lightest tenants."""
         weights = sorted(account.weight for account in self.queue.accounts.values())
         if len(weights) < 2:
             return 0.0

@@ -46,7 +46,7 @@ class _SimulatedStep(NamedTuple):
 
 @dataclass(slots=True)
 class _RunningRequest:
-    """One request that was let in, as the loop follows it."""
+    """A request that the gateway let in, as the loop follows it."""
 
     grant: SimulatedGrant
     running: set[Sequence]
@@ -56,7 +56,7 @@ class _RunningRequest:
 
 @dataclass(slots=True)
 class _Extension:
-    """Of an answer that may have more tokens than were reserved for it so far."""
+    """The state of an answer that may have more tokens than were reserved for it so far."""
 
     give_up: float = inf  # when it has waited long enough for the refill that it waits for
     refusal: GatewayRefused | None = None  # there will be no more
@@ -75,8 +75,8 @@ class Loop:
         target: Callable[[int], ClassTarget] = lambda _: NO_TARGET,
         gateway: SimulatedGateway | None = None,
     ) -> None:
-        """A `gateway` says of each request which class serves it, with which target, and whether it may enter at all;
-        without one, all enter the class that they came with.
+        """A `gateway` gives each request its class with its target, and may refuse it; without one, each enters the
+        class that it came with.
         """
         self._core = core
         self._device = device
@@ -96,18 +96,20 @@ class Loop:
         self._extensions: dict[Sequence, _Extension] = {}
 
     def run(self, arrivals: Iterable[Arrival], until: float = inf) -> float:
-        """All of them, in order of time, to their ends or to a time; returns when the last step ended, in seconds."""
+        """Run all arrivals, in order of time, to their ends or to a time; returns when the last step ended, in
+        seconds.
+        """
         self.expect(arrivals)
         self.advance(until)
         return self.end(until)
 
     def expect(self, arrivals: Iterable[Arrival]) -> None:
-        """They will come, each at its time."""
+        """Let these arrive, each at its time."""
         for number, arrival in enumerate(arrivals):
             heappush(self._due, (arrival.time, number, arrival))
 
     def advance(self, until: float) -> None:
-        """Whatever happens before or at a time, which is not before that of the last call."""
+        """Let everything happen that is due before or at a time, which is not before that of the last call."""
         while self._due and (now := self._due[0][0]) <= until:
             self._settle_until(now)
             while self._due and self._due[0][0] == now:
@@ -116,24 +118,24 @@ class Loop:
         self._settle_until(until)
 
     def end(self, until: float = inf) -> float:
-        """Nothing more happens; returns when the last step ended, in seconds, and `until` at the latest."""
+        """End the run; returns when the last step ended, in seconds, and `until` at the latest."""
         end = min(self._done_at, until)
         self._recorder.end(end)
         return end
 
     @property
     def is_over(self) -> bool:
-        """Nobody is expected, and nothing is under way."""
+        """True once nobody is expected, and nothing is under way."""
         return self.next_at == inf
 
     @property
     def next_at(self) -> float:
-        """When something happens next; inf: never."""
+        """The time at which something happens next; inf: never."""
         heads = [self._due[0][0] if self._due else inf, self._steps[0].done_at if self._steps else inf]
         return min(*heads, self._timers[0][0] if self._timers else inf)
 
     def _settle_until(self, until: float) -> None:
-        """Whatever is due before or at `until`, arrivals apart."""
+        """Let everything but arrivals happen that is due before or at `until`."""
         while True:
             step_at = self._steps[0].done_at if self._steps else inf
             timer_at = self._timers[0][0] if self._timers else inf
@@ -194,7 +196,7 @@ class Loop:
             raise
 
     def _queue(self, prompt: Arrival, tokens: int, now: float) -> Sequence:
-        """Raises `AdmissionRefused`. Of its answer it may have `tokens` to begin with."""
+        """Let a prompt arrive at the core, with `tokens` for its answer to begin with. Raises `AdmissionRefused`."""
         number = next(self._number)
         sequence = sequence_of(number, prompt, now, self._target(prompt.priority_class))
         sequence.limit_to(tokens)
@@ -205,7 +207,7 @@ class Loop:
         return sequence
 
     def _withdraw(self, request: _RunningRequest, now: float) -> None:
-        """What was queued of a request of which another prompt is refused."""
+        """Withdraw the queued prompts of a request of which another prompt is refused."""
         for sequence in list(request.running):
             self._core.finish(sequence, FinishReason.CANCELLED, now)
             self._recorder.taken_back(sequence, now)
@@ -235,7 +237,7 @@ class Loop:
         heappush(self._timers, (time, next(self._number), act))
 
     def _ended(self, sequence: Sequence) -> None:
-        """An answer has, in whatever way; with the last of its request the request has."""
+        """Note that an answer has ended, in whatever way; with the last of its request the request has."""
         request = self._requests.pop(sequence, None)
         if request is None:
             return
@@ -260,7 +262,7 @@ class Loop:
             self._ended(sequence)
 
     def _note_preempted(self, now: float, back: Collection[Sequence] = ()) -> None:
-        """Those that wait again, and those that the same plan has seated again, `back`."""
+        """Note those that wait again, and those that the same plan has admitted again, `back`."""
         for sequence in self._core.scheduler.preempted:
             if sequence.status in (SequenceStatus.PREEMPTED, SequenceStatus.WAITING) or sequence in back:
                 self._recorder.preempted(sequence, now)
@@ -274,7 +276,7 @@ class Loop:
         self._steps.append(_SimulatedStep(self._done_at, elapsed, batch, self._recorder.planned(scheduled, now)))
 
     def _note_end(self, sequence: Sequence) -> None:
-        """An answer that is shorter than it declared ends with an end token, which the device samples."""
+        """Note where an answer ends that is shorter than it declared: there the device samples an end token."""
         if sequence.end_tokens:
             self._ends[sequence.slot] = len(sequence.prompt) + sequence.seed
         else:
@@ -301,7 +303,7 @@ class Loop:
                 self._extend(sequence, now)
 
     def _extend(self, sequence: Sequence, now: float) -> None:
-        """Asks for more before what they may have runs out, as `gateway.api.quota_extender` does."""
+        """Extend an answer before its reserved tokens run out, as `gateway.api.quota_extender` does."""
         extension, grant = self._extensions[sequence], self._requests[sequence].grant
         if extension.refusal is not None:
             self._cut_off(sequence, extension.refusal, now)
@@ -343,7 +345,7 @@ class Loop:
         self._plan(now)
 
     def _cut_off(self, sequence: Sequence, refusal: GatewayRefused, now: float) -> None:
-        """Once it stands still."""
+        """End an answer that is refused more tokens, once it has used up those it had."""
         if _left(sequence) <= 0:
             self._core.finish(sequence, FinishReason.CANCELLED, now)
             self._recorder.cut_off(sequence, refusal.reason, now)
@@ -351,5 +353,5 @@ class Loop:
 
 
 def _left(sequence: Sequence) -> int:
-    """Tokens that it may still have, as of now."""
+    """Returns the tokens that a sequence may still generate at present."""
     return sequence.token_limit - len(sequence.prompt) - len(sequence.output)

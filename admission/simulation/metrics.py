@@ -1,4 +1,4 @@
-"""What is printed of a run, and how: one row for each quantity."""
+"""The quantities of a run that are printed, a row each, and how they are written."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ class RunMetric:
 
 
 def escape_controls(text: str) -> str:
-    """Control characters, which a tenant's name may hold, are written out."""
+    """Returns the text with its control characters, which a tenant's name may hold, written out."""
     return text if text.isprintable() else repr(text)[1:-1]
 
 
 def escaped(text: str) -> str:
-    """For HTML and SVG, inside elements and quoted attributes."""
+    """Escapes a text for HTML and SVG, inside elements and quoted attributes."""
     return escape(escape_controls(text))
 
 
@@ -55,7 +55,7 @@ def format_ratio(value: float) -> str:
 
 
 def with_spread(metric: RunMetric, value: Spread | None) -> str:
-    """The median, and the range over seeds where it shows."""
+    """Writes the median, and the range over seeds where it shows."""
     if value is None:
         return NOTHING
     shown = metric.show(value.median)
@@ -115,7 +115,7 @@ GROUPS: dict[str, tuple[RunMetric, ...]] = {
 
 
 def groups(reasons: Iterable[str], currencies: Iterable[str] = ()) -> dict[str, tuple[RunMetric, ...]]:
-    """All quantities, with those refused told apart by `reasons`, and spend by currency."""
+    """Returns all quantities by group, with a row for each of the `reasons` of refusals and for each currency."""
     spend = tuple(RunMetric(currency, _spent_in(currency), format_money) for currency in currencies)
     named = [RunMetric(f"refused: {reason}", _refused_for(reason), format_number) for reason in reasons]
     after = next(place for place, metric in enumerate(GROUPS["requests"], 1) if metric.label == "refused")
@@ -161,7 +161,7 @@ CLASS_COLUMNS: dict[str, Callable[[ClassSummary], str]] = {
 
 
 def tenant_rows(tenants: Sequence[TenantSummary]) -> list[list[str]]:
-    """The headings, then a row each; with what they spend, where any does."""
+    """Returns the headings, then a row for each tenant; with its spend, where any tenant has one."""
     columns = dict(TENANT_COLUMNS)
     if any(tenant.spend is not None for tenant in tenants):
         columns["spend"] = lambda t: NOTHING if t.spend is None else f"{format_money(t.spend)} {t.currency}"
@@ -169,5 +169,5 @@ def tenant_rows(tenants: Sequence[TenantSummary]) -> list[list[str]]:
 
 
 def class_rows(classes: Sequence[ClassSummary]) -> list[list[str]]:
-    """The headings, then a row each."""
+    """Returns the headings, then a row for each class."""
     return [list(CLASS_COLUMNS), *([show(level) for show in CLASS_COLUMNS.values()] for level in classes)]

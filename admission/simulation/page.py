@@ -1,4 +1,4 @@
-"""A comparison as one HTML page that needs nothing else: no script, no font, no request, light and dark."""
+"""Renders a comparison as one HTML page that needs nothing else: no script, no font, no request; light and dark."""
 
 from collections.abc import Sequence
 
@@ -50,7 +50,9 @@ NUM_COLOURS = 4
 
 
 def page(results: Results, title: str, facts: str, remarks: Sequence[str] = ()) -> str:
-    """`title`, `facts` and `remarks` are plain text, as are all names in the results; everything is escaped."""
+    """Renders the page. `title`, `facts` and `remarks` are plain text, as are all names in the results; all is
+    escaped.
+    """
     colours = "".join(f".curve.p{n}{{stroke:var(--p{n})}}.bar.p{n}{{fill:var(--p{n})}}" for n in range(NUM_COLOURS))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

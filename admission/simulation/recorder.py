@@ -1,4 +1,4 @@
-"""What a simulated run shows: each request's times, each tenant's service, the queue over time."""
+"""Records a simulated run: each request's times, each tenant's service, and the queue over time."""
 
 from array import array
 from collections import Counter, abc, defaultdict
@@ -21,14 +21,14 @@ PROMPT, OUTPUT = 1.0, 2.0  # service in tokens, by the weights of VTC (Sheng et 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A request is good that has its first token, and then on average each token, within these seconds."""
+    """The latencies of a good request: its first token, and then on average each token, comes within these seconds."""
 
     first_token: float = 2.0
     per_token: float = 0.1
 
 
 class AttemptOutcome(StrEnum):
-    """What became of one attempt of a request."""
+    """The outcome of one attempt of a request."""
 
     GOOD = "good"
     LATE = "late"  # completed, but not as the objective says
@@ -51,7 +51,7 @@ class ClassRecord:
 
 @dataclass(slots=True)
 class TenantRecord:
-    """One tenant's requests and what was done for it."""
+    """One tenant's requests and the service it got."""
 
     name: str
     weight: float
@@ -73,7 +73,7 @@ class TenantRecord:
 
     @property
     def service(self) -> float:
-        """In weighted tokens."""
+        """The service in weighted tokens."""
         return PROMPT * self.prompt_tokens + OUTPUT * self.output_tokens
 
 
@@ -90,10 +90,10 @@ class TrackedRequest:
 
 
 class Recorder:
-    """Told by the loop what happens, in order of time; changes nothing."""
+    """Keeps the figures of a run. The loop tells it of all that happens, in order of time; it changes nothing."""
 
     def __init__(self, device: Device, objective: Objective | None, weights: Mapping[str, float]) -> None:
-        """Without an `objective`, a request is good that keeps the targets of its own class."""
+        """Without an `objective` a request is good when it keeps the targets of its own class."""
         self.tenants: dict[str, TenantRecord] = {}
         self.classes: defaultdict[int, ClassRecord] = defaultdict(ClassRecord)
         self.refusals: Counter[str] = Counter()
@@ -146,29 +146,29 @@ class Recorder:
         self._forget(sequence, AttemptOutcome.LEFT, now)
 
     def expired(self, sequence: Sequence, now: float) -> None:
-        """Given up by the core: it waited too long."""
+        """Note that the core gave a sequence up, as it had waited too long."""
         self.given_up += 1
         self._forget(sequence, AttemptOutcome.EXPIRED, now)
 
     def evicted(self, sequence: Sequence, now: float) -> None:
-        """Ended by the core for lack of memory."""
+        """Note that the core ended a sequence for lack of memory."""
         self.lost += 1
         self._forget(sequence, AttemptOutcome.LOST, now)
 
     def taken_back(self, sequence: Sequence, now: float) -> None:
-        """It had been queued when another prompt of its request was refused, with which it is counted."""
+        """Forget a queued sequence whose request was refused for another prompt, with which it is counted."""
         self._leave_queue(sequence, now)
         del self._tracked[sequence]
 
     def cut_off(self, sequence: Sequence, reason: str, now: float) -> None:
-        """Ended by a limit of its tenant while it was answered."""
+        """Note that a limit of its tenant ended an answer."""
         self._leave_queue(sequence, now)
         self.refused(self._tracked.pop(sequence).arrival, f"{reason}, while answering")
 
     # steps
 
     def planned(self, scheduled: ScheduledStep, now: float) -> dict[str, StepWork]:
-        """The step's work by tenant."""
+        """Note a step that was planned; returns its work by tenant."""
         for sequence in scheduled.admitted:
             self._leave_queue(sequence, now)
         works = dict(self._decodes_by_tenant(scheduled))
@@ -184,7 +184,7 @@ class Recorder:
         return works
 
     def preempted(self, sequence: Sequence, now: float) -> None:
-        """It waits again. Telling this twice does nothing."""
+        """Note that a sequence waits again. A second time changes nothing."""
         if not self._tracked[sequence].waiting:
             self.preemptions += 1
             self._wait(sequence, now)
@@ -245,7 +245,7 @@ class Recorder:
         self.outcomes.append((arrival, outcome))
 
     def _decodes_by_tenant(self, scheduled: ScheduledStep) -> dict[str, StepWork]:
-        """Mostly the decodes are those of the step before, each with one token more."""
+        """Returns the work of decodes by tenant. Mostly they are those of the step before, each with one token more."""
         decodes = scheduled.sequences[: scheduled.batch.num_decodes]
         if decodes == self._decodes:
             for tenant, work in self._decode_work.items():

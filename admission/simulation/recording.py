@@ -1,4 +1,4 @@
-"""What our own event log says: the traffic, and the machine that served it.
+"""Reads our own event log: the traffic, and the machine that served it.
 
 A replay tells how long every answer became. A request that was refused or left before its end is taken to have wanted
 all it declared; where it declared nothing, as much as half of its tenant's answers had. What limits refused never came
@@ -27,7 +27,7 @@ from backend.scheduler.sequence import FinishReason, Sequence
 
 
 class TraceFacts(NamedTuple):
-    """What a trace knows of its requests beside their times and lengths."""
+    """The facts that a trace knows of its requests beside their times and lengths."""
 
     has_tiers: bool = False
     has_keys: bool = False
@@ -41,7 +41,9 @@ SAME = 0.01  # of the time: how near a fit comes to what it was fitted to
 
 
 class Recording(NamedTuple):
-    """`device` takes as long in all as it was measured to, and knows how it was served on."""
+    """A recording. `device` takes as long in all as it was measured to, and knows the settings that it was
+    served with.
+    """
 
     arrivals: list[Arrival]
     device: Device
@@ -50,7 +52,7 @@ class Recording(NamedTuple):
 
 @dataclass(slots=True)
 class _Log:
-    """The entries that tell of traffic, with their lines, by what they are."""
+    """The entries that tell of traffic, by kind, with their lines."""
 
     header: Entry = field(default_factory=list)
     gateway: Entry | None = None
@@ -73,7 +75,7 @@ class _Log:
 
 
 class _Timed(StepTimeModel):
-    """Keeps the sum of all steps beside what it learns from them."""
+    """A step-time model that also keeps the sums over all steps."""
 
     def __init__(self, prior: StepTime, weight: float) -> None:
         super().__init__(prior, weight)
@@ -89,8 +91,8 @@ class _Timed(StepTimeModel):
 
     @property
     def as_measured(self) -> StepTime:
-        """As learned, times how much longer all steps took together: what is learned leaves stalls out, and clients did
-        not.
+        """The step times as learned, made longer by as much as all steps together took longer: the model leaves stalls
+        out, and clients did not.
         """
         fixed, prefill, decode, decode_context, prefill_context, pairs, beyond = self.fitted.coefficients
         linear = StepTime((fixed, prefill, decode, decode_context, prefill_context, pairs, 0.0))
@@ -103,7 +105,7 @@ class _Timed(StepTimeModel):
 
 
 def read_recording(path: Path, lines: Iterable[str]) -> Recording:
-    """`lines` of all segments, from the first one on. Raises `TraceError`."""
+    """Reads a recording from the `lines` of all segments, from the first one on. Raises `TraceError`."""
     models: list[_Timed] = []
     sequences: dict[str, Sequence] = {}
     log = _Log()
@@ -134,7 +136,7 @@ def _facts(log: _Log) -> TraceFacts:
 
 
 def _served(log: _Log) -> Served:
-    """By the header, the last policy and the arrivals."""
+    """Returns the settings by the header, the last policy and the arrivals."""
     *_, coefficients, knee, prior_weight = log.header
     return Served(
         *make_configs(log.header),
@@ -145,7 +147,9 @@ def _served(log: _Log) -> Served:
 
 
 def _targets(arrived: list[Entry]) -> tuple[ClassTarget, ...]:
-    """Of each class, as its last request had them. A class that refuses has a deadline for every first token."""
+    """Returns each class's targets, as its last request had them. A class that refuses sets every first token a
+    deadline.
+    """
     by_class: dict[int, ClassTarget] = {}
     for entry in arrived:
         level, interval, _, first_by, _, target = entry[7:13]
@@ -155,14 +159,14 @@ def _targets(arrived: list[Entry]) -> tuple[ClassTarget, ...]:
 
 
 def _requests(log: _Log, sequences: dict[str, Sequence]) -> list[Arrival]:
-    """Each HTTP request, whatever became of it."""
+    """Returns each HTTP request, whatever became of it."""
     lengths = _answer_lengths(sequences)
     return [_request(line, time, asked, log, sequences, lengths) for line, time, asked in _all_read(log)]
 
 
 def _all_read(log: _Log) -> Iterator[tuple[int, float, Asked]]:
-    """With what was refused unread taken to be like its tenant's last that was read before; if none was, it is left
-    out.
+    """Yields all requests. One that was refused unread is taken to be like its tenant's last that was read before; if
+    none was, it is left out.
     """
     last: dict[str, Asked] = {}
     for line, time, asked in log.asked:
@@ -211,7 +215,7 @@ def _length(sequence: Sequence | None, arrived: tuple[int, Entry] | None, asked:
 
 
 def _answer_lengths(sequences: dict[str, Sequence]) -> dict[str, int]:
-    """The length that half of a tenant's answers had, of those that came to their end."""
+    """Returns the length that half of each tenant's answers had, of those that came to their end."""
     lengths: defaultdict[str, list[int]] = defaultdict(list)
     for sequence in sequences.values():
         if sequence.finish_reason in _ENDED:
@@ -220,7 +224,7 @@ def _answer_lengths(sequences: dict[str, Sequence]) -> dict[str, int]:
 
 
 def _sequences(log: _Log, sequences: dict[str, Sequence]) -> list[Arrival]:
-    """Each sequence that came to a core without a gateway."""
+    """Returns each sequence that came to a core without a gateway."""
     return [_arrival(line, entry, sequences.get(name)) for name, (line, entry) in log.arrived.items()]
 
 
@@ -247,5 +251,5 @@ _ENDED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 def _has_ended(sequence: Sequence | None, arrived: tuple[int, Entry] | None) -> bool:
-    """Whether the length of its answer is known."""
+    """Returns whether the length of the sequence's answer is known."""
     return sequence is not None and arrived is not None and arrived[1][-1] is None and sequence.finish_reason in _ENDED

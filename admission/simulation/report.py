@@ -1,4 +1,4 @@
-"""A comparison as text for a terminal."""
+"""Renders a comparison as text for a terminal, and as JSON."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from admission.simulation.summary import spread
 
 
 def to_json(results: Results, facts: dict[str, object]) -> str:
-    """Durations in seconds, shares in [0, 1]; numbers that were not measured are null."""
+    """Renders JSON. Durations are in seconds, shares in [0, 1]; numbers that were not measured are null."""
     study = results.study
     policies = [
         {
@@ -28,7 +28,7 @@ def to_json(results: Results, facts: dict[str, object]) -> str:
 
 
 def width(text: str) -> int:
-    """Columns that a text without control characters takes (Unicode Standard Annex 11)."""
+    """Returns the columns that a text without control characters takes (Unicode Standard Annex 11)."""
     return len(text) if text.isascii() else sum(map(_width, text))
 
 
@@ -50,7 +50,7 @@ MOST_TENANTS = 12
 
 
 def comparison_table(results: Results) -> str:
-    """Figures by policy, then each policy's tenants; control characters in names are written out."""
+    """Renders figures by policy, then each policy's tenants; control characters in names are written out."""
     parts = [_figures(results)]
     for name, runs in zip(results.names, results.runs, strict=True):
         tenants, classes = runs[0].tenants, runs[0].classes
@@ -76,7 +76,7 @@ def _cells(metric: RunMetric, results: Results) -> list[str]:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    """The first column to the left, the others to the right."""
+    """Aligns the first column to the left, the others to the right."""
     cells = [[escape_controls(cell) for cell in row] for row in rows]
     columns = max(len(row) for row in cells)
     widths = [max((width(row[n]) for row in cells if n < len(row)), default=0) for n in range(columns)]

@@ -1,4 +1,4 @@
-"""How unequally tenants were served: the gap between two, which a fairness bound speaks of, and an index over all."""
+"""Statistics of a run: how unequally tenants were served, quantiles of durations, and values over time."""
 
 from collections.abc import Iterable, Sequence
 from itertools import combinations
@@ -8,7 +8,9 @@ MOST_TENANTS = 8  # all pairs are followed
 
 
 class ServiceGap:
-    """`largest` is the greatest |ΔW_i/w_i - ΔW_j/w_j| over all intervals in which both were backlogged throughout."""
+    """The gap in service: `largest` is the greatest |ΔW_i/w_i - ΔW_j/w_j| over all intervals in which both tenants were
+    backlogged throughout.
+    """
 
     def __init__(self) -> None:
         self.largest = 0.0
@@ -19,7 +21,7 @@ class ServiceGap:
         return bool(self._ranges)
 
     def observe(self, service: Sequence[float], backlogged: Sequence[bool]) -> None:
-        """Service of each tenant so far, by weight, and whether it has had work waiting since the last call."""
+        """Note each tenant's service so far, by weight, and whether it has had work waiting since the last call."""
         current: dict[tuple[int, int], tuple[float, float]] = {}
         waiting = [tenant for tenant, waits in enumerate(backlogged) if waits]
         for i, j in combinations(waiting, 2):
@@ -31,7 +33,7 @@ class ServiceGap:
 
 
 def jain_fairness_index(shares: Iterable[float]) -> float | None:
-    """1 when all are equal, 1/n when one has everything (Jain, Chiu and Hawe, 1984); None of nothing."""
+    """Returns 1 when all are equal, 1/n when one has everything (Jain, Chiu and Hawe, 1984); None of nothing."""
     values = list(shares)
     squares = sum(value * value for value in values)
     return sum(values) ** 2 / (len(values) * squares) if squares else None
@@ -42,12 +44,12 @@ _SMALLEST = 1e-5
 
 
 def quantile(ordered: Sequence[float], share: float) -> float | None:
-    """The smallest value that `share` of the sorted values do not exceed; None of nothing."""
+    """Returns the smallest value that `share` of the sorted values do not exceed; None of nothing."""
     return ordered[max(0, ceil(share * len(ordered)) - 1)] if ordered else None
 
 
 class QuantileHistogram:
-    """Durations in seconds, by logarithm: quantiles are within 1 % of the exact ones."""
+    """A histogram of durations in seconds, by logarithm: quantiles are within 1 % of the exact ones."""
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
@@ -59,7 +61,7 @@ class QuantileHistogram:
         self.total += count
 
     def quantiles(self, shares: Sequence[float]) -> list[float | None]:
-        """One for each of the ascending shares."""
+        """Returns one quantile for each of the ascending shares."""
         buckets = iter(sorted(self._counts.items()))
         found: list[float | None] = []
         bucket, seen = 0, 0
@@ -76,7 +78,9 @@ MOST_INTERVALS = 240
 
 
 class Timeline:
-    """Takes values at times that never go back. `values[i]` is the largest within the i-th `interval` seconds."""
+    """The course of a value, given at times that never go back: `values[i]` is the largest in the i-th `interval`
+    seconds.
+    """
 
     def __init__(self, interval: float = 0.125) -> None:
         self.interval = interval

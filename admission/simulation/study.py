@@ -1,4 +1,4 @@
-"""Policies compared on one workload over several seeds."""
+"""Compares policies on one workload over several seeds."""
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,7 @@ Progress = Callable[[int], object]  # told how many more requests are over
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """What is simulated. Every policy meets the same arrivals."""
+    """The plan of a comparison. Every policy meets the same arrivals."""
 
     policies: tuple[SimulatedPolicy, ...]
     workload: Workload
@@ -38,18 +38,22 @@ class Study:
 
     @property
     def judged_by(self) -> Objective | None:
-        """None: what each class is promised. Policies are compared by one measure, unless each states its own."""
+        """The objective that decides which requests are good: one for all policies, unless each states its own targets,
+        which is None.
+        """
         if self.objective is None and not all(policy.states_targets for policy in self.policies):
             return Objective()
         return self.objective
 
     @property
     def size(self) -> int:
-        """Requests of all runs, floods apart."""
+        """The number of requests of all runs, floods apart."""
         return len(self.policies) * self.seeds * self.workload.size
 
     def run(self, progress: Progress = lambda requests: None) -> "Results":
-        """Results in the same order whatever `jobs`. `progress` is told of requests as they end, of all `size`."""
+        """Run all; the results have the same order whatever `jobs`. `progress` is called as requests end, of all
+        `size`.
+        """
         tasks = [(policy, seed) for policy, seed in product(self.policies, range(1, self.seeds + 1))]
         summaries = list(_each(self, tasks, progress))
         runs = [tuple(summaries[n : n + self.seeds]) for n in range(0, len(summaries), self.seeds)]
@@ -58,7 +62,7 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """`runs[i]` are those of the i-th policy, one for each seed."""
+    """The summaries of a comparison: `runs[i]` are those of the i-th policy, one for each seed."""
 
     study: Study
     runs: tuple[tuple[Summary, ...], ...]
@@ -69,17 +73,17 @@ class Results:
 
     @property
     def refusal_reasons(self) -> list[str]:
-        """That any run had."""
+        """The reasons for which any run refused requests."""
         return sorted({reason for summaries in self.runs for summary in summaries for reason in summary.refusals})
 
     @property
     def currencies(self) -> list[str]:
-        """That anything cost anyone something in."""
+        """The currencies in which anybody spent something."""
         return sorted({currency for summaries in self.runs for summary in summaries for currency in summary.spend})
 
 
 class SimulatedRun:
-    """One policy going through one list of arrivals, in order of time."""
+    """One policy that goes through one list of arrivals, in order of time."""
 
     def __init__(
         self, policy: SimulatedPolicy, arrivals: Sequence[Arrival], device: Device, objective: Objective | None
@@ -94,11 +98,11 @@ class SimulatedRun:
 
     @property
     def num_over(self) -> int:
-        """Requests that have ended or been refused."""
+        """The number of requests that have ended or been refused."""
         return len(self._recorder.outcomes)
 
     def summary(self, until: float = inf, seed: int = 1) -> Summary:
-        """Of what has happened; nothing more does."""
+        """End the run; returns the summary of what has happened."""
         seconds, recomputed = self.loop.end(until), self._core.scheduler.counters.recomputed_tokens
         cost = self._policy.rules and self._policy.rules.price
         return summarise(self._recorder, seed, seconds, recomputed, self._policy.class_names, cost or FREE)
@@ -112,7 +116,7 @@ def simulate_run(
     seed: int = 1,
     progress: Progress = lambda requests: None,
 ) -> Summary:
-    """One policy through one list of arrivals, in order of time, to their ends."""
+    """Runs one policy through one list of arrivals, in order of time, to their ends."""
     simulated = SimulatedRun(policy, arrivals, device, objective)
     collecting = gc.isenabled()
     gc.disable()  # everything is freed by reference counts; collections would look at all waiting requests in vain
@@ -130,7 +134,7 @@ def simulate_run(
 def capacity(
     policy: SimulatedPolicy, workload: Workload, device: Device, progress: Progress = lambda requests: None
 ) -> float:
-    """Requests a second that the device completes when all are there from the start, and nothing bounds them."""
+    """Returns the requests a second that the device completes when all are there at once and nothing bounds them."""
     core = replace(policy.core, overload=Overload.UNBOUNDED)
     scheduling = policy.scheduling_policy and replace(policy.scheduling_policy, bounds=(), may_wait={})
     unbounded = replace(policy, core=core, scheduling_policy=scheduling, targets=(), rules=None)

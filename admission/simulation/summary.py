@@ -1,4 +1,4 @@
-"""One simulated run in numbers, and what several runs of one policy agree on."""
+"""Sums up one simulated run in numbers, and several runs of one policy by their spread."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ MOST_TENANTS = 100  # that are told apart in a summary, the most served first
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """Quantiles in seconds; None where nothing was measured."""
+    """The quantiles of a duration in seconds; None where nothing was measured."""
 
     p50: float | None
     p90: float | None
@@ -58,7 +58,7 @@ class ClassSummary:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Times in seconds, rates a second of simulated time."""
+    """The figures of one run. Times are in seconds, rates a second of simulated time."""
 
     seed: int
     offered: int
@@ -93,7 +93,7 @@ class Summary:
 
 
 Cost = Callable[[str, int, int], tuple[float, str] | None]
-"""Of a tenant's prompt and output tokens, with the currency; None: it pays nothing."""
+"""Returns the cost of a tenant's prompt and output tokens, with the currency; None: it pays nothing."""
 FREE: Cost = lambda *_: None  # noqa: E731 - a constant
 
 
@@ -158,7 +158,7 @@ def _tail(ordered: Sequence[float]) -> Tail:
 
 
 def _evenness(tenants: Sequence[TenantRecord]) -> float | None:
-    """Jain's index of the rate, by weight, at which each tenant was served while it had work waiting."""
+    """Returns Jain's index of the rates, by weight, at which tenants were served while they had work waiting."""
     return jain_fairness_index(
         tenant.backlogged_service / tenant.backlogged_seconds / tenant.weight
         for tenant in tenants
@@ -207,7 +207,7 @@ def _class(level: int, record: ClassRecord, names: Sequence[str]) -> ClassSummar
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A quantity over seeds."""
+    """The median and the range of a quantity over seeds."""
 
     median: float
     low: float
@@ -215,6 +215,6 @@ class Spread:
 
 
 def spread(summaries: Sequence[Summary], get: Callable[[Summary], float | None]) -> Spread | None:
-    """None when no run has a value."""
+    """Returns the spread over the runs that have a value; None when none has."""
     values = [value for summary in summaries if (value := get(summary)) is not None]
     return Spread(median(values), min(values), max(values)) if values else None

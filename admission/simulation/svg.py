@@ -1,4 +1,4 @@
-"""Charts as SVG for a page that has the style sheet of `page`: colours come from its variables."""
+"""Draws charts as SVG for a page that has the style sheet of `page`: colours come from its variables."""
 
 from collections.abc import Callable, Iterator, Sequence
 from math import ceil, floor, log10
@@ -9,7 +9,7 @@ from admission.simulation.summary import Spread
 
 
 def linear_ticks(high: float, most: int = 5) -> list[float]:
-    """From 0 to at least `high`, `most` steps at most, each 1, 2 or 5 times a power of ten."""
+    """Returns ticks from 0 to at least `high`, `most` steps at most, each 1, 2 or 5 times a power of ten."""
     if high <= 0:
         return [0.0, 1.0]
     power = 10.0 ** floor(log10(high / most))
@@ -18,7 +18,7 @@ def linear_ticks(high: float, most: int = 5) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten within [low, high]; 1, 2 and 5 times them when those are few. At least one is returned."""
+    """Returns the powers of ten within [low, high]; 1, 2 and 5 times them when those are few; at least one."""
     decades = [10.0**n for n in range(floor(log10(low)), ceil(log10(high)) + 1)]
     whole = [tick for tick in decades if low <= tick <= high]
     if len(whole) >= 3:
@@ -39,12 +39,12 @@ Scale = Callable[[float], float]
 
 
 def svg(chart: Chart) -> str:
-    """One `<svg>` element. Names in it are escaped."""
+    """Draws a chart as one `<svg>` element. Names in it are escaped."""
     return _lines(chart) if isinstance(chart, Lines) else _bars(chart)
 
 
 def _element(height: float, label: str, parts: Sequence[str]) -> str:
-    """It scales with its column; its text does with it."""
+    """Returns an element that scales with its column, its text included."""
     return f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{escaped(label)}">{"".join(parts)}</svg>'
 
 
@@ -82,7 +82,9 @@ def _path(curve: Sequence[Point], chart: Lines, x: Scale, y: Scale) -> str:
 
 
 def _scale(axis: Axis, values: Sequence[float], start: float, end: float) -> tuple[list[float], Scale]:
-    """Ticks, and where a value lies between `start` and `end`, both in units of the axis' label."""
+    """Returns the ticks, and a function from a value to its place between `start` and `end`, both in the
+    label's units.
+    """
     if axis.log:
         low, high = max(min(values), 1e-6), max(*values, 2e-6)
         ticks = log_ticks(low, high)

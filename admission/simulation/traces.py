@@ -1,4 +1,5 @@
-"""Recorded traffic, one reader for each format. A reader yields arrivals in the order of the file, the first at 0 s.
+"""Reads recorded traffic, with one reader for each format. A reader yields arrivals in the order of the file, the first
+at 0 s.
 
 `azure`     CSV with TIMESTAMP, ContextTokens, GeneratedTokens: the Azure LLM inference traces of 2023 (Patel et al.,
             2024) and of 2024 (Stojkovic et al., 2025), whose timestamps have a zone
@@ -28,11 +29,13 @@ from admission.simulation.recording import NO_FACTS, TraceFacts, read_recording
 _GZIP = b"\x1f\x8b"  # RFC 1952, 2.3.1
 
 UNREADABLE = (OSError, EOFError, zlib.error, UnicodeDecodeError)
-"""What reading such a file may raise, when it is not there, cut off, damaged or no text."""
+"""The errors of reading such a file when it is not there, cut off, damaged or no text."""
 
 
 def open_text(path: Path, newline: str | None = None, errors: str = "strict") -> TextIO:
-    """UTF-8, with or without a byte order mark; compression is told by the first bytes, not by the name."""
+    """Opens a file of UTF-8, with or without a byte order mark; compression shows in the first bytes, not in
+    the name.
+    """
     with path.open("rb") as file:
         is_compressed = file.read(len(_GZIP)) == _GZIP
     if is_compressed:
@@ -50,7 +53,7 @@ _MOST = 10**15 - 1  # tokens or milliseconds
 
 
 class Traffic(NamedTuple):
-    """Arrivals by time, the device that they were recorded on, where the trace says, and what else it knows."""
+    """Arrivals in order of time, the device that they were recorded on, where the trace says, and its other facts."""
 
     arrivals: list[Arrival]
     device: Device | None = None
@@ -63,12 +66,12 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def read_trace(path: Path) -> list[Arrival]:
-    """All arrivals, by time. Raises as `read_traffic` does."""
+    """Returns all arrivals in order of time. Raises as `read_traffic` does."""
     return read_traffic(path).arrivals
 
 
 def read_traffic(path: Path, format_name: str = "auto", log_lines: LogLines = _lines) -> Traffic:
-    """Raises `TraceError` naming the line, `OptionError` when the file cannot be opened."""
+    """Reads a trace. Raises `TraceError` naming the line, `OptionError` when the file cannot be opened."""
     try:
         kind = _format_of(path) if format_name == "auto" else format_name
         read = (
@@ -85,7 +88,7 @@ def read_traffic(path: Path, format_name: str = "auto", log_lines: LogLines = _l
 
 
 def azure(path: Path) -> Iterator[Arrival]:
-    """Raises `TraceError`."""
+    """Reads the CSV of the Azure traces. Raises `TraceError`."""
     with open_text(path, newline="") as file:
         rows = csv.DictReader(file, strict=True)
         missing = [name for name in _AZURE_FIELDS if name not in (rows.fieldnames or ())]
@@ -110,7 +113,7 @@ def _azure_arrival(path: Path, line: int, row: dict[str, str]) -> Arrival:
 
 
 def _seconds(timestamp: str) -> float:
-    """Since an arbitrary origin; more decimals than microseconds are kept. Without a zone it is UTC."""
+    """Returns seconds since an arbitrary origin; decimals beyond microseconds are kept. Without a zone it is UTC."""
     match = _TIMESTAMP.fullmatch(timestamp.strip())
     if match is None:
         raise ValueError("not a timestamp")
@@ -119,7 +122,9 @@ def _seconds(timestamp: str) -> float:
 
 
 def mooncake(path: Path) -> Iterator[Arrival]:
-    """Raises `TraceError`. A session is the first block of hashes after the one that most requests begin with."""
+    """Reads the JSON lines of Mooncake's traces. A session is the second block of hashes, as most requests share the
+    first. Raises `TraceError`.
+    """
     with open_text(path) as file:
         for line, text in enumerate(file, 1):
             if text.strip():
@@ -146,7 +151,7 @@ FORMATS = (*READERS, "sluice")
 
 
 def _format_of(path: Path) -> str:
-    """By its first character: a JSON object, a JSON array, or the header of a table."""
+    """Returns the format by the first character: of a JSON object, a JSON array, or the header of a table."""
     with open_text(path) as file:
         return {"{": "mooncake", "[": "sluice"}.get(file.read(1), "azure")
 

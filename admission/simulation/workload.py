@@ -1,4 +1,4 @@
-"""The requests of one simulated run, made from a trace: how many, how fast, whose."""
+"""Makes the requests of a simulated run from a trace: how many, how fast, and whose they are."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ _FLOOD = re.compile(r"(?P<tenant>.+):(?P<rate>[\d.]+)@(?P<start>[\d.]+)\+(?P<sec
 
 
 def tenant_rule(text: str) -> Rule:
-    """Raises `OptionError`."""
+    """Reads a rule of `--tenants`. Raises `OptionError`."""
     if text == "trace":
         return lambda arrival, _: arrival.tenant or "everyone"
     if text.isdecimal():
@@ -34,7 +34,7 @@ def tenant_rule(text: str) -> Rule:
 
 
 def class_rule(text: str) -> Callable[[Arrival, Random], int]:
-    """Raises `OptionError`."""
+    """Reads a rule of `--classes`. Raises `OptionError`."""
     if text == "trace":
         return lambda arrival, _: arrival.priority_class
     draw = share_rule("--classes", text)
@@ -45,7 +45,7 @@ def class_rule(text: str) -> Callable[[Arrival, Random], int]:
 
 
 def tier_rule(text: str) -> Callable[[Arrival, Random], str | None]:
-    """`none` stands for requests that name no tier. Raises `OptionError`."""
+    """Reads a rule of `--service-tiers`; `none` stands for requests that name no tier. Raises `OptionError`."""
     if text == "trace":
         return lambda arrival, _: arrival.service_tier
     draw = share_rule("--service-tiers", text)
@@ -53,7 +53,7 @@ def tier_rule(text: str) -> Callable[[Arrival, Random], str | None]:
 
 
 def share_rule(option: str, text: str) -> Rule:
-    """One of the names, each as often as its share says."""
+    """Returns a rule that draws one of the names, each as often as its share says."""
     shares = _shares(option, text)
     names = [name for name, _ in shares]
     cumulated = list(accumulate(share for _, share in shares))
@@ -62,7 +62,7 @@ def share_rule(option: str, text: str) -> Rule:
 
 @dataclass(frozen=True, slots=True)
 class Flood:
-    """`rate` requests a second of one tenant, for `seconds` from `start` on."""
+    """A flood of `rate` requests a second of one tenant, for `seconds` from `start` on."""
 
     tenant: str
     rate: float
@@ -71,7 +71,7 @@ class Flood:
 
     @classmethod
     def parse(cls, text: str) -> "Flood":
-        """Raises `OptionError`."""
+        """Reads a value of `--flood`. Raises `OptionError`."""
         match = _FLOOD.fullmatch(text)
         try:
             assert match is not None
@@ -83,7 +83,7 @@ class Flood:
         return flood
 
     def arrivals(self, trace: list[Arrival], random: Random) -> list[Arrival]:
-        """A Poisson process with lengths drawn from the trace."""
+        """Returns the arrivals of a Poisson process with lengths drawn from the trace."""
         flooding = []
         time = self.start + random.expovariate(self.rate)
         while time < self.start + self.seconds:
@@ -118,7 +118,8 @@ _TIME = attrgetter("time")
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`requests` beyond the trace's length repeat it. Raises `OptionError` when the parts contradict each other.
+    """The workload of a run. `requests` beyond the trace's length repeat it. Raises `OptionError` where parts
+    contradict.
 
     At a `rate` the arrivals are Poisson, with lengths drawn from the trace; else they are the trace's, `speedup` times
     as fast. The seed decides the arrivals' times (at a rate, and within a time that several traced requests share),
@@ -149,7 +150,7 @@ class Workload:
         return self.requests or len(self.trace)
 
     def arrivals(self, seed: int) -> list[Arrival]:
-        """In order of time; the same for the same seed."""
+        """Returns the arrivals in order of time; the same for the same seed."""
         random = Random(seed)
         timed = self._poisson(random) if self.rate is not None else self._replayed(random)
         assign = self._assignment(random)
@@ -160,7 +161,7 @@ class Workload:
         return arrivals
 
     def _assignment(self, random: Random) -> Callable[[Arrival], Arrival]:
-        """Whose a request is and what it asks for, by the rules."""
+        """Returns a function that gives a request its tenant and what it asks for, by the rules."""
         tenant, tier = tenant_rule(self.tenants), tier_rule(self.service_tiers)
         priority_class = class_rule(self.classes)
 
@@ -196,7 +197,9 @@ class Workload:
 
 
 def _spread(trace: tuple[Arrival, ...], random: Random) -> Iterator[Arrival]:
-    """Requests that share a time were rounded to it: they come at random times before the next one."""
+    """Yields the trace. Requests that share a time were rounded to it: they come at random times before the
+    next one.
+    """
     groups = [list(group) for _, group in groupby(trace, key=_TIME)]
     for group, following in zip(groups, [*groups[1:], None], strict=True):
         time = group[0].time

@@ -1,4 +1,4 @@
-"""What an edit of a policy would have done to requests that were recorded."""
+"""Compares two policies on recorded requests: what an edit would have done to them."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ SLICE = 0.25  # seconds of simulated time, between two looks at the clock
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """Both policies have met the same requests, up to the same moment."""
+    """The result of a comparison. Both policies have met the same requests, up to the same moment."""
 
     changes: tuple[str, ...]  # lines of text, as `policy_diff` tells them
     not_simulated: tuple[str, ...]  # a sentence for each change that could make no difference, and why
@@ -81,7 +81,7 @@ def what_if(
 
 
 def simulated(name: str, policy: Policy, device: Device, facts: TraceFacts) -> SimulatedPolicy:
-    """All that a policy says, as a simulation goes by it."""
+    """Returns a policy as a simulation works by it: with classes, weights, bounds, limits and prices."""
     names = tuple(level.name for level in policy.classes)
     base = make_simulated_policy(name, scheduling_policy(policy), tuple(map(target_of, policy.classes)), device, names)
     shape = None

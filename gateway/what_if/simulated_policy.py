@@ -41,7 +41,7 @@ class PolicyRules:
 
 
 class PolicyGateway:
-    """`admission.simulation.gateway_rules.SimulatedGateway`; of one run. Limits begin unused."""
+    """A `SimulatedGateway` that works by one policy. Limits begin unused."""
 
     def __init__(self, rules: PolicyRules) -> None:
         self._policy = rules.policy
@@ -71,7 +71,7 @@ class PolicyGateway:
         return effective.kv_bytes // self._kv_shape.block_bytes
 
     def reserve(self, arrival: Arrival, lengths: OutputLengths, now: float) -> "UncountedGrant":
-        """Raises `GatewayRefused`."""
+        """Reserves as `gateway.api` does for a real request. Raises `GatewayRefused`."""
         effective, moment, prompts = self._of(arrival), self._began + now, arrival.prompts
         if self._policy.unnamed_tenants == "refuse" and arrival.tenant not in self._policy.tenants:
             raise GatewayRefused("unnamed_tenants")
@@ -122,7 +122,7 @@ class PolicyGateway:
 
 @dataclass(frozen=True, slots=True)
 class UncountedGrant:
-    """`admission.simulation.gateway_rules.SimulatedGrant` of a request that no limit counts."""
+    """The `SimulatedGrant` of a request that no limit counts."""
 
     tokens: tuple[int, ...]
 
@@ -135,26 +135,26 @@ class UncountedGrant:
 
 @dataclass(frozen=True, slots=True)
 class CountedGrant(UncountedGrant):
-    """One that limits count until it leaves."""
+    """The `SimulatedGrant` of a request that limits count until it is settled."""
 
     limiter: Limiter
     charge: Charge
     began: float
 
     def extend(self, tokens: int, now: float) -> None:
-        """Raises `GatewayRefused`."""
+        """Reserves so many tokens more. Raises `GatewayRefused`."""
         try:
             self.limiter.extend(self.charge, tokens, self.began + now)
         except QuotaRefused as refusal:
             raise _refused_by_limit(refusal) from None
 
     def settle(self, prompt_tokens: int, output_tokens: int) -> None:
-        """A request for which nothing was computed costs nothing."""
+        """Charges for what was computed; a request for which nothing was costs nothing."""
         self.limiter.settle(self.charge, Usage(prompt_tokens, output_tokens, requests=1 if prompt_tokens else 0))
 
 
 def target_of(level: ClassPolicy) -> ClassTarget:
-    """What a class promises."""
+    """Returns the latencies that a class promises."""
     return ClassTarget(level.ttft, level.time_per_output_token, level.when_late == "refuse")
 
 
@@ -168,7 +168,7 @@ def _tokens_to_begin_with(effective: EffectivePolicy, prompt: Arrival, lengths: 
 
 
 def _check(what: str, check: Callable[[], object]) -> None:
-    """Raises `GatewayRefused` for what a client would be told as an error."""
+    """Calls `check`. Raises `GatewayRefused` where a client would get an error."""
     try:
         check()
     except ApiError:
@@ -185,5 +185,5 @@ def _refused_by_limit(refusal: QuotaRefused) -> GatewayRefused:
 
 
 def _name(limit: Limit) -> str:
-    """All keys' limits of one kind are one reason."""
+    """Returns a limit's name as a reason, which all keys' limits of one kind share."""
     return f"key's {limit.name.removeprefix(f'key:{limit.key}:')}" if limit.key else limit.name

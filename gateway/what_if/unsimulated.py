@@ -1,4 +1,4 @@
-"""What of an edit a simulation cannot show, for the requests it was given: said line by line, never passed over."""
+"""Names each part of an edit that a simulation cannot show for the requests it was given, line by line."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from quotas.policy.problems import Mark
 MOST_LINES = 60
 
 Places = Mapping[str, Mark]
-"""Where each field of a policy stands, as `quotas.policy.policy_file.field_places` tells it."""
+"""The place of each field of a policy, from `quotas.policy.policy_file.field_places`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What there was to tell policies apart by."""
+    """The data by which a run could tell policies apart."""
 
     facts: TraceFacts
     sources: frozenset[str]  # tenants.acme, tenants.acme.keys.9f2c41d7: whom requests came from
@@ -47,9 +47,9 @@ class Seen:
 
 
 def unsimulated(changes: Iterable[Change], seen: Seen, *places: Places) -> list[str]:
-    """A sentence for each change that made no difference for want of data, or for what a simulation leaves out.
+    """Returns a sentence for each change that made no difference, for want of data or since a simulation leaves it out.
 
-    It names the line by the first of `places` that has the field: of the edit, then of what was edited.
+    It names the line by the first of `places` that has the field: those of the edit, then those of what was edited.
     """
     changes = list(changes)
     followed = _followed(changes, seen)
@@ -63,8 +63,8 @@ def unsimulated(changes: Iterable[Change], seen: Seen, *places: Places) -> list[
 
 
 def _followed(changes: Iterable[Change], seen: Seen) -> set[Change]:
-    """Those that another change shows: a default that a tenant has from there, a price of cached tokens that nobody
-    set apart from that of the others.
+    """Returns the changes that another change shows: a default that a tenant has from there, or a price of cached
+    tokens that nobody set apart from that of the others.
     """
     inherited = {change.field for change in changes if change.scope in seen.sources}
     prices = {(change.scope, change.after) for change in changes if change.field == "price.input"}
@@ -77,7 +77,7 @@ def _followed(changes: Iterable[Change], seen: Seen) -> set[Change]:
 
 
 def assumed(policies: Iterable[Policy], facts: TraceFacts) -> list[str]:
-    """What is taken for granted of limits, where there are any."""
+    """Returns a sentence for each thing that is taken for granted of limits, where there are any."""
     limits = [limit for policy in policies for limit in _limits(policy) if limit.window is not None]
     if not limits:
         return []
@@ -147,7 +147,7 @@ def _of_key(source: str, field: str, seen: Seen) -> str | None:
 
 
 def _place(change: Change, places: Iterable[Places]) -> str:
-    """What a tenant does not say itself, the defaults say for it; what nobody says any more, its section would."""
+    """Returns the place of a change as text: the field's own, else that in the defaults, else that of its section."""
     paths = [change.path, f"defaults.{change.field}"] if change.scope.startswith("tenants.") else [change.path]
     for path in (*paths, change.scope):
         for known in places:
