@@ -3,7 +3,7 @@
 The core is the one that serves; only the device and the clock are simulated."""
 
 import sys
-from argparse import ArgumentTypeError, Namespace, _SubParsersAction
+from argparse import SUPPRESS, ArgumentTypeError, Namespace, _SubParsersAction
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from admission.core import Order
-from admission.simulation import picture
 from admission.simulation.arrival import Arrival
 from admission.simulation.device import DEVICES, Device, find_device
 from admission.simulation.errors import OptionError
@@ -122,12 +121,10 @@ def _add_report(group: Any) -> None:
     )  # fmt: skip
     group.add_argument("--json", metavar="FILE", type=_new_file, help="write every figure of every run")
     group.add_argument("--html", metavar="FILE", type=_new_file, help="write charts and figures as one page")
-    group.add_argument("--png", metavar="FILE", type=_new_file, help="write the charts as a picture (extra: plots)")
+    group.add_argument("--png", type=_no_picture, help=SUPPRESS)
 
 
 def _simulate(namespace: Namespace) -> int:
-    if namespace.png:
-        picture.require()
     with _progress("reading", "entries", None) as read:
         traffic = read_traffic(namespace.trace, namespace.format, lambda path: _followed(read_event_log(path), read))
     traffic = traffic._replace(device=_device(namespace.device, traffic.device), facts=_facts_used(namespace, traffic))
@@ -262,12 +259,8 @@ def _write(namespace: Namespace, results: Results, facts: str, remarks: list[str
             namespace.json.write_text(to_json(results, said), encoding="utf-8")
         if namespace.html:
             namespace.html.write_text(page(results, title, facts, remarks), encoding="utf-8")
-        if namespace.png:
-            picture.save(results, title, facts, namespace.png)
     except OSError as error:
-        raise OptionError(
-            "--json, --html, --png", str(error.filename), f"cannot be written ({error.strerror})"
-        ) from None
+        raise OptionError("--json, --html", str(error.filename), f"cannot be written ({error.strerror})") from None
 
 
 def _facts(namespace: Namespace, study: Study) -> str:
@@ -368,6 +361,10 @@ def _flood(text: str) -> Flood:
         return Flood.parse(text)
     except OptionError as error:
         raise ArgumentTypeError(str(error)) from None
+
+
+def _no_picture(_: str) -> None:
+    raise ArgumentTypeError("charts are drawn on the page of --html FILE, which a browser prints or takes a picture of")
 
 
 def _new_file(text: str) -> Path:

@@ -1,15 +1,11 @@
 """Reports: complete, well formed, and unharmed by the names in them."""
 
 import json
-import sys
-from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 
-from admission.simulation import picture
 from admission.simulation.charts import Bars, charts
-from admission.simulation.errors import SimulationError
 from admission.simulation.metrics import GROUPS, format_duration, format_number, format_percent
 from admission.simulation.page import page
 from admission.simulation.policy import parse_simulated_policy
@@ -29,13 +25,12 @@ def test_the_table_has_every_quantity_for_every_policy() -> None:
     assert "tenants under fair" in text and "tenants under fcfs" in text
 
 
-def test_a_hostile_name_is_text_wherever_it_is_shown(tmp_path: Path) -> None:
+def test_a_hostile_name_is_text_wherever_it_is_shown() -> None:
     results = compared("fair", "fcfs", tenants=f"{HOSTILE}:1,b:1")
     html = page(results, HOSTILE, HOSTILE)
     assert "<script" not in html and "\x1b" not in html and "\x1b" not in comparison_table(results)
     tags = {element.tag for chart in charts(results) for element in ET.fromstring(svg(chart)).iter()}
     assert tags == {"svg", "text", "line", "path", "rect"}
-    picture.save(results, HOSTILE, HOSTILE, tmp_path / "p.png")
 
 
 def test_the_page_asks_for_nothing_from_elsewhere() -> None:
@@ -52,12 +47,11 @@ def test_the_json_has_the_runs_and_no_number_that_json_lacks() -> None:
     assert [run["seed"] for run in report["policies"][0]["runs"]] == [1, 2]
 
 
-def test_a_run_in_which_everything_was_refused_still_has_a_report(tmp_path: Path) -> None:
+def test_a_run_in_which_everything_was_refused_still_has_a_report() -> None:
     results = compared("fair,max_model_len=8", tenants="2", seeds=1)
     assert results.runs[0][0].refusals == {"TooLong": 120}
     assert "TooLong" in page(results, "t", "f") and comparison_table(results)
     to_json(results, {})
-    picture.save(results, "t", "f", tmp_path / "p.png")
 
 
 def test_the_chart_of_outcomes_leaves_nobody_out() -> None:
@@ -72,17 +66,6 @@ def test_the_chart_of_outcomes_leaves_nobody_out() -> None:
     assert {"given up, too late", "refused: QueueFull", "left waiting"} <= set(outcomes.groups)
     for n in range(len(texts)):
         assert sum(bars[n].median for bars in outcomes.bars if bars[n]) == pytest.approx(1.0)
-
-
-def test_the_picture_is_a_png(tmp_path: Path) -> None:
-    picture.save(compared("fair", "fcfs"), "title", "facts", tmp_path / "p.png")
-    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_picture_without_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(SimulationError, match=r"sluice\[plots\]"):
-        picture.require()
 
 
 @pytest.mark.parametrize(
