@@ -1,7 +1,8 @@
-"""From trees of text to a policy. All that is wrong is noted, and something sensible read in its place."""
+"""Reads policies from trees of text. Every mistake is noted, and something sensible takes its place."""
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from quotas.policy import units, words
 from quotas.policy.limit import TENANT_ONLY, Budget, Limit, Rate, Resource
@@ -40,7 +41,7 @@ def read_classes(section: Section | None) -> tuple[ClassPolicy, ...]:
 
 
 def _read_class(section: Section, name: str, above: list[ClassPolicy]) -> ClassPolicy:
-    section.refuse_strangers(fields_of("class"))
+    section.refuse_unknown(fields_of("class"))
     tiers = section.values("service_tiers", words.service_tier, ())
     for other in above:
         for tier in set(tiers) & set(other.service_tiers):
@@ -58,7 +59,8 @@ def _read_class(section: Section, name: str, above: list[ClassPolicy]) -> ClassP
 
 
 def _read_lateness(section: Section) -> Lateness:
-    lateness: Lateness = section.value("when_late", words.lateness, "wait")
+    default: Lateness = "wait"
+    lateness = section.value("when_late", words.lateness, default)
     if lateness == "refuse" and "ttft" not in section.names:
         section.wrong("when_late", "needs a ttft: without a target nothing is late")
     return lateness
@@ -74,7 +76,7 @@ def _read_aging(section: Section, above: list[ClassPolicy]) -> float:
 
 
 def _default_aging(section: Section, above: list[ClassPolicy]) -> float:
-    """A class without targets is for batch work."""
+    """Return the aging of a class that says nothing: one without targets is for batch work."""
     if not above:
         return 0.0
     step = above[-1].aging + AGING_STEP
@@ -84,7 +86,7 @@ def _default_aging(section: Section, above: list[ClassPolicy]) -> float:
 def _read_queue(section: Section | None) -> QueueLimits:
     if section is None:
         return QueueLimits()
-    section.refuse_strangers(fields_of("class", "queue"))
+    section.refuse_unknown(fields_of("class", "queue"))
     return QueueLimits(
         requests=section.value("requests", units.count, None),
         tokens=section.value("tokens", units.count, None),
@@ -99,7 +101,7 @@ _RESOURCES = list(Resource)
 def read_limits(
     section: Section | None, key: str | None = None, inherited: tuple[Limit, ...] = ()
 ) -> tuple[Limit, ...]:
-    """The limits under `limits:`; of a resource that is not named there, the inherited ones. In a canonical order."""
+    """Return the limits of the section, in a canonical order. What it does not name is inherited."""
     limits = list(inherited) if section is None else _read(section, key, inherited)
     return tuple(sorted(limits, key=_order))
 
@@ -116,7 +118,8 @@ def _read(section: Section, key: str | None, inherited: tuple[Limit, ...]) -> li
 
 
 def _held(section: Section, resource: Resource, key: str | None) -> list[Limit]:
-    amount = section.value(resource, _size if resource is Resource.KV_BYTES else _count, None)
+    read = units.size if resource is Resource.KV_BYTES else units.count
+    amount = section.value(resource, partial(read, least=0), None)
     return [] if amount is None else [Limit(resource, amount, None, key)]
 
 
@@ -136,15 +139,15 @@ def _spent(section: Section, node: Node, resource: Resource, key: str | None) ->
 
 
 def _windowed(section: Section, node: Node, path: str) -> tuple[int, Rate | Budget] | None:
-    """`100k/min`, or `{rate: 100k/min, burst: 20k}`."""
+    """Read an amount and a window: `100k/min`, or `{rate: 100k/min, burst: 20k}`."""
     if not isinstance(node, Fields):
         return section.convert(node, path, _rate, None)
     detail = section.as_section(node, path)
     assert detail is not None
-    detail.refuse_strangers(("rate", "burst"))
+    detail.refuse_unknown(("rate", "burst"))
     if "rate" not in detail:
         section.note(node.mark, path, "has no rate")
-    read, burst = detail.value("rate", _rate, None), detail.value("burst", _burst, None)
+    read, burst = detail.value("rate", _rate, None), detail.value("burst", units.burst, None)
     if read is None or burst is None:
         return read
     amount, window = read
@@ -160,18 +163,6 @@ def _rate(text: str) -> tuple[int, Rate | Budget]:
     return units.rate(text)
 
 
-def _count(text: str) -> int:
-    return units.count(text, least=0)
-
-
-def _size(text: str) -> int:
-    return units.size(text, least=0)
-
-
-def _burst(text: str) -> int:
-    return units.burst(text)
-
-
 def _order(limit: Limit) -> tuple[int, bool, int, str]:
     is_budget = isinstance(limit.window, Budget)
     seconds = limit.window.seconds if isinstance(limit.window, Rate) else 0
@@ -179,7 +170,7 @@ def _order(limit: Limit) -> tuple[int, bool, int, str]:
 
 
 class TenantReader:
-    """Reads tenants, whose keys must differ in their ids across all of them."""
+    """Reads tenants. The ids of their keys must differ across all of them."""
 
     def __init__(self, classes: tuple[ClassPolicy, ...], is_whole: bool) -> None:
         self._levels = {entry.name: entry.level for entry in classes}
@@ -188,13 +179,13 @@ class TenantReader:
         self._keys: dict[str, Mark] = {}
 
     def read(self, section: Section | None, name: str, base: TenantPolicy) -> TenantPolicy:
-        """`base` has what the section leaves out."""
+        """Return the policy of a tenant, with what the section leaves out from `base`."""
         section = section or Section(Fields(Mark(""), {}), "", Problems())
-        section.refuse_strangers(fields_of("tenant" if name else "defaults"))
+        section.refuse_unknown(fields_of("tenant" if name else "defaults"))
         highest = section.value("highest_class", self._class, self._known(base.highest_class, self._first))
         limits = section.section("limits")
         if limits:
-            limits.refuse_strangers(fields_of("limits"))
+            limits.refuse_unknown(fields_of("limits"))
         tenant = TenantPolicy(
             name=name,
             highest_class=highest,
@@ -212,7 +203,7 @@ class TenantReader:
         return name if name in self._levels else otherwise
 
     def _read_default_class(self, section: Section, highest: str, base: TenantPolicy) -> str:
-        """An inherited one gives way to `highest`; one that is written here must not be above it."""
+        """Return the default class. An inherited one gives way to `highest`; one written here must not be above it."""
         default = section.value("default_class", self._class, self._known(base.default_class, highest))
         if self._levels[default] >= self._levels[highest]:
             return default
@@ -230,7 +221,7 @@ class TenantReader:
         return keys
 
     def _read_key(self, section: Section, key_id: str, tenant: TenantPolicy) -> KeyPolicy:
-        section.refuse_strangers(fields_of("key"))
+        section.refuse_unknown(fields_of("key"))
         limits = section.section("limits")
         if limits:
             _refuse_tenants_limits(limits)
@@ -256,7 +247,7 @@ def _refuse_tenants_limits(limits: Section) -> None:
     for resource in sorted(TENANT_ONLY):
         if resource in limits:
             limits.wrong(resource, "is counted for tenants, not for keys: set it for the tenant")
-    limits.refuse_strangers(fields_of("limits"))
+    limits.refuse_unknown(fields_of("limits"))
 
 
 def _read_price(section: Section, base: Price | None) -> Price | None:
@@ -266,7 +257,7 @@ def _read_price(section: Section, base: Price | None) -> Price | None:
     fields = section.section("price")
     if fields is None:
         return base
-    fields.refuse_strangers(("input", "output", "cached_input", "currency"))
+    fields.refuse_unknown(("input", "output", "cached_input", "currency"))
     missing = [name for name in ("input", "output", "currency") if name not in fields]
     if missing:
         section.wrong("price", f"has no {listed(missing)}")
@@ -280,12 +271,13 @@ def _read_price(section: Section, base: Price | None) -> Price | None:
 
 
 def parse(trees: Mapping[str, Node], problems: Problems, is_whole: bool) -> Policy:
-    """The policy that these files, by name, are together. `is_whole`: no file is missing from them, so that a name
-    which is defined nowhere is a mistake.
+    """Return the policy of the files, which are given by name.
+
+    If `is_whole`, no file is missing from them, so that a name which is defined nowhere is a mistake.
     """
     tops = [Section(tree, "", problems) for tree in trees.values() if isinstance(tree, Fields)]
     for top in tops:
-        top.refuse_strangers(fields_of(""))
+        top.refuse_unknown(fields_of(""))
     classes = read_classes(_only(tops, "classes"))
     tenants = TenantReader(classes, is_whole)
     default = tenants.read(_only(tops, "defaults"), "", DEFAULTS)
@@ -304,13 +296,13 @@ def parse(trees: Mapping[str, Node], problems: Problems, is_whole: bool) -> Poli
 
 
 def _only(tops: list[Section], name: str) -> Section | None:
-    """The one section of this name among the files."""
+    """Return the one section of this name among the files."""
     holder = _holder(tops, name)
     return holder.section(name) if holder else None
 
 
 def _holder(tops: list[Section], name: str) -> Section | None:
-    """The one file that has this field."""
+    """Return the one file that has this field."""
     having = [top for top in tops if name in top]
     for other in having[1:]:
         other.wrong(name, f"is in {having[0].mark.file} already: one file of a policy has it")

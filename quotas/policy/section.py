@@ -1,4 +1,4 @@
-"""Reading the fields of one mapping of a policy file, each problem noted at its place and path."""
+"""Sections: mappings of a policy file, whose fields are read one by one, each problem noted at its place and path."""
 
 from collections.abc import Callable, Collection, Iterator
 from typing import TypeVar
@@ -9,8 +9,9 @@ from quotas.policy.yaml_nodes import Fields, Items, Node, Scalar, UnsupportedYam
 MAX_ITEMS = 256  # of a list
 
 T = TypeVar("T")
-Convert = Callable[[str], T]  # raises ValueError with the end of a sentence that begins with the text
-
+W = TypeVar("W", bound=str)
+Convert = Callable[[str], T]
+"""Reads the text of a value. It raises `ValueError` with the end of a sentence that begins with the text."""
 
 FOREIGN = {  # words of LiteLLM's proxy, and what says the same here
     "rpm": "limits: {requests: 600/min}",
@@ -26,7 +27,7 @@ FOREIGN = {  # words of LiteLLM's proxy, and what says the same here
 
 
 class Section:
-    """The mapping at `path`. Whatever is wrong goes to `problems`, and the default is read in its place."""
+    """The mapping at `path`. What is wrong is added to `problems`, and the default is returned in its place."""
 
     def __init__(self, fields: Fields, path: str, problems: Problems) -> None:
         self.mark = fields.mark
@@ -41,7 +42,7 @@ class Section:
     def names(self) -> Collection[str]:
         return self._entries.keys()
 
-    def refuse_strangers(self, known: Collection[str]) -> None:
+    def refuse_unknown(self, known: Collection[str]) -> None:
         for name, (mark, _) in self._entries.items():
             if name not in known:
                 near = _elsewhere(name) or did_you_mean(name, known) or f": the fields here are {', '.join(known)}"
@@ -51,7 +52,7 @@ class Section:
         self._problems.add(mark, path, message)
 
     def wrong(self, name: str, message: str) -> None:
-        """Something is wrong with the value of `name`, which is there."""
+        """Note a problem of the value of `name`, which is there."""
         self.note(self._entries[name][1].mark, self._path_of(name), message)
 
     def node(self, name: str) -> Node | None:
@@ -62,7 +63,7 @@ class Section:
         return default if node is None else self.convert(node, self._path_of(name), convert, default)
 
     def values(self, name: str, convert: Convert[T], default: tuple[T, ...]) -> tuple[T, ...]:
-        """A list of 1 to `MAX_ITEMS` values, none of them twice."""
+        """Return the values of a list of 1 to `MAX_ITEMS`, none of them twice."""
         found: dict[T, None] = {}
         for item in self._items(name):
             value = self.convert(item, self._path_of(name), convert, None)
@@ -74,21 +75,17 @@ class Section:
 
     def _items(self, name: str) -> tuple[Node, ...]:
         node = self.node(name)
-        if node is None or isinstance(node, UnsupportedYaml):
-            return ()
-        if not isinstance(node, Items) or not node.nodes:
-            self.wrong(name, f"should be a list such as [a, b], got {_shown(node)}")
-            return ()
-        if len(node.nodes) > MAX_ITEMS:
+        if isinstance(node, Items) and 1 <= len(node.nodes) <= MAX_ITEMS:
+            return node.nodes
+        if isinstance(node, Items) and node.nodes:
             self.wrong(name, f"has {len(node.nodes)} items: at most {MAX_ITEMS} are allowed")
-            return ()
-        return node.nodes
+        elif node is not None:
+            self._unexpected(node, self._path_of(name), "be a list such as [a, b]")
+        return ()
 
     def convert(self, node: Node, path: str, convert: Convert[T], default: T) -> T:
-        if isinstance(node, UnsupportedYaml):
-            return default
         if not isinstance(node, Scalar) or node.is_absent:
-            self.note(node.mark, path, f"should have one value, got {_shown(node)}")
+            self._unexpected(node, path, "have one value")
             return default
         try:
             return convert(node.text)
@@ -97,12 +94,12 @@ class Section:
             return default
 
     def section(self, name: str) -> "Section | None":
-        """The mapping under `name`; None if it is not there, or no mapping."""
+        """Return the mapping under `name`, or None if it is not there or no mapping."""
         node = self.node(name)
         return None if node is None else self.as_section(node, self._path_of(name))
 
     def sections(self, convert: Convert[str]) -> "Iterator[tuple[str, Mark, Section]]":
-        """Each entry as a mapping, by its name as `convert` reads it, and where the name stands."""
+        """Return each entry as its name, which `convert` reads, the place of the name, and its mapping."""
         for name, (mark, node) in self._entries.items():
             read = self.convert(Scalar(mark, name, is_plain=False), self.path, convert, None)
             section = None if read is None else self.as_section(node, self._path_of(read))
@@ -114,25 +111,31 @@ class Section:
             return Section(Fields(node.mark, {}), path, self._problems)
         if isinstance(node, Fields):
             return Section(node, path, self._problems)
-        if not isinstance(node, UnsupportedYaml):
-            self.note(node.mark, path, f"should hold fields such as `name: value`, got {_shown(node)}")
+        self._unexpected(node, path, "hold fields such as `name: value`")
         return None
+
+    def _unexpected(self, node: Node, path: str, expected: str) -> None:
+        if not isinstance(node, UnsupportedYaml):  # which YAML's reader has complained of
+            self.note(node.mark, path, f"should {expected}, got {_shown(node)}")
 
     def _path_of(self, name: str) -> str:
         return f"{self.path}.{name}" if self.path else name
 
 
 def _elsewhere(name: str) -> str:
-    """The end of a sentence about a field that another gateway has: empty where none has it."""
+    """Return the end of a sentence about a field that another gateway has, which is empty if none has it."""
     word = name.removesuffix("_limit").removeprefix("team_").removeprefix("user_")
     return f"; here it is {FOREIGN[word]}" if word in FOREIGN else ""
 
 
-def one_of(words: Collection[str], what: str) -> Convert[str]:
-    def convert(text: str) -> str:
-        if text not in words:
-            raise ValueError(f"is not {what}: {listed(words)}{did_you_mean(text, words)}")
-        return text
+def one_of(words: Collection[W], kind: str) -> Convert[W]:
+    """Return what reads one of these words; `kind` says in errors what they are."""
+
+    def convert(text: str) -> W:
+        for word in words:
+            if word == text:
+                return word
+        raise ValueError(f"is not {kind}: {listed(words)}{did_you_mean(text, words)}")
 
     return convert
 

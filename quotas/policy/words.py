@@ -8,7 +8,7 @@ from datetime import UTC, date, datetime, time
 from functools import partial
 
 from quotas.policy import units
-from quotas.policy.policy import SCOPES, SERVICE_TIERS, Lateness, Outage, Unnamed
+from quotas.policy.policy import SCOPES, SERVICE_TIERS
 from quotas.policy.schema import CLASS_NAME, CURRENCY, HMAC, KEY_ID, LATENESS, MODEL, OUTAGES, TENANT_NAME, UNNAMED
 from quotas.policy.section import one_of
 
@@ -33,24 +33,15 @@ key_id = partial(_matching, KEY_ID, "is no id of a key: 1 to 64 letters and digi
 model = partial(_matching, MODEL, "is no name of a model: 1 to 256 characters of ASCII")
 currency = partial(_matching, CURRENCY, "is no currency such as USD (ISO 4217)")
 scope = one_of(SCOPES, "a scope")
+outage = one_of(OUTAGES, "a way to go on")
+lateness = one_of(LATENESS, "a way to treat what is late")
+unnamed = one_of(UNNAMED, "a way to treat tenants that are not named")
 
 
 def service_tier(text: str) -> str:
     if text in {"auto", "default"}:
         raise ValueError("is the default_class of each tenant: leave it out here and set that")
     return one_of(SERVICE_TIERS, "a service tier")(text)
-
-
-def outage(text: str) -> Outage:
-    return one_of(OUTAGES, "a way to go on")(text)  # type: ignore[return-value]
-
-
-def lateness(text: str) -> Lateness:
-    return one_of(LATENESS, "a way to treat what is late")(text)  # type: ignore[return-value]
-
-
-def unnamed(text: str) -> Unnamed:
-    return one_of(UNNAMED, "a way to treat tenants that are not named")(text)  # type: ignore[return-value]
 
 
 def weight(text: str) -> float:
@@ -65,7 +56,7 @@ def hmac(text: str) -> str:
 
 
 def expires(text: str) -> datetime:
-    """A date is its first moment in UTC."""
+    """Read a date, which is its first moment in UTC, or a time with its zone."""
     try:
         if re.fullmatch(r"\d{4}-\d\d-\d\d", text, re.ASCII):
             return datetime.combine(date.fromisoformat(text), time(), UTC)
