@@ -97,7 +97,7 @@ class Controller:
         self._ledger = ledger
         self._pipeline = pipeline
         self._expiry = expiry
-        self._given_up: list[Sequence] = []  # not taken yet
+        self.given_up: list[Sequence] = []  # by the core itself, and not taken yet
 
     def requested(self, asked: Asked, now: float) -> None:
         """Decides nothing: what limits say of a request is not the core's. It is for whoever observes the core."""
@@ -154,22 +154,30 @@ class Controller:
 
     def schedule(self, now: float) -> Batch | None:
         """Plan the next step; returns None when there is nothing to compute, or as many are in flight as may be."""
-        if self.scheduler.is_full:
+        scheduler = self.scheduler
+        if scheduler.is_full:
             return None
-        self._expire(now)
+        if self._expiry.next_due < now:
+            self._expire(now)
         self._ordering.at(now)
-        batch = self.scheduler.schedule(now)
-        for sequence in self.scheduler.take_ended():
-            self._ended(sequence, now)
-            self._give_up(sequence, now)
+        batch = scheduler.schedule(now)
+        if scheduler.ended:
+            for sequence in scheduler.take_ended():
+                self._ended(sequence, now)
+                self._give_up(sequence, now)
         step = None
         if batch is not None:
-            step = self.scheduler.in_flight[-1]
+            step = scheduler.in_flight[-1]
             self._pipeline.planned(self._ledger.planned(step), now)
             for sequence in step.admitted:
                 self._leave_queue(sequence, now)
-        self._queue_preempted(now)
-        self._tell(lambda observer: observer.scheduled(step, now))
+        if scheduler.preempted:
+            self._queue_preempted(now)
+        for observer in self.observers:
+            try:
+                observer.scheduled(step, now)
+            except Exception as error:  # noqa: BLE001 - as in `_tell`, without a call for each observer and step
+                self.observer_failed(error)
         return batch
 
     def take_ended(self) -> list[Sequence]:
@@ -177,12 +185,13 @@ class Controller:
 
         No decision depends on when it is called.
         """
-        given_up, self._given_up = self._given_up, []
+        given_up, self.given_up = self.given_up, []
         return given_up
 
     def update_from_output(self, output: StepOutput, now: float) -> list[NewToken]:
         """Account for the oldest step in flight; returns its tokens in row order."""
-        self._expire(now)
+        if self._expiry.next_due < now:
+            self._expire(now)
         step = self.scheduler.in_flight[0]
         new_tokens = self.scheduler.update_from_output(output, now)
         self._ledger.completed(output.elapsed)
@@ -194,7 +203,11 @@ class Controller:
             if reason is not None:
                 self._answered(sequence, now)
                 self._ended(sequence, now)
-        self._tell(lambda observer: observer.updated(step, output, new_tokens, now))
+        for observer in self.observers:
+            try:
+                observer.updated(step, output, new_tokens, now)
+            except Exception as error:  # noqa: BLE001 - as in `_tell`
+                self.observer_failed(error)
         return new_tokens
 
     def rollback(self, now: float) -> bool:
@@ -218,7 +231,7 @@ class Controller:
             self._give_up(sequence, now)
 
     def _give_up(self, sequence: Sequence, now: float) -> None:
-        self._given_up.append(sequence)
+        self.given_up.append(sequence)
         self._tell(lambda observer: observer.gave_up(sequence, now))
 
     def _finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None:

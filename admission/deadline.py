@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from itertools import count
+from math import inf
 from typing import Protocol
 
 from backend.scheduler.sequence import Sequence, SequenceStatus
@@ -11,6 +12,8 @@ from backend.scheduler.sequence import Sequence, SequenceStatus
 
 class Expiry(Protocol):
     """A rule that says which sequences are to be given up. Times are in seconds of the engine's clock."""
+
+    next_due: float  # nobody is due at this moment or before; what follows may be nobody either
 
     def arrived(self, sequence: Sequence, now: float) -> None: ...
 
@@ -25,6 +28,8 @@ class Expiry(Protocol):
 
 class NoExpiry:
     """A rule by which nobody is given up."""
+
+    next_due = inf
 
     def arrived(self, sequence: Sequence, now: float) -> None:
         pass
@@ -47,6 +52,7 @@ class DeadlineExpiry:
         """`shortest_prefill` returns the seconds that a prompt takes on a machine that does nothing else."""
         self._shortest_prefill = shortest_prefill
         self._heap: list[tuple[float, int, Sequence]] = []  # those that have ended leave it lazily
+        self.next_due = inf
         self._numbers = count()
         self._tolerated = 64  # entries, before those that have ended are cleared out
 
@@ -66,6 +72,7 @@ class DeadlineExpiry:
             sequence = heappop(self._heap)[2]
             if _is_late(sequence, now) or (_is_idle(sequence) and self._is_too_late(sequence, now)):
                 expired[sequence] = None
+        self.next_due = self._heap[0][0] if self._heap else inf
         return list(expired)
 
     def _is_too_late(self, sequence: Sequence, now: float) -> bool:
@@ -80,6 +87,7 @@ class DeadlineExpiry:
 
     def _watch(self, sequence: Sequence, time: float) -> None:
         heappush(self._heap, (time, next(self._numbers), sequence))
+        self.next_due = self._heap[0][0]
         if len(self._heap) > self._tolerated:
             self._heap = [entry for entry in self._heap if entry[2].status is not SequenceStatus.FINISHED]
             heapify(self._heap)
@@ -108,6 +116,8 @@ class ControlledDelay:
     """Controlled delay (CoDel: Nichols and Jacobson, 2012) for requests: the wait that is allowed is short while the
     queue does not run empty. `interval` and `target` are in seconds.
     """
+
+    next_due = -inf  # it looks whenever it is asked
 
     def __init__(self, interval: float = 2.0, target: float = 0.5) -> None:
         self._interval, self._target = interval, target

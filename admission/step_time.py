@@ -84,7 +84,15 @@ class StepTime:
 
     def seconds(self, work: StepWork) -> float:
         """Returns the seconds of the whole step."""
-        return self.coefficients[0] + self.marginal(work)
+        fixed, prefill, decode, decode_context, prefill_context, pairs, beyond = self.coefficients
+        return fixed + (  # as `marginal` has it, which two calls for every step of an engine would be spent on
+            prefill * work.prefill_tokens
+            + decode * work.decode_tokens
+            + decode_context * work.decode_context
+            + prefill_context * work.prefill_context
+            + pairs * work.prefill_pairs
+            + beyond * max(0, work.prefill_tokens + work.decode_tokens - self.knee)
+        )
 
     def marginal(self, work: StepWork) -> float:
         """Returns the seconds of the step without its fixed part."""
@@ -187,7 +195,7 @@ class StepTimeModel:
         expected = min(max(predicted, seconds / FAR_OFF), seconds * FAR_OFF)
         error = abs(seconds - predicted) / expected
         self._sizes.add(error)
-        tolerance = 3 * max(self.relative_error, 0.01)
+        tolerance = 3 * max(self._sizes.mean, 0.01)
         weight = min(1.0, tolerance / error) if error > 0 else 1.0
         self._newer.add(self._features(work), seconds, weight / expected**2, self._keep)
         self._steps.append((work, seconds))

@@ -51,7 +51,7 @@ class Scheduler:
         self.running: dict[str, Sequence] = self.kv_manager.running  # in the order of admission
         self._limits = TenantLimits(config, self.kv_manager, self.hooks)
         self._preemption = Preemption(config, self.kv_manager, self.hooks, self.counters)
-        self._ended: list[Sequence] = []
+        self.ended: list[Sequence] = []  # by planning, and not taken yet
         self._next_step = 0
         self._budget = TokenBudget(config.max_num_batched_tokens)
         self._resync = DeviceResync()
@@ -91,7 +91,7 @@ class Scheduler:
 
     def take_ended(self) -> list[Sequence]:
         """Return the sequences that were ended since the last call, because nothing else could free memory for them."""
-        ended, self._ended = self._ended, []
+        ended, self.ended = self.ended, []
         return ended
 
     @property
@@ -139,7 +139,7 @@ class Scheduler:
         flight that could free memory, somebody is preempted, or ended where nobody may be. Each of these happens a
         bounded number of times.
         """
-        if self.is_full:
+        if len(self.in_flight) >= self.config.steps_in_flight:
             return None
         self.kv_manager.now = now
         self.wait_reason, self.waiting_head = None, None
@@ -153,13 +153,15 @@ class Scheduler:
             if self.in_flight or self.kv_manager.freeing or all(s in scheduled.paused for s in self.running.values()):
                 return None
             if (hopeless := self._preemption.break_deadlock(scheduled)) is not None:
-                self._ended.append(hopeless)
+                self.ended.append(hopeless)
                 self.kv_manager.finish(hopeless, FinishReason.PREEMPTED)
-        self._preemption.yield_to_oldest(scheduled)
+        if scheduled.paused:
+            self._preemption.yield_to_oldest(scheduled)
         self._next_step += 1
         scheduled.planned_at = now
         self.in_flight.append(scheduled)
-        self._resync.add_to(scheduled)
+        if self._resync.is_needed:
+            self._resync.add_to(scheduled)
         return scheduled.batch
 
     def _plan_step(self) -> ScheduledStep:
@@ -168,7 +170,9 @@ class Scheduler:
         A decode that is left out delays a token that a client waits for; a prefill goes on in the next step.
         """
         scheduled = ScheduledStep(Batch(self._next_step))
-        self._plan_prefills(self._plan_decodes(scheduled), scheduled)
+        prefilling = self._plan_decodes(scheduled)
+        if prefilling or self.waiting:
+            self._plan_prefills(prefilling, scheduled)
         return scheduled
 
     def _plan_decodes(self, scheduled: ScheduledStep) -> list[Sequence]:
@@ -347,7 +351,8 @@ class Scheduler:
         self.kv_manager.now = now
         scheduled = self.in_flight.popleft()
         assert scheduled.batch.step == output.step
-        self._budget.computed()
+        if self._budget.is_cut:
+            self._budget.computed()
         for sequence in scheduled.sequences:
             sequence.in_flight -= 1
         new_tokens: list[NewToken] = []

@@ -20,6 +20,7 @@ class TokenBudget:
         self._most = most
         self._size = float(most)
         self._losses = 0  # in a row
+        self.is_cut = False  # whether a step that was lost still tells
 
     @property
     def tokens(self) -> int:
@@ -30,10 +31,12 @@ class TokenBudget:
         """Raise the budget: a step was computed."""
         self._losses = 0
         self._size = min(self._size + self._most / RECOVERY, float(self._most))
+        self.is_cut = self._size < self._most
 
     def lost(self, tokens: int) -> bool:
         """Halve the budget: a step of so many tokens was lost. Returns False when that has gone on for too long."""
         self._losses += 1
+        self.is_cut = True
         self._size = max(1.0, min(self.tokens, tokens) / 2)
         return self._losses <= MOST_LOSSES
 

@@ -131,8 +131,9 @@ class History:
 
     def step_completed(self, step: CompletedStep) -> None:
         gap, self._last_step = step.completed - self._last_step, step.completed
-        self.series.step(step.elapsed, gap, step.num_decodes)
-        for sequence in step.scheduled.sampled[step.num_decodes :]:
+        num_decodes = step.scheduled.batch.num_decodes
+        self.series.step(step.elapsed, gap, num_decodes)
+        for sequence in step.scheduled.sampled[num_decodes:]:
             if len(sequence.output) == 1:
                 self.series.first_token(step.completed - sequence.arrival)
 

@@ -79,9 +79,10 @@ class CoreTelemetry(CoreObserver):
         self._ended(sequence, now)
 
     def scheduled(self, step: ScheduledStep | None, now: float) -> None:
-        if step is not None:
+        if step is not None and (step.admitted or step.batch.num_decodes < len(step.batch.slots)):
             self._note_plan(step, now)
-        self._note_preempted(now)
+        if self.core.scheduler.preempted:
+            self._note_preempted(now)
 
     def updated(self, step: ScheduledStep, output: StepOutput, new_tokens: list[NewToken], now: float) -> None:
         self._note_tokens(step, new_tokens, now)
