@@ -48,7 +48,7 @@ class EngineFields(BaseSettings):
         "engine",
         "TOKENS",
         None,
-        "token budget: most tokens computed in one step; auto: 512, or as others need",
+        "token budget: most tokens computed in one step; auto: 512, or more where other settings need it",
         ge=1,
         le=1_048_576,
     )
@@ -62,7 +62,7 @@ class EngineFields(BaseSettings):
         "engine",
         "SHARE",
         1.0,
-        "of the token budget, that prompts may fill beside running answers whose class has no time per token to keep; "
+        "share of the token budget that prompts may fill beside running answers whose class has no target per token; "
         "the rest is a reserve for decodes",
         gt=0,
         le=1,
@@ -105,17 +105,17 @@ class EngineFields(BaseSettings):
         "engine",
         "HOW",
         "forecast",
-        "to KV memory: by a forecast of what those running will need, while --min-free-blocks are free, or whenever a "
-        "prompt fits",
+        "when a request gets KV memory: by a forecast of what those running will need, while --min-free-blocks are "
+        "free, or whenever its prompt fits",
     )
     min_free_blocks: int = setting("engine", "N", 0, "KV blocks that --admit minimum_free leaves free", ge=0)
     overload: Literal["deadline", "controlled_delay", "bounded", "unbounded"] = setting(
         "engine",
         "HOW",
         "deadline",
-        "of more work than the machine can do: refuse what would be late, give up what has waited too long (CoDel), "
-        "bound the queue alone, or nothing; unbounded lifts max_waiting and the queues of the policy's classes, the "
-        "others keep both",
+        "what to do about more work than the machine can do: refuse what would be late, give up what has waited too "
+        "long (CoDel), only bound the queue, or nothing; unbounded lifts max_waiting and the bounds of the policy's "
+        "classes, the others keep both",
     )
     batching: Literal["continuous", "static"] = setting(
         "engine", "HOW", "continuous", "static admits no sequence until a whole batch is done: a baseline to measure by"
@@ -161,7 +161,7 @@ class EngineFields(BaseSettings):
         "memory",
         "FRACTION",
         None,
-        "the same as a share of the free memory; auto: a quarter and at most 1 GiB, on a GPU all that is of use",
+        "the same as a share of the free memory; auto: a quarter and at most 1 GiB, on a GPU all that can be used",
         gt=0,
         lt=1,
     )

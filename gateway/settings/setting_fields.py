@@ -63,7 +63,7 @@ class SettingFields(EngineFields):
         "quotas",
         "SECONDS",
         30.0,
-        "after which what a crashed replica held is free again, and for which an outage of the store is bridged",
+        "time after which what a crashed replica held is free again, and for which an outage of the store is bridged",
         ge=3,
         le=3600,
     )
@@ -91,16 +91,16 @@ class SettingFields(EngineFields):
         "network",
         "BYTES",
         ByteSize(64 * 2**20),
-        "request bodies of one tenant that are read and not parsed yet, half of it of each key; a body of more than "
-        "64KiB waits for its part of it",
+        "most bytes of one tenant's request bodies that are read and not parsed yet, and half as many of one key; a "
+        "body of more than 64KiB waits until it fits",
         ge=2048,
     )
     refused_per_second: float = setting(
         "network",
         "N",
         20.0,
-        "requests of an API key that may be refused in a second, twice as many of its tenant, before more are answered "
-        "429 unread, and of an address without a good key, before its answers wait; 64KiB of body count one more",
+        "most requests of an API key that are refused in a second, and twice as many of its tenant; further ones are "
+        "answered 429 unread. For an address without a good key, further answers wait. 64KiB of body count one more",
         ge=1,
         le=1_000_000,
     )
