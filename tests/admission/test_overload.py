@@ -17,7 +17,7 @@ from admission.simulation.arrival import Arrival
 from admission.simulation.device import DEVICES
 from admission.simulation.loop import Loop
 from admission.simulation.policy import parse_simulated_policy
-from admission.simulation.recorder import Fate, Objective, Recorder
+from admission.simulation.recorder import AttemptOutcome, Objective, Recorder
 from admission.step_time import StepTimeModel
 from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
@@ -38,18 +38,18 @@ def poisson(rate: float, seconds: float, tenant: str = "a", seed: int = 1, **fie
     return made
 
 
-def fates(policy: str, arrivals: list[Arrival]) -> list[tuple[Arrival, Fate]]:
+def outcomes(policy: str, arrivals: list[Arrival]) -> list[tuple[Arrival, AttemptOutcome]]:
     simulated = parse_simulated_policy(f"{policy},{ENGINE}", DEVICE)
     recorder = Recorder(DEVICE, Objective(), {})
     core = simulated.make_core()
     Loop(core, DEVICE, recorder, simulated.engine.max_model_len).run(sorted(arrivals))
     assert not core.scheduler.has_work and core.backlog.total.count == 0
-    return recorder.fates
+    return recorder.outcomes
 
 
-def share(found: list[tuple[Arrival, Fate]], *wanted: Fate, tenant: str | None = None) -> float:
-    own = [fate for arrival, fate in found if tenant in (None, arrival.tenant)]
-    return sum(fate in wanted for fate in own) / len(own)
+def share(found: list[tuple[Arrival, AttemptOutcome]], *wanted: AttemptOutcome, tenant: str | None = None) -> float:
+    own = [outcome for arrival, outcome in found if tenant in (None, arrival.tenant)]
+    return sum(outcome in wanted for outcome in own) / len(own)
 
 
 def waiting(core: Controller, n: int, tenant: str = "a", prompt: int = 400, **fields: object) -> None:
@@ -64,32 +64,33 @@ def sequence(name: str, tenant: str = "a", prompt: int = 400, **fields: object) 
 def test_under_overload_refusing_early_serves_more_than_any_baseline() -> None:
     arrivals = poisson(9.0, 90)
     policies = ("order=fcfs,overload=unbounded", "order=adaptive_lifo,overload=controlled_delay", "order=fair")
-    none, codel, deadline = (share(fates(policy, arrivals), Fate.GOOD) for policy in policies)
+    none, codel, deadline = (share(outcomes(policy, arrivals), AttemptOutcome.GOOD) for policy in policies)
     assert none < codel < deadline
 
 
 def test_a_light_load_is_hardly_ever_refused() -> None:
-    assert share(fates("order=fair", poisson(2.0, 90)), Fate.GOOD) > 0.99
+    assert share(outcomes("order=fair", poisson(2.0, 90)), AttemptOutcome.GOOD) > 0.99
 
 
 def test_a_tenant_beyond_its_share_is_refused_and_the_others_hardly_ever() -> None:
     flood = poisson(12.0, 60, "flood")
     light = [arrival for n in range(3) for arrival in poisson(0.6, 60, f"light-{n}", seed=n + 2)]
-    fair, fcfs = (fates(f"order={order}", flood + light) for order in ("fair", "fcfs"))
+    fair, fcfs = (outcomes(f"order={order}", flood + light) for order in ("fair", "fcfs"))
 
-    def lights(found: list[tuple[Arrival, Fate]], *those: Fate) -> float:
-        return share([(arrival, fate) for arrival, fate in found if arrival.tenant != "flood"], *those)
+    def lights(found: list[tuple[Arrival, AttemptOutcome]], *those: AttemptOutcome) -> float:
+        return share([(arrival, outcome) for arrival, outcome in found if arrival.tenant != "flood"], *those)
 
-    assert lights(fair, Fate.GOOD) > 0.9 > lights(fcfs, Fate.GOOD)
-    turned_away = (Fate.REFUSED, Fate.EXPIRED)
+    assert lights(fair, AttemptOutcome.GOOD) > 0.9 > lights(fcfs, AttemptOutcome.GOOD)
+    turned_away = (AttemptOutcome.REFUSED, AttemptOutcome.EXPIRED)
     assert share(fair, *turned_away, tenant="flood") > 5 * lights(fair, *turned_away)
 
 
 def test_a_lower_class_is_refused_before_a_higher_one() -> None:
     arrivals = poisson(5.0, 60, priority_class=0) + poisson(5.0, 60, seed=2, priority_class=1)
-    found = fates("order=fair", arrivals)
+    found = outcomes("order=fair", arrivals)
     low, high = (
-        share([(a, f) for a, f in found if a.priority_class == level], Fate.REFUSED, Fate.EXPIRED) for level in (1, 0)
+        share([(a, f) for a, f in found if a.priority_class == level], AttemptOutcome.REFUSED, AttemptOutcome.EXPIRED)
+        for level in (1, 0)
     )
     assert low > 2 * high
 
@@ -201,18 +202,18 @@ def test_nine_in_ten_first_and_last_tokens_come_by_when_clients_were_told(rate: 
 
 def test_what_cannot_be_done_in_time_is_refused_before_it_costs_anything() -> None:
     arrivals = [arrival._replace(deadline=None, done_within=15.0) for arrival in poisson(9.0, 90)]
-    found = {overload: fates(f"order=fair,overload={overload}", arrivals) for overload in ("deadline", "unbounded")}
-    done = {name: share(each, Fate.GOOD) for name, each in found.items()}
+    found = {overload: outcomes(f"order=fair,overload={overload}", arrivals) for overload in ("deadline", "unbounded")}
+    done = {name: share(each, AttemptOutcome.GOOD) for name, each in found.items()}
     assert done["deadline"] > 2 * done["unbounded"]
-    assert share(found["deadline"], Fate.EXPIRED) < 0.3
+    assert share(found["deadline"], AttemptOutcome.EXPIRED) < 0.3
 
 
 @pytest.mark.parametrize("overload", [Overload.UNBOUNDED, Overload.BOUNDED])
 def test_baselines_give_up_nobody(overload: Overload) -> None:
     arrivals = [arrival._replace(deadline=0.5) for arrival in poisson(9.0, 20)]
-    found = fates(f"order=fair,overload={overload},max_waiting=5", arrivals)
-    assert share(found, Fate.EXPIRED) == 0
-    assert (share(found, Fate.REFUSED) > 0) == (overload is Overload.BOUNDED)
+    found = outcomes(f"order=fair,overload={overload},max_waiting=5", arrivals)
+    assert share(found, AttemptOutcome.EXPIRED) == 0
+    assert (share(found, AttemptOutcome.REFUSED) > 0) == (overload is Overload.BOUNDED)
 
 
 def test_a_recorded_run_under_overload_is_decided_again_to_the_byte() -> None:
@@ -221,7 +222,11 @@ def test_a_recorded_run_under_overload_is_decided_again_to_the_byte() -> None:
     core = make_logged_core(simulated.core, simulated.engine, StepTimeModel(PRIOR), lines.append)[0]
     recorder = Recorder(DEVICE, Objective(), {})
     Loop(core, DEVICE, recorder, simulated.engine.max_model_len).run(poisson(9.0, 20))
-    assert {fate for _, fate in recorder.fates} == {Fate.GOOD, Fate.REFUSED, Fate.EXPIRED}
+    assert {outcome for _, outcome in recorder.outcomes} == {
+        AttemptOutcome.GOOD,
+        AttemptOutcome.REFUSED,
+        AttemptOutcome.EXPIRED,
+    }
     assert sum(1 for _ in replay(lines)) == len(lines)
 
 

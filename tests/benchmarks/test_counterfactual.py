@@ -19,14 +19,14 @@ def test_whoever_was_refused_for_less_patience_than_the_objective_has_would_have
 
 def test_whoever_was_refused_behind_minutes_of_work_would_not() -> None:
     flood = [Arrival(n / 100, 8000, 10, tenant="a", deadline=2.0) for n in range(40)]
-    fates, looked, good = apart(look_into, DEADLINE, flood, 1)
-    assert looked == sum(fate.endswith("refused") for fate in fates) > 30
+    outcomes, looked, good = apart(look_into, DEADLINE, flood, 1)
+    assert looked == sum(outcome.endswith("refused") for outcome in outcomes) > 30
     assert good == 0
 
 
 def test_looking_changes_nothing_in_the_run_itself() -> None:
     arrivals = [Arrival(n / 12, 600 + 100 * (n % 9), 20 + n % 50, tenant=f"{n % 3}", deadline=2.0) for n in range(300)]
     blind, seeing = (apart(look_into, DEADLINE, arrivals, every) for every in (0, 5))
-    refused = sum(fate.endswith("refused") for fate in blind[0])
+    refused = sum(outcome.endswith("refused") for outcome in blind[0])
     assert blind[0] == seeing[0]
     assert blind[1] == 0 and seeing[1] == refused // 5 > 0

@@ -7,7 +7,7 @@ import pytest
 
 from admission.core import CoreConfig, MemoryGate, Order
 from backend.scheduler.sequence import FinishReason, SequenceStatus
-from tests.admission.test_urgency import Bench, as_if_alone
+from tests.admission.scenarios.test_urgency import Bench, as_if_alone
 
 FCFS = CoreConfig(order=Order.FCFS, memory=MemoryGate.OPTIMISTIC)
 

@@ -15,7 +15,7 @@ from admission.simulation.arrival import Arrival
 from admission.simulation.device import DEVICES, Device
 from admission.simulation.loop import Loop
 from admission.simulation.policy import parse_simulated_policy
-from admission.simulation.recorder import Fate, Objective, Recorder
+from admission.simulation.recorder import AttemptOutcome, Objective, Recorder
 from admission.step_time import StepTimeModel, StepWork
 from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
@@ -197,21 +197,26 @@ def test_after_a_stall_whoever_could_not_be_in_time_is_given_up_and_nobody_else(
     watch, _ = stalled
     start, end = stall_of(watch)
     assert end - start > STALL - 1
-    hit = [(arrival, fate) for arrival, fate in watch.fates if start < arrival.time < end - 2.5]
-    assert hit and all(fate in (Fate.EXPIRED, Fate.REFUSED, Fate.LATE) for _, fate in hit)
-    assert sum(fate is Fate.LATE for _, fate in hit) <= 3, "those in the steps that were in flight"
-    before = [fate for arrival, fate in watch.fates if arrival.time < start - 2]
-    after = [fate for arrival, fate in watch.fates if end + 5 < arrival.time]
-    assert after.count(Fate.GOOD) / len(after) > before.count(Fate.GOOD) / len(before) - 0.03
+    hit = [(arrival, outcome) for arrival, outcome in watch.outcomes if start < arrival.time < end - 2.5]
+    assert hit and all(
+        outcome in (AttemptOutcome.EXPIRED, AttemptOutcome.REFUSED, AttemptOutcome.LATE) for _, outcome in hit
+    )
+    assert sum(outcome is AttemptOutcome.LATE for _, outcome in hit) <= 3, "those in the steps that were in flight"
+    before = [outcome for arrival, outcome in watch.outcomes if arrival.time < start - 2]
+    after = [outcome for arrival, outcome in watch.outcomes if end + 5 < arrival.time]
+    assert after.count(AttemptOutcome.GOOD) / len(after) > before.count(AttemptOutcome.GOOD) / len(before) - 0.03
 
 
 def test_after_a_stall_the_highest_class_goes_first(stalled: tuple[Watch, Controller]) -> None:
     watch, _ = stalled
     start, end = stall_of(watch)
-    waited = [(arrival, fate) for arrival, fate in watch.fates if end - 1.5 < arrival.time < end]
-    good = {level: [fate for a, fate in waited if a.priority_class == level].count(Fate.GOOD) for level in (0, 2)}
-    high = [fate for arrival, fate in waited if arrival.priority_class == 0]
-    assert high and good[0] >= good[2] and high.count(Fate.GOOD) >= len(high) - 1
+    waited = [(arrival, outcome) for arrival, outcome in watch.outcomes if end - 1.5 < arrival.time < end]
+    good = {
+        level: [outcome for a, outcome in waited if a.priority_class == level].count(AttemptOutcome.GOOD)
+        for level in (0, 2)
+    }
+    high = [outcome for arrival, outcome in waited if arrival.priority_class == 0]
+    assert high and good[0] >= good[2] and high.count(AttemptOutcome.GOOD) >= len(high) - 1
     order = [s.priority_class for time, s in watch.first if time >= end and start < s.arrival < end]
     assert order == sorted(order)
 

@@ -19,7 +19,7 @@ from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import StepOutput
 from backend.scheduler.sequence import Sequence, SequenceStatus
-from tests.admission.random_core import TRUE
+from tests.admission.scenarios.random_core import TRUE
 from tests.admission.test_fair_queue import make
 from tests.examples import examples
 
