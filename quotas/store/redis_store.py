@@ -13,80 +13,22 @@ State that no longer differs from none expires.
 """
 
 import asyncio
-import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from datetime import date, timedelta
+from datetime import date
 from functools import partial
-from urllib.parse import unquote
 
-from redis.exceptions import NoPermissionError
-
-from quotas.errors import QuotaError, StoreUnavailable, StoreUnsuitable
-from quotas.policy.limit import EPOCH, Limit
+from quotas.errors import QuotaError, StoreUnavailable
+from quotas.policy.limit import Limit
 from quotas.policy.policy import Outage
 from quotas.reservation import Ask, LimitState, Reservation, Usage
-from quotas.store.account import PREFIX, Account, Levels, TrackedReservation, state_key
+from quotas.store.account import Account, Levels, TrackedReservation, state_key
 from quotas.store.outage import OutageFallback
-from quotas.store.redis_client import RedisClient
 from quotas.store.replica import Replica
 from quotas.store.scripts import CommandObserver, Script, ScriptRunner
 from quotas.store.usage_ledger import UsageLedger
-
-
-class KvPool:
-    """Leases of KV memory for this process. The leases of all replicas never add up to more than the limit that was
-    last asked with.
-    """
-
-    def __init__(self, runner: ScriptRunner, replica: str, lease: float) -> None:
-        """`lease` is the seconds that a granted lease lasts unless it is renewed."""
-        self._runner = runner
-        self._replica = replica.encode()
-        self._lease = lease
-
-    async def lease(self, tenant: str, limit: int, wanted: int) -> tuple[int, float]:
-        """Lease up to `wanted` of `limit` bytes, instead of those granted before.
-
-        Returns the bytes granted, and for how many seconds from this call on. Raises `StoreUnavailable`.
-        """
-        key = f"{state_key(tenant)}:kv".encode()
-        numbers = (b"%d" % wanted, b"%d" % limit, b"%d" % round(self._lease * 1e6))
-        answer = await self._runner.call(Script.LEASE_KV, (key,), self._replica, *numbers)
-        return int(answer[0]), self._lease
-
-
-PATTERN = f"{PREFIX}:{{*}}:usage:*".encode()
-LEDGER = re.compile(rb"%b:\{([!-z|~]{1,192})\}:usage:([0-9]{1,6})" % PREFIX.encode())
-PER_CALL = b"1000"  # keys that one SCAN looks at, so that others are not kept waiting
-
-
-async def ledgers(client: RedisClient) -> list[tuple[str, date]]:
-    """Return the tenants and the UTC days that have a ledger. It reads the names of all keys of the server's database.
-
-    Raises `StoreUnavailable`, and `StoreUnsuitable` where that is not permitted.
-    """
-    found: set[tuple[str, date]] = set()
-    cursor = b"0"
-    while True:
-        try:
-            cursor, names = await client.execute(b"SCAN", cursor, b"MATCH", PATTERN, b"COUNT", PER_CALL)
-        except NoPermissionError as error:
-            raise StoreUnsuitable(
-                f"to find all tenants, the store's user needs the permission +scan: {error}"
-            ) from error
-        found.update(_named(names))
-        if cursor == b"0":
-            return sorted(found)
-
-
-def _named(names: list[bytes]) -> Iterator[tuple[str, date]]:
-    for name in names:
-        if match := LEDGER.fullmatch(name):
-            yield unquote(match[1].decode()), EPOCH + timedelta(days=int(match[2]))
-
 
 LEASE = 30.0  # seconds
 TIMEOUT = 0.25  # seconds
@@ -107,7 +49,6 @@ class RedisStore:
         self._runner = runner
         self._replica = Replica(runner, lease)
         self._ledger = UsageLedger(runner, self._replica.id)
-        self._kv_pool = KvPool(runner, self._replica.id, lease)
         self._fallback = OutageFallback(self._replica, monotonic)
         self._monotonic = monotonic
         self._accounts: dict[tuple[str, str | None], Account] = {}
@@ -258,8 +199,14 @@ class RedisStore:
     async def lease_kv(self, tenant: str, limit: int, wanted: int) -> tuple[int, float]:
         """Lease up to `wanted` of the `limit` bytes of KV memory that all replicas may hold for the tenant, instead of
         what was leased before. Returns the bytes granted, and for how many seconds from the call on.
+
+        The leases of all replicas never add up to more than the limit that was last asked with.
         """
-        return await self._kv_pool.lease(tenant, limit, wanted)
+        numbers = (wanted, limit, round(self.lease * 1e6))
+        key = f"{state_key(tenant)}:kv".encode()
+        words = (self.replica.encode(), *(b"%d" % number for number in numbers))
+        answer = await self._runner.call(Script.LEASE_KV, (key,), *words)
+        return int(answer[0]), self.lease
 
     async def heartbeat(self) -> None:
         """Renew this replica's leases and slices, and send progress and bookings. It has to be called three times a
@@ -275,8 +222,8 @@ class RedisStore:
         return await self._ledger.of(tenant, day)
 
     async def ledgers(self) -> list[tuple[str, date]]:
-        """Return the tenants and UTC days that the connected server has a ledger of, in no order."""
-        return await ledgers(self._runner.client)
+        """Return the tenants and UTC days that the connected server has a ledger of, sorted: see `UsageLedger`."""
+        return await self._ledger.ledgers()
 
     def _account(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> Account:
         account = self._accounts.get((tenant, key))

@@ -1,17 +1,25 @@
 """The ledger: the usage of tenants, by API key and UTC day."""
 
 import asyncio
+import re
 import struct
 from collections import deque
-from datetime import date
+from collections.abc import Iterator
+from datetime import date, timedelta
 from urllib.parse import unquote
 
+from redis.exceptions import NoPermissionError
+
+from quotas.errors import StoreUnsuitable
 from quotas.policy.limit import EPOCH
 from quotas.reservation import NOTHING, Usage
-from quotas.store.account import NO_KEY, key_name, state_key
+from quotas.store.account import NO_KEY, PREFIX, key_name, state_key
 from quotas.store.scripts import Script, ScriptRunner
 
 ENTRY = struct.Struct("<5d")  # of lua/ledger.lua
+PATTERN = f"{PREFIX}:{{*}}:usage:*".encode()
+LEDGER = re.compile(rb"%b:\{([!-z|~]{1,192})\}:usage:([0-9]{1,6})" % PREFIX.encode())
+PER_CALL = b"1000"  # keys that one SCAN looks at, so that others are not kept waiting
 
 Batch = dict[str | None, Usage]
 """The usage of one tenant by API key."""
@@ -52,6 +60,25 @@ class UsageLedger:
         words = await self._runner.client.execute(b"HGETALL", ledger.encode())
         return dict(map(_entry, words[::2], words[1::2]))
 
+    async def ledgers(self) -> list[tuple[str, date]]:
+        """Return the tenants and the UTC days that have a ledger. It reads the names of all keys of the database.
+
+        Raises `StoreUnavailable`, and `StoreUnsuitable` where that is not permitted.
+        """
+        found: set[tuple[str, date]] = set()
+        cursor = b"0"
+        while True:
+            try:
+                scan = (b"SCAN", cursor, b"MATCH", PATTERN, b"COUNT", PER_CALL)
+                cursor, names = await self._runner.client.execute(*scan)
+            except NoPermissionError as error:
+                raise StoreUnsuitable(
+                    f"to find all tenants, the store's user needs the permission +scan: {error}"
+                ) from error
+            found.update(_named(names))
+            if cursor == b"0":
+                return sorted(found)
+
     async def _send(self, tenant: str) -> None:
         batches = self._closed[tenant]
         while batches:
@@ -61,6 +88,12 @@ class UsageLedger:
             await self._runner.call(Script.BOOK, (state,), self._replica, b"%d" % ordinal, *entries)
             batches.popleft()
         del self._closed[tenant]
+
+
+def _named(names: list[bytes]) -> Iterator[tuple[str, date]]:
+    for name in names:
+        if match := LEDGER.fullmatch(name):
+            yield unquote(match[1].decode()), EPOCH + timedelta(days=int(match[2]))
 
 
 def _numbers(usage: Usage) -> tuple[bytes, ...]:

@@ -15,7 +15,7 @@ from quotas.reservation import Ask, LimitState, Reservation, Usage
 from quotas.store.account import Account, Levels
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import ScriptRunner
-from tests.quotas.store.test_store_properties import KEYS, START, Policy, asks, policies, waits
+from tests.quotas.store.test_replica import KEYS, START, Policy, asks, policies, waits
 
 NOW = 1_795_000_000_500_000  # us
 AMOUNTS = st.integers(1, 1000)
