@@ -33,7 +33,7 @@ Made = TypeVar("Made")
 SLICE = 50  # at a time: some tenths of a millisecond
 
 
-async def unhurried(items: Iterable[Item], make: Callable[[Item], Made]) -> list[Made]:
+async def map_in_slices(items: Iterable[Item], make: Callable[[Item], Made]) -> list[Made]:
     """Return `make` of each item, letting other work run after every few. `items` are read at once."""
     taken = list(items)
     made: list[Made] = []

@@ -11,7 +11,7 @@ from backend.scheduler.scheduled_step import ScheduledStep
 
 log = logging.getLogger(__name__)
 
-INTERVAL = 0.25  # seconds between looks
+INTERVAL = 0.25  # seconds between checks
 LATE = 1.0  # seconds of lag that are worth a word
 PATIENCE = 20  # times as long as was predicted
 
@@ -27,7 +27,7 @@ class Watchdog:
         self._core = core
         self._timeout = timeout
         self._clock = clock
-        self._flight: ScheduledStep | None = None  # the oldest, at the last look
+        self._oldest: ScheduledStep | None = None  # in flight, at the last check
         self._waited = 0.0  # seconds, for it
 
     async def run(self) -> None:
@@ -35,19 +35,19 @@ class Watchdog:
         while not self._engine.failed.done():
             slept = self._clock()
             await asyncio.sleep(INTERVAL)
-            self.look(self._clock() - slept)
+            self.check(self._clock() - slept)
 
-    def look(self, elapsed: float) -> None:
+    def check(self, elapsed: float) -> None:
         """Check the loop and the device once, `elapsed` seconds after the last check."""
         if (lag := elapsed - INTERVAL) > LATE:
             log.warning("the event loop was late by %.1f s: something held it, or the machine stood still", lag)
-        self._look_at_device(min(elapsed, 2 * INTERVAL))
+        self._check_device(min(elapsed, 2 * INTERVAL))
 
-    def _look_at_device(self, elapsed: float) -> None:
+    def _check_device(self, elapsed: float) -> None:
         in_flight = self._core.in_flight
         oldest = in_flight[0] if in_flight else None
-        if oldest is None or oldest is not self._flight:
-            self._flight, self._waited = oldest, 0.0
+        if oldest is None or oldest is not self._oldest:
+            self._oldest, self._waited = oldest, 0.0
             return
         self._waited += elapsed
         if self._waited >= max(self._timeout, PATIENCE * self._core.predicted(oldest)):

@@ -15,14 +15,14 @@ from gateway.admin.endpoint import AdminRequest, Blob, Json, admin_route
 from gateway.admin.history import History
 from gateway.admin.keys import Keys, NewKey, Rotation
 from gateway.admin.live_requests import LiveRequests
-from gateway.admin.overview import Process, Queue, kv_map, overview
+from gateway.admin.overview import Process, QueueView, kv_map, overview
 from gateway.admin.policy import PASTED_BODY_BYTES, PastedPolicy, PolicyCheck, policy_report
 from gateway.admin.rows import Reasons, refusal_row
 from gateway.admin.tenants import Tenants
 from gateway.admin.usage import UsageReader
 from gateway.admin.what_if import WhatIfs
 from gateway.api.service import Service
-from gateway.background import unhurried
+from gateway.background import map_in_slices
 from gateway.http.json_body import JsonBody
 from gateway.http.wire import read
 from gateway.tenants.key_source import KeySource
@@ -43,7 +43,7 @@ class Api:
         scheduler = service.core.scheduler
         reasons = Reasons(scheduler)
         self.requests = LiveRequests(service.telemetry, history, reasons)
-        self._queue = Queue(scheduler, reasons)
+        self._queue = QueueView(scheduler, reasons)
         self._tenants = Tenants(service, history, self.requests)
         self._keys = Keys(keys, service.policies, audit)
         self._usage = UsageReader(service)
@@ -133,7 +133,7 @@ class Api:
         return await self._keys.revoke(request.actor, request.name)
 
     async def refusals(self, request: AdminRequest) -> Json:
-        return {"refusals": await unhurried(self._history.refusals(), refusal_row)}
+        return {"refusals": await map_in_slices(self._history.refusals(), refusal_row)}
 
     async def usage(self, request: AdminRequest) -> Json:
         return await self._usage.report(request.query)

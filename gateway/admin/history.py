@@ -22,13 +22,13 @@ _NOTHING = 1e-12  # what rounding leaves of a sum
 
 
 class Charges:
-    """Sums what tenants were charged, for orderings that keep no account of it. `look` costs O(running sequences)."""
+    """Sums what tenants were charged, for orderings that keep no account of it. `update` costs O(running sequences)."""
 
     def __init__(self) -> None:
         self.total: dict[str, float] = {}  # in the unit of account
         self._seen: dict[Sequence, float] = {}  # when last looked at, of those that have not ended
 
-    def look(self, running: Iterable[Sequence]) -> None:
+    def update(self, running: Iterable[Sequence]) -> None:
         for sequence in running:
             self._count(sequence)
 
@@ -165,7 +165,7 @@ class History:
 
     def _service(self) -> dict[str, float]:
         """Return engine time by tenant: measured where the fair queue keeps account of it, else as predicted."""
-        self._charges.look(self._scheduler.running.values())
+        self._charges.update(self._scheduler.running.values())
         queue = self._scheduler.waiting
         if isinstance(queue, FairQueue):
             return {name: account.charged for name, account in queue.accounts.items()}

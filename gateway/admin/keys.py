@@ -13,7 +13,7 @@ from pydantic import Field
 
 from gateway.admin.audit_log import AuditLog
 from gateway.admin.rows import MAX_ROWS, Row
-from gateway.background import unhurried
+from gateway.background import map_in_slices
 from gateway.cli import arguments
 from gateway.errors import BadRequest, KeyNotFound, KeysUnavailable, TenantNotNamed
 from gateway.http.wire import Wire
@@ -21,7 +21,7 @@ from gateway.tenants.auth import new_key
 from gateway.tenants.key_source import KeySource, RotatedAlready, UnknownKey, revoke, rotate
 from gateway.tenants.key_store import KeyRecord, KeyStoreError
 from gateway.tenants.live_policy import LivePolicy
-from gateway.tenants.unnamed_tenants import what_holds
+from gateway.tenants.unnamed_tenants import describe_unnamed
 from quotas.policy.policy import SCOPES
 
 OVERLAP = "24h"
@@ -69,7 +69,7 @@ class Keys:
         policy = self._policies.current
         tenants = sorted({*policy.tenants, *(record.tenant for record in self._source.in_force)})
         return {
-            "keys": await unhurried(found[:MAX_ROWS], lambda record: self._row(record, now)),
+            "keys": await map_in_slices(found[:MAX_ROWS], lambda record: self._row(record, now)),
             "truncated": max(0, len(found) - MAX_ROWS),
             "tenants": tenants[:MAX_ROWS],
             "unnamed_tenants": policy.unnamed_tenants,
@@ -128,7 +128,7 @@ class Keys:
         """Raises `TenantNotNamed` for a tenant that the policy does not name, unless the admin confirmed it."""
         if is_confirmed or self._is_named(tenant):
             return
-        holds = what_holds(self._policies.current, tenant)
+        holds = describe_unnamed(self._policies.current, tenant)
         raise TenantNotNamed(
             f"The policy does not name the tenant {tenant!r}: {holds}. Send unnamed: true to make "
             "its key all the same.",

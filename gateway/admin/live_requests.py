@@ -7,9 +7,9 @@ from itertools import islice, zip_longest
 from typing import Any, Protocol, TypeVar
 
 from gateway.admin.history import MAX_ENDED, History
-from gateway.admin.request_summary import Leg, RequestSummary
+from gateway.admin.request_summary import RequestSummary, SequenceSummary
 from gateway.admin.rows import MAX_ROWS, Reasons, Row, ended_row, live_row
-from gateway.background import unhurried
+from gateway.background import map_in_slices
 from gateway.errors import BadRequest, RequestNotFound
 from gateway.telemetry.request_record import RequestRecord
 from gateway.telemetry.telemetry import Telemetry
@@ -53,21 +53,21 @@ def _before(summary: RequestSummary) -> Iterator[TimelineSpan]:
 
 
 def _engine(summary: RequestSummary) -> Iterator[TimelineSpan]:
-    for number, leg in enumerate(summary.legs, 1):
-        whose = f"sequence {number} of {summary.num_legs}" if summary.num_legs > 1 else ""
-        yield from _leg(summary, leg, whose)
+    for number, seq in enumerate(summary.sequences, 1):
+        whose = f"sequence {number} of {summary.num_sequences}" if summary.num_sequences > 1 else ""
+        yield from _sequence(summary, seq, whose)
 
 
-def _leg(summary: RequestSummary, leg: Leg, whose: str) -> Iterator[TimelineSpan]:
-    tokens, chunks = leg.num_prompt_tokens, leg.num_chunks
-    yield _span(summary, leg.queued, leg.admitted or leg.ended, "queue", whose)
-    if leg.admitted is not None:
+def _sequence(summary: RequestSummary, seq: SequenceSummary, whose: str) -> Iterator[TimelineSpan]:
+    tokens, chunks = seq.num_prompt_tokens, seq.num_chunks
+    yield _span(summary, seq.queued, seq.admitted or seq.ended, "queue", whose)
+    if seq.admitted is not None:
         detail = _joined(f"{tokens} prompt tokens in {chunks} chunk{'' if chunks == 1 else 's'}", whose)
-        yield _span(summary, leg.admitted, leg.first_token or leg.prefilled or leg.ended, "prefill", detail)
-    if leg.first_token is not None:
-        yield _moment(summary, leg.first_token, "first token", whose)
-        yield _span(summary, leg.first_token, leg.ended, "decode", _joined(f"{leg.num_output_tokens} tokens", whose))
-    for preempted, resumed in zip_longest(leg.preempted, leg.resumed):
+        yield _span(summary, seq.admitted, seq.first_token or seq.prefilled or seq.ended, "prefill", detail)
+    if seq.first_token is not None:
+        yield _moment(summary, seq.first_token, "first token", whose)
+        yield _span(summary, seq.first_token, seq.ended, "decode", _joined(f"{seq.num_output_tokens} tokens", whose))
+    for preempted, resumed in zip_longest(seq.preempted, seq.resumed):
         if preempted is not None:
             yield _span(summary, preempted, resumed, "preempted", whose)
         if resumed is not None:
@@ -116,8 +116,8 @@ class LiveRequests:
         shown = nsmallest(MAX_ROWS, live, key=lambda record: record.began)
         ended = list(islice(reversed(self._history.ended), MAX_RECENT))
         return {
-            "live": await unhurried(shown, self._row),
-            "recent": await unhurried(ended, ended_row),
+            "live": await map_in_slices(shown, self._row),
+            "recent": await map_in_slices(ended, ended_row),
             "truncated": len(live) - len(shown),
         }
 

@@ -15,13 +15,13 @@ from gateway.admin.history import History
 from gateway.admin.policy import problem_of
 from gateway.admin.rows import MAX_ROWS, Reasons, Row, is_waiting
 from gateway.api.service import Service
-from gateway.background import unhurried
+from gateway.background import map_in_slices
 from gateway.telemetry.request_record import RequestRecord
 from quotas.policy.policy import Policy
 
 FREE = -1
 
-Holding = tuple[str, list[int]]
+TenantBlocks = tuple[str, list[int]]
 """A tenant, and blocks of one of its sequences."""
 
 
@@ -42,7 +42,7 @@ async def kv_map(scheduler: Scheduler, block_bytes: int) -> dict[str, Any]:
     }
 
 
-def _drawn(num_blocks: int, held_blocks: list[Holding]) -> tuple[list[str], list[list[int]]]:
+def _drawn(num_blocks: int, held_blocks: list[TenantBlocks]) -> tuple[list[str], list[list[int]]]:
     """Return the owners, and runs as pairs of an owner's index and a number of blocks."""
     owners: dict[str, int] = {}
     blocks = np.full(num_blocks, FREE, dtype=np.int64)
@@ -61,10 +61,10 @@ def _holders(scheduler: Scheduler) -> list[Sequence]:
     return [sequence for sequence in held if sequence.block_table]
 
 
-Place = tuple[bool, bool, float]
+QueueRank = tuple[bool, bool, float]
 
 
-class Queue:
+class QueueView:
     """Lists the waiting queue of one engine as it is now. Asking changes nothing, not even whose turn it is."""
 
     def __init__(self, scheduler: Scheduler, reasons: Reasons) -> None:
@@ -83,11 +83,11 @@ class Queue:
             for timeline in record.timelines
             if is_waiting(timeline.sequence)
         ]
-        shown = nsmallest(MAX_ROWS, waiting, key=lambda entry: self._place(entry[0], policy))
-        rows = await unhurried(shown, lambda entry: self._row(*entry, now))
+        shown = nsmallest(MAX_ROWS, waiting, key=lambda entry: self._rank(entry[0], policy))
+        rows = await map_in_slices(shown, lambda entry: self._row(*entry, now))
         return {"waiting": rows, "truncated": len(waiting) - len(shown)}
 
-    def _place(self, sequence: Sequence, policy: Policy) -> Place:
+    def _rank(self, sequence: Sequence, policy: Policy) -> QueueRank:
         scheduler = self._scheduler
         level = policy.classes[min(sequence.priority_class, len(policy.classes) - 1)]
         aged = sequence.arrival - sequence.age_bonus + level.aging

@@ -9,13 +9,13 @@ from admission.outcome import Outcome
 from gateway.errors import ApiError
 from gateway.telemetry.request_record import RequestRecord, SequenceTimeline
 
-MAX_LEGS = 16  # sequences of one request that are kept
+MAX_SEQUENCES = 16  # sequences of one request that are kept
 MAX_MOMENTS = 32  # of each kind, of one sequence
 MAX_WORDS = 200  # characters of what a client may choose
 
 
 @dataclass(slots=True)
-class Leg:
+class SequenceSummary:
     """Times and counts of one sequence of a request; times are in seconds of the engine's clock."""
 
     queued: float
@@ -30,7 +30,7 @@ class Leg:
     num_output_tokens: int
 
     @classmethod
-    def of(cls, timeline: SequenceTimeline) -> "Leg":
+    def of(cls, timeline: SequenceTimeline) -> "SequenceSummary":
         sequence = timeline.sequence
         return cls(
             timeline.queued,
@@ -92,8 +92,8 @@ class RequestSummary:
     num_preemptions: int
     num_prompt_tokens: int  # of all its sequences
     num_output_tokens: int
-    num_legs: int  # those that are kept, and others
-    legs: tuple[Leg, ...]
+    num_sequences: int  # those that are kept, and others
+    sequences: tuple[SequenceSummary, ...]
 
     @classmethod
     def of(cls, record: RequestRecord) -> "RequestSummary":
@@ -125,7 +125,7 @@ class RequestSummary:
             record.num_prompt_tokens,
             record.num_output_tokens,
             len(record.timelines),
-            tuple([Leg.of(timeline) for timeline in record.timelines[:MAX_LEGS]]),
+            tuple([SequenceSummary.of(timeline) for timeline in record.timelines[:MAX_SEQUENCES]]),
         )
 
     @property

@@ -65,7 +65,7 @@ class RecentSeries:
         self._second = floor(clock())
         self._points: deque[Point] = deque([Point()] * SECONDS, SECONDS)
         self._gauges = Gauges()
-        self._lately = _Lately(), _Lately()  # first tokens and gaps
+        self._recent = _RecentSamples(), _RecentSamples()  # first tokens and gaps
         self._begin()
 
     @property
@@ -106,7 +106,7 @@ class RecentSeries:
 
     def _closed(self, gauges: Gauges, passed: int) -> Point:
         before = self._gauges
-        ttfts, gaps = self._lately
+        ttfts, gaps = self._recent
         ttft_p50, ttft_p99 = _with_waits(ttfts.add([(seconds, 1) for seconds in self._ttfts], passed), gauges.waits)
         gap_p50, gap_p99 = median_and_p99(gaps.add(self._gaps, passed))
         return Point(
@@ -142,7 +142,7 @@ class RecentSeries:
         return {"seconds": 1, "end": floor(end), "points": seconds}
 
 
-class _Lately:
+class _RecentSamples:
     """Keeps the samples of the last `WINDOW` seconds."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ from gateway.admin.history import History, Totals
 from gateway.admin.live_requests import LiveRequests
 from gateway.admin.rows import MAX_ROWS, Row, is_waiting
 from gateway.api.service import Service
-from gateway.background import unhurried
+from gateway.background import map_in_slices
 from gateway.errors import TenantNotFound
 from quotas.errors import QuotaError
 from quotas.policy.limit import Limit, Resource
@@ -26,11 +26,11 @@ class Tenants:
 
     async def listed(self) -> Row:
         """List the tenants, those with the most service in the last minute first."""
-        census = _Census(self._service, self._history, self._requests)
+        counts = _TenantCounts(self._service, self._history, self._requests)
         shares = self._history.shares
         names = sorted(self._names(), key=lambda name: (-shares.share(name), name))
         shown = names[:MAX_ROWS]
-        rows = await unhurried(shown, lambda name: self._row(name, census))
+        rows = await map_in_slices(shown, lambda name: self._row(name, counts))
         return {"tenants": rows, "truncated": len(names) - len(shown)}
 
     async def shown(self, name: str) -> Row:
@@ -39,10 +39,10 @@ class Tenants:
         if name not in self._names():
             raise TenantNotFound(f"No tenant {name!r:.100} is in the policy, has a key, or has sent a request.")
         policy = service.policies.current.tenant(name)
-        census = _Census(service, self._history, self._requests)
-        return self._row(name, census) | {
+        counts = _TenantCounts(service, self._history, self._requests)
+        return self._row(name, counts) | {
             "class": policy.default_class,
-            "limits": await self._limits(name, policy, census),
+            "limits": await self._limits(name, policy, counts),
             "keys": [{"id": key.key_id, "scopes": key.scopes} for key in service.keys.of_tenant(name)],
             "live": self._requests.live_of_tenant(name, MAX_RECENT),
             "recent": self._requests.of_tenant(name, MAX_RECENT),
@@ -52,15 +52,15 @@ class Tenants:
         service = self._service
         return {*service.policies.current.tenants, *service.keys.tenants(), *self._history.totals}
 
-    def _row(self, name: str, census: "_Census") -> Row:
+    def _row(self, name: str, counts: "_TenantCounts") -> Row:
         service, history = self._service, self._history
         totals = history.totals.get(name, Totals())
         blocks = service.core.scheduler.kv_manager.allowances.held[name]
         return {
             "name": name,
             "weight": service.policies.current.tenant(name).weight,
-            "running": census.running[name],
-            "waiting": census.waiting[name],
+            "running": counts.running[name],
+            "waiting": counts.waiting[name],
             "kv_blocks": blocks,
             "kv_bytes": blocks * service.kv_shape.block_bytes,
             "service_seconds": history.shares.total.get(name, 0.0),
@@ -68,11 +68,11 @@ class Tenants:
             "credit_seconds": service.core.credit(name) if name in history.shares.total else 0.0,
             "requests": totals.requests,
             "refused": totals.refused,
-            "prompt_tokens": census.prompt_tokens[name],
-            "output_tokens": census.output_tokens[name],
+            "prompt_tokens": counts.prompt_tokens[name],
+            "output_tokens": counts.output_tokens[name],
         }
 
-    async def _limits(self, name: str, policy: TenantPolicy, census: "_Census") -> list[Row]:
+    async def _limits(self, name: str, policy: TenantPolicy, counts: "_TenantCounts") -> list[Row]:
         """Return the tenant's own limits with what is left of each; those of its keys are shown with the policy."""
         charged = tuple(limit for limit in policy.limits if limit.is_charged)
         try:
@@ -83,7 +83,7 @@ class Tenants:
         held = {
             Resource.KV_BYTES: self._service.core.scheduler.kv_manager.allowances.held[name]
             * self._service.kv_shape.block_bytes,
-            Resource.QUEUED_REQUESTS: census.waiting[name],
+            Resource.QUEUED_REQUESTS: counts.waiting[name],
         }
         return [self._limit(limit, known.get(limit), held.get(limit.resource)) for limit in policy.limits]
 
@@ -101,7 +101,7 @@ class Tenants:
         }
 
 
-class _Census:
+class _TenantCounts:
     """Counts by tenant at one moment: sequences being served, and tokens of those and of all that ended."""
 
     def __init__(self, service: Service, history: History, requests: LiveRequests) -> None:

@@ -29,7 +29,7 @@ authorities that a TLS certificate is checked against.
 Exit status: 0, or 1 when there is a problem, with --live a serious trouble. docs/diagnosis.md has examples."""
 
 
-def add_to(commands: "_SubParsersAction[Any]") -> None:
+def add_doctor_command(commands: "_SubParsersAction[Any]") -> None:
     doctor = commands.add_parser(
         "doctor",
         help="what is wrong with a machine, a configuration, or a running gateway",

@@ -9,7 +9,7 @@ from admission.explain import explain
 from gateway.telemetry.event_log_file import EventLogError, read_event_log
 
 
-def add_to(commands: "_SubParsersAction[Any]") -> None:
+def add_event_log_commands(commands: "_SubParsersAction[Any]") -> None:
     told = commands.add_parser("explain", help="why a request waited, was refused or was preempted")
     which = "the id in the response, such as chatcmpl-...; of a refusal, the response_id in the request log"
     told.add_argument("request", metavar="REQUEST_ID", help=which)

@@ -48,10 +48,10 @@ def misspelled(environ: Mapping[str, str]) -> list[str]:
     """Return a line for every `SLUICE_*` variable that is no setting, with the nearest name that is one."""
     known = [_variable(name) for name in Settings.model_fields]
     strangers = sorted(name for name in environ if name.startswith(ENV_PREFIX) and name not in {*known, CACHE_DIR})
-    return [f"{name} is not a setting and is ignored{did_you_mean(name, known)}" for name in strangers]
+    return [f"{name} is not a setting and is ignored{suggestion(name, known)}" for name in strangers]
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def suggestion(name: str, known: Iterable[str]) -> str:
     """Return the end of a sentence about an unknown name; it is empty where no known name is near."""
     near = get_close_matches(name, list(known), n=1, cutoff=0.75)
     return f" (did you mean {near[0]}?)" if near else ""

@@ -15,7 +15,7 @@ from gateway.table import table
 from gateway.tenants.auth import new_key, pepper_of
 from gateway.tenants.key_source import revoke, rotate
 from gateway.tenants.key_store import KeyRecord, KeyStore
-from gateway.tenants.unnamed_tenants import told
+from gateway.tenants.unnamed_tenants import unnamed_tenant_lines
 from quotas.policy.policy import SCOPES
 from quotas.policy.policy_file import PolicyError, read_policy
 from quotas.policy.problems import did_you_mean
@@ -28,7 +28,7 @@ PRINTED = "Shown this once, and stored nowhere. The lines below let it in, from 
 REVOKED = "Running gateways with this state directory refuse it within a second."
 
 
-def add_to(commands: "_SubParsersAction[Any]") -> None:
+def add_keys_command(commands: "_SubParsersAction[Any]") -> None:
     keys = commands.add_parser("keys", help="make, list, rotate and revoke API keys", description=__doc__)
     keys.set_defaults(parser=keys)
     actions = keys.add_subparsers(title="commands", metavar="COMMAND")
@@ -122,7 +122,10 @@ def _doubts(record: KeyRecord, settings: Settings, store: KeyStore) -> list[str]
         near = "" if record.tenant in others else did_you_mean(record.tenant, others)
         return [f"{record.tenant} has no other key{near}"] if near else []
     try:
-        return [f"{settings.policy} does not name {line}" for line in told(read_policy(settings.policy), [record])]
+        return [
+            f"{settings.policy} does not name {line}"
+            for line in unnamed_tenant_lines(read_policy(settings.policy), [record])
+        ]
     except PolicyError as error:
         return [f"whether the policy names {record.tenant} cannot be told: {error.problems[0]}"]
 

@@ -17,7 +17,7 @@ from typing import Any
 from admission.simulation.errors import SimulationError
 from backend.errors import BackendError, ConfigError
 from gateway.cli import doctor, event_log, keys, plan, policy, simulate, usage
-from gateway.cli.flags import SettingsError, add_flags, did_you_mean, load, misspelled
+from gateway.cli.flags import SettingsError, add_flags, load, misspelled, suggestion
 from gateway.doctor.snapshot import DoctorError
 from gateway.http.server import ListenError
 from gateway.settings import otel_variables
@@ -104,13 +104,13 @@ def _parser() -> ArgumentParser:
     serve = commands.add_parser("serve", help="serve a model over HTTP", usage="sluice serve [flags]", epilog=NOTES)
     add_flags(serve)
     serve.set_defaults(run=_serve, parser=serve)
-    keys.add_to(commands)
-    policy.add_to(commands)
-    usage.add_to(commands)
-    simulate.add_to(commands)
-    plan.add_to(commands)
-    doctor.add_to(commands)
-    event_log.add_to(commands)
+    keys.add_keys_command(commands)
+    policy.add_policy_command(commands)
+    usage.add_usage_command(commands)
+    simulate.add_simulate_command(commands)
+    plan.add_plan_command(commands)
+    doctor.add_doctor_command(commands)
+    event_log.add_event_log_commands(commands)
     shown = commands.add_parser("version", help="print the version")
     shown.set_defaults(run=_version, parser=shown)
     return parser
@@ -131,7 +131,7 @@ class _Parser(ArgumentParser):
 def _unknown(strangers: Sequence[str], parser: ArgumentParser) -> str:
     known = [flag for action in parser._actions for flag in action.option_strings]
     named = [name.partition("=")[0] for name in strangers if name.startswith("-")] or strangers
-    return "; ".join(f"unknown argument {name}{did_you_mean(name, known)}" for name in named)
+    return "; ".join(f"unknown argument {name}{suggestion(name, known)}" for name in named)
 
 
 def _failed(message: object, status: int) -> int:

@@ -32,7 +32,7 @@ TOKEN_BUDGET = 2048  # of a step, unless max_num_seqs is larger
 LARGEST_BATCH = 512  # in the table, unless max_num_seqs is larger
 
 
-def add_to(commands: "_SubParsersAction[Any]") -> None:
+def add_plan_command(commands: "_SubParsersAction[Any]") -> None:
     plan = commands.add_parser(
         "plan",
         help="what a model takes of a GPU, and how fast it can be",

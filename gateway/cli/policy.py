@@ -18,7 +18,7 @@ from gateway.table import printable, table
 from gateway.tenants.effective_policy import EffectivePolicy
 from gateway.tenants.key_source import KnownKey, any_key_of, find_key
 from gateway.tenants.key_store import KeyStore, KeyStoreError
-from gateway.tenants.unnamed_tenants import told
+from gateway.tenants.unnamed_tenants import unnamed_tenant_lines
 from quotas.embedded.errors import EmbeddedStoreError
 from quotas.errors import QuotaError
 from quotas.limiter import refusals
@@ -142,7 +142,7 @@ EXIT_STATUS = "Exit status: 0 it would pass, 1 it would be refused, 2 it cannot 
 PATH = "a policy file, or a folder whose *.yaml files are one policy"
 
 
-def add_to(commands: "_SubParsersAction[Any]") -> None:
+def add_policy_command(commands: "_SubParsersAction[Any]") -> None:
     policy = commands.add_parser("policy", help="check, show and compare policy files", description=__doc__)
     policy.set_defaults(parser=policy)
     actions = policy.add_subparsers(title="commands", metavar="COMMAND")
@@ -217,7 +217,7 @@ def _warn_of_unnamed(policy: Policy, settings: Settings) -> None:
         records = KeyStore(settings.state_dir).records()
     except (KeyStoreError, OSError):
         return  # whoever checks a policy need not be the gateway's user
-    for line in told(policy, records) if policy.tenants else ():
+    for line in unnamed_tenant_lines(policy, records) if policy.tenants else ():
         print(f"warning: a stored key's tenant is not named: {line}", file=sys.stderr)
 
 

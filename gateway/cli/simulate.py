@@ -30,13 +30,12 @@ from admission.simulation.workload import Flood, Workload
 from gateway.telemetry.event_log_file import read_event_log
 from gateway.what_if.comparison import simulated
 from gateway.what_if.unsimulated import Seen, assumed, unsimulated
-from quotas.policy.policy import DEFAULT_POLICY as DEFAULT_EDITION
-from quotas.policy.policy import Policy
+from quotas.policy.policy import DEFAULT_POLICY, Policy
 from quotas.policy.policy_diff import policy_changes, policy_diff
 from quotas.policy.policy_file import SUFFIXES, field_places, parse_policy, read_sources
 from quotas.policy.problems import Mark
 
-DEFAULT_POLICY = Order.FAIR
+DEFAULT_ORDERING = Order.FAIR
 SATURATED = 0.95  # of the time that the device is busy: more than it can do may be asked of it
 MOMENT = 1.0  # seconds
 DEFAULT_DEVICE = "llama3-8b-a100"
@@ -51,7 +50,7 @@ examples:
   sluice simulate --trace azure.csv --rate 3 --tenants app:1 --flood noisy:20@60+30 --compare fcfs"""
 
 
-def add_to(commands: "_SubParsersAction[Any]") -> None:
+def add_simulate_command(commands: "_SubParsersAction[Any]") -> None:
     parser = commands.add_parser(
         "simulate",
         help="what a policy would have done to recorded traffic",
@@ -97,7 +96,9 @@ def _add_traffic(group: Any) -> None:
 
 
 def _add_policies(group: Any) -> None:
-    group.add_argument("--policy", metavar="P", help=f"(default: as an event log was recorded; else {DEFAULT_POLICY})")
+    group.add_argument(
+        "--policy", metavar="P", help=f"(default: as an event log was recorded; else {DEFAULT_ORDERING})"
+    )
     group.add_argument("--compare", metavar="P", action="append", default=[], help="another one; may be repeated")
     group.add_argument(
         "--device",
@@ -199,7 +200,7 @@ def _objective(namespace: Namespace) -> Objective | None:
 def _first_policy(text: str | None, traffic: Traffic) -> tuple[SimulatedPolicy, PolicyFile | None]:
     if text is None and traffic.device is not None and traffic.device.served is not None:
         return recorded_policy(traffic.device.served), None
-    return _policy(DEFAULT_POLICY if text is None else text, traffic, "--policy")
+    return _policy(DEFAULT_ORDERING if text is None else text, traffic, "--policy")
 
 
 def _told_apart(policies: Sequence[SimulatedPolicy], texts: Sequence[str | None]) -> tuple[SimulatedPolicy, ...]:
@@ -294,7 +295,7 @@ def _remarks(results: Results, files: Sequence[PolicyFile | None], traced: Trace
     for name, (before, after) in zip(results.names[1:] or results.names, pairs, strict=True):
         if after is None:
             continue
-        old, places = (before.policy, before.places) if before else (DEFAULT_EDITION, {})
+        old, places = (before.policy, before.places) if before else (DEFAULT_POLICY, {})
         changes = policy_changes(old, after.policy)
         if before:
             told = policy_diff(old, after.policy) or ["nothing changes"]

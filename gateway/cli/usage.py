@@ -18,7 +18,7 @@ Prices are those of the policy as it is now (--policy), whatever they were on th
 gateway with the same --redis-url and --state-dir keeps; a running gateway books every few seconds what was used."""
 
 
-def add_to(commands: "_SubParsersAction[Any]") -> None:
+def add_usage_command(commands: "_SubParsersAction[Any]") -> None:
     usage = commands.add_parser("usage", help="what tenants have used, by day", description=__doc__, epilog=NOTES)
     usage.add_argument("--tenant", metavar="TENANT", type=arguments.tenant, help="only this one (default: all)")
     usage.add_argument(

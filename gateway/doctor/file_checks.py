@@ -11,7 +11,7 @@ from gateway.doctor.check import Check, ok, problem, warning
 from gateway.settings.settings import FEW_FILES, Settings
 from gateway.tenants.key_store import KeyStore, KeyStoreError
 from gateway.tenants.live_policy import LivePolicy
-from gateway.tenants.unnamed_tenants import told
+from gateway.tenants.unnamed_tenants import unnamed_tenant_lines
 from quotas.policy.policy_file import PolicyError
 
 LEAST_SPACE = 2**30  # bytes: the store's log, the audit log and an event log fit
@@ -103,7 +103,7 @@ def keys(settings: Settings) -> Check:
         current = LivePolicy(settings.policy).current
     except (KeyStoreError, PolicyError, OSError):
         return ok("keys", "not compared with the policy, for what is said of one of them")
-    unnamed = told(current, records) if current.tenants else []
+    unnamed = unnamed_tenant_lines(current, records) if current.tenants else []
     if not unnamed:
         return ok("keys", f"{len(records)} are stored")
     return warning(

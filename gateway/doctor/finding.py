@@ -24,10 +24,10 @@ class Finding:
     severity: Severity = Severity.WARNING
 
     @staticmethod
-    def of(told: Mapping[str, str]) -> "Finding":
+    def of(entry: Mapping[str, str]) -> "Finding":
         """Parse what `to_json` made. Raises `KeyError` and `ValueError` for anything else."""
-        severity = Severity(told["severity"])
-        return Finding(told["name"], told["trouble"], told["evidence"], told["remedy"], severity)
+        severity = Severity(entry["severity"])
+        return Finding(entry["name"], entry["trouble"], entry["evidence"], entry["remedy"], severity)
 
     def to_json(self) -> dict[str, str]:
         return {

@@ -74,7 +74,7 @@ def above_target(window: Window) -> list[Finding]:
 
 
 def _class_above_target(window: Window, name: str, target: float) -> Finding | None:
-    late = window.beyond(target, "sluice_queue_time_seconds", **{"class": name})
+    late = window.above(target, "sluice_queue_time_seconds", **{"class": name})
     oldest = window.after.samples.total("sluice_queue_oldest_age_seconds", **{"class": name})
     many = late.total >= LEAST_ADMISSIONS and late.share >= LATE
     if not many and oldest <= target:

@@ -28,7 +28,7 @@ def store_away(window: Window) -> Finding | None:
 
 
 def store_slow(window: Window) -> Finding | None:
-    slow = window.beyond(SLOW_STORE, "sluice_store_latency_seconds")
+    slow = window.above(SLOW_STORE, "sluice_store_latency_seconds")
     if slow.total < LEAST_CALLS or slow.share < SLOW_CALLS or _is_starved(window):
         return None  # a starved process reads every answer late: `late_loop` says it
     mean = window.mean("sluice_store_latency_seconds")

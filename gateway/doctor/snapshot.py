@@ -149,18 +149,18 @@ class Window:
         count = self.count(histogram, **labels)
         return self.increase(f"{histogram}_sum", **labels) / count if count else 0.0
 
-    def beyond(self, threshold: float, histogram: str, **labels: str) -> "Beyond":
+    def above(self, threshold: float, histogram: str, **labels: str) -> "CountAbove":
         """Return how many observations were certainly above the threshold: above the next bound of the buckets."""
         before = self.before.samples.buckets(histogram, **labels)
         after = self.after.samples.buckets(histogram, **labels)
         increases = {bound: count - before.get(bound, 0.0) for bound, count in after.items()}
         bound = next((bound for bound in increases if bound >= threshold), inf)
         total = max(0.0, increases.get(inf, 0.0))
-        return Beyond(bound, max(0.0, total - increases.get(bound, 0.0)), total)
+        return CountAbove(bound, max(0.0, total - increases.get(bound, 0.0)), total)
 
 
 @dataclass(frozen=True, slots=True)
-class Beyond:
+class CountAbove:
     """The number of observations above a bound: `count` of `total`."""
 
     bound: float

@@ -31,8 +31,8 @@ def store(settings: Settings) -> list[Check]:
         asyncio.run(_connect(url))
         info, seconds, skew = _ask(url)
     except (QuotaError, RedisError, OSError, ValueError) as error:
-        return [problem("store", f"{place(url)}: {error}", "see that it runs, and --redis-url")]
-    return judge(place(url), info, seconds, skew)
+        return [problem("store", f"{address(url)}: {error}", "see that it runs, and --redis-url")]
+    return judge(address(url), info, seconds, skew)
 
 
 def _embedded() -> Check:
@@ -89,7 +89,7 @@ def judge(where: str, info: Mapping[str, Any], seconds: float, skew: float) -> l
     return checks
 
 
-def place(url: str) -> str:
+def address(url: str) -> str:
     """Return a store's address without its password."""
     parts = urlsplit(url)
     return parts.path if parts.scheme == "unix" else f"{parts.hostname or 'localhost'}:{parts.port or 6379}"

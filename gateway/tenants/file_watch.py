@@ -22,7 +22,7 @@ def _entry(path: Path) -> tuple[str, int, int, int] | None:
     return str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
-class Watch:
+class FileWatcher:
     """Calls `changed` when files have changed and then stood still for an interval, so that none is read half written.
 
     `files` names them; it is called in a thread, each time. `read` is their signature from before they were first read,
@@ -45,9 +45,9 @@ class Watch:
         """Poll the files every interval, for as long as the server runs."""
         while True:
             await asyncio.sleep(self._interval)
-            await self.look()
+            await self.poll()
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Compare the files with the last poll, and call `changed` if they changed before it and not since."""
         now = await asyncio.to_thread(lambda: signature(self._files()))
         if now == self._last != self._taken_up:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gateway.settings.settings import Settings
 from gateway.tenants.auth import KeyRing, Principal, demo_key, demo_record, pepper_of, rotated
-from gateway.tenants.file_watch import Watch, signature
+from gateway.tenants.file_watch import FileWatcher, signature
 from gateway.tenants.key_store import KeyRecord, KeyStore, KeyStoreError
 from gateway.tenants.live_policy import LivePolicy
 from quotas.policy.policy import KeyPolicy, Policy, TenantPolicy
@@ -81,7 +81,7 @@ class KeySource:
     async def watch(self, policies: LivePolicy) -> None:
         """Take up edits of the key file since it was read, and of what policies say of keys, while the server runs."""
         policies.on_change.append(self.take_policy)
-        await Watch(self.files, self.reload, self._first_read).run()
+        await FileWatcher(self.files, self.reload, self._first_read).run()
 
     async def take_policy(self, policy: Policy) -> None:
         self._policy = policy

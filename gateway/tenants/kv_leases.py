@@ -12,7 +12,7 @@ from quotas.errors import QuotaError
 
 log = logging.getLogger(__name__)
 
-LOOK = 0.02  # seconds between looks for a tenant that was denied a block
+CHECK_INTERVAL = 0.02  # seconds between checks for a tenant that was denied a block
 RENEW = 1.0  # seconds between renewals of a lease that suffices
 RETRY = 0.2  # seconds between attempts to get what other replicas hold
 HEADROOM = 1.25  # of what is needed, so that growth seldom waits for a renewal
@@ -99,11 +99,11 @@ class KvLeases:
         """Renew leases for as long as the server runs."""
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), LOOK if self._leases else None)
+                await asyncio.wait_for(self._wake.wait(), CHECK_INTERVAL if self._leases else None)
             self._wake.clear()
-            await self.look()
+            await self.renew_due()
 
-    async def look(self) -> None:
+    async def renew_due(self) -> None:
         """Renew the leases that are due, once."""
         due = [(tenant, lease) for tenant, lease in self._leases.items() if self._is_due(tenant, lease)]
         await asyncio.gather(*(self._renew(tenant, lease) for tenant, lease in due))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
-from gateway.tenants.file_watch import Watch, signature
+from gateway.tenants.file_watch import FileWatcher, signature
 from quotas.policy.limit import Resource
 from quotas.policy.policy import DEFAULT_POLICY, Policy, QueueLimits, TenantPolicy
 from quotas.policy.policy_diff import policy_diff
@@ -66,7 +66,7 @@ class LivePolicy:
 
     async def watch(self) -> None:
         """Take up edits for as long as the server runs, those since the files were first read included."""
-        await Watch(self.files, self.reload, self._first_read).run()
+        await FileWatcher(self.files, self.reload, self._first_read).run()
 
     async def reload(self) -> None:
         """Read the files again. Reloads take turns: listeners learn of each policy in the order they were read."""

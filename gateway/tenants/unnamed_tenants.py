@@ -6,10 +6,10 @@ from gateway.tenants.key_store import KeyRecord
 from quotas.policy.policy import Policy
 from quotas.policy.problems import did_you_mean
 
-MAX_TOLD = 20  # tenants
+MAX_TENANTS = 20  # tenants
 
 
-def what_holds(policy: Policy, tenant: str) -> str:
+def describe_unnamed(policy: Policy, tenant: str) -> str:
     """Say what a tenant that `policy` does not name may do, and which name may have been meant."""
     if not policy.admits(tenant):
         fate = "its keys open nothing (unnamed_tenants: refuse)"
@@ -29,11 +29,11 @@ def unnamed_keys(policy: Policy, records: Iterable[KeyRecord]) -> Mapping[str, l
     return found
 
 
-def told(policy: Policy, records: Iterable[KeyRecord]) -> list[str]:
-    """Return a line for each such tenant, the first `MAX_TOLD` of them; none where all are named."""
+def unnamed_tenant_lines(policy: Policy, records: Iterable[KeyRecord]) -> list[str]:
+    """Return a line for each such tenant, the first `MAX_TENANTS` of them; none where all are named."""
     found = sorted(unnamed_keys(policy, records).items())
-    lines = [f"{tenant} ({_keys(ids)}): {what_holds(policy, tenant)}" for tenant, ids in found[:MAX_TOLD]]
-    return lines + ([f"and {len(found) - MAX_TOLD} more tenants"] if len(found) > MAX_TOLD else [])
+    lines = [f"{tenant} ({_keys(ids)}): {describe_unnamed(policy, tenant)}" for tenant, ids in found[:MAX_TENANTS]]
+    return lines + ([f"and {len(found) - MAX_TENANTS} more tenants"] if len(found) > MAX_TENANTS else [])
 
 
 def _keys(ids: list[str]) -> str:

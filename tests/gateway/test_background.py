@@ -13,7 +13,7 @@ from backend.engine import Engine
 from backend.errors import DeviceError
 from backend.sampling_params import SamplingParams
 from backend.scheduler.sequence import Sequence
-from gateway.background import SLICE, beside, unhurried
+from gateway.background import SLICE, beside, map_in_slices
 from gateway.watchdog import INTERVAL, Watchdog
 from tests.backend.scheduler.test_scheduler import make_config
 from tests.backend.test_engine import SteppedExecutor
@@ -32,7 +32,7 @@ async def test_everything_is_made_in_order_and_others_have_their_turn() -> None:
             await asyncio.sleep(0)
 
     task = asyncio.create_task(other())
-    assert await unhurried(range(10 * SLICE), lambda n: 2 * n) == list(range(0, 20 * SLICE, 2))
+    assert await map_in_slices(range(10 * SLICE), lambda n: 2 * n) == list(range(0, 20 * SLICE, 2))
     task.cancel()
     assert turns >= 9
 
@@ -44,11 +44,11 @@ async def test_what_comes_while_it_is_made_is_not_in_it() -> None:
         items.append(item)
         return item
 
-    assert len(await unhurried(items, make)) == 2 * SLICE
+    assert len(await map_in_slices(items, make)) == 2 * SLICE
 
 
 async def test_nothing_makes_nothing() -> None:
-    assert await unhurried([], str) == []
+    assert await map_in_slices([], str) == []
 
 
 async def test_what_runs_beside_a_block_ends_with_it() -> None:
@@ -88,7 +88,7 @@ class Bench:
     def look(self, times: int, elapsed: float = INTERVAL) -> bool:
         """Whether the engine has failed after so many looks."""
         for _ in range(times):
-            self.watchdog.look(elapsed)
+            self.watchdog.check(elapsed)
         return self.engine.failed.done()
 
     async def complete_a_step(self) -> None:

@@ -11,7 +11,7 @@ from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import StepOutput
 from backend.scheduler.sequence import Sequence
 from gateway.admin.history import MAX_ENDED, MAX_OF_STRANGERS, MAX_REFUSALS, WINDOW, Charges, History, Shares
-from gateway.admin.request_summary import MAX_LEGS, MAX_WORDS
+from gateway.admin.request_summary import MAX_SEQUENCES, MAX_WORDS
 from gateway.errors import BadRequest, InvalidApiKey, ModelNotFound, RateLimited
 from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.request_record import RequestRecord
@@ -130,16 +130,16 @@ def test_a_tenants_sums_are_of_all_its_requests(site: Site) -> None:
 
 
 def test_a_tenants_sums_are_of_all_prompts_of_a_request_however_many_of_them_are_kept(site: Site) -> None:
-    record = a_record(timelines=[a_timeline() for _ in range(MAX_LEGS + 4)])
+    record = a_record(timelines=[a_timeline() for _ in range(MAX_SEQUENCES + 4)])
     site.history.request_ended(record)
     (summary,) = site.history.ended
-    assert len(summary.legs) == MAX_LEGS
+    assert len(summary.sequences) == MAX_SEQUENCES
     assert (summary.num_prompt_tokens, summary.num_output_tokens) == (
         record.num_prompt_tokens,
         record.num_output_tokens,
     )
     acme = site.history.totals["acme"]
-    assert (acme.prompt_tokens, acme.output_tokens) == (10 * (MAX_LEGS + 4), 4 * (MAX_LEGS + 4))
+    assert (acme.prompt_tokens, acme.output_tokens) == (10 * (MAX_SEQUENCES + 4), 4 * (MAX_SEQUENCES + 4))
 
 
 def test_refusals_come_newest_first_and_are_bounded(site: Site) -> None:
@@ -191,7 +191,7 @@ def test_no_prompt_and_no_output_is_held_by_what_is_kept(site: Site) -> None:
     site.history.request_ended(record)
     (summary,) = site.history.ended
     assert (summary.num_prompt_tokens, summary.num_output_tokens) == (10, 4)
-    kept = [getattr(leg, name) for leg in summary.legs for name in leg.__slots__]
+    kept = [getattr(sequence, name) for sequence in summary.sequences for name in sequence.__slots__]
     assert all(value is None or isinstance(value, int | float | tuple) for value in kept)
 
 
@@ -242,9 +242,9 @@ def test_charges_are_counted_once_however_often_they_are_looked_at() -> None:
     charges, sequence = Charges(), a_sequence("acme")
     for charged in (1.0, 1.0, 1.5):
         sequence.charged = charged
-        charges.look([sequence])
+        charges.update([sequence])
     charges.ended(sequence)
-    charges.look([])
+    charges.update([])
     assert charges.total == {"acme": 1.5}
 
 

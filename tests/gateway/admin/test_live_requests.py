@@ -6,7 +6,7 @@ import pytest
 
 from admission.outcome import Outcome
 from gateway.admin.live_requests import LiveRequests, phases
-from gateway.admin.request_summary import MAX_LEGS, MAX_MOMENTS, RequestSummary
+from gateway.admin.request_summary import MAX_MOMENTS, MAX_SEQUENCES, RequestSummary
 from gateway.admin.rows import MAX_ROWS, Reasons
 from gateway.errors import BadRequest, RateLimited, RequestNotFound
 from gateway.telemetry.request_record import RequestRecord
@@ -166,8 +166,8 @@ def test_a_preemption_lasts_until_it_is_resumed() -> None:
 def test_several_sequences_are_told_apart_and_only_so_many_of_them() -> None:
     spans = phases(RequestSummary.of(a_record(timelines=[a_timeline() for _ in range(100)])))
     queues = [span.detail for span in spans if span.what == "queue"]
-    assert len(queues) == MAX_LEGS
-    assert set(queues) == {f"sequence {number} of 100" for number in range(1, MAX_LEGS + 1)}
+    assert len(queues) == MAX_SEQUENCES
+    assert set(queues) == {f"sequence {number} of 100" for number in range(1, MAX_SEQUENCES + 1)}
 
 
 def test_a_sequence_that_was_preempted_for_ever_is_told_within_bounds() -> None:
@@ -184,7 +184,7 @@ def test_a_record_has_the_waits_that_tables_show() -> None:
     waiting = RequestSummary.of(a_record(timelines=[a_timeline(), a_timeline(admitted=None, first_token=None)]))
     assert waiting.queue_seconds is None
     late = RequestSummary.of(
-        a_record(timelines=[*(a_timeline() for _ in range(MAX_LEGS)), a_timeline(admitted=100.05)])
+        a_record(timelines=[*(a_timeline() for _ in range(MAX_SEQUENCES)), a_timeline(admitted=100.05)])
     )
     assert late.queue_seconds == pytest.approx(0.046)
     assert RequestSummary.of(a_record(timelines=[])).ttft is None

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from backend.scheduler.sequence import FinishReason
-from gateway.admin.overview import Queue, kv_map
+from gateway.admin.overview import QueueView, kv_map
 from gateway.admin.rows import Reasons, State, state_of
 from gateway.http.request_scope import RequestScope
 from gateway.telemetry.request_record import RequestRecord
@@ -25,7 +25,7 @@ def reason(site: Site, record: RequestRecord) -> str | None:
 
 
 async def queue(site: Site) -> list[dict[str, object]]:
-    listed = await Queue(site.core.scheduler, Reasons(site.core.scheduler)).listed(
+    listed = await QueueView(site.core.scheduler, Reasons(site.core.scheduler)).listed(
         site.telemetry.live, DEFAULT_POLICY, site.clock()
     )
     waiting: list[dict[str, object]] = listed["waiting"]

@@ -311,4 +311,4 @@ def test_a_store_that_may_not_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     [("redis://:p@h/0", "h:6379"), ("rediss://u:p@h:7/0", "h:7"), ("unix:///run/redis.sock?db=1", "/run/redis.sock")],
 )
 def test_where_a_store_is(url: str, place: str) -> None:
-    assert store_checks.place(url) == place
+    assert store_checks.address(url) == place

@@ -1,19 +1,19 @@
 from pathlib import Path
 
-from gateway.tenants.file_watch import Watch, signature
+from gateway.tenants.file_watch import FileWatcher, signature
 
 
 class Seen:
     def __init__(self, folder: Path) -> None:
         self.times = 0
-        self.watch = Watch(lambda: folder.glob("*.yaml"), self._changed, signature(folder.glob("*.yaml")))
+        self.watch = FileWatcher(lambda: folder.glob("*.yaml"), self._changed, signature(folder.glob("*.yaml")))
 
     async def _changed(self) -> None:
         self.times += 1
 
-    async def look(self, times: int = 2) -> int:
+    async def poll(self, times: int = 2) -> int:
         for _ in range(times):
-            await self.watch.look()
+            await self.watch.poll()
         return self.times
 
 
@@ -21,17 +21,17 @@ async def test_an_edit_is_seen_once(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_text("1")
     seen = Seen(tmp_path)
-    assert await seen.look(5) == 0
+    assert await seen.poll(5) == 0
     file.write_text("22")
-    assert await seen.look(5) == 1
+    assert await seen.poll(5) == 1
 
 
 async def test_files_that_come_and_go_are_seen(tmp_path: Path) -> None:
     seen = Seen(tmp_path)
     (tmp_path / "a.yaml").write_text("1")
-    assert await seen.look() == 1
+    assert await seen.poll() == 1
     (tmp_path / "a.yaml").unlink()
-    assert await seen.look() == 2
+    assert await seen.poll() == 2
 
 
 async def test_a_file_that_is_still_being_written_is_waited_for(tmp_path: Path) -> None:
@@ -40,8 +40,8 @@ async def test_a_file_that_is_still_being_written_is_waited_for(tmp_path: Path) 
     seen = Seen(tmp_path)
     for length in range(2, 6):
         file.write_text("1" * length)
-        assert await seen.look(1) == 0
-    assert await seen.look(1) == 1
+        assert await seen.poll(1) == 0
+    assert await seen.poll(1) == 1
 
 
 async def test_a_folder_replaced_through_a_link_is_seen(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ async def test_a_folder_replaced_through_a_link_is_seen(tmp_path: Path) -> None:
     seen = Seen(tmp_path)
     link.unlink()
     link.symlink_to("two")
-    assert await seen.look() == 1
+    assert await seen.poll() == 1
 
 
 async def test_what_has_changed_since_the_files_were_read_is_seen(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ async def test_what_has_changed_since_the_files_were_read_is_seen(tmp_path: Path
         times.append(1)
 
     file.write_text("22")
-    watch = Watch(lambda: [file], changed, read)
+    watch = FileWatcher(lambda: [file], changed, read)
     for _ in range(3):
-        await watch.look()
+        await watch.poll()
     assert times == [1]

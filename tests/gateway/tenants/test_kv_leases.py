@@ -51,7 +51,7 @@ class Bench:
 
     async def after(self, seconds: float) -> int | None:
         self.now += seconds
-        await self.leases.look()
+        await self.leases.renew_due()
         return self.engine.allowed.get("acme")
 
 
@@ -156,7 +156,7 @@ async def test_an_idle_tenant_returns_its_lease_and_is_forgotten() -> None:
 async def test_a_limit_lifted_while_its_lease_is_renewed_stays_lifted() -> None:
     bench = Bench()
     bench.leases.use("acme", 64 * BLOCK, 8)
-    looking = asyncio.ensure_future(bench.leases.look())
+    looking = asyncio.ensure_future(bench.leases.renew_due())
     await asyncio.sleep(0)
     bench.leases.use("acme", None, 8)
     await looking
