@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from queue import SimpleQueue
@@ -20,9 +20,7 @@ from backend.scheduler.batch import NO_TOKEN, Batch, StepOutput
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from backend.stream import STREAMS_PER_CALLBACK, TokenStream
 from tests.backend.paper_device import PaperDevice, continuation
-from tests.backend.scheduler.test_scheduler import END, make_config
-
-Scenario = Callable[["Bench"], Awaitable[None]]
+from tests.backend.scheduler.bench import END, make_config
 
 
 class _Step:
@@ -104,166 +102,134 @@ async def drain(stream: TokenStream) -> list[int]:
     return tokens + stream.rest()
 
 
-def play(scenario: Scenario, max_waiting: int = 100) -> None:
-    async def main() -> None:
-        async with running(Bench(max_waiting)) as bench:
-            await scenario(bench)
-
-    asyncio.run(main())
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    async with running(Bench()) as bench:
+        yield bench
 
 
-def test_streams_carry_every_token_in_order_and_end_with_a_reason() -> None:
-    async def scenario(bench: Bench) -> None:
-        bench.executor.free()
-        with bench.admission.admit(bench.request()) as stream:
-            tokens = await drain(stream)
-        assert tokens == continuation([5, 6, 7], 8, END)
-        assert stream.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
-
-    play(scenario)
+async def test_streams_carry_every_token_in_order_and_end_with_a_reason(bench: Bench) -> None:
+    bench.executor.free()
+    with bench.admission.admit(bench.request()) as stream:
+        tokens = await drain(stream)
+    assert tokens == continuation([5, 6, 7], 8, END)
+    assert stream.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
 
 
-def test_many_streams_share_batches_without_mixing_their_tokens() -> None:
-    async def scenario(bench: Bench) -> None:
-        bench.executor.free()
+async def test_many_streams_share_batches_without_mixing_their_tokens(bench: Bench) -> None:
+    bench.executor.free()
 
-        async def one(n: int) -> None:
-            with bench.admission.admit(bench.request(f"r{n}", (n, n + 1, 9))) as stream:
-                assert await drain(stream) == continuation([n, n + 1, 9], 8, END)
+    async def one(n: int) -> None:
+        with bench.admission.admit(bench.request(f"r{n}", (n, n + 1, 9))) as stream:
+            assert await drain(stream) == continuation([n, n + 1, 9], 8, END)
 
-        await asyncio.gather(*(one(n) for n in range(2 * STREAMS_PER_CALLBACK)))
-        assert bench.engine.num_streams == 0
-        assert bench.scheduler.pool.num_free == bench.scheduler.config.num_blocks
-
-    play(scenario)
+    await asyncio.gather(*(one(n) for n in range(2 * STREAMS_PER_CALLBACK)))
+    assert bench.engine.num_streams == 0
+    assert bench.scheduler.pool.num_free == bench.scheduler.config.num_blocks
 
 
-def test_the_device_has_its_next_step_before_this_one_completes() -> None:
-    async def scenario(bench: Bench) -> None:
-        with bench.admission.admit(bench.request()) as stream:
-            await bench.settle()
-            bench.executor.allow()
-            await stream.take()
-            await bench.settle()
-            assert len(bench.scheduler.in_flight) == 2
-
-    play(scenario)
+async def test_the_device_has_its_next_step_before_this_one_completes(bench: Bench) -> None:
+    with bench.admission.admit(bench.request()) as stream:
+        await bench.settle()
+        bench.executor.allow()
+        await stream.take()
+        await bench.settle()
+        assert len(bench.scheduler.in_flight) == 2
 
 
-def test_leaving_the_scope_frees_the_blocks_when_the_last_step_in_flight_completes() -> None:
-    async def scenario(bench: Bench) -> None:
-        with bench.admission.admit(bench.request()) as stream:
-            await bench.settle()
-        assert stream.sequence.status is SequenceStatus.FINISHED
-        assert bench.scheduler.pool.num_free < bench.scheduler.config.num_blocks
-        bench.executor.free()
-        while bench.scheduler.in_flight:
-            await asyncio.sleep(0.001)
-        assert bench.scheduler.pool.num_free == bench.scheduler.config.num_blocks
-        assert stream.sequence.output == []
-
-    play(scenario)
+async def test_leaving_the_scope_frees_the_blocks_when_the_last_step_in_flight_completes(bench: Bench) -> None:
+    with bench.admission.admit(bench.request()) as stream:
+        await bench.settle()
+    assert stream.sequence.status is SequenceStatus.FINISHED
+    assert bench.scheduler.pool.num_free < bench.scheduler.config.num_blocks
+    bench.executor.free()
+    while bench.scheduler.in_flight:
+        await asyncio.sleep(0.001)
+    assert bench.scheduler.pool.num_free == bench.scheduler.config.num_blocks
+    assert stream.sequence.output == []
 
 
-def test_a_full_queue_refuses_and_keeps_nothing() -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_a_full_queue_refuses_and_keeps_nothing() -> None:
+    async with running(Bench(max_waiting=1)) as bench:
         with bench.admission.admit(bench.request("first")):
             with pytest.raises(QueueFull), bench.admission.admit(bench.request("second")):
                 pass
             assert len(bench.scheduler.waiting) == 1
 
-    play(scenario, max_waiting=1)
 
-
-def test_a_device_failure_ends_every_stream_and_refuses_new_ones() -> None:
-    async def scenario(bench: Bench) -> None:
-        with bench.admission.admit(bench.request()) as stream:
-            bench.executor.allow(RuntimeError("CUDA error: an illegal memory access was encountered"))
-            with pytest.raises(DeviceError, match="illegal memory access"):
-                await drain(stream)
-        assert bench.engine.failed.done()
-        with pytest.raises(DeviceError), bench.admission.admit(bench.request("later")):
-            pass
-
-    play(scenario)
+async def test_a_device_failure_ends_every_stream_and_refuses_new_ones(bench: Bench) -> None:
+    with bench.admission.admit(bench.request()) as stream:
+        bench.executor.allow(RuntimeError("CUDA error: an illegal memory access was encountered"))
+        with pytest.raises(DeviceError, match="illegal memory access"):
+            await drain(stream)
+    assert bench.engine.failed.done()
+    with pytest.raises(DeviceError), bench.admission.admit(bench.request("later")):
+        pass
 
 
 @pytest.mark.parametrize("room", [1, 2, 5])
-def test_steps_without_memory_are_planned_again_with_less_and_every_stream_is_whole(room: int) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_steps_without_memory_are_planned_again_with_less_and_every_stream_is_whole(
+    bench: Bench, room: int
+) -> None:
+    bench.executor.free()
+    bench.executor.room = room
+
+    async def one(n: int) -> None:
+        with bench.admission.admit(bench.request(f"r{n}", (n, n + 1, 9), 12)) as stream:
+            assert await drain(stream) == continuation([n, n + 1, 9], 12, END)
+
+    await asyncio.gather(*(one(n) for n in range(8)))
+    assert bench.executor.lost and bench.scheduler.counters.lost_steps == bench.executor.lost
+    assert not bench.engine.failed.done()
+    assert bench.scheduler.pool.num_free == bench.scheduler.config.num_blocks
+
+
+async def test_memory_that_runs_out_while_a_step_computes_costs_nobody_a_token(bench: Bench) -> None:
+    with bench.admission.admit(bench.request(max_tokens=8)) as stream:
+        await bench.settle()
+        bench.executor.allow()
+        tokens = await stream.take()
+        bench.executor.allow(MemoryExhausted("no memory"))
         bench.executor.free()
-        bench.executor.room = room
-
-        async def one(n: int) -> None:
-            with bench.admission.admit(bench.request(f"r{n}", (n, n + 1, 9), 12)) as stream:
-                assert await drain(stream) == continuation([n, n + 1, 9], 12, END)
-
-        await asyncio.gather(*(one(n) for n in range(8)))
-        assert bench.executor.lost and bench.scheduler.counters.lost_steps == bench.executor.lost
-        assert not bench.engine.failed.done()
-        assert bench.scheduler.pool.num_free == bench.scheduler.config.num_blocks
-
-    play(scenario)
+        assert tokens + await drain(stream) == continuation([5, 6, 7], 8, END)
+    assert bench.scheduler.counters.lost_steps == 1
 
 
-def test_memory_that_runs_out_while_a_step_computes_costs_nobody_a_token() -> None:
-    async def scenario(bench: Bench) -> None:
-        with bench.admission.admit(bench.request(max_tokens=8)) as stream:
-            await bench.settle()
-            bench.executor.allow()
-            tokens = await stream.take()
-            bench.executor.allow(MemoryExhausted("no memory"))
-            bench.executor.free()
-            assert tokens + await drain(stream) == continuation([5, 6, 7], 8, END)
-        assert bench.scheduler.counters.lost_steps == 1
-
-    play(scenario)
-
-
-def test_a_sequence_without_numbers_ends_alone_and_its_blocks_are_free() -> None:
-    async def scenario(bench: Bench) -> None:
-        bench.executor.broken_step = 3
-        bench.executor.free()
-        with (
-            bench.admission.admit(bench.request("broken")) as broken,
-            bench.admission.admit(bench.request("whole", (8, 9))) as whole,
-        ):
-            tokens = await drain(broken)
-            assert broken.finish_reason is FinishReason.FAILED
-            assert tokens == continuation([5, 6, 7], 8, END)[: len(tokens)]
-            assert len(tokens) == len(broken.sequence.output) < 8
-            rest = await drain(whole)
-            assert rest == continuation([8, 9], 8, END)
-        assert not bench.engine.failed.done()
-        assert bench.scheduler.pool.num_free == bench.scheduler.config.num_blocks
-        assert bench.scheduler.counters.generation_tokens == len(tokens) + len(rest)
-        bench.scheduler.check_integrity()
-
-    play(scenario)
+async def test_a_sequence_without_numbers_ends_alone_and_its_blocks_are_free(bench: Bench) -> None:
+    bench.executor.broken_step = 3
+    bench.executor.free()
+    with (
+        bench.admission.admit(bench.request("broken")) as broken,
+        bench.admission.admit(bench.request("whole", (8, 9))) as whole,
+    ):
+        tokens = await drain(broken)
+        assert broken.finish_reason is FinishReason.FAILED
+        assert tokens == continuation([5, 6, 7], 8, END)[: len(tokens)]
+        assert len(tokens) == len(broken.sequence.output) < 8
+        rest = await drain(whole)
+        assert rest == continuation([8, 9], 8, END)
+    assert not bench.engine.failed.done()
+    assert bench.scheduler.pool.num_free == bench.scheduler.config.num_blocks
+    assert bench.scheduler.counters.generation_tokens == len(tokens) + len(rest)
+    bench.scheduler.check_integrity()
 
 
-def test_a_device_without_memory_for_a_single_token_has_failed() -> None:
-    async def scenario(bench: Bench) -> None:
-        bench.executor.room = 0
-        with bench.admission.admit(bench.request()) as stream, pytest.raises(DeviceError, match="no memory"):
-            await drain(stream)
-        assert bench.engine.failed.done()
-
-    play(scenario)
+async def test_a_device_without_memory_for_a_single_token_has_failed(bench: Bench) -> None:
+    bench.executor.room = 0
+    with bench.admission.admit(bench.request()) as stream, pytest.raises(DeviceError, match="no memory"):
+        await drain(stream)
+    assert bench.engine.failed.done()
 
 
-def test_a_consumer_that_wants_the_whole_is_woken_for_the_first_and_the_last_token() -> None:
-    async def scenario(bench: Bench) -> None:
-        bench.executor.free()
-        with bench.admission.admit(bench.request(max_tokens=20)) as stream:
-            stream.eager = False
-            parts = [await stream.take()]
-            while stream.finish_reason is None:
-                parts.append(await stream.take())
-        assert len(parts) <= 2
-        assert [token for part in parts for token in part] == continuation([5, 6, 7], 20, END)
-
-    play(scenario)
+async def test_a_consumer_that_wants_the_whole_is_woken_for_the_first_and_the_last_token(bench: Bench) -> None:
+    bench.executor.free()
+    with bench.admission.admit(bench.request(max_tokens=20)) as stream:
+        stream.eager = False
+        parts = [await stream.take()]
+        while stream.finish_reason is None:
+            parts.append(await stream.take())
+    assert len(parts) <= 2
+    assert [token for part in parts for token in part] == continuation([5, 6, 7], 20, END)
 
 
 async def test_an_engine_that_never_started_stops_as_well() -> None:
@@ -271,24 +237,21 @@ async def test_an_engine_that_never_started_stops_as_well() -> None:
 
 
 @pytest.mark.parametrize("call", ["schedule", "take_ended", "update_from_output", "rollback"])
-def test_a_core_that_fails_ends_every_stream_and_refuses_new_ones(
-    call: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_a_core_that_fails_ends_every_stream_and_refuses_new_ones(
+    bench: Bench, call: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:
         raise AssertionError("the books are wrong")
 
-    async def scenario(bench: Bench) -> None:
-        with bench.admission.admit(bench.request()) as stream:
-            if call in ("update_from_output", "rollback"):
-                await bench.settle()
-            monkeypatch.setattr(Controller, call, fail)
-            bench.executor.allow(MemoryExhausted("no memory") if call == "rollback" else None)
-            async with asyncio.timeout(240):
-                with pytest.raises(DeviceError, match="the core failed"):
-                    await drain(stream)
-        with pytest.raises(DeviceError), bench.admission.admit(bench.request("later")):
-            pass
-
-    play(scenario)
+    with bench.admission.admit(bench.request()) as stream:
+        if call in ("update_from_output", "rollback"):
+            await bench.settle()
+        monkeypatch.setattr(Controller, call, fail)
+        bench.executor.allow(MemoryExhausted("no memory") if call == "rollback" else None)
+        async with asyncio.timeout(240):
+            with pytest.raises(DeviceError, match="the core failed"):
+                await drain(stream)
+    with pytest.raises(DeviceError), bench.admission.admit(bench.request("later")):
+        pass
     (record,) = [record for record in caplog.records if record.levelname == "CRITICAL"]
     assert "the books are wrong" in str(record.exc_info)

@@ -15,7 +15,7 @@ from backend.sampling_params import SamplingParams
 from backend.scheduler.sequence import Sequence
 from gateway.background import SLICE, beside, map_in_slices
 from gateway.watchdog import INTERVAL, Watchdog
-from tests.backend.scheduler.test_scheduler import make_config
+from tests.backend.scheduler.bench import make_config
 from tests.backend.test_engine import SteppedExecutor
 from tests.gateway.live.test_drain import flags, ledger, reservations
 from tests.gateway.raw_client import completion

@@ -1,75 +1,19 @@
 """Limits of a tenant's own: they delay nobody else, and nothing is lost at them."""
 
-from collections import deque
-from itertools import count
-
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from backend.config import EngineConfig
-from backend.sampling_params import SamplingParams
-from backend.scheduler.batch import Batch
 from backend.scheduler.scheduled_step import WaitReason
-from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
-from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
-from tests.backend.paper_device import PaperDevice, continuation
+from tests.backend.scheduler.bench import Bench, expected
 from tests.examples import examples
-
-END = 3
-
-
-class Bench:
-    """A scheduler over several tenants, and a paper device."""
-
-    def __init__(self, **changes: int) -> None:
-        fields = dict(
-            num_blocks=16, max_model_len=40, block_size=4, max_num_seqs=4, max_num_batched_tokens=8, prefill_chunk=8
-        )
-        self.config = EngineConfig(**(fields | changes))
-        self.scheduler = Scheduler(self.config, HoldingQueue(FirstComeFirstServed()))
-        self.device = PaperDevice(self.config.block_size)
-        self.flying: deque[Batch] = deque()
-        self._names = count()
-
-    def add(self, tenant: str, prompt_length: int, max_tokens: int) -> Sequence:
-        n = next(self._names)
-        prompt = [n + 10 + i for i in range(prompt_length)]
-        sequence = Sequence(f"s{n}", tenant, prompt, SamplingParams(), max_tokens, 0, frozenset([END]), float(n))
-        self.scheduler.add(sequence)
-        return sequence
-
-    def plan(self) -> bool:
-        batch = self.scheduler.schedule()
-        if batch is not None:
-            self.flying.append(batch)
-        return batch is not None
-
-    def step(self) -> None:
-        while self.plan():
-            pass
-        if self.flying:
-            self.scheduler.update_from_output(self.device.execute(self.flying.popleft()))
-        self.scheduler.check_integrity()
-
-    def drain(self, most: int = 300) -> None:
-        for _ in range(most):
-            if not self.scheduler.has_work:
-                return
-            self.step()
-        pytest.fail("the work did not end")
-
-
-def expected(sequence: Sequence) -> list[int]:
-    return continuation(sequence.prompt, sequence.max_tokens, END)
 
 
 def test_a_tenant_at_its_limit_is_passed_over_and_the_others_are_not() -> None:
     bench = Bench()
     bench.scheduler.allow("small", 2)
-    first, second, other = bench.add("small", 7, 1), bench.add("small", 7, 1), bench.add("other", 4, 1)
+    first, second, other = bench.add(7, 1, "small"), bench.add(7, 1, "small"), bench.add(4, 1, "other")
     bench.plan(), bench.plan()
     assert first.status is other.status is SequenceStatus.RUNNING and second.status is SequenceStatus.WAITING
     assert bench.scheduler.held_tenants == {"small": WaitReason.ALLOWANCE}
@@ -80,7 +24,7 @@ def test_a_tenant_at_its_limit_is_passed_over_and_the_others_are_not() -> None:
 def test_a_sequence_at_its_tenants_limit_pauses_until_the_lease_grows() -> None:
     bench = Bench()
     bench.scheduler.allow("small", 4)
-    sequence, other = bench.add("small", 3, 12), bench.add("other", 3, 20)
+    sequence, other = bench.add(3, 12, "small"), bench.add(3, 20, "other")
     bench.plan()
     bench.scheduler.allow("small", 1)
     for _ in range(12):
@@ -96,7 +40,7 @@ def test_a_sequence_at_its_tenants_limit_pauses_until_the_lease_grows() -> None:
 def test_where_all_of_a_tenants_sequences_are_paused_the_youngest_makes_way_for_the_oldest() -> None:
     bench = Bench()
     bench.scheduler.allow("small", 5)
-    old, young = bench.add("small", 3, 12), bench.add("small", 3, 12)
+    old, young = bench.add(3, 12, "small"), bench.add(3, 12, "small")
     bench.drain()
     assert old.num_yields == 0 and young.num_yields > 0 and young.num_preemptions == 0
     assert (old.output, young.output) == (expected(old), expected(young))
@@ -106,7 +50,7 @@ def test_tenants_whose_youngest_give_way_at_once_do_so_in_the_order_in_which_the
     """In that of a set of names, which differs from process to process, no replay would decide the same."""
     bench = Bench(num_blocks=200, max_num_seqs=32, max_num_batched_tokens=256, steps_in_flight=1)
     tenants = [f"tenant-{n}" for n in range(16)]
-    _, young = ([bench.add(tenant, 8, 12) for tenant in tenants] for _ in range(2))
+    _, young = ([bench.add(8, 12, tenant) for tenant in tenants] for _ in range(2))
     bench.step()
     for tenant in tenants:
         bench.scheduler.allow(tenant, 5)
@@ -119,7 +63,7 @@ def test_tenants_whose_youngest_give_way_at_once_do_so_in_the_order_in_which_the
 def test_a_cut_of_the_lease_takes_nothing_away_and_gives_nothing_more() -> None:
     bench = Bench()
     bench.scheduler.allow("small", 6)
-    sequence = bench.add("small", 7, 12)
+    sequence = bench.add(7, 12, "small")
     for _ in range(3):
         bench.step()
     held = len(sequence.block_table)
@@ -135,7 +79,7 @@ def test_a_cut_of_the_lease_takes_nothing_away_and_gives_nothing_more() -> None:
 def test_the_first_of_a_tenant_starts_only_when_it_can_run_to_its_end() -> None:
     bench = Bench()
     bench.scheduler.allow("small", 3)
-    sequence = bench.add("small", 3, 12)
+    sequence = bench.add(3, 12, "small")
     bench.step()
     assert sequence.status is SequenceStatus.WAITING and bench.scheduler.demand("small") == 4
     bench.scheduler.allow("small", 4)
@@ -146,7 +90,7 @@ def test_the_first_of_a_tenant_starts_only_when_it_can_run_to_its_end() -> None:
 def test_demand_is_what_the_tenants_running_sequences_may_need() -> None:
     bench = Bench()
     assert bench.scheduler.demand("small") == 0
-    bench.add("small", 7, 12)
+    bench.add(7, 12, "small")
     bench.plan()
     assert bench.scheduler.demand("small") == 5
     bench.drain()
@@ -155,7 +99,7 @@ def test_demand_is_what_the_tenants_running_sequences_may_need() -> None:
 
 def test_a_sequence_stops_at_the_tokens_it_may_generate_and_goes_on_when_it_may_more() -> None:
     bench = Bench()
-    sequence = bench.add("small", 3, 9)
+    sequence = bench.add(3, 9, "small")
     sequence.limit_to(2)
     for _ in range(8):
         bench.step()
@@ -171,9 +115,9 @@ def test_a_sequence_stops_at_the_tokens_it_may_generate_and_goes_on_when_it_may_
 
 def test_paused_sequences_of_one_tenant_do_not_keep_slots_from_another() -> None:
     bench = Bench(max_num_seqs=1)
-    paused = bench.add("small", 3, 9)
+    paused = bench.add(3, 9, "small")
     paused.limit_to(1)
-    other = bench.add("other", 3, 5)
+    other = bench.add(3, 5, "other")
     for _ in range(10):
         bench.step()
     assert other.output == expected(other)
@@ -186,11 +130,11 @@ def test_paused_sequences_of_one_tenant_do_not_keep_slots_from_another() -> None
 def test_a_paused_sequence_gives_way_when_another_tenant_lacks_memory() -> None:
     bench = Bench(num_blocks=10)
     bench.scheduler.allow("small", 6)
-    paused = bench.add("small", 20, 8)
+    paused = bench.add(20, 8, "small")
     for _ in range(5):
         bench.step()
     bench.scheduler.allow("small", 1)
-    other = bench.add("other", 19, 21)
+    other = bench.add(19, 21, "other")
     for _ in range(60):
         bench.step()
     assert other.output == expected(other)
@@ -201,11 +145,11 @@ def test_a_paused_sequence_gives_way_when_another_tenant_lacks_memory() -> None:
 
 def test_one_gives_way_where_both_who_runs_and_who_waits_lack_memory() -> None:
     bench = Bench(num_blocks=8, max_model_len=24, steps_in_flight=1)
-    paused, runs = bench.add("paused", 13, 6), bench.add("runs", 11, 10)
+    paused, runs = bench.add(13, 6, "paused"), bench.add(11, 10, "runs")
     paused.limit_to(1)
     while runs.num_computed_tokens < 16:
         bench.step()
-    waits = bench.add("waits", 4, 2)
+    waits = bench.add(4, 2, "waits")
     bench.step()
     assert (paused.num_yields, runs.num_preemptions, runs.num_yields) == (1, 0, 0)
     assert runs.num_computed_tokens == 17
@@ -217,7 +161,7 @@ def test_one_gives_way_where_both_who_runs_and_who_waits_lack_memory() -> None:
 def test_cancelling_the_one_that_did_not_fit_lets_the_next_of_its_tenant_in() -> None:
     bench = Bench()
     bench.scheduler.allow("small", 2)
-    large, small = bench.add("small", 20, 2), bench.add("small", 3, 2)
+    large, small = bench.add(20, 2, "small"), bench.add(3, 2, "small")
     bench.step()
     assert small.status is SequenceStatus.WAITING
     bench.scheduler.finish(large, FinishReason.CANCELLED)
@@ -238,7 +182,7 @@ class AllowanceMachine(RuleBasedStateMachine):
 
     @rule(tenant=st.sampled_from("abc"), prompt=st.integers(1, 14), most=st.integers(1, 10), now=st.integers(0, 10))
     def arrive(self, tenant: str, prompt: int, most: int, now: int) -> None:
-        sequence = self.bench.add(tenant, prompt, most)
+        sequence = self.bench.add(prompt, most, tenant)
         sequence.limit_to(now)
         self.sequences.append(sequence)
 
@@ -280,7 +224,7 @@ class AllowanceMachine(RuleBasedStateMachine):
             self.bench.scheduler.allow(tenant, 6)  # each of them fits: 24 tokens
         for sequence in self.sequences:
             self.bench.scheduler.extend(sequence, 100)
-        self.bench.drain(2000)
+        self.bench.drain()
         for sequence in self.sequences:
             if sequence not in self.cancelled and sequence.finish_reason is not FinishReason.PREEMPTED:
                 assert sequence.output == expected(sequence)

@@ -1,78 +1,12 @@
-from collections import deque
-from itertools import count
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from backend.config import Batching, EngineConfig, KVAllocation
-from backend.sampling_params import SamplingParams
-from backend.scheduler.batch import Batch
-from backend.scheduler.scheduler import Scheduler
+from backend.config import Batching, KVAllocation
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
-from backend.scheduler.waiting_queue import FirstComeFirstServed
-from tests.backend.paper_device import PaperDevice, continuation
+from tests.backend.scheduler.bench import Bench, expected
 from tests.examples import examples
-
-END = 3
-
-
-def make_config(**changes: object) -> EngineConfig:
-    fields: dict[str, object] = dict(
-        num_blocks=16, max_model_len=40, block_size=4, max_num_seqs=4, max_num_batched_tokens=8, prefill_chunk=6
-    )
-    return EngineConfig(**(fields | changes))  # type: ignore[arg-type]
-
-
-def make_sequence(name: str, prompt: list[int], max_tokens: int, arrival: float = 0.0) -> Sequence:
-    sampling = SamplingParams(temperature=0)
-    return Sequence(name, "t", prompt, sampling, max_tokens, 0, frozenset([END]), arrival)
-
-
-class Bench:
-    """A scheduler and a paper device, driven to the end."""
-
-    def __init__(self, **changes: object) -> None:
-        self.config = make_config(**changes)
-        self.scheduler = Scheduler(self.config, FirstComeFirstServed())
-        self.device = PaperDevice(self.config.block_size)
-        self.flying: deque[Batch] = deque()
-        self.batches: list[Batch] = []
-        self._arrivals = count()
-
-    def add(self, prompt_length: int, max_tokens: int) -> Sequence:
-        n = next(self._arrivals)
-        sequence = make_sequence(f"s{n}", [n + 10 + i for i in range(prompt_length)], max_tokens, float(n))
-        self.scheduler.add(sequence)
-        return sequence
-
-    def plan(self) -> Batch | None:
-        batch = self.scheduler.schedule()
-        if batch is not None:
-            self.flying.append(batch)
-            self.batches.append(batch)
-        return batch
-
-    def complete(self) -> None:
-        self.scheduler.update_from_output(self.device.execute(self.flying.popleft()))
-        self.scheduler.check_integrity()
-
-    def lose(self) -> None:
-        self.flying.clear()
-        self.scheduler.rollback()
-        self.scheduler.check_integrity()
-
-    def drain(self) -> None:
-        while self.scheduler.has_work:
-            while self.plan() is not None:
-                pass
-            self.complete()
-        assert self.scheduler.pool.num_free == self.config.num_blocks
-
-
-def expected(sequence: Sequence) -> list[int]:
-    return continuation(sequence.prompt, sequence.max_tokens, END)
 
 
 def test_a_lone_sequence_is_prefilled_in_chunks_then_decoded_one_token_a_step() -> None:
@@ -321,12 +255,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert batch.slots, "an empty step was planned"
             assert sum(batch.lengths) <= self.bench.config.max_num_batched_tokens
 
-    @precondition(lambda self: self.bench.flying)
+    @precondition(lambda self: self.bench.in_flight)
     @rule()
     def complete(self) -> None:
         self.bench.complete()
 
-    @precondition(lambda self: self.bench.flying)
+    @precondition(lambda self: self.bench.in_flight)
     @rule()
     def lose(self) -> None:
         self.bench.lose()

@@ -1,0 +1,78 @@
+"""A scheduler and a paper device, driven step by step or to the end."""
+
+from collections import deque
+from itertools import count
+
+import pytest
+
+from backend.config import EngineConfig
+from backend.sampling_params import SamplingParams
+from backend.scheduler.batch import Batch
+from backend.scheduler.scheduler import Scheduler
+from backend.scheduler.sequence import Sequence
+from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
+from tests.backend.paper_device import PaperDevice, continuation
+
+END = 3
+MOST_STEPS = 2000  # that any work takes here
+
+
+def make_config(**changes: object) -> EngineConfig:
+    fields: dict[str, object] = dict(
+        num_blocks=16, max_model_len=40, block_size=4, max_num_seqs=4, max_num_batched_tokens=8, prefill_chunk=6
+    )
+    return EngineConfig(**(fields | changes))  # type: ignore[arg-type]
+
+
+def expected(sequence: Sequence) -> list[int]:
+    return continuation(sequence.prompt, sequence.max_tokens, END)
+
+
+class Bench:
+    """Sequences arrive in the order in which they are added, and the device computes what it is told to."""
+
+    def __init__(self, **changes: object) -> None:
+        self.config = make_config(**changes)
+        self.scheduler = Scheduler(self.config, HoldingQueue(FirstComeFirstServed()))
+        self.device = PaperDevice(self.config.block_size)
+        self.in_flight: deque[Batch] = deque()
+        self.batches: list[Batch] = []
+        self._arrivals = count()
+
+    def add(self, prompt_length: int, max_tokens: int, tenant: str = "t") -> Sequence:
+        n = next(self._arrivals)
+        prompt, sampling = [n + 10 + i for i in range(prompt_length)], SamplingParams(temperature=0)
+        sequence = Sequence(f"s{n}", tenant, prompt, sampling, max_tokens, 0, frozenset([END]), float(n))
+        self.scheduler.add(sequence)
+        return sequence
+
+    def plan(self) -> Batch | None:
+        batch = self.scheduler.schedule()
+        if batch is not None:
+            self.in_flight.append(batch)
+            self.batches.append(batch)
+        return batch
+
+    def complete(self) -> None:
+        self.scheduler.update_from_output(self.device.execute(self.in_flight.popleft()))
+        self.scheduler.check_integrity()
+
+    def lose(self) -> None:
+        self.in_flight.clear()
+        self.scheduler.rollback()
+        self.scheduler.check_integrity()
+
+    def step(self) -> None:
+        while self.plan():
+            pass
+        if self.in_flight:
+            self.complete()
+        self.scheduler.check_integrity()
+
+    def drain(self) -> None:
+        for _ in range(MOST_STEPS):
+            if not self.scheduler.has_work:
+                assert self.scheduler.pool.num_free == self.config.num_blocks
+                return
+            self.step()
+        pytest.fail("the work did not end")
