@@ -72,3 +72,31 @@ async def test_what_has_changed_since_the_files_were_read_is_seen(tmp_path: Path
     for _ in range(3):
         await watch.poll()
     assert times == [1]
+
+
+async def test_a_folder_that_vanishes_and_comes_back_is_seen_and_so_are_its_later_edits(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "policies"
+    folder.mkdir()
+    (folder / "a.yaml").write_text("1")
+    seen = Seen(folder)
+    (folder / "a.yaml").unlink()
+    folder.rmdir()
+    assert await seen.poll() == 1
+    folder.mkdir()
+    (folder / "a.yaml").write_text("1")
+    assert await seen.poll() == 2
+    (folder / "a.yaml").write_text("22")
+    assert await seen.poll() == 3
+
+
+async def test_every_edit_by_rename_is_seen(tmp_path: Path) -> None:
+    """As editors save a file."""
+    file = tmp_path / "a.yaml"
+    file.write_text("1")
+    seen = Seen(tmp_path)
+    for times, content in enumerate(("22", "333"), 1):
+        (tmp_path / "fresh").write_text(content)
+        (tmp_path / "fresh").replace(file)
+        assert await seen.poll() == times
