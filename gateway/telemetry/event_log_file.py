@@ -1,4 +1,4 @@
-"""The core's event log on disk, in segments of bounded size, and reading it back."""
+"""Writes the core's event log to disk, in segments of bounded size, and reads it back."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -12,31 +12,31 @@ from admission.simulation.traces import UNREADABLE, open_text
 log = logging.getLogger(__name__)
 
 BUFFER_BYTES = 1 << 16
-UNSEEN_SECONDS = 0.5  # a line stays in the buffer for this long at the most
+FLUSH_SECONDS = 0.5  # the longest that a line stays in the buffer
 
 Later = Callable[[float, Callable[[], None]], object]  # calls a function so many seconds from now
 
 
 class EventLogError(Exception):
-    """An event log that cannot be written or read, or that says nothing of what was asked; the message names it."""
+    """An event log cannot be written or read, or does not hold what is looked for; the message names it."""
 
 
 class EventLogFile:
     """Appends lines to PATH; a full segment becomes PATH.1, the one before it PATH.2, and so on up to `keep`.
 
-    A replay needs every segment since the start; `explain` makes do with what is there. A log that cannot be written
-    any more, of a full disk for instance, ends there: the gateway serves on without one.
+    A replay needs every segment since the start; `explain` reads the segments that are left. If the log cannot be
+    written any more, because the disk is full for instance, it ends there and the gateway serves on without one.
 
-    Lines are written in large pieces, and what is pending `UNSEEN_SECONDS` after the first of them.
+    Lines are written in large pieces, and at the latest after `FLUSH_SECONDS`.
     """
 
     def __init__(self, path: Path, segment_bytes: int, keep: int = 8, later: Later = lambda _, __: None) -> None:
-        """Begins a new log: what is at PATH from an earlier run is rotated away. Raises `EventLogError`."""
+        """Begin a new log; that of an earlier run at PATH is rotated first. Raises `EventLogError`."""
         self._path = path
         self._segment_bytes = segment_bytes
         self._keep = keep
         self._later = later
-        self._is_due = False  # to be flushed
+        self._is_flush_due = False
         self._written = 0
         self._has_failed = False
         try:
@@ -55,12 +55,12 @@ class EventLogFile:
             self._append(line)
         except OSError as error:
             self._give_up(error)
-        if not self._is_due:
-            self._is_due = True
-            self._later(UNSEEN_SECONDS, self._flush)
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self._later(FLUSH_SECONDS, self._flush)
 
     def _flush(self) -> None:
-        self._is_due = False
+        self._is_flush_due = False
         if self._file.closed:
             return
         try:
@@ -106,7 +106,7 @@ class EventLogFile:
 
 
 def read_event_log(path: Path) -> Iterator[str]:
-    """The lines of the newest run at PATH, from its first segment that is still there. Raises `EventLogError`.
+    """Yields the lines of the newest run at PATH, from its first segment that is left. Raises `EventLogError`.
 
     A last line that was not written to its end is left out. Segments may be compressed with gzip.
     """
@@ -121,7 +121,7 @@ def read_event_log(path: Path) -> Iterator[str]:
 
 
 def _segments(path: Path) -> list[Path]:
-    """Of the newest run, oldest first."""
+    """Returns the segments of the newest run, the oldest first."""
     segments = [path]
     while not _begins_a_log(segments[-1]) and (older := _segment(path, len(segments))).exists():
         segments.append(older)
@@ -129,7 +129,7 @@ def _segments(path: Path) -> list[Path]:
 
 
 def _begins_a_log(segment: Path) -> bool:
-    """Raises `EventLogError` for what is no segment of a log."""
+    """Returns whether a segment is the first of a log. Raises `EventLogError` if it is no segment at all."""
     with open_text(segment, errors="replace") as file:
         first = file.readline()
     if first and not first.startswith('["'):

@@ -1,4 +1,4 @@
-"""The collector that spans and metrics go to, as the settings name it, and who we are to it."""
+"""The collector that spans and metrics are sent to, and the resource by which it knows this process."""
 
 import logging
 import threading
@@ -19,7 +19,7 @@ from gateway.settings.settings import Settings
 from gateway.telemetry import semconv
 
 TIMEOUT = 5.0  # seconds for one export, its retries included
-NAME = "sluice"  # by which receivers know us
+NAME = "sluice"  # of the service
 SCOPE = InstrumentationScope(NAME)
 
 Signal = Literal["traces", "metrics"]
@@ -28,7 +28,7 @@ Exporter = TypeVar("Exporter")
 
 @dataclass(frozen=True, slots=True)
 class Collector:
-    """A receiver of OTLP (https://opentelemetry.io/docs/specs/otlp/)."""
+    """A receiver of OTLP, as the settings name it (https://opentelemetry.io/docs/specs/otlp/)."""
 
     endpoint: str  # a base: over HTTP each signal has a path below it
     protocol: Literal["grpc", "http"]
@@ -36,6 +36,7 @@ class Collector:
 
     @classmethod
     def of(cls, settings: Settings) -> "Collector | None":
+        """Returns the collector of these settings; None if they name none."""
         if settings.otlp_endpoint is None or otel_variables.is_disabled():
             return None
         pairs = settings.otlp_headers.get_secret_value().split(",") if settings.otlp_headers else []
@@ -43,11 +44,11 @@ class Collector:
         return cls(settings.otlp_endpoint, settings.otlp_protocol, headers)
 
     def url(self, signal: Signal) -> str:
-        """Where to send it."""
+        """Returns the address to send a signal to."""
         return self.endpoint if self.protocol == "grpc" else f"{self.endpoint.rstrip('/')}/v1/{signal}"
 
     def exporter(self, signal: Signal, grpc: Callable[..., Exporter], http: Callable[..., Exporter]) -> Exporter:
-        """The SDK's exporter to this collector, of the two kinds that there are.
+        """Returns the SDK's exporter to this collector, of the kind that its protocol asks for.
 
         TLS files, proxies and compression are as the standard variables say, such as OTEL_EXPORTER_OTLP_CERTIFICATE.
         """
@@ -62,8 +63,8 @@ class Collector:
 
 @cache
 def resource() -> Resource:
-    """This process, as every span and metric names it. `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` win over what
-    we call ourselves.
+    """Returns the resource that every span and metric names as its origin. `OTEL_SERVICE_NAME` and
+    `OTEL_RESOURCE_ATTRIBUTES` take precedence over our own names.
     """
     ours = {
         semconv.SERVICE_NAME: NAME,
@@ -74,28 +75,28 @@ def resource() -> Resource:
     return Resource.create({name: value for name, value in ours.items() if name not in chosen})
 
 
-class _Said(threading.local):
-    first = ""
+class _FirstMessage(threading.local):
+    text = ""
 
 
-class Complaints(logging.Handler):
-    """What the SDK's exporters say of a failed export: each thread's first message, and none of them in the log."""
+class ExportErrors(logging.Handler):
+    """Keeps each thread's first message of the SDK's exporters about a failed export, and lets none into the log."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._said = _Said()
+        self._first = _FirstMessage()
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._said.first = self._said.first or record.getMessage()
+        self._first.text = self._first.text or record.getMessage()
 
     def take(self) -> str:
-        """Of this thread since it last asked."""
-        first, self._said.first = self._said.first, ""
-        return first or "it gave no reason"
+        """Returns this thread's first message since the last call, or says that there was none."""
+        message, self._first.text = self._first.text, ""
+        return message or "it gave no reason"
 
 
-complaints = Complaints()
+export_errors = ExportErrors()
 _exporters = logging.getLogger("opentelemetry.exporter")
-_exporters.addHandler(complaints)
+_exporters.addHandler(export_errors)
 _exporters.propagate = False
-grpc_exporter.logger.filters.clear()  # it drops, for 20 s, what another signal's exporter has said too
+grpc_exporter.logger.filters.clear()  # they drop for 20 s a message that the exporter of another signal has logged

@@ -1,7 +1,7 @@
-"""What is remembered of one request: from it come its log line, its metrics, its trace and the admin's pages.
+"""The record of one request, from which its log line, its metrics, its trace and the admin's pages are made.
 
-Moments are in seconds of the engine's clock, which never goes back; `began_ns` ties them to the calendar. No prompt, no
-output and no key is in it.
+Moments are in seconds of the engine's clock, which never goes back; `began_ns` relates them to the calendar. It holds
+no prompt, no output and no key.
 """
 
 import re
@@ -24,7 +24,7 @@ _SAMPLED = 1
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """The span that stands for a request, and whose child it is."""
+    """The ids of a request's span and of its parent, as W3C Trace Context defines them."""
 
     trace_id: int  # 128 bits, never 0
     span_id: int  # 64 bits, never 0; of our own span
@@ -34,12 +34,12 @@ class TraceContext:
 
     @property
     def trace(self) -> str:
-        """The trace id as it is written."""
+        """Returns the trace id in hexadecimal, as headers and logs write it."""
         return f"{self.trace_id:032x}"
 
 
 def trace_context(traceparent: bytes | None, tracestate: bytes | None) -> TraceContext:
-    """Our place in the client's trace; a new trace where the header is absent or not valid."""
+    """Returns our place in the client's trace, or in a new one if the header is absent or not valid."""
     span_id = getrandbits(64) or 1
     match = _TRACEPARENT.fullmatch(traceparent) if traceparent else None
     if match is None:
@@ -58,7 +58,7 @@ _FAILED = frozenset({Outcome.FAILED, Outcome.EXPIRED})
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Prompt tokens [start, start + length) of a sequence, which one step computed."""
+    """Prompt tokens [start, start + length) of a sequence, computed by one step."""
 
     step: int
     start: int
@@ -68,7 +68,7 @@ class Chunk:
 
 @dataclass(slots=True, eq=False)
 class SequenceTimeline:
-    """What the engine did for one sequence."""
+    """The moments at which the engine queued, admitted, computed and released one sequence; None: not yet."""
 
     sequence: Sequence
     queued: float
@@ -85,17 +85,17 @@ class SequenceTimeline:
 
 @dataclass(frozen=True, slots=True)
 class StoreCall:
-    """One command that the quota store was given for a request."""
+    """One command to the quota store on behalf of a request."""
 
     name: str
     began: float
     ended: float
-    error: str | None  # the name of what failed it
+    error: str | None  # the class of the exception that it failed with
 
 
 @dataclass(slots=True, eq=False)
 class RequestRecord:
-    """One request from its first byte to its last; filled in by whoever serves it, read-only once it has ended."""
+    """One request from its first byte to its last; who serves it fills it in, and nobody writes it after."""
 
     request_id: str
     method: str
@@ -103,9 +103,9 @@ class RequestRecord:
     trace: TraceContext
     began: float
     began_ns: int  # Unix nanoseconds
-    num_retries: int = 0  # that the client has made before, as it says
+    num_retries: int = 0  # attempts before this one, by the client's count
 
-    # once it is known who asks, and for what
+    # known once the key and the body were read
     tenant: str | None = None
     key: str | None = None  # its id
     model: str | None = None
@@ -115,7 +115,7 @@ class RequestRecord:
     policy_version: str | None = None
     response_id: str | None = None
 
-    body_bytes: int = 0  # that have come
+    body_bytes: int = 0  # read so far
 
     # moments
     authenticated: float | None = None
@@ -134,16 +134,16 @@ class RequestRecord:
 
     # at its end
     outcome: Outcome | None = None
-    error: ApiError | None = None  # what the client was told
+    error: ApiError | None = None  # sent to the client
     status: int = 0  # of HTTP; 0: no answer was begun
 
     def unix_ns(self, moment: float) -> int:
-        """A moment on the calendar, in Unix nanoseconds."""
+        """Returns a moment on the calendar, in Unix nanoseconds."""
         return self.began_ns + round((moment - self.began) * 1e9)
 
     @property
     def has_failed(self) -> bool:
-        """Whether it is an error of ours: statuses of 4xx are the client's."""
+        """Returns whether it failed by our fault; statuses of 4xx are the client's."""
         return self.status >= 500 or self.outcome in _FAILED
 
     @property
@@ -152,7 +152,7 @@ class RequestRecord:
 
     @property
     def num_output_tokens(self) -> int:
-        """Generated, delivered or not."""
+        """Returns how many tokens were generated, delivered or not."""
         return sum(len(timeline.sequence.output) for timeline in self.timelines)
 
     @property
@@ -161,34 +161,34 @@ class RequestRecord:
 
     @property
     def engine_time(self) -> float:
-        """What it was charged, in the unit of account: seconds of engine time unless tokens were chosen."""
+        """Returns what it was charged in the unit of account: seconds of engine time unless tokens were chosen."""
         return sum(timeline.sequence.charged for timeline in self.timelines)
 
     @property
     def queued(self) -> float | None:
-        """When the first of its sequences began to wait for the engine."""
+        """Returns when the first of its sequences began to wait for the engine; None if none has."""
         return min((timeline.queued for timeline in self.timelines), default=None)
 
     @property
     def admitted(self) -> float | None:
-        """When the last of its sequences joined a step; None: one never did."""
+        """Returns when the last of its sequences joined a step; None if one never did."""
         moments = [timeline.admitted for timeline in self.timelines if timeline.admitted is not None]
         return max(moments, default=None) if len(moments) == len(self.timelines) else None
 
     @property
     def first_token(self) -> float | None:
-        """When the engine had the first token of any of its sequences."""
+        """Returns when the engine had the first token of any of its sequences; None if it has none."""
         return min(
             (timeline.first_token for timeline in self.timelines if timeline.first_token is not None), default=None
         )
 
 
 current: ContextVar[RequestRecord | None] = ContextVar("current", default=None)
-"""The request for which the running task works; tasks that it starts, such as its settlement, inherit it."""
+"""The request that the running task serves; tasks that it starts, such as its settlement, inherit it."""
 
 
 def record_store_call(name: str, began: float, ended: float, error: Exception | None) -> None:
-    """Put down to the current request what the quota store was asked."""
+    """Add a command to the quota store to the record of the current request."""
     record = current.get()
     if record is not None and len(record.store_calls) < MAX_STORE_CALLS:
         failure = None if error is None else type(error).__name__

@@ -1,7 +1,7 @@
-"""Names of spans, their attributes and events, pinned by a test: dashboards and queries are written against them.
+"""The names of spans, attributes and events. A test pins them, because dashboards and queries are written against them.
 
-The OpenTelemetry GenAI, HTTP and database conventions as of August 2026 (GenAI: status Development; the package of
-constants on PyPI still has older names), and our own below `sluice.`, for which no standard exists.
+They follow the OpenTelemetry GenAI, HTTP and database conventions as of August 2026 (GenAI: status Development; the
+package of constants on PyPI still has older names). Names below `sluice.` are ours, since no standard has them.
 """
 
 # resource

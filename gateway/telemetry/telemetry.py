@@ -1,4 +1,4 @@
-"""Follows every request from its first byte to its last, and tells whoever keeps accounts of them."""
+"""Follows every request from its first byte to its last, and notifies listeners when it has ended."""
 
 import logging
 import time
@@ -16,7 +16,7 @@ Listener = Callable[[RequestRecord], object]
 
 
 class Telemetry:
-    """`clock` is the engine's. Listeners are told of each request once, when it has ended."""
+    """Keeps the records of live requests and calls listeners with each one that has ended. `clock` is the engine's."""
 
     def __init__(self, clock: Callable[[], float], unix_ns: Callable[[], int] = time.time_ns) -> None:
         self.clock = clock
@@ -25,6 +25,7 @@ class Telemetry:
         self._unix_ns = unix_ns
 
     def begin(self, scope: Scope, response: ResponseWriter) -> RequestRecord:
+        """Make the record of a request, which the running task and those that it starts find in `current`."""
         retries = response.request_header(b"x-stainless-retry-count") or b""
         record = RequestRecord(
             response.request_id.decode(),
@@ -40,11 +41,11 @@ class Telemetry:
         return record
 
     def ended(self, record: RequestRecord, outcome: Outcome) -> None:
-        """Nothing that a listener does wrong reaches the client."""
+        """Note the end of a request and call the listeners, whose failures are logged and do not reach the client."""
         self.live.discard(record)
         record.outcome, record.ended = outcome, self.clock()
-        for tell in self.on_end:
+        for listener in self.on_end:
             try:
-                tell(record)
+                listener(record)
             except Exception:
                 log.exception("the end of a request was not recorded")

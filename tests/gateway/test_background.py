@@ -1,25 +1,10 @@
-import asyncio
-import json
-import logging
-from collections.abc import Awaitable, Callable
-from pathlib import Path
+"""Tasks beside the server, and work in slices."""
 
-import httpx
+import asyncio
+
 import pytest
 
-from admission.core import PRIOR, CoreConfig, make_core
-from admission.step_time import StepTime, StepTimeModel
-from backend.engine import Engine
-from backend.errors import DeviceError
-from backend.sampling_params import SamplingParams
-from backend.scheduler.sequence import Sequence
 from gateway.background import SLICE, beside, map_in_slices
-from gateway.watchdog import INTERVAL, Watchdog
-from tests.backend.scheduler.bench import make_config
-from tests.backend.test_engine import SteppedExecutor
-from tests.gateway.live.test_drain import flags, ledger, reservations
-from tests.gateway.raw_client import completion
-from tests.gateway.server_process import PATIENCE, running_server
 
 
 async def test_everything_is_made_in_order_and_others_have_their_turn() -> None:
@@ -67,116 +52,3 @@ async def test_a_task_that_fails_is_told_and_the_block_goes_on(caplog: pytest.Lo
         await asyncio.sleep(0)
         await asyncio.sleep(0)
     assert "a task beside the server has ended" in caplog.text and "the reason" in caplog.text
-
-
-TIMEOUT = 10.0
-LOOKS = round(TIMEOUT / INTERVAL)
-
-
-class Bench:
-    """An engine on a device whose steps complete when the test says so, and its watchdog."""
-
-    def __init__(self, prior: StepTime) -> None:
-        config = make_config()
-        step_time = StepTimeModel(prior)
-        self.executor = SteppedExecutor(config.block_size)
-        self.core = make_core(CoreConfig(), config, step_time)
-        self.engine = Engine(self.core, self.executor)
-        self.watchdog = Watchdog(self.engine, self.core, TIMEOUT, self.engine.clock)
-        self.stream = self.engine.submit(Sequence("r", "acme", [5, 6, 7], SamplingParams(), 8, 0, frozenset()))
-
-    def look(self, times: int, elapsed: float = INTERVAL) -> bool:
-        """Whether the engine has failed after so many looks."""
-        for _ in range(times):
-            self.watchdog.check(elapsed)
-        return self.engine.failed.done()
-
-    async def complete_a_step(self) -> None:
-        done = len(self.stream.sequence.output)
-        self.executor.allow()
-        while len(self.stream.sequence.output) == done:
-            await asyncio.sleep(0.001)
-
-
-def play(scenario: Callable[[Bench], Awaitable[None]], prior: StepTime = PRIOR) -> None:
-    async def main() -> None:
-        bench = Bench(prior)
-        bench.engine.start()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        try:
-            await scenario(bench)
-        finally:
-            bench.executor.free()
-            await bench.engine.stop()
-
-    asyncio.run(main())
-
-
-def test_a_step_that_does_not_come_back_fails_the_engine_and_every_stream(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(bench: Bench) -> None:
-        assert not bench.look(LOOKS)
-        assert bench.look(1)
-        with pytest.raises(DeviceError, match="no step was completed for 10 s"):
-            await bench.stream.take()
-        bench.look(LOOKS)
-
-    play(scenario)
-    (report,) = [record for record in caplog.records if record.levelno == logging.CRITICAL]
-    assert "the device is wedged: step 0 of 1 sequences" in report.getMessage()
-    assert "sluice-device-launch:" in report.getMessage() and "sluice-device-wait:" in report.getMessage()
-    assert ", in _wait\n" in report.getMessage()
-
-
-def test_each_step_has_its_own_time() -> None:
-    async def scenario(bench: Bench) -> None:
-        for _ in range(4):
-            assert not bench.look(LOOKS)
-            await bench.complete_a_step()
-
-    play(scenario)
-
-
-def test_an_idle_device_is_not_held_to_anything() -> None:
-    async def scenario(bench: Bench) -> None:
-        while bench.core.scheduler.in_flight:
-            bench.executor.allow()
-            await asyncio.sleep(0.001)
-        assert not bench.look(5 * LOOKS)
-
-    play(scenario)
-
-
-def test_a_step_that_was_predicted_to_be_slow_has_twenty_times_as_long() -> None:
-    async def scenario(bench: Bench) -> None:
-        assert not bench.look(3 * LOOKS)
-        assert bench.look(LOOKS + 1)
-
-    play(scenario, StepTime((2.0, 0, 0, 0, 0, 0, 0)))
-
-
-def test_time_in_which_the_machine_stood_still_does_not_count(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(bench: Bench) -> None:
-        assert not bench.look(2, elapsed=3600.0)
-        await bench.complete_a_step()
-        assert not bench.look(LOOKS)
-
-    play(scenario)
-    assert "the event loop was late by 3599.8 s" in caplog.text
-
-
-def test_a_wedged_device_ends_every_stream_and_the_process(tmp_path: Path, redis_url: str) -> None:
-    given = flags(tmp_path, redis_url, step_timeout=4)
-    with running_server(tmp_path, *given, program="tests.gateway.wedging_server") as server:
-        body = completion(stream=True, ignore_eos=True, max_tokens=500)
-        with httpx.stream(
-            "POST", f"{server.url}/v1/completions", json=body, headers=server.headers, timeout=PATIENCE
-        ) as reply:
-            events = [line.removeprefix("data: ") for line in reply.iter_lines() if line]
-        assert json.loads(events[-1])["error"]["code"] == "internal_error"
-        assert server.process.wait(PATIENCE) == 1
-        lines = [json.loads(line) for line in server.log.read_text().splitlines()]
-    (report,) = [line for line in lines if line["level"] == "CRITICAL"]
-    assert "wedging_server.py" in report["message"] and "threading.Event().wait()" in report["message"]
-    assert reservations(redis_url) == []
-    assert ledger(redis_url).output_tokens >= len(events) - 1 > 0

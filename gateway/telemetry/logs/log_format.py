@@ -1,7 +1,7 @@
-"""How a log record is written: one JSON object a line for machines, or a line for people.
+"""Formats log records: as one JSON object a line for machines, or as lines for people.
 
-A record may carry `fields`, a dict of what it says besides its message, and `discreet`, true when its exception was met
-while reading what a client sent, so that its message may quote a prompt.
+A record may carry `fields`, a dict of values besides its message, and `discreet`, which is true if its exception was
+raised while a client's bytes were read, so that its message may quote a prompt.
 """
 
 import json
@@ -18,13 +18,14 @@ _DIM, _PLAIN = "\033[2m", "\033[0m"
 
 
 class _Format(logging.Formatter):
-    """`quotes`: what exceptions say is shown of discreet records too."""
+    """The base of both formats; with `quotes` the messages of exceptions are shown even of discreet records."""
 
     def __init__(self, quotes: bool = False) -> None:
         super().__init__()
         self._quotes = quotes
 
     def exception(self, record: logging.LogRecord) -> str | None:
+        """Returns the traceback of a record's exception; None if it has none."""
         error = record.exc_info[1] if record.exc_info else None
         if error is None:
             return None
@@ -34,7 +35,7 @@ class _Format(logging.Formatter):
 
 
 class JsonFormat(_Format):
-    """Keys: time (RFC 3339, UTC), level, logger, message, the record's fields, and exception where there is one."""
+    """Writes an object with time (RFC 3339, UTC), level, logger, message, the record's fields, and any exception."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, Any] = {
@@ -50,7 +51,7 @@ class JsonFormat(_Format):
 
 
 class TextFormat(_Format):
-    """Local time, level, message and fields. Only this formatter begins a line: what is logged cannot forge one."""
+    """Writes local time, level, message and fields. Further lines are indented, so that no text can forge a line."""
 
     def __init__(self, quotes: bool = False, colour: bool = False) -> None:
         super().__init__(quotes)
@@ -70,7 +71,7 @@ class TextFormat(_Format):
 
 
 def unquoted(error: BaseException) -> str:
-    """Where an exception and its causes came from, without what they say."""
+    """Returns the frames and classes of an exception and its causes, without their messages."""
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     before = [unquoted(cause), ""] if cause is not None else []
     frames = "".join(traceback.format_tb(error.__traceback__))
@@ -102,6 +103,6 @@ def _shown(value: Any) -> str:
 
 
 def _printable(text: str) -> str:
-    """Without control characters; further lines are indented."""
+    """Returns the text without control characters, with further lines indented."""
     lines = text.split("\n")
     return "\n    ".join(line if line.isprintable() else repr(line)[1:-1] for line in lines)

@@ -1,4 +1,4 @@
-"""Logging of a gateway that serves: in the format and from the level that the settings ask for."""
+"""Sets up logging for a gateway that serves, in the format and from the level that the settings ask for."""
 
 import logging
 import os
@@ -14,14 +14,15 @@ from gateway.telemetry.logs.log_format import JsonFormat, TextFormat
 log = logging.getLogger(__name__)
 
 MAX_PENDING_BYTES = 4 * 2**20
-GATHER_SECONDS = 0.02  # in which lines share one write
+GATHER_SECONDS = 0.02  # lines of so much time share one write
 CLOSE_SECONDS = 2.0
 
 
 class LogWriter(logging.Handler):
-    """Writes to a file descriptor from a thread of its own.
+    """Writes log lines to a file descriptor from a thread of its own.
 
-    What a reader that has stopped leaves no room for is dropped and counted, and said once it reads again.
+    While nobody reads, lines beyond `max_pending_bytes` are dropped and counted; the number is logged once somebody
+    does.
     """
 
     def __init__(self, fd: int, max_pending_bytes: int = MAX_PENDING_BYTES) -> None:
@@ -29,7 +30,7 @@ class LogWriter(logging.Handler):
         self.num_dropped = 0
         self._fd = fd
         self._max_pending_bytes = max_pending_bytes
-        self._num_told = 0  # of those dropped
+        self._num_reported = 0  # of the dropped lines
         self._lines: deque[bytes] = deque()
         self._pending_bytes = 0
         self._counting = threading.Lock()
@@ -50,7 +51,7 @@ class LogWriter(logging.Handler):
             self._wake.set()
 
     def close(self) -> None:
-        """Write what is left, if it is taken within `CLOSE_SECONDS`."""
+        """Write the lines that are left, within `CLOSE_SECONDS`."""
         self._closing.set()
         self._wake.set()
         self._thread.join(CLOSE_SECONDS)
@@ -75,9 +76,9 @@ class LogWriter(logging.Handler):
         with self._counting:
             self._pending_bytes -= len(data)
             self.num_dropped += lost
-            self._num_told += lost
-        if (news := self.num_dropped - self._num_told) > 0:
-            self._num_told += news
+            self._num_reported += lost
+        if (news := self.num_dropped - self._num_reported) > 0:
+            self._num_reported += news
             log.warning("%d log lines were dropped: stderr was not read fast enough", news)
 
 
@@ -96,7 +97,7 @@ OURS = ("gateway", "admission", "quotas", "backend")
 
 @contextmanager
 def logging_to(fd: int, settings: Settings) -> Iterator[None]:
-    """Log to a file descriptor while the block runs. Libraries are heard from warnings on."""
+    """Log to a file descriptor while the block runs; libraries only from warnings on."""
     level = logging.getLevelNamesMapping()[_level(settings)]
     writer = LogWriter(fd)
     writer.setFormatter(_format(settings, os.isatty(fd)))
@@ -118,7 +119,7 @@ def logging_to(fd: int, settings: Settings) -> Iterator[None]:
 
 
 def num_lines_dropped() -> int:
-    """Since the start, because nobody read them."""
+    """Returns how many lines were dropped since the start, because nobody read them."""
     return sum(handler.num_dropped for handler in logging.getLogger().handlers if isinstance(handler, LogWriter))
 
 

@@ -1,4 +1,4 @@
-"""One log line for each request, when it has ended."""
+"""Writes one log line for each request when it has ended."""
 
 import logging
 from typing import Any
@@ -12,10 +12,10 @@ MAX_TEXT = 200  # characters of what a client chose
 
 
 class RequestLog:
-    """A listener of `Telemetry`. Of what a client sent there is the path, the model's name, and of a refusal the field
-    that it is about, and nothing else.
+    """A listener of `Telemetry`. Of what a client sent it logs the path, the model's name and the field that a refusal
+    is about, and nothing else.
 
-    Failures are warnings; what asks for no key and is answered, such as probes and scrapes, is for debugging.
+    Failures are warnings; requests that need no key and succeed, such as probes and scrapes, are logged for debugging.
     """
 
     def __init__(self, block_bytes: int) -> None:

@@ -1,17 +1,23 @@
-"""Steps, batches and KV memory, as the engine's owner sees them complete."""
+"""Metrics of the engine: steps, batches and KV memory, and how fast a disconnect frees its blocks."""
 
 from collections.abc import Callable, Mapping
 
 from admission.outcome import Outcome
 from backend.scheduler.scheduler import Scheduler
 from gateway.telemetry.core_observer import CompletedStep
-from gateway.telemetry.metrics import buckets
 from gateway.telemetry.metrics.registry import Family, Kind, Point, Registry
 from gateway.telemetry.request_record import RequestRecord, SequenceTimeline
 
+# upper bounds of buckets, in seconds unless said otherwise
+STEP_DURATION = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+PLANNING_DURATION = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)
+BATCH_SIZE = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)  # sequences
+TOKEN_JITTER = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+DISCONNECT = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+
 
 class EngineMetrics:
-    """`memory` tells the bytes of the device's memory by their use."""
+    """Counts steps, batches and KV memory; `memory` returns the bytes of the device's memory by their use."""
 
     def __init__(
         self, registry: Registry, scheduler: Scheduler, block_bytes: int, memory: Callable[[], Mapping[str, float]]
@@ -26,21 +32,19 @@ class EngineMetrics:
         self._count_memory(registry, memory)
 
     def _count_steps(self, registry: Registry) -> None:
-        durations = registry.histogram(
-            "sluice.step.duration", "Device time of a step.", buckets.STEP_DURATION, ("kind",)
-        )
+        durations = registry.histogram("sluice.step.duration", "Device time of a step.", STEP_DURATION, ("kind",))
         self._prefill, self._decode, self._mixed = (durations.at(kind) for kind in ("prefill", "decode", "mixed"))
         self._planning = registry.histogram(
-            "sluice.planning.duration", "Time of the event loop to plan a step.", buckets.PLANNING_DURATION
+            "sluice.planning.duration", "Time of the event loop to plan a step.", PLANNING_DURATION
         ).at()
         registry.total("sluice.device.busy", "Device time of all steps.", lambda: self._busy, "s")
         self._jitter = registry.histogram(
-            "sluice.token.jitter", "Difference of a gap between two tokens from the gap before.", buckets.TOKEN_JITTER
+            "sluice.token.jitter", "Difference of a gap between two tokens from the gap before.", TOKEN_JITTER
         ).at()
 
     def _count_batches(self, registry: Registry) -> None:
         counters, config = self._scheduler.counters, self._scheduler.config
-        self._sizes = registry.histogram("sluice.batch.size", "Sequences in a step.", buckets.BATCH_SIZE, unit="").at()
+        self._sizes = registry.histogram("sluice.batch.size", "Sequences in a step.", BATCH_SIZE, unit="").at()
         registry.gauge("sluice.batch.size_max", "The most sequences in a step.", lambda: config.max_num_seqs)
         registry.total("sluice.batch.joined", "Sequences that joined the batch.", lambda: counters.admissions)
         registry.total("sluice.batch.left", "Sequences that left the batch.", self._num_left)
@@ -68,7 +72,7 @@ class EngineMetrics:
         return [((cause,), count) for cause, count in counts]
 
     def stepped(self, step: CompletedStep) -> None:
-        """O(1) but for the lengths of the prefills."""
+        """Count a completed step, in O(1) but for summing the lengths of its prefills."""
         batch, elapsed = step.scheduled.batch, step.elapsed
         decodes, rows = batch.num_decodes, len(batch.slots)
         self._planning.observe(step.planning)
@@ -87,7 +91,7 @@ class EngineMetrics:
             self._decodes = max(0, min(self._decodes, len(self._scheduler.running) - rows))
 
     def _note_gap(self, completed: float, decodes: int) -> None:
-        """Rows of this step and of the last with decodes have a gap between their tokens."""
+        """Compare the gap between this step's tokens and the last decodes with the gap before it."""
         gap, rows = completed - self._completed, min(decodes, self._decodes)
         if rows and self._gap:
             self._jitter.observe(abs(gap - self._gap), rows)
@@ -103,14 +107,17 @@ class EngineMetrics:
 
 
 class DisconnectMetrics:
-    """`num_orphans` counts sequences in the engine that no request waits for."""
+    """Measures how long a disconnect takes to end its sequences and to free their KV blocks.
+
+    `num_orphans` counts the sequences in the engine that no request waits for.
+    """
 
     def __init__(self, registry: Registry, num_orphans: Callable[[], int]) -> None:
         self._stop = registry.histogram(
-            "sluice.disconnect.to_stop", "From a disconnect to the end of its sequences.", buckets.DISCONNECT
+            "sluice.disconnect.to_stop", "From a disconnect to the end of its sequences.", DISCONNECT
         ).at()
         self._release = registry.histogram(
-            "sluice.disconnect.to_release", "From a disconnect to the release of its KV blocks.", buckets.DISCONNECT
+            "sluice.disconnect.to_release", "From a disconnect to the release of its KV blocks.", DISCONNECT
         ).at()
         registry.gauge("sluice.orphans", "Sequences that no request waits for.", num_orphans)
         self._releasing: dict[SequenceTimeline, float] = {}  # when their clients went

@@ -1,4 +1,4 @@
-"""What the policy in force calls the classes of service that the engine numbers."""
+"""The values of labels: names of classes, reasons of refusals, and a bounded number of tenants."""
 
 from collections.abc import Iterable, Iterator
 
@@ -7,15 +7,17 @@ from gateway.tenants.live_policy import LivePolicy
 
 
 class ClassNames:
+    """Returns the names that the current policy gives to the classes of service, which the engine numbers."""
+
     def __init__(self, policies: LivePolicy) -> None:
         self._policies = policies
 
     def all(self) -> list[str]:
-        """The most urgent first."""
+        """Returns the names of all classes, the most urgent first."""
         return [entry.name for entry in self._policies.current.classes]
 
     def of(self, level: int) -> str:
-        """A class that a newer policy has no more goes by the name of the last one."""
+        """Returns the name of a class; one that a newer policy no longer has goes by the name of its last one."""
         classes = self._policies.current.classes
         return classes[min(level, len(classes) - 1)].name
 
@@ -24,12 +26,12 @@ NO_CODE = "bad_request"
 
 
 def reason_of(error: ApiError) -> tuple[str, str]:
-    """Reason and code."""
+    """Returns the labels `reason` and `code` of an error."""
     return _reason(type(error)), error.code or NO_CODE
 
 
 def all_reasons() -> set[tuple[str, str]]:
-    """Those of all errors there are."""
+    """Returns the labels of all errors that there are."""
     return {(_reason(kind), kind.code or NO_CODE) for kind in _kinds(ApiError)}
 
 
@@ -43,14 +45,14 @@ def _kinds(kind: type[ApiError]) -> Iterator[type[ApiError]]:
         yield from _kinds(derived)
 
 
-MOST_TENANTS = 100
+MAX_TENANTS = 100
 OTHER = "other"
 
 
 class TenantLabels:
-    """The first that come are called by their names for as long as the process lives, all the rest `OTHER`."""
+    """Labels the first tenants that come by their names for as long as the process runs, and all others `OTHER`."""
 
-    def __init__(self, most: int = MOST_TENANTS) -> None:
+    def __init__(self, most: int = MAX_TENANTS) -> None:
         self._most = most
         self._named: dict[str, None] = {}
 
@@ -64,5 +66,5 @@ class TenantLabels:
 
     @property
     def names(self) -> Iterable[str]:
-        """Those that have series of their own."""
+        """Returns the tenants that have series of their own."""
         return self._named

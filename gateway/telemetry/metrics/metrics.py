@@ -1,4 +1,4 @@
-"""The metrics of a gateway: who is told of what, and the page that Prometheus scrapes."""
+"""All metrics of a gateway: which of them listens to what, and the page that Prometheus scrapes."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -10,12 +10,11 @@ from gateway.http.connection_table import ConnectionTable
 from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.metrics.engine import DisconnectMetrics, EngineMetrics
 from gateway.telemetry.metrics.labels import ClassNames
-from gateway.telemetry.metrics.process import ProcessMetrics, show_connections
+from gateway.telemetry.metrics.process import ProcessMetrics, StoreMetrics, show_connections
 from gateway.telemetry.metrics.prometheus import exposition
 from gateway.telemetry.metrics.queue import QueueMetrics
 from gateway.telemetry.metrics.registry import Registry
 from gateway.telemetry.metrics.requests import RequestMetrics
-from gateway.telemetry.metrics.store import StoreMetrics
 from gateway.telemetry.metrics.tenants import TenantMetrics
 from gateway.telemetry.metrics.vllm import VllmMetrics
 from gateway.telemetry.request_record import RequestRecord
@@ -29,7 +28,7 @@ STALLED = 1.0  # seconds without progress of a write
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What metrics are read from."""
+    """The objects from which metrics are read."""
 
     model: str  # the served name
     engine: Engine
@@ -44,7 +43,7 @@ class Sources:
 
 
 class Metrics:
-    """Listens to its sources from the start. Owned by the event loop; `run` is a task beside the server."""
+    """Makes every metric and connects it to its source. Owned by the event loop; `run` is a task beside the server."""
 
     def __init__(self, sources: Sources) -> None:
         core, telemetry, policies = sources.core, sources.telemetry, sources.policies
@@ -73,11 +72,11 @@ class Metrics:
         telemetry.on_end.append(self._ended)
 
     def prometheus_text(self) -> bytes:
-        """Every metric in Prometheus' text format."""
+        """Returns every metric in Prometheus' text format."""
         return exposition(self.registry.collect(), self._constant)
 
     async def run(self) -> None:
-        """Runs as long as the server does."""
+        """Measure the lag of the event loop every second, as long as the server runs."""
         clock = self._sources.telemetry.clock
         while True:
             due = clock() + TICK
@@ -93,7 +92,7 @@ class Metrics:
         self._vllm.ended(record)
 
     def _num_stalled(self) -> int:
-        """Writes that have made no progress for a second."""
+        """Returns how many writes have made no progress for a second."""
         since = self._sources.telemetry.clock() - STALLED
         scopes = [record.scope for record in self._sources.telemetry.live if record.scope is not None]
         return sum(scope.writing_since is not None and scope.writing_since < since for scope in scopes)

@@ -1,4 +1,4 @@
-"""The gateway itself: its event loop, its policy, and what it could not tell anybody."""
+"""Metrics of the process: its resources, connections and event loop, the policy, the quota store, and what it lost."""
 
 import os
 import resource
@@ -15,9 +15,12 @@ from gateway.telemetry.logs.logs import num_lines_dropped
 from gateway.telemetry.metrics.registry import Family, Kind, Registry
 from gateway.telemetry.tracing.tracing import Tracing
 from gateway.tenants.live_policy import LivePolicy
+from quotas.store.redis_store import RedisStore
+from quotas.store.scripts import Script
 
 
 def show_connections(registry: Registry, table: ConnectionTable) -> None:
+    """Register the metrics of a port's connections."""
     states = [(state, (state.name.lower(),)) for state in ConnectionState]
     is_open = Family("sluice.connections", Kind.GAUGE, "", "Open connections, by what they are at.", ("state",))
     registry.read(is_open, lambda: [(labels, table.num(state)) for state, labels in states])
@@ -34,7 +37,7 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 def show_resources(registry: Registry) -> None:
-    """Each is read from the kernel when somebody asks, in some tens of microseconds."""
+    """Register the resources of the process; each is read from the kernel when collected, in tens of microseconds."""
     started = _start_time()
     registry.gauge("process.resident_memory", "Memory of the process in RAM.", _resident_bytes, "By")
     registry.total("process.cpu", "Processor time of all its threads.", time.process_time, "s")
@@ -49,7 +52,7 @@ def _resident_bytes() -> int:
 
 
 def _open_fds() -> int:
-    """Linux 6.2 and newer say how many without listing them. Where none is left to list them with, all are open."""
+    """Returns how many files are open. Linux 6.2 says it without a list; if none is left to list them with, all are."""
     try:
         return (_PROC / "fd").stat().st_size or len(os.listdir(_PROC / "fd")) - 1  # noqa: PTH208 - as many as needed
     except OSError:
@@ -71,24 +74,24 @@ def _start_time() -> float:
 
 
 def _stat() -> list[str]:
-    """The fields of proc(5)'s `stat` from the third, which follows the program's name."""
+    """Returns the fields of `stat` in proc(5) from the third on, which follows the program's name."""
     return (_PROC / "stat").read_text().rpartition(")")[2].split()
 
 
-LAG_TICKS = 15  # of a second each, over which the loop's lag is the most that was seen
+LAG_TICKS = 15  # seconds, of whose lags the highest is shown
 
 
 class ProcessMetrics:
-    """What others keep is 0 until `bind` says who does."""
+    """Shows how the process fares. A value that is kept elsewhere is 0 until `bind` says where."""
 
     def __init__(self, registry: Registry, policies: LivePolicy, live: Sized) -> None:
         self._lags: deque[float] = deque(maxlen=LAG_TICKS)
-        self._late = 0.0  # seconds, the sum of all lags
+        self._total_lag = 0.0  # seconds
         self._sources: dict[str, Callable[[], float]] = {}
         registry.gauge("sluice.live_requests", "Requests being served.", lambda: len(live))
         self._show_policy(registry, policies)
         registry.gauge("sluice.loop.lag", "The most the event loop was late of late.", self._lag, "s")
-        registry.total("sluice.loop.late", "How late the event loop was in all.", lambda: self._late, "s")
+        registry.total("sluice.loop.late", "How late the event loop was in all.", lambda: self._total_lag, "s")
         for name, meaning in (
             ("sluice.tasks", "Tasks of the event loop."),
             ("sluice.spans.waiting", "Spans that wait for the collector."),
@@ -107,18 +110,18 @@ class ProcessMetrics:
         show_resources(registry)
 
     def bind(self, name: str, read: Callable[[], float]) -> None:
-        """From now on the metric says what `read` does."""
+        """Read the metric with `read` from now on."""
         assert name in self._sources, name
         self._sources[name] = read
 
     def pushed(self, result: str) -> None:
-        """What came of a push: exported, failed or skipped."""
+        """Count a push of the metrics by its result: exported, failed or skipped."""
         self._pushes.at(result).value += 1
 
     def tick(self, lag: float) -> None:
-        """Once a second: the event loop was so many seconds late."""
+        """Note, once a second, by how many seconds the event loop was late."""
         self._lags.append(lag)
-        self._late += lag
+        self._total_lag += lag
 
     def _lag(self) -> float:
         return max(self._lags, default=0.0)
@@ -138,7 +141,36 @@ class ProcessMetrics:
         registry.total("sluice.policy.reload_failures", "Edits not valid.", lambda: policies.num_failures)
 
 
+# upper bounds of buckets, in seconds
+STORE_LATENCY = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+
+
+class StoreMetrics:
+    """Counts and times the calls to the quota store."""
+
+    def __init__(self, registry: Registry, store: RedisStore) -> None:
+        self._latencies = registry.histogram(
+            "sluice.store.latency", "Of calls to the quota store.", STORE_LATENCY, ("script",)
+        )
+        self._errors = registry.counter("sluice.store.errors", "Calls to the quota store that failed.", ("script",))
+        registry.total("sluice.store.outages", "Times the quota store was lost.", lambda: store.num_outages)
+        registry.gauge("sluice.store.connected", "Whether the quota store answers.", lambda: int(store.is_connected))
+        registry.gauge(
+            "sluice.reservations.outstanding", "Reservations that are not settled.", lambda: store.num_unsettled
+        )
+        for script in Script:
+            self._latencies.at(script)
+            self._errors.at(script)
+        store.on_command.append(self._commanded)
+
+    def _commanded(self, name: str, began: float, ended: float, error: Exception | None) -> None:
+        self._latencies.at(name).observe(ended - began)
+        if error is not None:
+            self._errors.at(name).value += 1
+
+
 def count_losses(metrics: ProcessMetrics, tracing: Tracing | None) -> None:
+    """Let the metrics read what the log and the traces lost."""
     metrics.bind("sluice.log_lines.dropped", num_lines_dropped)
     if tracing is not None:
         exporter, sampler = tracing.exporter, tracing.sampler
@@ -149,6 +181,7 @@ def count_losses(metrics: ProcessMetrics, tracing: Tracing | None) -> None:
 
 
 def memory_by_use(model: LoadedModel) -> dict[str, float]:
+    """Returns the bytes of the device's memory by their use."""
     weights = model.num_parameters * model.dtype.itemsize
     device = model.runner.device
     reserved = torch.cuda.memory_reserved(device) if device.type == "cuda" else 0

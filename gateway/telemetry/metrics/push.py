@@ -13,6 +13,7 @@ from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExp
 from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
     Gauge,
+    Histogram,
     HistogramDataPoint,
     Metric,
     MetricExporter,
@@ -23,30 +24,29 @@ from opentelemetry.sdk.metrics.export import (
     ScopeMetrics,
     Sum,
 )
-from opentelemetry.sdk.metrics.export import Histogram as HistogramData
 from opentelemetry.sdk.resources import Resource
 
 from gateway.background import beside
 from gateway.settings.settings import Settings
 from gateway.telemetry.metrics.metrics import Metrics
 from gateway.telemetry.metrics.registry import Distribution, Family, Kind, Labels, Point, Reading
-from gateway.telemetry.otlp import SCOPE, Collector, complaints, resource
+from gateway.telemetry.otlp import SCOPE, Collector, export_errors, resource
 
 _CUMULATIVE = AggregationTemporality.CUMULATIVE
 
 
 def metrics_data(readings: Iterable[Reading], resource: Resource, began_ns: int, now_ns: int) -> MetricsData:
-    """Moments in Unix nanoseconds. Foreign names are left out."""
+    """Returns the readings as OTLP's metrics, without foreign names; moments are in Unix nanoseconds."""
     metrics = [_metric(reading, began_ns, now_ns) for reading in readings if not reading.family.is_foreign]
     return MetricsData([ResourceMetrics(resource, [ScopeMetrics(SCOPE, metrics, "")], resource.schema_url)])
 
 
 def _metric(reading: Reading, began_ns: int, now_ns: int) -> Metric:
     family = reading.family
-    data: Sum | Gauge | HistogramData
+    data: Sum | Gauge | Histogram
     match family.kind:
         case Kind.HISTOGRAM:
-            data = HistogramData([_histogram(family, *p, began_ns, now_ns) for p in reading.points], _CUMULATIVE)
+            data = Histogram([_histogram(family, *p, began_ns, now_ns) for p in reading.points], _CUMULATIVE)
         case Kind.COUNTER:
             data = Sum([_number(family, p, began_ns, now_ns) for p in reading.points], _CUMULATIVE, is_monotonic=True)
         case Kind.GAUGE:
@@ -78,14 +78,14 @@ def _histogram(
 
 
 def _attributes(family: Family, labels: Labels) -> dict[str, str]:
-    """An empty value is the same as no attribute."""
+    """Returns the labels as attributes; an empty value is the same as no attribute."""
     return {name: str(value) for name, value in zip(family.labels, labels, strict=True) if value}
 
 
 log = logging.getLogger(__name__)
 
 MODEL = "sluice.model.name"  # of the resource: one process serves one model
-LAST_SECONDS = 2.0  # that a stopping gateway waits for the last push
+LAST_SECONDS = 2.0  # within which a stopping gateway makes its last push
 
 
 def metric_exporter(collector: Collector) -> MetricExporter:
@@ -93,7 +93,7 @@ def metric_exporter(collector: Collector) -> MetricExporter:
 
 
 class MetricPush:
-    """Reads the metrics on the event loop, and does the rest on the thread. `count` is told each push's result."""
+    """Reads the metrics on the event loop and sends them from a thread; `count` is called with each push's result."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class MetricPush:
         resource: Resource,
         interval: float,
     ) -> None:
-        """`interval` in seconds."""
+        """Start the thread; `interval` is in seconds."""
         self._exporter = exporter
         self._collect = collect
         self._count = count
@@ -118,13 +118,13 @@ class MetricPush:
         self._thread.start()
 
     async def run(self) -> None:
-        """Runs as long as the server does."""
+        """Push the metrics at every interval, as long as the server runs."""
         while True:
             await asyncio.sleep(self._interval)
             self.push()
 
     def push(self) -> None:
-        """Unless the one before is not done: then nothing."""
+        """Start a push, unless the last one is not done yet."""
         if self._busy:
             self._count("skipped")
             return
@@ -132,7 +132,7 @@ class MetricPush:
         self._inbox.put_nowait(self._collect())
 
     async def close(self, seconds: float = LAST_SECONDS) -> None:
-        """Push once more, and wait no longer than that for it."""
+        """Push once more, and wait at most so many seconds for it."""
         self.push()
         await asyncio.to_thread(self._close, seconds)
 
@@ -155,7 +155,7 @@ class MetricPush:
         except Exception:
             log.exception("metrics could not be exported")
             delivered = False
-        self._tell(delivered, complaints.take())
+        self._log_change(delivered, export_errors.take())
         return delivered
 
     def _post(self, result: str) -> None:
@@ -168,20 +168,20 @@ class MetricPush:
         self._busy = False
         self._count(result)
 
-    def _tell(self, delivered: bool, complaint: str) -> None:
+    def _log_change(self, delivered: bool, reason: str) -> None:
         """Log the first failure and the recovery, not each failure between."""
         if delivered and self._failing:
             log.info("the collector takes metrics again")
         elif not delivered and not self._failing:
             log.warning(
-                "the collector does not take metrics, and is tried again every %g s: %s", self._interval, complaint
+                "the collector does not take metrics, and is tried again every %g s: %s", self._interval, reason
             )
         self._failing = not delivered
 
 
 @asynccontextmanager
 async def pushing(settings: Settings, metrics: Metrics) -> AsyncIterator[None]:
-    """Push them while the block runs, and once more when it is left; nothing where no collector is set."""
+    """Push the metrics while the block runs, and once more when it is left, if a collector is set."""
     collector = Collector.of(settings)
     if collector is None:
         yield

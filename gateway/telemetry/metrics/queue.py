@@ -1,15 +1,18 @@
-"""What waits for the engine, for how long, and how well that was foretold."""
+"""Metrics of the queue for the engine: what waits, for how long, and how well the estimates held."""
 
 from collections.abc import Callable
 
 from admission.controller import Controller
 from backend.scheduler.sequence import FinishReason
-from gateway.telemetry.metrics import buckets
 from gateway.telemetry.metrics.labels import ClassNames
-from gateway.telemetry.metrics.registry import Family, Histogram, Kind, Labelled, Point, Registry
+from gateway.telemetry.metrics.registry import Family, HistogramSeries, Kind, Labelled, Point, Registry
 from gateway.telemetry.request_record import RequestRecord, SequenceTimeline
 
 _ANSWERED = (FinishReason.STOP, FinishReason.LENGTH)
+
+# upper bounds of buckets, in seconds
+QUEUE_TIME = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+ESTIMATE_ERROR = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class QueueMetrics:
@@ -21,7 +24,7 @@ class QueueMetrics:
         registry.read(depth, self._depths)
         registry.read(oldest, self._ages)
         self._times = registry.histogram(
-            "sluice.queue.time", "From arrival to first step, of those admitted.", buckets.QUEUE_TIME, label
+            "sluice.queue.time", "From arrival to first step, of those admitted.", QUEUE_TIME, label
         )
         self._admissions = registry.counter("sluice.admissions", "Sequences taken into a first step.", label)
         self._promotions = registry.counter(
@@ -33,7 +36,7 @@ class QueueMetrics:
         self._errors = registry.histogram(
             "sluice.estimate.error",
             "How far tokens came before or after what the client was told.",
-            buckets.ESTIMATE_ERROR,
+            ESTIMATE_ERROR,
             ("token", "side"),
         )
         coverage = Family("sluice.estimate.coverage", Kind.GAUGE, "1", "Share of the estimates that held.", ("token",))
@@ -41,7 +44,7 @@ class QueueMetrics:
         self._begin()
 
     def admitted(self, timeline: SequenceTimeline) -> None:
-        """For the first time."""
+        """Count a sequence that joins a step for the first time."""
         sequence = timeline.sequence
         level = sequence.priority_class
         name = self._classes.of(level)
@@ -52,7 +55,7 @@ class QueueMetrics:
             self._promotions.at(name).value += 1
 
     def ended(self, record: RequestRecord) -> None:
-        """Hold what was promised against what came."""
+        """Compare the estimates that the client was sent with when its tokens came."""
         for timeline in record.timelines:
             sequence = timeline.sequence
             if sequence.first_token_estimate is not None and timeline.first_token is not None:
@@ -65,7 +68,7 @@ class QueueMetrics:
                 _observe(self._errors, "last", timeline.ended - timeline.queued - sequence.last_token_estimate)
 
     def _begin(self) -> None:
-        """With all series there from the start."""
+        """Make all series, so that they are there from the start."""
         for name in self._classes.all():
             self._times.at(name)
             self._admissions.at(name)
@@ -88,5 +91,5 @@ class QueueMetrics:
         return [(("first",), calibration.coverage), (("last",), calibration.completion_coverage)]
 
 
-def _observe(errors: Labelled[Histogram], token: str, late: float) -> None:
+def _observe(errors: Labelled[HistogramSeries], token: str, late: float) -> None:
     errors.at(token, "late" if late > 0 else "early").observe(abs(late))

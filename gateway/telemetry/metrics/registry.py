@@ -1,6 +1,6 @@
-"""The metrics of this process: counted where things happen, or read off their owners when somebody asks.
+"""The metrics of this process: counted where things happen, or read from their owners when they are collected.
 
-The event loop is the only writer and the only reader; a count is an addition to a plain number.
+The event loop is the only writer and the only reader; to count is to add to a plain number.
 """
 
 from bisect import bisect_left
@@ -20,9 +20,9 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`name` and `labels` are OpenTelemetry's; a name with a colon is a foreign one and only Prometheus sees it.
+    """Describes a metric, as OpenTelemetry names it. A name with a colon is foreign: only Prometheus is shown it.
 
-    `unit` is one of UCUM, empty where things are counted.
+    `unit` is one of UCUM; it is empty for a number of things.
     """
 
     name: str
@@ -38,7 +38,9 @@ class Family:
 
     @property
     def prometheus_name(self) -> str:
-        """https://opentelemetry.io/docs/specs/otel/compatibility/prometheus_and_openmetrics/"""
+        """Returns the name in Prometheus, by the rules of
+        https://opentelemetry.io/docs/specs/otel/compatibility/prometheus_and_openmetrics/.
+        """
         if self.is_foreign:
             return self.name
         name = self.name.replace(".", "_")
@@ -52,19 +54,19 @@ class Family:
 
 
 Labels = tuple[str, ...]
-"""Values, in the order of the family's labels. An empty one stands for a label that is absent."""
+"""The values of a series' labels, in the order of the family's; an empty one stands for an absent label."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """What a histogram has counted, as of now."""
+    """The counts and the sum of a histogram at one moment."""
 
     counts: tuple[int, ...]
     sum: float
 
 
-class Count:
-    """One series of a counter: add to `value`."""
+class CounterSeries:
+    """One series of a counter, whose owner adds to `value`."""
 
     __slots__ = ("value",)
 
@@ -75,8 +77,8 @@ class Count:
         return self.value
 
 
-class Histogram:
-    """One series: `counts` of what is at most each bound and above the one before, and of what is above all."""
+class HistogramSeries:
+    """One series of a histogram: `counts` of values up to each bound and above the one before, and above the last."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -93,7 +95,7 @@ class Histogram:
         return Distribution(tuple(self.counts), self.sum)
 
 
-Series = TypeVar("Series", bound=Count | Histogram)
+Series = TypeVar("Series", bound=CounterSeries | HistogramSeries)
 Value = float | Distribution
 Point = tuple[Labels, Value]
 Read = Callable[[], Iterable[Point]]
@@ -101,14 +103,14 @@ Read = Callable[[], Iterable[Point]]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A family and its series, as of now."""
+    """A family and the values of its series at one moment."""
 
     family: Family
     points: list[Point]
 
 
 class Labelled(Generic[Series]):
-    """A metric's series by their labels."""
+    """The series of a metric, by their labels."""
 
     def __init__(self, labels: int, make: Callable[[], Series]) -> None:
         self._make = make
@@ -117,7 +119,7 @@ class Labelled(Generic[Series]):
             self.at()
 
     def at(self, *labels: str) -> Series:
-        """The series, which is there from now on."""
+        """Returns the series with these labels, which is made if it is new."""
         series = self._series.get(labels)
         if series is None:
             series = self._series[labels] = self._make()
@@ -128,7 +130,7 @@ class Labelled(Generic[Series]):
 
 
 class Registry:
-    """Every metric, in the order in which they were made known."""
+    """Every metric, in the order in which they were registered."""
 
     def __init__(self) -> None:
         self.before: list[Callable[[], object]] = []  # called before anything is read
@@ -138,33 +140,35 @@ class Registry:
     def families(self) -> list[Family]:
         return list(self._metrics)
 
-    def counter(self, name: str, meaning: str, labels: tuple[str, ...] = ()) -> Labelled[Count]:
-        counts = Labelled(len(labels), Count)
+    def counter(self, name: str, meaning: str, labels: tuple[str, ...] = ()) -> Labelled[CounterSeries]:
+        """Register a counter and return its series."""
+        counts = Labelled(len(labels), CounterSeries)
         self.read(Family(name, Kind.COUNTER, "", meaning, labels), counts.read)
         return counts
 
     def histogram(
         self, name: str, meaning: str, bounds: tuple[float, ...], labels: tuple[str, ...] = (), unit: str = "s"
-    ) -> Labelled[Histogram]:
-        histograms = Labelled(len(labels), lambda: Histogram(bounds))
+    ) -> Labelled[HistogramSeries]:
+        """Register a histogram with these upper bounds of its buckets and return its series."""
+        histograms = Labelled(len(labels), lambda: HistogramSeries(bounds))
         self.read(Family(name, Kind.HISTOGRAM, unit, meaning, labels, bounds), histograms.read)
         return histograms
 
     def read(self, family: Family, read: Read) -> None:
-        """A metric that is kept elsewhere."""
+        """Register a metric whose values are kept elsewhere."""
         assert all(family.prometheus_name != known.prometheus_name for known in self._metrics), family.name
         self._metrics[family] = read
 
     def total(self, name: str, meaning: str, read: Callable[[], float], unit: str = "") -> None:
-        """A counter without labels that is kept elsewhere."""
+        """Register a counter without labels whose value is kept elsewhere."""
         self.read(Family(name, Kind.COUNTER, unit, meaning), lambda: [((), read())])
 
     def gauge(self, name: str, meaning: str, read: Callable[[], float], unit: str = "") -> None:
-        """A gauge without labels."""
+        """Register a gauge without labels."""
         self.read(Family(name, Kind.GAUGE, unit, meaning), lambda: [((), read())])
 
     def collect(self) -> list[Reading]:
-        """All of it as of now; what is returned does not change any more."""
+        """Returns the values of all metrics at this moment, which do not change any more."""
         for prepare in self.before:
             prepare()
         return [Reading(family, list(read())) for family, read in self._metrics.items()]

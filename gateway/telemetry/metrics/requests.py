@@ -1,4 +1,4 @@
-"""What became of requests: outcomes, refusals, latencies and the targets that they met."""
+"""Metrics of requests that have ended: outcomes, refusals, latencies, and the targets that they met or missed."""
 
 from bisect import bisect_right, insort
 from collections import OrderedDict
@@ -7,39 +7,45 @@ from enum import StrEnum
 
 from admission.outcome import Outcome
 from gateway.errors import ApiError
-from gateway.telemetry.metrics import buckets
 from gateway.telemetry.metrics.labels import ClassNames, all_reasons, reason_of
 from gateway.telemetry.metrics.registry import Registry
 from gateway.telemetry.request_record import RequestRecord, SequenceTimeline
 from gateway.telemetry.semconv import ERROR_TYPE, GEN_AI_OPERATION_NAME, GEN_AI_PROVIDER_NAME, GEN_AI_REQUEST_MODEL
 
-MOST_CLIENTS = 4096
-MOST_EACH = 64
+# upper bounds of buckets in seconds; those of gen_ai are of the GenAI conventions for a server (August 2026)
+REQUEST_DURATION = tuple(round(0.01 * 2**power, 2) for power in range(14))  # to 81.92
+TIME_TO_FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+TIME_PER_OUTPUT_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+RETRY_AFTER = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
+
+MAX_CLIENTS = 4096
+MAX_MOMENTS = 64  # of one key and number of retries
 
 
 class RetryMemory:
-    """Requests carry no name by which their next attempt could be known, so attempts are matched by key and number.
+    """Remembers when refused clients may come back, to count who waits that long.
 
-    Bounded: whoever was told longest ago is forgotten first. Moments on one clock, in seconds.
+    Requests carry no name by which their next attempt could be recognised, so attempts are matched by key and number of
+    retries. The memory is bounded; the oldest entries are forgotten first. Moments are in seconds on one clock.
     """
 
     def __init__(self) -> None:
         self._due: OrderedDict[tuple[str, int], list[float]] = OrderedDict()
 
-    def told(self, key: str, retries: int, due: float) -> None:
-        """A request with this key, after so many retries, may come again from `due` on."""
+    def refused(self, key: str, retries: int, due: float) -> None:
+        """Note that a request of this key, after so many retries, was refused and may come again from `due` on."""
         moments = self._due.setdefault((key, retries), [])
         self._due.move_to_end((key, retries))
         insort(moments, due)
-        if len(moments) > MOST_EACH:
+        if len(moments) > MAX_MOMENTS:
             del moments[0]
-        if len(self._due) > MOST_CLIENTS:
+        if len(self._due) > MAX_CLIENTS:
             self._due.popitem(last=False)
 
-    def came(self, key: str, retries: int, now: float) -> bool | None:
-        """Whether an attempt after so many retries comes when it may; None: it was not told anything.
+    def returned(self, key: str, retries: int, now: float) -> bool | None:
+        """Returns whether an attempt after so many retries comes when it may; None if no refusal is remembered for it.
 
-        Where several may be meant, it is the one that was due last of those that are due.
+        If several refusals may be meant, it is taken for the one that was due last of those that are due.
         """
         moments = self._due.get((key, retries - 1))
         if not moments:
@@ -52,13 +58,15 @@ class RetryMemory:
 
 
 class LatencyTarget(StrEnum):
+    """The targets that a request may miss, as labels of `sluice.slo.misses`."""
+
     TTFT = "ttft"  # of its class
     TIME_PER_OUTPUT_TOKEN = "time_per_output_token"  # of its class, or as the client asked  # noqa: S105
     DEADLINE = "deadline"  # of its own
 
 
 def missed(timeline: SequenceTimeline) -> Iterator[LatencyTarget]:
-    """Of a sequence that was answered or that expired."""
+    """Yields the targets that a sequence missed, which was answered or expired."""
     sequence, first = timeline.sequence, timeline.first_token
     target = sequence.first_token_target
     if target is not None and (first is None or first - timeline.queued > target):
@@ -71,7 +79,7 @@ def missed(timeline: SequenceTimeline) -> Iterator[LatencyTarget]:
 
 
 def mean_interval(timeline: SequenceTimeline) -> float | None:
-    """Seconds from token to token; None where there are fewer than two."""
+    """Returns the mean seconds from token to token; None if there are fewer than two tokens."""
     gaps = len(timeline.sequence.output) - 1
     if timeline.first_token is None or timeline.ended is None or gaps < 1:
         return None
@@ -84,12 +92,12 @@ def _is_late(moment: float | None, deadline: float | None) -> bool:
 
 PROVIDER = "sluice"
 OPERATIONS = ("chat", "text_completion")
-STRANGE_MODEL = "_OTHER"  # a name that a client made up makes no series
+UNKNOWN_MODEL = "_OTHER"  # in place of names that clients make up, which get no series
 _JUDGED = (Outcome.COMPLETED, Outcome.EXPIRED)
 
 
 class RequestMetrics:
-    """Told of each request that has ended; `model` is the served one."""
+    """Counts each request that has ended; `model` is the served one."""
 
     def __init__(self, registry: Registry, model: str, classes: ClassNames) -> None:
         self._model = model
@@ -105,7 +113,7 @@ class RequestMetrics:
         )
         self._refusals = registry.counter("sluice.refusals", "Requests answered with an error.", ("reason", "code"))
         self._retry_after = registry.histogram(
-            "sluice.retry_after", "The Retry-After given with refusals.", buckets.RETRY_AFTER
+            "sluice.retry_after", "The Retry-After given with refusals.", RETRY_AFTER
         ).at()
         self._retries = registry.counter(
             "sluice.retries", "Clients back after a refusal, by whether they waited as told.", ("honoured",)
@@ -120,24 +128,24 @@ class RequestMetrics:
         self._durations = registry.histogram(
             "gen_ai.server.request.duration",
             "From the first byte of a request to the last of its answer.",
-            buckets.REQUEST_DURATION,
+            REQUEST_DURATION,
             (*labels, ERROR_TYPE),
         )
         self._first_tokens = registry.histogram(
             "gen_ai.server.time_to_first_token",
             "From the first byte of a request to its first token.",
-            buckets.TIME_TO_FIRST_TOKEN,
+            TIME_TO_FIRST_TOKEN,
             labels,
         )
         self._intervals = registry.histogram(
             "gen_ai.server.time_per_output_token",
             "Mean time of a token after the first.",
-            buckets.TIME_PER_OUTPUT_TOKEN,
+            TIME_PER_OUTPUT_TOKEN,
             labels,
         )
 
     def _begin(self, classes: list[str]) -> None:
-        """With all series there from the start."""
+        """Make all series, so that they are there from the start."""
         for outcome in Outcome:
             self._requests.at(outcome, "")
         for reason in sorted(all_reasons()):
@@ -161,7 +169,7 @@ class RequestMetrics:
         self._note_retry(record)
         if record.error is not None:
             self._refused(record, record.error)
-        model = self._model if record.model == self._model else STRANGE_MODEL if record.model else ""
+        model = self._model if record.model == self._model else UNKNOWN_MODEL if record.model else ""
         labels = (record.operation, model, PROVIDER)
         self._durations.at(*labels, _error_type(record)).observe(record.ended - record.began)
         if record.outcome is Outcome.COMPLETED:
@@ -174,11 +182,11 @@ class RequestMetrics:
         if error.retry_after is not None:
             self._retry_after.observe(error.retry_after)
             if record.key is not None and record.first_byte is not None:
-                self._retry_memory.told(record.key, record.num_retries, record.first_byte + error.retry_after)
+                self._retry_memory.refused(record.key, record.num_retries, record.first_byte + error.retry_after)
 
     def _note_retry(self, record: RequestRecord) -> None:
         if record.num_retries and record.key is not None:
-            honoured = self._retry_memory.came(record.key, record.num_retries, record.began)
+            honoured = self._retry_memory.returned(record.key, record.num_retries, record.began)
             if honoured is not None:
                 self._retries.at("true" if honoured else "false").value += 1
 
@@ -199,7 +207,7 @@ class RequestMetrics:
 
 
 def _error_type(record: RequestRecord) -> str:
-    """Empty for what ended well."""
+    """Returns the code of the error that a request ended with; empty if it completed."""
     if record.error is not None:
         return reason_of(record.error)[1]
     return "" if record.outcome is Outcome.COMPLETED else str(record.outcome)

@@ -1,4 +1,4 @@
-"""What each tenant holds, waits for and has used, read when somebody asks; and how its requests ended."""
+"""Metrics of tenants: what each holds, waits for and has used, and how its requests ended."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -7,44 +7,50 @@ from dataclasses import dataclass, replace
 from admission.controller import Controller
 from admission.fair_queue import DeficitAccount, FairQueue
 from admission.outcome import Outcome
+from admission.simulation.statistics import jain_fairness_index
 from gateway.telemetry.metrics.labels import OTHER, TenantLabels
 from gateway.telemetry.metrics.registry import Family, Kind, Point, Registry
 from gateway.telemetry.request_record import RequestRecord, SequenceTimeline
 from gateway.tenants.live_policy import LivePolicy
 
-WINDOW = 10  # ticks, of a second each
+WINDOW = 10  # ticks of a second
 
 
-def jain_index(shares: list[float]) -> float:
-    """1 when all are equal, 1/n when one of n has all (Jain, Chiu and Hawe, 1984); 1 where nothing is shared."""
-    squares = sum(share * share for share in shares)
-    return sum(shares) ** 2 / (len(shares) * squares) if squares > 0 else 1.0
+def fairness_of(shares: list[float]) -> float:
+    """Returns Jain's index of fairness; 1 if nothing is shared, for then nobody has less than another."""
+    return jain_fairness_index(shares) or 1.0
 
 
 class FairShares:
-    """Compares those that had work waiting at every tick of the window: the others got what they asked for."""
+    """Measures how fairly tenants are served: of those that had work waiting at every tick of a window, since the
+    others got all they asked for.
+    """
 
     def __init__(self, weight: Callable[[str], float]) -> None:
         self._weight = weight
         self._ticks: deque[tuple[Mapping[str, float], Set[str]]] = deque(maxlen=WINDOW + 1)
 
     def tick(self, service: Mapping[str, float], waiting: Set[str]) -> None:
-        """What each tenant was served since the start, and who has work waiting now."""
+        """Note how much each tenant was served since the start, and which tenants have work waiting."""
         self._ticks.append((service, waiting))
 
     @property
     def index(self) -> float:
+        """Returns the fairness over the last window; 1 until there has been one."""
         if len(self._ticks) <= WINDOW:
             return 1.0
         rivals = set.intersection(*(set(waiting) for _, waiting in self._ticks))
         before, after = self._ticks[0][0], self._ticks[-1][0]
         served = [(after.get(name, 0.0) - before.get(name, 0.0)) / self._weight(name) for name in rivals]
-        return jain_index(served) if len(served) > 1 else 1.0
+        return fairness_of(served) if len(served) > 1 else 1.0
 
 
 @dataclass(slots=True)
 class TenantTotals:
-    """Never goes down. `service` in the unit of account: seconds of engine time unless tokens were chosen."""
+    """The usage of a tenant, which never goes down.
+
+    `service` is in the unit of account: seconds of engine time unless tokens were chosen.
+    """
 
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -60,30 +66,30 @@ class TenantTotals:
 
 
 class TenantUsage:
-    """By label, so that its size is bounded."""
+    """Adds up what tenants use, by label, so that its size is bounded."""
 
     def __init__(self, labels: TenantLabels, live: Iterable[RequestRecord]) -> None:
-        """`live` are the requests that have not ended, now and whenever it is asked."""
+        """`live` are the requests that have not ended, at any time."""
         self._labels = labels
         self._live = live
         self._ended: dict[str, TenantTotals] = {}
-        self._told: dict[str, int] = {}  # prompt tokens
+        self._shown: dict[str, int] = {}  # prompt tokens
 
     def ended(self, record: RequestRecord) -> None:
         for timeline in record.timelines:
             self._of(self._ended, timeline).add(timeline, record.ended or timeline.queued)
 
     def read(self, now: float) -> dict[str, TenantTotals]:
-        """O(sequences of live requests).
+        """Returns the usage by label, in O(sequences of live requests).
 
-        Prompt tokens count when their step is planned. One that is lost takes them back: what was told already stays.
+        Prompt tokens count when their step is planned. A lost step takes them back, but the counter never goes down.
         """
         usage = {label: replace(one) for label, one in self._ended.items()}
         for record in self._live:
             for timeline in record.timelines:
                 self._of(usage, timeline).add(timeline, now)
         for label, one in usage.items():
-            one.prompt_tokens = self._told[label] = max(one.prompt_tokens, self._told.get(label, 0))
+            one.prompt_tokens = self._shown[label] = max(one.prompt_tokens, self._shown.get(label, 0))
         return usage
 
     def _of(self, usage: dict[str, TenantTotals], timeline: SequenceTimeline) -> TenantTotals:
@@ -91,7 +97,7 @@ class TenantUsage:
 
 
 class TenantMetrics:
-    """`live` are the requests that have not ended."""
+    """Shows what tenants hold and use; `live` are the requests that have not ended."""
 
     def __init__(
         self,
@@ -113,9 +119,9 @@ class TenantMetrics:
         )
         for outcome in Outcome:
             self._requests.at(OTHER, outcome)
-        self._used: Mapping[str, TenantTotals] = {}  # when somebody asked last
+        self._used: Mapping[str, TenantTotals] = {}  # as of the last look
         self._served: dict[str, float] = {}
-        self._show_holdings(registry)
+        self._show_held(registry)
         self._show_usage(registry)
         registry.gauge("sluice.jain_index", "Fairness among tenants that waited.", lambda: self._shares.index)
 
@@ -125,13 +131,13 @@ class TenantMetrics:
             self._usage.ended(record)
 
     def tick(self) -> None:
-        """Once a second."""
+        """Compare the shares of tenants, once a second."""
         self._look()
         self._service()
         waiting = {self._labels.of(tenant) for tenant, _ in self._backlog.tenants()}
         self._shares.tick(dict(self._served), waiting - {OTHER})
 
-    def _show_holdings(self, registry: Registry) -> None:
+    def _show_held(self, registry: Registry) -> None:
         def show(name: str, meaning: str, read: Callable[[], Iterable[tuple[str, float]]], unit: str = "") -> None:
             registry.read(Family(name, Kind.GAUGE, unit, meaning, ("tenant",)), lambda: _points(self._summed(read())))
 
@@ -167,9 +173,9 @@ class TenantMetrics:
         self._used = {OTHER: TenantTotals()} | self._usage.read(self._clock())
 
     def _service(self) -> list[Point]:
-        """What steps took, by the accounts of the fair queue; where there are none, as was predicted.
+        """Returns the engine time of tenants by the accounts of the fair queue, or as predicted where it keeps none.
 
-        A correction may take back a part of what was charged ahead: what was told already stays.
+        A correction may take back a part of what was charged ahead, but the counter never goes down.
         """
         charged = {label: usage.service for label, usage in self._used.items()}
         charged |= {name: account.charged for name, account in self._accounts()}
@@ -182,7 +188,7 @@ class TenantMetrics:
         return _points({OTHER: 0} | {name: credit(name) for name, _ in self._accounts()})
 
     def _accounts(self) -> list[tuple[str, DeficitAccount]]:
-        """Of tenants that have series of their own."""
+        """Returns the accounts of tenants that have series of their own."""
         queue = self._core.scheduler.waiting
         accounts = queue.accounts if isinstance(queue, FairQueue) else {}
         return [(name, accounts[name]) for name in self._labels.names if name in accounts]
@@ -198,7 +204,7 @@ class TenantMetrics:
         return ((tenant, backlog.load.count) for tenant, backlog in self._backlog.tenants())
 
     def _summed(self, values: Iterable[tuple[str, float]]) -> dict[str, float]:
-        """By label; `OTHER` is always among them."""
+        """Returns the sums by label, of which `OTHER` is always one."""
         sums: dict[str, float] = {OTHER: 0}
         for tenant, value in values:
             label = self._labels.of(tenant)

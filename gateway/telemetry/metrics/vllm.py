@@ -1,19 +1,29 @@
-"""The names of vLLM 0.33, and older ones that dashboards still query. Latencies are those of delivery to the client."""
+"""Metrics under the names of vLLM 0.33, and older ones that dashboards still query; latencies are of delivery."""
 
 from collections.abc import Callable
 
 from admission.outcome import Outcome
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, Sequence
-from gateway.telemetry.metrics import buckets
 from gateway.telemetry.metrics.registry import Family, Kind, Registry
+from gateway.telemetry.metrics.requests import TIME_PER_OUTPUT_TOKEN, TIME_TO_FIRST_TOKEN
 from gateway.telemetry.request_record import RequestRecord
 
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 _ABORT = "abort"
 
+# upper bounds of buckets of vLLM 0.33, in seconds
+FIRST_TOKEN = (*TIME_TO_FIRST_TOKEN, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
+INTER_TOKEN_LATENCY = (*TIME_PER_OUTPUT_TOKEN, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+REQUEST_LATENCY = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+
 
 class VllmMetrics:
+    """Keeps the metrics that dashboards written for vLLM query."""
+
     def __init__(self, registry: Registry, scheduler: Scheduler, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._show_state(registry, scheduler)
@@ -42,19 +52,19 @@ class VllmMetrics:
 
     def _time(self, registry: Registry) -> None:
         first_tokens = registry.histogram(
-            "vllm:time_to_first_token_seconds", "From arrival to first token.", buckets.VLLM_TIME_TO_FIRST_TOKEN
+            "vllm:time_to_first_token_seconds", "From arrival to first token.", FIRST_TOKEN
         )
-        bounds = buckets.VLLM_INTER_TOKEN_LATENCY
+        bounds = INTER_TOKEN_LATENCY
         gaps = registry.histogram("vllm:inter_token_latency_seconds", "Between two tokens.", bounds)
         older = "vllm:time_per_output_token_seconds"
         registry.read(Family(older, Kind.HISTOGRAM, "s", "Between two tokens.", (), bounds), gaps.read)
         latencies = registry.histogram(
-            "vllm:e2e_request_latency_seconds", "Of requests that completed.", buckets.VLLM_REQUEST_LATENCY
+            "vllm:e2e_request_latency_seconds", "Of requests that completed.", REQUEST_LATENCY
         )
         self._first_token, self._gap, self._latency = first_tokens.at(), gaps.at(), latencies.at()
 
     def tokens_delivered(self, sequence: Sequence, before: int, count: int, last: float) -> float:
-        """`count` tokens go out now, `before` went out earlier, the last of them at `last`; returns now."""
+        """Note `count` tokens sent now, after `before` others, the last of them at `last`. Returns the time now."""
         now = self._clock()
         if before:
             self._gap.observe((now - last) / (count or 1), count)

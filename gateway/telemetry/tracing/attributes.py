@@ -1,4 +1,4 @@
-"""What spans of a request say beside their names and times."""
+"""The attributes of every span: each function returns those of one kind of span, by the names of `semconv`."""
 
 from admission.outcome import Outcome
 from backend.sampling_params import SamplingParams
@@ -12,7 +12,7 @@ PROVIDER = "sluice"
 
 
 def of_failure(record: RequestRecord) -> dict[str, str]:
-    """Why a request did not complete, in words of which there are few; nothing when it did."""
+    """Returns why a request did not complete, in one of few words; nothing if it did."""
     error = record.error
     code = "" if error is None else error.code or error.type
     failure = {semconv.ERROR_TYPE: code or str(record.outcome)} if record.has_failed else {}
@@ -47,7 +47,7 @@ def of_request(record: RequestRecord, route: str, kv: KVShape, now: float) -> At
 
 
 def _estimate(record: RequestRecord, kv: KVShape) -> Attributes:
-    """What was expected when it entered the queue, and what was set aside for it."""
+    """Returns the estimates made when the request was queued, and the tokens and KV memory reserved for it."""
     sequences = [timeline.sequence for timeline in record.timelines]
     first = [sequence.first_token_estimate for sequence in sequences if sequence.first_token_estimate is not None]
     last = [sequence.last_token_estimate for sequence in sequences if sequence.last_token_estimate is not None]
@@ -99,7 +99,7 @@ def of_generation(record: RequestRecord) -> Attributes:
 
 
 def _choices(record: RequestRecord) -> int | None:
-    """The conventions want it where it is not 1."""
+    """Returns the number of choices, which the conventions ask for only if it is not 1."""
     request = record.request
     return len(request.prompts) if isinstance(request, CompletionRequest) and len(request.prompts) > 1 else None
 

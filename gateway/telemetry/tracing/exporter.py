@@ -1,4 +1,4 @@
-"""Sends spans to a collector from a thread of its own: bounded in memory, never waiting, and every loss is counted.
+"""Sends spans to a collector from a thread of its own. Its queue is bounded, and every lost span is counted.
 
 The SDK's exporters speak OTLP; its batch processor is not used, for it tears traces apart when its queue is full, logs
 on the caller's thread, and counts neither what an exporter failed to deliver nor what it delivered.
@@ -15,14 +15,14 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from gateway.settings import otel_variables
-from gateway.telemetry.otlp import Collector, complaints
+from gateway.telemetry.otlp import Collector, export_errors
 
 log = logging.getLogger(__name__)
 
 MAX_WAITING = 8192  # spans
 BATCH = 512  # spans in one export, or one trace more
 INTERVAL = 1.0  # seconds between exports of less than a batch
-FLUSH_SECONDS = 2.0  # that a stopping gateway waits for what is left
+FLUSH_SECONDS = 2.0  # within which a stopping gateway sends the spans that are left
 
 
 def otlp_exporter(collector: Collector) -> SpanExporter:
@@ -30,7 +30,7 @@ def otlp_exporter(collector: Collector) -> SpanExporter:
 
 
 def background_exporter(collector: Collector) -> "BackgroundExporter":
-    """One that sends to the collector, with the bounds that OpenTelemetry's variables set."""
+    """Returns an exporter to the collector with the bounds that OpenTelemetry's variables set."""
     max_waiting = max(1, int(otel_variables.positive("OTEL_BSP_MAX_QUEUE_SIZE", MAX_WAITING)))
     batch = max(1, int(otel_variables.positive("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", BATCH)))
     interval = otel_variables.milliseconds("OTEL_BSP_SCHEDULE_DELAY", INTERVAL)
@@ -38,7 +38,7 @@ def background_exporter(collector: Collector) -> "BackgroundExporter":
 
 
 class BackgroundExporter:
-    """Each counter is written by one thread and read by any, so nothing is locked."""
+    """Exports spans in batches. Each counter is written by one thread and read by any, so nothing is locked."""
 
     def __init__(
         self, exporter: SpanExporter, max_waiting: int = MAX_WAITING, interval: float = INTERVAL, batch: int = BATCH
@@ -72,7 +72,7 @@ class BackgroundExporter:
         return self._num_overflowed + lost
 
     def put(self, spans: list[ReadableSpan]) -> None:
-        """Send these together; if there is no room for all of them, all are dropped."""
+        """Queue these spans to be sent together; all of them are dropped if they do not fit into the queue."""
         waiting = self.num_waiting + len(spans)
         if self._closing or waiting > self._max_waiting:
             self._num_overflowed += len(spans)
@@ -83,7 +83,7 @@ class BackgroundExporter:
             self._due.set()
 
     async def close(self, seconds: float = FLUSH_SECONDS) -> None:
-        """Send what is left within so many seconds; what was not sent by then is dropped. Nothing may be put after."""
+        """Send the spans that are left within so many seconds and drop the others. Nothing may be put afterwards."""
         await asyncio.to_thread(self._close, seconds)
 
     def _close(self, seconds: float) -> None:
@@ -127,12 +127,12 @@ class BackgroundExporter:
             self.num_exported += len(batch)
         else:
             self._num_failed += len(batch)
-        self._tell(delivered, complaints.take())
+        self._log_change(delivered, export_errors.take())
 
-    def _tell(self, delivered: bool, complaint: str) -> None:
+    def _log_change(self, delivered: bool, reason: str) -> None:
         """Log the first failure and the recovery, not each failure between."""
         if delivered and self._failing:
             log.info("the collector takes spans again; %d were dropped meanwhile", self.num_dropped)
         elif not delivered and not self._failing:
-            log.warning("spans are dropped and counted until the collector takes them: %s", complaint)
+            log.warning("spans are dropped and counted until the collector takes them: %s", reason)
         self._failing = not delivered

@@ -1,21 +1,21 @@
-"""Which requests are traced: decided when they have ended, so that what went wrong or took long is never missed.
+"""Decides which requests are traced, once they have ended, so that no failed or slow one is missed.
 
-Whatever asks for a trace, traces are capped in all and for each tenant; the last half of either allowance is for
-failures and slow requests, which are therefore kept while clients ask for more than they get.
+Traces are capped in all and for each tenant, whatever asks for them. The last half of either allowance is reserved for
+failed and slow requests, so that those are kept while clients ask for more traces than they get.
 """
 
 from enum import StrEnum
 
 from gateway.telemetry.request_record import RequestRecord
 
-TENANT_SHARE = 0.25  # of all traces, that one tenant may have
-BURST_SECONDS = 2.0  # for which an allowance that was not used is kept
-MAX_TENANTS = 1024  # whose allowances are kept apart; the full ones are forgotten first
+TENANT_SHARE = 0.25  # of all traces, for one tenant
+BURST_SECONDS = 2.0  # for which unused allowance is kept
+MAX_TENANTS = 1024  # with an allowance of their own; full ones are forgotten first
 _RESERVED = 0.5
 
 
-class Because(StrEnum):
-    """Why a request is traced."""
+class SamplingReason(StrEnum):
+    """The reason for which a request is traced."""
 
     ERROR = "error"  # it was refused, or failed
     SLOW = "slow"
@@ -24,7 +24,7 @@ class Because(StrEnum):
 
 
 class Allowance:
-    """A token bucket of traces. Moments in seconds of any clock."""
+    """A token bucket of traces; moments are in seconds of any clock."""
 
     __slots__ = ("_burst", "_level", "_rate", "_since")
 
@@ -34,7 +34,7 @@ class Allowance:
         self._since = now
 
     def has(self, reserved: bool, now: float) -> bool:
-        """Whether one more may be taken, from what is `reserved` too."""
+        """Returns whether one more trace may be taken; with `reserved` also from the reserved half."""
         self._fill(now)
         return self._level >= (1.0 if reserved else max(1.0, self._burst * _RESERVED))
 
@@ -51,40 +51,40 @@ class Allowance:
 
 
 class TraceSampler:
-    """Parent-based: a client's own decision holds, and only for a request without a client's trace the ratio decides.
+    """Samples by the parent: a client's own decision holds, and the ratio decides for requests without one.
 
-    Errors and slow requests are taken whatever the client decided.
+    Failed and slow requests are traced whatever the client decided.
     """
 
     def __init__(self, ratio: float, slow_seconds: float, most_per_second: float) -> None:
-        self.num_capped = 0  # that would have been traced
+        self.num_capped = 0  # requests that would have been traced otherwise
         self._below = round(ratio * 2**64)
         self._slow_seconds = slow_seconds
         self._tenant_rate = most_per_second * TENANT_SHARE
         self._all = Allowance(most_per_second, 0.0)
         self._tenants: dict[str | None, Allowance] = {}
 
-    def because(self, record: RequestRecord) -> Because | None:
-        """Why a request that has ended is to be traced; None: it is not."""
+    def reason_to_trace(self, record: RequestRecord) -> SamplingReason | None:
+        """Returns why a request that has ended is to be traced; None if it is not."""
         reason = self._reason(record)
-        if reason is None or self._allows(record, reason in (Because.ERROR, Because.SLOW)):
+        if reason is None or self._allows(record, reason in (SamplingReason.ERROR, SamplingReason.SLOW)):
             return reason
         self.num_capped += 1
         return None
 
-    def _reason(self, record: RequestRecord) -> Because | None:
+    def _reason(self, record: RequestRecord) -> SamplingReason | None:
         if record.error is not None:
-            return Because.ERROR
+            return SamplingReason.ERROR
         if record.tenant is None:  # a probe
             return None
         if record.has_failed:
-            return Because.ERROR
+            return SamplingReason.ERROR
         if longest_wait(record) >= self._slow_seconds:
-            return Because.SLOW
+            return SamplingReason.SLOW
         trace = record.trace
         if trace.parent_id is not None:
-            return Because.CLIENT if trace.client_samples else None
-        return Because.RATIO if trace.trace_id % 2**64 < self._below else None
+            return SamplingReason.CLIENT if trace.client_samples else None
+        return SamplingReason.RATIO if trace.trace_id % 2**64 < self._below else None
 
     def _allows(self, record: RequestRecord, reserved: bool) -> bool:
         now = record.ended if record.ended is not None else record.began
@@ -105,7 +105,7 @@ class TraceSampler:
 
 
 def longest_wait(record: RequestRecord) -> float:
-    """Seconds that a request waited at a stretch: for its first token, for memory, or for its client to read."""
+    """Returns the longest wait of a request in seconds: for its first token, for memory, or for its client to read."""
     ended = record.began if record.ended is None else record.ended
     first = record.first_token
     longest = (ended if first is None else first) - record.began

@@ -1,4 +1,4 @@
-"""Spans of one trace with times of their own, as the SDK's exporters take them; every string in them is bounded."""
+"""Makes spans of one trace with given times, as the SDK's exporters take them; every string in them is bounded."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -29,8 +29,8 @@ Attributes = Mapping[str, AttributeValue | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """An event of a span, at a moment in Unix nanoseconds."""
+class SpanEvent:
+    """An event of a span at a time in Unix nanoseconds."""
 
     at: int
     name: str
@@ -38,7 +38,7 @@ class Moment:
 
 
 class SpanTree:
-    """One trace in the making. Times are Unix nanoseconds."""
+    """Collects the spans of one trace; times are in Unix nanoseconds."""
 
     def __init__(self, resource: Resource, trace_id: int, state: str = "") -> None:
         self.spans: list[ReadableSpan] = []
@@ -56,11 +56,11 @@ class SpanTree:
         *,
         kind: SpanKind = SpanKind.INTERNAL,
         failed: bool = False,
-        moments: Sequence[Moment] = (),
+        events: Sequence[SpanEvent] = (),
         links: Sequence[Link] = (),
         span_id: int = 0,
     ) -> SpanContext:
-        """Attributes that are None are left out. `span_id` 0: a new one."""
+        """Add a span and return its context. Attributes that are None are left out; `span_id` 0 is for a new one."""
         context = self.context(span_id or getrandbits(64) or 1)
         self.spans.append(
             ReadableSpan(
@@ -69,7 +69,7 @@ class SpanTree:
                 parent,
                 self._resource,
                 {key: _bounded(value) for key, value in attributes.items() if value is not None},
-                [Event(moment.name, moment.attributes, moment.at) for moment in moments[:MAX_EVENTS]],
+                [Event(event.name, event.attributes, event.at) for event in events[:MAX_EVENTS]],
                 links,
                 kind,
                 status=FAILED if failed else UNSET,
@@ -81,12 +81,12 @@ class SpanTree:
         return context
 
     def context(self, span_id: int, is_remote: bool = False) -> SpanContext:
-        """A span of this trace, ours or a client's."""
+        """Returns the context of a span of this trace, ours or a client's."""
         return SpanContext(self._trace_id, span_id, is_remote, SAMPLED, self._state)
 
 
 def trace_state(header: str) -> TraceState | None:
-    """The members of a tracestate header; None, and not a word of it in a log, when one is not valid."""
+    """Returns the members of a tracestate header; None if one is not valid, which is never logged."""
     members: dict[str, str] = {}
     for member in filter(None, (part.strip(" \t") for part in header.split(","))):
         match = _STATE_MEMBER.fullmatch(member)
@@ -96,10 +96,10 @@ def trace_state(header: str) -> TraceState | None:
     return TraceState(list(members.items()))
 
 
-def text(value: str) -> str:
-    """At most `MAX_TEXT` characters that any encoding can hold: a lone surrogate becomes "?"."""
+def bounded_text(value: str) -> str:
+    """Returns at most `MAX_TEXT` characters that any encoding can hold: a lone surrogate becomes "?"."""
     return value[:MAX_TEXT].encode("utf-8", "replace").decode()
 
 
 def _bounded(value: AttributeValue) -> AttributeValue:
-    return text(value) if isinstance(value, str) else value
+    return bounded_text(value) if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""The trace of one request, made from its story when it has ended:
+"""Makes the trace of one request from its record when it has ended:
 
     POST /v1/chat/completions           SERVER
     ├── sluice.auth
@@ -11,7 +11,7 @@
     └── sluice.quota.settle             the answer does not wait for it, so it may end last
         └── EVALSHA settle              CLIENT
 
-No prompt, no output, no stop string and no message of an error is in it: they are what clients wrote.
+It contains no prompt, output, stop string or message of an error, since clients wrote those or may be quoted in them.
 """
 
 from opentelemetry.sdk.resources import Resource
@@ -22,14 +22,16 @@ from backend.scheduler.sequence import FinishReason
 from gateway.telemetry import semconv
 from gateway.telemetry.request_record import Chunk, RequestRecord, SequenceTimeline, StoreCall
 from gateway.telemetry.tracing import attributes
-from gateway.telemetry.tracing.sampler import Because
-from gateway.telemetry.tracing.span_tree import MAX_EVENTS, Attributes, Moment, SpanTree, text
+from gateway.telemetry.tracing.sampler import SamplingReason
+from gateway.telemetry.tracing.span_tree import MAX_EVENTS, Attributes, SpanEvent, SpanTree, bounded_text
 from gateway.tenants.effective_policy import KVShape
 from quotas.store.scripts import Script
 
 MAX_SEQUENCES = 16  # of one request, whose prefill and decode are shown
-FEWEST_EVENTS = 4  # of a kind, that each of them may have; all together have about as many as one alone
-_ASKED_BESIDE = frozenset({Script.EXTEND, Script.STATES})  # by requests, outside of the phases of their quota
+MIN_EVENTS = 4  # of a kind, that each sequence may have; all together have about as many as one alone
+_ASKED_BESIDE = frozenset(
+    {Script.EXTEND, Script.STATES}
+)  # outside of the phases in which quota is reserved and settled
 ROUTES = frozenset(
     {
         "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}", "/v1/limits", "/tokenize",
@@ -37,7 +39,7 @@ ROUTES = frozenset(
         "/metrics",
     }
 )  # fmt: skip
-UNKNOWN = "{unknown}"  # route of what no endpoint answers
+UNKNOWN = "{unknown}"  # the route of paths that no endpoint answers
 _CUT_SHORT = {
     FinishReason.CANCELLED: semconv.EVENT_CANCELLED,
     FinishReason.EXPIRED: semconv.EVENT_EXPIRED,
@@ -46,13 +48,15 @@ _CUT_SHORT = {
 
 
 def spans_of(
-    record: RequestRecord, resource: Resource, kv: KVShape, because: Because, settled: float | None
+    record: RequestRecord, resource: Resource, kv: KVShape, reason: SamplingReason, settled: float | None
 ) -> list[ReadableSpan]:
-    """The spans of a request that has ended; the store knew what it used at the moment `settled`, if it had to know."""
-    return RequestTrace(record, resource, kv).spans(because, settled)
+    """Returns the spans of a request that has ended; its quota was settled at the moment `settled`, if it had any."""
+    return RequestTrace(record, resource, kv).spans(reason, settled)
 
 
 class RequestTrace:
+    """Makes the spans of one request; the attributes of each come from `attributes`."""
+
     def __init__(self, record: RequestRecord, resource: Resource, kv: KVShape) -> None:
         self._record = record
         self._kv = kv
@@ -62,10 +66,10 @@ class RequestTrace:
         self._ended = record.began if record.ended is None else record.ended
         self._calls = record.store_calls  # those that are not in a span yet
         self._served = [timeline for timeline in record.timelines if timeline.admitted is not None]
-        self._max_moments = max(FEWEST_EVENTS, MAX_EVENTS // max(1, len(self._served)))
+        self._max_events = max(MIN_EVENTS, MAX_EVENTS // max(1, len(self._served)))
 
-    def spans(self, because: Because, settled: float | None) -> list[ReadableSpan]:
-        self._add_root(because)
+    def spans(self, reason: SamplingReason, settled: float | None) -> list[ReadableSpan]:
+        self._add_root(reason)
         self._add_auth()
         self._add_reserve()
         self._add_queue()
@@ -75,19 +79,19 @@ class RequestTrace:
         self._add_store_calls(self._root, self._began, self._ended)
         return self._tree.spans
 
-    def _add_root(self, because: Because) -> None:
+    def _add_root(self, reason: SamplingReason) -> None:
         record, parent = self._record, self._record.trace.parent_id
         route = _route(record.path)
-        body_read = [] if record.body_read is None else [self._moment(record.body_read, semconv.EVENT_BODY_READ)]
+        body_read = [] if record.body_read is None else [self._event(record.body_read, semconv.EVENT_BODY_READ)]
         self._tree.add(
             f"{record.method} {route}",
             self._ns(self._began),
             self._ns(self._ended),
             None if parent is None else self._tree.context(parent, is_remote=True),
-            {**attributes.of_request(record, route, self._kv, self._ended), semconv.SAMPLED_BECAUSE: because.value},
+            {**attributes.of_request(record, route, self._kv, self._ended), semconv.SAMPLED_BECAUSE: reason.value},
             kind=SpanKind.SERVER,
             failed=record.has_failed,
-            moments=body_read,
+            events=body_read,
             span_id=record.trace.span_id,
         )
 
@@ -112,7 +116,7 @@ class RequestTrace:
     def _add_queue(self) -> None:
         record, queued = self._record, self._record.queued
         if queued is None:
-            if record.reserved is not None and record.error is not None:  # it was not let in
+            if record.reserved is not None and record.error is not None:  # the queue refused it
                 self._add_last(semconv.SPAN_QUEUE, record.reserved, self._ended, {})
             return
         admitted = record.admitted
@@ -128,7 +132,7 @@ class RequestTrace:
             return
         record = self._record
         began = min(timeline.admitted for timeline in self._served if timeline.admitted is not None)
-        name = f"{record.operation} {text(record.model or '')}"
+        name = f"{record.operation} {bounded_text(record.model or '')}"
         span = self._add_last(name, began, self._generated, attributes.of_generation(record))
         several = len(record.timelines) > 1
         for timeline in self._served[:MAX_SEQUENCES]:
@@ -139,9 +143,9 @@ class RequestTrace:
     def _add_sequence(self, parent: SpanContext, timeline: SequenceTimeline, which: Attributes) -> None:
         assert timeline.admitted is not None
         first, ended = timeline.first_token, timeline.ended or self._ended
-        moments = self._moments(timeline, ended)
+        events = self._events(timeline, ended)
         until = ended if first is None else first
-        before = [moment for moment in moments if first is None or moment.at < self._ns(first)]
+        before = [event for event in events if first is None or event.at < self._ns(first)]
         self._add(
             semconv.SPAN_PREFILL,
             timeline.admitted,
@@ -151,23 +155,23 @@ class RequestTrace:
             before,
         )
         if first is not None:
-            rest = [self._moment(first, semconv.EVENT_FIRST_TOKEN), *moments[len(before) :]]
+            rest = [self._event(first, semconv.EVENT_FIRST_TOKEN), *events[len(before) :]]
             self._add(semconv.SPAN_DECODE, first, ended, {**which, **attributes.of_decode(timeline)}, parent, rest)
 
-    def _moments(self, timeline: SequenceTimeline, ended: float) -> list[Moment]:
-        """What befell a sequence, in the order of time."""
-        most = self._max_moments
-        moments = [self._chunk(chunk) for chunk in timeline.chunks[:most]]
-        moments += [self._moment(at, semconv.EVENT_PREEMPTED) for at in timeline.preempted[:most]]
-        moments += [self._moment(at, semconv.EVENT_RESUMED) for at in timeline.resumed[:most]]
+    def _events(self, timeline: SequenceTimeline, ended: float) -> list[SpanEvent]:
+        """Returns the events of a sequence in the order of time."""
+        most = self._max_events
+        events = [self._chunk(chunk) for chunk in timeline.chunks[:most]]
+        events += [self._event(at, semconv.EVENT_PREEMPTED) for at in timeline.preempted[:most]]
+        events += [self._event(at, semconv.EVENT_RESUMED) for at in timeline.resumed[:most]]
         if timeline.preempted:
-            moments.sort(key=lambda moment: moment.at)
-        return moments + self._cut_short(timeline, ended)
+            events.sort(key=lambda event: event.at)
+        return events + self._cut_short(timeline, ended)
 
-    def _cut_short(self, timeline: SequenceTimeline, ended: float) -> list[Moment]:
-        """Why it ended early, if it did."""
+    def _cut_short(self, timeline: SequenceTimeline, ended: float) -> list[SpanEvent]:
+        """Returns the event that ended the sequence early, if one did."""
         reason = timeline.sequence.finish_reason
-        return [self._moment(ended, _CUT_SHORT[reason])] if reason in _CUT_SHORT else []
+        return [self._event(ended, _CUT_SHORT[reason])] if reason in _CUT_SHORT else []
 
     def _add_settle(self, settled: float | None) -> None:
         if self._record.grant is None:
@@ -196,17 +200,17 @@ class RequestTrace:
 
     @property
     def _generated(self) -> float:
-        """When the last of its tokens was with the client, or nobody waited for one any more."""
+        """Returns when the client had the last token, or nobody waited for one any more."""
         record = self._record
         ended = max((timeline.ended or self._ended for timeline in record.timelines), default=self._ended)
         return ended if record.settling is None else max(ended, record.settling)
 
     def _add_last(
-        self, name: str, began: float, ended: float, values: Attributes, moments: list[Moment] | None = None
+        self, name: str, began: float, ended: float, values: Attributes, events: list[SpanEvent] | None = None
     ) -> SpanContext:
-        """The phase in which a request ended: what it failed of, it failed of there."""
+        """Add the span of the phase in which the request ended, with the failure if it ended with one."""
         failure = attributes.of_failure(self._record)
-        return self._add(name, began, ended, {**values, **failure}, None, moments, failed=self._record.has_failed)
+        return self._add(name, began, ended, {**values, **failure}, None, events, failed=self._record.has_failed)
 
     def _add(
         self,
@@ -215,7 +219,7 @@ class RequestTrace:
         ended: float,
         values: Attributes,
         parent: SpanContext | None = None,
-        moments: list[Moment] | None = None,
+        events: list[SpanEvent] | None = None,
         *,
         failed: bool = False,
     ) -> SpanContext:
@@ -226,20 +230,20 @@ class RequestTrace:
             self._root if parent is None else parent,
             values,
             failed=failed,
-            moments=moments or (),
+            events=events or (),
         )
 
-    def _chunk(self, chunk: Chunk) -> Moment:
-        return Moment(self._ns(chunk.planned), semconv.EVENT_CHUNK, attributes.of_chunk(chunk))
+    def _chunk(self, chunk: Chunk) -> SpanEvent:
+        return SpanEvent(self._ns(chunk.planned), semconv.EVENT_CHUNK, attributes.of_chunk(chunk))
 
-    def _moment(self, at: float, name: str) -> Moment:
-        return Moment(self._ns(at), name)
+    def _event(self, at: float, name: str) -> SpanEvent:
+        return SpanEvent(self._ns(at), name)
 
     def _ns(self, moment: float) -> int:
         return self._record.unix_ns(moment)
 
 
 def _route(path: str) -> str:
-    """The path with what varies in it left open, so that names of spans are few, whatever a stranger asks for."""
+    """Returns the route of a path, without its variable parts, so that spans have few names whatever is requested."""
     route = "/v1/models/{model}" if path.startswith("/v1/models/") else path
     return route if route in ROUTES else UNKNOWN

@@ -1,7 +1,7 @@
-"""Spans of engine steps: one step serves many requests, so its span is in a trace of its own and links to those.
+"""Makes spans of engine steps. One step serves many requests, so its span is in a trace of its own and links to theirs.
 
-Which requests are traced is known when they end, so a step waits for the ends of all that it served. Of most steps
-nothing is kept at all.
+Which requests are traced is known when they end, so a step waits for the ends of all that it served. Most steps are not
+kept at all.
 """
 
 from collections import deque
@@ -19,13 +19,13 @@ from gateway.telemetry.request_record import RequestRecord
 from gateway.telemetry.tracing.span_tree import SAMPLED, Attributes, SpanTree
 
 PATIENCE = 60.0  # seconds that a step waits for its requests to end
-MAX_STEPS = 32  # that one request waits for, the first ones
+MAX_STEPS = 32  # that one request is linked to, the first ones
 MAX_LINKS = 64  # of one step
 
 
 @dataclass(slots=True, eq=False)
 class StepRecord:
-    """What is kept of a step while requests that it served go on."""
+    """A step whose span is not made yet, because requests that it served go on."""
 
     completed: float
     elapsed: float  # since it was planned
@@ -37,7 +37,7 @@ class StepRecord:
 
 
 class StepSpans:
-    """Keeps `per_second` steps at most. `live` are the requests being served; each is told of once, by `ended`."""
+    """Keeps at most `per_second` steps. `live` are the requests being served; `ended` is called once for each."""
 
     def __init__(
         self,
@@ -55,6 +55,7 @@ class StepSpans:
         self._of: dict[RequestRecord, list[StepRecord]] = {}
 
     def completed(self, step: CompletedStep) -> None:
+        """Keep a completed step, if one is due."""
         if step.completed < self._due:
             return
         self._due = step.completed + self._interval
@@ -65,10 +66,12 @@ class StepSpans:
                 self._wait(request_record, record)
         if record.num_open:
             self._kept.append(record)
-        self._let_go(step.completed - PATIENCE)
+        self._finish_until(step.completed - PATIENCE)
 
     def ended(self, request_record: RequestRecord, is_traced: bool) -> None:
-        """A request has; steps that waited for it alone are sent, if any that they served is traced."""
+        """Note that a request has ended. Steps that waited for it alone are sent, if any request that they served is
+        traced.
+        """
         for record in self._of.pop(request_record, ()):
             record.num_open -= 1
             if is_traced and not record.is_done and len(record.links) < MAX_LINKS:
@@ -77,8 +80,8 @@ class StepSpans:
                 self._finish(record)
 
     def close(self) -> None:
-        """Send those that still wait."""
-        self._let_go(float("inf"))
+        """Send the steps that still wait for requests."""
+        self._finish_until(float("inf"))
 
     def _wait(self, request_record: RequestRecord, record: StepRecord) -> None:
         records = self._of.setdefault(request_record, [])
@@ -86,13 +89,13 @@ class StepSpans:
             records.append(record)
             record.num_open += 1
 
-    def _let_go(self, moment: float) -> None:
-        """Of what has nothing to wait for, or was completed before `moment`."""
+    def _finish_until(self, moment: float) -> None:
+        """Finish the oldest steps that wait for nothing, or were completed before `moment`."""
         while self._kept and (self._kept[0].is_done or self._kept[0].completed < moment):
             self._finish(self._kept.popleft())
 
     def _finish(self, record: StepRecord) -> None:
-        """Send it once, if there is anything to link to."""
+        """Send a step once, if it has requests to link to."""
         if record.links and not record.is_done:
             tree = SpanTree(self._resource, getrandbits(128) or 1)
             began_ns = record.ended_ns - round(record.elapsed * 1e9)

@@ -1,4 +1,4 @@
-"""Traces of requests and of the steps that served them, on their way to a collector."""
+"""Traces requests, and the steps that served them, and sends the spans to a collector."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -11,7 +11,7 @@ from gateway.telemetry.otlp import Collector, resource
 from gateway.telemetry.request_record import RequestRecord
 from gateway.telemetry.telemetry import Telemetry
 from gateway.telemetry.tracing.exporter import BackgroundExporter, background_exporter
-from gateway.telemetry.tracing.sampler import Because, TraceSampler
+from gateway.telemetry.tracing.sampler import SamplingReason, TraceSampler
 from gateway.telemetry.tracing.spans import spans_of
 from gateway.telemetry.tracing.step_spans import StepSpans
 from gateway.tenants.effective_policy import KVShape
@@ -19,7 +19,9 @@ from quotas.store.scripts import Script
 
 
 class Tracing:
-    """A request that is not traced costs the decision; one that is, its spans, made when it is over and settled."""
+    """Makes the spans of a sampled request when it has ended and its quota is settled. Other requests cost the
+    decision.
+    """
 
     def __init__(
         self,
@@ -38,21 +40,23 @@ class Tracing:
         self._clock = clock
 
     def request_ended(self, record: RequestRecord) -> None:
-        because = self.sampler.because(record)
-        self.steps.ended(record, because is not None)
-        if because is None:
+        reason = self.sampler.reason_to_trace(record)
+        self.steps.ended(record, reason is not None)
+        if reason is None:
             return
         settlement = None if record.grant is None else record.grant.settlement
         if settlement is None or settlement.done():
-            self._emit(record, because)
+            self._emit(record, reason)
         else:
-            settlement.add_done_callback(lambda _: self._emit(record, because))
+            settlement.add_done_callback(lambda _: self._emit(record, reason))
 
-    def _emit(self, record: RequestRecord, because: Because) -> None:
-        self.exporter.put(spans_of(record, self._resource, self._kv, because, self._settled(record)))
+    def _emit(self, record: RequestRecord, reason: SamplingReason) -> None:
+        self.exporter.put(spans_of(record, self._resource, self._kv, reason, self._settled(record)))
 
     def _settled(self, record: RequestRecord) -> float | None:
-        """When its quota was: with the store's answer, or by now."""
+        """Returns when the quota was settled: when the store answered, or else now; None if there was nothing to
+        settle.
+        """
         if record.grant is None or record.grant.settlement is None:
             return None
         answers = [call.ended for call in record.store_calls if call.name == Script.SETTLE]
@@ -63,18 +67,18 @@ class Tracing:
 async def open_tracing(
     settings: Settings, telemetry: Telemetry, core_telemetry: CoreTelemetry, kv: KVShape
 ) -> AsyncIterator[Tracing | None]:
-    """Trace what `telemetry` and `core` tell of, until the block is left and what is left of it is sent; None where no
-    collector is set.
+    """Trace requests and steps while the block runs, and then send the spans that are left. Yields None if no collector
+    is set.
     """
     collector = Collector.of(settings)
     if collector is None:
         yield None
         return
-    us = resource()
+    origin = resource()
     exporter = background_exporter(collector)
     sampler = TraceSampler(settings.trace_sample_ratio, settings.trace_slow_seconds, settings.trace_max_per_second)
-    steps = StepSpans(us, settings.trace_steps_per_second, telemetry.live, exporter.put)
-    tracing = Tracing(us, kv, sampler, steps, exporter, telemetry.clock)
+    steps = StepSpans(origin, settings.trace_steps_per_second, telemetry.live, exporter.put)
+    tracing = Tracing(origin, kv, sampler, steps, exporter, telemetry.clock)
     telemetry.on_end.append(tracing.request_ended)
     core_telemetry.on_step.append(steps.completed)
     try:

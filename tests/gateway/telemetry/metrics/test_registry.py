@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gateway.telemetry.metrics.labels import OTHER, TenantLabels
 from gateway.telemetry.metrics.prometheus import exposition
-from gateway.telemetry.metrics.registry import Family, Histogram, Kind, Registry
+from gateway.telemetry.metrics.registry import Family, HistogramSeries, Kind, Registry
 from tests.gateway.telemetry.metrics_rig import LABEL, Page
 
 BOUNDS = (0.1, 0.5, 2.0)
@@ -45,7 +45,7 @@ def test_a_histogram_is_cumulative_and_holds_all(values: list[float]) -> None:
 
 
 def test_a_value_on_a_bound_belongs_below_it() -> None:
-    histogram = Histogram(BOUNDS)
+    histogram = HistogramSeries(BOUNDS)
     histogram.observe(0.5, 3)
     assert histogram.counts == [0, 3, 0, 0]
 

@@ -1,19 +1,27 @@
+"""Fairness among tenants, and the metrics of each of them."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.telemetry.metrics.tenants import WINDOW, FairShares, jain_index
+from admission.core import CoreConfig, Order
+from admission.outcome import Outcome
+from gateway.telemetry.metrics.labels import MAX_TENANTS
+from gateway.telemetry.metrics.tenants import WINDOW, FairShares, fairness_of
+from gateway.telemetry.request_record import SequenceTimeline
+from tests.gateway.telemetry.core_run import STEP
+from tests.gateway.telemetry.metrics_rig import BLOCK_BYTES, Rig
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=20))
 def test_the_index_lies_between_one_taker_and_equal_shares(shares: list[float]) -> None:
-    assert 1 / len(shares) - 1e-9 <= jain_index(shares) <= 1 + 1e-9
+    assert 1 / len(shares) - 1e-9 <= fairness_of(shares) <= 1 + 1e-9
 
 
 def test_the_index_knows_its_ends() -> None:
-    assert jain_index([3.0, 3.0, 3.0]) == pytest.approx(1)
-    assert jain_index([3.0, 0.0, 0.0]) == pytest.approx(1 / 3)
-    assert jain_index([0.0, 0.0]) == 1.0
+    assert fairness_of([3.0, 3.0, 3.0]) == pytest.approx(1)
+    assert fairness_of([3.0, 0.0, 0.0]) == pytest.approx(1 / 3)
+    assert fairness_of([0.0, 0.0]) == 1.0
 
 
 def served(shares: FairShares, rates: dict[str, float], waiting: set[str], ticks: int = WINDOW + 1) -> float:
@@ -37,3 +45,114 @@ def test_nothing_is_said_before_the_window_is_full() -> None:
     assert served(shares, {"a": 1, "b": 0}, {"a", "b"}, ticks=WINDOW) == 1.0
     shares.tick({"a": 120, "b": 100}, {"a", "b"})
     assert shares.index == pytest.approx(0.5)
+
+
+TOTALS = ("sluice_tenant_service_seconds_total", "sluice_kv_byte_seconds_total", "sluice_tenant_tokens_total")
+PER_TENANT = (
+    *TOTALS, "sluice_running_sequences", "sluice_running_tokens", "sluice_waiting_sequences", "sluice_kv_bytes",
+    "sluice_tenant_deficit_seconds", "sluice_tenant_requests_total",
+)  # fmt: skip
+
+
+def serve(rig: Rig, *timelines: SequenceTimeline) -> None:
+    """Run them to their ends, as one request."""
+    record = rig.record(*timelines)
+    rig.run()
+    rig.telemetry.ended(record, Outcome.COMPLETED)
+
+
+def test_every_series_is_there_before_any_tenant_is(rig: Rig) -> None:
+    page = rig.page()
+    for name in PER_TENANT:
+        assert page.labels(name, "tenant") == {"other"}
+        assert page.value(name) == 0
+
+
+def test_what_runs_and_what_waits_is_told_apart(rig: Rig) -> None:
+    rig.arrive("a", prompt=6, tenant="acme")
+    rig.step()
+    rig.arrive("b", tenant="zeta")
+    page = rig.page()
+    assert page.value("sluice_running_sequences", tenant="acme") == page.value("sluice_running_sequences") == 1
+    assert page.value("sluice_running_tokens", tenant="acme") == 7
+    assert page.value("sluice_waiting_sequences", tenant="zeta") == page.value("sluice_waiting_sequences") == 1
+    assert page.value("sluice_kv_bytes", tenant="acme") == 2 * BLOCK_BYTES
+
+
+def test_usage_counts_to_the_moment_and_never_goes_down(rig: Rig) -> None:
+    timeline = rig.arrive("a", prompt=12, max_tokens=20)
+    record = rig.record(timeline)
+    seen = []
+    while rig.step():
+        seen.append([rig.page().value(name) for name in TOTALS])
+    rig.telemetry.ended(record, Outcome.COMPLETED)
+    seen.append([rig.page().value(name) for name in TOTALS])
+    for values in zip(*seen, strict=True):
+        assert list(values) == sorted(values)
+    page = rig.page()
+    assert page.value("sluice_tenant_tokens_total", tenant="acme", kind="prompt") == 12
+    assert page.value("sluice_tenant_tokens_total", tenant="acme", kind="output") == 20
+    assert page.value("sluice_kv_byte_seconds_total") == pytest.approx(timeline.sequence.kv_block_seconds * BLOCK_BYTES)
+
+
+def test_prompt_tokens_that_were_told_stay_when_their_step_is_lost(rig: Rig) -> None:
+    timeline = rig.arrive("a", prompt=12, max_tokens=2)
+    record = rig.record(timeline)
+    seen = []
+    for pass_on in (lambda: rig.core.schedule(rig.now), lambda: rig.core.rollback(rig.now), rig.step, rig.run):
+        pass_on()
+        seen.append(rig.page().value("sluice_tenant_tokens_total", tenant="acme", kind="prompt"))
+    rig.telemetry.ended(record, Outcome.COMPLETED)
+    seen.append(rig.page().value("sluice_tenant_tokens_total", tenant="acme", kind="prompt"))
+    assert seen == sorted(seen) and seen[0] == seen[1] > 0 and seen[-1] == 12
+
+
+def test_service_is_what_steps_took(rig: Rig) -> None:
+    for number in range(40):
+        serve(rig, rig.arrive(str(number), prompt=12, max_tokens=20))
+    page = rig.page()
+    busy = page.value("sluice_device_busy_seconds_total")
+    assert page.value("sluice_tenant_service_seconds_total", tenant="acme") == pytest.approx(busy, rel=0.01)
+    credit = rig.core.credit("acme")
+    assert page.value("sluice_tenant_deficit_seconds", tenant="acme") == pytest.approx(credit)
+
+
+@pytest.mark.parametrize("order", [Order.FCFS, Order.VTC])
+def test_other_orders_have_service_too(order: Order) -> None:
+    rig = Rig(config=CoreConfig(order=order))
+    serve(rig, rig.arrive("a"))
+    assert rig.page().value("sluice_tenant_service_seconds_total", tenant="acme") > STEP / 10
+    assert rig.page().value("sluice_tenant_deficit_seconds") == 0
+
+
+def test_requests_of_a_tenant_are_counted_by_their_outcome(rig: Rig) -> None:
+    for outcome in (Outcome.REFUSED, Outcome.REFUSED, Outcome.COMPLETED):
+        rig.telemetry.ended(rig.record(), outcome)
+    page = rig.page()
+    assert page.value("sluice_tenant_requests_total", tenant="acme", outcome="refused") == 2
+    assert page.value("sluice_tenant_requests_total") == 3
+
+
+def test_tenants_beyond_the_cap_are_added_up(rig: Rig) -> None:
+    for number in range(MAX_TENANTS + 50):
+        serve(rig, rig.arrive(str(number), prompt=4, max_tokens=2, tenant=f"tenant {number}"))
+    page = rig.page()
+    for name in PER_TENANT:
+        assert len(page.labels(name, "tenant")) <= MAX_TENANTS + 1
+    tokens = "sluice_tenant_tokens_total"
+    assert page.value(tokens, tenant="other", kind="output") == 50 * 2
+    assert page.value(tokens, kind="prompt") == page.value("vllm:prompt_tokens_total")
+
+
+def test_fairness_is_measured_among_those_that_wait(rig: Rig) -> None:
+    tick = rig.metrics._tenants.tick
+    for number in range(30):
+        for tenant in ("acme", "zeta"):
+            rig.arrive(f"{tenant} {number}", prompt=30, max_tokens=30, tenant=tenant)
+    assert rig.page().value("sluice_jain_index") == 1
+    for _ in range(11):
+        tick()
+        for _ in range(10):
+            rig.step()
+    assert rig.page().value("sluice_waiting_sequences", tenant="zeta") > 0
+    assert 0.9 < rig.page().value("sluice_jain_index") <= 1

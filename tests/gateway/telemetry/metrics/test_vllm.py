@@ -11,11 +11,6 @@ TTFT, GAP, OLDER = (
 )  # fmt: skip
 
 
-@pytest.fixture
-def rig() -> Rig:
-    return Rig()
-
-
 def sequence(arrival: float = 0.0) -> Sequence:
     made = a_sequence()
     made.arrival = arrival

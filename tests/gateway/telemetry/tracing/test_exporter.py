@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from gateway.telemetry.otlp import Collector
 from gateway.telemetry.tracing.exporter import BATCH, BackgroundExporter, otlp_exporter
-from gateway.telemetry.tracing.sampler import Because
+from gateway.telemetry.tracing.sampler import SamplingReason
 from gateway.telemetry.tracing.spans import spans_of
 from gateway.tenants.effective_policy import KVShape
 from tests.gateway.telemetry.otlp_receiver import Manner, Receiver, otlp_receiver
@@ -21,7 +21,7 @@ RESOURCE = Resource({"service.name": "sluice"})
 
 
 def a_trace() -> list[ReadableSpan]:
-    return spans_of(a_record(), RESOURCE, KVShape(16, 1000), Because.RATIO, None)
+    return spans_of(a_record(), RESOURCE, KVShape(16, 1000), SamplingReason.RATIO, None)
 
 
 def own(caplog: pytest.LogCaptureFixture) -> list[str]:

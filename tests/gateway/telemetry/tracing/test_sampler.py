@@ -12,7 +12,7 @@ from gateway.telemetry.tracing.sampler import (
     BURST_SECONDS,
     MAX_TENANTS,
     TENANT_SHARE,
-    Because,
+    SamplingReason,
     TraceSampler,
     longest_wait,
 )
@@ -32,36 +32,36 @@ def at(moment: float, **changes: Any) -> RequestRecord:
     return a_record(began=moment - 0.08, ended=moment, timelines=[], **changes)
 
 
-@pytest.mark.parametrize(("trace", "because"), [(OWN, None), (UNSAMPLED, None), (SAMPLED, Because.CLIENT)])
-def test_a_client_decides_for_its_own_trace(trace: TraceContext, because: Because | None) -> None:
-    assert sampler().because(a_record(trace=trace)) is because
+@pytest.mark.parametrize(("trace", "reason"), [(OWN, None), (UNSAMPLED, None), (SAMPLED, SamplingReason.CLIENT)])
+def test_a_client_decides_for_its_own_trace(trace: TraceContext, reason: SamplingReason | None) -> None:
+    assert sampler().reason_to_trace(a_record(trace=trace)) is reason
 
 
 def test_the_ratio_decides_where_no_client_did() -> None:
     half = sampler(0.5)
-    assert half.because(a_record(trace=replace(OWN, trace_id=2**63 - 1))) is Because.RATIO
-    assert half.because(a_record(trace=replace(OWN, trace_id=2**63))) is None
-    assert half.because(a_record(trace=replace(UNSAMPLED, trace_id=1))) is None
+    assert half.reason_to_trace(a_record(trace=replace(OWN, trace_id=2**63 - 1))) is SamplingReason.RATIO
+    assert half.reason_to_trace(a_record(trace=replace(OWN, trace_id=2**63))) is None
+    assert half.reason_to_trace(a_record(trace=replace(UNSAMPLED, trace_id=1))) is None
 
 
 def test_every_request_is_traced_at_a_ratio_of_one() -> None:
     everything = sampler(1.0)
-    assert all(everything.because(a_record(trace=trace_context(None, None))) for _ in range(100))
+    assert all(everything.reason_to_trace(a_record(trace=trace_context(None, None))) for _ in range(100))
 
 
 @pytest.mark.parametrize("trace", [OWN, UNSAMPLED])
 def test_errors_are_traced_whatever_the_client_says(trace: TraceContext) -> None:
     refused = a_record(trace=trace, status=429, outcome=Outcome.REFUSED, error=RateLimited("no"))
-    assert sampler().because(refused) is Because.ERROR
-    assert sampler().because(a_record(trace=trace, outcome=Outcome.FAILED)) is Because.ERROR
-    assert sampler().because(a_record(trace=trace, outcome=Outcome.DISCONNECTED)) is None
+    assert sampler().reason_to_trace(refused) is SamplingReason.ERROR
+    assert sampler().reason_to_trace(a_record(trace=trace, outcome=Outcome.FAILED)) is SamplingReason.ERROR
+    assert sampler().reason_to_trace(a_record(trace=trace, outcome=Outcome.DISCONNECTED)) is None
 
 
 def test_a_late_first_token_is_slow_and_a_long_answer_is_not() -> None:
     late = a_timeline(first_token=102.1, ended=102.2)
-    assert sampler().because(a_record(trace=UNSAMPLED, timelines=[late], ended=102.2)) is Because.SLOW
+    assert sampler().reason_to_trace(a_record(trace=UNSAMPLED, timelines=[late], ended=102.2)) is SamplingReason.SLOW
     long = a_timeline(first_token=100.1, ended=130.0)
-    assert sampler().because(a_record(trace=UNSAMPLED, timelines=[long], ended=130.0)) is None
+    assert sampler().reason_to_trace(a_record(trace=UNSAMPLED, timelines=[long], ended=130.0)) is None
 
 
 def test_waits_for_memory_and_for_the_client_are_waits() -> None:
@@ -76,45 +76,45 @@ def test_waits_for_memory_and_for_the_client_are_waits() -> None:
 
 def test_traces_that_are_not_made_for_the_cap_are_counted() -> None:
     capped = sampler(most=4)
-    taken = sum(capped.because(at(1.0, trace=SAMPLED)) is not None for _ in range(10))
+    taken = sum(capped.reason_to_trace(at(1.0, trace=SAMPLED)) is not None for _ in range(10))
     assert taken + capped.num_capped == 10 and capped.num_capped > 0
 
 
 def test_one_tenant_cannot_use_up_what_others_may_have() -> None:
     capped = sampler(most=40)
     for _ in range(1000):
-        capped.because(at(1.0, tenant="noisy", trace=SAMPLED))
-    assert capped.because(at(1.0, tenant="quiet", trace=SAMPLED)) is Because.CLIENT
+        capped.reason_to_trace(at(1.0, tenant="noisy", trace=SAMPLED))
+    assert capped.reason_to_trace(at(1.0, tenant="quiet", trace=SAMPLED)) is SamplingReason.CLIENT
 
 
 def test_failures_are_traced_while_clients_ask_for_more_than_they_get() -> None:
     capped = sampler(most=40)
     for tenth in range(100):
         for _ in range(20):
-            capped.because(at(tenth / 10, tenant=f"t{tenth % 7}", trace=SAMPLED))
+            capped.reason_to_trace(at(tenth / 10, tenant=f"t{tenth % 7}", trace=SAMPLED))
         failed = at(tenth / 10, tenant=f"t{tenth % 7}", outcome=Outcome.FAILED)
-        assert capped.because(failed) is Because.ERROR
+        assert capped.reason_to_trace(failed) is SamplingReason.ERROR
 
 
 def test_probes_are_not_traced() -> None:
-    assert sampler(1.0).because(a_record(tenant=None, path="/livez", timelines=[])) is None
+    assert sampler(1.0).reason_to_trace(a_record(tenant=None, path="/livez", timelines=[])) is None
 
 
 def test_tenants_without_number_are_not_remembered() -> None:
     capped = sampler(most=1e6)
     for number in range(3 * MAX_TENANTS):
-        capped.because(at(1.0, tenant=str(number), trace=SAMPLED))
+        capped.reason_to_trace(at(1.0, tenant=str(number), trace=SAMPLED))
     assert len(capped._tenants) <= MAX_TENANTS
 
 
 def test_one_that_has_used_up_its_allowance_is_not_forgotten_for_those_that_have_theirs_back() -> None:
     capped = sampler(most=40)
     for number in range(MAX_TENANTS):
-        capped.because(at(number, tenant=str(number), trace=SAMPLED))
-    while capped.because(at(MAX_TENANTS, tenant="0", outcome=Outcome.FAILED)):
+        capped.reason_to_trace(at(number, tenant=str(number), trace=SAMPLED))
+    while capped.reason_to_trace(at(MAX_TENANTS, tenant="0", outcome=Outcome.FAILED)):
         pass
-    assert capped.because(at(MAX_TENANTS, tenant="new", outcome=Outcome.FAILED)) is Because.ERROR
-    assert capped.because(at(MAX_TENANTS, tenant="0", outcome=Outcome.FAILED)) is None
+    assert capped.reason_to_trace(at(MAX_TENANTS, tenant="new", outcome=Outcome.FAILED)) is SamplingReason.ERROR
+    assert capped.reason_to_trace(at(MAX_TENANTS, tenant="0", outcome=Outcome.FAILED)) is None
 
 
 moments = st.lists(st.floats(0, 3), min_size=1, max_size=300).map(sorted)
@@ -130,7 +130,7 @@ def test_no_stretch_of_time_has_more_traces_than_its_allowance(
     for end in ends:
         tenant = data.draw(st.sampled_from("ab"))
         record = at(end, tenant=tenant, trace=SAMPLED, outcome=data.draw(kinds))
-        if capped.because(record):
+        if capped.reason_to_trace(record):
             taken.append((end, tenant))
     for index, (since, _) in enumerate(taken):
         for until_index, (until, tenant) in enumerate(taken[index:], index):
@@ -143,5 +143,6 @@ def test_no_stretch_of_time_has_more_traces_than_its_allowance(
 
 def test_the_decision_holds_no_sequence_to_be_there() -> None:
     assert (
-        sampler().because(a_record(timelines=[a_timeline(sequence=a_sequence(), first_token=None)], trace=OWN)) is None
+        sampler().reason_to_trace(a_record(timelines=[a_timeline(sequence=a_sequence(), first_token=None)], trace=OWN))
+        is None
     )

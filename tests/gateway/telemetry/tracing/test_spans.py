@@ -19,9 +19,9 @@ from gateway.errors import InternalError, InvalidApiKey, Overloaded, RateLimited
 from gateway.openai.requests import ChatRequest
 from gateway.telemetry import semconv
 from gateway.telemetry.request_record import Chunk, RequestRecord, StoreCall, TraceContext
-from gateway.telemetry.tracing.sampler import Because
+from gateway.telemetry.tracing.sampler import SamplingReason
 from gateway.telemetry.tracing.span_tree import MAX_EVENTS, MAX_TEXT, trace_state
-from gateway.telemetry.tracing.spans import FEWEST_EVENTS, MAX_SEQUENCES, ROUTES, spans_of
+from gateway.telemetry.tracing.spans import MAX_SEQUENCES, MIN_EVENTS, ROUTES, spans_of
 from gateway.tenants.effective_policy import KVShape
 from quotas.reservation import Ask
 from tests.gateway.telemetry.records import BEGAN_NS, a_grant, a_record, a_sequence, a_timeline
@@ -40,7 +40,7 @@ def spans(settled: float | None = 100.082, **changes: Any) -> dict[str, Readable
 
 
 def made_of(record: RequestRecord, settled: float | None = 100.082) -> list[ReadableSpan]:
-    return spans_of(record, RESOURCE, KV, Because.RATIO, settled)
+    return spans_of(record, RESOURCE, KV, SamplingReason.RATIO, settled)
 
 
 def parent(span: ReadableSpan) -> int | None:
@@ -320,7 +320,7 @@ def test_a_request_of_many_prompts_is_bounded() -> None:
     made = made_of(a_record(timelines=timelines, grant=a_grant()))
     prefills = [span for span in made if span.name == "sluice.prefill"]
     assert [attributes(span)[semconv.SEQUENCE_INDEX] for span in prefills] == list(range(MAX_SEQUENCES))
-    assert all(len(span.events) == FEWEST_EVENTS for span in prefills)
+    assert all(len(span.events) == MIN_EVENTS for span in prefills)
     assert attributes(prefills[0])[semconv.CHUNKS] == 1000
     (alone,) = [span for span in made_of(a_record(timelines=timelines[:1])) if span.name == "sluice.prefill"]
     assert len(alone.events) == MAX_EVENTS

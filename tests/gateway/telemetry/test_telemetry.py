@@ -1,4 +1,4 @@
-"""Nothing that a client says, is told or proves itself with is in a log, a span or a metric."""
+"""No prompt, no output and no key is in a log, a span or a metric."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
