@@ -1,13 +1,14 @@
-"""A browser for all tests of the page; a gateway and tabs for each."""
+"""All tests of the page share a browser; each has a gateway and tabs of its own."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
 
-from tests.gateway.admin.page.browser import Chromium, Page, find_chromium, running_chromium
+from tests.gateway.admin.page.browser import Chromium, find_chromium, running_chromium
 from tests.gateway.admin.page.fake_gateway import KEY, FakeGateway
-from tests.gateway.admin.page.steps import PageMaker, sign_in
+from tests.gateway.admin.page.page_object import Page, PageMaker
+from tests.gateway.server_process import ServerProcess
 
 
 @pytest.fixture(scope="session")
@@ -28,33 +29,44 @@ def gateway() -> Iterator[FakeGateway]:
 
 
 @pytest.fixture
-def open_page(chromium: Chromium, gateway: FakeGateway) -> Iterator[PageMaker]:
-    """Makes a tab that asks for the key. No test may break the policy, throw, or ask another origin."""
-    pages: list[Page] = []
+def open_tab(chromium: Chromium) -> Iterator[PageMaker]:
+    """Makes tabs that ask for a gateway's key.
+
+    At the end of a test none may have broken the content security policy, thrown, or asked another origin.
+    """
+    pages: list[tuple[Page, str]] = []
     with ExitStack() as tabs:
 
-        def make(**options: int | bool) -> Page:
+        def make(url: str, view: str = "", **options: int | bool) -> Page:
             page = tabs.enter_context(chromium.opened_page(**options))  # type: ignore[arg-type]
-            pages.append(page)
-            page.go(gateway.url)
-            page.until("!document.querySelector('#sign-in').hidden")
+            pages.append((page, url))
+            page.go(f"{url}/{view}")
+            page.until_shown("#sign-in")
             return page
 
         yield make
-        for page in pages:
+        for page, url in pages:
             assert [said for said in page.complaints() if not said.startswith("network")] == []
-            mine = (f"{gateway.url}/", f"blob:{gateway.url}/", "data:")  # the last are the browser's icons of fields
-            assert [url for url in page.requested() if not url.startswith(mine)] == []
+            mine = (f"{url}/", f"blob:{url}/", "data:")  # the last are the browser's icons of fields
+            assert [address for address in page.requested() if not address.startswith(mine)] == []
+
+
+@pytest.fixture
+def open_page(gateway: FakeGateway, open_tab: PageMaker) -> PageMaker:
+    """Makes tabs that ask for the key of the test's gateway."""
+    return lambda **options: open_tab(gateway.url, **options)
 
 
 @pytest.fixture
 def open_board(open_page: PageMaker) -> PageMaker:
-    """Makes a tab that has signed in and shows the first answers."""
+    """Makes tabs that have signed in and show the first answers, or the view that is named."""
 
-    def make(**options: int | bool) -> Page:
+    def make(view: str | None = None, **options: int | bool) -> Page:
         page = open_page(**options)
-        sign_in(page, KEY)
+        page.sign_in(KEY)
         page.until("document.querySelector('.pool path') && document.querySelector('.line')")
+        if view is not None:
+            page.click(f"#views [href='#/{view}']")
         return page
 
     return make
@@ -63,3 +75,15 @@ def open_board(open_page: PageMaker) -> PageMaker:
 @pytest.fixture
 def board(open_board: PageMaker) -> Page:
     return open_board()
+
+
+@pytest.fixture
+def open_view(server: ServerProcess, open_tab: PageMaker) -> PageMaker:
+    """Makes tabs that have signed in to a gateway that serves and show a view of it."""
+
+    def make(view: str) -> Page:
+        page = open_tab(server.admin_url, f"#/{view}")
+        page.sign_in(server.admin_key)
+        return page
+
+    return make

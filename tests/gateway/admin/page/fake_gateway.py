@@ -1,4 +1,4 @@
-"""The admin port as the gateway has it, over answers that a test chooses."""
+"""A gateway's admin port that gives the answers a test chooses."""
 
 import socket
 import threading
@@ -27,7 +27,7 @@ Json = dict[str, Any]
 
 
 class FakeGateway:
-    """`answers` by path are what each GET returns, read when it is asked; a part without one is answered 404."""
+    """Serves the page, and `answers` by path to each GET; a path that has none is answered 404."""
 
     def __init__(self) -> None:
         rows = page_data.requests()
@@ -58,12 +58,16 @@ class FakeGateway:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    def show_requests(self, *live: Json, recent: tuple[Json, ...] = ()) -> None:
+        """Replaces the requests that are served and those that have ended."""
+        self.answers["requests"] = {"live": list(live), "recent": list(recent), "truncated": 0}
+
     def use_key(self, key: str) -> None:
-        """It alone is accepted, from the next start."""
+        """Accepts this key alone, from the next start."""
         self._app = AdminApp(AdminKey(key), self._routes, page_files(), {}, lambda: b"")
 
     def start(self) -> None:
-        """On the port it had before, if it had one."""
+        """Starts serving, on the port it had before if it had one."""
         sock = socket.create_server(("127.0.0.1", self.port))
         self.port = sock.getsockname()[1]
         self._server = uvicorn.Server(uvicorn.Config(self._app, log_config=None, lifespan="off"))
@@ -72,7 +76,7 @@ class FakeGateway:
         eventually(lambda: self._server.started)
 
     def stop(self) -> None:
-        """Whoever connects is refused from then on."""
+        """Stops serving; whoever connects is refused from then on."""
         self._server.should_exit = self._server.force_exit = True
         self._thread.join()
 

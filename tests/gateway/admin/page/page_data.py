@@ -1,4 +1,4 @@
-"""Answers of the admin API as a busy gateway would give them; the same ones each time."""
+"""These functions return what a busy gateway's admin API would answer, the same each time."""
 
 from math import sin
 from random import Random
@@ -114,16 +114,12 @@ def tenant_detail(name: str) -> Json:
         limit("kv_bytes", "kv_bytes", None, 268_435_456, 268_435_456, 158_334_976, None),
         limit("queued_requests", "queued_requests", None, 0, 0, 0, None),
     ]
-    keys = [{"id": "key_1f0c", "scopes": ["chat"]}]
-    serving = [live(number, name) for number in (0, 4)]
-    recent = [ended(number, name) for number in range(3)]
-    return tenant(name, 0) | {
-        "class": "interactive",
-        "limits": limits,
-        "keys": keys,
-        "live": serving,
-        "recent": recent,
+    serving = {
+        "live": [live(number, name) for number in (0, 4)],
+        "recent": [ended(number, name) for number in range(3)],
     }
+    keys = [{"id": "key_1f0c", "scopes": ["chat"]}]
+    return tenant(name, 0) | serving | {"class": "interactive", "limits": limits, "keys": keys}
 
 
 def limit(
@@ -133,17 +129,23 @@ def limit(
     return row | {"left": left, "resets_in": resets_in}
 
 
-def live(number: int, tenant: str) -> Json:
-    random = Random(number)
-    state = STATES[number % len(STATES)]
+def request(number: int, tenant: str, seed: int) -> Json:
+    """Returns the fields of a request that is served or has ended."""
     return {
-        "id": f"req_{Random(number).getrandbits(128):032x}",
+        "id": f"req_{Random(seed).getrandbits(128):032x}",
         "response_id": f"chatcmpl-{number:024x}",
         "tenant": tenant,
         "key": "key_1f0c",
         "model": "qwen3-0.6b",
         "operation": "chat",
         "class": CLASSES[number % len(CLASSES)],
+    }
+
+
+def live(number: int, tenant: str) -> Json:
+    random = Random(number)
+    state = STATES[number % len(STATES)]
+    return request(number, tenant, number) | {
         "state": state,
         "age": 3 + 9 * random.random(),
         "prompt_tokens": random.randrange(20, 8000),
@@ -158,19 +160,12 @@ def live(number: int, tenant: str) -> Json:
 def ended(number: int, tenant: str) -> Json:
     random = Random(number)
     refused = number % 6 == 0
-    return {
-        "id": f"req_{Random(-1 - number).getrandbits(128):032x}",
-        "response_id": None if refused else f"chatcmpl-{number:024x}",
-        "tenant": tenant,
-        "key": "key_1f0c",
-        "model": "qwen3-0.6b",
-        "operation": "chat",
-        "class": CLASSES[number % len(CLASSES)],
-        "outcome": "refused" if refused else "completed",
-        "status": 429 if refused else 200,
-        "code": "rate_limit_exceeded" if refused else None,
-        "ended": NOW - 3 * number - 1,
-        "duration": random.uniform(0.01, 9),
+    row = request(number, tenant, -1 - number) | {"ended": NOW - 3 * number - 1, "duration": random.uniform(0.01, 9)}
+    if refused:
+        row |= {"response_id": None, "outcome": "refused", "status": 429, "code": "rate_limit_exceeded"}
+    else:
+        row |= {"outcome": "completed", "status": 200, "code": None}
+    return row | {
         "queue_seconds": None if refused else random.uniform(0, 0.4),
         "ttft": None if refused else random.uniform(0.05, 0.6),
         "prompt_tokens": random.randrange(20, 8000),
@@ -222,13 +217,8 @@ def kv(names: tuple[str, ...] = TENANTS, num_blocks: int = NUM_BLOCKS) -> Json:
         blocks = min(left, random.randrange(1, 24))
         runs.append([owner, blocks])
         left -= blocks
-    return {
-        "num_blocks": num_blocks,
-        "block_bytes": BLOCK_BYTES,
-        "block_tokens": 16,
-        "owners": list(names),
-        "runs": runs,
-    }
+    size = {"num_blocks": num_blocks, "block_bytes": BLOCK_BYTES, "block_tokens": 16}
+    return size | {"owners": list(names), "runs": runs}
 
 
 def refusals(number: int = 30, names: tuple[str, ...] = TENANTS) -> Json:
@@ -240,17 +230,14 @@ def refusals(number: int = 30, names: tuple[str, ...] = TENANTS) -> Json:
     rows = []
     for index in range(number):
         status, code, reason, message = kinds[index % len(kinds)]
-        row = {
-            "at": NOW - 2.4 * index,
-            "id": f"req_{index:032x}",
-            "tenant": names[index % 3],
-            "path": "/v1/chat/completions",
-        }
-        rows.append(row | {"status": status, "code": code, "reason": reason, "message": message})
+        row = {"at": NOW - 2.4 * index, "id": f"req_{index:032x}", "tenant": names[index % 3]}
+        row |= {"path": "/v1/chat/completions", "status": status, "code": code, "reason": reason, "message": message}
+        rows.append(row)
     return {"refusals": rows}
 
 
 def policy() -> Json:
+    first = ["class batch", "  aging: 2s -> 20s", "tenant globex (now named)", "  models: * -> qwen3-0.6b"]
     return {
         "version": "9f3c2a71",
         "problem": None,
@@ -258,16 +245,7 @@ def policy() -> Json:
         "effective": effective(parse_policy({"policy.yaml": POLICY.encode()})),
         "history": [
             {"version": "9f3c2a71", "at": NOW - 400, "changes": ["tenant acme", "  weight: 1 -> 3"]},
-            {
-                "version": "11aa22bb",
-                "at": NOW - 9000,
-                "changes": [
-                    "class batch",
-                    "  aging: 2s -> 20s",
-                    "tenant globex (now named)",
-                    "  models: * -> qwen3-0.6b",
-                ],
-            },
+            {"version": "11aa22bb", "at": NOW - 9000, "changes": first},
             {"version": "00000000", "at": NOW - 90_000, "changes": []},
         ],
     }

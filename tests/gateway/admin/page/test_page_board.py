@@ -1,13 +1,15 @@
-"""What the page shows of a busy gateway."""
+"""The page shows what a busy gateway does."""
 
 import re
+from collections.abc import Callable
+from typing import Any
 
-from tests.gateway.admin.page.browser import Page
 from tests.gateway.admin.page.fake_gateway import FakeGateway
 from tests.gateway.admin.page.page_data import NUM_BLOCKS, TENANTS, ended
-from tests.gateway.admin.page.steps import PageMaker, column, first_column
+from tests.gateway.admin.page.page_object import Page, PageMaker
 
 MINUS = "\N{MINUS SIGN}"
+TITLES = ["Tokens per second", "Requests per second", "Time to first token", "Time between tokens", "Waiting", "Load"]
 
 
 def test_nothing_complains_and_only_the_gateway_is_asked(board: Page, gateway: FakeGateway) -> None:
@@ -26,18 +28,16 @@ def test_the_head_says_what_runs_and_how_it_is(board: Page) -> None:
 
 
 def test_the_gauges_say_how_full_it_is(board: Page) -> None:
+    memory, waiting = "KV pool 74 % 378 MiB of 512 MiB", "Waiting 17 sequences, oldest waits 31 s"
     gauges = " ".join(board.text("#gauges").split())
-    memory = "KV pool 74 % 378 MiB of 512 MiB"
-    waiting = "Waiting 17 sequences, oldest waits 31 s"
     assert gauges == f"Running 41 / 64 sequences {waiting} {memory} Engine busy 93 % of the last 10 s"
 
 
 def test_a_store_that_is_gone_a_policy_that_was_not_taken_and_a_drain_stand_at_the_top(
     board: Page, gateway: FakeGateway
 ) -> None:
-    overview = gateway.answers["overview"]
     policy = {"version": "9f3c2a71", "problem": "line 3: unknown field wieght"}
-    gateway.answers["overview"] = overview | {"store": "unavailable", "policy": policy, "draining": True}
+    gateway.answers["overview"] |= {"store": "unavailable", "policy": policy, "draining": True}
     board.until_count("#problems li.serious", 2)
     board.until_reads("#problems", "2 serious, 2 warnings")  # the finding is the second one
     board.click("#problems summary")
@@ -84,14 +84,7 @@ def test_percentiles_differ_in_more_than_colour_and_waiting_is_latency(board: Pa
 
 def test_every_chart_has_axes_with_units_and_says_in_words_what_it_shows(board: Page) -> None:
     labels = board.attributes(".chart > svg", "aria-label")
-    assert [label.split(",")[0] for label in labels] == [
-        "Tokens per second",
-        "Requests per second",
-        "Time to first token",
-        "Time between tokens",
-        "Waiting",
-        "Load",
-    ]
+    assert [label.split(",")[0] for label in labels] == TITLES
     assert all(re.search(r"last five minutes\. .*: \S.* last, from .+ to .+\.$", label) for label in labels)
     assert "refused: 0 last, from 0 to 1" in labels[1]
     assert re.search(r"p50: 1\d\d ms last", labels[2])
@@ -99,11 +92,14 @@ def test_every_chart_has_axes_with_units_and_says_in_words_what_it_shows(board: 
     assert {f"{MINUS}5 min", "now", "2 s", "80 ms", "100 %", "6,000"} <= set(axes)
 
 
-def test_a_chart_of_nothing_says_so(board: Page, gateway: FakeGateway) -> None:
+def show_lines(gateway: FakeGateway, change: Callable[[list[Any]], list[Any]]) -> None:
     points = gateway.answers["overview"]["series"]["points"]
-    nothing = {name: [None] * 300 for name in points if name != "waiting"} | {"waiting": {}}
-    series = {"seconds": 1, "end": 0, "points": nothing}
-    gateway.answers["overview"] = gateway.answers["overview"] | {"series": series}
+    changed = {name: change(values) for name, values in points.items() if name != "waiting"} | {"waiting": {}}
+    gateway.answers["overview"] |= {"series": {"seconds": 1, "end": 0, "points": changed}}
+
+
+def test_a_chart_of_nothing_says_so(board: Page, gateway: FakeGateway) -> None:
+    show_lines(gateway, lambda values: [None] * 300)
     board.until_count(
         "[aria-label='Time to first token, last five minutes. p50: nothing. p99: nothing. oldest waits: nothing.']", 1
     )
@@ -111,9 +107,7 @@ def test_a_chart_of_nothing_says_so(board: Page, gateway: FakeGateway) -> None:
 
 
 def test_a_young_gateway_has_short_lines_at_the_right(board: Page, gateway: FakeGateway) -> None:
-    points = gateway.answers["overview"]["series"]["points"]
-    short = {name: values[-2:] for name, values in points.items() if name != "waiting"} | {"waiting": {}}
-    gateway.answers["overview"] = gateway.answers["overview"] | {"series": {"seconds": 1, "end": 0, "points": short}}
+    show_lines(gateway, lambda values: values[-2:])
     board.until("document.querySelector('.chart > svg .line').getAttribute('d').split('h0').length === 3")
     width = board.js("document.querySelector('.chart > svg').clientWidth")
     assert float(board.attributes(".chart > svg .line", "d")[0][1:].split()[0]) > width - 12
@@ -131,10 +125,10 @@ def test_pointing_at_a_chart_reads_one_second_in_all_of_them(board: Page) -> Non
 
 
 def test_tenants_stand_by_their_share_with_what_they_use(board: Page) -> None:
-    assert first_column(board, "#tenants") == list(TENANTS)
-    assert column(board, "#tenants", 2)[:3] == ["34 %", "17 %", "11 %"]
-    assert column(board, "#tenants", 5)[0] == "105 MiB"
-    assert column(board, "#tenants", 6)[2].startswith(MINUS)  # in debt
+    assert board.column("#tenants") == list(TENANTS)
+    assert board.column("#tenants", 2)[:3] == ["34 %", "17 %", "11 %"]
+    assert board.column("#tenants", 5)[0] == "105 MiB"
+    assert board.column("#tenants", 6)[2].startswith(MINUS)  # in debt
 
 
 def test_the_pool_shows_each_holder_in_a_colour_and_a_pattern_of_its_own(board: Page, gateway: FakeGateway) -> None:
@@ -151,38 +145,37 @@ def test_the_pool_shows_each_holder_in_a_colour_and_a_pattern_of_its_own(board: 
 
 def test_a_large_pool_is_drawn_with_squares_for_several_blocks(board: Page, gateway: FakeGateway) -> None:
     large = {"num_blocks": 200_000, "owners": ["acme"], "runs": [[0, 150_000], [-1, 50_000]]}
-    gateway.answers["kv"] = gateway.answers["kv"] | large
+    gateway.answers["kv"] |= large
     board.until_reads("#pool-scale", "shown as whose most of them are")
     assert board.js("document.querySelector('.pool').clientHeight") <= 216
     assert board.texts(".pool-legend b") == ["75 %", "25 %"]
 
 
 def test_refusals_name_tenant_status_reason_and_message(board: Page) -> None:
-    assert column(board, "#refusals", 2)[:2] == ["acme", "globex"]
-    assert column(board, "#refusals", 3)[:2] == ["429", "503"]
-    assert column(board, "#refusals", 4)[:2] == ["requests-per-minute", "infeasible_deadline"]
-    assert column(board, "#refusals", 5)[1] == "The first token would come 4.1 s after the deadline."
+    assert board.column("#refusals", 2)[:2] == ["acme", "globex"]
+    assert board.column("#refusals", 3)[:2] == ["429", "503"]
+    assert board.column("#refusals", 4)[:2] == ["requests-per-minute", "infeasible_deadline"]
+    assert board.column("#refusals", 5)[1] == "The first token would come 4.1 s after the deadline."
 
 
 def test_ended_requests_are_one_choice_away(board: Page, gateway: FakeGateway) -> None:
     board.click("[name=which][value=recent]")
     assert board.js("document.querySelector('#live').hidden")
-    assert column(board, "#recent", 3)[0] == "refused · 429 · rate_limit_exceeded"
-    assert len(first_column(board, "#recent")) == 12
+    assert board.column("#recent", 3)[0] == "refused · 429 · rate_limit_exceeded"
+    assert len(board.column("#recent")) == 12
 
 
 def test_the_filter_leaves_what_contains_its_words(board: Page) -> None:
     board.click("#filter")
     board.type("Glob")
     board.until_count("#tenants tbody tr", 1)
-    assert set(column(board, "#live", 2)) == {"globex"}
-    assert set(column(board, "#refusals", 2)) == {"globex"}
+    assert set(board.column("#live", 2)) == {"globex"}
+    assert set(board.column("#refusals", 2)) == {"globex"}
 
 
 def test_one_part_that_fails_is_named_and_the_rest_goes_on(board: Page, gateway: FakeGateway) -> None:
     del gateway.answers["kv"]
     board.until_reads("#problems", "What is shown of kv is old: kv is broken.")
-    row = ended(1, "newcomer")
-    gateway.answers["requests"] = {"live": [], "recent": [row], "truncated": 0}
+    gateway.show_requests(recent=(ended(1, "newcomer"),))
     board.until_reads("#live", "No request is being served.")
     assert "Live" in board.text("#freshness")

@@ -1,4 +1,4 @@
-"""Colours that can be read, and told apart by every eye."""
+"""The page's colours can be read, and told apart by every eye."""
 
 import re
 from functools import cache
@@ -20,7 +20,7 @@ def _palette(scheme: str) -> dict[str, str]:
 
 
 def _luminance(colour: str) -> float:
-    """Relative, https://www.w3.org/TR/WCAG22/#dfn-relative-luminance."""
+    """Returns the relative luminance, https://www.w3.org/TR/WCAG22/#dfn-relative-luminance."""
     parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
@@ -61,7 +61,7 @@ SIGHTS = {
 
 
 def _seen(colour: str, sight: tuple[tuple[float, ...], ...]) -> tuple[float, float, float]:
-    """In Oklab, https://bottosson.github.io/posts/oklab/."""
+    """Returns the colour as an eye sees it, in Oklab: https://bottosson.github.io/posts/oklab/."""
     parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     red, green, blue = (min(max(sum(k * part for k, part in zip(row, linear, strict=True)), 0), 1) for row in sight)

@@ -1,7 +1,9 @@
+"""The page says how old its answers are, and asks again by itself."""
+
 import re
 
-from tests.gateway.admin.page.browser import Page
 from tests.gateway.admin.page.fake_gateway import FakeGateway
+from tests.gateway.admin.page.page_object import Page
 
 STATE = "document.documentElement.dataset.state"
 
@@ -39,7 +41,7 @@ def test_each_failure_doubles_the_wait_up_to_a_quarter_of_a_minute(board: Page) 
 
 
 def test_it_asks_again_by_itself(board: Page, gateway: FakeGateway) -> None:
-    gateway.answers["overview"] = gateway.answers["overview"] | {"model": "another"}
+    gateway.answers["overview"] |= {"model": "another"}
     board.until_reads("#model", "another")
 
 
@@ -47,7 +49,7 @@ def test_a_page_that_is_paused_stands_still_until_it_is_told_to_go_on(board: Pag
     board.click("#pause")
     assert board.js(STATE) == "paused"
     assert board.text("#freshness").startswith("Paused since ")
-    gateway.answers["overview"] = gateway.answers["overview"] | {"model": "another"}
+    gateway.answers["overview"] |= {"model": "another"}
     assert board.text("#model") == "qwen3-0.6b"
     board.click("#pause")
     board.until_reads("#model", "another")

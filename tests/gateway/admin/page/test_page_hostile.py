@@ -4,7 +4,7 @@ import pytest
 
 from tests.gateway.admin.page import page_data
 from tests.gateway.admin.page.fake_gateway import FakeGateway
-from tests.gateway.admin.page.steps import PageMaker, first_column
+from tests.gateway.admin.page.page_object import Page, PageMaker
 
 HOSTILE = (
     "<img src=x onerror=\"document.title='taken'\">",
@@ -33,26 +33,32 @@ HOSTILE = (
 
 @pytest.fixture
 def hostile(gateway: FakeGateway) -> FakeGateway:
-    """Every name and every text that may come from outside is a hostile one."""
+    """Fills every name and every text that may come from outside with a hostile one."""
     names = tuple(name.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for name in HOSTILE)
-    rows = page_data.requests(len(names), names)
-    for row, name in zip(rows["live"], names, strict=True):
-        row |= {"tenant": name, "model": name, "reason": name, "class": name, "key": name}
-    for row, name in zip(rows["recent"], names, strict=True):
-        row |= {"tenant": name, "code": name}
-    refused = page_data.refusals(len(names), names)
-    for row, name in zip(refused["refusals"], names, strict=True):
-        row |= {"tenant": name, "message": name, "reason": name}
+    requests, refused = page_data.requests(len(names), names), page_data.refusals(len(names), names)
+    for number, name in enumerate(names):
+        requests["live"][number] |= dict.fromkeys(("tenant", "model", "reason", "class", "key"), name)
+        requests["recent"][number] |= {"tenant": name, "code": name}
+        refused["refusals"][number] |= {"tenant": name, "message": name, "reason": name}
+    policy = {"version": "1", "problem": HOSTILE[10]}
     gateway.answers |= {
         "tenants": page_data.tenants(names),
-        "requests": rows,
+        "requests": requests,
         "kv": page_data.kv(names),
         "refusals": refused,
-        "overview": gateway.answers["overview"]
-        | {"model": HOSTILE[0], "policy": {"version": "1", "problem": HOSTILE[10]}},
+        "overview": gateway.answers["overview"] | {"model": HOSTILE[0], "policy": policy},
         "diagnosis": {"findings": [dict.fromkeys(("trouble", "evidence", "remedy", "severity"), HOSTILE[1])]},
     }
     return gateway
+
+
+@pytest.fixture
+def everyone(hostile: FakeGateway, open_board: PageMaker) -> Page:
+    """Opens the board and unfolds its table of tenants."""
+    page = open_board()
+    page.click("#tenants .foot button")
+    page.until_count("#tenants tbody tr", len(HOSTILE))
+    return page
 
 
 @pytest.mark.parametrize("width", [360, 1280])
@@ -72,11 +78,8 @@ def spelled(code: str) -> str:
     return f"\u2039U+{code}\u203a"
 
 
-def test_what_cannot_be_seen_is_spelled_out(hostile: FakeGateway, open_board: PageMaker) -> None:
-    page = open_board()
-    page.click("#tenants .foot button")
-    page.until_count("#tenants tbody tr", len(HOSTILE))
-    names = first_column(page, "#tenants")
+def test_what_cannot_be_seen_is_spelled_out(everyone: Page) -> None:
+    names = everyone.column("#tenants")
     assert HOSTILE[0] in names
     assert f"acme{spelled('202E')}fdp.exe{spelled('2066')}" in names
     assert f"acme{spelled('200B')}" in names
@@ -87,21 +90,17 @@ def test_what_cannot_be_seen_is_spelled_out(hostile: FakeGateway, open_board: Pa
     assert f"acme{spelled('00A0')}inc" in names
 
 
-def test_every_hostile_tenant_and_request_opens_and_nothing_else_is_asked(
-    hostile: FakeGateway, open_board: PageMaker
-) -> None:
-    page = open_board()
-    page.click("#tenants .foot button")
-    page.until_count("#tenants tbody tr", len(HOSTILE))
+def test_every_hostile_tenant_and_request_opens_and_nothing_else_is_asked(hostile: FakeGateway, everyone: Page) -> None:
+    page = everyone
     for row in range(1, len(HOSTILE) + 1):
-        if first_column(page, "#tenants")[row - 1] == "(none)":
+        if page.column("#tenants")[row - 1] == "(none)":
             continue  # no address can name it
         page.click(f"#tenants tbody tr:nth-child({row}) button")
-        page.until("document.querySelector('#tenant-dialog :is(table, .problem)')")  # some are longer than an address
+        page.until_shown("#tenant-dialog :is(table, .problem)")  # some are longer than an address
         page.press("Escape")
-        page.until("!document.querySelector('#tenant-dialog').open")
+        page.until_gone("#tenant-dialog")
     page.click("#live tbody tr button.id")
-    page.until("document.querySelector('#request-dialog .lanes')")
+    page.until_shown("#request-dialog .lanes")
     assert page.count("dialog img, dialog script") == 0
     paths = {url.removeprefix(hostile.url).split("/")[3] for url in page.requested() if "/admin/" in url}
     assert paths == {"overview", "tenants", "requests", "queue", "kv", "refusals", "diagnosis"}

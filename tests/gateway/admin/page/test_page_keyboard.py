@@ -1,56 +1,56 @@
-"""Everything the page can do, without a mouse."""
+"""Everything on the page can be done without a mouse."""
 
-from tests.gateway.admin.page.browser import Page
 from tests.gateway.admin.page.fake_gateway import FakeGateway
 from tests.gateway.admin.page.page_data import TENANTS
-from tests.gateway.admin.page.steps import first_column, tab_to
+from tests.gateway.admin.page.page_object import Page
 
 FOCUSED = "document.activeElement"
+STOPS = ("#pause", ".chart > svg", "#filter", "#tenants thead button", "[name=which]", "#live tbody button")
+ORDER = "document.querySelector('#tenants th').ariaSort"
 
 
 def test_a_table_is_sorted_from_the_keyboard_and_says_how(board: Page) -> None:
-    tab_to(board, "#tenants thead button")
-    assert board.js(f"{FOCUSED}.innerText") == "Tenant"
+    board.tab_to("#tenants thead button")
+    assert board.focused() == "Tenant"
     board.press("Enter")
-    board.until("document.querySelector('#tenants th').ariaSort === 'ascending'")
-    assert first_column(board, "#tenants") == sorted(TENANTS)
+    board.until(f"{ORDER} === 'ascending'")
+    assert board.column("#tenants") == sorted(TENANTS)
     board.press("Space")
-    board.until("document.querySelector('#tenants th').ariaSort === 'descending'")
-    assert first_column(board, "#tenants") == sorted(TENANTS, reverse=True)
+    board.until(f"{ORDER} === 'descending'")
+    assert board.column("#tenants") == sorted(TENANTS, reverse=True)
     assert len(board.texts("#tenants [aria-sort]")) == 1
 
 
 def test_a_request_is_opened_closed_and_cancelled_from_the_keyboard(board: Page, gateway: FakeGateway) -> None:
-    tab_to(board, "#live button.id")
-    request = board.js(f"{FOCUSED}.innerText")
+    board.tab_to("#live button.id")
+    request = board.focused()
     board.press("Enter")
-    board.until("document.querySelector('#request-dialog .lanes')")
+    board.until_shown("#request-dialog .lanes")
     assert board.js(f"document.querySelector('#request-dialog').contains({FOCUSED})")
     board.press("Escape")
-    board.until("!document.querySelector('#request-dialog').open")
-    assert board.js(f"{FOCUSED}.innerText") == request
+    board.until_gone("#request-dialog")
+    assert board.focused() == request
     board.press("Tab")
-    assert board.js(f"{FOCUSED}.innerText") == "Cancel"
+    assert board.focused() == "Cancel"
     board.press("Enter", "Tab", "Enter")
-    board.until("!document.querySelector('#cancel-dialog').open")
+    board.until_gone("#cancel-dialog")
     assert len(gateway.cancelled) == 1
 
 
 def test_the_focus_stays_where_it_is_while_rows_come_and_go(board: Page, gateway: FakeGateway) -> None:
-    tab_to(board, "#live button.id")
-    request = board.js(f"{FOCUSED}.innerText")
+    board.tab_to("#live button.id")
+    request = board.focused()
     rows = gateway.answers["requests"]["live"]
-    turned = [row | {"age": 20 - row["age"]} for row in rows]
-    gateway.answers["requests"] = {"live": turned, "recent": [], "truncated": 0}
+    gateway.show_requests(*(row | {"age": 20 - row["age"]} for row in rows))
     board.until(f"document.querySelector('#live tbody .id').innerText !== '{request}'")
-    assert board.js(f"{FOCUSED}.innerText") == request
-    gateway.answers["requests"] = {"live": rows[:1], "recent": [], "truncated": 0}
+    assert board.focused() == request
+    gateway.show_requests(rows[0])
     board.until("document.querySelectorAll('#live tbody tr').length <= 2")
-    assert board.js(f"{FOCUSED}.innerText") == request
+    assert board.focused() == request
 
 
 def test_a_chart_is_read_second_by_second_with_the_arrow_keys(board: Page) -> None:
-    tab_to(board, ".chart > svg")
+    board.tab_to(".chart > svg")
     board.press("PageUp", "ArrowLeft")
     assert board.text("#announcer").startswith("31 s ago: output ")
     board.press("ArrowRight")
@@ -61,28 +61,20 @@ def test_a_chart_is_read_second_by_second_with_the_arrow_keys(board: Page) -> No
 
 def test_the_first_stop_leads_past_the_charts(board: Page) -> None:
     board.js("document.activeElement.blur()")
-    tab_to(board, ".skip")
+    board.tab_to(".skip")
     assert board.js(f"{FOCUSED}.getBoundingClientRect().top") >= 0
-    board.press("Enter")
-    board.press("Tab")
+    board.press("Enter", "Tab")
     assert board.js(f"document.querySelector('#tenants').contains({FOCUSED})")
 
 
 def test_the_focus_can_be_seen_wherever_it_is(board: Page) -> None:
-    for selector in (
-        "#pause",
-        ".chart > svg",
-        "#filter",
-        "#tenants thead button",
-        "[name=which]",
-        "#live tbody button",
-    ):
-        tab_to(board, selector)
+    for selector in STOPS:
+        board.tab_to(selector)
         assert board.js(f"getComputedStyle({FOCUSED}).outline").endswith("solid 2px"), selector
 
 
 def accessible(page: Page) -> list[tuple[str, str]]:
-    """Role and name of everything that a screen reader is told of."""
+    """Returns role and name of everything that a screen reader is told of."""
     nodes = page.send("Accessibility.getFullAXTree")["nodes"]
     return [(node["role"]["value"], node["name"]["value"]) for node in nodes if not node["ignored"]]
 

@@ -1,28 +1,21 @@
-"""The view of API keys, over a gateway that serves."""
-
-from collections.abc import Iterator
+"""The view of API keys creates, rotates and revokes keys of a gateway that serves."""
 
 import httpx
 import pytest
 
 from tests.gateway.admin.page import page_data
-from tests.gateway.admin.page.browser import Chromium, Page
 from tests.gateway.admin.page.fake_gateway import FakeGateway
-from tests.gateway.admin.page.steps import PageMaker, sign_in, tab_to, until_nothing_is_cut_off
+from tests.gateway.admin.page.page_object import Page, PageMaker
 from tests.gateway.server_process import ServerProcess
 
 HOSTILE = "<img src=x onerror=document.title=1>"
 
 
 @pytest.fixture
-def keys(server: ServerProcess, chromium: Chromium) -> Iterator[Page]:
-    with chromium.opened_page() as page:
-        page.go(f"{server.admin_url}/#/keys")
-        page.until("!document.querySelector('#sign-in').hidden")
-        sign_in(page, server.admin_key)
-        page.until("document.querySelector('#keys-table tbody tr')")
-        yield page
-        assert [said for said in page.complaints() if not said.startswith("network")] == []
+def keys(open_view: PageMaker) -> Page:
+    page = open_view("keys")
+    page.until_shown("#keys-table tbody tr")
+    return page
 
 
 def status(server: ServerProcess, key: str) -> int:
@@ -34,10 +27,9 @@ def row(key_id: str) -> str:
 
 
 def secret(page: Page) -> str:
-    page.until("document.querySelector('#key-secret')")
     key = page.text("#key-secret")
     page.press("Escape")
-    page.until("!document.querySelector('#key-secret')")  # emptied a moment after it is closed
+    page.until_count("#key-secret", 0)  # emptied a moment after it is closed
     assert not page.js("document.querySelector('#key-dialog').open")
     assert key not in page.js("document.documentElement.outerHTML")  # it was shown this once
     assert page.js("JSON.stringify([{...localStorage}, document.cookie])") == '[{},""]'
@@ -62,12 +54,12 @@ def test_a_key_is_made_used_rotated_and_revoked_and_all_of_it_is_on_record(serve
     assert (status(server, first), status(server, second)) == (401, 200)
 
     keys.click(f"[aria-label='Revoke key {key_id}']")
-    assert keys.js("document.activeElement.innerText") == "Close"  # not the one that revokes
+    assert keys.focused() == "Close"  # not the one that revokes
     keys.click("#key-dialog .danger")
-    keys.until("!document.querySelector('#key-dialog').open")
+    keys.until_gone("#key-dialog")
     assert status(server, second) == 401
     keys.until(f"!{row(key_id)}")
-    keys.until(f"document.querySelector('#audit-table').innerText.includes('{key_id} of acme')")
+    keys.until_reads("#audit-table", f"{key_id} of acme")
     audit = server.admin("audit")["entries"]
     actions = [entry["action"] for entry in audit if entry["target"] == f"{key_id} of acme"]
     assert actions == ["keys.revoke", "keys.rotate", "keys.create"]
@@ -75,26 +67,23 @@ def test_a_key_is_made_used_rotated_and_revoked_and_all_of_it_is_on_record(serve
 
 
 def test_a_key_is_made_without_a_mouse_and_bad_input_is_told_in_words(server: ServerProcess, keys: Page) -> None:
-    tab_to(keys, "#key-create")
+    keys.tab_to("#key-create")
     keys.press("Enter")
     keys.type("not a tenant!")
     keys.press("Enter")
     keys.until_reads("#key-dialog .problem", "Not done: tenant:")
     assert keys.js("document.querySelector('#key-dialog').open")
     keys.press("Escape")
-    keys.until("!document.querySelector('#key-dialog').open")
+    keys.until_gone("#key-dialog")
 
 
 def test_names_are_text_and_small_screens_cut_nothing_off(gateway: FakeGateway, open_board: PageMaker) -> None:
     gateway.answers["keys"] = page_data.keys((HOSTILE, "x" * 200, *page_data.TENANTS))
     for entry in gateway.answers["audit"]["entries"]:
         entry |= {"target": HOSTILE, "actor": HOSTILE, "result": HOSTILE}
-    page = open_board(width=400)
-    page.click("#views [href='#/keys']")
+    page = open_board("keys", width=400)
     page.until_count("#keys-table tbody tr", 12)
-    for width in (400, 800, 1440):
-        page.resize(width)
-        until_nothing_is_cut_off(page)
+    page.until_it_fits(400, 800, 1440)
     assert page.count("main img, main script") == 0
     assert HOSTILE in page.text("#keys-table")
     assert page.count("#keys-table .buttons:not([hidden])") == 9  # those of policy files are changed there

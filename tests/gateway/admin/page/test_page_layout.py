@@ -1,11 +1,10 @@
-"""Many tenants, many requests, small screens, both schemes."""
+"""The page bears many tenants, many requests and small screens, in light and dark."""
 
 import pytest
 
 from tests.gateway.admin.page import page_data
-from tests.gateway.admin.page.browser import Page
 from tests.gateway.admin.page.fake_gateway import FakeGateway
-from tests.gateway.admin.page.steps import PageMaker, first_column
+from tests.gateway.admin.page.page_object import Page, PageMaker
 
 MANY = tuple(f"tenant-{number:03d}" for number in range(500))
 
@@ -26,7 +25,7 @@ def test_of_many_tenants_and_requests_the_first_ones_are_drawn_and_the_rest_coun
     crowd: FakeGateway, open_board: PageMaker
 ) -> None:
     page = open_board()
-    assert len(first_column(page, "#tenants")) == 12
+    assert len(page.column("#tenants")) == 12
     assert page.text("#tenants .foot span") == "and 488 more"
     assert page.text("#live .foot span") == "and 988 more"
     assert page.count("*") < 2500
@@ -38,7 +37,7 @@ def test_of_many_tenants_and_requests_the_first_ones_are_drawn_and_the_rest_coun
 
 
 def test_rows_the_gateway_left_out_are_counted_as_well(gateway: FakeGateway, open_board: PageMaker) -> None:
-    gateway.answers["tenants"] = gateway.answers["tenants"] | {"truncated": 4321}
+    gateway.answers["tenants"] |= {"truncated": 4321}
     assert open_board().text("#tenants .foot span") == "and 4,321 more"
 
 
@@ -79,7 +78,7 @@ def test_no_table_is_cut_off(crowd: FakeGateway, open_board: PageMaker, width: i
         page.click(f"[name=which][value={which}]")
         wide = "[...document.querySelectorAll('.scroller')].filter(box => box.scrollWidth > box.clientWidth).length"
         assert page.js(wide) == 0
-    names = [name for name in first_column(page, "#tenants") if name]
+    names = [name for name in page.column("#tenants") if name]
     assert len(names) == 12
     widths = "[...document.querySelectorAll('#tenants tbody th')].map(cell => cell.clientWidth)"
     assert min(page.js(widths)) >= 90

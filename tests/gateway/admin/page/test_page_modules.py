@@ -1,4 +1,4 @@
-"""The page's pure functions."""
+"""The pure functions of the page's modules are called in the browser."""
 
 from collections.abc import Callable
 from itertools import product
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.admin.page.steps import PageMaker
+from tests.gateway.admin.page.page_object import PageMaker
 
 MINUS, UNKNOWN = "\N{MINUS SIGN}", "\N{EN DASH}"
 
@@ -15,7 +15,7 @@ Run = Callable[..., Any]
 
 @pytest.fixture
 def run(open_page: PageMaker) -> Run:
-    """Calls a function of a module with arguments."""
+    """Returns a function that calls one of a module with arguments."""
     page = open_page()
 
     def call(module: str, function: str, *arguments: Any) -> Any:

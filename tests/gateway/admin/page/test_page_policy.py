@@ -1,39 +1,35 @@
-"""The view of the policy: what is in force, an edit that is checked, what was changed when."""
+"""The view of the policy shows what is in force and what was changed when, and checks an edit."""
 
 import pytest
 
-from tests.gateway.admin.page.browser import Page
 from tests.gateway.admin.page.fake_gateway import FakeGateway
-from tests.gateway.admin.page.steps import PageMaker, column, until_nothing_is_cut_off
+from tests.gateway.admin.page.page_object import Page, PageMaker
 
 HOSTILE = "<img src=x onerror=document.title=1>"
 
 
 @pytest.fixture
 def policy(open_board: PageMaker) -> Page:
-    page = open_board()
-    page.click("#views [href='#/policy']")
-    page.until("document.querySelector('#policy-classes table')")
+    page = open_board("policy")
+    page.until_shown("#policy-classes table")
     return page
 
 
 def write(page: Page, text: str) -> None:
-    page.js("document.querySelector('#policy-edit').value = ''")
-    page.click("#policy-edit")
-    page.type(text)
+    page.fill("#policy-edit", text)
     page.click("#policy-check")
 
 
 def test_what_is_in_force_and_what_was_changed_when(policy: Page, gateway: FakeGateway) -> None:
     assert policy.js("document.querySelector('#view-now').hidden")
     assert policy.attributes("#views [aria-current]", "href") == ["#/policy"]
-    assert column(policy, "#policy-tenants", 1) == ["all others", "acme", "globex"]
-    assert "tokens 100k/min and 20M/day" in column(policy, "#policy-tenants", 4)[1]
-    assert "0.5/1M in, 2/1M out, EUR" in column(policy, "#policy-tenants", 6)[1]
+    assert policy.column("#policy-tenants", 1) == ["all others", "acme", "globex"]
+    assert "tokens 100k/min and 20M/day" in policy.column("#policy-tenants", 4)[1]
+    assert "0.5/1M in, 2/1M out, EUR" in policy.column("#policy-tenants", 6)[1]
     editions = policy.texts("#policy-history summary")
     assert ["1 change" in editions[0], "2 changes" in editions[1], "started with" in editions[2]] == [True] * 3
     policy.click("#policy-history summary")
-    policy.until("document.querySelector('#policy-history [open] del')")
+    policy.until_shown("#policy-history [open] del")
     assert policy.texts("#policy-history [open] :is(del, ins)") == ["1", "3"]
     gateway.answers["policy"] |= {"version": "next", "history": []}
     gateway.answers["overview"] |= {"policy": {"version": "next", "problem": None}}
@@ -65,8 +61,6 @@ def test_what_is_wrong_leads_to_its_line_and_is_text(policy: Page) -> None:
 def test_a_view_survives_a_reload_and_fits_a_small_screen(open_page: PageMaker, policy: Page) -> None:
     policy.reload()
     policy.until("document.querySelector('#policy-classes table') && document.querySelector('#sign-in').hidden")
-    for width in (400, 800):
-        policy.resize(width)
-        until_nothing_is_cut_off(policy)
+    policy.until_it_fits(400, 800)
     policy.click("#views [href='#/now']")
     policy.until("!document.querySelector('#view-now').hidden && document.querySelector('#tenants tbody tr')")

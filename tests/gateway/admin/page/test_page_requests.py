@@ -1,23 +1,24 @@
-"""One request: its timeline, its end, and a table that holds still for whoever reaches for it."""
+"""A request is shown with its timeline and its end, in a table that holds still for whoever reaches for it."""
 
-from tests.gateway.admin.page.browser import Page
+from functools import partial
+
 from tests.gateway.admin.page.fake_gateway import FakeGateway
 from tests.gateway.admin.page.page_data import live
-from tests.gateway.admin.page.steps import column, first_column
+from tests.gateway.admin.page.page_object import Page
 from tests.gateway.server_process import eventually
 
 CANCEL = "#live tbody tr:first-child button[aria-label]"
 
 
 def test_a_request_is_cancelled_only_after_a_second_press(board: Page, gateway: FakeGateway) -> None:
-    label = board.call("selector => document.querySelector(selector).ariaLabel", CANCEL)
+    label = board.attributes(CANCEL, "aria-label")[0]
     board.click(CANCEL)
-    board.until("document.querySelector('#cancel-dialog').open")
+    board.until_shown("#cancel-dialog")
     assert board.text("#cancel-title") == label.split(" of ")[0] + "?"
-    assert board.js("document.activeElement.innerText") == "Keep it running"
+    assert board.focused() == "Keep it running"
     assert gateway.cancelled == []
     board.click("#cancel-dialog .danger")
-    board.until("!document.querySelector('#cancel-dialog').open")
+    board.until_gone("#cancel-dialog")
     assert len(gateway.cancelled) == 1
     assert gateway.cancelled[0][:10] in label
     assert board.text("#announcer").endswith("is cancelled.")
@@ -26,21 +27,18 @@ def test_a_request_is_cancelled_only_after_a_second_press(board: Page, gateway: 
 
 
 def test_thinking_better_of_it_cancels_nothing(board: Page, gateway: FakeGateway) -> None:
-    for way in ("button", "Escape"):
+    for leave in (partial(board.click, "#cancel-dialog .answers button"), partial(board.press, "Escape")):
         board.click(CANCEL)
-        board.until("document.querySelector('#cancel-dialog').open")
-        if way == "button":
-            board.click("#cancel-dialog .answers button")
-        else:
-            board.press(way)
-        board.until("!document.querySelector('#cancel-dialog').open")
+        board.until_shown("#cancel-dialog")
+        leave()
+        board.until_gone("#cancel-dialog")
     assert gateway.cancelled == []
 
 
 def test_a_request_that_ended_in_the_meantime_is_said_to_have(board: Page, gateway: FakeGateway) -> None:
     board.click(CANCEL)
-    board.until("document.querySelector('#cancel-dialog').open")
-    gateway.answers["requests"] = {"live": [], "recent": [], "truncated": 0}
+    board.until_shown("#cancel-dialog")
+    gateway.show_requests()
     board.click("#cancel-dialog .danger")
     board.until_reads("#cancel-dialog", "It has ended by itself.")
     assert gateway.cancelled == []
@@ -48,7 +46,7 @@ def test_a_request_that_ended_in_the_meantime_is_said_to_have(board: Page, gatew
 
 def test_a_request_opens_with_its_timeline_as_a_picture_and_in_words(board: Page) -> None:
     board.click("#live tbody tr:first-child button.id")
-    board.until("document.querySelector('#request-dialog .lanes')")
+    board.until_shown("#request-dialog .lanes")
     lanes = board.texts("#request-dialog .what")
     assert lanes == ["auth", "body", "reserve", "queue", "prefill", "first token", "decode", "preempted", "resumed"]
     assert len(board.texts("#request-dialog .kind-prefill")) == 5
@@ -84,11 +82,11 @@ def test_what_had_no_end_when_the_request_ended_ended_with_it(board: Page) -> No
 
 def test_an_open_request_is_followed_and_can_be_cancelled_from_there(board: Page, gateway: FakeGateway) -> None:
     row = live(0, "acme") | {"state": "decoding", "output_tokens": 7, "age": 99}
-    gateway.answers["requests"] = {"live": [row], "recent": [], "truncated": 0}
+    gateway.show_requests(row)
     board.until_count("#live tbody tr", 1)
     board.click("#live tbody tr:first-child button.id")
     board.until_reads("#request-dialog", "7 of 512 tokens")
-    gateway.answers["requests"] = {"live": [row | {"output_tokens": 8}], "recent": [], "truncated": 0}
+    gateway.show_requests(row | {"output_tokens": 8})
     board.until_reads("#request-dialog", "8 of 512 tokens")
     board.click("#request-dialog .danger")
     board.click("#cancel-dialog .danger")
@@ -103,7 +101,7 @@ def test_a_request_nobody_remembers_is_said_to_be_forgotten(board: Page) -> None
 
 def test_a_tenant_opens_with_its_limits_and_what_is_left_of_them(board: Page) -> None:
     board.click("#tenants tbody tr:first-child button")
-    board.until("document.querySelector('#tenant-dialog table')")
+    board.until_shown("#tenant-dialog table")
     rows = [row.split("\t") for row in board.texts("#tenant-dialog h3 + .scroller tbody tr")]
     assert rows[:4] == [
         ["requests/min", "76 %", "212", "600, 900 at once", "38.8 s"],
@@ -116,53 +114,49 @@ def test_a_tenant_opens_with_its_limits_and_what_is_left_of_them(board: Page) ->
 def test_a_tenant_whose_first_request_runs_is_shown_with_it(board: Page, gateway: FakeGateway) -> None:
     gateway.tenant = gateway.tenant | {"recent": []}
     board.click("#tenants tbody tr:first-child button")
-    board.until("document.querySelector('#tenant-dialog table')")
+    board.until_shown("#tenant-dialog table")
     titles = board.texts("#tenant-dialog h3")
     assert titles == ["Limits", "Its requests now", "Its last requests"]
     assert "None has ended lately." in board.text("#tenant-dialog")
     running = board.texts("#tenant-dialog h3:nth-of-type(2) + .scroller tbody tr")
     assert [row.split("\t")[1] for row in running] == ["decoding", "waiting"]
     board.click("#tenant-dialog h3:nth-of-type(2) + .scroller button")
-    board.until("document.querySelector('#request-dialog').open")
+    board.until_shown("#request-dialog")
 
 
 def test_who_waits_has_a_place_in_the_queue(board: Page, gateway: FakeGateway) -> None:
     row = live(0, "acme") | {"state": "waiting"}
     ids = {"id": row["id"], "response_id": row["response_id"]}
     namesake = ids | {"response_id": "chatcmpl-of-another"}
-    gateway.answers |= {
-        "requests": {"live": [row], "recent": [], "truncated": 0},
-        "queue": {"waiting": [namesake, ids, ids], "truncated": 0},
-    }
+    gateway.answers["queue"] = {"waiting": [namesake, ids, ids], "truncated": 0}
+    gateway.show_requests(row)
     board.until_reads("#live .state", "waiting, place 2")
-    gateway.answers["requests"] = {"live": [row | {"state": "decoding"}], "recent": [], "truncated": 0}
+    gateway.show_requests(row | {"state": "decoding"})
     board.until("document.querySelector('#live .state').innerText === 'decoding'")
 
 
 def test_rows_do_not_move_under_the_pointer_and_their_values_do(board: Page, gateway: FakeGateway) -> None:
-    before = first_column(board, "#live")
-    x, y, _, _ = board.box("#live tbody tr:nth-child(2) td")
-    x, y = x + 9, y + 9
-    board.move(x, y)
-    rows = [row | {"age": 99 - row["age"], "prompt_tokens": 1} for row in gateway.answers["requests"]["live"]]
-    gateway.answers["requests"] = {"live": rows, "recent": [], "truncated": 0}
+    before = board.column("#live")
+    left, top, _, _ = board.box("#live tbody tr:nth-child(2) td")
+    board.move(left + 9, top + 9)
+    rows = gateway.answers["requests"]["live"]
+    gateway.show_requests(*(row | {"age": 99 - row["age"], "prompt_tokens": 1} for row in rows))
 
     def new_values() -> bool:
-        board.move(x + 1, y)
-        board.move(x, y)
-        return set(column(board, "#live", 6)) == {"1"}
+        board.move(left + 10, top + 9)
+        board.move(left + 9, top + 9)
+        return set(board.column("#live", 6)) == {"1"}
 
     eventually(new_values)
-    assert first_column(board, "#live") == before
+    assert board.column("#live") == before
     board.move(2, 2)
     board.until(f"document.querySelector('#live tbody .id').innerText !== '{before[0]}'")
 
 
 def test_two_requests_of_one_id_are_two_rows(board: Page, gateway: FakeGateway) -> None:
-    rows = [live(number, tenant) | {"id": "mine"} for number, tenant in enumerate(("acme", "globex"))]
-    gateway.answers["requests"] = {"live": rows, "recent": [], "truncated": 0}
+    gateway.show_requests(live(0, "acme") | {"id": "mine"}, live(1, "globex") | {"id": "mine"})
     board.until_count("#live tbody tr", 2)
-    assert sorted(column(board, "#live", 2)) == ["acme", "globex"]
+    assert sorted(board.column("#live", 2)) == ["acme", "globex"]
     board.click("#live [aria-label$='of globex']")
     board.click("#cancel-dialog .danger")
     board.until_count("#live tbody tr", 1)

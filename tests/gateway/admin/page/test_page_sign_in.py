@@ -1,6 +1,7 @@
-from tests.gateway.admin.page.browser import Page
+"""The page asks for the admin key, and keeps it in its tab alone."""
+
 from tests.gateway.admin.page.fake_gateway import KEY, FakeGateway
-from tests.gateway.admin.page.steps import PageMaker, sign_in
+from tests.gateway.admin.page.page_object import Page, PageMaker
 
 REJECTED = "network: Failed to load resource: the server responded with a status of 401 (Unauthorized)"
 STORED = "JSON.stringify([{...sessionStorage}, {...localStorage}, document.cookie])"
@@ -15,7 +16,7 @@ def test_nothing_is_asked_of_the_api_before_a_key_is_given(open_page: PageMaker,
 
 def test_a_wrong_key_is_refused_in_words_and_not_kept(open_page: PageMaker) -> None:
     page = open_page()
-    sign_in(page, "sk-of-a-tenant")
+    page.sign_in("sk-of-a-tenant")
     page.until_reads("#sign-in-problem", "This key is not accepted.")
     assert page.js(STORED) == '[{},{},""]'
     assert page.complaints() == [REJECTED]
@@ -23,13 +24,13 @@ def test_a_wrong_key_is_refused_in_words_and_not_kept(open_page: PageMaker) -> N
 
 def test_a_key_that_no_header_can_hold_is_a_wrong_one(open_page: PageMaker) -> None:
     page = open_page()
-    sign_in(page, KEY + "\N{ZERO WIDTH SPACE}")
+    page.sign_in(KEY + "\N{ZERO WIDTH SPACE}")
     page.until_reads("#sign-in-problem", "This key is not accepted.")
 
 
 def test_a_wrong_key_can_be_typed_over(open_page: PageMaker) -> None:
     page = open_page()
-    sign_in(page, "wrong")
+    page.sign_in("wrong")
     page.until("document.querySelector('#sign-in-problem').innerText")
     page.type(KEY)  # what was wrong is selected
     page.press("Enter")
@@ -57,13 +58,13 @@ def test_a_key_that_is_changed_while_the_page_is_open_is_asked_for_again(board: 
     board.until("!document.querySelector('#try-now').hidden || !document.querySelector('#sign-in').hidden")
     board.until_reads("#sign-in-problem", "The key is no longer accepted.")
     assert board.js(STORED) == '[{},{},""]'
-    sign_in(board, "another")
-    board.until("!document.querySelector('#board').hidden")
+    board.sign_in("another")
+    board.until_shown("#board")
 
 
 def test_a_gateway_that_is_gone_is_not_a_wrong_key(open_page: PageMaker, gateway: FakeGateway) -> None:
     page = open_page()
     gateway.stop()
-    sign_in(page, KEY)
+    page.sign_in(KEY)
     page.until_reads("#sign-in-problem", "The gateway cannot be asked: no answer.")
     gateway.start()

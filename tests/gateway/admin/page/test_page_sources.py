@@ -1,4 +1,4 @@
-"""The page's files, read without a browser: nothing inline, nothing from elsewhere, no markup from text."""
+"""The page's files have nothing inline, nothing from elsewhere and no markup from text; no browser is needed."""
 
 import re
 from pathlib import Path

@@ -1,39 +1,35 @@
-"""What an edit would have done to the last hour, over a gateway that has served a few requests."""
+"""A gateway that has served a few requests tells what an edit would have done to the last hour."""
 
 import httpx
 
-from tests.gateway.admin.page.browser import Chromium
-from tests.gateway.admin.page.steps import sign_in
+from tests.gateway.admin.page.page_object import PageMaker
 from tests.gateway.server_process import PATIENCE, ServerProcess
 
-EDIT = "tenants:\\n  demo: {limits: {requests: {rate: 1/h, burst: 1}}}\\n  nobody: {weight: 2}\\n"
+EDIT = "tenants:\n  demo: {limits: {requests: {rate: 1/h, burst: 1}}}\n  nobody: {weight: 2}\n"
 
 
 def test_an_edit_is_simulated_on_what_was_served_and_says_what_it_leaves_out(
-    server: ServerProcess, chromium: Chromium
+    server: ServerProcess, open_view: PageMaker
 ) -> None:
     body = {"model": "embedded", "prompt": "Count.", "max_tokens": 3}
     for _ in range(3):
         reply = httpx.post(f"{server.url}/v1/completions", json=body, headers=server.headers, timeout=PATIENCE)
         reply.raise_for_status()
-    with chromium.opened_page() as page:
-        page.go(f"{server.admin_url}/#/policy")
-        page.until("!document.querySelector('#sign-in').hidden")
-        sign_in(page, server.admin_key)
-        page.until("document.querySelector('#policy-classes table')")
-        page.js(f"document.querySelector('#policy-edit').value = '{EDIT}'")
-        page.click("#policy-what-if")
-        page.until_reads("#policy-checked", "Simulated: ")
-        cells = page.texts("#policy-checked tbody tr")
-        completed = next(row.split("\t") for row in cells if row.startswith("Completed"))
-        assert int(completed[1]) > int(completed[2]) >= 1  # the edit's limit has refused some
-        told = page.text("#policy-checked")
-        assert "nobody" in told and "the trace has no requests of this tenant" in told
-        assert "limits begin unused" in told
-        page.js("document.querySelector('#policy-edit').value = 'tenants: {acme: {wieght: 1}}'")
-        page.click("#policy-what-if")
-        page.until_reads("#policy-checked", "Not valid: 1 problem.")
-        assert page.complaints() == []
+    page = open_view("policy")
+    page.until_shown("#policy-classes table")
+    page.fill("#policy-edit", EDIT)
+    page.click("#policy-what-if")
+    page.until_reads("#policy-checked", "Simulated: ")
+    cells = page.texts("#policy-checked tbody tr")
+    completed = next(row.split("\t") for row in cells if row.startswith("Completed"))
+    assert int(completed[1]) > int(completed[2]) >= 1  # the edit's limit has refused some
+    told = page.text("#policy-checked")
+    assert "nobody" in told and "the trace has no requests of this tenant" in told
+    assert "limits begin unused" in told
+    page.fill("#policy-edit", "tenants: {acme: {wieght: 1}}")
+    page.click("#policy-what-if")
+    page.until_reads("#policy-checked", "Not valid: 1 problem.")
+    assert page.complaints() == []
 
 
 def test_the_api_refuses_what_is_no_policy_and_answers_in_figures(server: ServerProcess) -> None:
