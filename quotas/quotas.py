@@ -31,7 +31,7 @@ class Grant:
         self.key = key
         self.reservation = reservation  # None: no limit counts what it uses
         self.measure: Callable[[], Usage] = _nothing
-        self.settlement: asyncio.Future[None] | None = None  # done when the store has been told, or has not answered
+        self.settlement: asyncio.Future[None] | None = None  # done when the store has settled it, or has not answered
         self._quotas = quotas
         self._is_settled = False
 

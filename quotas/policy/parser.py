@@ -229,9 +229,9 @@ class TenantReader:
         if highest and self._levels[highest] < self._levels[tenant.highest_class]:
             section.wrong("highest_class", f"is above its tenant's, {tenant.highest_class}: a key can only narrow")
         models = section.values("models", words.model, (ALL_MODELS,))
-        strangers = sorted({*models} - {*tenant.models, ALL_MODELS})
-        if strangers and ALL_MODELS not in tenant.models:
-            section.wrong("models", f"{quoted(strangers[0])} is not among its tenant's models: a key can only narrow")
+        others = sorted({*models} - {*tenant.models, ALL_MODELS})
+        if others and ALL_MODELS not in tenant.models:
+            section.wrong("models", f"{quoted(others[0])} is not among its tenant's models: a key can only narrow")
         return KeyPolicy(
             id=key_id,
             hmac=section.value("hmac", words.hmac, None),

@@ -1,4 +1,4 @@
-"""The difference between two policies, told for each tenant and class that it concerns."""
+"""The difference between two policies, listed by the tenants and classes that it concerns."""
 
 from collections.abc import Iterator
 from itertools import groupby

@@ -1,7 +1,7 @@
-"""YAML as text at places: a tree in which no scalar has been given a type, so that `no`, 010 and 1:30 stay as written.
+"""Composes YAML into a tree of text at its places. No scalar is given a type: `no`, 010 and 1:30 stay as written.
 
-It is made from parser events without recursion. Aliases, anchors, tags, merge keys and duplicate keys are refused, and
-size, depth and the number of nodes are bounded, so that no file is dear to refuse.
+The tree is made from parser events without recursion. Aliases, anchors, tags, merge keys and duplicate keys are
+refused, and size, depth and the number of nodes are bounded, so that no file is dear to refuse.
 """
 
 import re

@@ -20,9 +20,9 @@ for i = 1, n do
     aside = aside - mine[i] * scale
   end
   local wanted, needed = tonumber(ARGV[10 + n + i]), tonumber(ARGV[10 + 2 * n + i])
-  local room = max(spec[field + 5 * n] - used - aside, 0) / scale
-  due[i] = floor(min(wanted, room * SHARE))
-  if due[i] < needed and wanted > 0 and 2 * needed <= room then due[i] = needed end
+  local left = max(spec[field + 5 * n] - used - aside, 0) / scale
+  due[i] = floor(min(wanted, left * SHARE))
+  if due[i] < needed and wanted > 0 and 2 * needed <= left then due[i] = needed end
   suffices = suffices and due[i] >= needed
   levels[i] = {used, at, part, aside}
 end
