@@ -43,8 +43,10 @@ def add_doctor_command(commands: "_SubParsersAction[Any]") -> None:
         const=ADMIN_URL,
         help=f"look at a running gateway, by its admin port (default: {ADMIN_URL})",
     )
-    doctor.add_argument("--key-file", metavar="FILE", type=Path, help="that holds its admin key")
-    doctor.add_argument("--json", action="store_true", help="print it as JSON")
+    doctor.add_argument(
+        "--key-file", metavar="FILE", type=Path, help="the file that holds the admin key of that gateway"
+    )
+    doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     add_flags(doctor)
     doctor.set_defaults(run=_doctor, parser=doctor)
 

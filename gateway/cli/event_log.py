@@ -15,7 +15,9 @@ def add_event_log_commands(commands: "_SubParsersAction[Any]") -> None:
     told.add_argument("request", metavar="REQUEST_ID", help=which)
     again = commands.add_parser("replay", help="decide an event log again and compare, byte for byte")
     for command, run in ((told, _explain), (again, _replay)):
-        command.add_argument("--log", metavar="FILE", type=Path, required=True, help="what --event-log was given")
+        command.add_argument(
+            "--log", metavar="FILE", type=Path, required=True, help="the file that --event-log was given"
+        )
         command.set_defaults(run=run, parser=command)
 
 

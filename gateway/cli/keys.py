@@ -58,11 +58,13 @@ def _add(
 
 
 def _create_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("tenant", metavar="TENANT", type=arguments.tenant, help="on whose behalf its requests run")
+    parser.add_argument(
+        "tenant", metavar="TENANT", type=arguments.tenant, help="the tenant on whose behalf its requests run"
+    )
     _add_expiry(parser, "it does not expire")
-    listed = f"what it is for (default: all, {','.join(SCOPES)})"
+    listed = f"what the key is for (default: all, {','.join(SCOPES)})"
     parser.add_argument("--scopes", metavar="SCOPES", type=arguments.scopes, default=SCOPES, help=listed)
-    parser.add_argument("--name", type=arguments.key_name, help="to know it by in `sluice keys list`")
+    parser.add_argument("--name", type=arguments.key_name, help="a name to know it by in `sluice keys list`")
     parser.add_argument(
         "--print-policy",
         action="store_true",
@@ -71,7 +73,7 @@ def _create_arguments(parser: ArgumentParser) -> None:
 
 
 def _list_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--tenant", metavar="TENANT", type=arguments.tenant, help="only those of this one")
+    parser.add_argument("--tenant", metavar="TENANT", type=arguments.tenant, help="only the keys of this tenant")
 
 
 def _rotate_arguments(parser: ArgumentParser) -> None:
@@ -87,14 +89,19 @@ def _rotate_arguments(parser: ArgumentParser) -> None:
 
 
 def _id_argument(parser: ArgumentParser) -> None:
-    parser.add_argument("id", metavar="ID", help="as `sluice keys list` shows it")
+    parser.add_argument("id", metavar="ID", help="the id of the key, as `sluice keys list` shows it")
 
 
 def _add_expiry(parser: ArgumentParser, default: str) -> None:
     ways = parser.add_mutually_exclusive_group()
-    ways.add_argument("--expires-days", metavar="DAYS", type=arguments.days, help=f"from now (default: {default})")
     ways.add_argument(
-        "--expires", metavar="DATE", type=arguments.expires, help="its first moment in UTC, or a time with its zone"
+        "--expires-days", metavar="DAYS", type=arguments.days, help=f"days until it expires (default: {default})"
+    )
+    ways.add_argument(
+        "--expires",
+        metavar="DATE",
+        type=arguments.expires,
+        help="when it expires: a day, at its first moment in UTC, or a time with its zone",
     )
 
 

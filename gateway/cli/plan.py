@@ -40,23 +40,45 @@ def add_plan_command(commands: "_SubParsersAction[Any]") -> None:
         description=__doc__,
         epilog=NOTES,
     )
-    plan.add_argument("model", metavar="MODEL", help="embedded, a local directory, or a hub name")
-    plan.add_argument("--memory", metavar="SIZE", type=_SIZE, required=True, help="of the device, such as 80GiB")
-    plan.add_argument("--dtype", choices=("auto", *ITEM_BYTES), default="auto", help="(default: auto, as stored)")
-    plan.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), default="auto", help="(default: auto, as --dtype)")
+    plan.add_argument("model", metavar="MODEL", help="the model: embedded, a local directory, or a hub name")
+    plan.add_argument("--memory", metavar="SIZE", type=_SIZE, required=True, help="memory of the device, such as 80GiB")
+    plan.add_argument(
+        "--dtype", choices=("auto", *ITEM_BYTES), default="auto", help="precision of the weights (default: as stored)"
+    )
+    plan.add_argument(
+        "--kv-cache-dtype",
+        choices=("auto", "fp8"),
+        default="auto",
+        help="precision of the KV cache (default: as --dtype)",
+    )
     limits = plan.add_argument_group("limits")
-    limits.add_argument("--max-num-seqs", metavar="N", type=_COUNT, default=256, help="(default: 256)")
-    limits.add_argument("--max-model-len", metavar="TOKENS", type=_COUNT, help="(default: the model's positions)")
+    limits.add_argument(
+        "--max-num-seqs", metavar="N", type=_COUNT, default=256, help="most sequences in one step (default: 256)"
+    )
+    limits.add_argument(
+        "--max-model-len",
+        metavar="TOKENS",
+        type=_COUNT,
+        help="most tokens of one sequence (default: all that the model can)",
+    )
     limits.add_argument(
         "--max-num-batched-tokens",
         metavar="TOKENS",
         type=_COUNT,
-        help=f"(default: {TOKEN_BUDGET}, or max_num_seqs if that is more)",
+        help=f"most tokens in one step (default: {TOKEN_BUDGET}, or max_num_seqs if that is more)",
     )
-    limits.add_argument("--context", metavar="TOKENS", type=_COUNT, default=1024, help="(default: 1024)")
+    limits.add_argument(
+        "--context",
+        metavar="TOKENS",
+        type=_COUNT,
+        default=1024,
+        help="tokens of each sequence in a step of decodes (default: 1024)",
+    )
     device = plan.add_argument_group("device")
-    device.add_argument("--gpu", choices=tuple(GPUS), default="h200", help="(default: h200)")
-    device.add_argument("--bandwidth", metavar="SIZE", type=_SIZE, help="bytes it sustains in a second, such as 4.3TB")
+    device.add_argument(
+        "--gpu", choices=tuple(GPUS), default="h200", help="the GPU whose published figures hold (default: h200)"
+    )
+    device.add_argument("--bandwidth", metavar="SIZE", type=_SIZE, help="bytes it reads in a second, such as 4.3TB")
     device.add_argument(
         "--flops", metavar="RATE", type=argument(_rate), help="FLOP/s of products it sustains, such as 790T"
     )

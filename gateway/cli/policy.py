@@ -153,12 +153,12 @@ def add_policy_command(commands: "_SubParsersAction[Any]") -> None:
     show = actions.add_parser("show", help="print what holds for each tenant, defaults filled in, as YAML")
     show.add_argument("path", metavar="PATH", type=Path, help=PATH)
     show.add_argument(
-        "--tenant", metavar="NAME", type=arguments.tenant, help="only this one, named in the policy or not"
+        "--tenant", metavar="NAME", type=arguments.tenant, help="only this tenant, whether the policy names it or not"
     )
     show.set_defaults(run=_show)
     diff = actions.add_parser("diff", help="print what changes for whom; exit status 0: nothing, 1: something")
     diff.add_argument("old", metavar="OLD", type=Path, help=PATH)
-    diff.add_argument("new", metavar="NEW", type=Path, help="likewise")
+    diff.add_argument("new", metavar="NEW", type=Path, help=PATH)
     diff.set_defaults(run=_diff)
     explain = actions.add_parser(
         "explain",
@@ -175,18 +175,26 @@ def _explain_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", type=Path, help=PATH)
     who = parser.add_mutually_exclusive_group(required=True)
     who.add_argument("--key", metavar="ID", help="an API key's id, as `sluice keys list` or the policy has it")
-    who.add_argument("--tenant", metavar="TENANT", type=arguments.tenant, help="any of its keys that is not narrowed")
+    who.add_argument(
+        "--tenant", metavar="TENANT", type=arguments.tenant, help="a tenant: any of its keys that is not narrowed"
+    )
     parser.add_argument(
         "--model", metavar="NAME", dest="asked_model", help="the model asked for (default: one that may be used)"
     )
     parser.add_argument(
-        "--input", metavar="TOKENS", type=arguments.count, default="1", help="of the prompt, such as 20k (default: 1)"
+        "--input",
+        metavar="TOKENS",
+        type=arguments.count,
+        default="1",
+        help="tokens of the prompt, such as 20k (default: 1)",
     )
     parser.add_argument(
         "--output", metavar="TOKENS", type=arguments.count, default="1", help="max_tokens times n (default: 1)"
     )
     tiers = ("auto", "default", *SERVICE_TIERS)
-    parser.add_argument("--service-tier", choices=tiers, metavar="TIER", help=f"{', '.join(tiers)} (default: auto)")
+    parser.add_argument(
+        "--service-tier", choices=tiers, metavar="TIER", help=f"one of {', '.join(tiers)} (default: auto)"
+    )
     add_flags(parser, only=STORE_FLAGS)
     parser.set_defaults(run=_explain)
 

@@ -65,20 +65,28 @@ def add_simulate_command(commands: "_SubParsersAction[Any]") -> None:
 
 
 def _add_traffic(group: Any) -> None:
-    group.add_argument("--trace", metavar="FILE", type=Path, required=True, help="requests and their lengths")
-    group.add_argument("--format", choices=["auto", *FORMATS], default="auto", help="of the trace (default: auto)")
-    group.add_argument("--requests", metavar="N", type=_count, help="use the first N, repeating the trace if need be")
+    group.add_argument("--trace", metavar="FILE", type=Path, required=True, help="recorded requests and their lengths")
+    group.add_argument(
+        "--format", choices=["auto", *FORMATS], default="auto", help="format of the trace (default: auto)"
+    )
+    group.add_argument(
+        "--requests", metavar="N", type=_count, help="use the first N requests, repeating the trace if need be"
+    )
     pace = group.add_mutually_exclusive_group()
-    pace.add_argument("--speedup", metavar="X", type=_positive, default=1.0, help="times as fast as recorded")
-    pace.add_argument("--load", metavar="X", type=_positive, help="as fast as X times what the device can complete")
+    pace.add_argument("--speedup", metavar="X", type=_positive, default=1.0, help="serve X times as fast as recorded")
+    pace.add_argument("--load", metavar="X", type=_positive, help="serve X times what the device can complete")
     pace.add_argument(
         "--rate", metavar="R", type=_positive, help="Poisson arrivals, R a second, lengths from the trace"
     )
     group.add_argument(
-        "--tenants", metavar="RULE", default="trace", help="4, heavy:0.8,light:0.2, hash:4 or trace (default: trace)"
+        "--tenants",
+        metavar="RULE",
+        default="trace",
+        help="whose the requests are: 4, heavy:0.8,light:0.2, hash:4 or trace (default: trace)",
     )
-    group.add_argument("--classes", metavar="RULE", default="trace", help="0:0.1,1:0.9 or trace (default: trace)")
-    tiers = "what requests ask for: flex:0.3,none:0.7 or trace (default: trace)"
+    classes = "the class of each request: 0:0.1,1:0.9 or trace (default: trace)"
+    group.add_argument("--classes", metavar="RULE", default="trace", help=classes)
+    tiers = "the service tier that requests ask for: flex:0.3,none:0.7 or trace (default: trace)"
     group.add_argument("--service-tiers", metavar="RULE", default="trace", help=tiers)
     group.add_argument(
         "--flood",
@@ -86,25 +94,31 @@ def _add_traffic(group: Any) -> None:
         type=_flood,
         action="append",
         default=[],
-        help="TENANT:RATE@START+SECONDS, may be repeated",
+        help="add requests of one tenant: TENANT:RATE@START+SECONDS; may be repeated",
     )
-    group.add_argument("--max-tokens", metavar="N", type=_count, default=0, help="what each request declares at least")
     group.add_argument(
-        "--patience", metavar="S", type=_positive, default=inf, help="clients leave without a token after S"
+        "--max-tokens", metavar="N", type=_count, default=0, help="tokens that each request declares at least"
+    )
+    group.add_argument(
+        "--patience", metavar="S", type=_positive, default=inf, help="clients that have no token after S seconds leave"
     )
     group.add_argument("--seeds", metavar="N", type=_count, default=1, help="runs of each policy (default: 1)")
 
 
 def _add_policies(group: Any) -> None:
     group.add_argument(
-        "--policy", metavar="P", help=f"(default: as an event log was recorded; else {DEFAULT_ORDERING})"
+        "--policy",
+        metavar="P",
+        help=f"the policy to simulate (default: as an event log was recorded; else {DEFAULT_ORDERING})",
     )
-    group.add_argument("--compare", metavar="P", action="append", default=[], help="another one; may be repeated")
+    group.add_argument(
+        "--compare", metavar="P", action="append", default=[], help="a policy to compare it with; may be repeated"
+    )
     group.add_argument(
         "--device",
         metavar="D",
-        help=f"{', '.join(DEVICES)} or a JSON file of coefficients (default: the one that an event log was recorded "
-        f"on, as it was configured; else {DEFAULT_DEVICE})",
+        help=f"what computes: {', '.join(DEVICES)} or a JSON file of coefficients (default: the device that an event "
+        f"log was recorded on, as it was configured; else {DEFAULT_DEVICE})",
     )
     group.add_argument("--jobs", metavar="N", type=_count, default=1, help="runs at a time (default: 1)")
 
@@ -118,7 +132,7 @@ def _add_report(group: Any) -> None:
     )  # fmt: skip
     group.add_argument(
         *("--good-per-token",), metavar="S", type=_positive,
-        help=f"and then a token each S seconds on average (default: likewise, {good.per_token:g})",
+        help=f"and then a token every S seconds on average (default: as promised, or {good.per_token:g})",
     )  # fmt: skip
     group.add_argument("--json", metavar="FILE", type=_new_file, help="write every figure of every run")
     group.add_argument("--html", metavar="FILE", type=_new_file, help="write charts and figures as one page")

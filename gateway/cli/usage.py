@@ -20,12 +20,20 @@ gateway with the same --redis-url and --state-dir keeps; a running gateway books
 
 def add_usage_command(commands: "_SubParsersAction[Any]") -> None:
     usage = commands.add_parser("usage", help="what tenants have used, by day", description=__doc__, epilog=NOTES)
-    usage.add_argument("--tenant", metavar="TENANT", type=arguments.tenant, help="only this one (default: all)")
+    usage.add_argument("--tenant", metavar="TENANT", type=arguments.tenant, help="only this tenant (default: all)")
     usage.add_argument(
-        "--from", metavar="DAY", dest="first", type=arguments.utc_day, help="(default: the first of the month of --to)"
+        "--from",
+        metavar="DAY",
+        dest="first",
+        type=arguments.utc_day,
+        help="the first day (default: the first of the month of --to)",
     )
-    usage.add_argument("--to", metavar="DAY", dest="last", type=arguments.utc_day, help="(default: today, in UTC)")
-    usage.add_argument("--by", choices=("tenant", "key"), default="tenant", help="a row for each (default: tenant)")
+    usage.add_argument(
+        "--to", metavar="DAY", dest="last", type=arguments.utc_day, help="the last day (default: today, in UTC)"
+    )
+    usage.add_argument(
+        "--by", choices=("tenant", "key"), default="tenant", help="print a row for each (default: tenant)"
+    )
     usage.add_argument("--csv", action="store_true", help="print comma-separated values, without totals")
     add_flags(usage, only={"policy": PRICES, **STORE_FLAGS})
     usage.set_defaults(run=_usage, parser=usage)
