@@ -232,7 +232,7 @@ class Backlog:
 
 PERIODS = 60  # remembered
 PERIOD = 1.0  # seconds
-SLOW_SHARE = 0.1  # the quantile that a promise is made by
+SLOW_SHARE = 0.1  # the quantile by which `Retry-After` is estimated
 UNMEASURED = 0.5  # seconds of predicted engine time a second
 SLOWEST = 0.01
 

@@ -66,7 +66,7 @@ class ConformalBound:
         return 1.0 if self._relative_from is None else max(estimate, self._relative_from)
 
 
-CONFIDENCE = 0.9  # of the bounds that clients are told
+CONFIDENCE = 0.9  # of the bounds that are reported to clients
 DONE_CONFIDENCE = 0.5  # that one admitted is done by its deadline: an answer that is cut short was computed in vain
 LAST_RATE = 0.003  # of adaptation; a third of what first tokens have
 FIRST_RELATIVE_FROM, LAST_RELATIVE_FROM = 0.5, 1e-3  # seconds; no error is taken relative to a shorter estimate
@@ -76,7 +76,7 @@ FIRST_RELATIVE_FROM, LAST_RELATIVE_FROM = 0.5, 1e-3  # seconds; no error is take
 class LatencyBounds:
     """Bounds on when a token comes, in seconds from the arrival.
 
-    `reported` is what the client is told; `likely`, which holds less often, is what its admission was decided by.
+    `reported` goes to the client; `likely`, which holds less often, is what its admission was decided by.
     """
 
     estimate: float

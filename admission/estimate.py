@@ -35,7 +35,7 @@ from backend.scheduler.sequence import Sequence
 
 MOST = 8  # quantiles that one sequence stands for
 ENOUGH = 128  # quantiles of all together, from which each has fewer
-COARSE = 8  # of what it has generated, a share that whoever outlived its end is expected to last at least
+COARSE = 8  # of what it has generated, a share that a sequence which outlived its end is expected to last at least
 _GOLDEN = 0.6180339887498949  # multiples of it, less their whole parts, are spread evenly
 
 

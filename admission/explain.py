@@ -82,7 +82,7 @@ class _LogReader:
         self._request = request
         self._given_up = _GIVEN_UP
         self._previous = 0.0  # when the last entry was made
-        self._held: dict[str, str] = {}  # tenants that are passed over, and the limit of their own it is for
+        self._held: dict[str, str] = {}  # tenants that are skipped, each with the limit of its own that it has met
         self._why: list[str] | None = None  # what the last plan says of the queue: the obstacle and whose it is
         self._readers: dict[str, Callable[..., None]] = {
             "request": self._asked,
@@ -122,7 +122,7 @@ class _LogReader:
         self._previous = now
 
     def _asked(self, now: float, name: str, tenant: str, *rest: Any) -> None:
-        """Tell of a request that was refused before it came to the core; others are told of when they arrive."""
+        """Note a request that was refused before it came to the core; others are noted when they arrive."""
         *_, prompts, refusal = rest
         if refusal is None or name != self._request:
             return

@@ -191,7 +191,7 @@ class FairQueue:
         return sequence
 
     def hold(self, tenant: str, reason: str | None) -> None:
-        """Pass a tenant over, without grants, for a limit of its own; None: it is passed over no more."""
+        """Skip a tenant, without grants, for a limit of its own that it has met; None: it is skipped no more."""
         account = self._account(tenant)
         if reason is not None and account.held is None:
             self._leave_ring(account)

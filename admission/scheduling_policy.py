@@ -80,8 +80,8 @@ class QueueBounds:
         part.
 
         A full queue refuses those who fill it. A tenant within an equal share of it is let in while twice what the
-        queue may hold leaves room for as much again as the tenant has waiting: of tenants that fill it one after
-        another, each leaves half of that room to the next (dynamic thresholds: Choudhury and Hahne, 1998).
+        queue may hold has space for as much again as the tenant has waiting: of tenants that fill it one after
+        another, each leaves half of that space to the next (dynamic thresholds: Choudhury and Hahne, 1998).
         """
         excess = self.excess(waiting, newcomer)
         if excess is None:

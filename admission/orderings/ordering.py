@@ -15,7 +15,7 @@ def weight_of(tenant: str, weights: Mapping[str, float]) -> float:
 
 
 class Ordering(SequenceQueue, Protocol):
-    """An order that is told what everyone uses. Costs are in the unit of account (see `ledger`)."""
+    """An order that accounts for what everyone uses. Costs are in the unit of account (see `ledger`)."""
 
     def at(self, now: float) -> None:
         """Note the time, before each plan."""

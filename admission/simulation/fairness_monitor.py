@@ -1,4 +1,4 @@
-"""Follows a fair queue from outside, by records of its own, and tells how near service came to the stated bound."""
+"""Measures a fair queue from outside, by records of its own: how near its service comes to the stated bound."""
 
 from collections import abc, deque
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ class _ServiceRecord:
 
 
 class FairnessMonitor:
-    """Measures fairness, told of each plan, of each completion, and of anything else that ends a sequence.
+    """Measures fairness. It has to be notified of each plan and completion, and of anything else that ends a sequence.
 
     Terms of the bound are as in `admission.fair_queue`, each the largest that was seen.
     """

@@ -210,7 +210,7 @@ class Loop:
         """Withdraw the queued prompts of a request of which another prompt is refused."""
         for sequence in list(request.running):
             self._core.finish(sequence, FinishReason.CANCELLED, now)
-            self._recorder.taken_back(sequence, now)
+            self._recorder.withdrawn(sequence, now)
             self._ended(sequence)
         if not request.running:
             request.grant.settle(0, 0)

@@ -90,7 +90,7 @@ class TrackedRequest:
 
 
 class Recorder:
-    """Keeps the figures of a run. The loop tells it of all that happens, in order of time; it changes nothing."""
+    """Keeps the figures of a run. The loop notifies it of all that happens, in order of time; it changes nothing."""
 
     def __init__(self, device: Device, objective: Objective | None, weights: Mapping[str, float]) -> None:
         """Without an `objective` a request is good when it keeps the targets of its own class."""
@@ -155,7 +155,7 @@ class Recorder:
         self.lost += 1
         self._forget(sequence, AttemptOutcome.LOST, now)
 
-    def taken_back(self, sequence: Sequence, now: float) -> None:
+    def withdrawn(self, sequence: Sequence, now: float) -> None:
         """Forget a queued sequence whose request was refused for another prompt, with which it is counted."""
         self._leave_queue(sequence, now)
         del self._tracked[sequence]

@@ -1,6 +1,6 @@
 """Reads our own event log: the traffic, and the machine that served it.
 
-A replay tells how long every answer became. A request that was refused or left before its end is taken to have wanted
+A replay shows how long every answer became. A request that was refused or left before its end is taken to have wanted
 all it declared; where it declared nothing, as much as half of its tenant's answers had. What limits refused never came
 to the core: it is read off its `request` entry, as are the tier, the key and the deadlines of every request. What was
 refused unread is taken to be like the request of its tenant that was read last.

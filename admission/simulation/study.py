@@ -22,7 +22,7 @@ CAPACITY_REQUESTS = 2000
 PROGRESS_INTERVAL = 1.0  # seconds of simulated time, between two reports of progress
 
 Task = tuple[SimulatedPolicy, int]  # and the seed
-Progress = Callable[[int], object]  # told how many more requests are over
+Progress = Callable[[int], object]  # called with how many more requests are over
 
 
 @dataclass(frozen=True, slots=True)

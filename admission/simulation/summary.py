@@ -8,7 +8,7 @@ from admission.simulation.recorder import ClassRecord, Recorder, TenantRecord
 from admission.simulation.statistics import jain_fairness_index, quantile
 
 CURVE = tuple(n / 100 for n in range(1, 101))  # shares at which distributions are drawn
-MOST_TENANTS = 100  # that are told apart in a summary, the most served first
+MOST_TENANTS = 100  # that a summary lists, the most served first
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ SLICE = 0.25  # seconds of simulated time, between two looks at the clock
 class WhatIf:
     """The result of a comparison. Both policies have met the same requests, up to the same moment."""
 
-    changes: tuple[str, ...]  # lines of text, as `policy_diff` tells them
+    changes: tuple[str, ...]  # lines of text, from `policy_diff`
     not_simulated: tuple[str, ...]  # a sentence for each change that could make no difference, and why
     assumed: tuple[str, ...]  # a sentence for each thing that was taken for granted
     num_requests: int  # that came
@@ -48,9 +48,9 @@ def what_if(
     """Serve the newest `most_requests` of recorded requests under two policies, side by side.
 
     `traffic` is what `read_traffic` makes of an event log, or made in memory; it must have a device, which says what is
-    served besides the policies, and arrivals in order of time. `places` tells where the fields of `after` stand.
+    served besides the policies, and arrivals in order of time. `places` has the places of the fields of `after`.
 
-    The promise: all that the policies say is simulated as it is served, and what is not is named in `not_simulated`.
+    All that the policies say is simulated as it is served, and what is not is named in `not_simulated`.
     The same arguments give the same figures wherever they are computed, unless the time is over first: within about
     `most_seconds` of `clock` both runs end at the same simulated moment, and requests then under way are neither
     completed nor refused. Nothing that is given changes. It computes with the interpreter's lock held and does nothing

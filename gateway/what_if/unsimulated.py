@@ -53,13 +53,13 @@ def unsimulated(changes: Iterable[Change], seen: Seen, *places: Places) -> list[
     """
     changes = list(changes)
     followed = _followed(changes, seen)
-    told = [
+    lines = [
         f"not simulated: {change.path}{_place(change, places)}: {reason}"
         for change in changes
         if change not in followed and (reason := _reason(change, seen)) is not None
     ]
-    more = len(told) - MOST_LINES
-    return [*told[:MOST_LINES], f"not simulated: {more} more changes, for such reasons"] if more > 0 else told
+    more = len(lines) - MOST_LINES
+    return [*lines[:MOST_LINES], f"not simulated: {more} more changes, for such reasons"] if more > 0 else lines
 
 
 def _followed(changes: Iterable[Change], seen: Seen) -> set[Change]:
