@@ -9,17 +9,16 @@ from hypothesis import strategies as st
 from admission.aging import Aging
 from admission.backlog import UNMEASURED, Backlog, DrainMeter, QueuePosition, TokenCaps
 from admission.scheduling_policy import Load
-from backend.sampling_params import SamplingParams
 from backend.scheduler.sequence import Sequence
+from tests.admission.sequences import make_sequence
 from tests.examples import examples
 
 AGING = Aging(2.0)
 
 
 def sequence(n: int, tenant: str = "a", prompt: int = 8, level: int = 0, arrival: float = 0.0) -> Sequence:
-    return Sequence(
-        str(n), tenant, [0] * prompt, SamplingParams(), 8, 0, frozenset(), arrival, level, body_bytes=10 * prompt
-    )
+    fields = {"arrival": arrival, "priority_class": level, "body_bytes": 10 * prompt}
+    return make_sequence(str(n), tenant, prompt, 8, **fields)
 
 
 def backlog() -> Backlog:

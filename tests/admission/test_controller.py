@@ -3,9 +3,9 @@
 from admission.controller import Controller
 from admission.core import SCALES, CoreConfig, MemoryGate, Unit, make_core
 from backend.config import EngineConfig
-from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import StepOutput
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
+from tests.admission.sequences import make_sequence
 
 CONFIG = CoreConfig(unit=Unit.TOKENS, memory=MemoryGate.OPTIMISTIC, **SCALES[Unit.TOKENS]._asdict())
 
@@ -24,7 +24,7 @@ def engine(max_preemptions: int) -> EngineConfig:
 
 def crowd(core: Controller, count: int) -> list[Sequence]:
     """More than there is memory for, once they have grown."""
-    sequences = [Sequence(f"s{n}", "t", [1] * 8, SamplingParams(), 38, 0, frozenset()) for n in range(count)]
+    sequences = [make_sequence(f"s{n}", "t", 8, 38) for n in range(count)]
     for n, sequence in enumerate(sequences):
         sequence.first_token_target = 60.0  # so that it is promised something
         core.arrive(sequence, n / 1000)
@@ -70,14 +70,14 @@ def test_when_those_given_up_are_taken_changes_no_decision() -> None:
     for takes in (True, False):
         core = make_core(CONFIG, engine(max_preemptions=0))
         crowd(core, 6)
-        now, batches, standings = 1.0, [], []
+        now, batches, credits_ = 1.0, [], []
         while core.scheduler.has_work:
             while (batch := core.schedule(now)) is not None:
                 batches.append(batch)
             if takes:
                 core.take_ended()
-            standings.append(core.credit("t"))
+            credits_.append(core.credit("t"))
             if core.scheduler.in_flight:
                 complete(core, now := now + 0.01)
-        runs.append((batches, standings))
+        runs.append((batches, credits_))
     assert runs[0] == runs[1]

@@ -1,6 +1,5 @@
 """When slots come free, and what a newcomer at a full batch is told of it."""
 
-from collections import deque
 from dataclasses import replace
 from itertools import count
 
@@ -16,9 +15,9 @@ from admission.outcome import DeadlineInfeasible
 from admission.output_length import OutputLengths
 from admission.step_time import StepTime, StepTimeModel, StepWork
 from backend.config import EngineConfig
-from backend.sampling_params import SamplingParams
-from backend.scheduler.batch import StepOutput
 from backend.scheduler.sequence import Sequence
+from tests.admission.clocked_core import ClockedCore
+from tests.admission.sequences import make_sequence
 from tests.examples import examples
 
 STEP = StepTime((0.01, 1e-5, 1e-5, 0.0, 0.0, 0.0, 0.0))
@@ -27,7 +26,8 @@ SLOTS = 8
 
 
 def running(name: str, max_tokens: int, generated: int = 0, tenant: str = "t") -> Sequence:
-    sequence = Sequence(name, tenant, [0], SamplingParams(), max_tokens, 0, frozenset(), output=[0] * generated)
+    sequence = make_sequence(name, tenant, 1, max_tokens)
+    sequence.output = [0] * generated
     sequence.num_computed_tokens = 1
     return sequence
 
@@ -115,34 +115,17 @@ def test_more_ahead_is_never_sooner_and_more_free_slots_are_never_later(
     assert departures.steps_until(lacking, work, free + 1, length) <= steps
 
 
-class Machine:
-    """Eight slots, on a virtual clock."""
+class Machine(ClockedCore):
+    """A machine of eight slots."""
 
     def __init__(self) -> None:
         engine = EngineConfig(num_blocks=2048, max_model_len=4096, max_num_seqs=SLOTS)
-        self.core = make_core(CoreConfig(), engine, StepTimeModel(STEP))
-        self.now = 0.0
-        self._launched: deque[tuple[int, int, float]] = deque()
+        super().__init__(CoreConfig(), engine, lambda step: STEP.seconds(work_of(step)), StepTimeModel(STEP))
         self._names = count()
 
     def arrive(self, tokens: int, level: int = 0, tenant: str = "a", **fields: object) -> Sequence:
-        name = str(next(self._names))
-        sequence = Sequence(name, tenant, [1] * 20, SamplingParams(), tokens, 0, frozenset(), **fields)  # type: ignore[arg-type]
-        sequence.priority_class, sequence.first_token_target = level, 2.0
-        self.core.arrive(sequence, self.now)
-        return sequence
-
-    def step(self) -> None:
-        while (batch := self.core.schedule(self.now)) is not None:
-            seconds = STEP.seconds(work_of(self.core.scheduler.in_flight[-1]))
-            self._launched.append((batch.step, len(batch.sampled), seconds))
-        number, sampled, seconds = self._launched.popleft()
-        self.now += seconds
-        self.core.update_from_output(StepOutput(number, [0] * sampled, seconds), self.now)
-
-    def run(self, steps: int) -> None:
-        for _ in range(steps):
-            self.step()
+        fields |= {"priority_class": level, "first_token_target": 2.0}
+        return self.add(make_sequence(str(next(self._names)), tenant, 20, tokens, **fields))
 
     def first_token_of(self, sequence: Sequence) -> float:
         """Seconds from its arrival."""
@@ -161,7 +144,7 @@ def test_nine_long_streams_on_eight_slots_and_a_newcomer_is_told_so(known: bool)
             machine.step()
     for _ in range(SLOTS + 1):
         machine.arrive(LONG)
-        machine.run(3)
+        machine.steps(3)
     newcomer = machine.arrive(SHORT, tenant="b")
     told = newcomer.first_token_estimate
     assert told is not None
@@ -173,7 +156,7 @@ def test_a_deadline_that_no_slot_comes_free_for_is_refused() -> None:
     machine = Machine()
     for _ in range(SLOTS + 1):
         machine.arrive(LONG)
-        machine.run(3)
+        machine.steps(3)
     with pytest.raises(DeadlineInfeasible) as refusal:
         machine.arrive(SHORT, tenant="b", first_token_by=machine.now + 5.0)
     assert refusal.value.estimate > 5 and not refusal.value.own_backlog
@@ -184,7 +167,7 @@ def test_urgent_work_takes_the_slot_of_a_lower_class_and_is_told_so() -> None:
     machine = Machine()
     for _ in range(SLOTS + 1):
         machine.arrive(LONG, level=1)
-        machine.run(3)
+        machine.steps(3)
     urgent, patient = machine.arrive(SHORT, tenant="b"), machine.arrive(SHORT, level=1, tenant="c")
     assert urgent.first_token_estimate is not None and patient.first_token_estimate is not None
     assert urgent.first_token_estimate < 0.5 and patient.first_token_estimate > 5
@@ -209,9 +192,7 @@ WAITING = st.tuples(st.sampled_from("abcdef"), st.integers(1, 3000), st.integers
 
 
 def sequence(name: str, tenant: str, prompt: int, level: int = 0, deadline: float | None = None) -> Sequence:
-    return Sequence(
-        name, tenant, [0] * prompt, SamplingParams(), 100, 0, frozenset(), NOW, level, first_token_by=deadline
-    )
+    return make_sequence(name, tenant, prompt, 100, arrival=NOW, priority_class=level, first_token_by=deadline)
 
 
 def core_with(waiting: list[Waiting], steps: int = 0) -> Controller:

@@ -14,6 +14,7 @@ from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, StepOutput
 from backend.scheduler.sequence import FinishReason, Sequence
+from tests.admission.sequences import make_sequence
 
 ENGINE = EngineConfig(
     num_blocks=40, max_model_len=120, block_size=4, max_num_seqs=6, max_num_batched_tokens=32, prefill_chunk=20
@@ -63,25 +64,29 @@ def record(config: CoreConfig, seed: int, events: int = 400, model: StepTimeMode
     return lines
 
 
+def check_replay(lines: list[str]) -> None:
+    assert [json.dumps(entry, separators=(",", ":")) for entry in replay(lines)] == lines
+
+
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("seed", range(5))
 def test_a_replay_reproduces_every_decision_to_the_byte(config: CoreConfig, seed: int) -> None:
     lines = record(config, seed)
-    assert [json.dumps(entry, separators=(",", ":")) for entry in replay(lines)] == lines
+    check_replay(lines)
 
 
 def test_a_deadline_that_passes_is_logged_with_the_plan_that_follows_and_no_other() -> None:
     lines: list[str] = []
     core = make_logged_core(CONFIGS["fair"], ENGINE, StepTimeModel(PRIOR), lines.append)[0]
     for name in "ab":
-        core.arrive(Sequence(name, "t", [9] * 6, SamplingParams(), 20, 0, frozenset([7])), 1.0)
-    late = Sequence("late", "t", [9] * 6, SamplingParams(), 20, 0, frozenset([7]))
+        core.arrive(make_sequence(name, "t", 6, 20, end=7), 1.0)
+    late = make_sequence("late", "t", 6, 20, end=7)
     late.first_token_by = 2.0
     core.arrive(late, 1.0)
     plans = [core.schedule(3.0), core.schedule(3.0)]
     assert all(plans) and core.take_ended() == [late]
     assert [json.loads(line)[-1] for line in lines if line.startswith('["plan"')] == [[["late", "expired"]], []]
-    assert [json.dumps(entry, separators=(",", ":")) for entry in replay(lines)] == lines
+    check_replay(lines)
 
 
 def test_the_recorded_runs_have_deadlines_that_pass_and_steps_that_are_lost() -> None:
@@ -94,7 +99,7 @@ def test_the_recorded_runs_have_deadlines_that_pass_and_steps_that_are_lost() ->
 def test_a_replay_begins_with_what_earlier_runs_had_learned_of_step_times(seed: int) -> None:
     learned = {"coefficients": [5e-3, 1e-3, 1e-6, 1e-8, 1e-7, 1e-9, 1e-6], "knee": 512, "steps": 5000}
     lines = record(CONFIGS["fair"], seed, events=1500, model=StepTimeModel.from_json(learned))
-    assert [json.dumps(entry, separators=(",", ":")) for entry in replay(lines)] == lines
+    check_replay(lines)
 
 
 def test_a_replay_tells_its_model_the_work_and_the_time_of_each_step() -> None:
@@ -155,10 +160,10 @@ def test_leases_and_extensions_are_events_too() -> None:
     lines: list[str] = []
     core = make_logged_core(CONFIGS["fair"], ENGINE, StepTimeModel(PRIOR), lines.append)[0]
     core.allow("t", 2, 1.0)
-    small = Sequence("small", "t", [9] * 6, SamplingParams(), 40, 0, frozenset([7]))
+    small = make_sequence("small", "t", 6, 40, end=7)
     small.limit_to(1)
     core.arrive(small, 1.5)
-    core.arrive(Sequence("large", "t", [9] * 30, SamplingParams(), 9, 0, frozenset([7])), 1.5)
+    core.arrive(make_sequence("large", "t", 30, 9, end=7), 1.5)
     now = 2.0
     for event in range(12):
         while (batch := core.schedule(now)) is not None:
@@ -170,7 +175,7 @@ def test_leases_and_extensions_are_events_too() -> None:
             core.allow("t", None, now)
     assert len(small.output) > 1
     assert any('"allowance"' in line for line in lines) and any('["extend"' in line for line in lines)
-    assert [json.dumps(entry, separators=(",", ":")) for entry in replay(lines)] == lines
+    check_replay(lines)
 
 
 def test_a_change_of_policy_is_an_event_too() -> None:
@@ -178,12 +183,12 @@ def test_a_change_of_policy_is_an_event_too() -> None:
     core = make_logged_core(CONFIGS["fair"], ENGINE, StepTimeModel(PRIOR), lines.append)[0]
     core.policy_changed(SchedulingPolicy({"a": 3.0}, (0.0, 5.0), (QueueBounds(count=9),), {"": 7}), 1.0)
     for n, tenant in enumerate("abab"):
-        core.arrive(Sequence(f"r{n}", tenant, [9] * 30, SamplingParams(), 9, 0, frozenset([7])), 1.5)
+        core.arrive(make_sequence(f"r{n}", tenant, 30, 9, end=7), 1.5)
     for step in range(8):
         while (batch := core.schedule(2.0 + step)) is not None:
             core.update_from_output(StepOutput(batch.step, [4] * len(batch.sampled), 0.01), 2.1 + step)
     assert any(line.startswith('["policy"') for line in lines)
-    assert [json.dumps(entry, separators=(",", ":")) for entry in replay(lines)] == lines
+    check_replay(lines)
 
 
 def test_what_was_asked_of_limits_is_an_event_too() -> None:
@@ -195,4 +200,4 @@ def test_what_was_asked_of_limits_is_an_event_too() -> None:
     )
     core.requested(Asked.unread("t", "a", None, "tokens/min"), 1.5)
     core.requested(Asked("s", "a", None, None, 80, None, None, None, (AskedPrompt(6, 9, True),), "tokens/min"), 1.0)
-    assert [json.dumps(entry, separators=(",", ":")) for entry in replay(lines)] == lines
+    check_replay(lines)

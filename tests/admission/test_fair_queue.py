@@ -10,25 +10,11 @@ from hypothesis import strategies as st
 
 from admission.aging import Aging
 from admission.fair_queue import FairQueue, gap_bound
-from backend.sampling_params import SamplingParams
 from backend.scheduler.sequence import Sequence
+from tests.admission.sequences import make_sequence
 from tests.examples import examples
 
 PROMPT, OUTPUT = 1.0, 2.0  # what a token costs (VTC's weights)
-
-
-def make(
-    name: str,
-    tenant: str,
-    prompt: int = 1,
-    output: int = 1,
-    arrival: float = 0.0,
-    level: int = 0,
-    deadline: float | None = None,
-) -> Sequence:
-    return Sequence(
-        name, tenant, [0] * prompt, SamplingParams(), output, 0, frozenset(), arrival, level, first_token_by=deadline
-    )
 
 
 class Machine:
@@ -83,7 +69,7 @@ def test_the_service_of_backlogged_tenants_stays_within_the_bound(
     for n in range(60 * tenants):
         name = rng.choice(names)
         prompt, output = (rng.randint(1, size) for size in sizes[name])
-        queue.add(make(f"s{n}", name, prompt, output, level=rng.randint(0, 1)))
+        queue.add(make_sequence(f"s{n}", name, prompt, output, priority_class=rng.randint(0, 1)))
     largest = 30 * PROMPT + 30 * max(predicted, OUTPUT)
     in_memory = memory * OUTPUT
     while all(queue.accounts[name].num_waiting for name in names):
@@ -97,8 +83,8 @@ def test_the_service_of_backlogged_tenants_stays_within_the_bound(
 def test_rounds_grant_every_waiting_tenant_once_however_often_the_head_is_asked_for() -> None:
     queue = FairQueue(10.0, Aging())
     for n in range(4):
-        queue.add(make(f"a{n}", "a"))
-        queue.add(make(f"b{n}", "b"))
+        queue.add(make_sequence(f"a{n}", "a"))
+        queue.add(make_sequence(f"b{n}", "b"))
     first = queue.head()
     assert first is not None
     for _ in range(1000):
@@ -109,9 +95,9 @@ def test_rounds_grant_every_waiting_tenant_once_however_often_the_head_is_asked_
 def test_the_grants_of_a_tenant_that_is_served_one_request_at_a_time_pay_for_its_requests() -> None:
     queue = FairQueue(10.0, Aging())
     for n in range(200):
-        queue.add(make(f"busy{n}", "busy"))
+        queue.add(make_sequence(f"busy{n}", "busy"))
     served = {"busy": 0.0, "light": 0.0}
-    queue.add(make("light0", "light"))
+    queue.add(make_sequence("light0", "light"))
     for n in range(100):
         head = queue.head()
         assert head is not None
@@ -121,13 +107,13 @@ def test_the_grants_of_a_tenant_that_is_served_one_request_at_a_time_pay_for_its
         queue.settle(head)
         served[head.tenant] += 8.0
         if head.tenant == "light":
-            queue.add(make(f"light{n + 1}", "light"))
+            queue.add(make_sequence(f"light{n + 1}", "light"))
     assert served["light"] >= 0.75 * served["busy"], "one request of 8 for each grant of 10, less the first"
 
 
 def spend(queue: FairQueue, tenant: str, cost: float) -> None:
     """One request of the tenant comes and is admitted."""
-    sequence = make(f"{tenant} {cost}", tenant)
+    sequence = make_sequence(f"{tenant} {cost}", tenant)
     queue.add(sequence)
     assert queue.head() is sequence
     queue.remove(sequence)
@@ -139,7 +125,7 @@ def test_a_tenant_comes_back_to_what_is_left_of_the_rounds_grant_and_to_its_debt
     spend(queue, "thrifty", 1.0)
     spend(queue, "lavish", 50.0)
     for name in ("thrifty", "lavish"):
-        queue.add(make(f"{name} again", name))
+        queue.add(make_sequence(f"{name} again", name))
     assert queue.credit("thrifty") == 9.0
     assert queue.credit("lavish") == -40.0
 
@@ -150,28 +136,28 @@ def test_credit_of_an_earlier_round_is_lost() -> None:
     spend(queue, "lavish", 50.0)
     spend(queue, "lavish", 50.0)
     assert queue.round > 2
-    queue.add(make("again", "thrifty"))
+    queue.add(make_sequence("again", "thrifty"))
     assert queue.credit("thrifty") == 10.0, "the grant of this round, and nothing of the first"
 
 
 def test_a_refund_is_no_credit_beyond_a_grant_for_a_tenant_that_comes_back() -> None:
     queue = FairQueue(10.0, Aging())
-    sequence = make("long", "a")
+    sequence = make_sequence("long", "a")
     queue.add(sequence)
     queue.remove(sequence)
     queue.prepay(sequence, 1.0)
     queue.settle(sequence)
     queue.prepaid[sequence] = 100.0
     queue.settle(sequence)
-    queue.add(make("again", "a"))
+    queue.add(make_sequence("again", "a"))
     assert queue.credit("a") == 10.0
 
 
 def test_tenants_with_credit_take_turns_by_admissions() -> None:
     queue = FairQueue(100.0, Aging())
     for n in range(3):
-        queue.add(make(f"flood {n}", "flood"))
-    queue.add(make("light", "light"))
+        queue.add(make_sequence(f"flood {n}", "flood"))
+    queue.add(make_sequence("light", "light"))
     admitted = []
     while (head := queue.head()) is not None:
         queue.remove(head)
@@ -182,14 +168,14 @@ def test_tenants_with_credit_take_turns_by_admissions() -> None:
 
 def test_a_refund_does_not_keep_a_tenant_at_the_head() -> None:
     queue = FairQueue(10.0, Aging())
-    flood = [make(f"flood {n}", "flood") for n in range(4)]
+    flood = [make_sequence(f"flood {n}", "flood") for n in range(4)]
     for sequence in flood:
         queue.add(sequence)
     for sequence in flood[:2]:
         assert queue.head() is sequence
         queue.remove(sequence)
         queue.prepay(sequence, 200.0)
-    light = make("light", "light")
+    light = make_sequence("light", "light")
     queue.add(light)
     for sequence in flood[:2]:
         queue.settle(sequence)  # all is paid back: none of it was used
@@ -207,17 +193,17 @@ def test_a_refund_does_not_keep_a_tenant_at_the_head() -> None:
 def test_credit_is_borrowed_only_to_overtake_a_lower_class() -> None:
     queue = FairQueue(10.0, Aging(), debt_limit=1000.0)
     for n in range(3):
-        queue.add(make(f"flood {n}", "flood"))
+        queue.add(make_sequence(f"flood {n}", "flood"))
     first = queue.head()
     assert first is not None
     queue.remove(first)
     queue.prepay(first, 500.0)
-    queue.add(make("equal", "light"))
+    queue.add(make_sequence("equal", "light"))
     head = queue.head()
     assert head is not None and head.tenant == "light", "as urgent, and not in debt"
     queue.remove(head)
     queue.prepay(head, 1.0)
-    queue.add(make("lower", "slow", level=1))
+    queue.add(make_sequence("lower", "slow", priority_class=1))
     head = queue.head()
     assert head is not None and head.tenant == "flood", "it overtakes on credit"
 
@@ -228,7 +214,7 @@ def test_only_the_ratios_of_weights_matter() -> None:
         queue = FairQueue(10.0, Aging(), {"heavy": 2.0 * scale, "light": 1.0 * scale})
         spend(queue, "heavy", 35.0)
         spend(queue, "light", 12.0)
-        queue.add(make("again", "heavy"))
+        queue.add(make_sequence("again", "heavy"))
         queue.head()
         credits_.append((queue.round, queue.credit("heavy"), queue.credit("light")))
     assert credits_[0] == credits_[1]
@@ -236,9 +222,9 @@ def test_only_the_ratios_of_weights_matter() -> None:
 
 def test_cancelled_entries_do_not_pile_up_behind_a_head_that_waits() -> None:
     queue = FairQueue(10.0, Aging())
-    queue.add(make("head", "a"))
+    queue.add(make_sequence("head", "a"))
     for n in range(1000):
-        cancelled = make(f"s{n}", "a", arrival=1.0)
+        cancelled = make_sequence(f"s{n}", "a", arrival=1.0)
         queue.add(cancelled)
         queue.remove(cancelled)
     assert len(queue.accounts["a"].waiting) < 100
@@ -248,8 +234,8 @@ def test_all_that_a_tenant_paid_ahead_is_a_part_of_the_bound() -> None:
     """First one tenant's work is slow and the other's done at once, then the other way round."""
     queue, cost, served, slow = FairQueue(1.0, Aging()), 10.0, Counter[str](), list[Sequence]()
     for n in range(100):
-        queue.add(make(f"a{n}", "a"))
-        queue.add(make(f"b{n}", "b"))
+        queue.add(make_sequence(f"a{n}", "a"))
+        queue.add(make_sequence(f"b{n}", "b"))
 
     def serve(sequence: Sequence) -> None:
         queue.charge([sequence], [cost])
@@ -288,11 +274,11 @@ def test_a_change_of_weights_holds_from_now_on() -> None:
             served[sequence.tenant] += 1
             queue.remove(sequence)
             queue.prepay(sequence, 10)
-            queue.add(make(f"{sequence.id}.", sequence.tenant))
+            queue.add(make_sequence(f"{sequence.id}.", sequence.tenant))
 
     for tenant in "ab":
         for n in range(3):
-            queue.add(make(f"{tenant}{n}", tenant))
+            queue.add(make_sequence(f"{tenant}{n}", tenant))
     serve(100)
     assert abs(served["a"] - served["b"]) <= 2
     served.update(a=0, b=0)
@@ -329,8 +315,8 @@ def queue_of(limit: float, *sequences: Sequence, quantum: float = 1.0) -> FairQu
 
 def flood(deadline: float | None = 10.0) -> list[Sequence]:
     """Four of one tenant, then one of another."""
-    of_a = [make(str(n), "a", arrival=n, deadline=deadline) for n in range(4)]
-    return [*of_a, make("x", "b", arrival=4.0, deadline=deadline)]
+    of_a = [make_sequence(str(n), "a", arrival=n, first_token_by=deadline) for n in range(4)]
+    return [*of_a, make_sequence("x", "b", arrival=4.0, first_token_by=deadline)]
 
 
 def test_within_the_limit_on_debt_the_oldest_goes_first_whose_turn_it_may_be() -> None:
@@ -347,7 +333,10 @@ def test_what_has_no_deadline_is_served_by_turns() -> None:
 
 
 def test_an_age_bonus_counts_as_age() -> None:
-    short, long = make("s", "a", arrival=1.0, deadline=10.0), make("l", "b", arrival=1.4, deadline=10.0)
+    short, long = (
+        make_sequence("s", "a", arrival=1.0, first_token_by=10.0),
+        make_sequence("l", "b", arrival=1.4, first_token_by=10.0),
+    )
     long.age_bonus = 0.5
     assert served(queue_of(10.0, short, long)) == "ls"
 

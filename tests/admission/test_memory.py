@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 from admission.memory import FuturePeak
 from admission.output_length import OutputLengths
 from backend.config import EngineConfig
-from backend.sampling_params import SamplingParams
 from backend.scheduler.sequence import Sequence
+from tests.admission.sequences import make_sequence
 
 ENGINE = EngineConfig(num_blocks=100, max_model_len=1000, block_size=10)
 
 
 def make(prompt: int, output: int, generated: int = 0, tenant: str = "t") -> Sequence:
-    sequence = Sequence("s", tenant, [0] * prompt, SamplingParams(), output, 0, frozenset())
+    sequence = make_sequence("s", tenant, prompt, output)
     sequence.output = [0] * generated
     sequence.num_tokens += generated
     return sequence

@@ -20,9 +20,9 @@ from admission.simulation.policy import parse_simulated_policy
 from admission.simulation.recorder import AttemptOutcome, Objective, Recorder
 from admission.step_time import StepTimeModel
 from backend.config import EngineConfig
-from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import StepOutput
 from backend.scheduler.sequence import FinishReason, Sequence
+from tests.admission.sequences import make_sequence
 from tests.examples import examples
 
 DEVICE = DEVICES["llama3-8b-a100"]
@@ -58,7 +58,7 @@ def waiting(core: Controller, n: int, tenant: str = "a", prompt: int = 400, **fi
 
 
 def sequence(name: str, tenant: str = "a", prompt: int = 400, **fields: object) -> Sequence:
-    return Sequence(name, tenant, [0] * prompt, SamplingParams(), 100, 0, frozenset(), **fields)
+    return make_sequence(name, tenant, prompt, 100, **fields)
 
 
 def test_under_overload_refusing_early_serves_more_than_any_baseline() -> None:
@@ -195,9 +195,9 @@ def test_nine_in_ten_first_and_last_tokens_come_by_when_clients_were_told(rate: 
     simulated = parse_simulated_policy(f"order=fair,{ENGINE}", DEVICE)
     core = simulated.make_core()
     Loop(core, DEVICE, Recorder(DEVICE, Objective(), {}), simulated.engine.max_model_len).run(arrivals)
-    promises = core.control.calibration
-    assert promises.coverage == pytest.approx(0.9, abs=0.03)
-    assert promises.completion_coverage == pytest.approx(0.9, abs=0.04)
+    calibration = core.control.calibration
+    assert calibration.coverage == pytest.approx(0.9, abs=0.03)
+    assert calibration.completion_coverage == pytest.approx(0.9, abs=0.04)
 
 
 def test_what_cannot_be_done_in_time_is_refused_before_it_costs_anything() -> None:

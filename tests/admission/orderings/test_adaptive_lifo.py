@@ -1,18 +1,17 @@
 """Adaptive LIFO, as a baseline: in order while the queue is short-lived, the newest first once it is not."""
 
 from admission.orderings.adaptive_lifo import AdaptiveLifo
-from backend.sampling_params import SamplingParams
 from backend.scheduler.sequence import Sequence
+from tests.admission.sequences import make_sequence
 
 PATIENCE = 0.5
 
 
-def sequence(name: str, arrival: float) -> Sequence:
-    return Sequence(name, "a", [0], SamplingParams(), 1, 0, frozenset(), arrival)
-
-
 def queue_of(*arrivals: float) -> tuple[AdaptiveLifo, list[Sequence]]:
-    queue, waiting = AdaptiveLifo(PATIENCE), [sequence(str(n), arrival) for n, arrival in enumerate(arrivals)]
+    queue, waiting = (
+        AdaptiveLifo(PATIENCE),
+        [make_sequence(str(n), arrival=arrival) for n, arrival in enumerate(arrivals)],
+    )
     for each in waiting:
         queue.add(each)
     return queue, waiting
@@ -40,7 +39,7 @@ def test_a_queue_that_does_not_run_empty_is_served_newest_first() -> None:
 def test_a_queue_that_has_run_empty_is_served_in_order_again() -> None:
     queue, _ = queue_of(1.0, 1.1)
     assert len(served(queue, 5.0)) == 2
-    later = [sequence("a", 6.0), sequence("b", 6.1)]
+    later = [make_sequence("a", arrival=6.0), make_sequence("b", arrival=6.1)]
     for each in later:
         queue.add(each)
     assert served(queue, 6.2) == later

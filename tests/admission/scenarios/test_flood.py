@@ -20,7 +20,7 @@ from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import StepOutput
 from backend.scheduler.sequence import Sequence, SequenceStatus
 from tests.admission.scenarios.random_core import TRUE
-from tests.admission.test_fair_queue import make
+from tests.admission.sequences import make_sequence
 from tests.examples import examples
 
 ENGINE = EngineConfig(
@@ -201,7 +201,7 @@ def test_no_more_work_overtakes_than_the_window_lets_in(
     inflows = {level: Inflow(burst, rate) for level in (0, 1)}
     buckets = {level: Bucket(inflow, burst) for level, inflow in inflows.items()}
     queue, now = FairQueue(1.0, aging), 0.0
-    victim = make("victim", "t", level=LOWEST)
+    victim = make_sequence("victim", "t", priority_class=LOWEST)
     queue.add(victim)
     for n in range(200):
         seconds = random.uniform(0, 0.2)
@@ -209,7 +209,7 @@ def test_no_more_work_overtakes_than_the_window_lets_in(
         for level, bucket in buckets.items():
             bucket.refill(seconds)
             if bucket.take(1.0):
-                queue.add(make(f"s{n}.{level}", "t", arrival=now, level=level))
+                queue.add(make_sequence(f"s{n}.{level}", "t", arrival=now, priority_class=level))
     overtaking = 0.0
     while (head := queue.head()) is not victim:
         assert head is not None

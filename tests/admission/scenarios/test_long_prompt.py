@@ -1,18 +1,18 @@
 """A prompt of 32k tokens beside 64 answers that were promised a rhythm, on a device that only takes time."""
 
-from collections import deque
 from random import Random
 from statistics import median
 
 import pytest
 
-from admission.core import CoreConfig, make_core
+from admission.core import CoreConfig
 from admission.ledger import work_of
 from admission.step_time import StepTime, StepTimeModel
 from backend.config import EngineConfig
-from backend.sampling_params import SamplingParams
-from backend.scheduler.batch import Batch, StepOutput
+from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence
+from tests.admission.clocked_core import ClockedCore
+from tests.admission.sequences import make_sequence
 
 INTERVAL = 0.05  # seconds between tokens, promised
 ANSWERS, CONTEXT, PROMPT, ANSWER, BUDGET = 64, 1024, 32_768, 1024, 2048
@@ -29,8 +29,8 @@ DEVICES = {  # of an 8B model on an H200, about: memory-bound and compute-bound 
 }
 
 
-class Machine:
-    """The core with two steps in flight, on a virtual clock; a step's time varies by `noise`, of itself."""
+class Machine(ClockedCore):
+    """Two steps are in flight; a step's time varies by `noise`, of itself, and is three times as long if it stalls."""
 
     def __init__(
         self, device: StepTime, noise: float, seed: int, model: StepTimeModel | None = None, stalled: float = 0.0
@@ -38,26 +38,14 @@ class Machine:
         self._device = device
         self._noise, self._stalled = noise, stalled
         self._random = Random(seed)
-        self._core = make_core(CoreConfig(), CONFIG, model)
-        self._launched: deque[tuple[Batch, float]] = deque()
-        self.now = 0.0
+        super().__init__(CoreConfig(), CONFIG, self._took, model)
 
     def arrive(self, name: str, prompt: int, interval: float | None) -> Sequence:
-        sampling = SamplingParams(ignore_eos=True)
-        sequence = Sequence(name, name, [1] * prompt, sampling, ANSWER, 0, frozenset(), token_interval=interval)
-        self._core.arrive(sequence, self.now)
-        return sequence
+        return self.add(make_sequence(name, name, prompt, ANSWER, token_interval=interval))
 
-    def step(self) -> float:
-        """Until the next is complete; its time in seconds, all of which every decode waits."""
-        while (batch := self._core.schedule(self.now)) is not None:
-            seconds = self._device.seconds(work_of(self._core.scheduler.in_flight[-1]))
-            stall = 3 if self._stalled and self._random.random() < self._stalled else 1
-            self._launched.append((batch, seconds * stall * self._random.lognormvariate(0, self._noise)))
-        batch, elapsed = self._launched.popleft()
-        self.now += elapsed
-        self._core.update_from_output(StepOutput(batch.step, [1] * len(batch.sampled), elapsed), self.now)
-        return elapsed
+    def _took(self, step: ScheduledStep) -> float:
+        stall = 3 if self._stalled and self._random.random() < self._stalled else 1
+        return self._device.seconds(work_of(step)) * stall * self._random.lognormvariate(0, self._noise)
 
 
 @pytest.mark.parametrize("device", DEVICES)

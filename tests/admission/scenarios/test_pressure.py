@@ -1,6 +1,6 @@
 """Trouble inside the machine, on a virtual clock: no memory for a step, a step that stalls. Classes decide who pays."""
 
-from collections import abc, deque
+from collections import abc
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from admission.controller import Controller
-from admission.core import PRIOR, CoreConfig, make_core
+from admission.core import PRIOR, CoreConfig
 from admission.fair_queue import FairQueue
 from admission.simulation.arrival import Arrival
 from admission.simulation.device import DEVICES, Device
@@ -18,47 +18,35 @@ from admission.simulation.policy import parse_simulated_policy
 from admission.simulation.recorder import AttemptOutcome, Objective, Recorder
 from admission.step_time import StepTimeModel, StepWork
 from backend.config import EngineConfig
-from backend.sampling_params import SamplingParams
-from backend.scheduler.batch import Batch, StepOutput
 from backend.scheduler.scheduled_step import NewToken
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
+from tests.admission.clocked_core import ClockedCore
+from tests.admission.sequences import make_sequence
 
 ENGINE = EngineConfig(num_blocks=400, max_model_len=256, max_num_seqs=32, max_num_batched_tokens=64, prefill_chunk=64)
 STEP = 0.02
 
 
-class Machine:
-    """A core on a device that has memory for steps of so many tokens."""
+class Machine(ClockedCore):
+    """A device that has memory for steps of at most `capacity` tokens."""
 
     def __init__(self) -> None:
-        self.core: Controller = make_core(CoreConfig(), ENGINE, StepTimeModel(PRIOR))
-        self.room = 10_000
-        self.now = 0.0
+        super().__init__(CoreConfig(), ENGINE, lambda step: STEP, StepTimeModel(PRIOR))
+        self.capacity = 10_000
         self.lost = 0
-        self._flying: deque[Batch] = deque()
 
     def arrive(self, name: str, level: int, prompt: int = 8, output: int = 200) -> Sequence:
-        sequence = Sequence(name, f"tenant-{level}", [0] * prompt, SamplingParams(), output, 0, frozenset())
-        sequence.priority_class = level
-        self.core.arrive(sequence, self.now)
-        return sequence
+        return self.add(make_sequence(name, f"tenant-{level}", prompt, output, priority_class=level))
 
-    def step(self) -> None:
-        while (batch := self.core.schedule(self.now)) is not None:
-            self._flying.append(batch)
+    def step(self) -> float:
+        self.launch()
         self.core.take_ended()
-        batch = self._flying.popleft()
-        if sum(batch.lengths) > self.room:
-            self.lost += 1
-            self._flying.clear()
-            assert self.core.rollback(self.now)
-            return
-        self.now += STEP
-        self.core.update_from_output(StepOutput(batch.step, [0] * len(batch.sampled), STEP), self.now)
-
-    def steps(self, count: int) -> None:
-        for _ in range(count):
-            self.step()
+        if sum(self.launched[0][0].batch.lengths) <= self.capacity:
+            return super().step()
+        self.lost += 1
+        self.launched.clear()
+        assert self.core.rollback(self.now)
+        return 0.0
 
 
 def ran(sequence: Sequence) -> bool:
@@ -70,7 +58,7 @@ def test_without_memory_for_all_the_lowest_class_makes_room() -> None:
     groups = [[machine.arrive(f"{level}-{n}", level) for n in range(8)] for level in (2, 0, 1)]
     machine.steps(10)
     assert all(ran(sequence) for group in groups for sequence in group)
-    machine.room = 15
+    machine.capacity = 15
     low, high, middle = groups
     while not machine.lost:
         machine.step()
@@ -83,7 +71,7 @@ def test_without_memory_for_all_the_lowest_class_makes_room() -> None:
 
 def test_the_highest_class_is_prefilled_first_in_what_is_left_of_a_step() -> None:
     machine = Machine()
-    machine.room = 16
+    machine.capacity = 16
     low = [machine.arrive(f"low-{n}", 2, prompt=60, output=100) for n in range(4)]
     machine.step()
     high = machine.arrive("high", 0, prompt=60, output=100)
@@ -94,12 +82,12 @@ def test_the_highest_class_is_prefilled_first_in_what_is_left_of_a_step() -> Non
 
 def test_steps_grow_again_when_memory_is_back() -> None:
     machine = Machine()
-    machine.room = 8
+    machine.capacity = 8
     answers = [machine.arrive(str(n), 1, prompt=60, output=4) for n in range(6)]
     while any(sequence.status is not SequenceStatus.FINISHED for sequence in answers):
         machine.step()
     assert {sequence.finish_reason for sequence in answers} == {FinishReason.LENGTH}
-    machine.room = 10_000
+    machine.capacity = 10_000
     machine.arrive("long", 1, output=240)
     lost = machine.lost
     for _ in range(8):
@@ -113,7 +101,7 @@ def test_nobody_is_charged_for_a_step_that_was_lost() -> None:
     machine = Machine()
     for n in range(6):
         machine.arrive(str(n), n % 3, output=5)
-    machine.room = 4
+    machine.capacity = 4
     while machine.core.scheduler.has_work:
         machine.step()
     queue = machine.core.scheduler.waiting

@@ -10,7 +10,7 @@ from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch
 from backend.scheduler.sequence import Sequence, SequenceStatus
-from tests.admission.test_fair_queue import make
+from tests.admission.sequences import make_sequence
 from tests.backend.paper_device import PaperDevice, continuation
 
 OPTIMISTIC = CoreConfig(memory=MemoryGate.OPTIMISTIC)
@@ -146,10 +146,13 @@ def test_a_stream_of_urgent_work_displaces_one_sequence_no_more_often_than_agree
 
 def test_urgent_work_borrows_also_when_it_has_just_become_the_first_of_its_tenant() -> None:
     queue = FairQueue(10.0, Aging(2.0), debt_limit=100.0)
-    first, urgent = make("first", "a", arrival=0.0, level=1), make("urgent", "a", arrival=3.0, level=0)
-    for sequence in (first, urgent, make("other", "b", arrival=0.0, level=1)):
+    first, urgent = (
+        make_sequence("first", "a", arrival=0.0, priority_class=1),
+        make_sequence("urgent", "a", arrival=3.0, priority_class=0),
+    )
+    for sequence in (first, urgent, make_sequence("other", "b", arrival=0.0, priority_class=1)):
         queue.add(sequence)
     assert queue.head() is first
     queue.remove(first)
     queue.prepay(first, 50.0)
-    assert queue.head() is urgent, "its tenant is in debt by less than it may debt_limit"
+    assert queue.head() is urgent, "its tenant is in debt by less than it may be"

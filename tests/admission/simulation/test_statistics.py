@@ -1,4 +1,4 @@
-"""What is measured of a run: quantiles, gaps, timelines, evenness."""
+"""Statistics of a run: quantiles, gaps, timelines, evenness."""
 
 from math import ceil
 
@@ -14,7 +14,6 @@ from admission.simulation.statistics import (
     jain_fairness_index,
     quantile,
 )
-from admission.simulation.svg import linear_ticks, log_ticks
 
 
 @given(st.lists(st.floats(1e-4, 1e4), min_size=1), st.floats(0.01, 1))
@@ -58,15 +57,3 @@ def test_a_timeline_keeps_the_largest_value_in_bounded_memory(samples: list[tupl
     assert len(timeline.values) <= MOST_INTERVALS
     assert max(timeline.values) == max(value for _, value in samples)
     assert (len(timeline.values) - 1) * timeline.interval <= max(time for time, _ in samples)
-
-
-@given(st.floats(1e-6, 1e9))
-def test_linear_ticks_are_few_and_reach_the_end(high: float) -> None:
-    ticks = linear_ticks(high)
-    assert ticks[0] == 0 and 2 <= len(ticks) <= 6 and ticks[-1] >= high * (1 - 1e-9)
-
-
-@given(st.floats(1e-5, 1e4), st.floats(1.0001, 1e6))
-def test_log_ticks_lie_within_the_axis(low: float, factor: float) -> None:
-    ticks = log_ticks(low, low * factor)
-    assert 1 <= len(ticks) <= 13 and all(low * (1 - 1e-9) <= tick <= low * factor for tick in ticks)
