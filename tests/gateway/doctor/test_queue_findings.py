@@ -1,0 +1,107 @@
+"""Troubles of the queue are named with their evidence when they are there, and not when they are not."""
+
+import pytest
+
+from admission.explain import REASONS
+from gateway.doctor.finding import Severity
+from gateway.doctor.findings import findings
+from tests.gateway.doctor.snapshots import (
+    BEFORE,
+    HEALTHY,
+    found,
+    histogram,
+    snapshot,
+    tenant,
+    waits,
+)
+
+MEMORY, SLOTS, ALLOWANCE = REASONS["memory"], REASONS["slots"], REASONS["allowance"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "remedy"),
+    [(MEMORY, "--kv-memory-bytes"), (f"behind others, because {SLOTS}", "--max-num-seqs"), ("something else", "log")],
+)
+def test_waiting_and_not_admitted_names_the_reason(reason: str, remedy: str) -> None:
+    none_admitted = {'sluice_admissions_total{class="standard"}': 100.0}
+    finding = found(none_admitted, waiting=(waits(reason), waits(reason, 12.5)))["not_admitted"]
+    assert finding.severity is Severity.SERIOUS
+    assert finding.evidence.startswith("2 wait, the longest for 12.5 s, and none was admitted in 5.0 s: ")
+    assert finding.evidence.endswith(reason.removeprefix("behind others, because "))
+    assert remedy in finding.remedy
+
+
+def test_a_queue_that_moves_is_none_that_stands() -> None:
+    assert "not_admitted" not in found(waiting=(waits(MEMORY),))
+    just_come = {'sluice_admissions_total{class="standard"}': 100.0}
+    assert "not_admitted" not in found(just_come, waiting=(waits(MEMORY, 0.2),))
+
+
+def test_a_wait_for_the_tenants_own_limit_is_told_apart() -> None:
+    none_admitted = {'sluice_admissions_total{class="standard"}': 100.0}
+    troubles = found(none_admitted, waiting=(waits(ALLOWANCE), waits(ALLOWANCE, tenant="bolt")))
+    assert "not_admitted" not in troubles
+    assert troubles["held_by_own_limit"].evidence.startswith("2 wait, the longest for 9.0 s, of acme (1), bolt (1): ")
+    assert "kv_bytes" in troubles["held_by_own_limit"].remedy
+
+
+def test_queue_time_above_a_classs_target() -> None:
+    name, label = "sluice_queue_time_seconds", 'class="interactive"'
+    before = histogram(name, {"0.25": 0, "0.5": 0, "1": 0, "+Inf": 0}, label)
+    late = histogram(name, {"0.25": 1, "0.5": 4, "1": 10, "+Inf": 10}, label)
+    finding = found(late, before)["above_target_interactive"]
+    assert finding.evidence == "6 of 10 that were admitted had waited longer than 0.5 s"
+    assert finding.severity is Severity.SERIOUS
+    in_time = histogram(name, {"0.25": 9, "0.5": 10, "1": 10, "+Inf": 10}, label)
+    assert "above_target_interactive" not in found(in_time, before)
+    oldest = {
+        'sluice_queue_oldest_age_seconds{class="standard"}': 7.0,
+        'sluice_queue_oldest_age_seconds{class="batch"}': 99.0,
+    }
+    troubles = found(oldest)
+    assert troubles["above_target_standard"].evidence == "the oldest waits for 7.0 s"
+    assert "above_target_batch" not in troubles
+
+
+def test_estimates_that_do_not_hold() -> None:
+    name = "sluice_estimate_error_seconds"
+    off = {f'{name}_count{{token="first",side="early"}}': 20.0, f'{name}_count{{token="first",side="late"}}': 20.0}
+    assert found(off)["estimates_off"].evidence == "20 of 40 estimates held in 5.0 s; nine in ten are meant to"
+    good = off | {f'{name}_count{{token="first",side="late"}}': 2.0}
+    assert "estimates_off" not in found(good)
+    few = {key: value / 4 for key, value in off.items()}
+    assert "estimates_off" not in found(few)
+
+
+def test_a_tenant_that_floods() -> None:
+    noisy = tenant("noisy", waiting=40, running=6, share=0.5, requests=10)
+    quiet = tenant("quiet", waiting=1, running=2, requests=5)
+    waiting = (waits(SLOTS, 1.5, "noisy"), waits(SLOTS, 0.3, "quiet"))
+    finding = found(tenants=(noisy, quiet), waiting=waiting)["flooding_tenant"]
+    assert finding.trouble == "tenant noisy floods the queue"
+    assert "40 of 41 that wait are its own, and 6 of its run; it had 50% of the engine's time" in finding.evidence
+    assert finding.evidence.endswith("no other tenant's request waits for longer than 0.3 s")
+    assert "flooding_tenant" not in found(tenants=(noisy,))
+    assert "flooding_tenant" not in found(tenants=(noisy, quiet | {"waiting": 30}))
+
+
+def test_a_tenant_that_is_refused_again_and_again() -> None:
+    before = snapshot(10.0, BEFORE, tenants=(tenant("noisy", refused=5),))
+    after = snapshot(15.0, HEALTHY, tenants=(tenant("noisy", refused=45), tenant("quiet", refused=2)))
+    (finding,) = findings(before, after)
+    assert finding.evidence == "40 of 42 refusals in 5.0 s were of its requests"
+
+
+def test_retries_before_their_time() -> None:
+    early = {'sluice_retries_total{honoured="false"}': 12.0, 'sluice_retries_total{honoured="true"}': 3.0}
+    assert "12 of 15 retries" in found(early)["early_retries"].evidence
+
+
+def test_refusals_that_are_the_servers_own_are_told_with_their_reasons() -> None:
+    metric = 'sluice_refusals_total{reason="%s",code="%s"}'
+    away = {metric % ("quota_store", "quota_unverifiable"): 198.0, metric % ("rate", "rate_limit_exceeded"): 500.0}
+    finding = found(away)["refusing"]
+    assert (finding.evidence, finding.severity) == ("198 in 5.0 s: quota_store 198", Severity.SERIOUS)
+    full = {metric % ("queue_full", "server_is_overloaded"): 30.0}
+    assert found(full)["refusing"].severity is Severity.WARNING
+    assert "refusing" not in found({metric % ("rate", "rate_limit_exceeded"): 500.0})

@@ -1,0 +1,79 @@
+"""Troubles around the engine are named with their evidence when they are there, and not when they are not."""
+
+import pytest
+
+from admission.explain import REASONS
+from gateway.doctor.finding import Severity
+from tests.gateway.doctor.snapshots import (
+    found,
+    histogram,
+    lives,
+)
+
+MEMORY, SLOTS, ALLOWANCE = REASONS["memory"], REASONS["slots"], REASONS["allowance"]
+
+
+def test_a_store_that_is_away_or_was() -> None:
+    assert found({"sluice_store_connected": 0.0})["store_away"].severity is Severity.SERIOUS
+    assert found({"sluice_store_outages_total": 1.0})["store_away"].severity is Severity.WARNING
+
+
+def test_a_slow_store() -> None:
+    name, label = "sluice_store_latency_seconds", 'script="take"'
+    before = histogram(name, {"0.01": 0, "0.025": 0, "0.05": 0, "+Inf": 0}, label)
+    slow = histogram(name, {"0.01": 1, "0.025": 2, "0.05": 12, "+Inf": 12}, label)
+    assert found(slow, before)["store_slow"].evidence == "10 of 12 calls took longer than 25 ms, 100 ms on average"
+    quick = histogram(name, {"0.01": 11, "0.025": 11, "0.05": 12, "+Inf": 12}, label)
+    assert "store_slow" not in found(quick, before)
+    starved = found(slow | {"sluice_loop_late_seconds_total": 0.3}, before)
+    assert "store_slow" not in starved, "what a late loop measures is its own lateness"
+    assert "late by 0.30 s in all of 5.0 s" in starved["late_loop"].evidence
+
+
+def test_store_calls_that_fail() -> None:
+    assert "store_fails" in found({'sluice_store_errors_total{script="take"}': 1.0})
+
+
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        ("sluice_spans_dropped_total", "4 spans in"),
+        ("sluice_log_lines_dropped_total", "4 log lines in"),
+        ('sluice_metric_exports_total{result="failed"}', "4 pushes of metrics in"),
+    ],
+)
+def test_lost_telemetry(metric: str, said: str) -> None:
+    assert found({metric: 4.0})["lost_telemetry"].evidence.startswith(said)
+
+
+def test_exported_telemetry_is_not_lost() -> None:
+    assert "lost_telemetry" not in found({'sluice_metric_exports_total{result="exported"}': 4.0})
+
+
+def test_clients_that_do_not_read() -> None:
+    slow = lives(reason="its client reads slowly: a write has waited 3.2 s")
+    finding = found(live=(slow, lives()))["slow_clients"]
+    assert finding.evidence == "1 of 2, of acme: r1 (a write has waited 3.2 s); they hold 7 KV blocks"
+
+
+@pytest.mark.parametrize(("lag", "severity"), [(0.2, Severity.WARNING), (0.8, Severity.SERIOUS)])
+def test_a_late_event_loop(lag: float, severity: Severity) -> None:
+    assert found({"sluice_loop_lag_seconds": lag})["late_loop"].severity is severity
+
+
+def test_an_edited_policy_that_is_not_valid() -> None:
+    problem = "policy.yaml:3:1: no such field\npolicy.yaml:4:1: another"
+    assert found(policy={"problem": problem})["invalid_policy"].evidence == "policy.yaml:3:1: no such field"
+
+
+def test_orphans_and_reservations_that_nobody_settles() -> None:
+    orphaned = {"sluice_orphans": 2.0}
+    assert "orphans" not in found(orphaned)
+    assert "orphans" in found(orphaned, orphaned)
+    idle = {"sluice_live_requests": 0.0}
+    assert "8 reservations" in found(idle, idle)["unsettled"].evidence
+    assert "unsettled" not in found(idle)
+
+
+def test_a_gateway_that_drains() -> None:
+    assert "draining" in found(draining=True)
