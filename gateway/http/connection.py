@@ -2,10 +2,8 @@
 
 import asyncio
 import logging
-import select
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
@@ -17,43 +15,8 @@ from uvicorn.server import ServerState
 
 from gateway.errors import ApiError, BadRequest, HeadersTooLarge, Overloaded, RequestTimedOut
 from gateway.http.connection_table import ConnectionEntry
+from gateway.http.disconnects import DisconnectNotice, HangupWatcher
 from gateway.http.responses import encode_headers, request_id
-
-
-class HangupWatcher:
-    """Watches sockets whose input has ended for a reset (EPOLLHUP), which the event loop does not.
-
-    It has an epoll of its own, because every epoll reports a reset even if it is asked for nothing.
-    """
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._epoll = select.epoll()
-        self._callbacks: dict[int, Callable[[], object]] = {}
-        self._loop.add_reader(self._epoll.fileno(), self._poll)
-
-    def watch(self, number: int, on_hangup: Callable[[], object]) -> None:
-        """Call `on_hangup`, once, when the other end of the descriptor's connection has closed both ways."""
-        self._callbacks[number] = on_hangup
-        self._epoll.register(number, 0)
-
-    def forget(self, number: int) -> None:
-        """Stop watching a descriptor, before it is closed: the next one with its number would be watched otherwise."""
-        if self._callbacks.pop(number, None) is not None:
-            with suppress(OSError, ValueError):
-                self._epoll.unregister(number)
-
-    def close(self) -> None:
-        self._loop.remove_reader(self._epoll.fileno())
-        self._epoll.close()
-
-    def _poll(self) -> None:
-        for number, _ in self._epoll.poll(0):
-            on_hangup = self._callbacks.get(number)
-            self.forget(number)
-            if on_hangup is not None:
-                on_hangup()
-
 
 log = logging.getLogger(__name__)
 
@@ -131,6 +94,7 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0  # read since the last message, or since the last part of this one's body
         self._reads_headers = True
         self._ignores_input = False
+        self._disconnect: DisconnectNotice | None = None  # of the newest request
         self._lingers = False  # everything is answered, and input is discarded until the connection is closed
         self._watched: int | None = None  # the descriptor, once the client has closed its sending half
 
@@ -159,6 +123,8 @@ class Connection(HttpToolsProtocol):
         if self._watched is not None:
             self._hangup_watcher.forget(self._watched)
         super().connection_lost(exc)
+        if self._disconnect is not None:
+            self._disconnect.tell()
         if self.cycle is not None:
             self.cycle.transport = self.transport  # not by way of this connection, which has it
 
@@ -215,7 +181,10 @@ class Connection(HttpToolsProtocol):
             return
         super().on_message_begin()
         self._unset_keepalive_if_required()
-        self.scope["extensions"] = {TRANSPORT: {"transport": self.transport, "entry": self._entry}}
+        self._disconnect = DisconnectNotice(self.flow)
+        self.scope["extensions"] = {
+            TRANSPORT: {"transport": self.transport, "entry": self._entry, "disconnect": self._disconnect}
+        }
         self._reads_headers = True
         self._start_timer()
 
@@ -327,6 +296,8 @@ class Connection(HttpToolsProtocol):
         if self.is_answering:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
+            if self._disconnect is not None:
+                self._disconnect.tell()
 
     def _close_lingering(self) -> None:
         """Close once the client has sent all it is about to, or `header_timeout` is over (a lingering close)."""

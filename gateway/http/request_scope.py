@@ -14,6 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 from admission.outcome import Outcome
 from gateway.errors import ApiError, BadRequest, RequestTimedOut, RequestTooLarge, ShuttingDown
 from gateway.http.connection import TRANSPORT
+from gateway.http.disconnects import DisconnectNotice
 
 
 class ClientGone(Exception):
@@ -90,14 +91,15 @@ async def _next_part(receive: Receive, timeout: float) -> Message:
 
 
 class RequestScope:
-    """Runs its block beside a watcher for `http.disconnect`, from the last byte of the body to the last of the answer.
+    """Runs its block and is told of `http.disconnect`, from the last byte of the body to the last of the answer.
 
     `end` cancels the block from anywhere; the block's own cleanup runs, the cancellation stops at the end of the scope,
     and `outcome` then says why. `ActiveRequests.sweep` ends a request whose write makes no progress.
     """
 
     __slots__ = (
-        "_active", "_cancelling", "_clock", "_receive", "_send", "_task", "_transport", "_watcher", "_writes",
+        "_active", "_cancelling", "_clock", "_disconnect", "_receive", "_send", "_task", "_transport", "_watcher",
+        "_writes",
         "ended_early", "error", "outcome", "writing_since",
     )  # fmt: skip
 
@@ -122,22 +124,29 @@ class RequestScope:
         self._receive = receive
         self._send = send
         self._transport = _transport(scope)
+        self._disconnect: DisconnectNotice | None = _extension(scope).get("disconnect")
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.current_task()
         assert self._task is not None
         self._cancelling = self._task.cancelling()
-        self._watcher = asyncio.create_task(self._watch())
+        if self._disconnect is not None:
+            self._disconnect.watch(self._client_gone)
+        else:  # a server that is not ours has no notice to give
+            self._watcher = asyncio.create_task(self._watch())
         self._active.add(self)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        assert self._task is not None and self._watcher is not None
+        assert self._task is not None
         self._active.discard(self)
         task, self._task = self._task, None  # from now on `end` comes too late
-        self._watcher.cancel()
+        if self._disconnect is not None:
+            self._disconnect.forget()
+        if self._watcher is not None:
+            self._watcher.cancel()
         self._watcher = None  # which ends with an error whose traceback leads to this scope
         if self.outcome is None:
             return False
@@ -181,13 +190,22 @@ class RequestScope:
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+        self._client_gone()
+
+    def _client_gone(self) -> None:
         self.end(Outcome.DISCONNECTED)
 
 
 def _transport(scope: Scope) -> asyncio.WriteTransport | None:
     """Returns the connection's transport; None if the server does not hand it over."""
-    transport: asyncio.WriteTransport | None = scope.get("extensions", {}).get(TRANSPORT, {}).get("transport")
+    transport: asyncio.WriteTransport | None = _extension(scope).get("transport")
     return transport
+
+
+def _extension(scope: Scope) -> dict[str, Any]:
+    """Returns what the server hands over of the connection; empty where it is not ours."""
+    extension: dict[str, Any] = scope.get("extensions", {}).get(TRANSPORT, {})
+    return extension
 
 
 async def _absorb_cancellation() -> None:

@@ -10,16 +10,9 @@ from starlette.types import Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from gateway.http.connection import (
-    DEAD_PEER_SECONDS,
-    MAX_HEADER_BYTES,
-    TRANSPORT,
-    Connection,
-    HangupWatcher,
-    bound_socket,
-    show_key,
-)
+from gateway.http.connection import DEAD_PEER_SECONDS, MAX_HEADER_BYTES, TRANSPORT, Connection, bound_socket, show_key
 from gateway.http.connection_table import ConnectionState, ConnectionTable
+from gateway.http.disconnects import HangupWatcher
 
 POST = b"POST /v1/x?q=1 HTTP/1.1\r\nhost: a\r\nx-own: yes\r\ncontent-length: 5\r\n\r\nhello"
 UPGRADE = POST.replace(b"x-own", b"Connection: Upgrade, HTTP2-Settings\r\nUPGRADE: h2c\r\nx-own")
