@@ -1,4 +1,4 @@
-"""How a server learns that a client has gone: by a lost connection, or by a reset after it has said that it sends no more."""
+"""How a server learns that a client has gone: by a lost connection, or by a reset once it sends no more."""
 
 import asyncio
 import select
