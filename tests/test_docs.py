@@ -115,3 +115,11 @@ def test_the_glossary_is_short_sorted_and_says_where_each_term_lives() -> None:
     assert terms == sorted(terms, key=str.lower)
     assert all(meaning.endswith(".") for _, meaning, _ in rows)
     assert all(PATH.search(place) for _, _, place in rows)
+
+
+def test_the_table_of_rooms_has_every_room() -> None:
+    rooms = {name(path.parent) for package in PACKAGES for path in (ROOT / package).glob("*/__init__.py")}
+    table = re.findall(
+        r"^\| `([\w/]+)` \|", (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert rooms - set(table) == set()
