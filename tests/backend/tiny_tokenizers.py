@@ -1,6 +1,9 @@
 """Small tokenizers of the kinds that real checkpoints have, trained in the test on a few words of many scripts."""
 
+import json
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -73,3 +76,10 @@ def metaspace_unigram() -> tokenizers.Tokenizer:
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
     return tokenizer
+
+
+def write_model(directory: Path, **config: Any) -> Path:
+    byte_level_bpe().save(str(directory / "tokenizer.json"))
+    defaults = {"bos_token": {"content": "<s>", "lstrip": False}, "eos_token": "</s>", "add_bos_token": True}
+    (directory / "tokenizer_config.json").write_text(json.dumps(defaults | config))
+    return directory

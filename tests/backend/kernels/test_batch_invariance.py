@@ -1,17 +1,14 @@
 """A row has the same bits whatever is computed beside it, however a prompt is cut, and by any number of threads."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from backend.kernels import linear as linears
 from backend.kernels.cpu import CpuOps
-from backend.kernels.linear import HEIGHTS, TiledLinear, packs, tiles
 from backend.kernels.ops import StepInputs
-from backend.kernels.self_check import batch_dependent
 from backend.kernels.torch_ops import TorchOps
 from tests.backend.kernels.ragged import Heads, Ragged, ragged
 
@@ -21,13 +18,7 @@ CHUNKS = (1, 2, 3, 5, 16, 33, 96)
 EPS = 1e-6
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Threads that wait for each other on a busy machine take longer than the work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def bits(x: Tensor) -> Tensor:
@@ -117,78 +108,5 @@ def test_a_product_is_exact_for_every_shape_of_its_panels_and_tiles(
         assert torch.equal(found, expected[:rows].to(dtype)), "small integers are exact"
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_check_at_load_accepts_what_we_ship(native: CpuOps, dtype: torch.dtype) -> None:
-    assert batch_dependent(native, dtype) == []
-    assert native.batch_invariant
-
-
-def test_the_check_at_load_names_what_depends_on_the_batch(native: CpuOps, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = native.paged_attention
-    monkeypatch.setattr(native, "silu_mul", lambda x: x + x.shape[0])
-    monkeypatch.setattr(native, "paged_attention", lambda q, *others: plain(q, *others) * (1 + q.shape[0] % 2))
-    assert batch_dependent(native, torch.float32) == ["silu_mul", "paged_attention"]
-
-
 def test_torchs_kernels_promise_nothing() -> None:
     assert not TorchOps().batch_invariant
-
-
-needs_onednn = pytest.mark.skipif(not packs(torch.float32), reason="oneDNN's packed products are not there")
-
-
-@needs_onednn
-@pytest.mark.parametrize("bias", [False, True])
-def test_tiles_of_onednn_compute_what_one_product_does(bias: bool) -> None:
-    weight, x = torch.randn(50, 40), torch.randn(1300, 40)
-    product = TiledLinear(weight, torch.randn(50) if bias else None)
-    whole = product(x)
-    assert product.batch_invariant
-    for rows in (0, 1, 7, 17, 19, 64, 65, 95, 97, 511, 513, 1300):
-        assert torch.equal(product(x[:rows]), whole[:rows])
-
-
-@needs_onednn
-def test_no_call_asks_onednn_for_rows_that_it_has_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linears, "_agreeing", {})
-    made = linears.packed_linear
-    asked: list[int] = []
-
-    def counted(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-        product = made(weight, bias)
-        return lambda x: (asked.append(x.shape[0]), product(x))[1]
-
-    monkeypatch.setattr(linears, "packed_linear", counted)
-    product = TiledLinear(torch.randn(20, 10), None)
-    compiled = set(asked)
-    for rows in range(1, 700):
-        product(torch.randn(rows, 10))
-    assert compiled == set(asked) == set(HEIGHTS)
-
-
-@needs_onednn
-@pytest.mark.parametrize(("varying", "kept"), [({1, 2, 40}, True), (set(HEIGHTS[:-1]), False)])
-def test_heights_that_add_in_another_order_are_not_used_if_that_leaves_low_ones(
-    monkeypatch: pytest.MonkeyPatch, varying: set[int], kept: bool
-) -> None:
-    monkeypatch.setattr(linears, "_agreeing", {})
-    monkeypatch.setattr(linears, "packed_linear", lambda weight, bias: lambda x: x @ weight.T + (len(x) in varying))
-    product = TiledLinear(torch.ones(3, 1), None)
-    assert product.batch_invariant is kept
-    assert (not varying & set(product.heights)) is kept
-
-
-@needs_onednn
-def test_a_large_vocabulary_has_low_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linears, "TILE_BYTES", 16 * 63 * 4)
-    weight, x = torch.randn(63, 2), torch.randn(100, 2)
-    product = TiledLinear(weight, None)
-    assert product.heights[-1] == 16
-    torch.testing.assert_close(product(x), x @ weight.T)
-
-
-def test_tiles_hold_all_rows_with_little_padding() -> None:
-    for rows in range(1, 2000):
-        found = tiles(rows, HEIGHTS)
-        assert 0 <= sum(found) - rows <= 3
-        assert len(found) <= 6 + rows // 512

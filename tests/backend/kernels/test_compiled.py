@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.backend.kernels.test_triton import run
+from tests.backend.kernels.test_triton_ops import run
 
 pytest.importorskip("triton")
 

@@ -7,10 +7,8 @@ from torch import Tensor
 from backend.errors import ConfigError
 from backend.kernels import cpu, reference
 from backend.kernels.cpu import CpuOps, select_ops
-from backend.kernels.linear import best_linear, packs
 from backend.kernels.ops import Ops
 from backend.kernels.reference import ReferenceOps
-from backend.kernels.self_check import disagreements
 from backend.kernels.torch_ops import TorchOps
 from tests.backend.kernels.ragged import Heads, ragged
 
@@ -18,23 +16,12 @@ CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 EPS = 1e-5
-
 DECODES = [(1, 1), (1, 16), (1, 65), (1, 130)]
 PREFILLS = [(1, 1), (17, 17), (64, 64), (130, 131)]
 MIXED = [(1, 77), (3, 3), (1, 1), (40, 133), (1, 300), (2, 64), (65, 200)]
 
 
-@pytest.fixture(params=["native", "torch"])
-def ops(request: pytest.FixtureRequest) -> Ops:
-    return TorchOps() if request.param == "torch" else request.getfixturevalue("native")
-
-
-@pytest.fixture(autouse=True)
-def _poisoned_memory() -> Iterator[None]:
-    """Fresh tensors hold NaN, so that whatever a kernel forgets to write shows."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 
 @pytest.fixture(params=[1, 2])
@@ -169,45 +156,6 @@ def test_every_half_number_survives_the_kernels_storage_types(native: CpuOps, dt
     residual = x.clone()
     native.add_rms_norm(zero, residual, torch.ones_like(x), EPS)
     assert torch.equal(residual, x)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("rows", [1, 7, 300])
-def test_linear_is_the_product_whatever_computes_it(dtype: torch.dtype, bias: bool, rows: int) -> None:
-    weight = torch.randn(48, 96).to(dtype)
-    offset = torch.randn(48).to(dtype) if bias else None
-    x = torch.randn(rows, 96).to(dtype)
-    expected = torch.nn.functional.linear(x.double(), weight.double(), None if offset is None else offset.double())
-    for linear in (best_linear(weight, offset), reference.linear(weight, offset)):
-        found = linear(x)
-        assert found.dtype == dtype
-        torch.testing.assert_close(found.double(), expected, atol=0.2, rtol=2e-2)
-
-
-def test_linear_falls_back_when_the_private_operators_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    packs.cache_clear()
-    try:
-        weight, x = torch.randn(8, 16), torch.randn(3, 16)
-        torch.testing.assert_close(best_linear(weight, None)(x), x @ weight.T)
-        assert not packs(torch.float32)
-    finally:
-        packs.cache_clear()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_self_check_accepts_what_we_ship(ops: Ops, dtype: torch.dtype) -> None:
-    assert disagreements(ops, dtype) == []
-
-
-def test_the_self_check_names_a_function_that_is_wrong(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, native: CpuOps
-) -> None:
-    monkeypatch.setattr(CpuOps, "silu_mul", lambda self, x: reference.silu_mul(x) + 1)
-    assert disagreements(native, torch.float32) == ["silu_mul"]
-    assert isinstance(select_ops(CPU, torch.float32), TorchOps)
-    assert "silu_mul" in caplog.text
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("torch", TorchOps), ("reference", ReferenceOps), ("native", CpuOps)])

@@ -1,70 +1,18 @@
-import json
 import math
-import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from backend.errors import ModelLoadError
 from backend.kernels.reference import ReferenceOps
 from backend.model.decoder import Decoder
 from backend.model.model_config import ModelConfig
-from backend.model.weights import Checkpoint, Weights, checkpoint_names, load_weights, random_weights
-from benchmarks.model_shapes import QWEN3_06B
-
-CONFIG = replace(
-    QWEN3_06B,
-    vocab_size=40,
-    hidden_size=24,
-    intermediate_size=20,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=6,
-    max_position=64,
-    attention_bias=True,
-    output_bias=True,
-    mlp_bias=True,
-    tie_word_embeddings=False,
-)
-TIED = replace(CONFIG, tie_word_embeddings=True)
-Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
-
-
-def tensors(config: ModelConfig = CONFIG) -> dict[str, Tensor]:
-    """A checkpoint's tensors, each value different."""
-    names = dict(checkpoint_names(config, random_weights(config, torch.float32)))
-    generator = torch.Generator().manual_seed(1)
-    return {name: torch.randn(target.shape, generator=generator) for name, target in names.items()}
-
-
-def save(directory: Path, stored: dict[str, Tensor]) -> Path:
-    save_file(stored, directory / "model.safetensors")
-    return directory
-
-
-def save_sharded(directory: Path, stored: dict[str, Tensor]) -> dict[str, str]:
-    """Two shards and their index; returns the index's weight_map."""
-    names = sorted(stored)
-    shards = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
-    for shard, held in shards.items():
-        save_file({name: stored[name] for name in held}, directory / shard)
-    weight_map = {name: shard for shard, held in shards.items() for name in held}
-    write_index(directory, weight_map)
-    return weight_map
-
-
-def write_index(directory: Path, weight_map: object) -> None:
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-
-
-def load(directory: Path, config: ModelConfig = CONFIG, dtype: torch.dtype = torch.float32) -> Weights:
-    return load_weights(directory, config, dtype)
+from backend.model.weights import Checkpoint, checkpoint_names, load_weights, random_weights
+from tests.backend.model.checkpoints import CONFIG, Q_PROJ, TIED, load, save, save_sharded, tensors
 
 
 def test_q_k_v_and_gate_up_are_fused_in_that_order(tmp_path: Path) -> None:
@@ -196,82 +144,6 @@ def test_one_damaged_number_is_refused_and_its_tensor_named(damage: float, dtype
         ModelLoadError, match=rf"model\.safetensors: {Q_PROJ} holds numbers from .*is damaged, download"
     ):
         load(save(tmp_path, stored))
-
-
-def test_a_pipe_in_place_of_weights_is_named(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "model.safetensors")
-    with pytest.raises(ModelLoadError, match=r"model\.safetensors is not an ordinary file"):
-        load(tmp_path)
-
-
-@pytest.mark.parametrize("keep", [0, 5, 100, -1], ids=["empty", "no length", "half a header", "a byte short"])
-@pytest.mark.parametrize("shard", ["model.safetensors", "model-2.safetensors"])
-def test_a_truncated_file_is_named(shard: str, keep: int, tmp_path: Path) -> None:
-    (save if shard == "model.safetensors" else save_sharded)(tmp_path, tensors())
-    (tmp_path / shard).write_bytes((tmp_path / shard).read_bytes()[:keep])
-    with pytest.raises(ModelLoadError, match=rf"{shard} is truncated, corrupt or unreadable .*download it again"):
-        load(tmp_path)
-
-
-def test_a_git_lfs_pointer_in_place_of_weights_is_named(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
-    with pytest.raises(ModelLoadError, match=r"model\.safetensors is truncated, corrupt or unreadable"):
-        load(tmp_path)
-
-
-def test_a_shard_that_is_not_there_is_named(tmp_path: Path) -> None:
-    save_sharded(tmp_path, tensors())
-    (tmp_path / "model-2.safetensors").unlink()
-    with pytest.raises(ModelLoadError, match=r"model-2\.safetensors does not exist, but model.*index\.json lists it"):
-        load(tmp_path)
-
-
-def test_a_tensor_that_the_index_misplaces_is_named(tmp_path: Path) -> None:
-    weight_map = save_sharded(tmp_path, tensors())
-    name = next(name for name, shard in weight_map.items() if shard == "model-2.safetensors")
-    write_index(tmp_path, weight_map | {name: "model-1.safetensors"})
-    with pytest.raises(
-        ModelLoadError, match=rf"model-1\.safetensors does not hold {name}, but .*index\.json does list"
-    ):
-        load(tmp_path)
-
-
-def test_a_tensor_that_the_index_leaves_out_is_named(tmp_path: Path) -> None:
-    weight_map = save_sharded(tmp_path, tensors())
-    write_index(tmp_path, {name: shard for name, shard in weight_map.items() if name != Q_PROJ})
-    with pytest.raises(ModelLoadError, match=rf"safetensors holds {Q_PROJ}, but .*index\.json does not list it there"):
-        load(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "shard",
-    [
-        *("../model-1.safetensors", "/etc/passwd", "a/b.safetensors", "model.bin", "..", "", 7),
-        *("a\0.safetensors", "a\n.safetensors", "x" * 300 + ".safetensors"),
-    ],
-)
-def test_an_index_can_name_only_safetensors_files_beside_it(shard: object, tmp_path: Path) -> None:
-    write_index(tmp_path, save_sharded(tmp_path, tensors()) | {Q_PROJ: shard})
-    with pytest.raises(ModelLoadError, match=rf"weight_map\.{Q_PROJ} is .*a \.safetensors file of the same folder"):
-        load(tmp_path)
-
-
-@pytest.mark.parametrize("weight_map", [None, [], {}])
-def test_an_index_without_a_map_is_refused(weight_map: object, tmp_path: Path) -> None:
-    write_index(tmp_path, weight_map)
-    with pytest.raises(ModelLoadError, match=r"index\.json: weight_map must be an object"):
-        load(tmp_path)
-
-
-def test_pickled_weights_are_refused_with_the_way_to_convert_them(tmp_path: Path) -> None:
-    (tmp_path / "pytorch_model.bin").touch()
-    with pytest.raises(ModelLoadError, match=r"only \.bin weights.*save_pretrained"):
-        load(tmp_path)
-
-
-def test_a_directory_without_weights_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadError, match=r"holds neither model\.safetensors nor model\.safetensors\.index\.json"):
-        load(tmp_path)
 
 
 def test_a_checkpoint_written_back_is_the_same(tmp_path: Path) -> None:
