@@ -76,7 +76,7 @@ class Shares:
 
 MAX_ENDED = 1000
 MAX_REFUSALS = 200
-MAX_OF_STRANGERS = 50  # refusals of those without a valid key, who must not push out the others
+MAX_UNAUTHENTICATED = 50  # refusals of those without a valid key, who must not push out the others
 REFUSED = frozenset({Outcome.REFUSED, Outcome.EXPIRED})
 
 
@@ -100,7 +100,7 @@ class History:
         self.totals: dict[str, Totals] = {}
         self.ended: deque[RequestSummary] = deque(maxlen=MAX_ENDED)  # oldest first
         self._refusals: deque[RequestSummary] = deque(maxlen=MAX_REFUSALS)
-        self._of_strangers: deque[RequestSummary] = deque(maxlen=MAX_OF_STRANGERS)
+        self._unauthenticated: deque[RequestSummary] = deque(maxlen=MAX_UNAUTHENTICATED)
         self._telemetry = telemetry
         self._scheduler = scheduler
         self._last_step = float("-inf")  # when it was complete
@@ -111,7 +111,7 @@ class History:
             return
         summary = RequestSummary.of(record)
         if record.error is not None:
-            (self._of_strangers if record.tenant is None else self._refusals).append(summary)
+            (self._unauthenticated if record.tenant is None else self._refusals).append(summary)
         if generates:
             self.series.request_ended(record.outcome in REFUSED)
         if generates and record.tenant is not None:
@@ -139,7 +139,7 @@ class History:
 
     def refusals(self) -> list[RequestSummary]:
         """Return the latest refusals, the newest first."""
-        both = merge(reversed(self._refusals), reversed(self._of_strangers), key=_ended, reverse=True)
+        both = merge(reversed(self._refusals), reversed(self._unauthenticated), key=_ended, reverse=True)
         return list(both)[:MAX_REFUSALS]
 
     async def run(self) -> None:

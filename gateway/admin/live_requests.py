@@ -54,32 +54,32 @@ def _before(summary: RequestSummary) -> Iterator[TimelineSpan]:
 
 def _engine(summary: RequestSummary) -> Iterator[TimelineSpan]:
     for number, seq in enumerate(summary.sequences, 1):
-        whose = f"sequence {number} of {summary.num_sequences}" if summary.num_sequences > 1 else ""
-        yield from _sequence(summary, seq, whose)
+        label = f"sequence {number} of {summary.num_sequences}" if summary.num_sequences > 1 else ""
+        yield from _sequence(summary, seq, label)
 
 
-def _sequence(summary: RequestSummary, seq: SequenceSummary, whose: str) -> Iterator[TimelineSpan]:
+def _sequence(summary: RequestSummary, seq: SequenceSummary, label: str) -> Iterator[TimelineSpan]:
     tokens, chunks = seq.num_prompt_tokens, seq.num_chunks
-    yield _span(summary, seq.queued, seq.admitted or seq.ended, "queue", whose)
+    yield _span(summary, seq.queued, seq.admitted or seq.ended, "queue", label)
     if seq.admitted is not None:
-        detail = _joined(f"{tokens} prompt tokens in {chunks} chunk{'' if chunks == 1 else 's'}", whose)
+        detail = _joined(f"{tokens} prompt tokens in {chunks} chunk{'' if chunks == 1 else 's'}", label)
         yield _span(summary, seq.admitted, seq.first_token or seq.prefilled or seq.ended, "prefill", detail)
     if seq.first_token is not None:
-        yield _moment(summary, seq.first_token, "first token", whose)
-        yield _span(summary, seq.first_token, seq.ended, "decode", _joined(f"{seq.num_output_tokens} tokens", whose))
+        yield _moment(summary, seq.first_token, "first token", label)
+        yield _span(summary, seq.first_token, seq.ended, "decode", _joined(f"{seq.num_output_tokens} tokens", label))
     for preempted, resumed in zip_longest(seq.preempted, seq.resumed):
         if preempted is not None:
-            yield _span(summary, preempted, resumed, "preempted", whose)
+            yield _span(summary, preempted, resumed, "preempted", label)
         if resumed is not None:
-            yield _moment(summary, resumed, "resumed", whose)
+            yield _moment(summary, resumed, "resumed", label)
 
 
 def _after(summary: RequestSummary) -> Iterator[TimelineSpan]:
     if summary.settling is not None:
         yield _span(summary, summary.settling, summary.ended, "settle")
     if summary.ended is not None:
-        said = summary.refusal.message if summary.refusal else ""
-        yield _moment(summary, summary.ended, "end", _joined(str(summary.outcome or ""), said))
+        message = summary.refusal.message if summary.refusal else ""
+        yield _moment(summary, summary.ended, "end", _joined(str(summary.outcome or ""), message))
 
 
 def _joined(*parts: str) -> str:

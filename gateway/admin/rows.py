@@ -90,8 +90,11 @@ class Reasons:
         """Return the limit of its tenant at which a running sequence stands still, if there is one."""
         if sequence.num_tokens == sequence.token_limit < sequence.most_tokens:
             return PAUSED + REASONS["tokens"]
-        room = len(sequence.block_table) * self._scheduler.config.block_size
-        if sequence.num_computed_tokens >= room and sequence.tenant in self._scheduler.kv_manager.allowances.requested:
+        capacity = len(sequence.block_table) * self._scheduler.config.block_size
+        if (
+            sequence.num_computed_tokens >= capacity
+            and sequence.tenant in self._scheduler.kv_manager.allowances.requested
+        ):
             return PAUSED + REASONS["allowance"]
         return None
 

@@ -10,11 +10,11 @@ from gateway.telemetry.event_log_file import EventLogError, read_event_log
 
 
 def add_event_log_commands(commands: "_SubParsersAction[Any]") -> None:
-    told = commands.add_parser("explain", help="why a request waited, was refused or was preempted")
+    explaining = commands.add_parser("explain", help="why a request waited, was refused or was preempted")
     which = "the id in the response, such as chatcmpl-...; of a refusal, the response_id in the request log"
-    told.add_argument("request", metavar="REQUEST_ID", help=which)
-    again = commands.add_parser("replay", help="decide an event log again and compare, byte for byte")
-    for command, run in ((told, _explain), (again, _replay)):
+    explaining.add_argument("request", metavar="REQUEST_ID", help=which)
+    replaying = commands.add_parser("replay", help="decide an event log again and compare, byte for byte")
+    for command, run in ((explaining, _explain), (replaying, _replay)):
         command.add_argument(
             "--log", metavar="FILE", type=Path, required=True, help="the file that --event-log was given"
         )

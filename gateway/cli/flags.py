@@ -47,8 +47,8 @@ def load(namespace: Namespace) -> Settings:
 def misspelled(environ: Mapping[str, str]) -> list[str]:
     """Return a line for every `SLUICE_*` variable that is no setting, with the nearest name that is one."""
     known = [_variable(name) for name in Settings.model_fields]
-    strangers = sorted(name for name in environ if name.startswith(ENV_PREFIX) and name not in {*known, CACHE_DIR})
-    return [f"{name} is not a setting and is ignored{suggestion(name, known)}" for name in strangers]
+    unknown = sorted(name for name in environ if name.startswith(ENV_PREFIX) and name not in {*known, CACHE_DIR})
+    return [f"{name} is not a setting and is ignored{suggestion(name, known)}" for name in unknown]
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
@@ -98,7 +98,7 @@ def _explain(error: ValidationError) -> str:
     given: dict[str, str] = {}
     for problem in error.errors(include_url=False):
         name = str(problem["loc"][0]) if problem["loc"] else ""
-        reasons.setdefault(name, []).append(_said(problem["msg"].removeprefix("Value error, ")))
+        reasons.setdefault(name, []).append(_message(problem["msg"].removeprefix("Value error, ")))
         given[name] = _shown(name, problem["input"])
     return "\n".join(_line(name, reason, given[name]) for name, reason in reasons.items())
 
@@ -117,7 +117,7 @@ def _source(name: str) -> str:
     return f"{_flag(name)} ({_variable(name)})" if has_flag else _variable(name)
 
 
-def _said(text: str) -> str:
+def _message(text: str) -> str:
     return text.removeprefix("Input should be ").replace("unable to parse string as an integer", "").rstrip(", ")
 
 

@@ -151,7 +151,7 @@ def _rotate(namespace: Namespace) -> int:
     until = now + timedelta(seconds=namespace.overlap)
     key, new = rotate(store, pepper, namespace.id, now, until, _expiry(namespace, now))
     print(key)
-    print(f"{STORED} {_fate_of(new, now)}", file=sys.stderr)
+    print(f"{STORED} {_old_secret_end(new, now)}", file=sys.stderr)
     return 0
 
 
@@ -167,7 +167,7 @@ def _expiry(namespace: Namespace, now: datetime) -> datetime | None:
     return now + timedelta(days=namespace.expires_days) if namespace.expires_days else expires
 
 
-def _fate_of(record: KeyRecord, now: datetime) -> str:
+def _old_secret_end(record: KeyRecord, now: datetime) -> str:
     """Say until when the replaced secret still opens the gateway."""
     old = record.replaced
     return (

@@ -46,9 +46,9 @@ CANNOT_BE_DONE = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
-    namespace, strangers = parser.parse_known_args(arguments)
-    if strangers:
-        namespace.parser.error(_unknown(strangers, namespace.parser))
+    namespace, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        namespace.parser.error(_unknown(unknown, namespace.parser))
     if not hasattr(namespace, "run"):  # a command that has commands of its own, and no more
         namespace.parser.print_help()
         return 0
@@ -128,9 +128,9 @@ class _Parser(ArgumentParser):
         super().__init__(**options)
 
 
-def _unknown(strangers: Sequence[str], parser: ArgumentParser) -> str:
+def _unknown(unknown: Sequence[str], parser: ArgumentParser) -> str:
     known = [flag for action in parser._actions for flag in action.option_strings]
-    named = [name.partition("=")[0] for name in strangers if name.startswith("-")] or strangers
+    named = [name.partition("=")[0] for name in unknown if name.startswith("-")] or unknown
     return "; ".join(f"unknown argument {name}{suggestion(name, known)}" for name in named)
 
 

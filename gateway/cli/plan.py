@@ -170,8 +170,8 @@ def _step(roofline: Roofline, batch: int, context: int, fit: int) -> tuple[str, 
     bound = "products" if batch > roofline.ridge else "weights"
     if batch * roofline.footprint.kv_bytes_read(context) / roofline.peaks.bandwidth > seconds / 2:
         bound = "KV"
-    room = "" if batch <= fit else "does not fit"
-    return f"{batch:,}", f"{seconds * 1e3:.2f}", f"{batch / seconds:,.0f}", bound, room
+    note = "" if batch <= fit else "does not fit"
+    return f"{batch:,}", f"{seconds * 1e3:.2f}", f"{batch / seconds:,.0f}", bound, note
 
 
 def _batches(max_num_seqs: int) -> list[int]:

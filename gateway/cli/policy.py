@@ -55,7 +55,7 @@ class Explanation:
     ) -> None:
         self._policy = policy
         self._request = request
-        self._entitlement = EffectivePolicy(policy, request.key.principal)
+        self._effective = EffectivePolicy(policy, request.key.principal)
         self._states: Mapping[Limit, LimitState] = {state.limit: state for state in states or ()}
         self._is_asked = states is not None
         self._now = now
@@ -69,7 +69,7 @@ class Explanation:
 
     @property
     def text(self) -> str:
-        served = self._entitlement.service_class(self._request.service_tier)
+        served = self._effective.service_class(self._request.service_tier)
         lines = [
             f"policy {self._policy.version}",
             printable(self._request.key.described) + self._note(),
@@ -84,9 +84,9 @@ class Explanation:
         return "" if named else "; the policy does not name the tenant: its defaults hold"
 
     def _limits(self) -> str:
-        if not self._entitlement.limits:
+        if not self._effective.limits:
             return "no limits apply"
-        return table(HEADING, [self._row(limit) for limit in self._entitlement.limits], frozenset(HEADING[1:4]))[:-1]
+        return table(HEADING, [self._row(limit) for limit in self._effective.limits], frozenset(HEADING[1:4]))[:-1]
 
     def _row(self, limit: Limit) -> tuple[str, ...]:
         state, asked = self._states.get(limit), self._request.ask.of(limit.resource)
@@ -108,20 +108,20 @@ class Explanation:
         if (expires := self._request.key.expires) and expires.timestamp() <= self._now:
             yield f"the key expired at {expires:%Y-%m-%d %H:%M} UTC"
         try:
-            self._entitlement.require("inference")
+            self._effective.require("inference")
             if self._request.model is not None:
-                self._entitlement.check_model(self._request.model)
+                self._effective.check_model(self._request.model)
         except ApiError as error:
             yield str(error)
-        untouched = [LimitState(limit, limit.capacity, 0.0) for limit in self._entitlement.limits]
+        untouched = [LimitState(limit, limit.capacity, 0.0) for limit in self._effective.limits]
         states = [self._states.get(state.limit, state) for state in untouched]
         yield from map(str, refusals(states, self._request.ask, self._now))
 
 
 def _targets(served: ClassPolicy) -> str:
     targets = (("first token", served.ttft), ("each further one", served.time_per_output_token))
-    told = [f"{what} in {show_duration(seconds)}" for what, seconds in targets if seconds is not None]
-    return f" (targets: {', '.join(told)})" if told else " (without targets)"
+    promised = [f"{what} in {show_duration(seconds)}" for what, seconds in targets if seconds is not None]
+    return f" (targets: {', '.join(promised)})" if promised else " (without targets)"
 
 
 def _allowed(limit: Limit) -> str:

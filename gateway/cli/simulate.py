@@ -312,8 +312,8 @@ def _remarks(results: Results, files: Sequence[PolicyFile | None], traced: Trace
         old, places = (before.policy, before.places) if before else (DEFAULT_POLICY, {})
         changes = policy_changes(old, after.policy)
         if before:
-            told = policy_diff(old, after.policy) or ["nothing changes"]
-            remarks += [f"{results.names[0]} -> {name}", *(f"  {line}" for line in told)]
+            lines = policy_diff(old, after.policy) or ["nothing changes"]
+            remarks += [f"{results.names[0]} -> {name}", *(f"  {line}" for line in lines)]
         remarks += unsimulated(changes, seen, after.places, places)
     return remarks + assumed(known, traced)
 

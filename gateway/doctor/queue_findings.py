@@ -134,11 +134,11 @@ def refusing(window: Window) -> Finding | None:
     if total < LEAST_FLOOD:
         return None
     reason = max(counts, key=counts.__getitem__)
-    told = ", ".join(f"{name} {count:.0f}" for name, count in counts.items() if count)
+    counted = ", ".join(f"{name} {count:.0f}" for name, count in counts.items() if count)
     return Finding(
         "refusing",
         "requests are refused for reasons of the server's own",
-        f"{total:.0f} in {window.seconds:.1f} s: {told}",
+        f"{total:.0f} in {window.seconds:.1f} s: {counted}",
         SERVERS_REASONS[reason],
         Severity.SERIOUS if reason in FAILURES else Severity.WARNING,
     )

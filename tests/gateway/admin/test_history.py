@@ -10,7 +10,7 @@ from admission.outcome import Outcome
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import StepOutput
 from backend.scheduler.sequence import Sequence
-from gateway.admin.history import MAX_ENDED, MAX_OF_STRANGERS, MAX_REFUSALS, WINDOW, Charges, History, Shares
+from gateway.admin.history import MAX_ENDED, MAX_REFUSALS, MAX_UNAUTHENTICATED, WINDOW, Charges, History, Shares
 from gateway.admin.request_summary import MAX_SEQUENCES, MAX_WORDS
 from gateway.errors import BadRequest, InvalidApiKey, ModelNotFound, RateLimited
 from gateway.telemetry.core_observer import CoreTelemetry
@@ -158,7 +158,7 @@ def test_who_has_no_key_cannot_push_out_the_refusals_of_tenants(site: Site) -> N
             a_record(tenant=None, error=error, outcome=Outcome.INVALID, timelines=[], ended=101.0 + number)
         )
     ids = [summary.request_id for summary in site.history.refusals()]
-    assert ids[-1] == "ours" and len(ids) == MAX_OF_STRANGERS + 1
+    assert ids[-1] == "ours" and len(ids) == MAX_UNAUTHENTICATED + 1
     assert [summary.request_id for summary in site.history.ended] == ["ours"]
     assert None not in site.history.totals
 
