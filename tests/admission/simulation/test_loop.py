@@ -4,23 +4,11 @@ import pytest
 
 from admission.core import Order
 from admission.simulation.arrival import Arrival
-from admission.simulation.device import DEVICES
-from admission.simulation.policy import parse_simulated_policy
-from admission.simulation.recorder import Objective
-from admission.simulation.study import Study, capacity, simulate_run
 from admission.simulation.workload import Workload
 from admission.step_time import StepWork
-from tests.admission.simulation.runs import DEVICE, TRACE, compared, simulated
+from tests.admission.simulation.runs import DEVICE, TRACE, simulated
 
 TIGHT = "kv_tokens=1024,max_model_len=512,max_num_seqs=16"
-
-
-def test_the_device_takes_the_published_time_on_either_side_of_its_knee() -> None:
-    small = StepWork(prefill_tokens=100, decode_tokens=20, decode_context=5000, prefill_context=300)
-    large = StepWork(prefill_tokens=600, decode_tokens=20, decode_context=5000, prefill_context=300)
-    micro = 1e6 * DEVICE.seconds(small), 1e6 * DEVICE.seconds(large)
-    assert micro[0] == pytest.approx(14936 + 8130 + 1904 + 555 + 226.5)
-    assert micro[1] == pytest.approx(5004 + 57480 - 284 + 830 + 819)
 
 
 @pytest.mark.parametrize("order", list(Order))
@@ -59,34 +47,3 @@ def test_clients_without_patience_leave_and_take_nothing_with_them() -> None:
     assert recorder.left > 0 and recorder.left + sum(t.completed for t in recorder.tenants.values()) == 60
     assert not core.scheduler.has_work and len(core.scheduler.waiting) == 0
     core.scheduler.check_integrity()
-
-
-def test_refusals_are_counted_by_reason_and_stay_in_the_denominator() -> None:
-    arrivals = [Arrival(0.0, 100, 5) for _ in range(10)] + [Arrival(0.0, 5000, 5)]
-    policy = parse_simulated_policy("fcfs,max_waiting=4,kv_tokens=2048", DEVICE)
-    summary = simulate_run(policy, arrivals, DEVICE, Objective())
-    assert summary.refusals == {"QueueFull": 6, "TooLong": 1}
-    assert summary.goodput == pytest.approx(4 / 11) and summary.completed == 4
-
-
-def test_a_run_is_the_same_every_time_and_in_another_process() -> None:
-    here, there = compared("fair", "fcfs"), compared("fair", "fcfs", jobs=2)
-    assert here.runs == there.runs == compared("fair", "fcfs").runs
-
-
-def test_policies_meet_the_same_arrivals() -> None:
-    fair, fcfs = compared("fair", "fcfs").runs
-    assert [s.offered for s in fair] == [s.offered for s in fcfs]
-    assert [t.offered for t in fair[0].tenants] == [t.offered for t in fcfs[0].tenants]
-
-
-def test_capacity_is_what_a_full_machine_completes() -> None:
-    workload = Workload(TRACE)
-    policy = parse_simulated_policy("fcfs", DEVICE)
-    rate = capacity(policy, workload, DEVICE)
-    calm = Study((policy,), Workload(TRACE, requests=600, rate=0.5 * rate), DEVICE, Objective()).run().runs[0][0]
-    assert calm.busy < 1 and calm.completed == 600 and calm.seconds == pytest.approx(600 / (0.5 * rate), rel=0.15)
-
-
-def test_the_published_device_is_the_one_that_is_named() -> None:
-    assert list(DEVICES) == ["llama3-8b-a100"]

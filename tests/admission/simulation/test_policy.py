@@ -1,15 +1,10 @@
-"""Policies and devices as they are written on a command line."""
-
-import json
-from pathlib import Path
+"""Policies as they are written on a command line."""
 
 import pytest
 
 from admission.core import Order, Unit
-from admission.simulation.device import find_device
 from admission.simulation.errors import OptionError
 from admission.simulation.policy import parse_simulated_policy
-from admission.step_time import StepWork
 from tests.admission.simulation.runs import DEVICE
 
 
@@ -46,20 +41,3 @@ def test_a_policy_that_makes_no_sense_names_the_option_and_the_setting(text: str
     with pytest.raises(OptionError) as error:
         parse_simulated_policy(text, DEVICE, "--compare")
     assert str(error.value).startswith("--compare: ") and message in str(error.value)
-
-
-def test_a_device_may_come_from_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "mine.json"
-    path.write_text(json.dumps({"coefficients": [0.01, 1e-4, 0, 0, 0, 0, 1e-3], "knee": 100, "kv_tokens": 5000}))
-    device = find_device(str(path))
-    assert (device.name, device.kv_tokens) == ("mine", 5000)
-    assert device.seconds(StepWork(prefill_tokens=101)) == pytest.approx(0.01 + 0.0101 + 0.001)
-
-
-@pytest.mark.parametrize("text", ["{}", "[]", "nonsense", '{"coefficients": [1, 2], "kv_tokens": 5}'])
-def test_a_device_that_cannot_be_read_says_what_would_do(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "mine.json"
-    path.write_text(text)
-    for name in (str(path), str(tmp_path / "missing")):
-        with pytest.raises(OptionError, match="llama3-8b-a100 or a JSON file"):
-            find_device(name)

@@ -1,30 +1,13 @@
 """Trace files are read to the letter, and what is wrong with one is named by its line."""
 
 import json
-from dataclasses import replace
-from itertools import count
 from pathlib import Path
 
 import pytest
 
-from admission.core import PRIOR, CoreConfig
-from admission.event_log import make_logged_core
-from admission.request import Asked, AskedPrompt
-from admission.simulation.arrival import Arrival
 from admission.simulation.errors import OptionError, TraceError
-from admission.simulation.loop import Loop
-from admission.simulation.policy import parse_simulated_policy
-from admission.simulation.recorder import Objective, Recorder
-from admission.simulation.recording import TraceFacts
-from admission.simulation.traces import read_trace, read_traffic
-from admission.step_time import StepTimeModel
-from backend.config import EngineConfig
-from backend.sampling_params import SamplingParams
-from backend.scheduler.batch import StepOutput
-from backend.scheduler.sequence import Sequence
-from tests.admission.simulation.runs import DEVICE
+from admission.simulation.traces import read_trace
 
-NO_END = frozenset[int]()
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 
 
@@ -62,74 +45,6 @@ def test_mooncake_times_are_milliseconds_and_a_session_shares_its_second_block(t
     ]
     first, second = read_trace(write(tmp_path / "t.jsonl", *map(json.dumps, entries)))
     assert second.time == 3.0 and first.session == second.session == 7
-
-
-def test_our_own_log_says_whose_each_request_was_and_how_long_its_answer_became(tmp_path: Path) -> None:
-    lines: list[str] = []
-    policy = parse_simulated_policy("fair,max_waiting=5,kv_tokens=1024", DEVICE)
-    core = make_logged_core(policy.core, policy.engine, StepTimeModel(PRIOR), lines.append)[0]
-    arrivals = [Arrival(n * 0.1, 50, 5 + n, 0, "ab"[n % 2], n % 3, max_tokens=40) for n in range(12)]
-    arrivals += [Arrival(2.0, 100, 5, 0, "c", max_tokens=40) for _ in range(7)]
-    Loop(core, DEVICE, Recorder(DEVICE, Objective(), {}), 1024).run(arrivals)
-    read = read_trace(write(tmp_path / "log", *lines))
-    assert [(a.prompt_tokens, a.tenant, a.priority_class, a.max_tokens) for a in read] == [
-        (a.prompt_tokens, a.tenant, a.priority_class, a.max_tokens) for a in arrivals
-    ]
-    assert [a.output_tokens for a in read[:12]] == [a.output_tokens for a in arrivals[:12]]
-    assert sorted({a.output_tokens for a in read[12:]}) == [5, 40]  # 40: refused, so nobody knows
-    assert read[11].time == pytest.approx(1.1)
-
-
-def test_a_gateways_log_says_what_was_asked_and_what_limits_refused(tmp_path: Path) -> None:
-    """Two prompts of one request, one that limits refused, and an answer that declared no length."""
-    lines: list[str] = []
-    core, event_log = make_logged_core(
-        CoreConfig(), EngineConfig(num_blocks=64, max_model_len=512), StepTimeModel(PRIOR), lines.append
-    )
-    event_log.serves("embedded", 2048, 1e9, 5.0)
-    two = (AskedPrompt(20, 30, True), AskedPrompt(10, 30, True))
-    open_ended = (AskedPrompt(15, 200, False),)
-    asked = [
-        Asked("one", "acme", "k1", "flex", 99, None, 9.0, 0.5, two),
-        Asked("two", "acme", "k2", None, 77, 3.0, None, None, open_ended, "tokens/min"),
-    ]
-    core.requested(asked[0], 7.0)
-    for index, prompt in enumerate(two):
-        core.arrive(Sequence(f"one-{index}", "acme", [0] * prompt.prompt_tokens, SamplingParams(), 3, 0, NO_END), 7.0)
-    while (batch := core.schedule(7.5)) is not None:
-        core.update_from_output(StepOutput(batch.step, [0] * len(batch.sampled), 0.1), 7.5)
-    core.requested(asked[1], 8.0)
-    read = read_traffic(write(tmp_path / "log", *lines))
-    first, second = read.arrivals
-    assert (first.prompt_tokens, first.output_tokens, first.more_prompts) == (20, 3, ((10, 3, 30),))
-    assert (first.key, first.service_tier, first.body_bytes) == ("k1", "flex", 99)
-    assert (first.deadline, first.done_within, first.interval) == (None, 9.0, 0.5)
-    assert (second.time, second.refused_by, second.is_declared, second.deadline) == (1.0, "tokens/min", False, 3.0)
-    assert (second.prompt_tokens, second.output_tokens, second.max_tokens) == (15, 3, 200)  # as its tenant's others
-    assert read.facts == TraceFacts(True, True, True, "embedded", 1e9 + 2.0)
-    assert read.device is not None and read.device.kv_bytes_per_token == 2048 / 16
-
-
-def test_a_recorded_device_takes_as_long_in_all_as_it_was_measured_to(tmp_path: Path) -> None:
-    """Every tenth step stalls for half a second, which what is learned leaves out and clients do not."""
-    lines: list[str] = []
-    steps = count()
-    stalling = replace(DEVICE, seconds=lambda _: 0.5 if next(steps) % 10 == 0 else 0.01)
-    policy = parse_simulated_policy("fair,kv_tokens=4096", DEVICE)
-    core = make_logged_core(policy.core, policy.engine, StepTimeModel(PRIOR), lines.append)[0]
-    arrivals = [Arrival(n * 0.5, 50, 40, tenant="a") for n in range(60)]
-    recorder = Recorder(stalling, Objective(), {})
-    Loop(core, stalling, recorder, 1024).run(arrivals)
-    device = read_traffic(write(tmp_path / "log", *lines)).device
-    assert device is not None
-    again = Recorder(device, Objective(), {})
-    Loop(policy.make_core(), device, again, 1024).run(arrivals)
-    assert again.busy / again.steps == pytest.approx(recorder.busy / recorder.steps, rel=0.1)
-
-
-def test_a_log_without_its_beginning_is_no_trace(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="line 1"):
-        read_trace(write(tmp_path / "log", '["finish",1.0,"a","stop"]'))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,16 @@
+"""Helpers that the tests of orderings share."""
+
+from admission.orderings.ordering import Ordering
+from backend.scheduler.sequence import Sequence
+
+
+def size(sequence: Sequence) -> float:
+    return float(len(sequence.prompt) + sequence.max_tokens)
+
+
+def drain(ordering: Ordering) -> list[str]:
+    names = []
+    while (head := ordering.head()) is not None:
+        names.append(head.id)
+        ordering.remove(head)
+    return names

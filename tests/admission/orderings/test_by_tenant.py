@@ -1,0 +1,52 @@
+"""Tenants take turns by requests, or by the service that they have had."""
+
+from admission.orderings.by_tenant import RequestRoundRobin, VirtualTokenCounter
+from tests.admission.orderings.queues import drain
+from tests.admission.sequences import make_sequence
+
+
+def test_round_robin_gives_every_tenant_a_turn_however_many_requests_it_has() -> None:
+    ordering = RequestRoundRobin()
+    for number in range(4):
+        ordering.add(make_sequence(f"a{number}", "a"))
+    ordering.add(make_sequence("b0", "b"))
+    ordering.add(make_sequence("c0", "c"))
+    assert drain(ordering) == ["a0", "b0", "c0", "a1", "a2", "a3"]
+
+
+def test_round_robin_passes_no_turn_on_when_a_request_behind_the_first_is_cancelled() -> None:
+    ordering = RequestRoundRobin()
+    sequences = [make_sequence(f"a{number}", "a") for number in range(3)]
+    for sequence in (*sequences, make_sequence("b0", "b")):
+        ordering.add(sequence)
+    ordering.remove(sequences[1])
+    assert drain(ordering) == ["a0", "b0", "a2"]
+
+
+def test_the_counter_of_least_service_goes_first_by_weight() -> None:
+    ordering = VirtualTokenCounter({"b": 4.0})
+    sequences = [make_sequence(f"{tenant}{number}", tenant) for number in range(2) for tenant in "ab"]
+    for sequence in sequences:
+        ordering.add(sequence)
+    ordering.charge(sequences[:2], [10.0, 20.0])
+    head = ordering.head()
+    assert head is not None and head.tenant == "b"
+
+
+def test_a_tenant_that_was_idle_is_lifted_to_those_who_wait() -> None:
+    ordering = VirtualTokenCounter()
+    busy = make_sequence("busy", "busy")
+    ordering.add(busy)
+    ordering.charge([busy], [100.0])
+    ordering.add(make_sequence("late", "late"))
+    assert ordering.counters["late"] == 100.0
+
+
+def test_a_tenant_that_finds_nobody_waiting_is_lifted_to_whoever_left_last() -> None:
+    ordering = VirtualTokenCounter()
+    busy = make_sequence("busy", "busy")
+    ordering.add(busy)
+    ordering.remove(busy)
+    ordering.charge([busy], [100.0])
+    ordering.add(make_sequence("late", "late"))
+    assert ordering.counters["late"] == 100.0
