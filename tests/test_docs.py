@@ -20,7 +20,7 @@ CLASS = re.compile(r"`([A-Z][a-z]\w*)((?:\.\w+)*)(?:\(\))?`")
 WORD = re.compile(r"`(_?[a-z]\w*_\w+)(?:\(\))?`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 # class names of others, or words that only look like a class's name
-FOREIGN = {"HttpToolsProtocol", "RequestResponseCycle", "Host"}
+FOREIGN = {"FlowControl", "HttpToolsProtocol", "RequestResponseCycle", "Host"}
 OF_USERS = {"policies/acme.yaml"}  # files of a user's own, in examples
 
 
