@@ -1,24 +1,12 @@
-"""Limits of a tenant's own: they delay nobody else, and nothing is lost at them."""
+"""Leases of memory come, grow, shrink and go: they delay nobody else, and nothing is lost at them."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from tests.backend.scheduler.bench import Bench, expected
 from tests.examples import examples
-
-
-def test_a_tenant_at_its_limit_is_passed_over_and_the_others_are_not() -> None:
-    bench = Bench()
-    bench.scheduler.allow("small", 2)
-    first, second, other = bench.add(7, 1, "small"), bench.add(7, 1, "small"), bench.add(4, 1, "other")
-    bench.plan(), bench.plan()
-    assert first.status is other.status is SequenceStatus.RUNNING and second.status is SequenceStatus.WAITING
-    assert bench.scheduler.held_tenants == {"small": WaitReason.ALLOWANCE}
-    bench.drain()
-    assert second.output == expected(second)
 
 
 def test_a_sequence_at_its_tenants_limit_pauses_until_the_lease_grows() -> None:
@@ -37,29 +25,6 @@ def test_a_sequence_at_its_tenants_limit_pauses_until_the_lease_grows() -> None:
     assert sequence.output == expected(sequence) and sequence.num_preemptions == 0
 
 
-def test_where_all_of_a_tenants_sequences_are_paused_the_youngest_makes_way_for_the_oldest() -> None:
-    bench = Bench()
-    bench.scheduler.allow("small", 5)
-    old, young = bench.add(3, 12, "small"), bench.add(3, 12, "small")
-    bench.drain()
-    assert old.num_yields == 0 and young.num_yields > 0 and young.num_preemptions == 0
-    assert (old.output, young.output) == (expected(old), expected(young))
-
-
-def test_tenants_whose_youngest_give_way_at_once_do_so_in_the_order_in_which_they_were_paused() -> None:
-    """In that of a set of names, which differs from process to process, no replay would decide the same."""
-    bench = Bench(num_blocks=200, max_num_seqs=32, max_num_batched_tokens=256, steps_in_flight=1)
-    tenants = [f"tenant-{n}" for n in range(16)]
-    _, young = ([bench.add(8, 12, tenant) for tenant in tenants] for _ in range(2))
-    bench.step()
-    for tenant in tenants:
-        bench.scheduler.allow(tenant, 5)
-    while not bench.scheduler.preempted:
-        bench.step()
-    assert bench.scheduler.preempted == [sequence for sequence in young if sequence.num_yields]
-    assert len(bench.scheduler.preempted) > 4, "in another order they would come by chance"
-
-
 def test_a_cut_of_the_lease_takes_nothing_away_and_gives_nothing_more() -> None:
     bench = Bench()
     bench.scheduler.allow("small", 6)
@@ -74,88 +39,6 @@ def test_a_cut_of_the_lease_takes_nothing_away_and_gives_nothing_more() -> None:
     bench.scheduler.allow("small", None)
     bench.drain()
     assert sequence.output == expected(sequence)
-
-
-def test_the_first_of_a_tenant_starts_only_when_it_can_run_to_its_end() -> None:
-    bench = Bench()
-    bench.scheduler.allow("small", 3)
-    sequence = bench.add(3, 12, "small")
-    bench.step()
-    assert sequence.status is SequenceStatus.WAITING and bench.scheduler.demand("small") == 4
-    bench.scheduler.allow("small", 4)
-    bench.drain()
-    assert sequence.output == expected(sequence) and sequence.num_yields == 0
-
-
-def test_demand_is_what_the_tenants_running_sequences_may_need() -> None:
-    bench = Bench()
-    assert bench.scheduler.demand("small") == 0
-    bench.add(7, 12, "small")
-    bench.plan()
-    assert bench.scheduler.demand("small") == 5
-    bench.drain()
-    assert bench.scheduler.demand("small") == 0
-
-
-def test_a_sequence_stops_at_the_tokens_it_may_generate_and_goes_on_when_it_may_more() -> None:
-    bench = Bench()
-    sequence = bench.add(3, 9, "small")
-    sequence.limit_to(2)
-    for _ in range(8):
-        bench.step()
-    assert len(sequence.output) == 2 and not bench.scheduler.in_flight
-    bench.scheduler.extend(sequence, 3)
-    for _ in range(8):
-        bench.step()
-    assert len(sequence.output) == 5
-    bench.scheduler.extend(sequence, 100)
-    bench.drain()
-    assert sequence.output == expected(sequence)
-
-
-def test_paused_sequences_of_one_tenant_do_not_keep_slots_from_another() -> None:
-    bench = Bench(max_num_seqs=1)
-    paused = bench.add(3, 9, "small")
-    paused.limit_to(1)
-    other = bench.add(3, 5, "other")
-    for _ in range(10):
-        bench.step()
-    assert other.output == expected(other)
-    assert paused.status is SequenceStatus.WAITING and paused.num_preemptions == 0
-    bench.scheduler.extend(paused, 100)
-    bench.drain()
-    assert paused.output == expected(paused)
-
-
-def test_a_paused_sequence_gives_way_when_another_tenant_lacks_memory() -> None:
-    bench = Bench(num_blocks=10)
-    bench.scheduler.allow("small", 6)
-    paused = bench.add(20, 8, "small")
-    for _ in range(5):
-        bench.step()
-    bench.scheduler.allow("small", 1)
-    other = bench.add(19, 21, "other")
-    for _ in range(60):
-        bench.step()
-    assert other.output == expected(other)
-    bench.scheduler.allow("small", 10)
-    bench.drain()
-    assert paused.output == expected(paused)
-
-
-def test_one_gives_way_where_both_who_runs_and_who_waits_lack_memory() -> None:
-    bench = Bench(num_blocks=8, max_model_len=24, steps_in_flight=1)
-    paused, runs = bench.add(13, 6, "paused"), bench.add(11, 10, "runs")
-    paused.limit_to(1)
-    while runs.num_computed_tokens < 16:
-        bench.step()
-    waits = bench.add(4, 2, "waits")
-    bench.step()
-    assert (paused.num_yields, runs.num_preemptions, runs.num_yields) == (1, 0, 0)
-    assert runs.num_computed_tokens == 17
-    bench.scheduler.extend(paused, 5)
-    bench.drain()
-    assert all(sequence.output == expected(sequence) for sequence in (paused, runs, waits))
 
 
 def test_cancelling_the_one_that_did_not_fit_lets_the_next_of_its_tenant_in() -> None:

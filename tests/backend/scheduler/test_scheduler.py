@@ -82,50 +82,6 @@ def test_contiguous_allocation_takes_the_whole_run_up_front() -> None:
     bench.drain()
 
 
-def test_preemption_recomputes_and_the_output_is_unchanged() -> None:
-    bench = Bench(num_blocks=10)
-    sequences = [bench.add(6, 25) for _ in range(4)]
-    bench.drain()
-    assert bench.scheduler.counters.preemptions > 0
-    assert [s.output for s in sequences] == [expected(s) for s in sequences]
-
-
-def test_the_oldest_is_never_preempted() -> None:
-    bench = Bench(num_blocks=10)
-    oldest = bench.add(6, 25)
-    for _ in range(3):
-        bench.add(6, 25)
-    bench.drain()
-    assert oldest.num_preemptions == 0
-
-
-def test_a_sequence_is_preempted_at_most_so_often_and_then_ends_for_good() -> None:
-    bench = Bench(num_blocks=10, max_preemptions=1)
-    sequences = [bench.add(6, 25) for _ in range(4)]
-    bench.drain()
-    ended = bench.scheduler.take_ended()
-    assert max(s.num_preemptions for s in sequences) == 1
-    assert all(s.finish_reason is FinishReason.PREEMPTED for s in ended)
-    assert [s.output for s in sequences if s not in ended] == [expected(s) for s in sequences if s not in ended]
-
-
-def test_a_higher_class_takes_the_slot_of_a_lower_one_at_a_full_batch() -> None:
-    bench = Bench()
-    lower = [bench.add(2, 20) for _ in range(4)]
-    for sequence in lower:
-        sequence.priority_class = 1
-    bench.plan()
-    bench.complete()
-    urgent = bench.add(2, 4)
-    bench.plan()
-    bench.complete()
-    bench.plan()
-    assert urgent.status is SequenceStatus.RUNNING
-    assert [s.num_preemptions for s in lower] == [0, 0, 0, 1]
-    bench.drain()
-    assert [s.output for s in [*lower, urgent]] == [expected(s) for s in [*lower, urgent]]
-
-
 def test_an_urgent_prompt_goes_before_the_rest_of_a_long_one() -> None:
     bench = Bench()
     long = bench.add(30, 2)
