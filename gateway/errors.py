@@ -56,8 +56,7 @@ MAX_RETRY_AFTER_S = 60.0  # clients ignore longer waits and retry at once
 class ApiError(Exception):
     """One row of the table above; `str(error)` is the message for the client.
 
-    `retry_after` is in seconds, already jittered, and at most `MAX_RETRY_AFTER_S`. `details` are further keys of the
-    error object, such as estimate_ms.
+    `retry_after` is in seconds, already jittered; `details` are further keys of the error object, such as estimate_ms.
     """
 
     status: int
@@ -293,10 +292,8 @@ class Overloaded(ApiError):
 
 
 class DeadlineUnmeetable(ApiError):
-    """The request would have taken `estimate_ms`, which is more than its deadline allows.
-
-    A retry can help only if the client's deadline is relative. If the tenant's own backlog is the cause, the status is
-    429.
+    """The request would have taken `estimate_ms`, longer than its deadline allows. A retry can help only if that
+    deadline is relative; the status is 429 if the tenant's own backlog is the cause.
     """
 
     status = 503
@@ -376,9 +373,8 @@ class DeadlineExceeded(ApiError):
 
 
 def forget_origin(error: ApiError) -> None:
-    """Drop the error's traceback and causes, whose frames hold the request, which holds the error.
-
-    Only the garbage collector finds such cycles, and under overload it would stop the loop for tens of milliseconds.
+    """Drop the error's traceback and causes, whose frames hold the request, which holds the error: under overload the
+    garbage collector would stop the loop for tens of milliseconds to find such cycles.
     """
     error.__traceback__ = error.__context__ = error.__cause__ = None
 

@@ -21,7 +21,7 @@ PROMPT_TAIL = 8  # the last ids of a prompt, with which a completion may share a
 
 
 class ChatEndpoint(GenerationEndpoint):
-    """Answers POST /v1/chat/completions."""
+    """Answers POST /v1/chat/completions with an assistant's message."""
 
     operation = "chat"
     prompt_param = "messages"

@@ -1,5 +1,8 @@
-"""Connections without a key, as many as anybody likes and however they are kept, lock no tenant out."""
+"""No flood of connections, without a key or beyond the limit of files, locks a tenant out."""
 
+import json
+import os
+import resource
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -118,3 +121,44 @@ def test_an_address_has_no_more_than_its_share(tmp_path: Path) -> None:
         assert is_served(server)
         assert [client.is_closed() for client in clients[:5]] == [True] * 5
         assert server.metric("sluice_connections", 'state="stranger"') == 3
+
+
+SPARE_FILES = 8  # for connections
+FLOOD = 60
+
+
+def open_files(server: ServerProcess) -> list[int]:
+    return [int(number) for number in os.listdir(f"/proc/{server.process.pid}/fd")]  # noqa: PTH208
+
+
+def processor_seconds(server: ServerProcess) -> float:
+    fields = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def limit_files(server: ServerProcess, num_spare: int) -> None:
+    _, hard = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (max(open_files(server)) + 1 + num_spare, hard))
+
+
+def test_a_flood_of_clients_beyond_the_limit_of_files_is_shed(tmp_path: Path) -> None:
+    with running_server(tmp_path, "--threads", "1") as server, ExitStack() as stack:
+
+        def connect(count: int) -> list[RawClient]:
+            return [stack.enter_context(connected(server)) for _ in range(count)]
+
+        (streaming,) = connect(1)
+        streaming.send(request(server, completion(max_tokens=600, ignore_eos=True, stream=True), "/v1/completions"))
+        received = streaming.receive()
+        limit_files(server, SPARE_FILES)
+        flood = connect(FLOOD)
+        assert all(client.is_closed() for client in flood[SPARE_FILES:])
+        while not received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
+            received += streaming.receive()
+        before = processor_seconds(server)
+        assert all(client.is_closed() for client in connect(FLOOD))  # the first are still there
+        assert processor_seconds(server) - before < 1.0
+        stack.close()
+        eventually(server.answers)
+    lines = [json.loads(line) for line in server.log.read_text().splitlines()]
+    assert not [line for line in lines if line["level"] in {"ERROR", "CRITICAL"}]
