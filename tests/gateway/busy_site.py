@@ -3,15 +3,13 @@
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from gateway.tenants.auth import new_key
-from gateway.tenants.key_store import KeyStore
-from tests.gateway.server_process import PATIENCE, ServerProcess, eventually, running_server
+from tests.gateway.server_process import PATIENCE, eventually
+from tests.gateway.tenant_site import TenantSite, tenant_site
 
 POLICY = """
 classes:
@@ -26,13 +24,9 @@ tenants:
 """
 
 
-@dataclass
-class Site:
-    server: ServerProcess
-    keys: dict[str, str]
-
+class Site(TenantSite):
     def send(self, client: httpx.Client, tenant: str = "patient", **changes: Any) -> httpx.Request:
-        headers = {"authorization": f"Bearer {self.keys[tenant]}"} | changes.pop("headers", {})
+        headers = self.authorization(tenant) | changes.pop("headers", {})
         body = {"model": "embedded", "messages": [{"role": "user", "content": "Count from 3 to 12."}]} | changes
         return client.build_request("POST", f"{self.server.url}/v1/chat/completions", json=body, headers=headers)
 
@@ -70,19 +64,10 @@ class Site:
                 break
         response.close()
 
-    _leave: bool = False
-
 
 @contextmanager
 def busy_site(folder: Path) -> Iterator[Site]:
-    (folder / "policy.yaml").write_text(POLICY)
-    store, keys = KeyStore(folder / "state"), {}
-    for tenant in ("patient", "queued", "spent"):
-        keys[tenant], record = new_key(tenant, store.pepper())
-        store.add(record)
-    flags = ("--threads", "1", "--max-num-seqs", "1", "--policy", str(folder / "policy.yaml"))
-    with running_server(folder, *flags) as server:
-        site = Site(server, keys)
+    with tenant_site(Site, folder, POLICY, "--max-num-seqs", "1") as site:
         for _ in range(3):
             site.post()  # so that something is known of how long things take
         yield site

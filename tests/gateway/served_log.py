@@ -9,8 +9,8 @@ import httpx
 
 from gateway.telemetry.event_log_file import read_event_log
 from tests.gateway.busy_site import POLICY, Site
-from tests.gateway.live.test_recorded_log import make_keys
-from tests.gateway.server_process import PATIENCE, eventually, running_server
+from tests.gateway.server_process import PATIENCE, eventually
+from tests.gateway.tenant_site import tenant_site
 
 TENANTS = {
     "patient": "{}",
@@ -20,24 +20,21 @@ TENANTS = {
     "roomy": "{limits: {kv_bytes: 8MiB}}",
 }
 EDITED = TENANTS | {"queued": "{limits: {queued_requests: 2}}", "patient": "{weight: 2}"}
-FLAGS = ("--threads=1", "--max-num-seqs=1", "--max-num-batched-tokens=64", "--max-waiting=4")
+FLAGS = ("--max-num-seqs=1", "--max-num-batched-tokens=64", "--max-waiting=4")
 
 
 def served() -> list[str]:
     """Serve clients in one slot that is kept busy, with each refusal, limits, leases and a policy that is edited."""
     with TemporaryDirectory() as name:
         folder = Path(name)
-        policy, log = folder / "policy.yaml", folder / "events.log"
-        policy.write_text(_policy(TENANTS))
-        keys = dict(zip(TENANTS, make_keys(folder / "state", *TENANTS), strict=True))
-        with running_server(folder, *FLAGS, f"--policy={policy}", f"--event-log={log}") as server:
-            site = Site(server, keys)
+        log = folder / "events.log"
+        with tenant_site(Site, folder, _policy(TENANTS), *FLAGS, f"--event-log={log}") as site:
             _visit_alone(site)
             _visit_in_a_crowd(site)
-            policy.write_text(_policy(EDITED))
-            server.admin("policy/reload", "POST")
+            site.policy.write_text(_policy(EDITED))
+            site.server.admin("policy/reload", "POST")
             assert site.post("roomy").status_code == site.post("patient", max_tokens=9).status_code == 200
-            eventually(server.is_idle)
+            eventually(site.server.is_idle)
         return list(read_event_log(log))
 
 
@@ -55,7 +52,7 @@ def _visit_alone(site: Site) -> None:
     assert late.status_code == 504
     _read(site, "metered", 200)
     two = {"model": "embedded", "prompt": ["1, 2, 3,", "4, 5,"], "max_tokens": 8}
-    headers = {"authorization": f"Bearer {site.keys['roomy']}"}
+    headers = site.authorization("roomy")
     assert httpx.post(f"{site.server.url}/v1/completions", json=two, headers=headers).status_code == 200
 
 

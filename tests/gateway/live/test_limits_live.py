@@ -3,8 +3,6 @@
 import json
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,8 +11,8 @@ import pytest
 
 from admission.outcome import Outcome
 from gateway.tenants.auth import new_key
-from gateway.tenants.key_store import KeyStore
-from tests.gateway.server_process import PATIENCE, ServerProcess, eventually, running_server
+from tests.gateway.server_process import PATIENCE, eventually
+from tests.gateway.tenant_site import TenantSite, tenant_site
 
 LONG = "Tell me a long story about a fox and a lighthouse."
 
@@ -40,27 +38,10 @@ tenants:
 """
 
 
-@dataclass
-class Site:
-    server: ServerProcess
-    policy: Path
-    keys: dict[str, str]
-    store: KeyStore
-
-    def post(self, tenant: str, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
-        content = {"model": "embedded", "messages": [{"role": "user", "content": "Count from 3 to 12."}]} | body
-        return httpx.post(
-            f"{self.server.url}/v1/chat/completions",
-            json=content,
-            headers={"authorization": f"Bearer {self.keys[tenant]}", **(headers or {})},
-            timeout=PATIENCE,
-        )
-
+class Site(TenantSite):
     def limits(self, tenant: str) -> dict[str, Any]:
         """By resource."""
-        headers = {"authorization": f"Bearer {self.keys[tenant]}"}
-        reply = httpx.get(f"{self.server.url}/v1/limits", headers=headers)
-        return {entry["resource"]: entry for entry in reply.json()["data"]}
+        return {entry["resource"]: entry for entry in self.get(tenant).json()["data"]}
 
     def ended(self, outcome: Outcome) -> float:
         """How many requests have, so."""
@@ -73,28 +54,8 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    folder = tmp_path_factory.mktemp("limits")
-    policy, store, keys = folder / "policy.yaml", KeyStore(folder / "state"), {}
-    policy.write_text(POLICY)
-    for tenant in (
-        "hurried",
-        "spent",
-        "small",
-        "metered",
-        "single",
-        "chatty",
-        "packed",
-        "tiny",
-        "lowered",
-        "queued",
-        "picky",
-        "narrow",
-        "edited",
-    ):
-        keys[tenant], record = new_key(tenant, store.pepper())
-        store.add(record)
-    with running_server(folder, "--threads", "1", "--policy", str(policy)) as server:
-        yield Site(server, policy, keys, store)
+    with tenant_site(Site, tmp_path_factory.mktemp("limits"), POLICY) as site:
+        yield site
 
 
 def error_of(reply: httpx.Response) -> dict[str, Any]:
@@ -236,7 +197,7 @@ def test_a_model_that_a_tenant_may_not_use_does_not_exist_for_it(site: Site) -> 
     refused = site.post("picky")
     assert (refused.status_code, error_of(refused)["code"]) == (404, "model_not_found")
     assert site.client("picky").models.list().data == []
-    headers = {"authorization": f"Bearer {site.keys['picky']}"}
+    headers = site.authorization("picky")
     for path, body in (("tokenize", {"prompt": "Hi"}), ("detokenize", {"tokens": [5], "model": "embedded"})):
         assert httpx.post(f"{site.server.url}/{path}", json=body, headers=headers).status_code == 404
 

@@ -2,16 +2,14 @@
 
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import httpx
 import pytest
 
 from gateway.errors import InvalidApiKey
 from gateway.tenants.auth import KeyRing, new_key
-from gateway.tenants.key_store import KeyStore
-from tests.gateway.server_process import PATIENCE, ServerProcess, assert_unharmed, running_server
+from tests.gateway.server_process import PATIENCE, assert_unharmed
+from tests.gateway.tenant_site import TenantSite, tenant_site
 
 POLICY = """
 tenants:
@@ -20,19 +18,10 @@ tenants:
 """
 
 
-@dataclass
-class Site:
-    server: ServerProcess
-    keys: dict[str, str]
-
-    def get(self, tenant: str, path: str = "/v1/limits", **headers: str) -> httpx.Response:
-        own = {"authorization": f"Bearer {self.keys[tenant]}"}
-        return httpx.get(self.server.url + path, headers=own | headers, timeout=PATIENCE)
-
+class Site(TenantSite):
     def post(self, tenant: str, headers: dict[str, str] | None = None, **body: object) -> httpx.Response:
-        content = {"model": "embedded", "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 1} | body
-        own = {"authorization": f"Bearer {self.keys[tenant]}"} | (headers or {})
-        return httpx.post(f"{self.server.url}/v1/chat/completions", json=content, headers=own, timeout=PATIENCE)
+        short = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 1}
+        return super().post(tenant, headers, **short | body)
 
     def left(self, tenant: str) -> dict[str, int]:
         return {entry["resource"]: entry["remaining"] for entry in self.get(tenant).json()["data"]}
@@ -40,16 +29,9 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    folder: Path = tmp_path_factory.mktemp("malicious")
-    (folder / "policy.yaml").write_text(POLICY)
-    store, keys = KeyStore(folder / "state"), {}
-    for tenant in ("mallory", "victim"):
-        keys[tenant], record = new_key(tenant, store.pepper())
-        store.add(record)
-    with running_server(
-        folder, "--threads", "1", "--refused-per-second", "10000", "--policy", str(folder / "policy.yaml")
-    ) as server:
-        yield Site(server, keys)
+    flags = ("--refused-per-second", "10000")
+    with tenant_site(Site, tmp_path_factory.mktemp("malicious"), POLICY, *flags) as site:
+        yield site
 
 
 FORGED = [

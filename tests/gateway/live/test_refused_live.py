@@ -3,15 +3,12 @@
 import json
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import httpx
 import pytest
 
-from gateway.tenants.auth import new_key
-from gateway.tenants.key_store import KeyStore
-from tests.gateway.server_process import PATIENCE, ServerProcess, running_server
+from tests.gateway.server_process import PATIENCE
+from tests.gateway.tenant_site import TenantSite, tenant_site
 
 POLICY = """
 tenants:
@@ -24,28 +21,18 @@ CHAT = {"model": "embedded", "messages": [{"role": "user", "content": "Hi."}], "
 RATE = 2  # refused requests a second
 
 
-@dataclass
-class Site:
-    server: ServerProcess
-    keys: dict[str, str]
-
-    def post(self, tenant: str, body: object = CHAT, path: str = "/v1/chat/completions") -> httpx.Response:
+class Site(TenantSite):
+    def send(self, tenant: str, body: object = CHAT, path: str = "/v1/chat/completions") -> httpx.Response:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        headers = {"authorization": f"Bearer {self.keys[tenant]}"}
-        return httpx.post(self.server.url + path, content=content, headers=headers, timeout=PATIENCE)
+        url, headers = self.server.url + path, self.authorization(tenant)
+        return httpx.post(url, content=content, headers=headers, timeout=PATIENCE)
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    folder: Path = tmp_path_factory.mktemp("refused")
-    (folder / "policy.yaml").write_text(POLICY)
-    store, keys = KeyStore(folder / "state"), {}
-    for tenant in ("spent", "counted", "broken", "good"):
-        keys[tenant], record = new_key(tenant, store.pepper())
-        store.add(record)
-    flags = ("--threads", "1", "--refused-per-second", str(RATE), "--policy", str(folder / "policy.yaml"))
-    with running_server(folder, *flags) as server:
-        yield Site(server, keys)
+    flags = ("--refused-per-second", str(RATE))
+    with tenant_site(Site, tmp_path_factory.mktemp("refused"), POLICY, *flags) as site:
+        yield site
 
 
 @pytest.mark.parametrize(
@@ -60,8 +47,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     ],
 )
 def test_a_tenant_whose_limit_is_spent_is_told_so_whatever_it_sends(site: Site, path: str, body: bytes) -> None:
-    site.post("spent")
-    reply = site.post("spent", body, path)
+    site.send("spent")
+    reply = site.send("spent", body, path)
     assert (reply.status_code, reply.json()["error"]["code"]) == (429, "rate_limit_exceeded")
     assert reply.json()["error"]["limit"] == "requests/h"
     assert 0 < int(reply.headers["retry-after"]) <= 60
@@ -69,8 +56,8 @@ def test_a_tenant_whose_limit_is_spent_is_told_so_whatever_it_sends(site: Site, 
 
 
 def test_a_tenant_whose_limit_is_spent_is_told_so_before_its_body_has_come(site: Site) -> None:
-    site.post("spent")
-    assert site.post("spent").status_code == 429
+    site.send("spent")
+    assert site.send("spent").status_code == 429
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {site.keys['spent']}\r\n"
     with socket.create_connection(("127.0.0.1", site.server.port), PATIENCE) as client:
         client.sendall(head.encode() + b"content-length: 1000\r\n\r\n")
@@ -87,20 +74,20 @@ def test_what_is_asked_of_the_tokenizer_counts_as_a_request_unless_it_is_refused
         ("/detokenize", {"tokens": [5]}, 429),
         ("/tokenize", {"prompt": "Hi."}, 429),
     ):
-        assert site.post("counted", body, path).status_code == status
+        assert site.send("counted", body, path).status_code == status
 
 
 def test_a_key_whose_requests_are_refused_too_often_is_answered_unread_and_others_are_served(site: Site) -> None:
     large = b"[" + b"{}," * 2**16  # what was not read of it counts as well
-    assert site.post("broken", b"not json").status_code == 400
-    assert site.post("broken", large).status_code == 413
-    while (reply := site.post("broken", large)).status_code == 413:
+    assert site.send("broken", b"not json").status_code == 400
+    assert site.send("broken", large).status_code == 413
+    while (reply := site.send("broken", large)).status_code == 413:
         pass
     assert reply.status_code == 429
     assert reply.headers["x-sluice-dropped-reason"] == "refused_rate"
     assert int(reply.headers["retry-after"]) >= 1
     assert "of your API key were refused" in reply.json()["error"]["message"]
-    assert site.post("good").status_code == 200
+    assert site.send("good").status_code == 200
 
 
 def test_a_good_key_is_served_beside_a_hundred_bad_ones_at_its_address(site: Site) -> None:
@@ -109,7 +96,7 @@ def test_a_good_key_is_served_beside_a_hundred_bad_ones_at_its_address(site: Sit
     try:
         for client in clients:
             client.sendall(request)
-        assert site.post("good").status_code == 200
+        assert site.send("good").status_code == 200
         clients[-1].settimeout(0.2)
         with pytest.raises(TimeoutError):  # it waits behind the others
             clients[-1].recv(100)

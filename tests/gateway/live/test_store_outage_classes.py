@@ -2,16 +2,14 @@
 
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import pytest
 
-from gateway.tenants.auth import new_key
-from gateway.tenants.key_store import KeyStore
-from tests.gateway.server_process import PATIENCE, ServerProcess, eventually, running_server
+from tests.gateway.server_process import eventually
 from tests.gateway.stoppable_store import StoppableStore
+from tests.gateway.tenant_site import TenantSite, tenant_site
 
 POLICY = """
 classes:
@@ -27,30 +25,17 @@ tenants:
 """
 
 
-@dataclass
-class Site:
-    server: ServerProcess
-    keys: dict[str, str]
-
+class Site(TenantSite):
     def ask(self, tenant: str, **more: Any) -> httpx.Response:
-        body = {"model": "embedded", "messages": [{"role": "user", "content": "Count from 3 to 12."}], "max_tokens": 8}
-        headers = {"authorization": f"Bearer {self.keys[tenant]}"}
-        return httpx.post(f"{self.server.url}/v1/chat/completions", json=body | more, headers=headers, timeout=PATIENCE)
+        return self.post(tenant, **{"max_tokens": 8} | more)
 
 
 @pytest.fixture(scope="module")
 def site(store: StoppableStore, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """The store stops answering once every tenant was served."""
-    folder = tmp_path_factory.mktemp("outage")
-    (folder / "policy.yaml").write_text(POLICY)
-    keys, known = KeyStore(folder / "state"), {}
-    for tenant in ("paying", "bridged", "strict", "bulk", "spare"):
-        known[tenant], record = new_key(tenant, keys.pepper())
-        keys.add(record)
-    flags = ["--threads=1", f"--policy={folder / 'policy.yaml'}", "--quota-lease=20"]
-    with running_server(folder, *flags, f"--redis-url=unix://{store.path}") as server:
-        site = Site(server, known)
-        assert [site.ask(tenant).status_code for tenant in known] == [200] * len(known)
+    flags = ("--quota-lease=20", f"--redis-url=unix://{store.path}")
+    with tenant_site(Site, tmp_path_factory.mktemp("outage"), POLICY, *flags) as site:
+        assert [site.ask(tenant).status_code for tenant in site.keys] == [200] * len(site.keys)
         eventually(lambda: all(_has_slice(store, tenant) for tenant in ("bridged", "bulk")))
         store.signal(signal.SIGSTOP)
         yield site
