@@ -1,4 +1,4 @@
-"""How a server learns that a client has gone: by a lost connection, or by a reset once it sends no more."""
+"""Notices that a client has gone: by a lost connection, or by a reset once it sends no more."""
 
 import asyncio
 import select

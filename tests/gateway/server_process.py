@@ -45,6 +45,17 @@ class ServerProcess:
     def admin_headers(self) -> dict[str, str]:
         return {"authorization": f"Bearer {self.admin_key}"}
 
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(f"{self.url}{path}", headers=self.headers, timeout=PATIENCE)
+
+    def post(self, path: str, **body: object) -> httpx.Response:
+        return httpx.post(f"{self.url}{path}", json=body, headers=self.headers, timeout=PATIENCE)
+
+    def remaining(self, resource: str) -> int:
+        """What is left of the key's limit of a resource."""
+        entries = self.get("/v1/limits").json()["data"]
+        return int(next(entry["remaining"] for entry in entries if entry["resource"] == resource))
+
     def admin(self, path: str, method: str = "GET") -> Any:
         """The answer of the admin API."""
         reply = httpx.request(method, f"{self.admin_url}/admin/v1/{path}", headers=self.admin_headers)
@@ -70,12 +81,8 @@ class ServerProcess:
 
     def answers(self) -> bool:
         """It still does what it is for."""
-        body = {
-            "model": "embedded",
-            "temperature": 0,
-            "messages": [{"role": "user", "content": "Count from 3 to 12."}],
-        }
-        reply = httpx.post(f"{self.url}/v1/chat/completions", json=body, headers=self.headers, timeout=PATIENCE)
+        messages = [{"role": "user", "content": "Count from 3 to 12."}]
+        reply = self.post("/v1/chat/completions", model="embedded", temperature=0, messages=messages)
         text: str = reply.json()["choices"][0]["message"]["content"]
         return reply.status_code == 200 and "10, 11, 12" in text
 

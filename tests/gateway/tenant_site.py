@@ -34,6 +34,12 @@ class TenantSite:
         return httpx.post(url, json=content, headers=own, timeout=PATIENCE)
 
 
+def error_of(reply: httpx.Response) -> dict[str, Any]:
+    error: dict[str, Any] = reply.json()["error"]
+    assert {"message", "type", "param", "code"} <= error.keys()
+    return error
+
+
 Site = TypeVar("Site", bound=TenantSite)
 
 

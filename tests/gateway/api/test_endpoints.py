@@ -9,12 +9,8 @@ import pytest
 from tests.gateway.server_process import ServerProcess
 
 
-def get(server: ServerProcess, path: str) -> httpx.Response:
-    return httpx.get(f"{server.url}{path}", headers=server.headers)
-
-
 def post(server: ServerProcess, path: str, **body: object) -> Any:
-    reply = httpx.post(f"{server.url}{path}", json=body, headers=server.headers)
+    reply = server.post(path, **body)
     assert reply.status_code == 200, reply.text
     return reply.json()
 
@@ -51,14 +47,14 @@ def test_an_empty_text_has_only_its_special_tokens(server: ServerProcess) -> Non
 
 @pytest.mark.parametrize("body", [{}, {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}])
 def test_tokenize_wants_one_of_prompt_and_messages(server: ServerProcess, body: dict[str, object]) -> None:
-    reply = httpx.post(f"{server.url}/tokenize", json=body, headers=server.headers)
+    reply = server.post("/tokenize", **body)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "prompt")
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
 def test_another_model_has_no_tokens_here(server: ServerProcess, path: str) -> None:
     body = {"model": "gpt-4", "prompt": "a"} if path == "/tokenize" else {"model": "gpt-4", "tokens": [5]}
-    reply = httpx.post(f"{server.url}{path}", json=body, headers=server.headers)
+    reply = server.post(path, **body)
     assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
 
 
@@ -74,17 +70,17 @@ def test_the_version_needs_no_key(server: ServerProcess) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/embedded"])
 def test_the_models_need_a_key(server: ServerProcess, path: str) -> None:
-    assert get(server, path).status_code == 200
+    assert server.get(path).status_code == 200
     assert httpx.get(f"{server.url}{path}").json()["error"]["code"] == "invalid_api_key"
 
 
 def test_a_models_card_says_how_long_a_request_may_be(server: ServerProcess) -> None:
-    card = get(server, "/v1/models/embedded").json()
+    card = server.get("/v1/models/embedded").json()
     assert (card["id"], card["object"], card["max_model_len"]) == ("embedded", "model", 2048)
-    assert get(server, "/v1/models").json() == {"object": "list", "data": [card]}
+    assert server.get("/v1/models").json() == {"object": "list", "data": [card]}
 
 
 @pytest.mark.parametrize("path", ["/livez", "/v1/models", "/metrics", "/nowhere"])
 def test_every_answer_has_a_request_id_of_its_own(server: ServerProcess, path: str) -> None:
-    ids = {get(server, path).headers["x-request-id"] for _ in range(2)}
+    ids = {server.get(path).headers["x-request-id"] for _ in range(2)}
     assert len(ids) == 2

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import openai
@@ -10,16 +9,13 @@ import pytest
 
 from tests.gateway.busy_site import Site, busy_site
 from tests.gateway.server_process import PATIENCE, eventually
+from tests.gateway.tenant_site import error_of
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with busy_site(tmp_path_factory.mktemp("deadlines")) as site:
         yield site
-
-
-def error_of(reply: httpx.Response) -> dict[str, Any]:
-    return dict(reply.json()["error"])
 
 
 def test_an_idle_machine_refuses_nobody_and_tells_its_estimate(site: Site) -> None:

@@ -7,7 +7,6 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import httpx
 from redis import Redis
@@ -87,10 +86,6 @@ def ended(server: ServerProcess) -> int | None:
     return server.process.returncode
 
 
-def post(server: ServerProcess, body: dict[str, Any]) -> httpx.Response:
-    return httpx.post(f"{server.url}/v1/completions", json=body, headers=server.headers, timeout=PATIENCE)
-
-
 def status(server: ServerProcess, path: str) -> int:
     return httpx.get(f"{server.url}{path}").status_code
 
@@ -111,7 +106,7 @@ def test_a_drain_loses_no_request_and_settles_all(tmp_path: Path, redis_url: str
         refused = idle.reply()
         assert (refused.status, refused.error["code"]) == (503, "shutting_down")
         assert (refused.headers["connection"], refused.headers["x-should-retry"]) == ("close", "true")
-        assert post(server, completion()).json()["error"]["code"] == "shutting_down"
+        assert server.post("/v1/completions", **completion()).json()["error"]["code"] == "shutting_down"
         usages = []
         for events in streams.ends():
             assert events[-1] == "[DONE]"
@@ -152,7 +147,7 @@ def test_in_the_delay_a_server_is_not_ready_and_serves_and_a_second_signal_ends_
     with running_server(tmp_path, *given) as server:
         server.process.send_signal(signal.SIGTERM)
         eventually(lambda: status(server, "/readyz") == 503)
-        assert post(server, completion()).status_code == 200
+        assert server.post("/v1/completions", **completion()).status_code == 200
         streams = Streams(server, 4, max_tokens=1900)
         streams.begun()
         server.process.send_signal(signal.SIGTERM)

@@ -12,7 +12,7 @@ import pytest
 from admission.outcome import Outcome
 from gateway.tenants.auth import new_key
 from tests.gateway.server_process import PATIENCE, eventually
-from tests.gateway.tenant_site import TenantSite, tenant_site
+from tests.gateway.tenant_site import TenantSite, error_of, tenant_site
 
 LONG = "Tell me a long story about a fox and a lighthouse."
 
@@ -56,12 +56,6 @@ class Site(TenantSite):
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with tenant_site(Site, tmp_path_factory.mktemp("limits"), POLICY) as site:
         yield site
-
-
-def error_of(reply: httpx.Response) -> dict[str, Any]:
-    error: dict[str, Any] = reply.json()["error"]
-    assert {"message", "type", "param", "code"} <= error.keys()
-    return error
 
 
 def test_a_rate_lets_its_burst_pass_and_then_says_when(site: Site) -> None:

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from openai.types.chat import ChatCompletionUserMessageParam
@@ -147,7 +146,7 @@ def test_a_text_prompt_is_continued(client: openai.OpenAI) -> None:
 
 
 def test_token_ids_are_continued_like_their_text(server: ServerProcess, client: openai.OpenAI) -> None:
-    tokenized = httpx.post(f"{server.url}/tokenize", json={"prompt": "3, 4, 5, 6,"}, headers=server.headers).json()
+    tokenized = server.post("/tokenize", prompt="3, 4, 5, 6,").json()
     by_text = client.completions.create(model=MODEL, prompt="3, 4, 5, 6,", temperature=0, max_tokens=6)
     by_ids = client.completions.create(model=MODEL, prompt=tokenized["tokens"], temperature=0, max_tokens=6)
     assert by_ids.choices[0].text == by_text.choices[0].text

@@ -15,12 +15,6 @@ POLICY = "tenants: {demo: {limits: {tokens: 1M/month, concurrent_requests: 5}}}"
 NUM_STREAMS = 3
 
 
-def left(server: ServerProcess, resource: str) -> int:
-    entries = httpx.get(f"{server.url}/v1/limits", headers=server.headers).json()["data"]
-    remaining: int = next(entry["remaining"] for entry in entries if entry["resource"] == resource)
-    return remaining
-
-
 def stream_until_broken(server: ServerProcess, begun: threading.Barrier) -> None:
     body: dict[str, Any] = completion(stream=True, ignore_eos=True, max_tokens=1900)
     url = f"{server.url}/v1/completions"
@@ -45,10 +39,10 @@ def test_what_a_killed_gateway_held_in_its_own_store_is_free_again_after_its_lea
         for thread in threads:
             thread.start()
         begun.wait(PATIENCE)
-        assert left(server, "concurrent_requests") == 5 - NUM_STREAMS
+        assert server.remaining("concurrent_requests") == 5 - NUM_STREAMS
         os.kill(server.process.pid, signal.SIGKILL)
         for thread in threads:
             thread.join()
     with running_server(tmp_path, *flags) as server:
-        eventually(lambda: server.answers() and left(server, "concurrent_requests") == 5)
-        assert left(server, "tokens") < 1_000_000, "what was computed before the kill is not forgotten"
+        eventually(lambda: server.answers() and server.remaining("concurrent_requests") == 5)
+        assert server.remaining("tokens") < 1_000_000, "what was computed before the kill is not forgotten"

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.gateway.server_process import PATIENCE, ServerProcess, eventually, running_server
+from tests.gateway.server_process import ServerProcess, eventually, running_server
 from tests.gateway.stoppable_store import StoppableStore
 
 AMOUNT = 1_000_000
@@ -34,7 +34,7 @@ def server(flags: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 def ask(server: ServerProcess, **more: Any) -> httpx.Response:
     body = {"model": "embedded", "messages": [{"role": "user", "content": "Count from 3 to 12."}], "max_tokens": 20}
-    return httpx.post(f"{server.url}/v1/chat/completions", json=body | more, headers=server.headers, timeout=PATIENCE)
+    return server.post("/v1/chat/completions", **body | more)
 
 
 def tokens(*replies: httpx.Response) -> int:
@@ -43,13 +43,11 @@ def tokens(*replies: httpx.Response) -> int:
 
 
 def used(server: ServerProcess) -> int:
-    entries = httpx.get(f"{server.url}/v1/limits", headers=server.headers).json()["data"]
-    return AMOUNT - next(entry["remaining"] for entry in entries if entry["resource"] == "tokens")
+    return AMOUNT - server.remaining("tokens")
 
 
 def held(server: ServerProcess) -> int:
-    entries = httpx.get(f"{server.url}/v1/limits", headers=server.headers).json()["data"]
-    return 40 - next(entry["remaining"] for entry in entries if entry["resource"] == "concurrent_requests")
+    return 40 - server.remaining("concurrent_requests")
 
 
 def is_connected(server: ServerProcess) -> bool:

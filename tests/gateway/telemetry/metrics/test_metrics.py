@@ -58,7 +58,7 @@ def test_a_live_server_counts_what_it_did(server: ServerProcess) -> None:
     before = scrape(server)
     body = completion(prompt=[5, 6, 7], max_tokens=9, ignore_eos=True)
     for _ in range(3):
-        assert httpx.post(f"{server.url}/v1/completions", json=body, headers=server.headers).status_code == 200
+        assert server.post("/v1/completions", **body).status_code == 200
     assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 401
     eventually(server.is_idle)
     after = scrape(server)
@@ -83,7 +83,7 @@ def test_a_live_server_counts_what_it_did(server: ServerProcess) -> None:
 
 
 def test_tenants_see_metrics_only_where_a_setting_says_so(server: ServerProcess, tmp_path: Path) -> None:
-    assert httpx.get(f"{server.url}/metrics", headers=server.headers).status_code == 404
+    assert server.get("/metrics").status_code == 404
     assert httpx.get(f"{server.admin_url}/metrics").status_code == 401
     with running_server(tmp_path, "--metrics-on-tenant-port") as open_server:
         assert Page(httpx.get(f"{open_server.url}/metrics").text).kinds == scrape(open_server).kinds
@@ -91,8 +91,8 @@ def test_tenants_see_metrics_only_where_a_setting_says_so(server: ServerProcess,
 
 def test_a_scrape_holds_no_prompt_no_answer_and_no_key(server: ServerProcess) -> None:
     body = completion(prompt="planted-secret-prompt", max_tokens=5, user="planted-secret-user")
-    httpx.post(f"{server.url}/v1/completions", json=body, headers=server.headers)
-    httpx.post(f"{server.url}/v1/completions", json={**body, "model": "planted-secret-model"}, headers=server.headers)
+    server.post("/v1/completions", **body)
+    server.post("/v1/completions", **{**body, "model": "planted-secret-model"})
     text = server.scrape().text
     assert "planted-secret" not in text
     assert server.key not in text
