@@ -14,7 +14,7 @@ shared they vary by what others do: less prefill makes no step punctual there, a
 """
 
 
-class TimedRoom:
+class TimedPrefillBudget:
     """A budget of prefill for a step that is to last no longer than `seconds`, by what each token attends to.
 
     At least `least` tokens are granted even where the decodes alone take longer, so that prompts progress.
@@ -76,4 +76,4 @@ class PrefillSizer:
         times = self._model.fitted
         cautious = interval / (1 + CAUTION * self._model.relative_error)
         least = times.seconds(decodes) + LEFT_TO_PREFILL * (interval - times.seconds(decodes))
-        return TimedRoom(decodes, max(cautious, least), times, self._block, tokens)
+        return TimedPrefillBudget(decodes, max(cautious, least), times, self._block, tokens)

@@ -88,8 +88,8 @@ class QueueBounds:
             return None
         sharing = num_tenants + (own.count == 0)
         is_within_share = self._scaled(over=sharing).excess(own, newcomer) is None
-        leaves_room = self._scaled(times=FULLEST).excess(waiting + own, newcomer) is None
-        return None if is_within_share and leaves_room else excess
+        has_space = self._scaled(times=FULLEST).excess(waiting + own, newcomer) is None
+        return None if is_within_share and has_space else excess
 
     def _scaled(self, times: int = 1, over: int = 1) -> "QueueBounds":
         """Returns the bounds times `times / over`; those in whole units stay at least 1."""

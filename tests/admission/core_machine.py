@@ -147,14 +147,14 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule()
     def plan(self) -> None:
-        room = len(self.scheduler.in_flight) < self.engine.steps_in_flight
+        may_plan = len(self.scheduler.in_flight) < self.engine.steps_in_flight
         waited = [s for s in self.sequences if s.status is SequenceStatus.WAITING]
         batch = self.core.schedule(self.now)
         assert self.twin.plan(self.now) == batch, "other names, times or weights changed a plan"
         if batch is not None:
             self.check_step(batch, waited)
             self.flying.append(batch)
-        elif room and len(self.scheduler.waiting):
+        elif may_plan and len(self.scheduler.waiting):
             assert self.scheduler.wait_reason is not None or self.scheduler.preempted, "somebody waits for no reason"
         ended = self.core.take_ended()
         assert self.twin.take_ended() == [sequence.id for sequence in ended]
@@ -355,8 +355,8 @@ def more_work_never_looks_shorter(model: StepTimeModel, engine: EngineConfig) ->
         least = tariff.estimate(prompt, output)
         assert least <= min(tariff.estimate(prompt + more, output), tariff.estimate(prompt, output + more))
         decodes, context, interval = random.randint(1, 64), random.randrange(10_000), random.uniform(0.001, 0.1)
-        room = sizer.prefill_budget(decodes, context, interval, 2000).fits(prompt, 2000)
-        assert room >= sizer.prefill_budget(decodes + 1, context + more, interval, 2000).fits(prompt + more, 2000)
+        prefill = sizer.prefill_budget(decodes, context, interval, 2000).fits(prompt, 2000)
+        assert prefill >= sizer.prefill_budget(decodes + 1, context + more, interval, 2000).fits(prompt + more, 2000)
 
 
 def _check_steps(model: StepTimeModel, random: Random) -> None:

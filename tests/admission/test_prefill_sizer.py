@@ -38,11 +38,11 @@ def test_the_step_keeps_the_promise_or_carries_one_block(
 ) -> None:
     step, taken = StepWork(decode_tokens=decodes, decode_context=decodes * 500), 0
     allowed = certain(step, interval)
-    room = PrefillSizer(CONFIG, MODEL).prefill_budget(decodes, decodes * 500, interval, most)
+    budget = PrefillSizer(CONFIG, MODEL).prefill_budget(decodes, decodes * 500, interval, most)
     for start, length in chunks:
-        fits = room.fits(start, length)
+        fits = budget.fits(start, length)
         if fits:
-            room.take(start, fits)
+            budget.take(start, fits)
             step, taken = step + prefill_work(start, fits), taken + fits
         assert 0 <= fits <= length and taken <= most
         assert taken <= CONFIG.block_size or MODEL.fitted.seconds(step) <= allowed * (1 + 1e-9)
@@ -68,7 +68,7 @@ def test_noise_alone_takes_no_more_than_half_of_the_prefill(monkeypatch: pytest.
 
 
 def test_what_was_taken_counts_for_those_that_follow() -> None:
-    room = PrefillSizer(CONFIG, MODEL).prefill_budget(8, 4000, 0.03, 504)
-    whole = room.fits(0, 4096)
-    room.take(0, 100)
-    assert whole - 101 <= room.fits(0, 4096) <= whole - 99
+    budget = PrefillSizer(CONFIG, MODEL).prefill_budget(8, 4000, 0.03, 504)
+    whole = budget.fits(0, 4096)
+    budget.take(0, 100)
+    assert whole - 101 <= budget.fits(0, 4096) <= whole - 99
