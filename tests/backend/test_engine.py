@@ -1,105 +1,18 @@
 """The engine over a device whose steps complete when the test says so."""
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import replace
-from queue import SimpleQueue
+from collections.abc import AsyncIterator
 
 import pytest
 
-from admission.admission import Admission
 from admission.controller import Controller
-from admission.core import CoreConfig, make_core
 from admission.outcome import QueueFull
-from backend.engine import Engine
 from backend.errors import DeviceError, MemoryExhausted
-from backend.sampling_params import SamplingParams
-from backend.scheduler.batch import NO_TOKEN, Batch, StepOutput
-from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
-from backend.stream import STREAMS_PER_CALLBACK, TokenStream
-from tests.backend.paper_device import PaperDevice, continuation
-from tests.backend.scheduler.bench import END, make_config
-
-
-class _Step:
-    def __init__(self, run: Callable[[], StepOutput]) -> None:
-        self.wait = run
-
-
-class SteppedExecutor:
-    """Completes a step for each `allow`, or fails it; all that follow once `free` is called."""
-
-    def __init__(self, block_size: int) -> None:
-        self._device = PaperDevice(block_size)
-        self._permits: SimpleQueue[BaseException | None] = SimpleQueue()
-        self._free = threading.Event()
-        self.most_launched = 0
-        self.room: int | None = None  # tokens that a step may have; None: any number
-        self.lost = 0
-        self.broken_step: int | None = None  # in which the first row has no token
-        self._launched = 0
-
-    def allow(self, error: BaseException | None = None) -> None:
-        self._permits.put(error)
-
-    def free(self) -> None:
-        self._free.set()
-        self._permits.put(None)
-
-    def launch(self, batch: Batch) -> _Step:
-        if self.room is not None and sum(batch.lengths) > self.room:
-            self.lost += 1
-            raise MemoryExhausted(f"no memory for {sum(batch.lengths)} tokens")
-        self._launched += 1
-        self.most_launched = max(self.most_launched, self._launched)
-        return _Step(lambda: self._wait(batch))
-
-    def _wait(self, batch: Batch) -> StepOutput:
-        error = None if self._free.is_set() and self._permits.empty() else self._permits.get()
-        if error is not None:
-            raise error
-        self._launched -= 1
-        output = self._device.execute(batch)
-        if batch.step == self.broken_step:
-            return replace(output, token_ids=[NO_TOKEN, *output.token_ids[1:]])
-        return output
-
-
-class Bench:
-    def __init__(self, max_waiting: int = 100) -> None:
-        config = make_config()
-        self.executor = SteppedExecutor(config.block_size)
-        core = make_core(CoreConfig(max_waiting=max_waiting), config)
-        self.scheduler = core.scheduler
-        self.engine = Engine(core, self.executor)
-        self.admission = Admission(self.engine, core)
-
-    def request(self, name: str = "r", prompt: tuple[int, ...] = (5, 6, 7), max_tokens: int = 8) -> Sequence:
-        return Sequence(name, "tenant", list(prompt), SamplingParams(temperature=0), max_tokens, 0, frozenset([END]))
-
-    async def settle(self) -> None:
-        """Until the device has nothing more to do without a permit."""
-        for _ in range(200):
-            await asyncio.sleep(0)
-
-
-@asynccontextmanager
-async def running(bench: Bench) -> AsyncIterator[Bench]:
-    bench.engine.start()
-    try:
-        yield bench
-    finally:
-        bench.executor.free()
-        await bench.engine.stop()
-
-
-async def drain(stream: TokenStream) -> list[int]:
-    tokens: list[int] = []
-    while stream.finish_reason is None:
-        tokens += await stream.take()
-    return tokens + stream.rest()
+from backend.scheduler.sequence import FinishReason, SequenceStatus
+from backend.stream import STREAMS_PER_CALLBACK
+from tests.backend.paper_device import continuation
+from tests.backend.scheduler.bench import END
+from tests.backend.stepped_engine import Bench, drain, running
 
 
 @pytest.fixture
@@ -167,12 +80,12 @@ async def test_a_device_failure_ends_every_stream_and_refuses_new_ones(bench: Be
         pass
 
 
-@pytest.mark.parametrize("room", [1, 2, 5])
+@pytest.mark.parametrize("tokens", [1, 2, 5])
 async def test_steps_without_memory_are_planned_again_with_less_and_every_stream_is_whole(
-    bench: Bench, room: int
+    bench: Bench, tokens: int
 ) -> None:
     bench.executor.free()
-    bench.executor.room = room
+    bench.executor.most_tokens = tokens
 
     async def one(n: int) -> None:
         with bench.admission.admit(bench.request(f"r{n}", (n, n + 1, 9), 12)) as stream:
@@ -215,21 +128,10 @@ async def test_a_sequence_without_numbers_ends_alone_and_its_blocks_are_free(ben
 
 
 async def test_a_device_without_memory_for_a_single_token_has_failed(bench: Bench) -> None:
-    bench.executor.room = 0
+    bench.executor.most_tokens = 0
     with bench.admission.admit(bench.request()) as stream, pytest.raises(DeviceError, match="no memory"):
         await drain(stream)
     assert bench.engine.failed.done()
-
-
-async def test_a_consumer_that_wants_the_whole_is_woken_for_the_first_and_the_last_token(bench: Bench) -> None:
-    bench.executor.free()
-    with bench.admission.admit(bench.request(max_tokens=20)) as stream:
-        stream.eager = False
-        parts = [await stream.take()]
-        while stream.finish_reason is None:
-            parts.append(await stream.take())
-    assert len(parts) <= 2
-    assert [token for part in parts for token in part] == continuation([5, 6, 7], 20, END)
 
 
 async def test_an_engine_that_never_started_stops_as_well() -> None:
