@@ -1,4 +1,4 @@
-"""The `sluice` command, once it is known that the packages it runs are Sluice's own."""
+"""This module is the `sluice` command: it runs the command line once it has found the packages to be Sluice's own."""
 
 import sys
 from collections.abc import Sequence
