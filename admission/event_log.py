@@ -44,7 +44,7 @@ from admission.event_log_names import (
     policy_entry,
     read_core_config,
     read_engine_config,
-    read_policy,
+    read_scheduling_policy,
 )
 from admission.observer import CoreObserver
 from admission.outcome import AdmissionRefused
@@ -291,7 +291,7 @@ class _Replay:
             tenant, blocks = said
             self._core.allow(tenant, blocks, now)
         elif kind == "policy":
-            self._core.policy_changed(read_policy(said[0]), now)
+            self._core.policy_changed(read_scheduling_policy(said[0]), now)
         elif kind == "gateway":
             unix, model, block_bytes = said
             if not (isinstance(unix, int | float) and isinstance(model, str) and isinstance(block_bytes, int)):

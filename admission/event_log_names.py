@@ -186,7 +186,7 @@ def policy_entry(policy: SchedulingPolicy) -> list[Any]:
     return [dict(weights), list(offsets), [[getattr(one, unit) for unit in BOUNDS] for one in bounds], dict(may_wait)]
 
 
-def read_policy(entry: list[Any]) -> SchedulingPolicy:
+def read_scheduling_policy(entry: list[Any]) -> SchedulingPolicy:
     """Reads a `policy_entry`. Raises `ValueError` or `TypeError` where it is none."""
     weights, offsets, bounds, may_wait = entry
     each = tuple(QueueBounds(**dict(zip(BOUNDS, one, strict=True))) for one in bounds)

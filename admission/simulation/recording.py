@@ -17,7 +17,7 @@ from statistics import median_low
 from typing import NamedTuple
 
 from admission.event_log import Entry, LogError, ReplayMismatch, asked_of, make_configs, replay
-from admission.event_log_names import read_policy
+from admission.event_log_names import read_scheduling_policy
 from admission.request import Asked, AskedPrompt
 from admission.simulation.arrival import NO_TARGET, Arrival, ClassTarget
 from admission.simulation.device import Device, Served, device_of
@@ -141,7 +141,7 @@ def _served(log: _Log) -> Served:
     return Served(
         *make_configs(log.header),
         prior=(StepTime(tuple(coefficients), knee), prior_weight),
-        scheduling_policy=read_policy(log.policy[2]) if log.policy else None,
+        scheduling_policy=read_scheduling_policy(log.policy[2]) if log.policy else None,
         targets=_targets([entry for _, entry in log.arrived.values()]),
     )
 

@@ -22,7 +22,7 @@ from admission.event_log_names import (
     policy_entry,
     read_core_config,
     read_engine_config,
-    read_policy,
+    read_scheduling_policy,
 )
 from admission.explain import REASONS
 from admission.outcome import AdmissionRefused
@@ -101,4 +101,4 @@ def test_what_is_written_by_name_is_read_again() -> None:
                 core = CoreConfig(weights={"a": 2.0}, max_waiting=None, **{CORE_FIELDS[choice]: value})
                 assert read_core_config(core_entry(core)) == core
     policy = SchedulingPolicy({"a": 2.0}, (0.0, 1.0), (QueueBounds(1, 2, 3, 4.0), QueueBounds()), {"": 3})
-    assert read_policy(policy_entry(policy)) == policy
+    assert read_scheduling_policy(policy_entry(policy)) == policy
