@@ -17,7 +17,7 @@ from backend.sampling_params import SamplingParams
 from backend.scheduler.sequence import Sequence
 from gateway.watchdog import INTERVAL, Watchdog
 from tests.backend.scheduler.bench import make_config
-from tests.backend.test_engine import SteppedExecutor
+from tests.backend.stepped_engine import SteppedExecutor
 from tests.gateway.live.test_drain import flags, ledger, reservations
 from tests.gateway.raw_client import completion
 from tests.gateway.server_process import PATIENCE, running_server
