@@ -137,7 +137,7 @@ async def open_service(
             body_reader.close()
 
 
-HEARTBEATS = 6  # in the life of a lease
+HEARTBEATS = 6  # within the time of a lease
 
 
 @contextmanager
@@ -177,7 +177,7 @@ Announce = Callable[[Ready], object]
 
 
 def run_gateway(settings: Settings, announce: Announce) -> int:
-    """Serve until told to stop. Returns the exit status; raises what makes serving impossible, before the port opens.
+    """Serve until a signal. Returns the exit status; raises what makes serving impossible, before the port opens.
 
     `announce` is called once, when requests are accepted.
     """

@@ -143,7 +143,7 @@ class RoundRobinLock:
 
 
 class _ByteSemaphore:
-    """Bounds the bytes that may be held at once; whoever finds too few waits for them, in the order of arrival."""
+    """Bounds the bytes that may be held at once; requests that find too few wait, in the order of arrival."""
 
     def __init__(self, owner: str, size: int) -> None:
         self._owner = owner

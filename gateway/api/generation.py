@@ -327,7 +327,7 @@ def _usage(texts: list[TextStream], service: Service) -> Usage:
 
 async def _stream_one(response: ResponseWriter, text: TextStream, chunks: Chunks, continuous_usage: bool) -> None:
     """Write one choice's events; the tokens that are pending when a write is due share it, and with
-    `continuous_usage` one event, which tells how many tokens the choice has by then.
+    `continuous_usage` one event, with the number of tokens that the choice has by then.
     """
     usage = TokenUsage(len(text.sequence.prompt), 0) if continuous_usage else None
     events = [chunks.start(usage)]

@@ -114,7 +114,7 @@ class RequestScope:
         """The scope is a member of `active` while its block runs; `clock` is in seconds."""
         self.outcome: Outcome | None = None
         self.ended_early: float | None = None  # when, in seconds of `clock`
-        self.error: ApiError | None = None  # what the client is to be told, if it is still there
+        self.error: ApiError | None = None  # what the client is sent, if it is still there
         self.writing_since: float | None = None  # the last progress of the writes that wait
         self._task: asyncio.Task[Any] | None = None  # while its block runs
         self._watcher: asyncio.Task[None] | None = None

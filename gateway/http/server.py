@@ -119,7 +119,7 @@ class HttpServer(uvicorn.Server):
 
 log = logging.getLogger(__name__)
 
-END_SECONDS = 2.0  # in which requests that are told to end do
+END_SECONDS = 2.0  # in which requests end once they are cancelled
 
 
 class Server(HttpServer):

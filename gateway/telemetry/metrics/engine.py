@@ -26,7 +26,7 @@ class EngineMetrics:
         self._block_bytes = block_bytes
         self._busy = 0.0
         self._completed, self._decodes = 0.0, 0  # of the last step
-        self._gap = 0.0  # between the last two tokens of whoever decoded in both of the last steps; 0: nobody did
+        self._gap = 0.0  # between the last two tokens of rows that decoded in both of the last steps; 0: none did
         self._count_steps(registry)
         self._count_batches(registry)
         self._count_memory(registry, memory)
@@ -87,7 +87,7 @@ class EngineMetrics:
             self._prefill_tokens.value += step.prefill_tokens
         if decodes:
             self._note_gap(step.completed, decodes)
-        else:  # whoever decodes, and waits for a step of prefills alone, has the longer gap
+        else:  # rows that decode, and wait for a step of prefills alone, have the longer gap
             self._decodes = max(0, min(self._decodes, len(self._scheduler.running) - rows))
 
     def _note_gap(self, completed: float, decodes: int) -> None:
