@@ -64,10 +64,21 @@ def test_a_request_whose_time_is_over_ends_with_a_504(site: Site) -> None:
     assert '"code":"deadline_exceeded"' in stream.text.rstrip().split("\n\n")[-1]
 
 
+class WaitingTransport(httpx.HTTPTransport):
+    """Waits as long as a busy machine needs for the answer to a client that says it will not."""
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        request.extensions = {**request.extensions, "timeout": httpx.Timeout(PATIENCE).as_dict()}
+        return super().handle_request(request)
+
+
 def test_the_openai_clients_own_timeout_is_a_deadline(site: Site) -> None:
     url = f"{site.server.url}/v1"
-    patience = httpx.Timeout(PATIENCE, read=0.4)
-    client = openai.OpenAI(base_url=url, api_key=site.keys["patient"], max_retries=0, timeout=patience)
+    timeout = httpx.Timeout(PATIENCE, read=0.4)
+    waiting = httpx.Client(transport=WaitingTransport())
+    client = openai.OpenAI(
+        base_url=url, api_key=site.keys["patient"], max_retries=0, timeout=timeout, http_client=waiting
+    )
     with site.occupied(waiting=2), pytest.raises(openai.APIError) as raised:
         client.chat.completions.create(
             model="embedded",
