@@ -122,10 +122,10 @@ class CollectingModel(StepTimeModel):
 
     def __init__(self, prior: StepTime, prior_weight: float, steps: list[Step]) -> None:
         super().__init__(prior, prior_weight)
-        self._steps = steps
+        self._collected = steps
 
     def observe(self, work: StepWork, seconds: float) -> None:
-        self._steps.append((work, seconds))
+        self._collected.append((work, seconds))
         super().observe(work, seconds)
 
 

@@ -79,7 +79,7 @@ def test_the_openai_clients_own_timeout_is_a_deadline(site: Site) -> None:
     client = openai.OpenAI(
         base_url=url, api_key=site.keys["patient"], max_retries=0, timeout=timeout, http_client=waiting
     )
-    with site.occupied(waiting=2), pytest.raises(openai.APIError) as raised:
+    with client, site.occupied(waiting=2), pytest.raises(openai.APIError) as raised:
         client.chat.completions.create(
             model="embedded",
             messages=[{"role": "user", "content": "Count from 3 to 12."}],
