@@ -85,7 +85,7 @@ class StepTime:
     def seconds(self, work: StepWork) -> float:
         """Returns the seconds of the whole step."""
         fixed, prefill, decode, decode_context, prefill_context, pairs, beyond = self.coefficients
-        return fixed + (  # as `marginal` has it, which two calls for every step of an engine would be spent on
+        return fixed + (  # what `marginal` computes, without a call: this is asked several times a step
             prefill * work.prefill_tokens
             + decode * work.decode_tokens
             + decode_context * work.decode_context

@@ -78,7 +78,7 @@ class StepLoop:
         else:
             new_tokens = self._core.update_from_output(output, self._clock())
             if NO_TOKEN in output.token_ids:
-                new_tokens = [self._checked(delta) for delta in new_tokens]
+                new_tokens = [self._checked(new_token) for new_token in new_tokens]
         self.schedule()  # before anything is delivered: the device does not wait for clients
         return new_tokens
 
@@ -88,11 +88,11 @@ class StepLoop:
         log.warning("a step is planned again with less: %s", error)
         return []
 
-    def _checked(self, delta: NewToken) -> NewToken:
+    def _checked(self, new_token: NewToken) -> NewToken:
         """End a sequence for which there are no numbers as `FAILED`; those beside it in the batch are served on."""
-        sequence, token_id, _ = delta
+        sequence, token_id, _ = new_token
         if token_id != NO_TOKEN:
-            return delta
+            return new_token
         log.error("the model computed no numbers for %s: its weights or its dtype are at fault", sequence.id)
         self._core.finish(sequence, FinishReason.FAILED, self._clock())
         return sequence, NO_TOKEN, FinishReason.FAILED

@@ -70,8 +70,7 @@ class ChatTemplate:
 
 
 def read_chat_template(model_dir: Path, tokenizer_config: JsonFile) -> tuple[str, str] | None:
-    """Return the template's source and the name of the file it stands in, or None. As in transformers,
-    chat_template.jinja wins over tokenizer_config.json; among named templates, "default" is taken.
+    """Return the template's source and the name of the file it stands in, or None.
 
     As in transformers, chat_template.jinja wins over tokenizer_config.json; among named templates, "default" is taken.
     """

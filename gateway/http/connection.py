@@ -124,7 +124,7 @@ class Connection(HttpToolsProtocol):
             self._hangup_watcher.forget(self._watched)
         super().connection_lost(exc)
         if self._disconnect is not None:
-            self._disconnect.tell()
+            self._disconnect.notify()
         if self.cycle is not None:
             self.cycle.transport = self.transport  # not by way of this connection, which has it
 
@@ -297,7 +297,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
             if self._disconnect is not None:
-                self._disconnect.tell()
+                self._disconnect.notify()
 
     def _close_lingering(self) -> None:
         """Close once the client has sent all it is about to, or `header_timeout` is over (a lingering close)."""

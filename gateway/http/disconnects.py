@@ -60,16 +60,16 @@ class DisconnectNotice:
         """
         self._callback = callback
         if self._is_gone:
-            asyncio.get_running_loop().call_soon(self.tell)
+            asyncio.get_running_loop().call_soon(self.notify)
         else:
             self._flow.resume_reading()
 
     def forget(self) -> None:
-        """Tell nobody any more."""
+        """Call nobody back any more."""
         self._callback = None
 
-    def tell(self) -> None:
-        """The client has gone, or counts as gone."""
+    def notify(self) -> None:
+        """Call back, because the client has gone or counts as gone; whoever watches later is called back soon."""
         self._is_gone = True
         callback, self._callback = self._callback, None
         if callback is not None:
