@@ -181,7 +181,7 @@ def test_a_type_without_kernels_is_served_by_torch_and_refused_when_native_is_de
 
 
 def test_without_a_library_torch_serves_and_native_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu.build, "load", lambda wait: None)
+    monkeypatch.setattr(cpu.build, "load_library", lambda wait: None)
     assert isinstance(select_ops(CPU, torch.float32), TorchOps)
     with pytest.raises(ConfigError, match="no compiled kernels"):
         select_ops(CPU, torch.float32, "native")
