@@ -59,7 +59,9 @@ class TritonOps:
         out = torch.empty_like(q)
         caches = (out, q, k_cache, v_cache)
         tables = (step.context_lens, step.block_tables)
-        decodes = step.num_seqs if step.max_query_len == 1 else step.num_decodes
+        # Sequences of one token each are all decodes, unless places without a token have no row to be written to.
+        has_rows = step.max_query_len == 1 and step.num_seqs <= q.shape[0]
+        decodes = step.num_seqs if has_rows else step.num_decodes
         if decodes:
             paged_decode(*caches, *tables, decodes, scale, window, self._kv_scales)
         if decodes < step.num_seqs:
