@@ -38,11 +38,17 @@ class DecodeTile:
     stages: int
 
 
-def decode_tile(dtype: torch.dtype, head_dim: int) -> DecodeTile:
-    """Return a tile of 16 KiB in 16-bit types. Five stages, since block ids come first, are two tiles ahead."""
+def decode_tile(dtype: torch.dtype, head_dim: int, converted: bool = False) -> DecodeTile:
+    """Return a tile of 16 KiB in 16-bit types. Five stages, since block ids come first, are two tiles ahead.
+
+    Keys and values that are `converted` from 8 bits need registers for both; heads of 256 then need twice the warps,
+    or they spill.
+    """
     if dtype == torch.float32:
         return DecodeTile(keys=32, warps=4, stages=2) if head_dim <= 128 else DecodeTile(keys=16, warps=8, stages=2)
-    return DecodeTile(keys=64 if head_dim <= 128 else 32, warps=4, stages=5)
+    if head_dim <= 128:
+        return DecodeTile(keys=64, warps=4, stages=5)
+    return DecodeTile(keys=32, warps=8 if converted else 4, stages=5)
 
 
 @triton.jit
@@ -209,7 +215,7 @@ def paged_decode(
     _, num_heads, head_dim = q.shape
     num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
     group = num_heads // num_kv_heads
-    shape = decode_tile(q.dtype, head_dim)
+    shape = decode_tile(q.dtype, head_dim, converted=k_cache.itemsize == 1)
     block_d = max(MIN_ROWS, triton.next_power_of_2(head_dim))
     max_chunks = -(-multiprocessors(q.device) * CHUNKS_PER_MULTIPROCESSOR // num_kv_heads)
     partial = q.new_empty((max_chunks + num_seqs, num_heads, head_dim), dtype=torch.float32)

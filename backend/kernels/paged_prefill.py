@@ -53,9 +53,11 @@ def prefill_tile(q: Tensor, cache: Tensor) -> PrefillTile:
             else PrefillTile(16, 16, warps=8, stages=2)
         )
     grouped = (9, 0) <= capability(q.device) < (12, 0)
+    converted = cache.itemsize == 1
+    if head_dim <= 64 and converted and capability(q.device) >= (12, 0):
+        return PrefillTile(rows=64, keys=32, warps=4, stages=3)  # on sm_120 twice as many rows and warps spill
     if head_dim <= 128:
         return PrefillTile(rows=128, keys=64 if grouped else 32, warps=8, stages=3)
-    converted = cache.itemsize == 1
     roomy = shared_memory(capability(q.device)) >= 163 * 1024 and not converted
     return PrefillTile(
         rows=128 if grouped and not converted else 64, keys=32 if grouped or roomy else 16, warps=8, stages=3
