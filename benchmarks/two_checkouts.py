@@ -16,16 +16,9 @@ from benchmarks import machine
 from benchmarks.load import closed_loop, post
 from benchmarks.processes import Worker
 from benchmarks.report import Report, Spread, scenario_parser
+from benchmarks.telemetry_cost import BODY, CONNECTIONS, PATH
 
-CONNECTIONS = 16
 TOKENS = 32
-PATH = "/v1/chat/completions"
-BODY = {
-    "model": "embedded",
-    "messages": [{"role": "user", "content": "Tell me a story of 3 sentences."}],
-    "max_tokens": TOKENS,
-    "ignore_eos": True,
-}
 KINDS = ("whole", "stream", "instant whole", "instant stream")  # of an answer; instant: without scheduler and device
 
 Costs = dict[tuple[str, str], list[float]]  # microseconds of the loop's thread for a request, by checkout and kind
@@ -64,7 +57,7 @@ def _gateway(directory: Path, engine: str, core: int) -> Worker:
 
 
 def _cost(gateway: Worker, stream: bool, seconds: float) -> float:
-    request = post(PATH, BODY | {"stream": stream}, gateway.ready["key"])
+    request = post(PATH, BODY | {"max_tokens": TOKENS, "stream": stream}, gateway.ready["key"])
     closed_loop(gateway.ready["port"], request, CONNECTIONS, seconds / 6)
     before = gateway.ask()
     load = closed_loop(gateway.ready["port"], request, CONNECTIONS, seconds, warm_up=0)

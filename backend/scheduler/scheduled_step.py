@@ -94,11 +94,10 @@ class DeviceResync:
     """
 
     def __init__(self) -> None:
-        self.is_needed = False
-        self._out_of_sync: list[Sequence] = []
+        self.out_of_sync: list[Sequence] = []  # since the last lost step; empty where there was none
 
     def begin(self, running: Iterable[Sequence]) -> None:
-        self._out_of_sync, self.is_needed = list(running), True
+        self.out_of_sync = list(running)
 
     def add_to(self, scheduled: ScheduledStep) -> None:
         """Add to the step, ahead of its own changes, what the device may not know.
@@ -106,8 +105,8 @@ class DeviceResync:
         For sequences that still hold a slot, be it for this step alone, that is all their blocks; for those that have
         sampled nothing yet, also who they are.
         """
-        kept = [s for s in self._out_of_sync if s.slot >= 0 and s not in scheduled.admitted]
+        kept = [s for s in self.out_of_sync if s.slot >= 0 and s not in scheduled.admitted]
         prefilling = [s for s in kept if len(s.prompt) + len(s.output) == s.num_admitted_tokens]
         scheduled.batch.admitted[:0] = [new_sequence(s) for s in prefilling]
         scheduled.batch.new_blocks[:0] = [(s.slot, 0, list(s.block_table)) for s in kept]
-        self._out_of_sync, self.is_needed = [], False
+        self.out_of_sync = []

@@ -160,7 +160,7 @@ class Scheduler:
         self._next_step += 1
         scheduled.planned_at = now
         self.in_flight.append(scheduled)
-        if self._resync.is_needed:
+        if self._resync.out_of_sync:
             self._resync.add_to(scheduled)
         return scheduled.batch
 
