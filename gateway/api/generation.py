@@ -14,9 +14,8 @@ from backend.scheduler.sequence import FinishReason, Sequence
 from backend.stream import TokenStream
 from backend.text.detokenizer import IncrementalDetokenizer
 from gateway import sse
-from gateway.api.deadlines import read_deadlines
 from gateway.api.endpoint import Call, Endpoint
-from gateway.api.generation_request import GenerationParams, Prompt
+from gateway.api.generation_request import GenerationParams, Prompt, read_deadlines
 from gateway.api.quota_extender import QuotaExtender
 from gateway.api.rate_headers import rate_headers
 from gateway.api.refusals import name_in_log, queue_full, refusal_of, unmeetable

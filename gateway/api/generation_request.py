@@ -1,13 +1,41 @@
-"""A request to generate text with its deadlines and class, and its prompts as token ids."""
+"""A request to generate text with its deadlines and class, and its prompts as token ids.
 
+How long a client will wait is read from its headers, of which the tightest holds:
+
+x-sluice-ttft-ms             until the first token              ms from now
+x-sluice-deadline-ms         until the last                     ms from now
+x-sluice-deadline-at         until the last                     a moment: RFC 3339, or Unix seconds
+x-request-timeout-seconds    until the last                     Ray
+x-llm-d-slo-ttft-ms          until the first token              llm-d
+x-llm-d-slo-tpot-ms          between two tokens                 llm-d
+x-stainless-read-timeout     the longest silence, in seconds    openai: an answer in one piece is silent until its last
+                                                                token, a stream until its first and between tokens
+"""
+
+from collections.abc import Iterable
 from dataclasses import dataclass
-from math import inf
+from datetime import datetime
+from math import inf, isfinite
 
 from admission.request import Asked, AskedPrompt
 from backend.scheduler.sequence import Sequence
-from gateway.api.deadlines import ClientDeadlines
+from gateway.errors import BadRequest
 from gateway.openai.requests import GenerationRequest
 from quotas.policy.policy import ClassPolicy
+
+LONGEST = 30 * 86_400.0  # seconds; a longer wait is taken for no deadline
+FIRST, LAST, INTERVAL = "first", "last", "interval"
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientDeadlines:
+    """The deadlines of a request, in seconds from its arrival; inf where the client sets none."""
+
+    first_token: float = inf
+    last_token: float = inf
+    interval: float = inf  # between two tokens
+    is_relative: bool = True  # counted from each attempt, so that another one may succeed
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +106,78 @@ class GenerationParams:
 
 def _known(seconds: float) -> float | None:
     return seconds if seconds < inf else None
+
+
+NONE = ClientDeadlines()
+
+
+def read_deadlines(headers: Headers, stream: bool, now: float) -> ClientDeadlines:
+    """Returns the tightest deadlines of the headers; `now` is in Unix seconds. Raises `BadRequest` for a wrong one."""
+    given = [(name, value) for name, value in headers if name in _NAMES]
+    return _tightest(given, stream, now) if given else NONE
+
+
+def _tightest(headers: Headers, stream: bool, now: float) -> ClientDeadlines:
+    tightest = {FIRST: inf, LAST: inf, INTERVAL: inf}
+    absolute = inf
+    for name, value in headers:
+        if name == b"x-stainless-read-timeout":
+            seconds = _duration(name, value, 1.0)
+            for what in (FIRST, INTERVAL) if stream else (LAST,):
+                tightest[what] = min(tightest[what], seconds)
+        elif name == b"x-sluice-deadline-at":
+            absolute = _until(name, value, now)
+        else:
+            what, unit = _DURATIONS[name]
+            tightest[what] = min(tightest[what], _duration(name, value, unit))
+    is_relative = absolute >= tightest[LAST]
+    return ClientDeadlines(tightest[FIRST], min(tightest[LAST], absolute), tightest[INTERVAL], is_relative)
+
+
+_DURATIONS = {
+    b"x-sluice-ttft-ms": (FIRST, 1e-3),
+    b"x-sluice-deadline-ms": (LAST, 1e-3),
+    b"x-request-timeout-seconds": (LAST, 1.0),
+    b"x-llm-d-slo-ttft-ms": (FIRST, 1e-3),
+    b"x-llm-d-slo-tpot-ms": (INTERVAL, 1e-3),
+}
+
+
+_NAMES = {*_DURATIONS, b"x-sluice-deadline-at", b"x-stainless-read-timeout"}
+
+
+def _duration(name: bytes, value: bytes, unit: float) -> float:
+    seconds = _number(value) * unit
+    if not seconds > 0:
+        raise _wrong(name, value, "a number above 0")
+    return seconds if seconds <= LONGEST else inf
+
+
+def _until(name: bytes, value: bytes, now: float) -> float:
+    seconds = _unix(value) - now
+    if not isfinite(seconds):
+        raise _wrong(name, value, "a moment such as 2027-01-31T12:00:00Z, or Unix seconds")
+    return max(seconds, 0.0) if seconds <= LONGEST else inf
+
+
+def _unix(value: bytes) -> float:
+    number = _number(value)
+    if isfinite(number):
+        return number
+    try:
+        moment = datetime.fromisoformat(value.decode("ascii"))
+    except ValueError:
+        return inf
+    return moment.timestamp() if moment.tzinfo else inf
+
+
+def _number(value: bytes) -> float:
+    """Returns the number, or NaN for a value that is no plain finite one."""
+    text = value.strip()
+    is_plain = len(text) <= 32 and text.replace(b".", b"", 1).isdigit()
+    return float(text) if is_plain else float("nan")
+
+
+def _wrong(name: bytes, value: bytes, expected: str) -> BadRequest:
+    header = name.decode()
+    return BadRequest(f"The header {header} must be {expected}, got {value[:64]!r}.", header)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from backend.sampling_params import SamplingParams
 from gateway.errors import ApiError
 from gateway.http.json_body import JsonBody
-from gateway.openai import bodies
 from gateway.openai import requests as openai
 from gateway.openai.requests import MAX_PROMPTS, ChatRequest, CompletionRequest, Limits, TokenizeRequest
 from tests.examples import examples
@@ -97,9 +96,9 @@ def test_every_supported_field_arrives() -> None:
 
 
 def test_null_means_absent() -> None:
-    optional = {name for name, field in bodies.ChatBody.model_fields.items() if not field.is_required()}
+    optional = {name for name, field in openai.ChatBody.model_fields.items() if not field.is_required()}
     assert chat(**dict.fromkeys(optional)) == chat()
-    optional = {name for name, field in bodies.CompletionBody.model_fields.items() if not field.is_required()}
+    optional = {name for name, field in openai.CompletionBody.model_fields.items() if not field.is_required()}
     assert completion(**dict.fromkeys(optional)) == completion()
 
 
@@ -301,10 +300,10 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=8,
 )
-FIELDS = sorted(bodies.ChatBody.model_fields | bodies.CompletionBody.model_fields | bodies.TokenizeBody.model_fields)
+FIELDS = sorted(openai.ChatBody.model_fields | openai.CompletionBody.model_fields | openai.TokenizeBody.model_fields)
 OBJECTS = st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=8), JSON, max_size=4)
 MESSAGES = st.lists(
-    st.dictionaries(st.sampled_from([*bodies.ChatMessage.model_fields, "x"]), JSON | st.just("user"), max_size=3),
+    st.dictionaries(st.sampled_from([*openai.ChatMessage.model_fields, "x"]), JSON | st.just("user"), max_size=3),
     max_size=3,
 )
 
