@@ -12,7 +12,7 @@ from admission.simulation.traces import UNREADABLE, open_text
 log = logging.getLogger(__name__)
 
 BUFFER_BYTES = 1 << 16
-FLUSH_SECONDS = 0.5  # the longest that a line stays in the buffer
+FLUSH_SECONDS = 0.5  # the longest that a line waits to be written
 
 Later = Callable[[float, Callable[[], None]], object]  # calls a function so many seconds from now
 
@@ -27,18 +27,18 @@ class EventLogFile:
     A replay needs every segment since the start; `explain` reads the segments that are left. If the log cannot be
     written any more, because the disk is full for instance, it ends there and the gateway serves on without one.
 
-    Lines are written in large pieces, and at the latest after `FLUSH_SECONDS`.
+    Lines are written together, every `FLUSH_SECONDS`.
     """
 
     def __init__(self, path: Path, segment_bytes: int, keep: int = 8, later: Later = lambda _, __: None) -> None:
         """Begin a new log; that of an earlier run at PATH is rotated first. Raises `EventLogError`."""
+        self._lines: list[str] = []  # to be written
+        self.write = self._lines.append  # a whole line, without its end
         self._path = path
         self._segment_bytes = segment_bytes
         self._keep = keep
         self._later = later
-        self._is_flush_due = False
         self._written = 0
-        self._has_failed = False
         try:
             if path.exists() and path.stat().st_size:
                 self._rotate()
@@ -47,26 +47,24 @@ class EventLogFile:
             raise EventLogError(
                 f"the event log {path} cannot be written: {error.strerror}; name another file with --event-log"
             ) from None
-
-    def write(self, line: str) -> None:
-        if self._has_failed:
-            return
-        try:
-            self._append(line)
-        except OSError as error:
-            self._give_up(error)
-        if not self._is_flush_due:
-            self._is_flush_due = True
-            self._later(FLUSH_SECONDS, self._flush)
+        later(FLUSH_SECONDS, self._flush)
 
     def _flush(self) -> None:
-        self._is_flush_due = False
-        if self._file.closed:
-            return
-        try:
-            self._file.flush()
-        except OSError as error:
-            self._give_up(error)
+        self._write_lines()
+        self._later(FLUSH_SECONDS, self._flush)
+
+    def _write_lines(self) -> None:
+        """Write the lines that have come since the last time; once the log has ended, they are dropped."""
+        if self._lines and not self._file.closed:
+            together = "\n".join(self._lines)
+            fits = self._written + len(together) < self._segment_bytes
+            try:
+                for line in [together] if fits else self._lines:
+                    self._append(line)
+                self._file.flush()
+            except OSError as error:
+                self._give_up(error)
+        self._lines.clear()
 
     def _append(self, line: str) -> None:
         if self._written + len(line) >= self._segment_bytes and self._written:
@@ -77,7 +75,6 @@ class EventLogFile:
         self._written += len(line) + 1
 
     def _give_up(self, error: OSError) -> None:
-        self._has_failed = True
         log.error("the event log %s ends here, and the gateway serves on without it: %s", self._path, error)
         with suppress(OSError):
             self._file.close()
@@ -88,6 +85,7 @@ class EventLogFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._write_lines()
         try:
             self._file.close()
         except OSError as unwritten:
