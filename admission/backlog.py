@@ -1,21 +1,45 @@
 """The sums of waiting work: in all, of each tenant, and of each tenant's classes."""
 
 from bisect import bisect_left, bisect_right, insort
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from admission.aging import Aging
-from admission.scheduling_policy import Load
 from admission.step_time import plain_sum
 from backend.scheduler.sequence import Sequence
 
-Cost = Callable[[Sequence], float]
-"""Seconds of engine time that a whole sequence is predicted to take."""
+
+@dataclass(slots=True)
+class Load:
+    """An amount of work: requests, uncomputed tokens, bytes of bodies, and predicted seconds of the engine's time."""
+
+    count: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: "Load") -> "Load":
+        return Load(
+            self.count + other.count, self.tokens + other.tokens, self.bytes + other.bytes, self.seconds + other.seconds
+        )
+
+    def add(self, other: "Load") -> None:
+        self.count += other.count
+        self.tokens += other.tokens
+        self.bytes += other.bytes
+        self.seconds += other.seconds
+
+    def take(self, other: "Load") -> None:
+        """Subtract the other. Without requests the seconds are exactly 0, whatever rounding left behind."""
+        self.count -= other.count
+        self.tokens -= other.tokens
+        self.bytes -= other.bytes
+        self.seconds = max(0.0, self.seconds - other.seconds) if self.count else 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class QueuePosition:
     """Where a newcomer comes among others: by its class and its age, less its age bonus."""
 
@@ -85,7 +109,7 @@ class TenantBacklog:
 
     def __init__(self) -> None:
         self.load = Load()
-        self.classes: dict[int, _Class] = {}
+        self.classes = defaultdict[int, _Class](_Class)  # those with work
 
     def before(self, position: QueuePosition) -> tuple[int, int]:
         """Returns tokens and requests that come before a newcomer: of classes that are as urgent all but what its age
@@ -135,28 +159,29 @@ class _Level:
 class Backlog:
     """The waiting work of all tenants, kept up by telling it of every sequence that begins or ceases to wait."""
 
-    def __init__(self, cost: Cost) -> None:
+    def __init__(self, cost: Callable[[int, float], float]) -> None:
+        """`cost` returns the seconds of engine time of a whole request, by the tokens of its prompt and its output."""
         self.total = Load()
         self._cost = cost
-        self._tenants: dict[str, TenantBacklog] = {}  # those that have waited longest in front
-        self._levels: dict[int, _Level] = {}
+        self._tenants = defaultdict[str, TenantBacklog](TenantBacklog)  # with work; who waited longest in front
+        self._levels = defaultdict[int, _Level](_Level)
 
     def __contains__(self, sequence: Sequence) -> bool:
         waiting = self._class(sequence.tenant, sequence.priority_class)
         return waiting is not None and sequence in waiting.sequences
 
-    def load_of(self, sequence: Sequence) -> Load:
-        """Returns the work that a sequence adds while it waits."""
-        return Load(1, sequence.num_tokens, sequence.body_bytes, self._cost(sequence))
+    def load_of(self, sequence: Sequence, output: float) -> Load:
+        """Returns the work that a sequence adds while it waits, whose output is expected to have so many tokens."""
+        seconds = self._cost(len(sequence.prompt), output)
+        return Load(1, sequence.num_tokens, sequence.body_bytes, seconds)
 
-    def add(self, sequence: Sequence) -> None:
-        """Count a sequence that waits from now on. A second time changes nothing."""
-        if sequence in self:
+    def add(self, sequence: Sequence, load: Load) -> None:
+        """Count a sequence that waits from now on, and the work that it adds. A second time changes nothing."""
+        tenant, level = self._tenants[sequence.tenant], self._levels[sequence.priority_class]
+        waiting = tenant.classes[sequence.priority_class]
+        if sequence in waiting.sequences:
             return
-        tenant = self._tenants.setdefault(sequence.tenant, TenantBacklog())
-        waiting = tenant.classes.setdefault(sequence.priority_class, _Class())
-        level = self._levels.setdefault(sequence.priority_class, _Level())
-        load = waiting.sequences[sequence] = self.load_of(sequence)
+        waiting.sequences[sequence] = load
         before = waiting.load.tokens
         for sums in (self.total, level.load, tenant.load, waiting.load):
             sums.add(load)
@@ -164,11 +189,11 @@ class Backlog:
 
     def discard(self, sequence: Sequence) -> Load | None:
         """Count a sequence no more; returns the work it had added, or None when it did not wait."""
-        if sequence not in self:
+        waiting = self._class(sequence.tenant, sequence.priority_class)
+        if waiting is None or sequence not in waiting.sequences:
             return None
-        tenant, level = self._tenants[sequence.tenant], self._levels[sequence.priority_class]
-        waiting = tenant.classes[sequence.priority_class]
         load = waiting.sequences.pop(sequence)
+        tenant, level = self._tenants[sequence.tenant], self._levels[sequence.priority_class]
         before = waiting.load.tokens
         for sums in (self.total, level.load, tenant.load, waiting.load):
             sums.take(load)

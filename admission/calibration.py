@@ -5,9 +5,9 @@ class, are what the next bounds are made of (conformal prediction).
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections import deque
-from dataclasses import dataclass
+from collections import defaultdict, deque
 from math import ceil
+from typing import NamedTuple
 
 from admission.estimate import Estimate
 from backend.scheduler.sequence import Sequence
@@ -32,14 +32,17 @@ class ConformalBound:
         self._relative_from = relative_from
         self._recent: deque[float] = deque()
         self._sorted: list[float] = []
+        self._margin: float | None = None  # the residual that bounds allow for; None until it is asked for
 
     def bound(self, estimate: float) -> float:
         """Returns the bound, which is at least 0 and monotone in the estimate."""
-        count = len(self._sorted)
-        if count < ENOUGH:
-            return estimate * (1 + COLD_MARGIN)
-        rank = min(count, ceil((count + 1) * (1 - self._miss_rate)))
-        return max(0.0, estimate + self._unit(estimate) * self._sorted[max(rank, 1) - 1])
+        if self._margin is None:
+            count = len(self._sorted)
+            if count < ENOUGH:
+                return estimate * (1 + COLD_MARGIN)
+            rank = min(count, ceil((count + 1) * (1 - self._miss_rate)))
+            self._margin = self._sorted[max(rank, 1) - 1]
+        return max(0.0, estimate + self._unit(estimate) * self._margin)
 
     def beyond(self, estimate: float, least: float) -> float:
         """Returns a value in place of a measurement of which only the least is known: the median of those with a larger
@@ -58,6 +61,7 @@ class ConformalBound:
         insort(self._sorted, residual)
         moved = self._miss_rate + self._rate * (self._target - missed)
         self._miss_rate = min(max(moved, self._target / 10), 1 - (1 - self._target) / 10)
+        self._margin = None
 
     def _residual(self, estimate: float, measured: float) -> float:
         return (measured - estimate) / self._unit(estimate)
@@ -72,8 +76,7 @@ LAST_RATE = 0.003  # of adaptation; a third of what first tokens have
 FIRST_RELATIVE_FROM, LAST_RELATIVE_FROM = 0.5, 1e-3  # seconds; no error is taken relative to a shorter estimate
 
 
-@dataclass(frozen=True, slots=True)
-class LatencyBounds:
+class LatencyBounds(NamedTuple):
     """Bounds on when a token comes, in seconds from the arrival.
 
     `reported` goes to the client; `likely`, which holds less often, is what its admission was decided by.
@@ -83,13 +86,11 @@ class LatencyBounds:
     reported: float
     likely: float
 
-    def not_before(self, first: "LatencyBounds") -> "LatencyBounds":
-        """Returns bounds of a last token, which comes with the first or later."""
-        return LatencyBounds(self.estimate, max(self.reported, first.reported), max(self.likely, first.likely))
+
+AT_ONCE = LatencyBounds(0.0, 0.0, 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class CalibratedEstimate:
+class CalibratedEstimate(NamedTuple):
     """A sequence's estimate with bounds from past errors of its class. Times are in seconds."""
 
     arrival: float  # on the engine's clock
@@ -120,9 +121,10 @@ class TokenCalibration:
         reported, likely = (ConformalBound(c, LAST_RATE, LAST_RELATIVE_FROM) for c in (CONFIDENCE, DONE_CONFIDENCE))
         return cls(reported, likely)
 
-    def bounds(self, estimate: float) -> LatencyBounds:
-        likely = self._likely.bound(estimate)
-        return LatencyBounds(estimate, max(self._reported.bound(estimate), likely), likely)
+    def bounds(self, estimate: float, least: LatencyBounds = AT_ONCE) -> LatencyBounds:
+        """Returns the bounds for an estimate; `least` are those of a token that comes before, or with it."""
+        likely = max(self._likely.bound(estimate), least.likely)
+        return LatencyBounds(estimate, max(self._reported.bound(estimate), likely, least.reported), likely)
 
     def came(self, given: LatencyBounds, seconds: float) -> None:
         """Learns that the token came after so many seconds."""
@@ -155,16 +157,15 @@ class EstimateCalibration:
 
     def __init__(self, decisive: float) -> None:
         """`decisive` is the confidence with which a first token is held against its deadline."""
-        self._decisive = decisive
-        self._first: dict[int, TokenCalibration] = {}
-        self._last: dict[int, TokenCalibration] = {}
+        self._first = defaultdict[int, TokenCalibration](lambda: TokenCalibration.of_first_tokens(decisive))
+        self._last = defaultdict[int, TokenCalibration](TokenCalibration.of_last_tokens)
         self._open: dict[Sequence, CalibratedEstimate] = {}
 
     def calibrate(self, priority_class: int, estimate: Estimate, now: float) -> CalibratedEstimate:
         """Returns the estimate with the bounds that its class has at present."""
-        first = self._first_of(priority_class).bounds(estimate.first_token)
-        last = self._last_of(priority_class).bounds(estimate.last_token)
-        return CalibratedEstimate(now, estimate.prefill, first, last.not_before(first))
+        first = self._first[priority_class].bounds(estimate.first_token)
+        last = self._last[priority_class].bounds(estimate.last_token, first)
+        return CalibratedEstimate(now, estimate.prefill, first, last)
 
     def track(self, sequence: Sequence, calibrated: CalibratedEstimate) -> None:
         """Hold the sequence's tokens against these bounds when they come."""
@@ -172,11 +173,11 @@ class EstimateCalibration:
 
     def first_token(self, sequence: Sequence, now: float) -> None:
         if (calibrated := self._open.get(sequence)) is not None:
-            self._first_of(sequence.priority_class).came(calibrated.first_token, now - calibrated.arrival)
+            self._first[sequence.priority_class].came(calibrated.first_token, now - calibrated.arrival)
 
     def last_token(self, sequence: Sequence, now: float) -> None:
         if (calibrated := self._open.pop(sequence, None)) is not None:
-            self._last_of(sequence.priority_class).came(calibrated.last_token, now - calibrated.arrival)
+            self._last[sequence.priority_class].came(calibrated.last_token, now - calibrated.arrival)
 
     def expired(self, sequence: Sequence, now: float) -> None:
         if (calibrated := self._open.pop(sequence, None)) is None:
@@ -184,8 +185,8 @@ class EstimateCalibration:
         waited = now - calibrated.arrival
         if not sequence.output:
             least = max(waited, calibrated.first_token.reported) + calibrated.prefill
-            self._first_of(sequence.priority_class).would_have_come(calibrated.first_token, least)
-        self._last_of(sequence.priority_class).gave_up(calibrated.last_token, waited)
+            self._first[sequence.priority_class].would_have_come(calibrated.first_token, least)
+        self._last[sequence.priority_class].gave_up(calibrated.last_token, waited)
 
     def forget(self, sequence: Sequence) -> None:
         """Stop tracking a sequence that was cancelled: when its tokens would have come stays unknown."""
@@ -200,16 +201,6 @@ class EstimateCalibration:
     def completion_coverage(self) -> float:
         """The share of the bounds on last tokens that held, of those of which it is known."""
         return _coverage(self._last)
-
-    def _first_of(self, priority_class: int) -> TokenCalibration:
-        if priority_class not in self._first:
-            self._first[priority_class] = TokenCalibration.of_first_tokens(self._decisive)
-        return self._first[priority_class]
-
-    def _last_of(self, priority_class: int) -> TokenCalibration:
-        if priority_class not in self._last:
-            self._last[priority_class] = TokenCalibration.of_last_tokens()
-        return self._last[priority_class]
 
 
 def _coverage(calibrations: dict[int, TokenCalibration]) -> float:

@@ -22,12 +22,6 @@ from backend.scheduler.scheduled_step import NewToken, ScheduledStep
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 
-PREPAID_SHARE = 0.5
-"""The share of a newcomer's expected output that it prepays. Prepaying all makes service lag behind what was paid, by
-what is still to come; prepaying none lets it run ahead by as much. The gap of `benchmarks/fairness.py` at Q = 512 is
-3.1k tokens, not 5.2k.
-"""
-
 
 class TenantHooks:
     """The `SchedulerHooks` that know tenants and time: prefill by latency targets, memory by forecast, victims
@@ -59,8 +53,7 @@ class TenantHooks:
     def admitted(self, sequence: Sequence) -> None:
         """A newcomer pays ahead, once: what was preempted is still paid for."""
         if sequence.is_newcomer:
-            expected = self._lengths.mean(sequence.tenant, sequence.max_tokens)
-            self._ledger.prepay(sequence, PREPAID_SHARE * expected)
+            self._ledger.prepay(sequence, self._lengths.mean(sequence.tenant, sequence.max_tokens))
 
     def victim_rank(self, sequence: Sequence) -> tuple[float, ...]:
         """Rank victims by their tenants' debt, the deepest first; then by the work lost, the least first; then
@@ -107,12 +100,13 @@ class Controller:
         """Queue it. Raises an `AdmissionRefused` that says why not, and then keeps nothing of it."""
         sequence.arrival = now
         try:
-            self.control.admit(sequence, now)
+            load = self.control.admit(sequence, now)
         except AdmissionRefused as refusal:
             self._tell_arrived(sequence, refusal, now)
             raise
         self.scheduler.add(sequence)
-        self._wait(sequence, now)
+        self.backlog.add(sequence, load)
+        self.drain.sample(True, now)
         self._expiry.arrived(sequence, now)
         self._tell_arrived(sequence, None, now)
 
@@ -253,15 +247,14 @@ class Controller:
         self.control.calibration.forget(sequence)
         self._leave_queue(sequence, now)
 
-    def _wait(self, sequence: Sequence, now: float) -> None:
-        self.backlog.add(sequence)
-        self.drain.sample(True, now)
-
     def _queue_preempted(self, now: float) -> None:
         """Let the preempted wait again, unless they run or have ended since. A second time changes nothing."""
         for sequence in self.scheduler.preempted:
             if sequence.status in (SequenceStatus.PREEMPTED, SequenceStatus.WAITING):
-                self._wait(sequence, now)
+                if sequence not in self.backlog:
+                    output = self.lengths.mean(sequence.tenant, sequence.max_tokens)
+                    self.backlog.add(sequence, self.backlog.load_of(sequence, output))
+                self.drain.sample(True, now)
 
     def _leave_queue(self, sequence: Sequence, now: float) -> None:
         load = self.backlog.discard(sequence)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from admission.aging import Aging
 from admission.backlog import Backlog, DrainMeter
-from admission.controller import PREPAID_SHARE, Controller, TenantHooks
+from admission.controller import Controller, TenantHooks
 from admission.deadline import ControlledDelay, DeadlineExpiry, Expiry, NoExpiry
 from admission.estimate import Estimator
 from admission.fair_queue import FairQueue
@@ -139,11 +139,10 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
     waiting = ordering if isinstance(ordering, FairQueue) else HoldingQueue(ordering)
     scheduler = Scheduler(engine, waiting, hooks)
     clock = tariff if isinstance(tariff, EngineTimeTariff) else EngineTimeTariff(model)
-    backlog, drain, pipeline = Backlog(_estimate(clock, lengths)), DrainMeter(), Pipeline(model)
+    backlog, drain, pipeline = Backlog(clock.estimate), DrainMeter(), Pipeline(model)
     aging = Aging(config.seconds_per_class)
-    price = _estimate(tariff, lengths, PREPAID_SHARE)
-    estimator = Estimator(scheduler, backlog, pipeline, model, lengths, sizer, aging, price)
-    control = AdmissionControl(_overload_config(config), scheduler, backlog, drain, estimator)
+    estimator = Estimator(scheduler, backlog, pipeline, model, lengths, sizer, aging, ledger.prepaid)
+    control = AdmissionControl(_overload_config(config), scheduler, backlog, drain, lengths, estimator)
     expiry = _expiry(config, estimator)
     return Controller(scheduler, ordering, ledger, lengths, backlog, drain, pipeline, control, expiry, model)
 
@@ -168,9 +167,9 @@ def _gate(config: CoreConfig, forecast: FuturePeak) -> Gate:
     return MinimumFree(config.min_free_blocks) if config.memory is MemoryGate.MINIMUM_FREE else Optimistic()
 
 
-def _estimate(tariff: Tariff, lengths: OutputLengths, share: float = 1.0) -> Estimate:
-    """Returns an estimate of a sequence's cost with a share of its output, as far as is known when it arrives."""
-    return lambda s: tariff.estimate(len(s.prompt), share * lengths.mean(s.tenant, s.max_tokens))
+def _estimate(tariff: Tariff, lengths: OutputLengths) -> Estimate:
+    """Returns an estimate of a sequence's cost, as far as is known when it arrives."""
+    return lambda s: tariff.estimate(len(s.prompt), lengths.mean(s.tenant, s.max_tokens))
 
 
 def _deadline(config: CoreConfig) -> Callable[[Sequence], float]:

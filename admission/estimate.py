@@ -118,11 +118,8 @@ AGE_BONUS = 0.4  # of the prefill time beyond the typical prompt's
 TENANTS_EXAMINED = 64  # other tenants, in one estimate
 _FORGET = 0.02  # share of a running mean that each newcomer replaces
 
-Price = Callable[[Sequence], float]
-"""Returns the amount that a newcomer prepays, in the unit of account."""
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one is made for each newcomer, and frozen ones cost three times as much
 class Estimate:
     """The estimate for one newcomer, in seconds; the first two are from now."""
 
@@ -134,7 +131,7 @@ class Estimate:
     age_bonus: float  # that it gets for having to start sooner, if it has a deadline
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _CurrentStep:
     """The step that a prefill would share at present."""
 
@@ -156,17 +153,16 @@ class Typical:
         self.prompt = 0.0  # tokens
         self.total = 0.0  # tokens of prompt and expected output
         self.price = 0.0  # prepaid, in the unit of account
-
-    @property
-    def answer(self) -> float:
-        """Expected tokens of the output; at least one."""
-        return max(1.0, self.total - self.prompt)
+        self.answer = 1.0  # expected tokens of the output; at least one
+        self.tokens_a_price = 0.0  # prefill tokens for each unit of account that newcomers prepay
 
     def observe(self, prompt: int, total: float, price: float) -> None:
         weight = _FORGET if self.prompt else 1.0
         self.prompt += weight * (prompt - self.prompt)
         self.total += weight * (total - self.total)
         self.price += weight * (price - self.price)
+        self.answer = max(1.0, self.total - self.prompt)
+        self.tokens_a_price = self.prompt / self.price if self.price else 0.0
 
 
 class Estimator:
@@ -181,11 +177,12 @@ class Estimator:
         lengths: OutputLengths,
         sizer: PrefillSizer,
         aging: Aging,
-        price: Price,
+        prepaid: Callable[[int, float], float],
     ) -> None:
+        """`prepaid` returns the amount that a request prepays, by the tokens of its prompt and its expected output."""
         self._scheduler, self._backlog, self._pipeline = scheduler, backlog, pipeline
         self._model, self._lengths, self._sizer = model, lengths, sizer
-        self.aging, self._price = aging, price
+        self.aging, self._prepaid = aging, prepaid
         self._fair = scheduler.waiting if isinstance(scheduler.waiting, FairQueue) else None
         self.typical = Typical()
         config = scheduler.config
@@ -193,13 +190,12 @@ class Estimator:
         self._step_number = 0
         self._answers: dict[str, float] = {}  # by tenant, running means of the expected lengths
 
-    def arrived(self, sequence: Sequence) -> None:
-        """Learn from a newcomer."""
+    def arrived(self, sequence: Sequence, output: float) -> None:
+        """Learn from a newcomer, whose answer is expected to have so many tokens."""
         prompt = len(sequence.prompt)
-        expected = self._lengths.mean(sequence.tenant, sequence.max_tokens)
-        self.typical.observe(prompt, prompt + expected, self._price(sequence))
-        answer = self._answers.get(sequence.tenant, expected)
-        self._answers[sequence.tenant] = answer + _FORGET * (expected - answer)
+        self.typical.observe(prompt, prompt + output, self._prepaid(prompt, output))
+        answer = self._answers.get(sequence.tenant, output)
+        self._answers[sequence.tenant] = answer + _FORGET * (output - answer)
 
     def of(self, sequence: Sequence, now: float) -> Estimate:
         """Returns the estimate for a sequence that arrives now."""
@@ -207,7 +203,7 @@ class Estimator:
         a_token = step.seconds / step.prefill_tokens
         prompt, typical = len(sequence.prompt) * a_token, self.typical.prompt * a_token
         age_bonus = AGE_BONUS * max(0.0, prompt - typical) if sequence.is_pressing else 0.0
-        own, others = self._ahead(sequence, now, age_bonus)
+        own, others = self._ahead(sequence, now, age_bonus) if self._backlog.total.count else (_NOTHING, _NOTHING)
         wait = self._wait(own, others, step)
         own_wait = wait - self._wait(_NOTHING, others, step) if own.requests else 0.0
         first = self._pipeline.remaining(now) + wait + prompt + step.seconds / 2
@@ -248,20 +244,24 @@ class Estimator:
         backlog, tenant = self._backlog, sequence.tenant
         position = QueuePosition.of(sequence, now, age_bonus, self.aging)
         tokens, requests = backlog.before(tenant, position)
-        own = WorkAhead(tokens, requests, requests * self._lengths.mean(tenant, sequence.max_tokens))
+        own = _NOTHING
+        if requests:
+            own = WorkAhead(tokens, requests, requests * self._lengths.mean(tenant, sequence.max_tokens))
         if self._fair is None:
             others = backlog.total.count - requests
             return own, WorkAhead(backlog.total.tokens - tokens, others, others * self.typical.answer)
-        tokens_of = self._tokens_a_price
-        rounds = self._fair.rounds_before(tenant, own.tokens / tokens_of if tokens_of else 0.0)
-        return own, self._of_others(self._fair, tenant, rounds, position)
+        return own, self._of_others(self._fair, tenant, tokens, position)
 
-    def _of_others(self, fair: FairQueue, tenant: str, rounds: int, position: QueuePosition) -> WorkAhead:
+    def _of_others(self, fair: FairQueue, tenant: str, own_tokens: int, position: QueuePosition) -> WorkAhead:
         """Returns the work of other tenants that goes first: of each that is examined, what its credit lets pass, or
         what its debt limit lets pass where it is older; and of the rest by their mean.
         """
         seen = dict(islice(self._backlog.tenants(), TENANTS_EXAMINED))
         seen.pop(tenant, None)
+        if not seen:
+            return _NOTHING
+        tokens_of = self.typical.tokens_a_price
+        rounds = fair.rounds_before(tenant, own_tokens / tokens_of if tokens_of else 0.0)
         after = [fair.credit_after(name, rounds) for name in seen]
         in_turn = self._tokens_for(after)
         early = self._tokens_for([credit + fair.deadline_debt_limit for credit in after])
@@ -285,13 +285,8 @@ class Estimator:
         """Returns the tokens that such credits let pass. A tenant that may be served at all is served a whole
         prompt.
         """
-        tokens_of, more = self._tokens_a_price, self.typical.prompt / 2
+        tokens_of, more = self.typical.tokens_a_price, self.typical.prompt / 2
         return [credit * tokens_of + more if credit > 0 else 0.0 for credit in amounts]
-
-    @property
-    def _tokens_a_price(self) -> float:
-        """The prefill tokens for each unit of account that newcomers prepay."""
-        return self.typical.prompt / self.typical.price if self.typical.price else 0.0
 
     def _wait(self, own: WorkAhead, others: WorkAhead, step: _CurrentStep) -> float:
         """Returns the seconds until the newcomer's own prefill: that of others, or a slot and memory if they take

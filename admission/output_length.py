@@ -28,7 +28,7 @@ class OutputLengths:
     def mean(self, tenant: str, max_tokens: int, generated: int = 0) -> float:
         """Returns the expected length in all, at least `generated` and at most `max_tokens`."""
         lengths = self._lengths(tenant, max_tokens)
-        expected = lengths.mean_above(generated) if lengths else None
+        expected = None if lengths is None else lengths.mean_above(generated)
         if expected is None:
             expected = (generated + max_tokens) / 2
         return min(max(expected, float(generated)), float(max_tokens))
@@ -36,7 +36,7 @@ class OutputLengths:
     def quantile(self, tenant: str, max_tokens: int, share: float, generated: int = 0) -> int:
         """Returns the length that `share` of the answers which got past `generated` tokens did not exceed."""
         lengths = self._lengths(tenant, max_tokens)
-        value = lengths.quantile_above(generated, share) if lengths else None
+        value = None if lengths is None else lengths.quantile_above(generated, share)
         return max_tokens if value is None else min(value, max_tokens)
 
     def quantiles(self, tenant: str, max_tokens: int, shares: Iterable[float], generated: int) -> list[int]:
@@ -45,7 +45,7 @@ class OutputLengths:
         `max_tokens` is as likely; where none is known, it may have all of them.
         """
         lengths = self._lengths(tenant, max_tokens)
-        known = lengths.above(generated) if lengths else [max_tokens]
+        known = [max_tokens] if lengths is None else lengths.above(generated)
         left = max_tokens - generated
         found = [known[int(share * len(known))] if known else generated + 1 + int(share * left) for share in shares]
         return [max(generated + 1, min(length, max_tokens)) for length in found]
@@ -54,27 +54,25 @@ class OutputLengths:
         """Returns mean and standard deviation of the length; a uniform one's where nothing is known."""
         mean = self.mean(tenant, max_tokens, generated)
         lengths = self._lengths(tenant, max_tokens)
-        deviation = lengths.deviation() if lengths else (max_tokens - generated) * 12**-0.5
+        deviation = (max_tokens - generated) * 12**-0.5 if lengths is None else lengths.deviation()
         return mean, min(deviation, max_tokens - mean)
 
     def _lengths(self, tenant: str, max_tokens: int) -> "_Lengths | None":
         bound = max_tokens.bit_length()
         own = self._kinds.get((tenant, bound))
-        return own if own and len(own) >= ENOUGH else self._kinds.get(("", bound))
+        return own if own is not None and own.count >= ENOUGH else self._kinds.get(("", bound))
 
 
 class _Lengths:
     """The last `HISTORY` lengths, in the order they came and sorted. Adding one is on every request's path."""
 
     def __init__(self) -> None:
+        self.count = 0  # above 0 once it is used: one is made for the first length of its kind
         self._recent: deque[int] = deque()
         self._sorted: list[int] = []
         self._sums: list[int] = []  # of the first n sorted lengths; made when it is asked for
         self._sum = 0
         self._squares = 0
-
-    def __len__(self) -> int:
-        return len(self._sorted)
 
     def add(self, length: int) -> None:
         if len(self._recent) == HISTORY:
@@ -82,6 +80,8 @@ class _Lengths:
             del self._sorted[bisect_right(self._sorted, oldest) - 1]
             self._sum -= oldest
             self._squares -= oldest * oldest
+        else:
+            self.count += 1
         self._recent.append(length)
         insort(self._sorted, length)
         self._sum += length

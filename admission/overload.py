@@ -9,11 +9,12 @@ gets an age bonus for having to start sooner, or overload would be paid by long 
 from dataclasses import dataclass, field
 
 from admission.aging import Aging
-from admission.backlog import Backlog, DrainMeter
+from admission.backlog import Backlog, DrainMeter, Load
 from admission.calibration import CalibratedEstimate, EstimateCalibration
 from admission.estimate import Estimate, Estimator
 from admission.outcome import DeadlineInfeasible, QueueFull, TenantQueueFull
-from admission.scheduling_policy import Excess, Load, QueueBounds, SchedulingPolicy
+from admission.output_length import OutputLengths
+from admission.scheduling_policy import Excess, QueueBounds, SchedulingPolicy
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence
 
@@ -37,22 +38,34 @@ class AdmissionControl:
     """Decides about each arrival, once, in O(running + a bounded number of the tenants waiting)."""
 
     def __init__(
-        self, config: OverloadConfig, scheduler: Scheduler, backlog: Backlog, drain: DrainMeter, estimator: Estimator
+        self,
+        config: OverloadConfig,
+        scheduler: Scheduler,
+        backlog: Backlog,
+        drain: DrainMeter,
+        lengths: OutputLengths,
+        estimator: Estimator,
     ) -> None:
         self.calibration = EstimateCalibration(config.confidence)
         self.deferred = 0  # admitted without a deadline, later than their class is meant to be
         self._config, self._scheduler, self._backlog = config, scheduler, backlog
-        self._drain, self._estimator = drain, estimator
+        self._drain, self._lengths, self._estimator = drain, lengths, estimator
         self._policy = SchedulingPolicy()
         self._borderline = 0
 
-    def admit(self, sequence: Sequence, now: float) -> None:
-        """Let the sequence wait, or raise an `AdmissionRefused`. Where it has a target, its estimates are set."""
-        load = self._backlog.load_of(sequence)
-        self._check_bounds(sequence, load)
+    def admit(self, sequence: Sequence, now: float) -> Load:
+        """Let the sequence wait, or raise an `AdmissionRefused`; returns the work that it adds while it waits.
+
+        Where it has a target, its estimates are set.
+        """
+        output = self._lengths.mean(sequence.tenant, sequence.max_tokens)
+        load = self._backlog.load_of(sequence, output)
+        if self._backlog.total.count:  # an empty queue takes anything: it can only run at once
+            self._check_bounds(sequence, load)
         if self._config.deadlines and _has_target(sequence):
-            self._check_deadline(sequence, load, now)
-        self._estimator.arrived(sequence)
+            self._check_deadline(sequence, now)
+        self._estimator.arrived(sequence, output)
+        return load
 
     def policy_changed(self, policy: SchedulingPolicy, aging: Aging) -> None:
         self._policy = policy
@@ -81,7 +94,7 @@ class AdmissionControl:
             until = self._until_drained(total.seconds + load.seconds, 0.0)
             raise QueueFull(excess, total.count, until, of_class is not None)
 
-    def _check_deadline(self, sequence: Sequence, load: Load, now: float) -> None:
+    def _check_deadline(self, sequence: Sequence, now: float) -> None:
         estimate = self._estimator.of(sequence, now)
         calibrated = self.calibration.calibrate(sequence.priority_class, estimate, now)
         if self._scheduler.has_work:  # an idle machine refuses nobody
@@ -148,5 +161,5 @@ class AdmissionControl:
 
 def _has_target(sequence: Sequence) -> bool:
     """Returns whether the sequence has a deadline or a target. One that has none costs no estimate."""
-    targets = (sequence.first_token_by, sequence.done_by, sequence.first_token_target)
-    return any(target is not None for target in targets)
+    has_deadline = sequence.first_token_by is not None or sequence.done_by is not None
+    return has_deadline or sequence.first_token_target is not None

@@ -3,34 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-
-@dataclass(slots=True)
-class Load:
-    """An amount of work: requests, uncomputed tokens, bytes of bodies, and predicted seconds of the engine's time."""
-
-    count: int = 0
-    tokens: int = 0
-    bytes: int = 0
-    seconds: float = 0.0
-
-    def __add__(self, other: "Load") -> "Load":
-        return Load(
-            self.count + other.count, self.tokens + other.tokens, self.bytes + other.bytes, self.seconds + other.seconds
-        )
-
-    def add(self, other: "Load") -> None:
-        self.count += other.count
-        self.tokens += other.tokens
-        self.bytes += other.bytes
-        self.seconds += other.seconds
-
-    def take(self, other: "Load") -> None:
-        """Subtract the other. Without requests the seconds are exactly 0, whatever rounding left behind."""
-        self.count -= other.count
-        self.tokens -= other.tokens
-        self.bytes -= other.bytes
-        self.seconds = max(0.0, self.seconds - other.seconds) if self.count else 0.0
-
+from admission.backlog import Load
 
 FULLEST = 2  # times its bound, that tenants within their shares may fill a shared queue to
 _UNITS = {"count": "requests", "tokens": "tokens", "bytes": "bytes", "seconds": "seconds of engine time"}
@@ -69,8 +42,12 @@ class QueueBounds:
         """
         if waiting.count == 0:
             return None
-        for unit in _UNITS:
-            bound, load = getattr(self, unit), getattr(waiting, unit) + getattr(newcomer, unit)
+        for unit, bound, load in (
+            ("count", self.count, waiting.count + newcomer.count),
+            ("tokens", self.tokens, waiting.tokens + newcomer.tokens),
+            ("bytes", self.bytes, waiting.bytes + newcomer.bytes),
+            ("seconds", self.seconds, waiting.seconds + newcomer.seconds),
+        ):
             if bound is not None and load > bound:
                 return Excess(unit, bound, load)
         return None

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from admission.aging import Aging
-from admission.backlog import UNMEASURED, Backlog, DrainMeter, QueuePosition, TokenCaps
-from admission.scheduling_policy import Load
+from admission.backlog import UNMEASURED, Backlog, DrainMeter, Load, QueuePosition, TokenCaps
 from backend.scheduler.sequence import Sequence
 from tests.admission.sequences import make_sequence
 from tests.examples import examples
@@ -22,7 +21,11 @@ def sequence(n: int, tenant: str = "a", prompt: int = 8, level: int = 0, arrival
 
 
 def backlog() -> Backlog:
-    return Backlog(lambda s: 0.1 * len(s.prompt))
+    return Backlog(lambda prompt, output: 0.1 * prompt)
+
+
+def wait(queue: Backlog, sequence: Sequence) -> None:
+    queue.add(sequence, queue.load_of(sequence, 8.0))
 
 
 @settings(max_examples=examples(200), deadline=None)
@@ -35,8 +38,8 @@ def test_sums_are_those_of_what_waits(steps: list[tuple[str, int, int, bool]]) -
             assert queue.discard(left) is not None and queue.discard(left) is None
         else:
             waiting.append(sequence(n, tenant, prompt, level))
-            queue.add(waiting[-1])
-            queue.add(waiting[-1])
+            wait(queue, waiting[-1])
+            wait(queue, waiting[-1])
         assert queue.total.count == len(waiting)
         assert queue.total.tokens == sum(len(s.prompt) for s in waiting)
         assert queue.total.bytes == 10 * queue.total.tokens
@@ -53,7 +56,7 @@ def test_the_most_urgent_and_the_oldest_of_those_that_wait_are_known() -> None:
     assert queue.most_urgent("a") is None and queue.oldest(1) is None
     first = sequence(1, "a", level=2, arrival=5.0)
     for one in (first, sequence(2, "a", level=1, arrival=7.0), sequence(3, "b", level=2, arrival=6.0)):
-        queue.add(one)
+        wait(queue, one)
     assert (queue.most_urgent("a"), queue.most_urgent("b")) == (1, 2)
     assert (queue.oldest(0), queue.oldest(1), queue.oldest(2)) == (None, 7.0, 5.0)
     queue.discard(first)
@@ -66,7 +69,7 @@ def turn(now: float, level: int = 0, age_bonus: float = 0.0) -> QueuePosition:
 
 def test_a_lower_class_is_before_a_newcomer_only_once_it_has_aged() -> None:
     queue = backlog()
-    queue.add(sequence(1, level=1, arrival=0.0))
+    wait(queue, sequence(1, level=1, arrival=0.0))
     assert queue.before("a", turn(1.0))[0] == 0
     assert queue.before("a", turn(2.5))[0] == 8
     assert queue.before("a", turn(1.0, level=1))[0] == queue.before("a", turn(1.0, level=2))[0] == 8
@@ -75,7 +78,7 @@ def test_a_lower_class_is_before_a_newcomer_only_once_it_has_aged() -> None:
 def test_an_age_bonus_overtakes_what_arrived_since() -> None:
     queue = backlog()
     for n, arrival in enumerate((0.0, 1.0, 1.4)):
-        queue.add(sequence(n, prompt=2**n, arrival=arrival))
+        wait(queue, sequence(n, prompt=2**n, arrival=arrival))
     assert [queue.before("a", turn(1.5, age_bonus=early))[0] for early in (0.0, 0.2, 0.6, 2.0)] == [7, 3, 1, 0]
 
 
@@ -90,7 +93,7 @@ def test_what_lies_within_caps_is_counted_by_tenant_and_class(
 ) -> None:
     queue, tokens = backlog(), Counter[tuple[str, int]]()
     for n, (tenant, prompt, level, leaves) in enumerate(arrivals):
-        queue.add(waiting := sequence(n, tenant, prompt, level))
+        wait(queue, waiting := sequence(n, tenant, prompt, level))
         if leaves:
             queue.discard(waiting)
         else:

@@ -259,7 +259,7 @@ def test_more_backlog_never_lowers_an_estimate(
     added = sequence("more", tenant, prompt, priority_class=level)
     added.arrival = now
     core.scheduler.add(added)
-    core.backlog.add(added)
+    core.backlog.add(added, core.backlog.load_of(added, core.lengths.mean(added.tenant, added.max_tokens)))
     after = estimator.of(asked, now)
     assert after.first_token >= before.first_token and after.last_token >= before.last_token
 

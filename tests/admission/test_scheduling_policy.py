@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from admission.scheduling_policy import FULLEST, Load, QueueBounds
+from admission.backlog import Load
+from admission.scheduling_policy import FULLEST, QueueBounds
 from tests.examples import examples
 
 
