@@ -20,7 +20,7 @@ REQUIREMENT = "arize-phoenix==20.26.1"
 
 
 def main() -> int:
-    command = [sys.executable, "-m", "pytest", "tests/gateway/telemetry/test_phoenix.py", *sys.argv[1:]]
+    command = [sys.executable, "-m", "pytest", "tests/end_to_end/test_phoenix.py", *sys.argv[1:]]
     environ = os.environ | {VARIABLE: str(own_environment(REQUIREMENT) / "phoenix")}
     return subprocess.run(command, cwd=ROOT, env=environ, check=False).returncode
 

@@ -1,5 +1,6 @@
 """Which tests run, and the servers that several modules share; each is started when the first test asks for it."""
 
+import signal
 import ssl
 from collections.abc import Iterator
 from functools import cache
@@ -7,12 +8,15 @@ from functools import cache
 import httpx
 import pytest
 from hypothesis import HealthCheck, settings
+from redis import Redis
 
 from backend.model.hub import resolve_model
 from backend.model.model_config import read_model_config
 from backend.text.tokenizer import Tokenizer
 from tests.examples import NIGHTLY
 from tests.gateway.server_process import ServerProcess, running_server
+from tests.gateway.stoppable_store import StoppableStore
+from tests.quotas.servers import BINARIES, running
 
 UNHURRIED = ("--refused-per-second", "10000")  # tests send what is refused one after the other
 
@@ -84,3 +88,27 @@ def embedded_tokenizer() -> Iterator[Tokenizer]:
     tokenizer = Tokenizer.from_dir(directory, read_model_config(directory).vocab_size)
     yield tokenizer
     tokenizer.close()
+
+
+@pytest.fixture(scope="session")
+def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with running(BINARIES["valkey"], tmp_path_factory.mktemp("quotas")) as url:
+        yield url
+
+
+@pytest.fixture
+def redis_url(_server: str) -> str:
+    """A store that knows nothing yet."""
+    with Redis.from_url(_server) as client:
+        client.flushall()
+    return _server
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoppableStore]:
+    """Runs, until the test does something about that."""
+    store = StoppableStore(tmp_path_factory.mktemp("store") / "s")
+    store.start()
+    yield store
+    store.signal(signal.SIGCONT)
+    store.kill()

@@ -1,14 +1,14 @@
 """A real server with one slot, which tests keep busy, and tenants that meet its limits."""
 
-import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from tests.gateway.server_process import PATIENCE, eventually
+from tests.gateway.server_process import BODY, PATIENCE, eventually, in_threads
 from tests.gateway.tenant_site import TenantSite, tenant_site
 
 POLICY = """
@@ -26,16 +26,14 @@ tenants:
 
 class Site(TenantSite):
     def send(self, client: httpx.Client, tenant: str = "patient", **changes: Any) -> httpx.Request:
-        headers = self.authorization(tenant) | changes.pop("headers", {})
-        body = {"model": "embedded", "messages": [{"role": "user", "content": "Count from 3 to 12."}]} | changes
-        return client.build_request("POST", f"{self.server.url}/v1/chat/completions", json=body, headers=headers)
+        headers, url = self.authorization(tenant) | changes.pop("headers", {}), f"{self.server.url}/v1/chat/completions"
+        return client.build_request("POST", url, json=BODY | changes, headers=headers)
 
     def post(self, tenant: str = "patient", **changes: Any) -> httpx.Response:
         with httpx.Client(timeout=PATIENCE) as client:
             return client.send(self.send(client, tenant, **changes))
 
     def vacate(self) -> None:
-        """Whoever occupies it leaves."""
         self._leave = True
         eventually(self.server.is_idle)
 
@@ -43,11 +41,7 @@ class Site(TenantSite):
     def occupied(self, waiting: int = 0) -> Iterator[None]:
         """The slot is taken by a long answer, and so many more wait for it, until the block is left."""
         self._leave = False
-        with httpx.Client(timeout=PATIENCE) as client, ExitStack() as open_streams:
-            for _ in range(1 + waiting):
-                thread = threading.Thread(target=self._stream, args=(client,))
-                thread.start()
-                open_streams.callback(thread.join)
+        with httpx.Client(timeout=PATIENCE) as client, in_threads(*[partial(self._stream, client)] * (1 + waiting)):
             eventually(lambda: self.server.metric("vllm:num_requests_running") == 1)
             eventually(lambda: self.server.metric("vllm:num_requests_waiting") == waiting)
             try:

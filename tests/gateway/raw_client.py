@@ -14,15 +14,12 @@ from tests.gateway.server_process import PATIENCE, ServerProcess
 
 @dataclass(frozen=True)
 class Reply:
-    """One whole answer."""
-
     status: int
     headers: dict[str, str]
     body: bytes
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error that the body must hold, with its four keys."""
         assert self.headers["content-type"] == "application/json"
         assert self.headers["x-request-id"]
         (error,) = json.loads(self.body).values()
@@ -37,7 +34,6 @@ class RawClient:
     """A TCP connection. Reading blocks for `PATIENCE` seconds at most, then fails the test."""
 
     def __init__(self, server: ServerProcess, receive_buffer: int | None = None, port: int | None = None) -> None:
-        """`port`: another than that of the tenants."""
         self._socket = socket.socket()
         if receive_buffer is not None:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -87,6 +83,12 @@ def connected(server: ServerProcess, receive_buffer: int | None = None, port: in
         yield client
     finally:
         client.close()
+
+
+def exchange(server: ServerProcess, raw: bytes, method: str = "POST") -> Reply:
+    with connected(server) as client:
+        client.send(raw)
+        return client.reply(method)
 
 
 def request(server: ServerProcess, body: object, path: str = "/v1/chat/completions", **headers: str) -> bytes:

@@ -4,17 +4,23 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+BODY: dict[str, Any] = {"model": "embedded", "messages": [{"role": "user", "content": "Count from 3 to 12."}]}
 ROOT = Path(__file__).parents[2]
 PATIENCE = 240.0  # seconds until something that must happen counts as not happening
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class ServerProcess:
 
     @property
     def headers(self) -> dict[str, str]:
-        return {"authorization": f"Bearer {self.key}"}
+        return bearer(self.key)
 
     @property
     def admin_url(self) -> str:
@@ -43,22 +49,29 @@ class ServerProcess:
 
     @property
     def admin_headers(self) -> dict[str, str]:
-        return {"authorization": f"Bearer {self.admin_key}"}
+        return bearer(self.admin_key)
 
-    def get(self, path: str) -> httpx.Response:
-        return httpx.get(f"{self.url}{path}", headers=self.headers, timeout=PATIENCE)
+    def get(self, path: str, key: str | None = None) -> httpx.Response:
+        return httpx.get(f"{self.url}{path}", headers=bearer(key or self.key), timeout=PATIENCE)
 
-    def post(self, path: str, **body: object) -> httpx.Response:
-        return httpx.post(f"{self.url}{path}", json=body, headers=self.headers, timeout=PATIENCE)
+    def post(self, path: str, /, *, key: str | None = None, **body: object) -> httpx.Response:
+        return httpx.post(f"{self.url}{path}", json=body, headers=bearer(key or self.key), timeout=PATIENCE)
+
+    def stream(self, path: str, /, **body: object) -> AbstractContextManager[httpx.Response]:
+        body |= {"stream": True}
+        return httpx.stream("POST", f"{self.url}{path}", json=body, headers=self.headers, timeout=PATIENCE)
 
     def remaining(self, resource: str) -> int:
         """What is left of the key's limit of a resource."""
         entries = self.get("/v1/limits").json()["data"]
         return int(next(entry["remaining"] for entry in entries if entry["resource"] == resource))
 
+    def ask_admin(self, path: str, method: str = "GET", **options: Any) -> httpx.Response:
+        url = f"{self.admin_url}/admin/v1/{path}"
+        return httpx.request(method, url, headers=self.admin_headers, timeout=PATIENCE, **options)
+
     def admin(self, path: str, method: str = "GET") -> Any:
-        """The answer of the admin API."""
-        reply = httpx.request(method, f"{self.admin_url}/admin/v1/{path}", headers=self.admin_headers)
+        reply = self.ask_admin(path, method)
         assert reply.status_code == 200, reply.text
         return reply.json()
 
@@ -81,8 +94,7 @@ class ServerProcess:
 
     def answers(self) -> bool:
         """It still does what it is for."""
-        messages = [{"role": "user", "content": "Count from 3 to 12."}]
-        reply = self.post("/v1/chat/completions", model="embedded", temperature=0, messages=messages)
+        reply = self.post("/v1/chat/completions", temperature=0, **BODY)
         text: str = reply.json()["choices"][0]["message"]["content"]
         return reply.status_code == 200 and "10, 11, 12" in text
 
@@ -127,6 +139,24 @@ def eventually(condition: Callable[[], bool], patience: float = PATIENCE) -> Non
         assert time.monotonic() < deadline, "it did not come true in time"
         time.sleep(pause)
         pause = min(1.2 * pause, 0.2)
+
+
+@contextmanager
+def in_threads(*calls: Callable[[], object]) -> Iterator[None]:
+    """Each call runs in a thread beside the block, which ends when they have."""
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        for thread in threads:
+            thread.join()
+
+
+def sluice(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "gateway.cli.main", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def assert_unharmed(server: ServerProcess, *secrets: str) -> None:

@@ -37,6 +37,11 @@ class StoppableStore:
         assert self.process is not None
         self.process.wait()
 
+    def has_slice(self, tenant: str) -> bool:
+        """Whether a replica has set something aside of its limits."""
+        with self.client as client:
+            return any(name.startswith(b"s:") for name in client.hkeys(f"sluice:{{{tenant}}}"))
+
     def _answers(self) -> bool:
         try:
             with self.client as client:

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+import openai
 import yaml
 
 from gateway.tenants.auth import new_key
 from gateway.tenants.key_store import KeyStore
-from tests.gateway.server_process import PATIENCE, ServerProcess, running_server
+from tests.gateway.server_process import BODY, PATIENCE, ServerProcess, bearer, running_server
 
 
 @dataclass
@@ -22,16 +23,23 @@ class TenantSite:
     store: KeyStore
 
     def authorization(self, tenant: str) -> dict[str, str]:
-        return {"authorization": f"Bearer {self.keys[tenant]}"}
+        return bearer(self.keys[tenant])
 
     def get(self, tenant: str, path: str = "/v1/limits", **headers: str) -> httpx.Response:
         return httpx.get(self.server.url + path, headers=self.authorization(tenant) | headers, timeout=PATIENCE)
 
     def post(self, tenant: str, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
-        """Ask for a chat completion."""
-        content = {"model": "embedded", "messages": [{"role": "user", "content": "Count from 3 to 12."}]} | body
         url, own = f"{self.server.url}/v1/chat/completions", self.authorization(tenant) | (headers or {})
-        return httpx.post(url, json=content, headers=own, timeout=PATIENCE)
+        return httpx.post(url, json=BODY | body, headers=own, timeout=PATIENCE)
+
+    def limits(self, tenant: str) -> dict[str, Any]:
+        """By resource."""
+        return {entry["resource"]: entry for entry in self.get(tenant).json()["data"]}
+
+    def client(self, tenant: str, **options: Any) -> openai.OpenAI:
+        """The official client, which does not come back unless it is told to."""
+        given: dict[str, Any] = {"max_retries": 0, "timeout": PATIENCE} | options
+        return openai.OpenAI(base_url=f"{self.server.url}/v1", api_key=self.keys[tenant], **given)
 
 
 def error_of(reply: httpx.Response) -> dict[str, Any]:
@@ -46,10 +54,16 @@ Site = TypeVar("Site", bound=TenantSite)
 @contextmanager
 def tenant_site(kind: type[Site], folder: Path, policy: str, *flags: str) -> Iterator[Site]:
     """Serve `policy` with a new key for each of its tenants while the block runs."""
-    file, store, keys = folder / "policy.yaml", KeyStore(folder / "state"), {}
+    file = folder / "policy.yaml"
     file.write_text(policy)
-    for tenant in yaml.safe_load(policy)["tenants"]:
+    keys = make_keys(folder / "state", *yaml.safe_load(policy)["tenants"])
+    with running_server(folder, "--threads", "1", "--policy", str(file), *flags) as server:
+        yield kind(server, file, keys, KeyStore(folder / "state"))
+
+
+def make_keys(state_dir: Path, *tenants: str) -> dict[str, str]:
+    store, keys = KeyStore(state_dir), {}
+    for tenant in tenants:
         keys[tenant], record = new_key(tenant, store.pepper())
         store.add(record)
-    with running_server(folder, "--threads", "1", "--policy", str(file), *flags) as server:
-        yield kind(server, file, keys, store)
+    return keys

@@ -1,5 +1,3 @@
-"""The announcement: where, what, and one line to paste."""
-
 import json
 import shlex
 from dataclasses import replace

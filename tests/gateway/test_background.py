@@ -1,5 +1,3 @@
-"""Tasks beside the server, and work in slices."""
-
 import asyncio
 
 import pytest

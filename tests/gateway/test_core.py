@@ -1,5 +1,3 @@
-"""The core as the settings want it."""
-
 from dataclasses import replace
 from itertools import product
 from pathlib import Path

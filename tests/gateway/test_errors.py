@@ -1,5 +1,3 @@
-"""Refusals: every row of the table, the headers that steer retries, and one seam for other rooms' errors."""
-
 import json
 
 import pytest

@@ -1,12 +1,7 @@
-"""A device that no longer answers, and an event loop that is late."""
-
 import asyncio
-import json
 import logging
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
-import httpx
 import pytest
 
 from admission.core import PRIOR, CoreConfig, make_core
@@ -18,9 +13,6 @@ from backend.scheduler.sequence import Sequence
 from gateway.watchdog import INTERVAL, Watchdog
 from tests.backend.scheduler.bench import make_config
 from tests.backend.stepped_engine import SteppedExecutor
-from tests.gateway.live.test_drain import flags, ledger, reservations
-from tests.gateway.raw_client import completion
-from tests.gateway.server_process import PATIENCE, running_server
 
 TIMEOUT = 10.0
 LOOKS = round(TIMEOUT / INTERVAL)
@@ -116,20 +108,3 @@ def test_time_in_which_the_machine_stood_still_does_not_count(caplog: pytest.Log
 
     play(scenario)
     assert "the event loop was late by 3599.8 s" in caplog.text
-
-
-def test_a_wedged_device_ends_every_stream_and_the_process(tmp_path: Path, redis_url: str) -> None:
-    given = flags(tmp_path, redis_url, step_timeout=4)
-    with running_server(tmp_path, *given, program="tests.gateway.wedging_server") as server:
-        body = completion(stream=True, ignore_eos=True, max_tokens=500)
-        with httpx.stream(
-            "POST", f"{server.url}/v1/completions", json=body, headers=server.headers, timeout=PATIENCE
-        ) as reply:
-            events = [line.removeprefix("data: ") for line in reply.iter_lines() if line]
-        assert json.loads(events[-1])["error"]["code"] == "internal_error"
-        assert server.process.wait(PATIENCE) == 1
-        lines = [json.loads(line) for line in server.log.read_text().splitlines()]
-    (report,) = [line for line in lines if line["level"] == "CRITICAL"]
-    assert "wedging_server.py" in report["message"] and "threading.Event().wait()" in report["message"]
-    assert reservations(redis_url) == []
-    assert ledger(redis_url).output_tokens >= len(events) - 1 > 0

@@ -1,0 +1,299 @@
+"""The board shows what a busy gateway does and how fresh that is, to whoever has signed in with the admin key."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from tests.end_to_end.page.fake_gateway import KEY, FakeGateway
+from tests.end_to_end.page.page_data import NUM_BLOCKS, TENANTS, ended
+from tests.end_to_end.page.page_object import Page, PageMaker
+
+REJECTED = "network: Failed to load resource: the server responded with a status of 401 (Unauthorized)"
+STORED = "JSON.stringify([{...sessionStorage}, {...localStorage}, document.cookie])"
+
+
+def test_nothing_is_asked_of_the_api_before_a_key_is_given(open_page: PageMaker, gateway: FakeGateway) -> None:
+    page = open_page()
+    assert "Admin key" in page.text("body")
+    assert page.js("document.activeElement.id") == "admin-key"
+    assert not any("/admin/" in url for url in page.requested())
+
+
+def test_a_wrong_key_is_refused_in_words_and_not_kept(open_page: PageMaker) -> None:
+    page = open_page()
+    page.sign_in("sk-of-a-tenant")
+    page.until_reads("#sign-in-problem", "This key is not accepted.")
+    assert page.js(STORED) == '[{},{},""]'
+    assert page.complaints() == [REJECTED]
+
+
+def test_a_key_that_no_header_can_hold_is_a_wrong_one(open_page: PageMaker) -> None:
+    page = open_page()
+    page.sign_in(KEY + "\N{ZERO WIDTH SPACE}")
+    page.until_reads("#sign-in-problem", "This key is not accepted.")
+
+
+def test_a_wrong_key_can_be_typed_over(open_page: PageMaker) -> None:
+    page = open_page()
+    page.sign_in("wrong")
+    page.until("document.querySelector('#sign-in-problem').innerText")
+    page.type(KEY)  # what was wrong is selected
+    page.press("Enter")
+    page.until("document.querySelector('.line')")
+
+
+def test_the_key_is_kept_in_this_tab_only_and_survives_a_reload(board: Page, open_page: PageMaker) -> None:
+    assert board.js(STORED) == f'[{{"sluice-admin-key":"{KEY}"}},{{}},""]'
+    assert board.js("document.querySelector('#admin-key').value") == ""
+    board.reload()
+    board.until("document.querySelector('.line') && document.querySelector('#sign-in').hidden")
+    assert open_page().js(STORED) == '[{},{},""]'
+
+
+def test_signing_out_forgets_the_key_and_stops_asking(board: Page, gateway: FakeGateway) -> None:
+    board.click("#sign-out")
+    board.until("!document.querySelector('#sign-in').hidden && document.querySelector('#board').hidden")
+    assert board.js(STORED) == '[{},{},""]'
+
+
+def test_a_key_that_is_changed_while_the_page_is_open_is_asked_for_again(board: Page, gateway: FakeGateway) -> None:
+    gateway.stop()
+    gateway.use_key("another")
+    gateway.start()
+    board.until("!document.querySelector('#try-now').hidden || !document.querySelector('#sign-in').hidden")
+    board.until_reads("#sign-in-problem", "The key is no longer accepted.")
+    assert board.js(STORED) == '[{},{},""]'
+    board.sign_in("another")
+    board.until_shown("#board")
+
+
+def test_a_gateway_that_is_gone_is_not_a_wrong_key(open_page: PageMaker, gateway: FakeGateway) -> None:
+    page = open_page()
+    gateway.stop()
+    page.sign_in(KEY)
+    page.until_reads("#sign-in-problem", "The gateway cannot be asked: no answer.")
+    gateway.start()
+
+
+MINUS = "\N{MINUS SIGN}"
+TITLES = ["Tokens per second", "Requests per second", "Time to first token", "Time between tokens", "Waiting", "Load"]
+
+
+def test_nothing_complains_and_only_the_gateway_is_asked(board: Page, gateway: FakeGateway) -> None:
+    board.until("document.querySelectorAll('#refusals tbody tr').length")
+    assert board.complaints() == []
+    assert board.requested() >= {f"{gateway.url}/", f"{gateway.url}/style.css", f"{gateway.url}/admin/v1/overview"}
+
+
+def test_the_head_says_what_runs_and_how_it_is(board: Page) -> None:
+    head = board.text("header")
+    for fact in ("qwen3-0.6b", "0.1.0", "cuda:0 NVIDIA H200", "9f3c2a71", "connected", "3 h 12 min", "Live"):
+        assert fact in head
+    assert board.js("document.title") == "41 running, 17 waiting · qwen3-0.6b · Sluice"
+    board.until_reads("#problems", "queue time above target")
+    assert "Remedy: raise the weight of the class" in board.text("#problems")
+
+
+def test_the_gauges_say_how_full_it_is(board: Page) -> None:
+    memory, waiting = "KV pool 74 % 378 MiB of 512 MiB", "Waiting 17 sequences, oldest waits 31 s"
+    gauges = " ".join(board.text("#gauges").split())
+    assert gauges == f"Running 41 / 64 sequences {waiting} {memory} Engine busy 93 % of the last 10 s"
+
+
+def test_a_store_that_is_gone_a_policy_that_was_not_taken_and_a_drain_stand_at_the_top(
+    board: Page, gateway: FakeGateway
+) -> None:
+    policy = {"version": "9f3c2a71", "problem": "line 3: unknown field wieght"}
+    gateway.answers["overview"] |= {"store": "unavailable", "policy": policy, "draining": True}
+    board.until_count("#problems li.serious", 2)
+    board.until_reads("#problems", "2 serious, 2 warnings")  # the finding is the second one
+    board.click("#problems summary")
+    problems = board.text("#problems")
+    assert "The store does not answer" in problems
+    assert "line 3: unknown field wieght" in problems
+    assert "Draining: nothing new is taken; 41 sequences still running." in problems
+    assert board.js("document.title").startswith("Draining · ")
+
+
+def test_several_troubles_are_one_line_that_counts_and_unfolds(gateway: FakeGateway, open_board: PageMaker) -> None:
+    finding = gateway.answers["diagnosis"]["findings"][0]
+    gateway.answers["diagnosis"] = {"findings": [finding | {"trouble": f"trouble {n}"} for n in range(9)]}
+    gateway.answers["overview"] |= {"store": "unavailable"}
+    board = open_board()
+    board.until_reads("#problems", "1 serious, 9 warnings")
+    height = board.box("#problems")[3]
+    assert height < 40
+    assert "The store does not answer" in board.text("#problems")  # the most serious one is named
+    board.click("#problems summary")
+    board.until(f"document.querySelector('#problems').clientHeight > {2 * height}")
+    board.press("Enter")  # the focus is on it
+    board.until(f"document.querySelector('#problems').clientHeight <= {height + 1}")
+
+
+def test_a_trouble_that_comes_moves_nothing(gateway: FakeGateway, open_board: PageMaker) -> None:
+    gateway.answers["diagnosis"] = {"findings": []}
+    board = open_board()
+    board.until_reads("#problems", "No trouble")
+    height = board.box("#problems")[3]
+    gateway.answers["overview"] |= {"store": "unavailable"}
+    board.until_reads("#problems", "Serious")
+    assert board.box("#problems")[3] == height
+
+
+def test_percentiles_differ_in_more_than_colour_and_waiting_is_latency(board: Page) -> None:
+    names = [name.split()[-1] for name in board.attributes(".chart:nth-child(3) > svg .line", "class")]
+    assert names == ["line-p50", "line-p99", "line-waits"]
+    lines = "[...document.querySelectorAll('.chart:nth-child(3) > svg .line')]"
+    assert len(set(board.js(f"{lines}.map(line => getComputedStyle(line).strokeDasharray)"))) == 3
+    assert board.attributes(".chart:nth-child(3) .band", "d")[0].count("z") == 289  # seconds in which both are known
+    assert "oldest waits" in board.texts(".chart:nth-child(3) .legend")[0]
+
+
+def test_every_chart_has_axes_with_units_and_says_in_words_what_it_shows(board: Page) -> None:
+    labels = board.attributes(".chart > svg", "aria-label")
+    assert [label.split(",")[0] for label in labels] == TITLES
+    assert all(re.search(r"last five minutes\. .*: \S.* last, from .+ to .+\.$", label) for label in labels)
+    assert "refused: 0 last, from 0 to 1" in labels[1]
+    assert re.search(r"p50: 1\d\d ms last", labels[2])
+    axes = board.texts(".chart > svg text")
+    assert {f"{MINUS}5 min", "now", "2 s", "80 ms", "100 %", "6,000"} <= set(axes)
+
+
+def show_lines(gateway: FakeGateway, change: Callable[[list[Any]], list[Any]]) -> None:
+    points = gateway.answers["overview"]["series"]["points"]
+    changed = {name: change(values) for name, values in points.items() if name != "waiting"} | {"waiting": {}}
+    gateway.answers["overview"] |= {"series": {"seconds": 1, "end": 0, "points": changed}}
+
+
+def test_a_chart_of_nothing_says_so(board: Page, gateway: FakeGateway) -> None:
+    show_lines(gateway, lambda values: [None] * 300)
+    board.until_count(
+        "[aria-label='Time to first token, last five minutes. p50: nothing. p99: nothing. oldest waits: nothing.']", 1
+    )
+    assert board.attributes(".chart > svg .line", "d")[0] == ""
+
+
+def test_a_young_gateway_has_short_lines_at_the_right(board: Page, gateway: FakeGateway) -> None:
+    show_lines(gateway, lambda values: values[-2:])
+    board.until("document.querySelector('.chart > svg .line').getAttribute('d').split('h0').length === 3")
+    width = board.js("document.querySelector('.chart > svg').clientWidth")
+    assert float(board.attributes(".chart > svg .line", "d")[0][1:].split()[0]) > width - 12
+
+
+def test_pointing_at_a_chart_reads_one_second_in_all_of_them(board: Page) -> None:
+    left, top, width, _ = board.box(".chart > svg")
+    before = board.texts(".legend b")
+    board.move(left + 52 + (width - 60) * 0.7, top + 40)  # 90 s ago: amid the burst
+    board.until_count(".pointer.away", 0)
+    assert all(after != then for then, after in zip(before[4:8], board.texts(".legend b")[4:8], strict=True))
+    board.move(2, 2)
+    board.until_count(".pointer.away", 6)
+    assert board.texts(".legend b") == before
+
+
+def test_tenants_stand_by_their_share_with_what_they_use(board: Page) -> None:
+    assert board.column("#tenants") == list(TENANTS)
+    assert board.column("#tenants", 2)[:3] == ["34 %", "17 %", "11 %"]
+    assert board.column("#tenants", 5)[0] == "105 MiB"
+    assert board.column("#tenants", 6)[2].startswith(MINUS)  # in debt
+
+
+def test_the_pool_shows_each_holder_in_a_colour_and_a_pattern_of_its_own(board: Page, gateway: FakeGateway) -> None:
+    fills = board.attributes(".pool .held", "fill")
+    assert len(set(fills)) == len(fills) == 9  # eight tenants and the others
+    assert len(set(board.attributes(".patterns path", "d")[:8])) == 8
+    assert "".join(board.attributes(".pool path", "d")).count("z") == NUM_BLOCKS
+    legend = board.texts(".pool-legend li")
+    assert legend[0].split() == ["acme", "135", "MiB", "26", "%"]
+    assert legend[-1].startswith("free")
+    assert board.attributes(".pool", "aria-label")[0].startswith("KV pool: acme 26 %")
+    assert board.text("#pool-scale") == "2,048 blocks of 16 tokens, 256 KiB; a square is a block."
+
+
+def test_a_large_pool_is_drawn_with_squares_for_several_blocks(board: Page, gateway: FakeGateway) -> None:
+    large = {"num_blocks": 200_000, "owners": ["acme"], "runs": [[0, 150_000], [-1, 50_000]]}
+    gateway.answers["kv"] |= large
+    board.until_reads("#pool-scale", "shown as whose most of them are")
+    assert board.js("document.querySelector('.pool').clientHeight") <= 216
+    assert board.texts(".pool-legend b") == ["75 %", "25 %"]
+
+
+def test_refusals_name_tenant_status_reason_and_message(board: Page) -> None:
+    assert board.column("#refusals", 2)[:2] == ["acme", "globex"]
+    assert board.column("#refusals", 3)[:2] == ["429", "503"]
+    assert board.column("#refusals", 4)[:2] == ["requests-per-minute", "infeasible_deadline"]
+    assert board.column("#refusals", 5)[1] == "The first token would come 4.1 s after the deadline."
+
+
+def test_ended_requests_are_one_choice_away(board: Page, gateway: FakeGateway) -> None:
+    board.click("[name=which][value=recent]")
+    assert board.js("document.querySelector('#live').hidden")
+    assert board.column("#recent", 3)[0] == "refused · 429 · rate_limit_exceeded"
+    assert len(board.column("#recent")) == 12
+
+
+def test_the_filter_leaves_what_contains_its_words(board: Page) -> None:
+    board.click("#filter")
+    board.type("Glob")
+    board.until_count("#tenants tbody tr", 1)
+    assert set(board.column("#live", 2)) == {"globex"}
+    assert set(board.column("#refusals", 2)) == {"globex"}
+
+
+def test_one_part_that_fails_is_named_and_the_rest_goes_on(board: Page, gateway: FakeGateway) -> None:
+    del gateway.answers["kv"]
+    board.until_reads("#problems", "What is shown of kv is old: kv is broken.")
+    gateway.show_requests(recent=(ended(1, "newcomer"),))
+    board.until_reads("#live", "No request is being served.")
+    assert "Live" in board.text("#freshness")
+
+
+STATE = "document.documentElement.dataset.state"
+
+
+def test_a_gateway_that_does_not_answer_makes_the_page_stale_and_it_says_since_when(
+    board: Page, gateway: FakeGateway
+) -> None:
+    gateway.stop()
+    board.until(f"{STATE} === 'stale'")
+    said = board.text("#freshness")
+    assert re.fullmatch(r"Stale since \d\d:\d\d:\d\d \(\d+ s\): no answer\. Next try in \d+ s\.", said)
+    assert board.js("document.title").startswith("No answer · ")
+    assert board.text("#announcer") == "The gateway does not answer."
+    assert "acme" in board.text("#tenants")  # what was known stays
+    gateway.start()
+    board.click("#try-now")
+    board.until(f"{STATE} === 'live'")
+    assert board.text("#announcer") == "The gateway answers again."
+    assert board.js("document.querySelector('#try-now').hidden")
+
+
+def test_each_failure_doubles_the_wait_up_to_a_quarter_of_a_minute(board: Page) -> None:
+    waits = board.js(
+        """(async () => {
+          const { Poller } = await import("/poller.js");
+          const waits = [];
+          const poller = new Poller(async () => { throw new Error("gone") }, (error, wait) => waits.push(wait));
+          poller.running = true;
+          for (let time = 0; time < 6; time++) await poller.now();
+          poller.stop();
+          return waits;
+        })()"""
+    )
+    assert waits == [1000, 2000, 4000, 8000, 15000, 15000]
+
+
+def test_it_asks_again_by_itself(board: Page, gateway: FakeGateway) -> None:
+    gateway.answers["overview"] |= {"model": "another"}
+    board.until_reads("#model", "another")
+
+
+def test_a_page_that_is_paused_stands_still_until_it_is_told_to_go_on(board: Page, gateway: FakeGateway) -> None:
+    board.click("#pause")
+    assert board.js(STATE) == "paused"
+    assert board.text("#freshness").startswith("Paused since ")
+    gateway.answers["overview"] |= {"model": "another"}
+    assert board.text("#model") == "qwen3-0.6b"
+    board.click("#pause")
+    board.until_reads("#model", "another")
+    assert board.js(STATE) == "live"

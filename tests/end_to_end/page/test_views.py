@@ -1,0 +1,241 @@
+"""The views of keys, of the policy and of usage, on small screens and with hostile names too."""
+
+import httpx
+import pytest
+
+from tests.end_to_end.page import page_data
+from tests.end_to_end.page.fake_gateway import FakeGateway
+from tests.end_to_end.page.page_object import Page, PageMaker
+from tests.gateway.server_process import PATIENCE, ServerProcess, eventually
+
+HOSTILE = "<img src=x onerror=document.title=1>"
+
+
+@pytest.fixture
+def keys(open_view: PageMaker) -> Page:
+    page = open_view("keys")
+    page.until_shown("#keys-table tbody tr")
+    return page
+
+
+def status(server: ServerProcess, key: str) -> int:
+    return httpx.get(f"{server.url}/v1/limits", headers={"authorization": f"Bearer {key}"}).status_code
+
+
+def row(key_id: str) -> str:
+    return f"[...document.querySelectorAll('#keys-table tbody tr')].find(tr => tr.innerText.includes('{key_id}'))"
+
+
+def secret(page: Page) -> str:
+    key = page.text("#key-secret")
+    page.press("Escape")
+    page.until_count("#key-secret", 0)  # emptied a moment after it is closed
+    assert not page.js("document.querySelector('#key-dialog').open")
+    assert key not in page.js("document.documentElement.outerHTML")  # it was shown this once
+    assert page.js("JSON.stringify([{...localStorage}, document.cookie])") == '[{},""]'
+    return key
+
+
+def test_a_key_is_made_used_rotated_and_revoked_and_all_of_it_is_on_record(server: ServerProcess, keys: Page) -> None:
+    keys.click("#key-create")
+    keys.type("acme")  # the tenant has the focus
+    keys.click("#key-name")
+    keys.type("made in a browser")
+    keys.press("Enter")
+    first = secret(keys)
+    key_id = first.split("-")[2]
+    assert status(server, first) == 200  # at once
+    keys.until(f"{row(key_id)}.innerText.includes('made in a browser')")
+
+    keys.click(f"[aria-label='Rotate key {key_id}']")
+    keys.js("document.querySelector('#key-overlap').value = '0s'")
+    keys.click("#key-dialog .primary")
+    second = secret(keys)
+    assert (status(server, first), status(server, second)) == (401, 200)
+
+    keys.click(f"[aria-label='Revoke key {key_id}']")
+    assert keys.focused() == "Close"  # not the one that revokes
+    keys.click("#key-dialog .danger")
+    keys.until_gone("#key-dialog")
+    assert status(server, second) == 401
+    keys.until(f"!{row(key_id)}")
+    keys.until_reads("#audit-table", f"{key_id} of acme")
+    audit = server.admin("audit")["entries"]
+    actions = [entry["action"] for entry in audit if entry["target"] == f"{key_id} of acme"]
+    assert actions == ["keys.revoke", "keys.rotate", "keys.create"]
+    assert not any(key in server.log.read_text() + str(audit) for key in (first, second))
+
+
+def test_a_key_is_made_without_a_mouse_and_bad_input_is_told_in_words(server: ServerProcess, keys: Page) -> None:
+    keys.tab_to("#key-create")
+    keys.press("Enter")
+    keys.type("not a tenant!")
+    keys.press("Enter")
+    keys.until_reads("#key-dialog .problem", "Not done: tenant:")
+    assert keys.js("document.querySelector('#key-dialog').open")
+    keys.press("Escape")
+    keys.until_gone("#key-dialog")
+
+
+def test_names_are_text_and_small_screens_cut_nothing_off(gateway: FakeGateway, open_board: PageMaker) -> None:
+    gateway.answers["keys"] = page_data.keys((HOSTILE, "x" * 200, *page_data.TENANTS))
+    for entry in gateway.answers["audit"]["entries"]:
+        entry |= {"target": HOSTILE, "actor": HOSTILE, "result": HOSTILE}
+    page = open_board("keys", width=400)
+    page.until_count("#keys-table tbody tr", 12)
+    page.until_it_fits(400, 800, 1440)
+    assert page.count("main img, main script") == 0
+    assert HOSTILE in page.text("#keys-table")
+    assert page.count("#keys-table .buttons:not([hidden])") == 9  # those of policy files are changed there
+
+
+HOSTILE = "<img src=x onerror=document.title=1>"
+
+
+@pytest.fixture
+def policy(open_board: PageMaker) -> Page:
+    page = open_board("policy")
+    page.until_shown("#policy-classes table")
+    return page
+
+
+def write(page: Page, text: str) -> None:
+    page.fill("#policy-edit", text)
+    page.click("#policy-check")
+
+
+def test_what_is_in_force_and_what_was_changed_when(policy: Page, gateway: FakeGateway) -> None:
+    assert policy.js("document.querySelector('#view-now').hidden")
+    assert policy.attributes("#views [aria-current]", "href") == ["#/policy"]
+    assert policy.column("#policy-tenants", 1) == ["all others", "acme", "globex"]
+    assert "tokens 100k/min and 20M/day" in policy.column("#policy-tenants", 4)[1]
+    assert "0.5/1M in, 2/1M out, EUR" in policy.column("#policy-tenants", 6)[1]
+    editions = policy.texts("#policy-history summary")
+    assert ["1 change" in editions[0], "2 changes" in editions[1], "started with" in editions[2]] == [True] * 3
+    policy.click("#policy-history summary")
+    policy.until_shown("#policy-history [open] del")
+    assert policy.texts("#policy-history [open] :is(del, ins)") == ["1", "3"]
+    gateway.answers["policy"] |= {"version": "next", "history": []}
+    gateway.answers["overview"] |= {"policy": {"version": "next", "problem": None}}
+    policy.until_reads("#in-force-facts", "Version next")  # by itself
+
+
+def test_an_edit_is_checked_and_what_it_would_change_is_shown(policy: Page) -> None:
+    policy.click("#policy-start")
+    policy.until("document.querySelector('#policy-edit').value.includes('weight: 3')")
+    policy.click("#policy-check")
+    policy.until_reads("#policy-checked", "It changes nothing.")
+    text = policy.js("document.querySelector('#policy-edit').value")
+    write(policy, text.replace("weight: 3", "weight: 5"))
+    policy.until_reads("#policy-checked", "It would change:")
+    assert policy.texts("#policy-checked .diff li") == ["tenant acme", "weight: 3 \u2192 5"]
+
+
+def test_what_is_wrong_leads_to_its_line_and_is_text(policy: Page) -> None:
+    write(policy, f"tenants:\n  acme: {{wieght: 1}}\n  '{HOSTILE}': {{weight: x}}\n")
+    policy.until_reads("#policy-checked", "Not valid: 2 problems.")
+    policy.click("#policy-checked .mistakes button")
+    marked = "(f => f.value.slice(f.selectionStart, f.selectionEnd))(document.querySelector('#policy-edit'))"
+    assert policy.js(marked) == "  acme: {wieght: 1}"
+    assert policy.count("#policy-checked img") == 0
+    policy.type("x")
+    policy.until("document.querySelector('#policy-checked').innerText === ''")  # it was about another text
+
+
+def test_a_view_survives_a_reload_and_fits_a_small_screen(open_page: PageMaker, policy: Page) -> None:
+    policy.reload()
+    policy.until("document.querySelector('#policy-classes table') && document.querySelector('#sign-in').hidden")
+    policy.until_it_fits(400, 800)
+    policy.click("#views [href='#/now']")
+    policy.until("!document.querySelector('#view-now').hidden && document.querySelector('#tenants tbody tr')")
+
+
+HOSTILE = "<img src=x onerror=document.title=1>"
+NAMES = (HOSTILE, "x" * 200, *(f"tenant-{number:03d}" for number in range(300)))
+
+
+def test_totals_days_tenants_and_budgets_are_told(gateway: FakeGateway, open_board: PageMaker) -> None:
+    page = open_board("usage")
+    page.until_count("#usage-table tbody tr", 10)
+    assert "Cost\n51.72 EUR" in page.text("#usage-totals")
+    assert page.column("#usage-table")[0] == "acme"
+    assert page.column("#usage-table", 7)[:4] == ["51.72 EUR", "13.94 EUR", "11.00 EUR", ""]  # the last has no price
+    assert page.count(".days rect") == 42
+    assert page.attributes(".days", "aria-label")[0].startswith("Tokens by day. 2026-09-01: ")
+    assert page.column("#usage-budgets", 4)[0] == "300,000 (3 %)"
+    assert page.column("#usage-budgets", 4)[5] == "unknown"
+    assert page.count("#usage-budgets .low") == 1
+    page.click("[name=usage-by][value=key]")
+    page.until_asked("by=key")
+
+
+def test_the_period_is_chosen_and_what_is_shown_is_downloaded(gateway: FakeGateway, open_board: PageMaker) -> None:
+    page = open_board("usage")
+    page.until_count("#usage-table tbody tr", 10)
+    page.fill("#usage-from", "2026-09-01")
+    page.until_asked("from=2026-09-01")
+    assert page.js("document.querySelector('#usage-preset').value") == "As chosen"
+    name, text = page.download("#usage-csv")
+    assert text == "day,tenant\n2026-09-01,acme\n"
+    page.until_asked("usage.csv?from=2026-09-01")
+    assert name.startswith("usage-2026-09-01-")
+
+
+def test_many_long_and_hostile_names_fit_every_screen(gateway: FakeGateway, open_board: PageMaker) -> None:
+    gateway.answers |= {"usage": page_data.usage(NAMES), "budgets": page_data.budgets(NAMES)}
+    page = open_board("usage", width=400)
+    page.until_count("#usage-table tbody tr", 25)
+    page.until_it_fits(400, 800, 1440)
+    assert page.count("main img") == 0
+    gateway.answers |= {"usage": page_data.usage(()), "budgets": {"budgets": [], "truncated": 0}}
+    page.js("document.querySelector('[name=usage-by][value=key]').click()")
+    page.until_reads("#usage-table", "Nothing was used in these days.")
+
+
+def test_what_a_gateway_serves_is_in_its_usage_a_little_later(server: ServerProcess, open_view: PageMaker) -> None:
+    body = {"model": "embedded", "prompt": "Count.", "max_tokens": 2}
+    httpx.post(f"{server.url}/v1/completions", json=body, headers=server.headers, timeout=PATIENCE).raise_for_status()
+    eventually(lambda: "demo" in [row["tenant"] for row in server.admin("usage")["rows"]])
+    page = open_view("usage")
+    page.until_reads("#usage-table", "demo")
+    assert page.complaints() == []
+    reply = httpx.get(f"{server.admin_url}/admin/v1/usage.csv", headers=server.admin_headers)
+    assert reply.headers["content-type"].startswith("text/csv")
+    assert reply.text.startswith("day,tenant,requests,")
+    assert httpx.get(f"{server.admin_url}/admin/v1/usage.csv").status_code == 401
+
+
+EDIT = "tenants:\n  demo: {limits: {requests: {rate: 1/h, burst: 1}}}\n  nobody: {weight: 2}\n"
+
+
+def test_an_edit_is_simulated_on_what_was_served_and_says_what_it_leaves_out(
+    server: ServerProcess, open_view: PageMaker
+) -> None:
+    body = {"model": "embedded", "prompt": "Count.", "max_tokens": 3}
+    for _ in range(3):
+        reply = httpx.post(f"{server.url}/v1/completions", json=body, headers=server.headers, timeout=PATIENCE)
+        reply.raise_for_status()
+    page = open_view("policy")
+    page.until_shown("#policy-classes table")
+    page.fill("#policy-edit", EDIT)
+    page.click("#policy-what-if")
+    page.until_reads("#policy-checked", "Simulated: ")
+    cells = page.texts("#policy-checked tbody tr")
+    completed = next(row.split("\t") for row in cells if row.startswith("Completed"))
+    assert int(completed[1]) > int(completed[2]) >= 1  # the edit's limit has refused some
+    told = page.text("#policy-checked")
+    assert "nobody" in told and "the trace has no requests of this tenant" in told
+    assert "limits begin unused" in told
+    page.fill("#policy-edit", "tenants: {acme: {wieght: 1}}")
+    page.click("#policy-what-if")
+    page.until_reads("#policy-checked", "Not valid: 1 problem.")
+    assert page.complaints() == []
+
+
+def test_the_api_refuses_what_is_no_policy_and_answers_in_figures(server: ServerProcess) -> None:
+    url = f"{server.admin_url}/admin/v1/policy/what-if"
+    bad = httpx.post(url, json={"text": "tenants: 3"}, headers=server.admin_headers, timeout=PATIENCE)
+    assert (bad.status_code, bad.json()["error"]["param"]) == (400, "text")
+    same = httpx.post(url, json={"text": "tenants: {demo: {}}"}, headers=server.admin_headers, timeout=PATIENCE).json()
+    assert same["requests"] + same["left_out"] >= 1
+    assert same["before"]["completed"] == same["after"]["completed"]

@@ -1,0 +1,143 @@
+"""The whole gateway on a device on paper: clients leave at random moments, and a model computes no numbers."""
+
+import asyncio
+import json
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from admission.outcome import Outcome
+from backend.scheduler.batch import NO_TOKEN, Batch, StepOutput
+from backend.text.tokenizer import Tokenizer
+from tests.backend.paper_device import PaperDevice, continuation
+from tests.examples import examples
+from tests.gateway.paper_gateway import CONFIG, END, Client, Gateway
+
+NUM_CANCELLATIONS = examples(1_000)
+NUM_CLIENTS = 48
+
+
+def random_client(rng: random.Random) -> Client:
+    body: dict[str, object] = {"model": "paper", "stream": rng.random() < 0.5, "max_tokens": rng.randint(1, 40)}
+    if rng.random() < 0.3:
+        path = "/v1/chat/completions"
+        body["messages"] = [{"role": "user", "content": "one two"[: rng.randint(1, 7)]}]
+    else:
+        path = "/v1/completions"
+        body["prompt"] = [[rng.randrange(1024)] * rng.randint(1, 50) for _ in range(rng.choice((1, 1, 3)))]
+    if rng.random() < 0.2:
+        body["stop"] = ["e", "7"]
+    raw = json.dumps(body).encode()
+    cut = rng.randrange(len(raw))
+    stops = rng.randint(0, 6) if rng.random() < 0.3 else None
+    return Client(path, [raw[:cut], raw[cut:]], stops)
+
+
+async def leave_somewhere(gateway: Gateway, rng: random.Random) -> None:
+    client = random_client(rng)
+    turns = int(rng.expovariate(1 / 60)) if rng.random() < 0.9 else rng.randint(0, 3)
+    leaving = asyncio.create_task(client.leave_after(turns))
+    await client.ask(gateway.app)
+    await leaving
+
+
+async def stay(gateway: Gateway, rng: random.Random) -> None:
+    """One among the leavers who gets every token that the device computes for it alone."""
+    prompt = [rng.randrange(1024) for _ in range(rng.randint(1, 40))]
+    body = {"model": "paper", "prompt": prompt, "max_tokens": 30}
+    status = 503
+    while status == 503:
+        client = Client("/v1/completions", [json.dumps(body).encode()])
+        await client.ask(gateway.app)
+        status = client.sent[0]["status"]
+    usage = json.loads(client.sent[1]["body"])["usage"]
+    assert usage["completion_tokens"] == len(continuation(prompt, 30, END))
+
+
+async def play(gateway: Gateway) -> None:
+    rng = random.Random(1)
+    outcomes = gateway.outcomes
+
+    async def leaver() -> None:
+        while outcomes[Outcome.DISCONNECTED] < NUM_CANCELLATIONS:
+            await leave_somewhere(gateway, rng)
+            if outcomes.total() % 100 == 0:
+                gateway.scheduler.check_integrity()
+
+    async def stayer() -> None:
+        for _ in range(20):
+            await stay(gateway, rng)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(NUM_CLIENTS):
+            group.create_task(leaver())
+        for _ in range(2):
+            group.create_task(stayer())
+
+
+async def test_random_cancellations_leave_nothing_behind(embedded_tokenizer: Tokenizer) -> None:
+    before = asyncio.all_tasks()
+    gateway = Gateway(embedded_tokenizer)
+    gateway.engine.start()
+    await play(gateway)
+    async with asyncio.timeout(240):
+        while gateway.scheduler.has_work:
+            await asyncio.sleep(0.001)
+
+    gateway.scheduler.check_integrity()
+    assert gateway.scheduler.pool.num_free == CONFIG.num_blocks
+    assert not gateway.scheduler.blocks_in_flight
+    assert gateway.engine.num_streams == 0
+    assert not gateway.active_requests._scopes
+    assert not gateway.store.outstanding
+    assert gateway.store.num_reserved == len(gateway.store.usages) > NUM_CANCELLATIONS / 2
+    assert asyncio.all_tasks() == before
+    assert not gateway.engine.failed.done()
+
+    outcomes = gateway.outcomes
+    assert outcomes[Outcome.FAILED] == outcomes[Outcome.INVALID] == 0
+    assert outcomes[Outcome.DISCONNECTED] >= NUM_CANCELLATIONS
+    counters = gateway.scheduler.counters
+    assert min(counters.preemptions, counters.late_tokens, outcomes[Outcome.REFUSED], outcomes[Outcome.COMPLETED]) > 0
+    await gateway.engine.stop()
+
+
+BROKEN = 77  # a token of the prompt that the model has no numbers for
+
+
+@pytest.fixture
+async def gateway(embedded_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Gateway:
+    slots: set[int] = set()
+    execute = PaperDevice.execute
+
+    def broken(device: PaperDevice, batch: Batch) -> StepOutput:
+        for admitted in batch.admitted:
+            (slots.add if BROKEN in admitted.token_ids else slots.discard)(admitted.slot)
+        output = execute(device, batch)
+        sampled = [batch.slots[row] for row in batch.sampled]
+        tokens = [NO_TOKEN if slot in slots else token for slot, token in zip(sampled, output.token_ids, strict=True)]
+        return replace(output, token_ids=tokens)
+
+    monkeypatch.setattr(PaperDevice, "execute", broken)
+    return Gateway(embedded_tokenizer)
+
+
+def body(prompt: list[int], **fields: Any) -> bytes:
+    return json.dumps({"model": "paper", "prompt": prompt, "max_tokens": 6, **fields}).encode()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_it_is_told_so_and_those_beside_it_are_served(gateway: Gateway, stream: bool) -> None:
+    gateway.engine.start()
+    broken = Client("/v1/completions", [body([5, BROKEN], stream=stream)])
+    whole = Client("/v1/completions", [body([5, 6, 7], stream=stream)])
+    await asyncio.gather(broken.ask(gateway.app), whole.ask(gateway.app))
+    assert (broken.sent[0]["status"], whole.sent[0]["status"]) == (500, 200)
+    error = json.loads(broken.sent[1]["body"])["error"]
+    assert (error["type"], error["code"], "no numbers" in error["message"]) == ("internal_error", "model_failed", True)
+    assert (b"x-should-retry", b"false") in broken.sent[0]["headers"]
+    assert gateway.outcomes == {Outcome.FAILED: 1, Outcome.COMPLETED: 1}
+    assert gateway.scheduler.pool.num_free == gateway.scheduler.config.num_blocks
+    await gateway.engine.stop()
