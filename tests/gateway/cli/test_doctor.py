@@ -1,5 +1,3 @@
-"""`sluice doctor` from the command line."""
-
 import json
 from pathlib import Path
 from typing import Any
@@ -7,14 +5,12 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.cli.main import main
 from gateway.doctor import checks, live
 from gateway.doctor.check import ok, problem, warning
 from gateway.doctor.finding import Finding
+from tests.gateway.cli.conftest import Printed, Sluice
 from tests.gateway.doctor.snapshots import HEALTHY, answers, exposition
 from tests.gateway.server_process import ServerProcess
-
-Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
@@ -24,41 +20,40 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "configuration", lambda settings: [warning("threads", "9 on 2 cores", "lower it")])
 
 
-def test_warnings_do_not_fail_it(quick: None, capsys: Capture) -> None:
-    assert main(["doctor"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
+def test_warnings_do_not_fail_it(quick: None, printed: Printed) -> None:
+    assert printed("doctor").splitlines() == [
         "ok       python      3.13",
         "warning  threads     9 on 2 cores: lower it",
     ]
 
 
-def test_a_problem_does(quick: None, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_problem_does(quick: None, sluice: Sluice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "configuration", lambda settings: [problem("port", "127.0.0.1:80 is in use\x1b[2J")])
-    assert main(["doctor"]) == 1
-    assert "\x1b" not in capsys.readouterr().out
+    done = sluice("doctor")
+    assert (done.status, "\x1b" in done.out) == (1, False)
 
 
 def test_settings_that_contradict_are_problems_and_the_machine_is_checked_all_the_same(
-    quick: None, capsys: Capture
+    quick: None, sluice: Sluice
 ) -> None:
-    assert main(["doctor", "--max-num-seqs", "0", "--block-size", "none"]) == 1
-    first, *rest = capsys.readouterr().out.splitlines()
+    done = sluice("doctor", "--max-num-seqs", "0", "--block-size", "none")
+    assert done.status == 1
+    first, *rest = done.out.splitlines()
     assert first.startswith("ok       python")
     assert [line.split()[:2] for line in rest] == [["problem", "settings"]] * 2
     assert "--max-num-seqs" in rest[0]
 
 
-def test_json(quick: None, capsys: Capture) -> None:
-    assert main(["doctor", "--json"]) == 0
-    entries = json.loads(capsys.readouterr().out)["checks"]
+def test_json(quick: None, printed: Printed) -> None:
+    entries = json.loads(printed("doctor", "--json"))["checks"]
     assert [entry["verdict"] for entry in entries] == ["ok", "warning"]
     assert entries[1]["remedy"] == "lower it"
 
 
-def test_all_checks_run_on_this_machine(tmp_path: Path, capsys: Capture) -> None:
+def test_all_checks_run_on_this_machine(tmp_path: Path, printed: Printed) -> None:
     flags = ["--state-dir", str(tmp_path / "state"), "--port", "0", "--admin-port", "0", "--device", "cpu"]
-    assert main(["doctor", "--json", "--kv-memory-bytes", "16MiB", *flags]) == 0
-    names = {entry["name"] for entry in json.loads(capsys.readouterr().out)["checks"]}
+    out = printed("doctor", "--json", "--kv-memory-bytes", "16MiB", *flags)
+    names = {entry["name"] for entry in json.loads(out)["checks"]}
     assert names == {
         *("python", "torch", "kernels", "clock", "gpu", "threads", "model", "memory", "open files", "state"),
         *("policy", "keys", "tls", "port", "admin port", "store", "collector", "otel"),
@@ -66,8 +61,8 @@ def test_all_checks_run_on_this_machine(tmp_path: Path, capsys: Capture) -> None
     assert not (tmp_path / "state").exists()
 
 
-def test_a_key_file_without_a_gateway_is_a_mistake(quick: None, capsys: Capture) -> None:
-    assert main(["doctor", "--key-file", "x"]) == 2
+def test_a_key_file_without_a_gateway_is_a_mistake(quick: None, sluice: Sluice) -> None:
+    assert sluice("doctor", "--key-file", "x").status == 2
 
 
 # --live
@@ -113,37 +108,34 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Any:
     return behind
 
 
-def test_a_gateway_that_is_well(serve: Any, key: str, capsys: Capture) -> None:
+def test_a_gateway_that_is_well(serve: Any, key: str, printed: Printed) -> None:
     serve(Gateway(HEALTHY))
-    assert main(["doctor", "--live", "http://gateway:8001", "--key-file", key]) == 0
+    out = printed("doctor", "--live", "http://gateway:8001", "--key-file", key)
     said = "ok       nothing is wrong, as far as 3 s and the metrics of the last minutes show\n"
-    assert capsys.readouterr().out == said
+    assert out == said
 
 
-def test_a_gateway_that_was_in_trouble_a_minute_ago(serve: Any, key: str, capsys: Capture) -> None:
+def test_a_gateway_that_was_in_trouble_a_minute_ago(serve: Any, key: str, printed: Printed) -> None:
     gateway = Gateway(HEALTHY)
     gateway.past = [Finding("store_away", "it was away", "in the last 5 min: 1 outage", "look").to_json()]
     serve(gateway)
-    assert main(["doctor", "--live", "--key-file", key]) == 0
-    assert capsys.readouterr().out.splitlines()[:2] == [
-        "warning  it was away",
-        "         in the last 5 min: 1 outage",
-    ]
+    lines = printed("doctor", "--live", "--key-file", key).splitlines()
+    assert lines[:2] == ["warning  it was away", "         in the last 5 min: 1 outage"]
 
 
-def test_a_gateway_in_trouble(serve: Any, key: str, capsys: Capture) -> None:
+def test_a_gateway_in_trouble(serve: Any, key: str, sluice: Sluice) -> None:
     serve(Gateway(HEALTHY | {"sluice_store_connected": 0.0}))
-    assert main(["doctor", "--live", "--key-file", key]) == 1
-    first, second, third = capsys.readouterr().out.splitlines()
+    done = sluice("doctor", "--live", "--key-file", key)
+    assert done.status == 1
+    first, second, third = done.out.splitlines()
     assert first == "serious  the quota store does not answer"
     assert second.startswith("         sluice_store_connected is 0")
     assert third.startswith("         remedy: see that Redis runs")
 
 
-def test_findings_as_json(serve: Any, key: str, capsys: Capture) -> None:
+def test_findings_as_json(serve: Any, key: str, printed: Printed) -> None:
     serve(Gateway(HEALTHY, draining=True))
-    assert main(["doctor", "--live", "--json", "--key-file", key]) == 0
-    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    (finding,) = json.loads(printed("doctor", "--live", "--json", "--key-file", key))["findings"]
     assert (finding["name"], finding["severity"]) == ("draining", "warning")
 
 
@@ -156,43 +148,41 @@ def test_findings_as_json(serve: Any, key: str, capsys: Capture) -> None:
         (lambda request: httpx.Response(200, json={}), "answers as no gateway of this version does"),
     ],
 )
-def test_what_is_no_gateway(serve: Any, key: str, capsys: Capture, behind: Any, said: str) -> None:
+def test_what_is_no_gateway(serve: Any, key: str, sluice: Sluice, behind: Any, said: str) -> None:
     serve(behind)
-    assert main(["doctor", "--live", "--key-file", key]) == 1
-    assert said in capsys.readouterr().err
+    done = sluice("doctor", "--live", "--key-file", key)
+    assert (done.status, said in done.err) == (1, True)
 
 
-def test_nobody_there(key: str, capsys: Capture) -> None:
-    assert main(["doctor", "--live", "http://127.0.0.1:1", "--key-file", key]) == 1
-    assert "cannot be read" in capsys.readouterr().err
+def test_nobody_there(key: str, sluice: Sluice) -> None:
+    done = sluice("doctor", "--live", "http://127.0.0.1:1", "--key-file", key)
+    assert (done.status, "cannot be read" in done.err) == (1, True)
 
 
-def test_no_key(tmp_path: Path, capsys: Capture) -> None:
-    assert main(["doctor", "--live", "--state-dir", str(tmp_path)]) == 1
-    assert f"{tmp_path / 'admin-key'}: No such file" in capsys.readouterr().err
+def test_no_key(tmp_path: Path, sluice: Sluice) -> None:
+    done = sluice("doctor", "--live", "--state-dir", str(tmp_path))
+    assert (done.status, f"{tmp_path / 'admin-key'}: No such file" in done.err) == (1, True)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xb5" * 32, "Schl\u00fcssel mit Umlaut".encode()])
-def test_what_is_no_key(tmp_path: Path, capsys: Capture, content: bytes) -> None:
+def test_what_is_no_key(tmp_path: Path, sluice: Sluice, content: bytes) -> None:
     path = tmp_path / "pepper"
     path.write_bytes(content)
-    assert main(["doctor", "--live", "--key-file", str(path)]) == 1
-    assert f"{path} must hold the admin key, 16 to 512 printable ASCII" in capsys.readouterr().err
+    done = sluice("doctor", "--live", "--key-file", str(path))
+    assert (done.status, f"{path} must hold the admin key, 16 to 512 printable ASCII" in done.err) == (1, True)
 
 
 def test_the_key_is_looked_for_where_the_gateway_keeps_it(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sluice: Sluice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLUICE_STATE_DIR", str(tmp_path))
-    assert main(["doctor", "--live"]) == 1
-    assert f"{tmp_path / 'admin-key'}: No such file" in capsys.readouterr().err
+    done = sluice("doctor", "--live")
+    assert (done.status, f"{tmp_path / 'admin-key'}: No such file" in done.err) == (1, True)
 
 
-def test_a_real_gateway(
-    server: ServerProcess, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_real_gateway(server: ServerProcess, sluice: Sluice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLUICE_ADMIN_KEY", server.admin_key)
     monkeypatch.setattr("gateway.cli.doctor.SECONDS", 0.1)
-    main(["doctor", "--live", server.admin_url, "--json"])
-    found = {finding["name"] for finding in json.loads(capsys.readouterr().out)["findings"]}
+    told = json.loads(sluice("doctor", "--live", server.admin_url, "--json").out)
+    found = {finding["name"] for finding in told["findings"]}
     assert not found - {"late_loop", "estimates_off"}

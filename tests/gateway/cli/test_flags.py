@@ -1,5 +1,3 @@
-"""Flags and variables: one of each for every setting, and what is said when one is wrong."""
-
 from argparse import ArgumentParser
 
 import pytest

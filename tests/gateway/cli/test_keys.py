@@ -1,5 +1,3 @@
-"""`sluice keys`: what is shown, what is stored, and what then opens the gateway."""
-
 import json
 import re
 import subprocess
@@ -9,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.main import main
 from gateway.errors import InvalidApiKey
 from gateway.tenants.auth import KeyRing, Principal
 from gateway.tenants.key_store import KeyStore
 from quotas.policy.policy_file import read_policy
+from tests.gateway.cli.conftest import Printed, Sluice
 
 PEPPER = "a-pepper-of-more-than-32-bytes-for-tests"
 KEY = re.compile(r"sk-sluice-([0-9a-f]{8})-[0-9a-f]{40}")
-Output = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
@@ -27,9 +24,9 @@ def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> KeyStore:
     return KeyStore(tmp_path / "state")
 
 
-def made(capsys: Output, *arguments: str) -> str:
-    assert main(["keys", *arguments]) == 0
-    return capsys.readouterr().out.strip()
+@pytest.fixture
+def made(printed: Printed) -> Printed:
+    return lambda *arguments: printed("keys", *arguments).strip()
 
 
 def id_of(key: str) -> str:
@@ -45,70 +42,72 @@ def opened(store: KeyStore, key: str, after: timedelta = timedelta()) -> Princip
         return None
 
 
-def test_a_key_opens_for_its_tenant_with_its_scopes_until_it_expires(store: KeyStore, capsys: Output) -> None:
-    key = made(capsys, "create", "acme", "--scopes", "limits", "--expires-days", "7", "--name", "Ann's laptop")
+def test_a_key_opens_for_its_tenant_with_its_scopes_until_it_expires(store: KeyStore, made: Printed) -> None:
+    key = made("create", "acme", "--scopes", "limits", "--expires-days", "7", "--name", "Ann's laptop")
     assert opened(store, key) == Principal("acme", id_of(key), ("limits",))
     assert opened(store, key, timedelta(days=6, hours=23)) is not None
     assert opened(store, key, timedelta(days=7)) is None
-    listed = made(capsys, "list")
+    listed = made("list")
     assert key not in listed
     assert listed.splitlines()[1].split(maxsplit=7)[-2:] == ["limits", "Ann's laptop"]
 
 
-def test_a_key_may_expire_on_a_date(store: KeyStore, capsys: Output) -> None:
-    key = made(capsys, "create", "acme", "--expires", "2131-01-31")
+def test_a_key_may_expire_on_a_date(store: KeyStore, made: Printed) -> None:
+    key = made("create", "acme", "--expires", "2131-01-31")
     (record,) = store.records()
     assert record.expires == datetime(2131, 1, 31, tzinfo=UTC)
     assert opened(store, key) == Principal("acme", id_of(key), ("inference", "limits"))
 
 
-def test_only_a_hash_is_stored(store: KeyStore, capsys: Output) -> None:
-    key = made(capsys, "create", "acme")
+def test_only_a_hash_is_stored(store: KeyStore, made: Printed) -> None:
+    key = made("create", "acme")
     assert key.rpartition("-")[2] not in store.path.read_text()
 
 
-def test_keys_of_one_tenant_may_be_listed_alone(capsys: Output) -> None:
-    keys = {tenant: made(capsys, "create", tenant) for tenant in ("acme", "beta")}
-    assert id_of(keys["acme"]) not in made(capsys, "list", "--tenant", "beta")
-    assert id_of(keys["beta"]) in made(capsys, "list", "--tenant", "beta")
+def test_keys_of_one_tenant_may_be_listed_alone(made: Printed) -> None:
+    keys = {tenant: made("create", tenant) for tenant in ("acme", "beta")}
+    assert id_of(keys["acme"]) not in made("list", "--tenant", "beta")
+    assert id_of(keys["beta"]) in made("list", "--tenant", "beta")
 
 
-def test_a_revoked_key_opens_nothing_and_cannot_be_revoked_again(store: KeyStore, capsys: Output) -> None:
-    key = made(capsys, "create", "acme")
-    made(capsys, "rotate", id_of(key))
-    made(capsys, "revoke", id_of(key))
+def test_a_revoked_key_opens_nothing_and_cannot_be_revoked_again(
+    store: KeyStore, made: Printed, sluice: Sluice
+) -> None:
+    key = made("create", "acme")
+    made("rotate", id_of(key))
+    made("revoke", id_of(key))
     assert opened(store, key) is None
-    assert main(["keys", "revoke", id_of(key)]) == 1
-    assert f"there is no stored key '{id_of(key)}'" in capsys.readouterr().err
+    done = sluice("keys", "revoke", id_of(key))
+    assert (done.status, f"there is no stored key '{id_of(key)}'" in done.err) == (1, True)
 
 
-def test_a_rotated_key_keeps_its_id_and_what_it_may_do(store: KeyStore, capsys: Output) -> None:
-    old = made(capsys, "create", "acme", "--scopes", "inference", "--name", "batch")
-    new = made(capsys, "rotate", id_of(old))
+def test_a_rotated_key_keeps_its_id_and_what_it_may_do(store: KeyStore, made: Printed) -> None:
+    old = made("create", "acme", "--scopes", "inference", "--name", "batch")
+    new = made("rotate", id_of(old))
     assert new != old
     assert opened(store, new) == opened(store, old) == Principal("acme", id_of(old), ("inference",))
     assert [record.name for record in store.records()] == ["batch"]
 
 
-def test_the_old_secret_ends_with_the_overlap_and_the_new_one_does_not(store: KeyStore, capsys: Output) -> None:
-    old = made(capsys, "create", "acme")
-    new = made(capsys, "rotate", id_of(old), "--overlap", "1h")
-    assert "old secret until" in made(capsys, "list")
+def test_the_old_secret_ends_with_the_overlap_and_the_new_one_does_not(store: KeyStore, made: Printed) -> None:
+    old = made("create", "acme")
+    new = made("rotate", id_of(old), "--overlap", "1h")
+    assert "old secret until" in made("list")
     assert opened(store, old, timedelta(minutes=59)) is not None
     assert opened(store, old, timedelta(hours=1)) is None
     assert opened(store, new, timedelta(days=9999)) is not None
 
 
-def test_an_overlap_does_not_lengthen_the_life_of_the_old_secret(store: KeyStore, capsys: Output) -> None:
-    old = made(capsys, "create", "acme", "--expires-days", "1")
-    new = made(capsys, "rotate", id_of(old), "--overlap", "30d", "--expires-days", "60")
+def test_an_overlap_does_not_lengthen_the_life_of_the_old_secret(store: KeyStore, made: Printed) -> None:
+    old = made("create", "acme", "--expires-days", "1")
+    new = made("rotate", id_of(old), "--overlap", "30d", "--expires-days", "60")
     assert opened(store, old, timedelta(days=1)) is None
     assert opened(store, new, timedelta(days=59)) is not None
 
 
-def test_a_rotated_key_lives_as_long_as_it_did_unless_told_otherwise(store: KeyStore, capsys: Output) -> None:
-    old = made(capsys, "create", "acme", "--expires-days", "30")
-    new = made(capsys, "rotate", id_of(old), "--overlap", "0s")
+def test_a_rotated_key_lives_as_long_as_it_did_unless_told_otherwise(store: KeyStore, made: Printed) -> None:
+    old = made("create", "acme", "--expires-days", "30")
+    new = made("rotate", id_of(old), "--overlap", "0s")
     (record,) = store.records()
     assert record.expires is not None
     assert record.expires - record.created == pytest.approx(timedelta(days=30), abs=timedelta(seconds=1))
@@ -116,33 +115,35 @@ def test_a_rotated_key_lives_as_long_as_it_did_unless_told_otherwise(store: KeyS
     assert opened(store, new) is not None
 
 
-def test_a_second_rotation_does_not_cut_short_what_the_first_promised(store: KeyStore, capsys: Output) -> None:
-    first = made(capsys, "create", "acme")
-    second = made(capsys, "rotate", id_of(first))
-    assert main(["keys", "rotate", id_of(first)]) == 1
-    assert "--overlap 0s" in capsys.readouterr().err
+def test_a_second_rotation_does_not_cut_short_what_the_first_promised(
+    store: KeyStore, made: Printed, sluice: Sluice
+) -> None:
+    first = made("create", "acme")
+    second = made("rotate", id_of(first))
+    done = sluice("keys", "rotate", id_of(first))
+    assert (done.status, "--overlap 0s" in done.err) == (1, True)
     assert opened(store, first) == opened(store, second)
-    third = made(capsys, "rotate", id_of(first), "--overlap", "0s")
+    third = made("rotate", id_of(first), "--overlap", "0s")
     assert [opened(store, key) is not None for key in (first, second, third)] == [False, False, True]
 
 
-def test_a_key_that_is_not_stored_cannot_be_rotated(store: KeyStore, capsys: Output) -> None:
-    assert main(["keys", "rotate", "\x1b[2Jnone"]) == 1
-    assert "\x1b" not in capsys.readouterr().err
+def test_a_key_that_is_not_stored_cannot_be_rotated(store: KeyStore, sluice: Sluice) -> None:
+    done = sluice("keys", "rotate", "\x1b[2Jnone")
+    assert (done.status, "\x1b" in done.err) == (1, False)
     assert store.records() == []
 
 
 def test_lines_for_a_policy_file_let_in_a_key_that_is_stored_nowhere(
-    store: KeyStore, tmp_path: Path, capsys: Output
+    store: KeyStore, tmp_path: Path, sluice: Sluice
 ) -> None:
-    assert main(["keys", "create", "acme", "--print-policy", "--scopes", "limits", "--expires", "2131-01-31"]) == 0
-    printed = capsys.readouterr()
-    (tmp_path / "acme.yaml").write_text(printed.out)
-    key = printed.err.splitlines()[0]
+    done = sluice("keys", "create", "acme", "--print-policy", "--scopes", "limits", "--expires", "2131-01-31")
+    assert done.status == 0
+    (tmp_path / "acme.yaml").write_text(done.out)
+    key = done.err.splitlines()[0]
     (entry,) = read_policy(tmp_path / "acme.yaml").tenant("acme").keys.values()
     assert (entry.id, entry.scopes, entry.expires) == (id_of(key), ("limits",), datetime(2131, 1, 31, tzinfo=UTC))
     assert entry.hmac is not None
-    assert key not in printed.out
+    assert key not in done.out
     assert store.records() == []
 
 
@@ -156,39 +157,38 @@ def test_lines_for_a_policy_file_let_in_a_key_that_is_stored_nowhere(
     ],
 )
 def test_a_tenant_that_the_policy_does_not_name_is_a_warning(
-    policy: str, said: str, tmp_path: Path, capsys: Output
+    policy: str, said: str, tmp_path: Path, sluice: Sluice
 ) -> None:
     (tmp_path / "policy.yaml").write_text(policy)
-    assert main(["keys", "create", "acmee", "--policy", str(tmp_path / "policy.yaml")]) == 0
-    printed = capsys.readouterr()
-    key = id_of(printed.out.strip())
-    assert said.format(id=key) in printed.err
+    done = sluice("keys", "create", "acmee", "--policy", tmp_path / "policy.yaml")
+    assert done.status == 0
+    assert said.format(id=id_of(done.out.strip())) in done.err
 
 
-def test_a_tenant_that_the_policy_names_is_none(tmp_path: Path, capsys: Output) -> None:
+def test_a_tenant_that_the_policy_names_is_none(tmp_path: Path, sluice: Sluice) -> None:
     (tmp_path / "policy.yaml").write_text("tenants: {acme: }")
-    assert main(["keys", "create", "acme", "--policy", str(tmp_path / "policy.yaml")]) == 0
-    assert "acme" not in capsys.readouterr().err
+    done = sluice("keys", "create", "acme", "--policy", tmp_path / "policy.yaml")
+    assert (done.status, "acme" in done.err) == (0, False)
 
 
-def test_without_a_policy_a_name_near_another_tenants_is_a_warning(capsys: Output) -> None:
+def test_without_a_policy_a_name_near_another_tenants_is_a_warning(sluice: Sluice) -> None:
     for tenant, said in (("acme", False), ("acmee", True), ("globex", False), ("acme", False)):
-        assert main(["keys", "create", tenant]) == 0
-        assert ('acmee has no other key; did you mean "acme"?' in capsys.readouterr().err) is said
+        done = sluice("keys", "create", tenant)
+        assert (done.status, 'acmee has no other key; did you mean "acme"?' in done.err) == (0, said)
 
 
 def test_the_shared_pepper_is_used_where_one_is_set(
-    store: KeyStore, capsys: Output, monkeypatch: pytest.MonkeyPatch
+    store: KeyStore, made: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLUICE_PEPPER", PEPPER)
-    key = made(capsys, "create", "acme")
+    key = made("create", "acme")
     assert not (store.directory / "pepper").exists()
     ring = KeyRing(PEPPER.encode(), store.records())
     assert ring.authenticate(f"Bearer {key}".encode()).tenant == "acme"
 
 
-def test_keys_stored_before_there_were_scopes_have_all_of_them(store: KeyStore, capsys: Output) -> None:
-    key = made(capsys, "create", "acme", "--scopes", "limits")
+def test_keys_stored_before_there_were_scopes_have_all_of_them(store: KeyStore, made: Printed) -> None:
+    key = made("create", "acme", "--scopes", "limits")
     content = json.loads(store.path.read_text())
     for name in ("scopes", "name"):
         del content["keys"][0][name]
@@ -196,12 +196,12 @@ def test_keys_stored_before_there_were_scopes_have_all_of_them(store: KeyStore, 
     assert opened(store, key) == Principal("acme", id_of(key), ("inference", "limits"))
 
 
-def test_a_file_that_somebody_else_wrote_cannot_steer_the_terminal(store: KeyStore, capsys: Output) -> None:
-    made(capsys, "create", "acme")
+def test_a_file_that_somebody_else_wrote_cannot_steer_the_terminal(store: KeyStore, made: Printed) -> None:
+    made("create", "acme")
     content = json.loads(store.path.read_text())
     content["keys"][0] |= {"name": "\x1b]0;x\x07\u202eevil\nsk-sluice-", "tenant": "a\rb"}
     store.path.write_text(json.dumps(content))
-    listed = made(capsys, "list")
+    listed = made("list")
     assert len(listed.splitlines()) == 2
     assert all(character.isprintable() or character == "\n" for character in listed)
 
@@ -227,11 +227,9 @@ def test_a_file_that_somebody_else_wrote_cannot_steer_the_terminal(store: KeySto
         ["list", "--tenant", "a b"],
     ],
 )
-def test_what_is_asked_wrongly_makes_no_key(arguments: list[str], store: KeyStore, capsys: Output) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["keys", *arguments])
-    assert stopped.value.code == 2
-    assert "\x1b" not in capsys.readouterr().err
+def test_what_is_asked_wrongly_makes_no_key(arguments: list[str], store: KeyStore, sluice: Sluice) -> None:
+    done = sluice("keys", *arguments)
+    assert (done.status, "\x1b" in done.err) == (2, False)
     assert store.records() == []
 
 

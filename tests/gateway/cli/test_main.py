@@ -1,5 +1,3 @@
-"""The command: help that is quick and readable, one clear message for an error, and its exit status."""
-
 import errno
 import os
 import subprocess
@@ -16,6 +14,7 @@ from gateway.http.server import ListenError
 from gateway.settings.settings import Settings
 from gateway.telemetry.event_log_file import EventLogError
 from gateway.tenants.key_store import KeyStoreError
+from tests.gateway.cli.conftest import Printed, Sluice
 
 Run = Callable[[Callable[[Settings], int]], None]
 
@@ -28,8 +27,6 @@ def _state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def app(monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Replaces the gateway that `sluice serve` would run."""
-
     def replace(serve: Callable[[Settings], int]) -> None:
         module = ModuleType("gateway.app")
         vars(module)["run_gateway"] = lambda settings, announce: serve(settings)
@@ -50,10 +47,10 @@ def test_serve_runs_the_gateway_with_the_flags(app: Run) -> None:
     assert seen == [8123]
 
 
-def test_a_bad_setting_is_one_message_and_status_2(app: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_setting_is_one_message_and_status_2(app: Run, sluice: Sluice) -> None:
     app(lambda settings: 0)
-    assert main(["serve", "--port", "banana"]) == 2
-    assert "--port (SLUICE_PORT)" in capsys.readouterr().err
+    done = sluice("serve", "--port", "banana")
+    assert (done.status, "--port (SLUICE_PORT)" in done.err) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -68,16 +65,16 @@ def test_a_bad_setting_is_one_message_and_status_2(app: Run, capsys: pytest.Capt
     ],
 )
 def test_what_stops_a_start_is_said_without_a_traceback(
-    app: Run, capsys: pytest.CaptureFixture[str], error: BaseException, status: int, said: str
+    app: Run, sluice: Sluice, error: BaseException, status: int, said: str
 ) -> None:
     def serve(settings: Settings) -> int:
         raise error
 
     app(serve)
-    assert main(["serve"]) == status
-    shown = capsys.readouterr().err
-    assert said in shown
-    assert "Traceback" not in shown
+    done = sluice("serve")
+    assert done.status == status
+    assert said in done.err
+    assert "Traceback" not in done.err
 
 
 def test_an_error_of_ours_keeps_its_traceback(app: Run) -> None:
@@ -98,46 +95,35 @@ def test_a_misspelled_variable_is_warned_of(
     assert "SLUICE_PROT is not a setting and is ignored (did you mean SLUICE_PORT?)" in capfd.readouterr().err
 
 
-def test_a_misspelled_flag_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["serve", "--max-num-seq", "3"])
-    assert stopped.value.code == 2
-    assert "--max-num-seq (did you mean --max-num-seqs?)" in capsys.readouterr().err
+def test_a_misspelled_flag_is_refused_with_the_nearest(sluice: Sluice) -> None:
+    done = sluice("serve", "--max-num-seq", "3")
+    assert (done.status, "--max-num-seq (did you mean --max-num-seqs?)" in done.err) == (2, True)
 
 
-def test_keys_are_made_listed_and_revoked(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["keys", "create", "acme", "--expires-days", "30"]) == 0
-    key = capsys.readouterr().out.strip()
+def test_keys_are_made_listed_and_revoked(printed: Printed) -> None:
+    key = printed("keys", "create", "acme", "--expires-days", "30").strip()
     key_id = key.split("-")[2]
-    assert main(["keys", "list"]) == 0
-    listed = capsys.readouterr().out
+    listed = printed("keys", "list")
     assert key_id in listed
     assert "acme" in listed
     assert key not in listed
-    assert main(["keys", "revoke", key_id]) == 0
-    assert main(["keys", "revoke", key_id]) == 1
+    assert [main(["keys", "revoke", key_id]) for _ in range(2)] == [0, 1]
 
 
 @pytest.mark.parametrize("arguments", [["create", ""], ["create", "a b"], ["create", "acme", "--expires-days", "0"]])
-def test_a_bad_key_request_is_refused(arguments: list[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["keys", *arguments])
-    assert stopped.value.code == 2
+def test_a_bad_key_request_is_refused(sluice: Sluice, arguments: list[str]) -> None:
+    assert sluice("keys", *arguments).status == 2
 
 
-def test_the_version_is_told_in_two_ways(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["version"]) == 0
-    said = capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main(["--version"])
-    assert capsys.readouterr().out == said
+def test_the_version_is_told_in_two_ways(printed: Printed, sluice: Sluice) -> None:
+    said = printed("version")
+    assert sluice("--version").out == said
     assert said.startswith("sluice ")
 
 
 @pytest.mark.parametrize("command", [[], ["keys"], ["policy"]])
-def test_a_command_that_lacks_one_prints_its_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(command) == 0
-    assert capsys.readouterr().out.startswith(f"usage: {' '.join(['sluice', *command])} ")
+def test_a_command_that_lacks_one_prints_its_help(command: list[str], printed: Printed) -> None:
+    assert printed(*command).startswith(f"usage: {' '.join(['sluice', *command])} ")
 
 
 def test_help_does_not_wait_for_torch() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from gateway.cli.main import main
+from tests.gateway.cli.conftest import Printed, Sluice
 
 CONFIG = (
     '{"architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, '
@@ -24,33 +24,28 @@ def model(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def test_it_prints_the_memory_the_roofline_and_what_does_not_fit(
-    model: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["plan", model, "--memory", "80GiB", "--max-num-seqs", "600"]) == 0
-    printed = capsys.readouterr().out
-    lines = {line.split("  ")[0].strip(): line for line in printed.splitlines()}
+def test_it_prints_the_memory_the_roofline_and_what_does_not_fit(model: str, printed: Printed) -> None:
+    out = printed("plan", model, "--memory", "80GiB", "--max-num-seqs", "600")
+    lines = {line.split("  ")[0].strip(): line for line in out.splitlines()}
     assert "14.96 GiB" in lines["weights"] and "131,072 B" in lines["KV"]
-    assert "ridge at 184 tokens a step" in printed
-    assert any(line.split()[:3] == ["256", "12.85", "19,915"] for line in printed.splitlines())
-    assert next(line for line in printed.splitlines() if line.startswith("  600")).endswith("does not fit")
-    assert "warning: KV memory holds 62 sequences of 8,192 tokens, not max_num_seqs 600" in printed
+    assert "ridge at 184 tokens a step" in out
+    assert any(line.split()[:3] == ["256", "12.85", "19,915"] for line in out.splitlines())
+    assert next(line for line in out.splitlines() if line.startswith("  600")).endswith("does not fit")
+    assert "warning: KV memory holds 62 sequences of 8,192 tokens, not max_num_seqs 600" in out
 
 
-def test_keys_and_values_of_8_bits_take_half(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", model, "--memory", "80GiB", "--kv-cache-dtype", "fp8"]) == 0
-    assert "65,536 B" in next(line for line in capsys.readouterr().out.splitlines() if line.startswith("KV"))
+def test_keys_and_values_of_8_bits_take_half(model: str, printed: Printed) -> None:
+    lines = printed("plan", model, "--memory", "80GiB", "--kv-cache-dtype", "fp8").splitlines()
+    assert "65,536 B" in next(line for line in lines if line.startswith("KV"))
 
 
-def test_a_devices_own_figures_take_the_place_of_the_known_ones(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_devices_own_figures_take_the_place_of_the_known_ones(model: str, printed: Printed) -> None:
     flags = ["--bandwidth", "2TB", "--flops", "100T", "--gpu", "a100"]
-    assert main(["plan", model, "--memory", "40GiB", *flags]) == 0
-    assert "2.00 TB/s and 100 TFLOP/s; ridge at 50 tokens" in capsys.readouterr().out
+    assert "2.00 TB/s and 100 TFLOP/s; ridge at 50 tokens" in printed("plan", model, "--memory", "40GiB", *flags)
 
 
-def test_steps_have_a_token_for_each_of_many_sequences(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", model, "--memory", "80GiB", "--max-num-seqs", "4000"]) == 0
-    assert "of 4,000 tokens a step" in capsys.readouterr().out
+def test_steps_have_a_token_for_each_of_many_sequences(model: str, printed: Printed) -> None:
+    assert "of 4,000 tokens a step" in printed("plan", model, "--memory", "80GiB", "--max-num-seqs", "4000")
 
 
 @pytest.mark.parametrize(
@@ -69,51 +64,41 @@ def test_steps_have_a_token_for_each_of_many_sequences(model: str, capsys: pytes
         (["--memory", "80GiB", "--gpu", "abacus"], "invalid choice"),
     ],
 )
-def test_what_is_asked_wrongly_is_said_in_one_line(
-    model: str, flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    try:
-        status = main(["plan", model, *flags])
-    except SystemExit as stop:
-        status = stop.code if isinstance(stop.code, int) else 1
-    assert status == 2
-    assert message in capsys.readouterr().err
+def test_what_is_asked_wrongly_is_said_in_one_line(model: str, flags: list[str], message: str, sluice: Sluice) -> None:
+    done = sluice("plan", model, *flags)
+    assert done.status == 2
+    assert message in done.err
 
 
 @pytest.mark.parametrize("asked", ["auto", "float16"])
-def test_where_the_config_names_no_dtype_it_says_what_it_assumes(
-    asked: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_the_config_names_no_dtype_it_says_what_it_assumes(asked: str, tmp_path: Path, printed: Printed) -> None:
     (tmp_path / "config.json").write_text(CONFIG.replace("torch_dtype", "comment"))
     command = ["plan", str(tmp_path), "--memory", "80GiB", "--dtype", asked]
-    assert main(command) == 0
-    printed = capsys.readouterr().out
+    out = printed(*command)
     note = "config.json names no dtype, and there are no weights to tell: float32 is assumed; --dtype says another\n"
-    assert (note in printed, f"{tmp_path}, {asked}" in printed) == (asked == "auto", asked != "auto")
+    assert (note in out, f"{tmp_path}, {asked}" in out) == (asked == "auto", asked != "auto")
     save_file({"norm.weight": np.zeros(8, np.float16)}, tmp_path / "model.safetensors")
-    assert main(command) == 0
-    printed = capsys.readouterr().out
-    assert ("float16 is assumed, in which the weights are stored" in printed) == (asked == "auto")
-    assert f"{tmp_path}, float16" in printed
+    out = printed(*command)
+    assert ("float16 is assumed, in which the weights are stored" in out) == (asked == "auto")
+    assert f"{tmp_path}, float16" in out
 
 
 def test_of_a_hub_name_only_the_config_is_fetched(
-    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: str, monkeypatch: pytest.MonkeyPatch, printed: Printed
 ) -> None:
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda name, file: f"{model}/{file}")
-    assert main(["plan", "org/name", "--memory", "80GiB"]) == 0
-    assert capsys.readouterr().out.startswith("org/name, bfloat16")
+    assert printed("plan", "org/name", "--memory", "80GiB").startswith("org/name, bfloat16")
 
 
 def test_without_a_network_a_hub_name_is_refused_with_the_remedy(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, sluice: Sluice
 ) -> None:
     def unreachable(name: str, file: str) -> str:
         raise huggingface_hub.errors.LocalEntryNotFoundError(f"cannot reach the hub for {name}")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", unreachable)
-    assert main(["plan", "org/name", "--memory", "80GiB"]) == 1
-    assert "name a local directory" in capsys.readouterr().err
+    done = sluice("plan", "org/name", "--memory", "80GiB")
+    assert (done.status, "name a local directory" in done.err) == (1, True)
 
 
 def test_it_does_not_wait_for_torch(tmp_path: Path) -> None:

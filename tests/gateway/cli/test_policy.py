@@ -1,18 +1,17 @@
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from redis import Redis
 
-from gateway.cli.main import main
 from gateway.tenants.auth import new_key
 from gateway.tenants.key_store import KeyStore
 from quotas.policy.limit import Limit
 from quotas.policy.policy_file import read_policy
 from quotas.reservation import Usage
+from tests.gateway.cli.conftest import Printed, Sluice
 from tests.gateway.spending import spend
 from tests.quotas.policies import EXAMPLES, POLICIES
 
@@ -35,95 +34,82 @@ tenants:
   free:
 """
 
+Explained = Callable[..., tuple[int, list[str]]]
 BAD_RATE = '"100k/mn" is not a rate such as 100k/min or 50M/month'
+
+
+def written(folder: Path, name: str, text: str) -> Path:
+    (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+    return folder / f"{name}.yaml"
 
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    path = tmp_path / "old.yaml"
-    path.write_text(OLD, encoding="utf-8")
-    return path
+    return written(tmp_path, "old", OLD)
 
 
 @pytest.fixture
 def new(tmp_path: Path) -> Path:
-    path = tmp_path / "new.yaml"
-    path.write_text(NEW, encoding="utf-8")
-    return path
+    return written(tmp_path, "new", NEW)
 
 
 @pytest.fixture
 def broken(tmp_path: Path) -> Path:
-    path = tmp_path / "broken.yaml"
-    path.write_text("tenants:\n  acme:\n    limits: {tokens: 100k/mn}\n    wieght: 2\n", encoding="utf-8")
-    return path
+    return written(tmp_path, "broken", "tenants:\n  acme:\n    limits: {tokens: 100k/mn}\n    wieght: 2\n")
 
 
-def sluice(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "gateway.cli.main", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def test_check_says_where_each_mistake_is_and_exits_with_1(broken: Path) -> None:
+def test_check_says_where_each_mistake_is_and_exits_with_1(sluice: Sluice, broken: Path) -> None:
     done = sluice("policy", "check", broken)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.splitlines() == [
+    assert (done.status, done.out) == (1, "")
+    assert done.err.splitlines() == [
         f'{broken}:3:22: tenants.acme.limits.tokens: {BAD_RATE}; did you mean "100k/min"?',
         f'{broken}:4:5: tenants.acme: "wieght" is not a field; did you mean "weight"?',
         "sluice: 2 problems: no policy can be made of this",
     ]
 
 
-def test_check_counts_what_it_found_and_exits_with_0(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["policy", "check", str(POLICIES)]) == 0
+def test_check_counts_what_it_found_and_exits_with_0(printed: Printed) -> None:
     version = read_policy(POLICIES).version
-    assert capsys.readouterr().out == f"valid: 1 file, 3 classes, 0 tenants, 0 keys; version {version}\n"
+    assert printed("policy", "check", POLICIES) == f"valid: 1 file, 3 classes, 0 tenants, 0 keys; version {version}\n"
 
 
-def test_check_takes_several_paths_each_a_policy_of_its_own(broken: Path, old: Path, new: Path) -> None:
+def test_check_takes_several_paths_each_a_policy_of_its_own(sluice: Sluice, broken: Path, old: Path, new: Path) -> None:
     done = sluice("policy", "check", new, broken, old)
-    assert done.returncode == 1
-    assert [line.split(": valid")[0] for line in done.stdout.splitlines()] == [str(new), str(old)]
-    assert all(line.startswith((str(broken), "sluice: 2 problems")) for line in done.stderr.splitlines())
+    assert done.status == 1
+    assert [line.split(": valid")[0] for line in done.out.splitlines()] == [str(new), str(old)]
+    assert all(line.startswith((str(broken), "sluice: 2 problems")) for line in done.err.splitlines())
 
 
-def test_check_lists_stored_keys_whose_tenant_is_not_named(
-    tmp_path: Path, old: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_lists_stored_keys_whose_tenant_is_not_named(tmp_path: Path, old: Path, sluice: Sluice) -> None:
     store = KeyStore(tmp_path / "state")
     for tenant in ("acme", "acmee", "acmee"):
         store.add(new_key(tenant, store.pepper())[1])
-    assert main(["policy", "check", str(old), "--state-dir", str(store.directory)]) == 0
-    (line,) = capsys.readouterr().err.splitlines()
+    done = sluice("policy", "check", old, "--state-dir", store.directory)
+    assert done.status == 0
+    (line,) = done.err.splitlines()
     assert line.startswith("warning: a stored key's tenant is not named: acmee (2 keys, ")
     assert line.endswith('nothing limits it; did you mean "acme"?')
-    assert main(["policy", "check", str(POLICIES), "--state-dir", str(store.directory)]) == 0
-    assert capsys.readouterr().err == "", "a policy that names nobody says the same of all"
+    done = sluice("policy", "check", POLICIES, "--state-dir", store.directory)
+    assert (done.status, done.err) == (0, ""), "a policy that names nobody says the same of all"
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_what_show_prints_is_the_same_policy(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["policy", "show", str(path)]) == 0
-    shown = tmp_path / "shown.yaml"
-    shown.write_text(capsys.readouterr().out, encoding="utf-8")
+def test_what_show_prints_is_the_same_policy(path: Path, tmp_path: Path, printed: Printed) -> None:
+    shown = written(tmp_path, "shown", printed("policy", "show", path))
     assert read_policy(shown) == read_policy(path)
-    assert main(["policy", "diff", str(path), str(shown)]) == 0
+    assert printed("policy", "diff", path, shown)
 
 
-def test_show_of_one_tenant_leaves_the_others_out(
-    old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_show_of_one_tenant_leaves_the_others_out(old: Path, tmp_path: Path, printed: Printed) -> None:
     for name, weight in (("acme", 2), ("stranger", 1)):
-        assert main(["policy", "show", str(old), "--tenant", name]) == 0
-        shown = tmp_path / f"{name}.yaml"
-        shown.write_text(capsys.readouterr().out, encoding="utf-8")
-        tenants = read_policy(shown).tenants
+        tenants = read_policy(written(tmp_path, name, printed("policy", "show", old, "--tenant", name))).tenants
         assert (list(tenants), tenants[name].weight) == ([name], weight)
 
 
-def test_diff_says_what_changes_for_whom(old: Path, new: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["policy", "diff", str(old), str(new)]) == 1
-    lines = capsys.readouterr().out.splitlines()
+def test_diff_says_what_changes_for_whom(old: Path, new: Path, sluice: Sluice) -> None:
+    done = sluice("policy", "diff", old, new)
+    assert done.status == 1
+    lines = done.out.splitlines()
     acme = lines[lines.index("tenant acme") : lines.index("tenant gone (no longer named: the defaults hold)")]
     assert lines[0] == "classes: interactive, standard, batch -> interactive, batch"
     assert "class standard (removed)" in lines
@@ -145,20 +131,17 @@ def test_diff_says_what_changes_for_whom(old: Path, new: Path, capsys: pytest.Ca
     assert "tenant late (now named)" in lines
 
 
-def test_diff_of_a_policy_with_itself_is_nothing(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["policy", "diff", str(old), str(old)]) == 0
-    assert capsys.readouterr().out == "nothing changes\n"
+def test_diff_of_a_policy_with_itself_is_nothing(old: Path, printed: Printed) -> None:
+    assert printed("policy", "diff", old, old) == "nothing changes\n"
 
 
-def test_diff_with_a_broken_policy_exits_with_2(old: Path, broken: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["policy", "diff", str(old), str(broken)]) == 2
-    assert main(["policy", "show", str(broken)]) == 1
-    assert capsys.readouterr().out == ""
+def test_diff_with_a_broken_policy_exits_with_2(old: Path, broken: Path, sluice: Sluice) -> None:
+    assert sluice("policy", "diff", old, broken)[:2] == (2, "")
+    assert sluice("policy", "show", broken)[:2] == (1, "")
 
 
-def test_schema_prints_the_schema(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["policy", "schema"]) == 0
-    assert json.loads(capsys.readouterr().out)["$defs"]["tenant"]
+def test_schema_prints_the_schema(printed: Printed) -> None:
+    assert json.loads(printed("policy", "schema"))["$defs"]["tenant"]
 
 
 @pytest.mark.parametrize(
@@ -169,32 +152,30 @@ def test_schema_prints_the_schema(capsys: pytest.CaptureFixture[str]) -> None:
         (["policy", "show", "x", "--tenant", "a b"], "'a b' is no name of a tenant"),
     ],
 )
-def test_a_command_asked_for_wrongly_exits_with_2(
-    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert caught.value.code == 2
-    assert complaint in capsys.readouterr().err
+def test_a_command_asked_for_wrongly_exits_with_2(arguments: list[str], complaint: str, sluice: Sluice) -> None:
+    done = sluice(*arguments)
+    assert (done.status, complaint in done.err) == (2, True)
 
 
-def test_a_path_that_is_not_there_is_named() -> None:
+def test_a_path_that_is_not_there_is_named(sluice: Sluice) -> None:
     done = sluice("policy", "check", "nowhere.yaml")
-    assert done.returncode == 1
-    assert done.stderr.startswith("nowhere.yaml: cannot be read: No such file or directory\n")
+    assert done.status == 1
+    assert done.err.startswith("nowhere.yaml: cannot be read: No such file or directory\n")
 
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SLUICE_STATE_DIR", str(tmp_path / "state"))
-    path = tmp_path / "asked.yaml"
-    path.write_text(ASKED % ("0" * 64), encoding="utf-8")
-    return path
+    return written(tmp_path, "asked", ASKED % ("0" * 64))
 
 
-def explained(path: Path, *arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
-    status = main(["policy", "explain", str(path), *arguments])
-    return status, capsys.readouterr().out.splitlines()
+@pytest.fixture
+def explained(sluice: Sluice) -> Explained:
+    def explain(path: Path, *arguments: str) -> tuple[int, list[str]]:
+        done = sluice("policy", "explain", path, *arguments)
+        return done.status, done.out.splitlines()
+
+    return explain
 
 
 def charged(policy: Path) -> tuple[Limit, ...]:
@@ -202,11 +183,11 @@ def charged(policy: Path) -> tuple[Limit, ...]:
 
 
 def test_explain_tells_the_class_the_limits_and_what_is_left_of_each(
-    asked: Path, redis_url: str, capsys: pytest.CaptureFixture[str]
+    asked: Path, redis_url: str, explained: Explained
 ) -> None:
     spend(redis_url, "acme", "ab12", Usage(100, 50), charged(asked))
     which = ("--key", "ab12", "--model", "small", "--service-tier", "fast", "--input", "300", "--output", "50")
-    status, lines = explained(asked, *which, "--redis-url", redis_url, capsys=capsys)
+    status, lines = explained(asked, *which, "--redis-url", redis_url)
     assert status == 0
     assert lines[1:3] == [
         "tenant acme, key ab12",
@@ -225,14 +206,12 @@ def test_explain_tells_the_class_the_limits_and_what_is_left_of_each(
     assert lines[-1] == "it would pass"
 
 
-def test_explain_names_every_limit_that_refuses(
-    asked: Path, redis_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_explain_names_every_limit_that_refuses(asked: Path, redis_url: str, explained: Explained) -> None:
     limits = charged(asked)
     for _ in range(3):
         spend(redis_url, "acme", "ab12", Usage(100, 20), limits)
     which = ("--key", "ab12", "--input", "450", "--output", "51", "--redis-url", redis_url)
-    status, lines = explained(asked, *which, capsys=capsys)
+    status, lines = explained(asked, *which)
     assert status == 1
     refusals = [line for line in lines if line.startswith("it would be refused: ")]
     assert [line.split()[4] for line in refusals] == ["requests/h", "tokens/h"]
@@ -240,27 +219,27 @@ def test_explain_names_every_limit_that_refuses(
     assert "asked 501, left 500; it never holds more than 500" in refusals[1]
 
 
-def test_explain_charges_nothing(asked: Path, redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_charges_nothing(asked: Path, redis_url: str, explained: Explained) -> None:
     limits = charged(asked)
     spend(redis_url, "acme", "ab12", Usage(100, 20), limits)
     with Redis.from_url(redis_url) as client:
         before = {key: client.dump(key) for key in client.scan_iter()}
         for _ in range(5):
-            assert explained(asked, "--key", "ab12", "--redis-url", redis_url, capsys=capsys)[0] == 0
+            assert explained(asked, "--key", "ab12", "--redis-url", redis_url)[0] == 0
         assert {key: client.dump(key) for key in client.scan_iter()} == before
 
 
 def test_explain_knows_a_stored_key_and_how_the_policy_narrows_it(
-    asked: Path, redis_url: str, capsys: pytest.CaptureFixture[str]
+    asked: Path, redis_url: str, explained: Explained
 ) -> None:
     store = KeyStore(asked.parent / "state")
     _, late = new_key("acme", store.pepper(), datetime.now(UTC) - timedelta(days=1))
     _, narrow = new_key("free", store.pepper(), scopes=("limits",))
     for record in (late, narrow):
         store.add(record)
-    status, lines = explained(asked, "--key", late.id, "--redis-url", redis_url, capsys=capsys)
+    status, lines = explained(asked, "--key", late.id, "--redis-url", redis_url)
     assert (status, lines[-1].split(" at ")[0]) == (1, "it would be refused: the key expired")
-    status, lines = explained(asked, "--key", narrow.id, capsys=capsys)
+    status, lines = explained(asked, "--key", narrow.id)
     assert (status, lines[1]) == (1, f"tenant free, key {narrow.id}")
     assert lines[-1].endswith("may not be used for inference: its scopes are limits.")
 
@@ -275,33 +254,25 @@ def test_explain_knows_a_stored_key_and_how_the_policy_narrows_it(
     ],
 )
 def test_without_a_store_explain_tells_the_limits_alone(
-    asked: Path, which: tuple[str, ...], reason: str, capsys: pytest.CaptureFixture[str]
+    asked: Path, which: tuple[str, ...], reason: str, explained: Explained, sluice: Sluice
 ) -> None:
-    status, lines = explained(asked, *which, capsys=capsys)
+    status, lines = explained(asked, *which)
     assert (status, lines[-1]) == (1, f"it would be refused: {reason}")
-    status = main(["policy", "explain", str(asked), "--tenant", "acme"])
-    told = capsys.readouterr()
-    assert (status, told.out.splitlines()[-1]) == (2, "nothing in the policy alone refuses it")
+    told = sluice("policy", "explain", asked, "--tenant", "acme")
+    assert (told.status, told.out.splitlines()[-1]) == (2, "nothing in the policy alone refuses it")
     assert told.err.startswith("sluice: what is left cannot be told: no quotas are kept here")
 
 
 @pytest.mark.parametrize("tenant", ["free", "stranger"])
-def test_explain_needs_no_store_where_there_are_no_limits(
-    asked: Path, tenant: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, lines = explained(asked, "--tenant", tenant, "--service-tier", "flex", capsys=capsys)
+def test_explain_needs_no_store_where_there_are_no_limits(asked: Path, tenant: str, explained: Explained) -> None:
+    status, lines = explained(asked, "--tenant", tenant, "--service-tier", "flex")
     assert (status, lines[2:]) == (0, ["class batch (without targets)", "no limits apply", "it would pass"])
     assert ("its defaults hold" in lines[1]) == (tenant == "stranger")
 
 
-def test_explain_of_what_cannot_be_told_exits_with_2(
-    asked: Path, broken: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["policy", "explain", str(asked), "--key", "\x1bnone"]) == 2
-    assert main(["policy", "explain", str(broken), "--tenant", "acme"]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
+def test_explain_of_what_cannot_be_told_exits_with_2(asked: Path, broken: Path, sluice: Sluice) -> None:
+    told = sluice("policy", "explain", asked, "--key", "\x1bnone")
+    assert told[:2] == sluice("policy", "explain", broken, "--tenant", "acme")[:2] == (2, "")
     assert "\x1b" not in told.err
     assert "neither in" in told.err
-    with pytest.raises(SystemExit):
-        main(["policy", "explain", str(asked)])
+    assert sluice("policy", "explain", asked).status == 2

@@ -1,8 +1,7 @@
-"""`sluice usage`: the settled ledger of every tenant, to the token and to the last digit of the price."""
-
 import csv
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from io import StringIO
@@ -10,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.main import main
 from gateway.tenants.usage import Entry, cost, usage_csv, usage_table
 from quotas.embedded.embedded_store import EmbeddedStore
 from quotas.policy.policy import CLASSES, DEFAULTS, Policy, Price
 from quotas.reservation import Usage
+from tests.gateway.cli.conftest import Printed, Sluice
 from tests.gateway.spending import spend
 
-Output = pytest.CaptureFixture[str]
+Rows = Callable[..., list[dict[str, str]]]
 
 POLICY = """
 tenants:
@@ -37,51 +36,43 @@ def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("SLUICE_REDIS_URL", raising=False)
 
 
-def rows(capsys: Output, *arguments: str) -> list[dict[str, str]]:
-    assert main(["usage", "--csv", *arguments]) == 0
-    return list(csv.DictReader(StringIO(capsys.readouterr().out)))
+@pytest.fixture
+def rows(printed: Printed) -> Rows:
+    return lambda *arguments: list(csv.DictReader(StringIO(printed("usage", "--csv", *arguments))))
 
 
-def test_what_was_settled_is_told_by_tenant_with_its_cost(redis_url: str, capsys: Output) -> None:
+def test_what_was_settled_is_told_by_tenant_with_its_cost(redis_url: str, rows: Rows) -> None:
     for key in ("k1", "k2"):
         spend(redis_url, "acme", key, Usage(1_000_000, 100_000, 400_000, 2e9), day=TODAY)
     spend(redis_url, "beta", None, Usage(3, 1), day=TODAY)
     spend(redis_url, "carol", "k3", Usage(7, 8), day=TODAY)
-    acme, beta, carol = rows(capsys, "--redis-url", redis_url, "--from", str(TODAY), "--to", str(TODAY))
-    assert acme == {
-        "day": str(TODAY),
-        "tenant": "acme",
-        "requests": "2",
-        "input_tokens": "2000000",
-        "cached_tokens": "800000",
-        "output_tokens": "200000",
-        "kv_byte_seconds": "4000000000",
-        "cost": "0.98",
-        "currency": "USD",
-    }
+    acme, beta, carol = rows("--redis-url", redis_url, "--from", TODAY, "--to", TODAY)
+    told = "day tenant requests input_tokens cached_tokens output_tokens kv_byte_seconds cost currency"
+    values = (str(TODAY), "acme", "2", "2000000", "800000", "200000", "4000000000", "0.98", "USD")
+    assert acme == dict(zip(told.split(), values, strict=True))
     assert (beta["cost"], beta["currency"]) == ("0.005", "EUR")
     assert (carol["output_tokens"], carol["cost"], carol["currency"]) == ("8", "", "")
 
 
-def test_days_keys_and_tenants_may_be_chosen(redis_url: str, capsys: Output) -> None:
+def test_days_keys_and_tenants_may_be_chosen(redis_url: str, rows: Rows) -> None:
     before = TODAY - timedelta(days=40)
     for number, day in enumerate((before, before + timedelta(days=1), before + timedelta(days=2)), start=1):
         for tenant in ("acme", "beta"):
             spend(redis_url, tenant, "k1", Usage(number, 0), day=day)
     where = ("--redis-url", redis_url, "--from", str(before), "--to", str(before + timedelta(days=1)))
-    found = [(row["tenant"], row["input_tokens"]) for row in rows(capsys, *where)]
+    found = [(row["tenant"], row["input_tokens"]) for row in rows(*where)]
     assert found == [("acme", "1"), ("beta", "1"), ("acme", "2"), ("beta", "2")]
-    keys = [(row["tenant"], row["key"]) for row in rows(capsys, *where, "--tenant", "beta", "--by", "key")]
+    keys = [(row["tenant"], row["key"]) for row in rows(*where, "--tenant", "beta", "--by", "key")]
     assert keys == [("beta", "k1")] * 2
-    assert rows(capsys, "--redis-url", redis_url, "--from", str(TODAY), "--to", str(TODAY)) == []
+    assert rows("--redis-url", redis_url, "--from", TODAY, "--to", TODAY) == []
 
 
-def test_the_table_ends_with_the_sums(redis_url: str, capsys: Output) -> None:
+def test_the_table_ends_with_the_sums(redis_url: str, printed: Printed) -> None:
     spend(redis_url, "acme", "k1", Usage(2_000_000, 0), day=TODAY)
     spend(redis_url, "acme", None, Usage(0, 2), day=TODAY)
     spend(redis_url, "beta", None, Usage(1, 0), day=TODAY)
-    assert main(["usage", "--redis-url", redis_url, "--from", str(TODAY), "--to", str(TODAY), "--by", "key"]) == 0
-    heading, *lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    out = printed("usage", "--redis-url", redis_url, "--from", TODAY, "--to", TODAY, "--by", "key")
+    heading, *lines = [line.split() for line in out.splitlines()]
     assert heading == ["day", "tenant", "key", "requests", "input", "cached", "output", "kv_gib_s", "cost"]
     assert lines == [
         [str(TODAY), "acme", "-", "1", "0", "0", "2", "0.000", "0.000003", "USD"],
@@ -104,32 +95,30 @@ def test_the_embedded_store_is_asked_whether_or_not_a_gateway_runs(tmp_path: Pat
     assert alone.stderr == ""
 
 
-def test_where_no_gateway_has_run_it_says_so_and_makes_nothing(tmp_path: Path, capsys: Output) -> None:
-    assert main(["usage"]) == 1
-    assert f"there is no {tmp_path / 'state' / 'store'}" in capsys.readouterr().err
+def test_where_no_gateway_has_run_it_says_so_and_makes_nothing(tmp_path: Path, sluice: Sluice) -> None:
+    done = sluice("usage")
+    assert (done.status, f"there is no {tmp_path / 'state' / 'store'}" in done.err) == (1, True)
     assert not (tmp_path / "state").exists()
 
 
-def test_a_store_that_cannot_be_reached_is_named(capsys: Output) -> None:
-    assert main(["usage", "--redis-url", "unix:///nowhere.sock"]) == 1
-    assert "the quota store cannot be reached" in capsys.readouterr().err
+def test_a_store_that_cannot_be_reached_is_named(sluice: Sluice) -> None:
+    done = sluice("usage", "--redis-url", "unix:///nowhere.sock")
+    assert (done.status, "the quota store cannot be reached" in done.err) == (1, True)
 
 
 @pytest.mark.parametrize("arguments", [["--from", "yesterday"], ["--tenant", "a b"], ["--by", "day"]])
-def test_what_is_asked_wrongly_exits_with_2(arguments: list[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["usage", *arguments])
-    assert stopped.value.code == 2
+def test_what_is_asked_wrongly_exits_with_2(sluice: Sluice, arguments: list[str]) -> None:
+    assert sluice("usage", *arguments).status == 2
 
 
-def test_a_range_that_ends_before_it_begins_is_refused(capsys: Output) -> None:
-    assert main(["usage", "--from", "2026-02-02", "--to", "2026-02-01"]) == 2
-    assert "--from 2026-02-02 is after --to 2026-02-01" in capsys.readouterr().err
+def test_a_range_that_ends_before_it_begins_is_refused(sluice: Sluice) -> None:
+    done = sluice("usage", "--from", "2026-02-02", "--to", "2026-02-01")
+    assert (done.status, "--from 2026-02-02 is after --to 2026-02-01" in done.err) == (2, True)
 
 
-def test_a_range_of_all_time_asks_no_more_than_what_is_kept(redis_url: str, capsys: Output) -> None:
+def test_a_range_of_all_time_asks_no_more_than_what_is_kept(redis_url: str, rows: Rows) -> None:
     spend(redis_url, "acme")
-    (row,) = rows(capsys, "--redis-url", redis_url, "--from", "0001-01-01", "--to", "2999-12-31", "--tenant", "acme")
+    (row,) = rows("--redis-url", redis_url, "--from", "0001-01-01", "--to", "2999-12-31", "--tenant", "acme")
     assert row["output_tokens"] == "5"
 
 
@@ -144,9 +133,9 @@ def test_no_name_is_a_formula_or_steers_a_terminal(name: str) -> None:
     assert row["tenant"][0] not in "=+-@\uff1d"
 
 
-def test_hostile_keys_in_the_store_are_shown_inert(redis_url: str, capsys: Output) -> None:
+def test_hostile_keys_in_the_store_are_shown_inert(redis_url: str, rows: Rows) -> None:
     spend(redis_url, "a\x1b[2J", "=1+1|\u202e")
-    (row,) = rows(capsys, "--redis-url", redis_url, "--by", "key")
+    (row,) = rows("--redis-url", redis_url, "--by", "key")
     assert (row["tenant"], row["key"]) == (r"a\x1b[2J", r"'=1+1|\u202e")
 
 
