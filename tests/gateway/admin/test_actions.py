@@ -1,5 +1,3 @@
-"""What an admin may change, and that nothing changes which is not on record."""
-
 import asyncio
 from pathlib import Path
 from typing import Any
@@ -42,7 +40,6 @@ class Desk(Site):
         self.drains += 1
 
     def lose_the_log(self) -> None:
-        """From now on nothing can be written there."""
         (self.folder / "audit.log").mkdir()
 
     async def said(self) -> list[tuple[str, str, str]]:
@@ -67,6 +64,11 @@ async def _silence() -> Any:
 async def _nothing(message: Any) -> None: ...
 
 
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
 async def test_a_cancelled_request_ends_with_an_error_that_says_so(tmp_path: Path) -> None:
     desk, ended = Desk(tmp_path), []  # type: ignore[var-annotated]
     task = asyncio.create_task(serve(desk, "r1", ended))
@@ -79,8 +81,7 @@ async def test_a_cancelled_request_ends_with_an_error_that_says_so(tmp_path: Pat
     assert await desk.said() == [("request.cancel", "r1 of acme", "cancelled")]
 
 
-async def test_a_request_that_is_not_there_is_on_record_too(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
+async def test_a_request_that_is_not_there_is_on_record_too(desk: Desk) -> None:
     with pytest.raises(RequestNotFound):
         await desk.actions.cancel("key 1", "x" * 5000)
     ((action, target, result),) = await desk.said()
@@ -101,16 +102,14 @@ async def test_a_request_that_ends_by_itself_meanwhile_was_not_cancelled(tmp_pat
     assert [result for _, _, result in await desk.said()] == ["had ended", "cancelled"]
 
 
-async def test_a_request_whose_error_is_on_its_way_was_not_cancelled(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
+async def test_a_request_whose_error_is_on_its_way_was_not_cancelled(desk: Desk) -> None:
     async with RequestScope({}, _silence, _nothing) as scope:
         desk.telemetry.live.add(a_record(request_id="r1", scope=scope, ended=None, timelines=[]))
     with pytest.raises(RequestNotFound, match="ended by itself"):
         await desk.actions.cancel("key 1", "r1")
 
 
-async def test_a_request_whose_body_still_comes_cannot_be_cancelled_yet(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
+async def test_a_request_whose_body_still_comes_cannot_be_cancelled_yet(desk: Desk) -> None:
     desk.telemetry.live.add(a_record(request_id="r1", scope=None, body_read=None))
     with pytest.raises(BadRequest, match="still being read"):
         await desk.actions.cancel("key 1", "r1")
@@ -131,8 +130,7 @@ async def test_nothing_is_done_that_cannot_be_recorded(tmp_path: Path) -> None:
         await task
 
 
-async def test_a_drain_is_recorded_and_begun(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
+async def test_a_drain_is_recorded_and_begun(desk: Desk) -> None:
     assert await desk.actions.drain("key 1") == {"draining": True}
     assert desk.drains == 1
     assert await desk.said() == [("drain", "gateway", "begun")]
@@ -169,13 +167,11 @@ async def test_an_edit_takes_effect_even_where_it_cannot_be_recorded(
     assert "not in the audit log" in caplog.text
 
 
-async def test_changes_of_keys_are_recorded_by_their_ids(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
+async def test_changes_of_keys_are_recorded_by_their_ids(desk: Desk) -> None:
     await desk.actions.keys_changed(KeyChange(added=("k1", "k2"), removed=("k3",)))
     assert await desk.said() == [("keys.change", "added k1, k2; removed k3", "in force")]
 
 
-async def test_the_built_in_policy_has_nothing_to_reload(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
+async def test_the_built_in_policy_has_nothing_to_reload(desk: Desk) -> None:
     with pytest.raises(BadRequest, match="start with --policy PATH"):
         await desk.actions.reload("key 1")

@@ -1,5 +1,3 @@
-"""Paths and methods of the admin port, as its application answers them."""
-
 from functools import partial
 from typing import Any
 

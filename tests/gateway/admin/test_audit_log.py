@@ -1,5 +1,3 @@
-"""What is written is whole, private, and there for good."""
-
 import asyncio
 from pathlib import Path
 

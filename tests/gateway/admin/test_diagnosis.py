@@ -1,5 +1,3 @@
-"""The gateway's word on itself: two looks, far enough apart, and not more than it takes."""
-
 import asyncio
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""What is remembered, for how long, and of whom."""
-
 import asyncio
 from typing import Any
 
@@ -22,8 +20,6 @@ from tests.gateway.telemetry.test_core_observer import ENGINE
 
 
 class Site:
-    """A core and its history, on one clock."""
-
     def __init__(self) -> None:
         self.clock = Clock()
         self.core = make_core(CoreConfig(), ENGINE)

@@ -1,5 +1,3 @@
-"""API keys made, rotated and revoked by an admin: in force at once, on record first, their secrets told once."""
-
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,3 @@
-"""Finding one request among those that share its name, and what its row says."""
-
 from typing import Any
 
 import pytest

@@ -1,5 +1,3 @@
-"""The queue and the map of KV blocks, read off a real scheduler."""
-
 import pytest
 
 from backend.scheduler.sequence import FinishReason

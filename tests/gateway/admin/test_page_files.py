@@ -1,5 +1,3 @@
-"""What of the page is served, and nothing else."""
-
 from pathlib import Path
 
 from gateway.admin.page_files import DIRECTORY, page_files

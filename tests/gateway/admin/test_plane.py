@@ -1,10 +1,8 @@
 """The admin port of a real gateway: what an admin sees and does, and what everyone else gets."""
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,9 @@ import pytest
 from gateway.admin.endpoint import MAX_BODY_BYTES
 from gateway.settings.machine import ADMIN_CONNECTIONS
 from gateway.tenants.auth import new_key
-from gateway.tenants.key_store import KeyStore
 from tests.gateway.raw_client import RawClient, chat, completion, connected, request
-from tests.gateway.server_process import PATIENCE, ServerProcess, eventually, running_server
+from tests.gateway.server_process import PATIENCE, eventually, in_threads, running_server
+from tests.gateway.tenant_site import TenantSite, tenant_site
 
 POLICY = """
 classes:
@@ -27,7 +25,7 @@ tenants:
   acme: {weight: 3, limits: {tokens: 100k/min, kv_bytes: 512MiB}}
   spent: {limits: {requests: {rate: 1/h, burst: 1}}}
 """
-READS = (
+READS = [
     "overview",
     "tenants",
     "tenants/acme",
@@ -39,41 +37,35 @@ READS = (
     "keys",
     "refusals",
     "audit",
-)
-WRITES = (
-    *("requests/req_1/cancel", "policy/reload", "policy/check", "policy/what-if", "drain"),
-    *("keys", "keys/demo/rotate", "keys/demo/revoke"),
-)
+]
+WRITES = [
+    "requests/req_1/cancel",
+    "policy/reload",
+    "policy/check",
+    "policy/what-if",
+    "drain",
+    "keys",
+    "keys/demo/rotate",
+    "keys/demo/revoke",
+]
 
 
-@dataclass
-class Site:
-    """A gateway that runs two sequences at a time, with a policy and keys."""
-
-    server: ServerProcess
-    policy: Path
-    keys: dict[str, str] = field(default_factory=dict)
-
-    def post(self, tenant: str, path: str = "completions", **body: Any) -> httpx.Response:
-        headers = {"authorization": f"Bearer {self.keys[tenant]}"}
-        url = f"{self.server.url}/v1/{path}"
-        return httpx.post(url, json=completion(**body), headers=headers, timeout=PATIENCE)
+class Site(TenantSite):
+    def complete(self, tenant: str, **body: Any) -> httpx.Response:
+        return self.server.post("/v1/completions", key=self.keys[tenant], **completion(**body))
 
     @contextmanager
     def busy(self, tenant: str, count: int) -> Iterator[list[RawClient]]:
         """With so many long streams of a tenant; they are dropped at the end."""
-        clients = []
-        for _ in range(count):
-            client = RawClient(self.server)
-            body = completion(max_tokens=1900, ignore_eos=True, stream=True)
-            authorization = f"Bearer {self.keys[tenant]}"
-            client.send(request(self.server, body, "/v1/completions", authorization=authorization))
-            clients.append(client)
+        body = completion(max_tokens=1900, ignore_eos=True, stream=True)
+        raw = request(self.server, body, "/v1/completions", **self.authorization(tenant))
         try:
-            yield clients
+            with ExitStack() as held:
+                clients = [held.enter_context(connected(self.server)) for _ in range(count)]
+                for client in clients:
+                    client.send(raw)
+                yield clients
         finally:
-            for client in clients:
-                client.close()
             eventually(lambda: not self.server.admin("requests")["live"])
 
     def live(self) -> list[dict[str, Any]]:
@@ -83,20 +75,8 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    folder = tmp_path_factory.mktemp("admin")
-    policy = folder / "policy.yaml"
-    policy.write_text(POLICY)
-    flags = ("--threads", "1", "--max-num-seqs", "2", "--policy", str(policy))
-    store = KeyStore(folder / "state")
-    keys = {}
-    for tenant in ("acme", "spent"):
-        keys[tenant], record = new_key(tenant, store.pepper())
-        store.add(record)
-    with running_server(folder, *flags) as server:
-        yield Site(server, policy, keys)
-
-
-# who is let in
+    with tenant_site(Site, tmp_path_factory.mktemp("admin"), POLICY, "--max-num-seqs", "2") as site:
+        yield site
 
 
 def test_the_announcement_says_where_it_is_and_where_its_key_is(site: Site) -> None:
@@ -134,12 +114,9 @@ def test_probes_need_no_key(site: Site, path: str) -> None:
     assert (reply.status_code, reply.json()["status"]) == (200, "ok")
 
 
-# what is seen
-
-
 def test_everything_answers_and_says_so_to_browsers_that_are_not_the_page(site: Site) -> None:
     for path in READS:
-        reply = httpx.get(f"{site.server.admin_url}/admin/v1/{path}", headers=site.server.admin_headers)
+        reply = site.server.ask_admin(path)
         assert reply.status_code == 200, reply.text
         assert reply.headers["content-type"] == "application/json"
         assert_hardened(reply)
@@ -167,18 +144,16 @@ def test_a_live_request_is_seen_with_its_state_and_what_waits_with_its_reason(si
 
 
 def test_a_request_that_ended_keeps_its_timeline(site: Site) -> None:
-    reply = site.post("acme", max_tokens=5, ignore_eos=True)
+    reply = site.complete("acme", max_tokens=5, ignore_eos=True)
     shown = site.server.admin(f"requests/{reply.headers['x-request-id']}")
     assert (shown["outcome"], shown["output_tokens"], shown["response_id"]) == ("completed", 5, reply.json()["id"])
-    told = [span["what"] for span in shown["timeline"]]
-    assert told == [
-        *("auth", "body", "reserve", "queue", "prefill", "first token", "decode", "settle", "end"),
-    ]
+    phases = ("auth", "body", "reserve", "queue", "prefill", "first token", "decode", "settle", "end")
+    assert tuple(span["what"] for span in shown["timeline"]) == phases
     assert shown["timeline"][-1]["at"] == pytest.approx(shown["duration"])
 
 
 def test_the_series_counts_what_was_served(site: Site) -> None:
-    site.post("acme", max_tokens=50, ignore_eos=True)
+    site.complete("acme", max_tokens=50, ignore_eos=True)
 
     def counted() -> bool:
         points = site.server.admin("overview")["series"]["points"]
@@ -192,7 +167,7 @@ def test_the_series_counts_what_was_served(site: Site) -> None:
 
 
 def test_a_refusal_is_listed_with_its_limit(site: Site) -> None:
-    while site.post("spent", max_tokens=1).status_code == 200:
+    while site.complete("spent", max_tokens=1).status_code == 200:
         pass
     newest = site.server.admin("refusals")["refusals"][0]
     assert (newest["tenant"], newest["status"], newest["reason"]) == ("spent", 429, "rate")
@@ -202,8 +177,8 @@ def test_a_refusal_is_listed_with_its_limit(site: Site) -> None:
 
 def test_what_a_hostile_client_calls_things_is_data_and_no_more(site: Site) -> None:
     name = "<script>alert(1)</script>" + "x" * 100_000
-    assert site.post("acme", model=name).status_code == 404
-    reply = httpx.get(f"{site.server.admin_url}/admin/v1/refusals", headers=site.server.admin_headers)
+    assert site.complete("acme", model=name).status_code == 404
+    reply = site.server.ask_admin("refusals")
     assert_hardened(reply)
     newest = reply.json()["refusals"][0]
     assert "<script>" in newest["message"] and len(reply.content) < 100_000
@@ -212,7 +187,7 @@ def test_what_a_hostile_client_calls_things_is_data_and_no_more(site: Site) -> N
 
 def test_tenants_are_those_of_the_policy_and_those_with_keys(site: Site) -> None:
     assert {"acme", "spent", "demo"} <= {row["name"] for row in site.server.admin("tenants")["tenants"]}
-    reply = httpx.get(f"{site.server.admin_url}/admin/v1/tenants/nobody", headers=site.server.admin_headers)
+    reply = site.server.ask_admin("tenants/nobody")
     assert (reply.status_code, reply.json()["error"]["code"]) == (404, "tenant_not_found")
 
 
@@ -222,15 +197,12 @@ def test_the_gateway_diagnoses_itself_from_what_it_shows(site: Site) -> None:
 
 
 def test_no_secret_is_in_anything_that_is_read(site: Site) -> None:
-    site.post("acme", prompt="a-planted-secret", max_tokens=1)
-    hashes = [record.digest.hex() for record in KeyStore(site.policy.parent / "state").records()]
+    site.complete("acme", prompt="a-planted-secret", max_tokens=1)
+    hashes = [record.digest.hex() for record in site.store.records()]
     for path in READS:
         text = json.dumps(site.server.admin(path))
         for secret in ("a-planted-secret", *site.keys.values(), site.server.admin_key, *hashes):
             assert secret not in text
-
-
-# what is changed
 
 
 def test_a_cancelled_stream_ends_with_an_error_event(site: Site) -> None:
@@ -248,11 +220,8 @@ def test_a_cancelled_stream_ends_with_an_error_event(site: Site) -> None:
     assert (ended["outcome"], ended["code"]) == ("failed", "cancelled")
     eventually(lambda: site.server.admin("overview")["engine"]["kv_blocks_used"] == 0)
     newest = site.server.admin("audit")["entries"][0]
-    assert (newest["action"], newest["target"], newest["result"]) == (
-        "request.cancel",
-        f"{row['id']} of acme",
-        "cancelled",
-    )
+    told = (newest["action"], newest["target"], newest["result"])
+    assert told == ("request.cancel", f"{row['id']} of acme", "cancelled")
     assert newest["actor"].startswith("key ") and "127.0.0.1" in newest["actor"]
 
 
@@ -260,20 +229,17 @@ def test_a_cancelled_request_that_waits_is_answered_503_and_not_retried(site: Si
     answers: list[httpx.Response] = []
     with site.busy("acme", 2):
         eventually(lambda: [row["state"] for row in site.live()] == ["decoding"] * 2)  # neither waits for a lease
-        waiter = threading.Thread(target=lambda: answers.append(site.post("acme", max_tokens=1500)))
-        waiter.start()
-        waiting: list[dict[str, Any]] = []  # as seen once: it may leave the queue before one looks again
-        eventually(lambda: waiting.extend(site.server.admin("queue")["waiting"]) or bool(waiting))
-        site.server.admin(f"requests/{waiting[0]['id']}/cancel", "POST")
-        waiter.join(PATIENCE)
+        with in_threads(lambda: answers.append(site.complete("acme", max_tokens=1500))):
+            waiting: list[dict[str, Any]] = []  # as seen once: it may leave the queue before one looks again
+            eventually(lambda: waiting.extend(site.server.admin("queue")["waiting"]) or bool(waiting))
+            site.server.admin(f"requests/{waiting[0]['id']}/cancel", "POST")
     assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (503, "cancelled")
     assert answers[0].headers["x-should-retry"] == "false"
 
 
 def test_a_request_that_is_over_cannot_be_cancelled(site: Site) -> None:
-    name = site.post("acme", max_tokens=1).headers["x-request-id"]
-    url = f"{site.server.admin_url}/admin/v1/requests/{name}/cancel"
-    reply = httpx.post(url, headers=site.server.admin_headers)
+    name = site.complete("acme", max_tokens=1).headers["x-request-id"]
+    reply = site.server.ask_admin(f"requests/{name}/cancel", "POST")
     assert (reply.status_code, reply.json()["error"]["code"]) == (404, "request_not_found")
 
 
@@ -293,7 +259,7 @@ def test_an_edit_of_the_policy_is_in_its_history_and_in_the_audit_log(site: Site
 
 
 def test_a_key_that_is_revoked_is_in_the_audit_log(site: Site) -> None:
-    store = KeyStore(site.policy.parent / "state")
+    store = site.store
     _, record = new_key("acme", store.pepper())
 
     def on_record(change: str) -> bool:
@@ -304,9 +270,6 @@ def test_a_key_that_is_revoked_is_in_the_audit_log(site: Site) -> None:
     assert record.id in [key["id"] for key in site.server.admin("tenants/acme")["keys"]]
     store.remove(record.id)
     eventually(lambda: on_record("removed"))
-
-
-# hostile bytes
 
 
 @pytest.mark.parametrize(
@@ -331,20 +294,14 @@ def test_the_page_is_served_to_anyone_and_hardened(site: Site) -> None:
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_a_body_that_is_too_large_is_refused(site: Site, method: str) -> None:
-    reply = httpx.request(
-        method,
-        f"{site.server.admin_url}/admin/v1/policy",
-        headers=site.server.admin_headers,
-        content=b" " * (MAX_BODY_BYTES + 1),
-    )
+    reply = site.server.ask_admin("policy", method, content=b" " * (MAX_BODY_BYTES + 1))
     assert (reply.status_code, reply.json()["error"]["code"]) == (413, "request_too_large")
     assert_hardened(reply)
 
 
 @pytest.mark.parametrize(("method", "path"), [("DELETE", "kv"), ("GET", "drain"), ("POST", "overview"), ("PUT", "x")])
 def test_other_methods_and_paths_are_typed_errors(site: Site, method: str, path: str) -> None:
-    url = f"{site.server.admin_url}/admin/v1/{path}"
-    reply = httpx.request(method, url, headers=site.server.admin_headers)
+    reply = site.server.ask_admin(path, method)
     assert reply.status_code == (404 if path == "x" else 405)
     assert {"message", "type", "param", "code"} <= reply.json()["error"].keys()
     assert_hardened(reply)
@@ -353,24 +310,17 @@ def test_other_methods_and_paths_are_typed_errors(site: Site, method: str, path:
 @pytest.mark.parametrize("name", ["nobody", "%00", "a%0ab", "x" * 3000, "%f0%28%8c%28", "..%2f..%2fetc"])
 def test_names_that_nothing_has_are_404(site: Site, name: str) -> None:
     for path in (f"requests/{name}", f"tenants/{name}"):
-        url = f"{site.server.admin_url}/admin/v1/{path}"
-        assert httpx.get(url, headers=site.server.admin_headers).status_code == 404
+        assert site.server.ask_admin(path).status_code == 404
 
 
 def test_whoever_takes_all_connections_of_the_admin_port_makes_room_and_keeps_nobody_out(site: Site) -> None:
     with ExitStack() as held:
-        clients = [
-            held.enter_context(connected(site.server, port=site.server.admin_port))
-            for _ in range(ADMIN_CONNECTIONS + 1)
-        ]
+        made = (connected(site.server, port=site.server.admin_port) for _ in range(ADMIN_CONNECTIONS + 1))
+        clients = [held.enter_context(client) for client in made]
         assert clients[0].is_closed()
-        assert _answers(site.server)
+        assert httpx.get(f"{site.server.admin_url}/livez").status_code == 200
         assert site.server.admin("overview")
-        assert site.post("acme", max_tokens=1).status_code == 200
-
-
-def _answers(server: ServerProcess) -> bool:
-    return httpx.get(f"{server.admin_url}/livez").status_code == 200
+        assert site.complete("acme", max_tokens=1).status_code == 200
 
 
 def assert_hardened(reply: httpx.Response) -> None:
@@ -379,9 +329,6 @@ def assert_hardened(reply: httpx.Response) -> None:
     assert reply.headers["x-content-type-options"] == "nosniff"
     assert reply.headers["referrer-policy"] == "no-referrer"
     assert reply.headers["cache-control"] == "no-store"
-
-
-# starts and ends
 
 
 def test_a_drain_lets_answers_end_and_the_admin_watch_it(tmp_path: Path) -> None:

@@ -1,5 +1,3 @@
-"""An edit of the policy, looked at before it is in force."""
-
 import json
 from pathlib import Path
 
@@ -72,9 +70,9 @@ KEYS = "tenants:\n  acme:\n    keys:\n      k1: {{hmac: {}, expires: 2030-01-01}
 
 async def test_no_hash_of_a_key_is_in_the_policy_or_in_its_history(tmp_path: Path) -> None:
     path = tmp_path / "p.yaml"
-    _write(path, KEYS.format(ONE))
+    path.write_text(KEYS.format(ONE))
     policies = LivePolicy(path)
-    _write(path, KEYS.format(TWO).replace("2030", "2031"))
+    path.write_text(KEYS.format(TWO).replace("2030", "2031"))
     await policies.reload()
     report = await policy_report(policies)
     text = json.dumps(report)
@@ -85,15 +83,11 @@ async def test_no_hash_of_a_key_is_in_the_policy_or_in_its_history(tmp_path: Pat
 
 async def test_an_edit_that_is_not_valid_is_told_beside_what_holds(tmp_path: Path) -> None:
     path = tmp_path / "p.yaml"
-    _write(path, "tenants: {acme: {weight: 2}}\n")
+    path.write_text("tenants: {acme: {weight: 2}}\n")
     policies = LivePolicy(path)
-    _write(path, "tenants: {acme: {wieght: 2}}\n")
+    path.write_text("tenants: {acme: {wieght: 2}}\n")
     await policies.reload()
     report = await policy_report(policies)
     assert "wieght" in report["problem"]
     assert report["effective"]["tenants"]["acme"]["weight"] == 2
     assert len(report["history"]) == 1
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text)

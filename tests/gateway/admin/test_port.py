@@ -1,5 +1,3 @@
-"""The port and its key: there before anything is served, or a clear error."""
-
 import socket
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,3 @@
-"""Requests as they are remembered for a simulation."""
-
 from admission.request import Asked, AskedPrompt
 from backend.scheduler.sequence import FinishReason
 from gateway.admin import recent_traffic

@@ -1,5 +1,4 @@
-"""Seconds, on a clock that the test sets."""
-
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,6 +7,8 @@ from hypothesis import strategies as st
 
 from gateway.admin.series import NUMBERS, SECONDS, Gauges, RecentSeries, median_and_p99
 from tests.gateway.admin.clock import Clock
+
+Tick = Callable[..., None]
 
 
 @pytest.fixture
@@ -18,6 +19,17 @@ def clock() -> Clock:
 @pytest.fixture
 def series(clock: Clock) -> RecentSeries:
     return RecentSeries(clock)
+
+
+@pytest.fixture
+def tick(series: RecentSeries, clock: Clock) -> Tick:
+    """Sets the clock, and tells the series what is so then."""
+
+    def tick(now: float, gauges: Gauges | None = None) -> None:
+        clock.now = now
+        series.tick(gauges or Gauges())
+
+    return tick
 
 
 def points(series: RecentSeries) -> dict[str, Any]:
@@ -36,116 +48,98 @@ def test_before_anything_happened_every_second_is_unknown(series: RecentSeries) 
     assert shown["waiting"] == {}
 
 
-def test_what_happened_in_a_second_is_told_when_it_is_over(series: RecentSeries, clock: Clock) -> None:
+def test_what_happened_in_a_second_is_told_when_it_is_over(series: RecentSeries, tick: Tick) -> None:
     series.request_ended(False)
     series.request_ended(True)
     series.first_token(0.2)
-    clock.now = 100.9
-    series.tick(Gauges())
+    tick(100.9)
     assert last(series, "requests") is None
-    clock.now = 101.0
-    series.tick(Gauges(running=3, kv_blocks_used=7))
+    tick(101.0, Gauges(running=3, kv_blocks_used=7))
     names = ("requests", "refused", "ttft_p50", "running", "kv_blocks_used")
     assert [last(series, name) for name in names] == [2, 1, 0.2, 3, 7]
-    clock.now = 102.0
-    series.tick(Gauges())
+    tick(102.0)
     assert last(series, "requests") == 0
 
 
 def test_percentiles_are_of_the_last_ten_seconds_so_that_few_requests_tell_them_apart(
-    series: RecentSeries, clock: Clock
+    series: RecentSeries, tick: Tick
 ) -> None:
     shown = []
     for second, seconds in enumerate([0.1, 0.2, 0.3, *[None] * 10]):
         if seconds is not None:
             series.first_token(seconds)
         series.step(0.01, 0.01 * (1 + second), 1)
-        clock.now = 101.0 + second
-        series.tick(Gauges())
+        tick(101.0 + second)
         shown.append((last(series, "ttft_p50"), last(series, "ttft_p99")))
     assert shown[:4] == [(0.1, 0.1), (0.1, 0.2), (0.2, 0.3), (0.2, 0.3)]
     assert shown[9:] == [(0.2, 0.3), (0.2, 0.3), (0.3, 0.3), (None, None)]
     assert (last(series, "gap_p50"), last(series, "gap_p99")) == pytest.approx((0.08, 0.13))
 
 
-def test_who_still_waits_counts_in_the_time_to_first_token(series: RecentSeries, clock: Clock) -> None:
+def test_who_still_waits_counts_in_the_time_to_first_token(series: RecentSeries, tick: Tick) -> None:
     for seconds in (0.1, 0.1, 0.1):
         series.first_token(seconds)
-    clock.now = 101.0
-    series.tick(Gauges(waits=[0.01, 31.0]))
+    tick(101.0, Gauges(waits=[0.01, 31.0]))
     names = ("ttft_p50", "ttft_p99", "oldest_wait")
     assert [last(series, name) for name in names] == [0.1, 31.0, 31.0]  # a newcomer makes nothing look faster
-    clock.now = 120.0
-    series.tick(Gauges(waits=[20.0, 50.0, 21.0]))  # and nobody got a first token
+    tick(120.0, Gauges(waits=[20.0, 50.0, 21.0]))  # and nobody got a first token
     assert [last(series, name) for name in names] == [21.0, 50.0, 50.0]
     assert series.oldest_wait == 50.0
-    clock.now = 121.0
-    series.tick(Gauges())
+    tick(121.0)
     assert [last(series, name) for name in names] == [None, None, 0.0]
 
 
-def test_a_long_stop_leaves_no_samples_of_before(series: RecentSeries, clock: Clock) -> None:
+def test_a_long_stop_leaves_no_samples_of_before(series: RecentSeries, tick: Tick) -> None:
     series.first_token(0.1)
-    clock.now = 101.0
-    series.tick(Gauges())
-    clock.now = 1e6
-    series.tick(Gauges())
+    tick(101.0)
+    tick(1e6)
     assert last(series, "ttft_p50") is None
 
 
-def test_tokens_are_the_growth_of_totals(series: RecentSeries, clock: Clock) -> None:
+def test_tokens_are_the_growth_of_totals(series: RecentSeries, tick: Tick) -> None:
     for second, total in ((101.0, 10), (102.0, 25), (103.0, 25)):
-        clock.now = second
-        series.tick(Gauges(prompt_tokens=total, output_tokens=2 * total))
+        tick(second, Gauges(prompt_tokens=total, output_tokens=2 * total))
     assert points(series)["prompt_tokens"][-3:] == [10, 15, 0]
     assert points(series)["output_tokens"][-3:] == [20, 30, 0]
 
 
-def test_seconds_in_which_nobody_looked_are_unknown(series: RecentSeries, clock: Clock) -> None:
-    clock.now = 101.0
-    series.tick(Gauges())
-    clock.now = 104.5
+def test_seconds_in_which_nobody_looked_are_unknown(series: RecentSeries, tick: Tick) -> None:
+    tick(101.0)
     series.request_ended(False)
-    series.tick(Gauges())
+    tick(104.5)
     assert points(series)["requests"][-4:] == [0, None, None, 1]
 
 
-def test_a_long_stop_leaves_nothing_of_before(series: RecentSeries, clock: Clock) -> None:
-    clock.now = 101.0
-    series.tick(Gauges(running=1))
-    clock.now = 1e6
-    series.tick(Gauges(running=2))
+def test_a_long_stop_leaves_nothing_of_before(series: RecentSeries, tick: Tick) -> None:
+    tick(101.0, Gauges(running=1))
+    tick(1e6, Gauges(running=2))
     assert points(series)["running"] == [None] * (SECONDS - 1) + [2]
 
 
-def test_gaps_count_for_each_sequence_that_had_them(series: RecentSeries, clock: Clock) -> None:
+def test_gaps_count_for_each_sequence_that_had_them(series: RecentSeries, tick: Tick) -> None:
     series.step(0.01, 0.01, 99)
     series.step(0.3, 0.3, 1)
     series.step(0.5, 0.5, 0)
-    clock.now = 101.0
-    series.tick(Gauges())
+    tick(101.0)
     assert (last(series, "gap_p50"), last(series, "gap_p99")) == (0.01, 0.01)
 
 
-def test_load_is_the_share_of_the_last_ten_seconds(series: RecentSeries, clock: Clock) -> None:
+def test_load_is_the_share_of_the_last_ten_seconds(series: RecentSeries, tick: Tick) -> None:
     for second in range(10):
         series.step(0.5 if second < 5 else 0.0, 0.5, 1)
-        clock.now = 101.0 + second
-        series.tick(Gauges())
+        tick(101.0 + second)
     assert series.busy == pytest.approx(0.25)
 
 
-def test_a_device_is_never_busier_than_all_the_time(series: RecentSeries, clock: Clock) -> None:
+def test_a_device_is_never_busier_than_all_the_time(series: RecentSeries, tick: Tick) -> None:
     for second in range(10):
         series.step(1.7, 1.7, 1)
-        clock.now = 101.0 + second
-        series.tick(Gauges())
+        tick(101.0 + second)
     assert series.busy == 1.0
 
 
-def test_every_class_has_a_line_even_if_nothing_ever_waited_in_it(series: RecentSeries, clock: Clock) -> None:
-    clock.now = 101.0
-    series.tick(Gauges(waiting={"batch": 4}))
+def test_every_class_has_a_line_even_if_nothing_ever_waited_in_it(series: RecentSeries, tick: Tick) -> None:
+    tick(101.0, Gauges(waiting={"batch": 4}))
     shown = series.to_json(1.8e9, ["fast", "usual"])["points"]["waiting"]
     assert list(shown) == ["fast", "usual", "batch"]
     assert (shown["fast"][-2:], shown["batch"][-2:]) == ([None, 0], [None, 4])

@@ -1,5 +1,3 @@
-"""What the list of tenants says while requests come and go."""
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any, cast

@@ -1,5 +1,3 @@
-"""Usage and spend by period, as the store's ledgers and the policy's prices have it; and what is left of budgets."""
-
 import csv
 from collections.abc import AsyncIterator
 from datetime import UTC, date, datetime, timedelta

@@ -1,5 +1,3 @@
-"""Reading bodies: turns, limits on unparsed bytes, and what is parsed on which thread."""
-
 import asyncio
 import threading
 from collections.abc import Iterator

@@ -1,5 +1,3 @@
-"""What every endpoint does with an error that nobody foresaw."""
-
 import asyncio
 import json
 import logging
@@ -23,8 +21,6 @@ UNCOUNTED = RefusalLimiter(1, lambda: 0.0)
 
 
 class Unforeseen(Endpoint):
-    """Chokes on what a client sent."""
-
     async def answer(self, call: Call) -> Outcome:
         raise ValueError(f"cannot read {(await call.receive())['body']!r}")
 

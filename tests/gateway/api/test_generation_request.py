@@ -1,5 +1,3 @@
-"""What clients say of how long they will wait."""
-
 from contextlib import suppress
 from math import inf
 

@@ -1,5 +1,3 @@
-"""Answers of undeclared length, over a store on paper."""
-
 import asyncio
 
 from admission.request import EXTEND_MARGIN as MARGIN

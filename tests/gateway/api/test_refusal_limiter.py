@@ -1,5 +1,3 @@
-"""Refused requests are counted against whoever sends them: how many are looked at, and how fast they are answered."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,8 +11,6 @@ BAD, SPENT, STRANGER = BadRequest("no."), RateLimited("wait."), InvalidApiKey("w
 
 
 class Site:
-    """Rates on a clock of their own."""
-
     def __init__(self) -> None:
         self.now = 0.0
         self.rate = RefusalLimiter(RATE, lambda: self.now)
@@ -34,8 +30,12 @@ class Site:
         return True
 
 
-def test_a_key_that_sends_too_many_bad_requests_is_read_again_when_time_has_paid_for_them() -> None:
-    site = Site()
+@pytest.fixture
+def site() -> Site:
+    return Site()
+
+
+def test_a_key_that_sends_too_many_bad_requests_is_read_again_when_time_has_paid_for_them(site: Site) -> None:
     assert [site.bad() for _ in range(BURST + 2)] == [True] * (BURST + 1) + [False]
     with pytest.raises(TooManyRefused, match="of your API key") as refusal:
         site.rate.check("t", "k")
@@ -56,8 +56,7 @@ def test_what_is_looked_at_in_any_time_is_bounded_by_its_rate(arrivals: list[tup
         assert before <= BURST + RATE * site.now + 65
 
 
-def test_no_single_key_of_a_tenant_keeps_the_others_out() -> None:
-    site = Site()
+def test_no_single_key_of_a_tenant_keeps_the_others_out(site: Site) -> None:
     for _ in range(1000):
         site.bad("k")
         site.now += 0.01
@@ -65,8 +64,7 @@ def test_no_single_key_of_a_tenant_keeps_the_others_out() -> None:
     assert site.is_read("other")
 
 
-def test_two_keys_of_a_tenant_that_do_nothing_else_keep_it_out() -> None:
-    site = Site()
+def test_two_keys_of_a_tenant_that_do_nothing_else_keep_it_out(site: Site) -> None:
     for _ in range(1000):
         for key in "abc":
             site.bad(key)
@@ -74,8 +72,7 @@ def test_two_keys_of_a_tenant_that_do_nothing_else_keep_it_out() -> None:
     assert not site.is_read("d")
 
 
-def test_quotas_that_are_spent_and_what_is_our_own_fault_keep_nobody_out() -> None:
-    site = Site()
+def test_quotas_that_are_spent_and_what_is_our_own_fault_keep_nobody_out(site: Site) -> None:
     for _ in range(1000):
         site.rate.count(SPENT, "t", "k", "", 0)
         assert site.rate.count(Overloaded("busy."), "t", "k", "", 0) == 0
@@ -83,8 +80,9 @@ def test_quotas_that_are_spent_and_what_is_our_own_fault_keep_nobody_out() -> No
 
 
 @pytest.mark.parametrize(("error", "tenant", "rate"), [(SPENT, "t", 2 * RATE), (STRANGER, None, RATE)])
-def test_answers_that_refuse_leave_at_their_rate(error: RateLimited, tenant: str | None, rate: float) -> None:
-    site = Site()
+def test_answers_that_refuse_leave_at_their_rate(
+    site: Site, error: RateLimited, tenant: str | None, rate: float
+) -> None:
     waits = [site.rate.count(error, tenant, "k", "10.0.0.1", 0) for _ in range(100_000)]
     burst = round(BURST_SECONDS * rate)
     assert waits[:burst] == [0.0] * burst
@@ -93,8 +91,9 @@ def test_answers_that_refuse_leave_at_their_rate(error: RateLimited, tenant: str
 
 
 @pytest.mark.parametrize(("error", "tenant", "rate"), [(SPENT, "t", 2 * RATE), (STRANGER, None, RATE)])
-def test_a_large_body_holds_back_the_answers_after_its_own(error: RateLimited, tenant: str | None, rate: float) -> None:
-    site = Site()
+def test_a_large_body_holds_back_the_answers_after_its_own(
+    site: Site, error: RateLimited, tenant: str | None, rate: float
+) -> None:
     num_blocks, burst = round(10 * rate), BURST_SECONDS * rate
     waits = [site.rate.count(error, tenant, "k", "10.0.0.1", num_blocks * 65_536) for _ in range(100)]
     assert waits[0] == 0
@@ -103,8 +102,7 @@ def test_a_large_body_holds_back_the_answers_after_its_own(error: RateLimited, t
     assert waits[-1] == pytest.approx(MAX_DELAY)
 
 
-def test_an_address_is_counted_by_itself_and_ipv6_by_its_network() -> None:
-    site = Site()
+def test_an_address_is_counted_by_itself_and_ipv6_by_its_network(site: Site) -> None:
     for number in range(1000):
         site.rate.count(STRANGER, None, None, f"2001:db8::{number:x}", 0)
     assert site.rate.count(STRANGER, None, None, "2001:db8::ffff", 0) > 1
@@ -113,8 +111,7 @@ def test_an_address_is_counted_by_itself_and_ipv6_by_its_network() -> None:
     assert site.is_read()  # whoever shares an address with them
 
 
-def test_a_million_addresses_are_not_remembered() -> None:
-    site = Site()
+def test_a_million_addresses_are_not_remembered(site: Site) -> None:
     for number in range(40_000):
         site.rate.count(STRANGER, None, None, f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", 0)
     assert len(site.rate._addresses._buckets) <= 16_384

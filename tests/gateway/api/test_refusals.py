@@ -1,5 +1,3 @@
-"""A refusal names the limit, what was asked, what is left and when it could work."""
-
 import json
 
 import pytest

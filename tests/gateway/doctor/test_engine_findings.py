@@ -1,5 +1,3 @@
-"""Troubles of the engine are named with their evidence when they are there, and not when they are not."""
-
 from admission.explain import REASONS
 from gateway.doctor.finding import Severity
 from tests.gateway.doctor.snapshots import (

@@ -1,5 +1,3 @@
-"""Checks of files, limits and certificates, good and bad."""
-
 import resource
 import ssl
 import subprocess

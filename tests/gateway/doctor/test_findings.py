@@ -1,5 +1,3 @@
-"""What is found of a gateway that is well, and in what order troubles are named."""
-
 from admission.explain import REASONS
 from gateway.doctor.finding import Severity
 from gateway.doctor.findings import findings, past_findings

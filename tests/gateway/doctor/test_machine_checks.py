@@ -1,5 +1,3 @@
-"""Checks of the machine."""
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-"""Checks of the model and of what is left for it."""
-
 import pytest
 
 from backend.errors import ConfigError

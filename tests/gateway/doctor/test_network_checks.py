@@ -1,5 +1,3 @@
-"""Checks of ports and of the collector."""
-
 from gateway.doctor import network_checks
 from gateway.doctor.check import Verdict
 from gateway.http.connection import bound_socket

@@ -1,5 +1,3 @@
-"""Troubles of the queue are named with their evidence when they are there, and not when they are not."""
-
 import pytest
 
 from admission.explain import REASONS

@@ -1,5 +1,3 @@
-"""What the gateway's own exposition says is read back as it was."""
-
 from math import inf
 
 from hypothesis import given

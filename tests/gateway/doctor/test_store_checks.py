@@ -1,5 +1,3 @@
-"""Checks of the quota store."""
-
 import pytest
 
 from gateway.doctor import store_checks

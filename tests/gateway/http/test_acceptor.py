@@ -11,10 +11,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.gateway.raw_client import RawClient, completion, connected, request
+from tests.gateway.raw_client import RawClient, completion, connected, exchange, request
 from tests.gateway.server_process import PATIENCE, ServerProcess, assert_unharmed, eventually, running_server
 
 CAP = 64
+UPLOAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n{"
 PROBE = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
 MEBIBYTE = 2**20
 
@@ -31,14 +32,10 @@ def _ask_and_stay(client: RawClient) -> None:
     assert client.reply("GET").status in (200, 503)
 
 
-def _upload_without_key(client: RawClient) -> None:
-    client.send(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n{")
-
-
 KEPT: dict[str, Callable[[RawClient], object]] = {
     "silent": lambda client: None,
     "half a header": lambda client: client.send(PROBE[:-9]),
-    "an upload without a key": _upload_without_key,
+    "an upload without a key": lambda client: client.send(UPLOAD),
     "idle after an answer": _ask_and_stay,
 }
 
@@ -53,10 +50,7 @@ def crowd(server: ServerProcess, keep: Callable[[RawClient], object], size: int 
 
 
 def is_served(server: ServerProcess) -> bool:
-    """A tenant on a new connection."""
-    with connected(server) as client:
-        client.send(request(server, completion(), "/v1/completions", connection="close"))
-        return client.reply().status == 200
+    return exchange(server, request(server, completion(), "/v1/completions", connection="close")).status == 200
 
 
 @pytest.mark.parametrize("keep", KEPT.values(), ids=KEPT.keys())
@@ -106,12 +100,9 @@ def test_tenants_are_served_while_connections_come_and_go_by_the_thousand(server
 
 
 def test_a_tenant_that_uploads_on_every_connection_locks_nobody_out(server: ServerProcess) -> None:
-    def upload_slowly(client: RawClient) -> None:
-        client.send(request(server, b"{", "/v1/completions", content_length="1000"))
-
     with ExitStack() as stack:
         for _ in range(2 * CAP):
-            upload_slowly(stack.enter_context(connected(server)))
+            stack.enter_context(connected(server)).send(request(server, b"{", "/v1/completions", content_length="1000"))
         assert is_served(server)
 
 
@@ -127,18 +118,15 @@ SPARE_FILES = 8  # for connections
 FLOOD = 60
 
 
-def open_files(server: ServerProcess) -> list[int]:
-    return [int(number) for number in os.listdir(f"/proc/{server.process.pid}/fd")]  # noqa: PTH208
-
-
 def processor_seconds(server: ServerProcess) -> float:
     fields = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def limit_files(server: ServerProcess, num_spare: int) -> None:
+    highest = max(map(int, os.listdir(f"/proc/{server.process.pid}/fd")))  # noqa: PTH208
     _, hard = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (max(open_files(server)) + 1 + num_spare, hard))
+    resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (highest + 1 + num_spare, hard))
 
 
 def test_a_flood_of_clients_beyond_the_limit_of_files_is_shed(tmp_path: Path) -> None:

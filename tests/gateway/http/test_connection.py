@@ -1,5 +1,3 @@
-"""One connection, byte by byte: however its bytes are cut into pieces, the same request comes out."""
-
 import asyncio
 import json
 import socket

@@ -1,5 +1,3 @@
-"""Which connections are evicted for a new one, and which never are."""
-
 from collections import Counter
 from itertools import count
 
@@ -19,8 +17,6 @@ STRANGER, IDLE, UPLOADING, SERVING = ConnectionState
 
 
 class Crowd:
-    """A table's connections by name, and those that had to go."""
-
     def __init__(self, limit: int, limit_per_peer: int | None = None) -> None:
         self.table = ConnectionTable(limit, limit_per_peer)
         self.entries: dict[str, ConnectionEntry] = {}

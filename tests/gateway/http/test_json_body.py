@@ -1,5 +1,3 @@
-"""Bodies that are counted and read in pieces mean what they mean whole, and none costs more than it may."""
-
 import json
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""The scope of a request: whatever ends it, its code is left once, and nothing of the ending outlives it."""
-
 import asyncio
 from collections import deque
 from collections.abc import Callable

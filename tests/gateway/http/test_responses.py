@@ -1,5 +1,3 @@
-"""What a response takes from the headers of its request."""
-
 import pytest
 from starlette.types import Message
 

@@ -1,5 +1,3 @@
-"""A port that cannot be had is said with its address and the flag to change."""
-
 import errno
 import socket
 from pathlib import Path
@@ -39,7 +37,7 @@ async def test_of_two_processes_that_have_bound_a_port_the_second_to_listen_is_t
         server = HttpServer(Settings(), 8)
         server.config.load()
         server.lifespan = server.config.lifespan_class(server.config)
-        with pytest.raises(ListenError, match=f"127.0.0.1:{_port(first)} is in use"):
+        with pytest.raises(ListenError, match=f"127.0.0.1:{first.getsockname()[1]} is in use"):
             await server.startup([second])
 
 
@@ -50,7 +48,3 @@ def test_a_certificate_that_is_none_is_told_before_anything_is_served(tmp_path: 
     with pytest.raises(ListenError, match=f"--tls-cert-file {cert} and --tls-key-file {key}: .* belong together"):
         check_tls(Settings(tls_cert_file=cert, tls_key_file=key))
     check_tls(Settings())
-
-
-def _port(sock: socket.socket) -> int:
-    return int(sock.getsockname()[1])

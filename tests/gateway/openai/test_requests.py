@@ -1,5 +1,3 @@
-"""Request bodies: what is accepted, what is refused and how it is said; nothing but `ApiError` comes out."""
-
 import json
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +12,7 @@ from backend.sampling_params import SamplingParams
 from gateway.errors import ApiError
 from gateway.http.json_body import JsonBody
 from gateway.openai import requests as openai
-from gateway.openai.requests import MAX_PROMPTS, ChatRequest, CompletionRequest, Limits, TokenizeRequest
+from gateway.openai.requests import MAX_PROMPTS, ChatRequest, CompletionRequest, Limits
 from tests.examples import examples
 
 
@@ -42,10 +40,6 @@ def chat(**fields: Any) -> ChatRequest:
 
 def completion(**fields: Any) -> CompletionRequest:
     return parse_completion_request(orjson.dumps({"model": "m", "prompt": "Hi", **fields}), LIMITS)
-
-
-def tokenize(**fields: Any) -> TokenizeRequest:
-    return parse_tokenize_request(orjson.dumps(fields))
 
 
 def refused(parse: Any, *args: Any, **fields: Any) -> ApiError:
@@ -182,8 +176,9 @@ def test_a_wrong_message_is_refused_by_its_place(message: Any, param: str) -> No
 @pytest.mark.parametrize("role", ["user", "system", "developer"])
 @pytest.mark.parametrize("content", [{}, {"content": None}])
 def test_only_an_answer_may_have_no_content(role: str, content: dict[str, None]) -> None:
-    for parse in (chat, tokenize):
-        refusal = refused(parse, messages=[*HI, {"role": role, **content}])
+    messages = [*HI, {"role": role, **content}]
+    for parse in (chat, lambda **fields: parse_tokenize_request(orjson.dumps(fields))):
+        refusal = refused(parse, messages=messages)
         assert (refusal.param, "is required" in refusal.message) == ("messages[1].content", True)
     assert chat(messages=[*HI, {"role": "assistant", **content}]).messages[1]["content"] == ""
 

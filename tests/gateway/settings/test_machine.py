@@ -1,5 +1,3 @@
-"""Cores: what is scheduled, cut to what the container may use."""
-
 import os
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""OpenTelemetry's own variables are obeyed, or it is said that they are not."""
-
 import pytest
 from opentelemetry.sdk import environment_variables
 

@@ -1,5 +1,3 @@
-"""Secrets that would be guessed are told from those that would not."""
-
 import base64
 import secrets
 

@@ -1,5 +1,3 @@
-"""Settings: defaults, precedence, and contradictions refused with their arithmetic."""
-
 import resource
 from pathlib import Path
 from typing import Any

@@ -14,8 +14,6 @@ STEP = 0.01  # seconds
 
 
 class CoreRun:
-    """Each step takes `STEP` seconds."""
-
     def __init__(self, config: CoreConfig, engine: EngineConfig) -> None:
         self.core = make_core(config, engine)
         self.core_telemetry = CoreTelemetry(self.core)

@@ -50,7 +50,6 @@ class Page:
         return sum(found)
 
     def labels(self, name: str, label: str) -> set[str]:
-        """The values that a label has."""
         return {value for (other, pairs) in self.samples if other == name for key, value in pairs if key == label}
 
     def buckets(self, name: str) -> Iterator[float]:
@@ -96,14 +95,12 @@ class Rig(CoreRun):
         return Page(self.metrics.prometheus_text().decode())
 
     def record(self, *timelines: SequenceTimeline) -> RequestRecord:
-        """A live request with these sequences."""
         tenant = timelines[0].sequence.tenant if timelines else "acme"
         record = a_record(began=self.now, tenant=tenant, timelines=list(timelines), outcome=None, ended=None)
         self.telemetry.live.add(record)
         return record
 
     def tell(self, record: RequestRecord) -> None:
-        """Of a request that has ended."""
         for listener in self.telemetry.on_end:
             listener(record)
 

@@ -25,8 +25,6 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
 class Manner(Enum):
-    """How it answers."""
-
     ACCEPT = auto()
     REFUSE = auto()  # for good: a sender must not try again
     BUSY = auto()  # a sender may try again
@@ -46,7 +44,6 @@ class Receiver:
     closing: threading.Event = field(default_factory=threading.Event)
 
     def endpoint(self, protocol: str) -> str:
-        """`protocol` is "grpc" or "http"."""
         return self.grpc_endpoint if protocol == "grpc" else self.http_endpoint
 
     @property
@@ -101,7 +98,6 @@ def otlp_receiver(manner: Manner = Manner.ACCEPT) -> Iterator[Receiver]:
 
 
 def plain(attributes: Any) -> dict[str, Any]:
-    """Attributes as a dictionary."""
     pairs: list[KeyValue] = list(attributes)
     return {pair.key: _value(pair.value) for pair in pairs}
 
@@ -114,21 +110,18 @@ def _value(value: AnyValue) -> Any:
 
 
 class _Traces(trace_grpc.TraceServiceServicer):
+    answer: type[Message] = trace_pb.ExportTraceServiceResponse
+
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
 
     def Export(self, request: Message, context: grpc.ServicerContext) -> Message:  # noqa: N802
         _take_grpc(self._receiver, request, context)
-        return trace_pb.ExportTraceServiceResponse()
+        return self.answer()
 
 
-class _Metrics(metrics_grpc.MetricsServiceServicer):
-    def __init__(self, receiver: Receiver) -> None:
-        self._receiver = receiver
-
-    def Export(self, request: Message, context: grpc.ServicerContext) -> Message:  # noqa: N802
-        _take_grpc(self._receiver, request, context)
-        return metrics_pb.ExportMetricsServiceResponse()
+class _Metrics(_Traces):
+    answer = metrics_pb.ExportMetricsServiceResponse
 
 
 def _take_grpc(receiver: Receiver, request: Message, context: grpc.ServicerContext) -> None:

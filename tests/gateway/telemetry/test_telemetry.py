@@ -9,7 +9,7 @@ import pytest
 
 from tests.gateway.raw_client import chat, completion, connected, request
 from tests.gateway.server_process import PATIENCE, ServerProcess, running_server
-from tests.gateway.telemetry.otlp_receiver import Receiver, otlp_receiver
+from tests.gateway.telemetry.otlp_receiver import otlp_receiver
 
 SECRET = "planted-7f3a"
 REQUESTS: list[tuple[str, dict[str, Any]]] = [
@@ -49,7 +49,11 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
         with running_server(directory, *flags, f"--otlp-endpoint={receiver.grpc_endpoint}") as server:
             outputs = use(server)
             metrics = server.scrape().text
-        emitted = {"log": server.log.read_text(), "metrics": metrics, "telemetry": exported(receiver)}
+        emitted = {
+            "log": server.log.read_text(),
+            "metrics": metrics,
+            "telemetry": b"".join(r.SerializeToString() for r in receiver.requests).decode("latin-1"),
+        }
     pepper = (directory / "state" / "pepper").read_bytes().hex()
     return Seen(emitted, server.key, server.admin_key, pepper, outputs)
 
@@ -74,10 +78,6 @@ def use(server: ServerProcess) -> list[str]:
     whole = [answer for answer in answers if answer.headers["content-type"] == "application/json"]
     choices = [choice for answer in whole for choice in answer.json().get("choices", [])]
     return [(choice.get("message", {}).get("content") or choice.get("text", ""))[:24] for choice in choices]
-
-
-def exported(receiver: Receiver) -> str:
-    return "".join(request.SerializeToString().decode("latin-1") for request in receiver.requests)
 
 
 @pytest.mark.parametrize("where", ["log", "metrics", "telemetry"])

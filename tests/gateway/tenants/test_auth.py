@@ -1,5 +1,3 @@
-"""API keys: what opens the gateway and what does not, and that no key is kept."""
-
 import hmac
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta

@@ -1,5 +1,3 @@
-"""Which keys open a gateway, from wherever they come, and that a change of them takes effect."""
-
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
@@ -33,6 +31,14 @@ def opened(chosen: Settings, policy: Policy = EMPTY) -> tuple[KeyRing, str | Non
 def policy_with(*keys: KeyPolicy) -> Policy:
     acme = TenantPolicy("acme", "interactive", "standard", keys={key.id: key for key in keys})
     return Policy.of(CLASSES, DEFAULTS, {"acme": acme})
+
+
+def stored(folder: Path) -> tuple[KeyStore, str, KeyRecord]:
+    """A store with a key of acme's."""
+    store = KeyStore(folder)
+    key, record = new_key("acme", store.pepper())
+    store.add(record)
+    return store, key, record
 
 
 def tenant_of(ring: KeyRing, key: str) -> str | None:
@@ -75,9 +81,7 @@ def test_a_public_address_has_no_demo_key_unless_one_is_chosen(tmp_path: Path) -
 
 
 def test_a_public_address_serves_stored_keys_alone(tmp_path: Path) -> None:
-    store = KeyStore(tmp_path)
-    key, record = new_key("acme", store.pepper())
-    store.add(record)
+    _, key, _ = stored(tmp_path)
     ring, demo = opened(settings(tmp_path, host="0.0.0.0"))
     assert demo is None
     assert len(ring) == 1
@@ -85,9 +89,7 @@ def test_a_public_address_serves_stored_keys_alone(tmp_path: Path) -> None:
 
 
 def test_a_demo_key_that_takes_a_stored_id_is_refused(tmp_path: Path) -> None:
-    store = KeyStore(tmp_path)
-    _, record = new_key("acme", store.pepper())
-    store.add(record)
+    _, _, record = stored(tmp_path)
     with pytest.raises(KeyStoreError, match="two API keys have the id"):
         opened(settings(tmp_path, demo_key=f"sk-sluice-{record.id}-0123456789"))
 
@@ -107,9 +109,7 @@ def test_a_key_in_a_policy_file_opens_for_its_tenant(tmp_path: Path) -> None:
 
 
 def test_a_policy_may_end_a_stored_key_earlier(tmp_path: Path) -> None:
-    store = KeyStore(tmp_path)
-    key, record = new_key("acme", store.pepper())
-    store.add(record)
+    _, key, record = stored(tmp_path)
     past = datetime.now(UTC) - timedelta(seconds=1)
     ring, _ = opened(settings(tmp_path), policy_with(KeyPolicy(record.id, expires=past)))
     assert tenant_of(ring, key) is None
@@ -135,15 +135,15 @@ def test_a_key_in_a_policy_file_has_the_scopes_that_it_says(tmp_path: Path) -> N
 
 async def test_keys_come_and_go_while_the_gateway_runs(tmp_path: Path) -> None:
     store = KeyStore(tmp_path)
-    stored_key, stored = new_key("stored", store.pepper())
+    stored_key, in_store = new_key("stored", store.pepper())
     policy_key, in_policy = new_key("acme", store.pepper())
     source = KeySource(settings(tmp_path), EMPTY)
     assert tenant_of(source.ring, stored_key) is tenant_of(source.ring, policy_key) is None
-    store.add(stored)
+    store.add(in_store)
     await source.reload()
     await source.take_policy(policy_with(KeyPolicy(in_policy.id, hmac=in_policy.digest.hex())))
     assert (tenant_of(source.ring, stored_key), tenant_of(source.ring, policy_key)) == ("stored", "acme")
-    store.remove(stored.id)
+    store.remove(in_store.id)
     await source.take_policy(EMPTY)
     assert tenant_of(source.ring, stored_key) is tenant_of(source.ring, policy_key) is None
 
@@ -174,9 +174,7 @@ async def test_whoever_listens_is_told_which_keys_have_changed(tmp_path: Path) -
 
 
 async def test_a_damaged_key_file_changes_nothing(tmp_path: Path) -> None:
-    store = KeyStore(tmp_path)
-    key, record = new_key("acme", store.pepper())
-    store.add(record)
+    store, key, _ = stored(tmp_path)
     source = KeySource(settings(tmp_path), EMPTY)
     store.path.write_text("{")
     await source.reload()
@@ -229,9 +227,7 @@ async def test_a_policy_that_comes_during_a_reload_is_the_one_that_holds(tmp_pat
 
 async def test_a_key_that_is_revoked_before_the_files_are_watched_opens_no_more(tmp_path: Path) -> None:
     """As while the model loads."""
-    store = KeyStore(tmp_path)
-    key, record = new_key("acme", store.pepper())
-    store.add(record)
+    store, key, record = stored(tmp_path)
     revoked = asyncio.Event()
 
     async def tell(_: object) -> None:

@@ -1,5 +1,3 @@
-"""The key store: private files, replaced whole, and errors that say what to do."""
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from gateway.tenants.kv_leases import IDLE, RENEW, KvLeases
 from quotas.errors import StoreFault, StoreUnavailable
 
@@ -49,40 +51,43 @@ class Bench:
     async def nonsense(self, tenant: str, limit: int, wanted: int) -> tuple[int, float]:
         raise StoreFault("nonsense")
 
+    async def lease(self, blocks: int = 64, wanted: int = 8) -> int | None:
+        self.leases.use("acme", blocks * BLOCK, wanted)
+        return await self.after(0)
+
     async def after(self, seconds: float) -> int | None:
         self.now += seconds
         await self.leases.renew_due()
         return self.engine.allowed.get("acme")
 
 
-async def test_a_tenant_without_a_limit_needs_no_lease() -> None:
-    bench = Bench()
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+async def test_a_tenant_without_a_limit_needs_no_lease(bench: Bench) -> None:
     bench.leases.use("acme", None, 10)
     assert await bench.after(1) is None
     assert bench.pool.calls == 0 and not bench.engine.allowed
 
 
-async def test_a_tenant_with_a_limit_holds_nothing_until_it_is_leased() -> None:
-    bench = Bench()
+async def test_a_tenant_with_a_limit_holds_nothing_until_it_is_leased(bench: Bench) -> None:
     bench.leases.use("acme", 64 * BLOCK, 8)
     assert bench.engine.allowed == {"acme": 0}
     assert await bench.after(0) == 10  # and some headroom
 
 
-async def test_a_lease_follows_demand_and_never_exceeds_the_limit() -> None:
-    bench = Bench()
-    bench.leases.use("acme", 64 * BLOCK, 8)
-    await bench.after(0)
+async def test_a_lease_follows_demand_and_never_exceeds_the_limit(bench: Bench) -> None:
+    await bench.lease()
     bench.engine.needs = 40
     assert await bench.after(RENEW) == 50
     bench.engine.needs = 400
     assert await bench.after(RENEW) == 64
 
 
-async def test_what_is_denied_is_asked_for_at_once_and_what_others_hold_a_little_later() -> None:
-    bench = Bench()
-    bench.leases.use("acme", 64 * BLOCK, 8)
-    await bench.after(0)
+async def test_what_is_denied_is_asked_for_at_once_and_what_others_hold_a_little_later(bench: Bench) -> None:
+    await bench.lease()
     bench.engine.needs, bench.engine.denied = 20, True
     assert await bench.after(0.02) == 25
     bench.pool.others, bench.engine.needs, bench.engine.denied = 44 * BLOCK, 30, True
@@ -94,11 +99,9 @@ async def test_what_is_denied_is_asked_for_at_once_and_what_others_hold_a_little
     assert bench.pool.calls == calls + 1
 
 
-async def test_an_outage_leaves_the_lease_until_it_expires() -> None:
-    bench = Bench()
+async def test_an_outage_leaves_the_lease_until_it_expires(bench: Bench) -> None:
     bench.engine.needs = 8
-    bench.leases.use("acme", 64 * BLOCK, 8)
-    await bench.after(0)
+    await bench.lease()
     bench.pool.is_away = True
     assert await bench.after(29) == 10
     assert await bench.after(2) == 0
@@ -106,19 +109,15 @@ async def test_an_outage_leaves_the_lease_until_it_expires() -> None:
     assert await bench.after(RENEW) == 10
 
 
-async def test_an_edited_limit_is_taken_up_with_the_next_request() -> None:
-    bench = Bench()
+async def test_an_edited_limit_is_taken_up_with_the_next_request(bench: Bench) -> None:
     bench.engine.needs = 40
-    bench.leases.use("acme", 64 * BLOCK, 8)
-    await bench.after(0)
-    bench.leases.use("acme", 16 * BLOCK, 8)
-    assert await bench.after(0) == 16
+    await bench.lease()
+    assert await bench.lease(16, 8) == 16
     bench.leases.use("acme", None, 8)
     assert bench.engine.allowed == {"acme": None}
 
 
-async def test_what_is_served_when_a_limit_is_lowered_may_come_to_its_end() -> None:
-    bench = Bench()
+async def test_what_is_served_when_a_limit_is_lowered_may_come_to_its_end(bench: Bench) -> None:
     bench.engine.needs = 40
     bench.leases.use("acme", 64 * BLOCK, 30)
     for blocks in (30, 30, 2):
@@ -131,21 +130,17 @@ async def test_what_is_served_when_a_limit_is_lowered_may_come_to_its_end() -> N
     assert await bench.after(RENEW) == 4
 
 
-async def test_what_is_served_when_a_limit_is_set_may_come_to_its_end() -> None:
-    bench = Bench()
+async def test_what_is_served_when_a_limit_is_set_may_come_to_its_end(bench: Bench) -> None:
     bench.engine.needs = 40
     bench.leases.serve("acme", 30)
     bench.leases.serve("other", 99)
-    bench.leases.use("acme", 4 * BLOCK, 2)
-    assert await bench.after(0) == 30
+    assert await bench.lease(4, 2) == 30
     bench.leases.served("acme", 30)
     assert await bench.after(RENEW) == 4
 
 
-async def test_an_idle_tenant_returns_its_lease_and_is_forgotten() -> None:
-    bench = Bench()
-    bench.leases.use("acme", 64 * BLOCK, 8)
-    await bench.after(0)
+async def test_an_idle_tenant_returns_its_lease_and_is_forgotten(bench: Bench) -> None:
+    await bench.lease()
     assert await bench.after(RENEW) == 0
     await bench.after(IDLE + RENEW)
     calls = bench.pool.calls
@@ -153,8 +148,7 @@ async def test_an_idle_tenant_returns_its_lease_and_is_forgotten() -> None:
     assert bench.pool.calls == calls
 
 
-async def test_a_limit_lifted_while_its_lease_is_renewed_stays_lifted() -> None:
-    bench = Bench()
+async def test_a_limit_lifted_while_its_lease_is_renewed_stays_lifted(bench: Bench) -> None:
     bench.leases.use("acme", 64 * BLOCK, 8)
     looking = asyncio.ensure_future(bench.leases.renew_due())
     await asyncio.sleep(0)
@@ -163,11 +157,9 @@ async def test_a_limit_lifted_while_its_lease_is_renewed_stays_lifted() -> None:
     assert bench.engine.allowed == {"acme": None}
 
 
-async def test_a_store_that_answers_nonsense_is_an_outage_too() -> None:
-    bench = Bench()
+async def test_a_store_that_answers_nonsense_is_an_outage_too(bench: Bench) -> None:
     bench.engine.needs = 8
-    bench.leases.use("acme", 64 * BLOCK, 8)
-    await bench.after(0)
+    await bench.lease()
     lease_kv, bench.pool.lease_kv = bench.pool.lease_kv, bench.nonsense  # type: ignore[method-assign]
     assert await bench.after(RENEW) == 10
     bench.pool.lease_kv = lease_kv  # type: ignore[method-assign]

@@ -1,5 +1,3 @@
-"""An edit over recorded requests: both policies meet the same, within a budget, and what is not simulated is said."""
-
 import pickle
 from itertools import count
 

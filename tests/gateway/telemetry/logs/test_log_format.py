@@ -1,5 +1,3 @@
-"""Log lines: one object or one line for a record, whatever it holds."""
-
 import json
 import logging
 import sys

@@ -1,5 +1,3 @@
-"""The writer of log lines: in order, never in anybody's way, and honest about what it lost."""
-
 import fcntl
 import json
 import logging
@@ -21,8 +19,6 @@ from tests.gateway.server_process import PATIENCE, running_server
 
 @dataclass
 class Pipe:
-    """Its reader reads when told to."""
-
     ends: tuple[int, int] = field(default_factory=os.pipe)
 
     @property

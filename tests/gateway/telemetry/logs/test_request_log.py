@@ -1,5 +1,3 @@
-"""One line for each request, with what an operator asks for first."""
-
 import logging
 from typing import Any
 
@@ -14,7 +12,6 @@ BLOCK_BYTES = 1000
 
 
 def line(caplog: pytest.LogCaptureFixture, **changes: Any) -> tuple[int, dict[str, Any]]:
-    """The level and the fields of the one line."""
     caplog.set_level(logging.DEBUG, "gateway.telemetry.logs.request_log")
     RequestLog(BLOCK_BYTES)(a_record(**changes))
     (record,) = caplog.records

@@ -1,5 +1,3 @@
-"""The metrics of steps, memory and disconnects."""
-
 import pytest
 
 from admission.outcome import Outcome

@@ -1,5 +1,3 @@
-"""The metrics of the process and of the quota store."""
-
 import os
 import resource
 import threading
@@ -17,8 +15,7 @@ from quotas.store.scripts import Script
 from tests.gateway.telemetry.metrics_rig import Rig
 
 
-def test_the_loops_lag_is_the_most_of_late() -> None:
-    rig = Rig()
+def test_the_loops_lag_is_the_most_of_late(rig: Rig) -> None:
     process = rig.metrics.process
     for lag in (0.0, 0.3, 0.001):
         process.tick(lag)
@@ -28,15 +25,13 @@ def test_the_loops_lag_is_the_most_of_late() -> None:
     assert rig.page().value("sluice_loop_lag_seconds") == 0.002
 
 
-def test_counters_that_others_keep_are_zero_until_they_are_bound() -> None:
-    rig = Rig()
+def test_counters_that_others_keep_are_zero_until_they_are_bound(rig: Rig) -> None:
     assert rig.page().value("sluice_spans_dropped_total") == 0
     rig.metrics.process.bind("sluice.spans.dropped", lambda: 7)
     assert rig.page().value("sluice_spans_dropped_total") == 7
 
 
-def test_live_requests_and_the_policy_are_read() -> None:
-    rig = Rig()
+def test_live_requests_and_the_policy_are_read(rig: Rig) -> None:
     rig.record()
     page = rig.page()
     assert page.value("sluice_live_requests") == 1
@@ -47,8 +42,7 @@ def test_live_requests_and_the_policy_are_read() -> None:
     assert page.value("sluice_policy_reload_failures_total") == 1
 
 
-def test_what_the_process_takes_is_what_the_kernel_says() -> None:
-    rig = Rig()
+def test_what_the_process_takes_is_what_the_kernel_says(rig: Rig) -> None:
     before, stop = rig.page(), threading.Event()
     thread = threading.Thread(target=stop.wait)
     with ExitStack() as stack:
@@ -67,8 +61,7 @@ def test_what_the_process_takes_is_what_the_kernel_says() -> None:
     assert peak / 4 < page.value("process_resident_memory_bytes") <= peak * 1.01
 
 
-def test_every_script_is_timed_whether_it_succeeds_or_fails() -> None:
-    rig = Rig()
+def test_every_script_is_timed_whether_it_succeeds_or_fails(rig: Rig) -> None:
     assert rig.page().labels("sluice_store_latency_seconds_count", "script") == set(Script)
     (observed,) = rig.store.on_command
     observed("reserve", 1.0, 1.002, None)
@@ -79,8 +72,7 @@ def test_every_script_is_timed_whether_it_succeeds_or_fails() -> None:
     assert page.value("sluice_store_errors_total", script="settle") == page.value("sluice_store_errors_total") == 1
 
 
-async def test_its_state_is_read() -> None:
-    rig = Rig()
+async def test_its_state_is_read(rig: Rig) -> None:
     page = rig.page()
     assert page.value("sluice_store_connected") == 1
     assert page.value("sluice_store_outages_total") == page.value("sluice_reservations_outstanding") == 0

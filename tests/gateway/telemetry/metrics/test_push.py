@@ -1,7 +1,5 @@
-"""Metrics on their way to a collector that takes them, refuses them, hangs or is away."""
-
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,17 +11,11 @@ from gateway.telemetry.metrics.push import MODEL, MetricPush, metric_exporter, p
 from gateway.telemetry.metrics.registry import Reading
 from gateway.telemetry.otlp import Collector, resource
 from tests.gateway.telemetry.metrics_rig import Page, Rig
-from tests.gateway.telemetry.otlp_receiver import Manner, Receiver, otlp_receiver, plain
+from tests.gateway.telemetry.otlp_receiver import Manner, Receiver, plain
 from tests.gateway.telemetry.records import a_record
 
 CUMULATIVE = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
 PATIENCE = 240.0  # seconds
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with otlp_receiver() as receiver:
-        yield receiver
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -50,8 +42,7 @@ def points(metric: Metric) -> Any:
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-async def test_a_push_carries_what_a_scrape_shows(receiver: Receiver, protocol: str) -> None:
-    rig = Rig()
+async def test_a_push_carries_what_a_scrape_shows(rig: Rig, receiver: Receiver, protocol: str) -> None:
     rig.tell(a_record())
     readings = rig.metrics.registry.collect()  # once: what the kernel says changes meanwhile
     page = Page(exposition(readings, (("model_name", "embedded"),)).decode())
@@ -94,8 +85,7 @@ async def test_the_resource_names_the_process_and_its_model(receiver: Receiver) 
     assert resource["service.instance.id"] and resource[MODEL] == "embedded"
 
 
-async def test_without_a_collector_nothing_is_pushed() -> None:
-    rig = Rig()
+async def test_without_a_collector_nothing_is_pushed(rig: Rig) -> None:
     async with pushing(Settings(otlp_endpoint=None), rig.metrics):
         pass
     assert set(results(rig).values()) == {0}
@@ -133,8 +123,7 @@ async def test_a_refusal_is_counted_and_said_once(
     assert "secret" not in caplog.text
 
 
-async def test_a_collector_that_is_away_costs_neither_the_loop_nor_the_end() -> None:
-    rig = Rig()
+async def test_a_collector_that_is_away_costs_neither_the_loop_nor_the_end(rig: Rig) -> None:
     push = push_of(rig, "http://127.0.0.1:9")
     push.push()
     await asyncio.sleep(0)

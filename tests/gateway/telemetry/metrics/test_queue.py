@@ -1,5 +1,3 @@
-"""What waits, and what was foretold of it."""
-
 import pytest
 
 from admission.core import CoreConfig
@@ -11,8 +9,7 @@ def rig_with_aging(seconds: float) -> Rig:
     return Rig(config=CoreConfig(seconds_per_class=seconds))
 
 
-def test_depth_and_age_are_told_for_every_class() -> None:
-    rig = Rig()
+def test_depth_and_age_are_told_for_every_class(rig: Rig) -> None:
     page = rig.page()
     assert page.labels("sluice_queue_depth", "class") == {"interactive", "standard", "batch"}
     assert page.value("sluice_queue_depth") == page.value("sluice_queue_oldest_age_seconds") == 0
@@ -27,8 +24,7 @@ def test_depth_and_age_are_told_for_every_class() -> None:
     assert rig.page().value("sluice_queue_depth") == rig.page().value("sluice_queue_oldest_age_seconds") == 0
 
 
-def test_the_time_in_the_queue_is_known_at_admission() -> None:
-    rig = Rig()
+def test_the_time_in_the_queue_is_known_at_admission(rig: Rig) -> None:
     rig.arrive("a", level=2)
     rig.now += 0.2
     rig.core.schedule(rig.now)
@@ -60,8 +56,7 @@ def test_promotions_count_those_whose_age_made_up_for_their_class() -> None:
     assert promotions(rig_with_aging(60.0)) == (0, 0)
 
 
-def test_estimates_are_held_against_what_came() -> None:
-    rig = Rig()
+def test_estimates_are_held_against_what_came(rig: Rig) -> None:
     sequence = a_sequence()
     sequence.first_token_estimate, sequence.last_token_estimate = 0.016, 0.076  # came after 0.026 and 0.066
     rig.tell(a_record(timelines=[a_timeline(sequence=sequence), a_timeline()]))

@@ -1,5 +1,3 @@
-"""Counting, and the text format that Prometheus reads."""
-
 import re
 
 from hypothesis import given

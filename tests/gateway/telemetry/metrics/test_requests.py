@@ -1,5 +1,3 @@
-"""Retries, latency targets, and the metrics of requests that have ended."""
-
 from typing import Any
 
 import pytest

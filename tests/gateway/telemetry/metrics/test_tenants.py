@@ -1,5 +1,3 @@
-"""Fairness among tenants, and the metrics of each of them."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,7 +53,6 @@ PER_TENANT = (
 
 
 def serve(rig: Rig, *timelines: SequenceTimeline) -> None:
-    """Run them to their ends, as one request."""
     record = rig.record(*timelines)
     rig.run()
     rig.telemetry.ended(record, Outcome.COMPLETED)

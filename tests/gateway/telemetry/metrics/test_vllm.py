@@ -1,5 +1,3 @@
-"""What dashboards and orchestrators that know vLLM read."""
-
 import pytest
 
 from backend.scheduler.sequence import FinishReason, Sequence

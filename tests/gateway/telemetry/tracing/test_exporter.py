@@ -1,8 +1,6 @@
-"""The exporter against a collector that accepts, refuses, hangs, or is not there."""
-
 import logging
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 from opentelemetry.sdk.resources import Resource
@@ -14,7 +12,7 @@ from gateway.telemetry.tracing.exporter import BATCH, BackgroundExporter, otlp_e
 from gateway.telemetry.tracing.sampler import SamplingReason
 from gateway.telemetry.tracing.spans import spans_of
 from gateway.tenants.effective_policy import KVShape
-from tests.gateway.telemetry.otlp_receiver import Manner, Receiver, otlp_receiver
+from tests.gateway.telemetry.otlp_receiver import Manner, Receiver
 from tests.gateway.telemetry.records import a_record
 
 RESOURCE = Resource({"service.name": "sluice"})
@@ -30,8 +28,6 @@ def own(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 class Held(SpanExporter):
-    """Exports when it is let, as it is told to."""
-
     def __init__(self, result: SpanExportResult | Exception = SpanExportResult.SUCCESS) -> None:
         self.result = result
         self.batches: list[int] = []
@@ -50,12 +46,6 @@ class Held(SpanExporter):
     def shutdown(self) -> None:
         self.is_shut_down = True
         self.let.set()
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with otlp_receiver() as running:
-        yield running
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])

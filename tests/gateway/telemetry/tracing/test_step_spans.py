@@ -16,8 +16,6 @@ from tests.gateway.telemetry.records import BEGAN_NS, a_record, a_sequence, a_ti
 
 
 class Run:
-    """Steps of 10 ms over requests that live."""
-
     def __init__(self, per_second: float = 1000.0) -> None:
         self.live: set[RequestRecord] = set()
         self.sent: list[ReadableSpan] = []

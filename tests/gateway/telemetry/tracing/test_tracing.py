@@ -30,8 +30,6 @@ NOW = 100.5
 
 
 class Sent:
-    """Stands in for the exporter."""
-
     def __init__(self) -> None:
         self.traces: list[list[ReadableSpan]] = []
 
@@ -51,8 +49,12 @@ def settle_ends(spans: list[ReadableSpan]) -> int:
     return settle.end_time - BEGAN_NS
 
 
-def test_a_request_that_is_not_sampled_leaves_nothing() -> None:
-    sent = Sent()
+@pytest.fixture
+def sent() -> Sent:
+    return Sent()
+
+
+def test_a_request_that_is_not_sampled_leaves_nothing(sent: Sent) -> None:
     tracing(sent, ratio=0).request_ended(a_record())
     assert not sent.traces
 
@@ -88,8 +90,7 @@ async def test_a_settlement_that_failed_ends_a_trace_too() -> None:
     assert settle_ends(sent.traces[0]) == pytest.approx(500e6, abs=1e3)
 
 
-def test_what_no_limit_counts_is_settled_at_once() -> None:
-    sent = Sent()
+def test_what_no_limit_counts_is_settled_at_once(sent: Sent) -> None:
     tracing(sent).request_ended(a_record(grant=a_grant()))
     assert settle_ends(sent.traces[0]) == pytest.approx(75e6, abs=1e3)
 
@@ -160,8 +161,7 @@ def test_all_that_a_process_sends_is_of_one_instance() -> None:
     assert us["service.instance.id"] == resource().attributes["service.instance.id"]
 
 
-def test_a_failed_request_is_traced_whatever_the_ratio() -> None:
-    sent = Sent()
+def test_a_failed_request_is_traced_whatever_the_ratio(sent: Sent) -> None:
     tracing(sent, ratio=0).request_ended(a_record(outcome=Outcome.FAILED))
     assert len(sent.traces) == 1
 
