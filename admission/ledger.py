@@ -26,8 +26,8 @@ what is still to come; prepaying none lets it run ahead by as much. The gap of `
 class Tariff(Protocol):
     """A tariff says what the rows of a step cost, before the step has run."""
 
-    def costs(self, scheduled: ScheduledStep, work: StepWork) -> list[float]:
-        """Returns one cost for each sequence of the step."""
+    def costs(self, scheduled: ScheduledStep, seconds: float) -> list[float]:
+        """Returns one cost for each sequence of the step, which is predicted to take so many seconds."""
         ...
 
     def estimate(self, prompt: int, output: float) -> float:
@@ -46,7 +46,7 @@ class TokenTariff:
     prompt: float = 1.0
     output: float = 2.0
 
-    def costs(self, scheduled: ScheduledStep, work: StepWork) -> list[float]:
+    def costs(self, scheduled: ScheduledStep, seconds: float) -> list[float]:
         batch = scheduled.batch
         decodes = batch.num_decodes
         prefills = [self.prompt * length for length in batch.lengths[decodes:]]
@@ -69,20 +69,21 @@ class EngineTimeTariff:
         self._model = model
         self._total = self._parts = 0.0  # running means of a step's time, and of the sum of its marginal parts
 
-    def costs(self, scheduled: ScheduledStep, work: StepWork) -> list[float]:
+    def costs(self, scheduled: ScheduledStep, seconds: float) -> list[float]:
         batch, decodes = scheduled.batch, scheduled.batch.num_decodes
         model = self._model.fitted
         _, _, decode, context, _, _, _ = model.coefficients
         marginal = [decode + context * (start + 1) for start in batch.starts[:decodes]]
-        chunks = zip(batch.starts[decodes:], batch.lengths[decodes:], strict=True)
-        marginal += [model.marginal(prefill_work(start, length)) for start, length in chunks]
-        total, parts = model.seconds(work), plain_sum(marginal)
+        if decodes < len(batch.starts):
+            chunks = zip(batch.starts[decodes:], batch.lengths[decodes:], strict=True)
+            marginal += [model.marginal(prefill_work(start, length)) for start, length in chunks]
+        parts = plain_sum(marginal)
         if parts <= 0:
-            return [total / len(marginal)] * len(marginal)
+            return [seconds / len(marginal)] * len(marginal)
         weight = 0.02 if self._parts else 1.0
-        self._total += weight * (total - self._total)
+        self._total += weight * (seconds - self._total)
         self._parts += weight * (parts - self._parts)
-        return [part * total / parts for part in marginal]
+        return [part * seconds / parts for part in marginal]
 
     def estimate(self, prompt: int, output: float) -> float:
         """Returns the cost with a share of the fixed part of steps; no more than in steps of its own."""
@@ -100,7 +101,8 @@ def work_of(scheduled: ScheduledStep) -> StepWork:
     """Returns the work of a planned step."""
     batch, decodes = scheduled.batch, scheduled.batch.num_decodes
     tokens = context = pairs = 0
-    for start, length in zip(batch.starts[decodes:], batch.lengths[decodes:], strict=True):
+    for row in range(decodes, len(batch.starts)):
+        start, length = batch.starts[row], batch.lengths[row]
         tokens += length
         context += start
         pairs += prefill_pairs(start, length)
@@ -133,12 +135,13 @@ class Ledger:
         """Let a sequence that was admitted prepay; its answer is expected to have `output` tokens."""
         self._ordering.prepay(sequence, self.prepaid(len(sequence.prompt), output))
 
-    def planned(self, scheduled: ScheduledStep) -> StepWork:
-        """Charge a step that was planned; returns its work."""
+    def planned(self, scheduled: ScheduledStep) -> float:
+        """Charge a step that was planned; returns the seconds that it is predicted to take."""
         work = work_of(scheduled)
-        costs = self._tariff.costs(scheduled, work)
+        seconds = self._model.fitted.seconds(work)
+        costs = self._tariff.costs(scheduled, seconds)
         self._open.append(_Charge(scheduled, work, costs, self._ordering.charge(scheduled.sequences, costs)))
-        return work
+        return seconds
 
     def completed(self, elapsed: float) -> None:
         """Correct the charges of the oldest step that was planned, which took this many seconds."""
@@ -146,9 +149,10 @@ class Ledger:
         total = plain_sum(charge.by_tenant.values())
         correction = self._tariff.correction(total, elapsed) / total if total else 0.0
         if correction:
-            self._ordering.correct((tenant, correction * cost) for tenant, cost in charge.by_tenant.items())
+            self._ordering.correct([(tenant, correction * cost) for tenant, cost in charge.by_tenant.items()])
+        factor = 1 + correction
         for sequence, cost in zip(charge.scheduled.sequences, charge.costs, strict=True):
-            sequence.charged += cost * (1 + correction)
+            sequence.charged += cost * factor
         self._model.observe(charge.work, elapsed)
 
     def lost(self) -> None:

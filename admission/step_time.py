@@ -36,9 +36,9 @@ def plain_sum(values: Iterable[float]) -> float:
     return reduce(add, values, 0.0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for each step and each chunk, and that costs a third
 class StepWork:
-    """The work of a step, as counts of tokens."""
+    """The work of a step, as counts of tokens. Nobody changes one."""
 
     prefill_tokens: int = 0
     decode_tokens: int = 0
@@ -114,15 +114,6 @@ class _Evidence:
         self.gram = [[0.0] * NUM_COEFFICIENTS for _ in range(NUM_COEFFICIENTS)]
         self.moment = [0.0] * NUM_COEFFICIENTS
 
-    def add(self, x: Sequence[float], seconds: float, weight: float, keep: float) -> None:
-        """Add one step; the sums so far keep this share of their weight."""
-        for i, xi in enumerate(x):
-            row = self.gram[i]
-            wxi = weight * xi
-            for j, xj in enumerate(x):
-                row[j] = keep * row[j] + wxi * xj
-            self.moment[i] = keep * self.moment[i] + wxi * seconds
-
     def and_newer(self, newer: "_Evidence", keep: float, factor: float) -> "_Evidence":
         """Returns both together: these keep a share of their weight, as if each step had taken `factor` times
         as long.
@@ -132,6 +123,31 @@ class _Evidence:
             row[:] = [keep / factor**2 * old + new for old, new in zip(older, added, strict=True)]
         both.moment = [keep / factor * old + new for old, new in zip(self.moment, newer.moment, strict=True)]
         return both
+
+
+class _NewEvidence(_Evidence):
+    """The evidence of the steps since the last fit.
+
+    The sums of a feature that no step had are 0 and stay so: most steps only decode, and have three of the seven.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: list[int] = []  # the features that some step had
+        self._unseen = list(range(NUM_COEFFICIENTS))
+
+    def add(self, x: Sequence[float], seconds: float, weight: float, keep: float) -> None:
+        """Add one step; the sums so far keep this share of their weight."""
+        if found := [i for i in self._unseen if x[i]]:
+            self._seen += found
+            self._unseen = [i for i in self._unseen if not x[i]]
+        seen, moment = self._seen, self.moment
+        for i in seen:
+            row = self.gram[i]
+            wxi = weight * x[i]
+            for j in seen:
+                row[j] = keep * row[j] + wxi * x[j]
+            moment[i] = keep * moment[i] + wxi * seconds
 
 
 class _ErrorSizes:
@@ -175,7 +191,7 @@ class StepTimeModel:
         self.num_steps = 0
         self._keep = 1 - 1 / memory
         self._scale = _typical_features(prior.knee)
-        self._evidence, self._newer = _Evidence(), _Evidence()  # before and since the last fit
+        self._evidence, self._newer = _Evidence(), _NewEvidence()  # before and since the last fit
         self._steps: list[tuple[StepWork, float]] = []  # since the last fit
         self._sizes = _ErrorSizes(UNMEASURED)
         self._take_prior(prior, prior_weight)
@@ -219,18 +235,18 @@ class StepTimeModel:
             raise ValueError(f"steps must be at least 0, got {steps}")
         return cls(prior, prior_weight=min(steps, 200.0) + 8.0)
 
-    def _features(self, work: StepWork) -> list[float]:
-        tokens = work.prefill_tokens + work.decode_tokens
-        raw = (
-            1,
-            work.prefill_tokens,
-            work.decode_tokens,
-            work.decode_context,
-            work.prefill_context,
-            work.prefill_pairs,
-            max(0, tokens - self.fitted.knee),
+    def _features(self, work: StepWork) -> Coefficients:
+        """Returns what each coefficient is multiplied by, over its scale."""
+        fixed, prefill, decode, decode_context, prefill_context, pairs, beyond = self._scale
+        return (
+            1 / fixed,
+            work.prefill_tokens / prefill,
+            work.decode_tokens / decode,
+            work.decode_context / decode_context,
+            work.prefill_context / prefill_context,
+            work.prefill_pairs / pairs,
+            max(0, work.prefill_tokens + work.decode_tokens - self.fitted.knee) / beyond,
         )
-        return [value / scale for value, scale in zip(raw, self._scale, strict=True)]
 
     def _take_prior(self, prior: StepTime, weight: float) -> None:
         """Take each coefficient of the prior as if `weight` typical steps had shown it."""
@@ -247,7 +263,7 @@ class StepTimeModel:
             fitted, evidence = self._fit(factor)
             self._sizes = _ErrorSizes(_median([abs(error) for error in self._errors(fitted)]))
         self.fitted, self._evidence = fitted, evidence
-        self._newer, self._steps = _Evidence(), []
+        self._newer, self._steps = _NewEvidence(), []
 
     def _fit(self, factor: float) -> tuple[StepTime, _Evidence]:
         """Returns a fit in which each step before the last fit counts as `factor` times as long, and its evidence."""
@@ -293,7 +309,7 @@ def non_negative_least_squares(
     return x
 
 
-def _typical_features(knee: int) -> tuple[float, ...]:
+def _typical_features(knee: int) -> Coefficients:
     """Returns scales that bring all features near 1, for the conditioning of the fit."""
     return (1.0, knee / 2, knee / 16, 64.0 * knee, 4.0 * knee, 256.0 * knee, float(knee))
 
@@ -307,16 +323,15 @@ class Pipeline:
     `typical` is the running mean of what steps were predicted to take, in seconds; 0 before the first.
     """
 
-    def __init__(self, model: StepTimeModel) -> None:
-        self._model = model
+    def __init__(self) -> None:
         self._predicted: deque[float] = deque()
         self._started = 0.0
         self.typical = 0.0
 
-    def planned(self, work: StepWork, now: float) -> None:
+    def planned(self, seconds: float, now: float) -> None:
+        """Add a step that is predicted to take so many seconds."""
         if not self._predicted:
             self._started = now
-        seconds = self._model.fitted.seconds(work)
         self._predicted.append(seconds)
         self.typical += (_FORGET if self.typical else 1.0) * (seconds - self.typical)
 

@@ -45,9 +45,9 @@ def test_no_request_is_expected_to_cost_more_than_in_steps_of_its_own() -> None:
     decodes = Batch(0, 2, [0, 1], [5, 5], [1, 1], [], [0, 1])
     work = StepWork(decode_tokens=2, decode_context=12)
     for _ in range(50):
-        assert sum(tariff.costs(ScheduledStep(decodes), work)) == pytest.approx(0.002)
+        assert sum(tariff.costs(ScheduledStep(decodes), model.fitted.seconds(work))) == pytest.approx(0.002)
     model.fitted = StepTime((0.001, 4e-5, 4e-5, 3e-7, 0.0, 0.0, 0.0))
     assert tariff.estimate(7, 24) <= 0.001 * 25 + 4e-5 * 31 + 3e-7 * 24 * 31
     for _ in range(400):
-        tariff.costs(ScheduledStep(decodes), work)
+        tariff.costs(ScheduledStep(decodes), model.fitted.seconds(work))
     assert 0.012 < tariff.estimate(7, 24) < 0.02, "two decode in each step"
