@@ -5,18 +5,86 @@ A slot is a sequence's row of device state, a block is `block_size` tokens of KV
 
 from collections import Counter
 from collections.abc import Collection, Iterable
+from sys import maxsize
 
 from backend.config import EngineConfig, KVAllocation
 from backend.paged_kv.block_pool import BlockPool, ContiguousPool, PagedPool
-from backend.scheduler.allowances import Allowances, HeldTenants
 from backend.scheduler.batch import Counters
+from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from backend.scheduler.waiting_queue import WaitingQueue
+
+_RUNNING, _PREEMPTED = SequenceStatus.RUNNING, SequenceStatus.PREEMPTED
+"""Looking a member up in an enum takes as long as calling a function three times; steps ask for each of their rows."""
 
 _POOLS: dict[KVAllocation, type[PagedPool] | type[ContiguousPool]] = {
     KVAllocation.PAGED: PagedPool,
     KVAllocation.CONTIGUOUS: ContiguousPool,
 }
+
+
+class Allowances:
+    """Counts the blocks that each tenant holds, and those that it may hold: any number, unless `allow` says otherwise.
+
+    What a tenant may hold is a lease that the gateway renews; planning reads it and never waits for it. Blocks are
+    charged as they are allocated and credited as they are freed. A lease may be cut below what is held: nothing is
+    taken away for that, but nothing more is allocated either until enough has been freed.
+    """
+
+    def __init__(self) -> None:
+        self.held: Counter[str] = Counter()
+        self.requested: dict[str, int] = {}  # by tenants that were denied blocks, all that they would hold
+        self._allowed: dict[str, int] = {}
+
+    def allow(self, tenant: str, blocks: int | None) -> None:
+        """Let the tenant hold this many blocks from now on; None: any number."""
+        if blocks is None:
+            self._allowed.pop(tenant, None)
+        else:
+            self._allowed[tenant] = blocks
+        self.requested.pop(tenant, None)
+
+    def allowed(self, tenant: str) -> int | None:
+        return self._allowed.get(tenant)
+
+    def permits(self, tenant: str, blocks: int) -> bool:
+        """Return True if the tenant may hold `blocks` more."""
+        return not self._allowed or self.permits_in_all(tenant, self.held[tenant] + blocks)
+
+    def permits_in_all(self, tenant: str, blocks: int) -> bool:
+        """Return True if the tenant may come to hold `blocks` altogether; a denial is remembered in `requested`."""
+        if blocks <= self._allowed.get(tenant, maxsize):
+            return True
+        self.requested[tenant] = max(blocks, self.requested.get(tenant, 0))
+        return False
+
+    def charge(self, tenant: str, blocks: int) -> None:
+        self.held[tenant] += blocks
+
+    def credit(self, tenant: str, blocks: int) -> None:
+        self.held[tenant] -= blocks
+        if not self.held[tenant]:
+            del self.held[tenant]
+
+    def check_integrity(self) -> None:
+        assert all(blocks > 0 for blocks in self.held.values()), "a tenant holds less than nothing"
+
+
+class HeldTenants:
+    """The tenants that the queue holds back at a limit of their own; the queue hears of changes alone."""
+
+    def __init__(self, waiting: WaitingQueue) -> None:
+        self.reasons: dict[str, WaitReason] = {}  # by tenant, the limit that was met
+        self._waiting = waiting
+
+    def hold(self, tenant: str, reason: WaitReason) -> None:
+        self.reasons[tenant] = reason
+        self._waiting.hold(tenant, reason)
+
+    def resume(self, tenant: str) -> None:
+        """Let the queue offer the tenant's sequences again, if it was held: something has changed for it."""
+        if self.reasons.pop(tenant, None) is not None:
+            self._waiting.hold(tenant, None)
 
 
 class KVManager:
@@ -98,7 +166,7 @@ class KVManager:
     def admit(self, sequence: Sequence) -> None:
         """Let the sequence run from now on, in a slot of its own and without blocks yet."""
         sequence.slot = self._free_slots.pop()
-        sequence.status = SequenceStatus.RUNNING
+        sequence.status = _RUNNING
         sequence.num_admitted_tokens = sequence.num_tokens
         self.running[sequence.id] = sequence
         self._counters.admissions += 1
@@ -106,7 +174,7 @@ class KVManager:
 
     def preempt(self, sequence: Sequence) -> None:
         """Take the sequence out of the batch; it waits again once its memory is free."""
-        sequence.status = SequenceStatus.PREEMPTED
+        sequence.status = _PREEMPTED
         del self.running[sequence.id]
         self.freeing[sequence.id] = sequence
         self._free_if_idle(sequence)
@@ -122,7 +190,7 @@ class KVManager:
     def free_idle(self, sequences: Iterable[Sequence]) -> None:
         """Free what may be freed now that a step which named these sequences is no longer in flight."""
         for sequence in sequences:
-            if sequence.status is not SequenceStatus.RUNNING:
+            if sequence.status is not _RUNNING:
                 self._free_if_idle(sequence)
 
     def _free_if_idle(self, sequence: Sequence) -> None:
@@ -131,7 +199,7 @@ class KVManager:
             return
         self._free(sequence)
         self._held_tenants.resume(sequence.tenant)
-        if sequence.status is SequenceStatus.PREEMPTED:
+        if sequence.status is _PREEMPTED:
             self._counters.recomputed_tokens += sequence.num_computed_tokens
             sequence.num_computed_tokens = 0
             sequence.status = SequenceStatus.WAITING

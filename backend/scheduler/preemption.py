@@ -47,16 +47,12 @@ class Preemption:
     """Takes running sequences out of the batch, and lets them wait again."""
 
     def __init__(self, config: EngineConfig, kv_manager: KVManager, hooks: SchedulerHooks, counters: Counters) -> None:
-        self.preempted: list[Sequence] = []  # since `begin`
+        self.preempted: list[Sequence] = []  # by the last plan, or by the last lost step: the scheduler empties it
         self.preemptor: Sequence | None = None  # others gave way to it; none of its tenant's since, who may be first
         self._config = config
         self._kv_manager = kv_manager
         self._victims = Victims(hooks, config.max_preemptions)
         self._counters = counters
-
-    def begin(self) -> None:
-        """Begin another event, by which nobody has been preempted yet."""
-        self.preempted = []
 
     def preempt_for_running(self, sequence: Sequence, needed: int, step: int) -> None:
         """Preempt sequences that rank below this one until `needed` blocks are free or on their way back.

@@ -9,10 +9,9 @@ from operator import attrgetter
 
 from backend.config import Batching, EngineConfig, KVAllocation
 from backend.paged_kv.block_pool import BlockPool
-from backend.scheduler.allowances import HeldTenants
 from backend.scheduler.batch import NO_TOKEN, Batch, Counters, StepOutput
 from backend.scheduler.hooks import DefaultHooks, SchedulerHooks
-from backend.scheduler.kv_manager import KVManager
+from backend.scheduler.kv_manager import HeldTenants, KVManager
 from backend.scheduler.preemption import Preemption
 from backend.scheduler.scheduled_step import DeviceResync, NewToken, ScheduledStep, WaitReason, new_sequence
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
@@ -21,6 +20,9 @@ from backend.scheduler.token_budget import PrefillBudget, TokenBudget
 from backend.scheduler.waiting_queue import WaitingQueue
 
 _BY_CLASS = attrgetter("priority_class")
+_RUNNING, _FINISHED = SequenceStatus.RUNNING, SequenceStatus.FINISHED  # see `kv_manager`: looking them up takes time
+_OWN_LIMITS = (WaitReason.TOKENS, WaitReason.ALLOWANCE)
+_LACKS = (WaitReason.SLOTS, WaitReason.MEMORY)
 
 
 class Scheduler:
@@ -47,11 +49,15 @@ class Scheduler:
         self.wait_reason: WaitReason | None = None  # why the last plan left the head of the queue waiting
         self.waiting_head: Sequence | None = None  # which it was
         self._held_tenants = HeldTenants(waiting)
+        self.held_tenants = self._held_tenants.reasons  # those of which nobody is admitted, each with the limit it met
         self.kv_manager = KVManager(config, waiting, self._held_tenants, self.counters)
         self.running: dict[str, Sequence] = self.kv_manager.running  # in the order of admission
         self._limits = TenantLimits(config, self.kv_manager, self.hooks)
         self._preemption = Preemption(config, self.kv_manager, self.hooks, self.counters)
+        self.preempted = self._preemption.preempted  # by the last plan, or by the last lost step
         self.ended: list[Sequence] = []  # by planning, and not taken yet
+        self._is_static = config.batching is Batching.STATIC
+        self._is_contiguous = config.kv_allocation is KVAllocation.CONTIGUOUS
         self._next_step = 0
         self._budget = TokenBudget(config.max_num_batched_tokens)
         self._resync = DeviceResync()
@@ -68,7 +74,7 @@ class Scheduler:
     def finish(self, sequence: Sequence, reason: FinishReason, now: float = 0.0) -> None:
         """End a sequence in any state; once it has ended, nothing happens. No token of it comes out after this."""
         self.kv_manager.now = now
-        if sequence.status is SequenceStatus.FINISHED:
+        if sequence.status is _FINISHED:
             return
         if sequence.status is SequenceStatus.WAITING:
             self.waiting.remove(sequence)
@@ -93,16 +99,6 @@ class Scheduler:
         """Return the sequences that were ended since the last call, because nothing else could free memory for them."""
         ended, self.ended = self.ended, []
         return ended
-
-    @property
-    def preempted(self) -> list[Sequence]:
-        """The sequences preempted by the last plan, or by the last lost step."""
-        return self._preemption.preempted
-
-    @property
-    def held_tenants(self) -> dict[str, WaitReason]:
-        """The tenants of which nobody is admitted at present, each with the limit of its own that was met."""
-        return self._held_tenants.reasons
 
     @property
     def pool(self) -> BlockPool:
@@ -143,7 +139,7 @@ class Scheduler:
             return None
         self.kv_manager.now = now
         self.wait_reason, self.waiting_head = None, None
-        self._preemption.begin()
+        self.preempted.clear()
         while not (scheduled := self._plan_step()).sequences:
             assert not scheduled.admitted, "a sequence was admitted to a step that does not take place"
             if self._preemption.yield_to_oldest(scheduled):
@@ -193,7 +189,7 @@ class Scheduler:
                 if start < sequence.num_tokens < sequence.most_tokens:
                     scheduled.paused[sequence] = WaitReason.TOKENS
                 continue  # nothing to compute until its last token is known, or it may have another
-            if sequence.status is not SequenceStatus.RUNNING:
+            if sequence.status is not _RUNNING:
                 continue  # preempted for one before it
             if start == len(sequence.block_table) * block_size and not self._grow(sequence, 1, scheduled):
                 continue
@@ -225,7 +221,7 @@ class Scheduler:
         for sequence in prefilling:
             if sequence.priority_class:
                 self._admit_waiting(scheduled, budget, sequence.priority_class)
-            if sequence.status is SequenceStatus.RUNNING and (length := self._chunk(sequence, budget)):
+            if sequence.status is _RUNNING and (length := self._chunk(sequence, budget)):
                 self._prefill(sequence, length, scheduled, budget)
         self._admit_waiting(scheduled, budget, None)
 
@@ -248,17 +244,17 @@ class Scheduler:
         A head that does not fit stops admission: if others overtook it while they fit, a large one would starve. Only a
         limit of its own tenant lets it be overtaken, since it would delay other tenants for a matter of its own.
         """
-        closed = self.config.batching is Batching.STATIC and bool(self.running or self.in_flight)
+        closed = self._is_static and bool(self.running or self.in_flight)
         while (sequence := self._head()) is not None:
             if above is not None and sequence.priority_class >= above:
                 break
             length = self._chunk(sequence, budget)
             self.wait_reason = self._why_wait(sequence, length, closed, scheduled)
-            if self.wait_reason in (WaitReason.TOKENS, WaitReason.ALLOWANCE):
+            if self.wait_reason in _OWN_LIMITS:
                 self._held_tenants.hold(sequence.tenant, self.wait_reason)
                 self.wait_reason = None
                 continue
-            if self.wait_reason in (WaitReason.SLOTS, WaitReason.MEMORY):
+            if self.wait_reason in _LACKS:
                 self._preemption.preempt_for_head(sequence, scheduled)
             if self.wait_reason is not None:
                 self.waiting_head = sequence
@@ -277,13 +273,21 @@ class Scheduler:
 
     def _why_wait(self, sequence: Sequence, length: int, closed: bool, scheduled: ScheduledStep) -> WaitReason | None:
         """Return what keeps the head of the queue, whose first chunk has `length` tokens, from joining this step."""
-        if (limit := self._limits.reached(sequence, scheduled)) is not None:
-            return limit
+        if sequence.num_tokens >= sequence.token_limit:
+            return WaitReason.TOKENS
+        has_allowance = self.kv_manager.allowances.allowed(sequence.tenant) is not None
+        if has_allowance and not self._limits.allows(sequence, scheduled):
+            return WaitReason.ALLOWANCE
+        return self._why_no_room(sequence, length, closed, scheduled)
+
+    def _why_no_room(
+        self, sequence: Sequence, length: int, closed: bool, scheduled: ScheduledStep
+    ) -> WaitReason | None:
         if closed:
             return WaitReason.BATCH
         if self.kv_manager.freeing:
             return WaitReason.RELEASE
-        if length == 0 and (self.config.batching is Batching.CONTINUOUS or not scheduled.sequences):
+        if length == 0 and (not self._is_static or not scheduled.sequences):
             return WaitReason.BUDGET
         if not self.kv_manager.has_free_slot:
             return WaitReason.SLOTS
@@ -294,7 +298,7 @@ class Scheduler:
         watermark = self.kv_manager.watermark_blocks(sequence, self.running.values())
         if not self.kv_manager.can_allocate(sequence, watermark):
             return False
-        if not self.running or self.config.kv_allocation is KVAllocation.CONTIGUOUS:
+        if not self.running or self._is_contiguous:
             return True
         return self.hooks.admits(sequence, self._preemption.not_giving_way_to(sequence), self.pool.num_free)
 
@@ -331,7 +335,7 @@ class Scheduler:
         have been lost for too long.
         """
         self.kv_manager.now = now
-        self._preemption.begin()
+        self.preempted.clear()
         self.counters.lost_steps += 1
         failed = self.in_flight[0]
         while self.in_flight:
@@ -356,8 +360,11 @@ class Scheduler:
         for sequence in scheduled.sequences:
             sequence.in_flight -= 1
         new_tokens: list[NewToken] = []
-        for sequence, token_id in zip(scheduled.sampled, output.token_ids, strict=True):
-            if sequence.status is SequenceStatus.FINISHED:
+        sampled, token_ids = scheduled.sampled, output.token_ids
+        assert len(sampled) == len(token_ids)
+        for row, token_id in enumerate(token_ids):
+            sequence = sampled[row]
+            if sequence.status is _FINISHED:
                 self.counters.late_tokens += 1
                 continue
             if token_id == NO_TOKEN:  # whoever runs the engine ends it, with a word to its client
@@ -369,8 +376,9 @@ class Scheduler:
             if token_id in sequence.end_tokens or len(generated) >= sequence.max_tokens:
                 reason = self._end_of(sequence, token_id)
             new_tokens.append((sequence, token_id, reason))
-        self.counters.prompt_tokens += sum(tokens for _, tokens in scheduled.billed)
-        self.counters.generation_tokens += len(new_tokens) - output.token_ids.count(NO_TOKEN)
+        if scheduled.billed:
+            self.counters.prompt_tokens += sum(tokens for _, tokens in scheduled.billed)
+        self.counters.generation_tokens += len(new_tokens) - token_ids.count(NO_TOKEN)
         self.kv_manager.free_idle(scheduled.sequences)
         return new_tokens
 

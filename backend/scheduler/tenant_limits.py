@@ -5,7 +5,7 @@ from operator import attrgetter
 from backend.config import EngineConfig
 from backend.scheduler.hooks import SchedulerHooks
 from backend.scheduler.kv_manager import KVManager
-from backend.scheduler.scheduled_step import ScheduledStep, WaitReason
+from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence
 
 YOUNGEST = attrgetter("priority_class", "arrival", "id")
@@ -24,29 +24,23 @@ class TenantLimits:
         self._kv_manager = kv_manager
         self._hooks = hooks
 
-    def reached(self, sequence: Sequence, scheduled: ScheduledStep) -> WaitReason | None:
-        """Return the limit that keeps a waiting sequence from joining a step; None: no limit does."""
-        if sequence.num_tokens >= sequence.token_limit:
-            return WaitReason.TOKENS
-        return None if self._is_allowed(sequence, scheduled) else WaitReason.ALLOWANCE
-
-    def demand(self, tenant: str) -> int:
-        """Return the blocks that the tenant would hold if it might: those denied, and those its sequences may need."""
-        allowances = self._kv_manager.allowances
-        own = self._kv_manager.running_of(tenant)
-        return max(allowances.held[tenant], allowances.requested.get(tenant, 0), self._peak(own) if own else 0)
-
-    def _is_allowed(self, sequence: Sequence, scheduled: ScheduledStep) -> bool:
-        """Return True if the tenant may hold the blocks to start with, and those that all it runs may still need."""
+    def allows(self, sequence: Sequence, scheduled: ScheduledStep) -> bool:
+        """Return True if a waiting sequence may join a step: its tenant, who has an allowance, may hold the blocks to
+        start with, and those that all it runs may still need.
+        """
         tenant, allowances = sequence.tenant, self._kv_manager.allowances
-        if allowances.allowed(tenant) is None:
-            return True
         own = self._kv_manager.running_of(tenant)
         if any(s in scheduled.paused for s in own):
             return False
         if not allowances.permits(tenant, self._kv_manager.blocks_to_start(sequence)):
             return False
         return allowances.permits_in_all(tenant, self._peak([*own, sequence]))
+
+    def demand(self, tenant: str) -> int:
+        """Return the blocks that the tenant would hold if it might: those denied, and those its sequences may need."""
+        allowances = self._kv_manager.allowances
+        own = self._kv_manager.running_of(tenant)
+        return max(allowances.held[tenant], allowances.requested.get(tenant, 0), self._peak(own) if own else 0)
 
     def _peak(self, own: list[Sequence]) -> int:
         """Return the blocks that one tenant's sequences may come to need; the oldest must be able to run to its end."""

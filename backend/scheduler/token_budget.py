@@ -17,33 +17,33 @@ class TokenBudget:
     """
 
     def __init__(self, most: int) -> None:
+        self.tokens = most  # that a step may have, at least one
         self._most = most
         self._size = float(most)
         self._losses = 0  # in a row
         self.is_cut = False  # whether a step that was lost still tells
 
-    @property
-    def tokens(self) -> int:
-        """The tokens that a step may have, at least one."""
-        return int(self._size)
-
     def computed(self) -> None:
         """Raise the budget: a step was computed."""
         self._losses = 0
-        self._size = min(self._size + self._most / RECOVERY, float(self._most))
+        self._resize(min(self._size + self._most / RECOVERY, float(self._most)))
         self.is_cut = self._size < self._most
 
     def lost(self, tokens: int) -> bool:
         """Halve the budget: a step of so many tokens was lost. Returns False when that has gone on for too long."""
         self._losses += 1
         self.is_cut = True
-        self._size = max(1.0, min(self.tokens, tokens) / 2)
+        self._resize(max(1.0, min(self.tokens, tokens) / 2))
         return self._losses <= MOST_LOSSES
 
     def restore(self) -> bool:
         """Make the budget whole, because nothing fits what is left of it. Returns True if it was less."""
-        was_less, self._size = self._size < self._most, float(self._most)
+        was_less = self._size < self._most
+        self._resize(float(self._most))
         return was_less
+
+    def _resize(self, size: float) -> None:
+        self._size, self.tokens = size, int(size)
 
 
 class PrefillBudget(Protocol):
