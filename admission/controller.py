@@ -1,6 +1,5 @@
 """The core: every decision between a request's arrival and its last token, made of timed events alone."""
 
-from collections import deque
 from collections.abc import Callable, Iterable
 
 from admission.aging import Aging
@@ -82,6 +81,7 @@ class Controller:
         step_time: StepTimeModel,
     ) -> None:
         self.scheduler = scheduler
+        self.in_flight = scheduler.in_flight  # planned and not yet accounted for, the oldest first
         self.lengths, self.step_time = lengths, step_time
         self.backlog, self.drain, self.control = backlog, drain, control
         self.observers: list[CoreObserver] = []  # told in this order
@@ -141,11 +141,6 @@ class Controller:
         """Returns the seconds that the device is expected to take for the step."""
         return self.step_time.fitted.seconds(work_of(step))
 
-    @property
-    def in_flight(self) -> deque[ScheduledStep]:
-        """The steps that are planned and not yet accounted for, the oldest first."""
-        return self.scheduler.in_flight
-
     def schedule(self, now: float) -> Batch | None:
         """Plan the next step; returns None when there is nothing to compute, or as many are in flight as may be."""
         scheduler = self.scheduler
@@ -161,7 +156,7 @@ class Controller:
                 self._give_up(sequence, now)
         step = None
         if batch is not None:
-            step = scheduler.in_flight[-1]
+            step = self.in_flight[-1]
             self._pipeline.planned(self._ledger.planned(step), now)
             for sequence in step.admitted:
                 self._leave_queue(sequence, now)
@@ -186,7 +181,7 @@ class Controller:
         """Account for the oldest step in flight; returns its tokens in row order."""
         if self._expiry.next_due < now:
             self._expire(now)
-        step = self.scheduler.in_flight[0]
+        step = self.in_flight[0]
         new_tokens = self.scheduler.update_from_output(output, now)
         self._ledger.completed(output.elapsed)
         self._pipeline.completed(now)
@@ -209,7 +204,7 @@ class Controller:
 
         What they were charged is returned. False when nothing less can be planned in their place.
         """
-        step = self.scheduler.in_flight[0]
+        step = self.in_flight[0]
         self._ledger.lost()
         feasible = self.scheduler.rollback(now)
         self._pipeline.lost()

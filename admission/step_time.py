@@ -85,25 +85,27 @@ class StepTime:
     def seconds(self, work: StepWork) -> float:
         """Returns the seconds of the whole step."""
         fixed, prefill, decode, decode_context, prefill_context, pairs, beyond = self.coefficients
+        above_knee = work.prefill_tokens + work.decode_tokens - self.knee
         return fixed + (  # what `marginal` computes, without a call: this is asked several times a step
             prefill * work.prefill_tokens
             + decode * work.decode_tokens
             + decode_context * work.decode_context
             + prefill_context * work.prefill_context
             + pairs * work.prefill_pairs
-            + beyond * max(0, work.prefill_tokens + work.decode_tokens - self.knee)
+            + (beyond * above_knee if above_knee > 0 else 0.0)
         )
 
     def marginal(self, work: StepWork) -> float:
         """Returns the seconds of the step without its fixed part."""
         _, prefill, decode, decode_context, prefill_context, pairs, beyond = self.coefficients
+        above_knee = work.prefill_tokens + work.decode_tokens - self.knee
         return (
             prefill * work.prefill_tokens
             + decode * work.decode_tokens
             + decode_context * work.decode_context
             + prefill_context * work.prefill_context
             + pairs * work.prefill_pairs
-            + beyond * max(0, work.prefill_tokens + work.decode_tokens - self.knee)
+            + (beyond * above_knee if above_knee > 0 else 0.0)
         )
 
 
@@ -119,9 +121,10 @@ class _Evidence:
         as long.
         """
         both = _Evidence()
+        share, squared = keep / factor, keep / factor**2
         for row, older, added in zip(both.gram, self.gram, newer.gram, strict=True):
-            row[:] = [keep / factor**2 * old + new for old, new in zip(older, added, strict=True)]
-        both.moment = [keep / factor * old + new for old, new in zip(self.moment, newer.moment, strict=True)]
+            row[:] = [squared * old + new for old, new in zip(older, added, strict=True)]
+        both.moment = [share * old + new for old, new in zip(self.moment, newer.moment, strict=True)]
         return both
 
 
@@ -162,13 +165,15 @@ class _ErrorSizes:
         self._to_replace = ENOUGH  # of what is remembered, what was expected and not measured
 
     def add(self, size: float) -> None:
-        if self._to_replace or len(self._recent) == RECENT:
-            self._to_replace = max(0, self._to_replace - 1)
-            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
-        self._recent.append(size)
-        insort(self._sorted, size)
-        most = max(STALL, BEYOND * self._sorted[len(self._sorted) // 2])
-        self.mean += 0.02 * (min(size, most) - self.mean)
+        ordered, recent = self._sorted, self._recent
+        if self._to_replace or len(recent) == RECENT:
+            self._to_replace -= self._to_replace > 0
+            del ordered[bisect_left(ordered, recent.popleft())]
+        recent.append(size)
+        insort(ordered, size)
+        if size > STALL:
+            size = min(size, max(STALL, BEYOND * ordered[len(ordered) // 2]))
+        self.mean += 0.02 * (size - self.mean)
 
 
 class StepTimeModel:
@@ -207,12 +212,13 @@ class StepTimeModel:
         """Learn from one step that took `seconds` > 0."""
         if not (isfinite(seconds) and seconds > 0):
             return
-        predicted = self.fitted.seconds(work)
-        expected = min(max(predicted, seconds / FAR_OFF), seconds * FAR_OFF)
+        predicted = expected = self.fitted.seconds(work)
+        if not seconds / FAR_OFF <= predicted <= seconds * FAR_OFF:
+            expected = min(max(predicted, seconds / FAR_OFF), seconds * FAR_OFF)
         error = abs(seconds - predicted) / expected
         self._sizes.add(error)
         tolerance = 3 * max(self._sizes.mean, 0.01)
-        weight = min(1.0, tolerance / error) if error > 0 else 1.0
+        weight = tolerance / error if error > tolerance else 1.0
         self._newer.add(self._features(work), seconds, weight / expected**2, self._keep)
         self._steps.append((work, seconds))
         self.num_steps += 1
@@ -301,9 +307,11 @@ def non_negative_least_squares(
             if row[i] <= 0:
                 continue
             slope = moment[i] - plain_sum(map(mul, row, x))
-            value = max(0.0, x[i] + slope / row[i])
-            moved = max(moved, abs(value - x[i]))
-            x[i] = value
+            before = x[i]
+            value = before + slope / row[i]
+            x[i] = value = value if value > 0 else 0.0
+            if value != before:
+                moved = max(moved, abs(value - before))
         if moved < 1e-12:
             break
     return x

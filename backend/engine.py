@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 STOP_SECONDS = 10.0  # for the steps in flight of an engine that is stopped
 ABANDON_SECONDS = 1.0  # the same, after a failure: they may never end
+_OF_STEPS = (StepOutput, MemoryExhausted)
 CORE_FAILED = "the core failed"  # a step that is half accounted for cannot be gone back to
 
 
@@ -108,7 +109,7 @@ class Engine:
     def _schedule(self) -> None:
         self._is_scheduling = False
         if not self.failed.done():
-            self._guarded(self._steps.schedule)
+            self._step(None)
 
     def _post(self, result: StepOutput | BaseException) -> None:
         """Post a step's output to the event loop: called on the device thread, once a step."""
@@ -118,16 +119,20 @@ class Engine:
             log.debug("a step completed after the event loop had closed")
 
     def _on_step(self, result: StepOutput | BaseException) -> None:
-        if isinstance(result, StepOutput | MemoryExhausted):
-            if not self.failed.done():
-                self._guarded(lambda: self._deliver(self._steps.step(result)))
-        else:
+        if not isinstance(result, _OF_STEPS):
             self._device_failed(result)
+        elif not self.failed.done():
+            self._step(result)
 
-    def _guarded(self, part: Callable[[], None]) -> None:
-        """Run a part of a step, and end the streams of sequences that the core gave up; an error ends the engine."""
+    def _step(self, output: StepOutput | MemoryExhausted | None) -> None:
+        """Account for a step's output, if there is one, launch what may follow, deliver its tokens, and end the streams
+        of sequences that the core gave up; an error ends the engine.
+        """
         try:
-            part()
+            if output is None:
+                self._steps.schedule()
+            else:
+                self._deliver(self._steps.step(output))
             for sequence in self.core.take_ended():
                 if (stream := self._streams.pop(sequence, None)) is not None:
                     stream.end(sequence.finish_reason or FinishReason.PREEMPTED)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from backend.sampling_params import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NewSequence:
-    """A sequence takes a slot; the device keeps this until the slot is taken again."""
+    """A sequence takes a slot; the device keeps this, which nobody changes, until the slot is taken again."""
 
     slot: int
     sampling: SamplingParams
@@ -45,11 +45,12 @@ class Batch:
 NO_TOKEN = -1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepOutput:
     """The tokens that a step sampled, one for each row in `Batch.sampled`, and how long the step took.
 
-    A token is `NO_TOKEN` where the model computed no numbers to draw from: NaN, or beyond what its type can hold.
+    Nobody changes it. A token is `NO_TOKEN` where the model computed no numbers to draw from: NaN, or beyond what its
+    type can hold.
 
     `elapsed` is in seconds, from the completion of the step before it (or its own launch, if later) to its own
     completion, so that the times of consecutive steps add up to the time the device was busy.

@@ -31,6 +31,7 @@ class DeviceThread:
         self._executor = executor
         self._post = post
         self._inbox: SimpleQueue[Batch | None] = SimpleQueue()
+        self.submit: Callable[[Batch], None] = self._inbox.put  # takes a step that was planned, and never blocks
         self._launched: SimpleQueue[tuple[int, PendingStep] | None] = SimpleQueue()  # by attempt
         self._launchable = threading.Semaphore(depth)
         self._failing = threading.Lock()
@@ -43,9 +44,6 @@ class DeviceThread:
     def start(self) -> None:
         for thread in self._threads:
             thread.start()
-
-    def submit(self, batch: Batch) -> None:
-        self._inbox.put(batch)
 
     def stacks(self) -> str:
         """Return the stack of each thread, innermost frame last."""
