@@ -262,7 +262,7 @@ class Estimator:
             return _NOTHING
         tokens_of = self.typical.tokens_a_price
         rounds = fair.rounds_before(tenant, own_tokens / tokens_of if tokens_of else 0.0)
-        after = [fair.credit_after(name, rounds) for name in seen]
+        after = fair.credits_after(seen, rounds)
         in_turn = self._tokens_for(after)
         early = self._tokens_for([credit + fair.deadline_debt_limit for credit in after])
         a_request = 1 / self.typical.prompt if self.typical.prompt else 0.0

@@ -24,6 +24,7 @@ of the interval: its service exceeds that of one which was not by no more.
 from collections import abc
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from heapq import heapify, heappop, heappush
 from itertools import count
 from math import floor, inf
@@ -122,7 +123,7 @@ class FairQueue:
             raise ValueError(f"quantum must be above 0 and limits on debt at least 0, got {given}")
         self.round = 1
         self.accounts: dict[str, DeficitAccount] = {}
-        self._quantum, self._aging = quantum, aging
+        self._quantum, self._offset = quantum, cache(aging.offset)  # in seconds, by class
         self._debt_limit, self.deadline_debt_limit = debt_limit, deadline_debt_limit
         self._set_weights(weights or {})
         self._waiting: set[Sequence] = set()
@@ -144,7 +145,7 @@ class FairQueue:
             self._activate(account)
         account.num_waiting += 1
         self._waiting.add(sequence)
-        key = self._aging.key(sequence.arrival - sequence.age_bonus, sequence.priority_class)
+        key = sequence.arrival - sequence.age_bonus + self._offset(sequence.priority_class)  # as `Aging.key`
         heappush(account.waiting, (key, next(self._counter), sequence))
         self._list(account)
         self._list_by_age(account)
@@ -163,19 +164,22 @@ class FairQueue:
         if len(account.waiting) > 2 * account.num_waiting + 64:
             account.waiting = [entry for entry in account.waiting if entry[2] in self._waiting]
             heapify(account.waiting)
-        if account.num_waiting and self._debt_limit:
-            self._list(account)  # urgent work may be first now
-        self._list_by_age(account)
+        if account.num_waiting:
+            if self._debt_limit:
+                self._list(account)  # urgent work may be first now
+            self._list_by_age(account)
 
     def head(self) -> Sequence | None:
         """Returns the next to be admitted, None when nobody may be; the same until something changes."""
         choice = self._by_turn()
-        limit = self.deadline_debt_limit
-        if choice is None or not limit or self.credit(choice.tenant) <= -limit:
-            return choice  # nobody, or urgent work that goes first on more credit
+        if choice is None or not (self._by_age or self._debtors):
+            return choice
+        account = self.accounts[choice.tenant]
+        if self._credit(account) <= -self.deadline_debt_limit:
+            return choice  # urgent work that goes first on more credit
         self._forgive()
         oldest = self._oldest()
-        age = self._first_age(self.accounts[choice.tenant])
+        age = self._first_age(account)
         return choice if oldest is None or (age is not None and age < oldest[0]) else oldest[1]
 
     def _by_turn(self) -> Sequence | None:
@@ -207,13 +211,12 @@ class FairQueue:
 
     def policy_changed(self, weights: Mapping[str, float], aging: Aging) -> None:
         """Weigh and age so from now on. Rounds that are over were granted by the old weights; places are kept."""
-        self._aging = aging
+        self._offset = cache(aging.offset)
         self._set_weights(weights)
+        self._debtors, self._debtor_until = [], {}
         for account in self.accounts.values():
             account.credit, account.round = self._credit(account), max(account.round, self.round)
             account.weight = self._weight(account.tenant)
-        self._debtors, self._debtor_until = [], {}
-        for account in self.accounts.values():
             if account.num_waiting:
                 self._list(account)
                 self._list_by_age(account)
@@ -268,12 +271,11 @@ class FairQueue:
             credit = min(credit, 0.0) + share
         return max(0, floor((cost - credit) / share) + 1)
 
-    def credit_after(self, tenant: str, rounds: int) -> float:
-        """Returns the credit that a tenant with work waiting will have so many rounds on; -inf while it is held."""
-        account = self.accounts[tenant]
-        if account.held is not None:
-            return -inf
-        return account.credit + (self.round - account.round + rounds) * self._quantum * account.weight
+    def credits_after(self, tenants: Iterable[str], rounds: int) -> list[float]:
+        """Returns the credits that tenants with work waiting will have so many rounds on; -inf of those on hold."""
+        quantum, end = self._quantum, self.round + rounds
+        accounts = [self.accounts[tenant] for tenant in tenants]
+        return [-inf if a.held is not None else a.credit + (end - a.round) * quantum * a.weight for a in accounts]
 
     # turns
 
@@ -336,8 +338,7 @@ class FairQueue:
 
     def _due(self, tenant: str) -> _Turn | None:
         account = self.accounts[tenant]
-        in_ring = account.num_waiting and account.held is None
-        return self._next_turn(account, 0.0) if in_ring else None
+        return self._next_turn(account, 0.0) if account.num_waiting and account.held is None else None
 
     def _urgent_due(self, tenant: str) -> _Turn | None:
         account = self.accounts[tenant]
@@ -373,12 +374,11 @@ class FairQueue:
         while self._by_age:
             age, tenant = self._by_age[0]
             account = self.accounts[tenant]
-            if tenant in self._debtor_until or self._first_age(account) != age:
-                heappop(self._by_age)
-            elif self._credit(account) > -self.deadline_debt_limit:
+            is_first = tenant not in self._debtor_until and self._first_age(account) == age
+            if is_first and self._credit(account) > -self.deadline_debt_limit:
                 return age, self._first_of(account)
-            else:
-                heappop(self._by_age)
+            heappop(self._by_age)
+            if is_first:
                 self._set_aside(account)
         return None
 

@@ -358,10 +358,11 @@ def test_a_newcomer_of_a_tenant_in_debt_has_to_wait_for_more_rounds() -> None:
 
 def test_credit_grows_by_a_grant_a_round_and_a_held_tenant_has_none() -> None:
     queue = queue_of(1.5, *flood())
-    assert queue.credit_after("a", 0) == queue.credit("a")
-    assert queue.credit_after("a", 3) == queue.credit("a") + 3 * (queue.credit_after("a", 1) - queue.credit("a"))
+    assert queue.credits_after(["a"], 0) == [queue.credit("a")]
+    (after_one,), (after_three,) = queue.credits_after(["a"], 1), queue.credits_after(["a"], 3)
+    assert after_three == queue.credit("a") + 3 * (after_one - queue.credit("a"))
     queue.hold("a", "allowance")
-    assert queue.credit_after("a", 100) == -inf
+    assert queue.credits_after(["a"], 100) == [-inf]
 
 
 def test_a_timeout_of_minutes_does_not_put_anyone_in_the_order_of_age() -> None:
