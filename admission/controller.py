@@ -4,14 +4,13 @@ from collections.abc import Callable, Iterable
 
 from admission.aging import Aging
 from admission.backlog import Backlog, DrainMeter
-from admission.deadline import Expiry
 from admission.ledger import Ledger, work_of
 from admission.memory import FuturePeak, Gate
 from admission.observer import CoreObserver
 from admission.orderings.ordering import Ordering
 from admission.outcome import AdmissionRefused
 from admission.output_length import OutputLengths
-from admission.overload import AdmissionControl
+from admission.overload import AdmissionControl, Expiry
 from admission.prefill_sizer import PrefillSizer
 from admission.request import Asked
 from admission.scheduling_policy import SchedulingPolicy

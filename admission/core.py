@@ -8,7 +8,6 @@ from typing import NamedTuple
 from admission.aging import Aging
 from admission.backlog import Backlog, DrainMeter
 from admission.controller import Controller, TenantHooks
-from admission.deadline import ControlledDelay, DeadlineExpiry, Expiry, NoExpiry
 from admission.estimate import Estimator
 from admission.fair_queue import FairQueue
 from admission.ledger import EngineTimeTariff, Ledger, Tariff, TokenTariff
@@ -19,7 +18,7 @@ from admission.orderings.by_tenant import RequestRoundRobin, VirtualTokenCounter
 from admission.orderings.ordering import ArrivalOrder, Ordering
 from admission.orderings.virtual_finish import VirtualFinishWithBoost
 from admission.output_length import OutputLengths
-from admission.overload import AdmissionControl, OverloadConfig
+from admission.overload import AdmissionControl, ControlledDelay, DeadlineExpiry, Expiry, NoExpiry, OverloadConfig
 from admission.prefill_sizer import PrefillSizer
 from admission.scheduling_policy import QueueBounds
 from admission.step_time import Pipeline, StepTime, StepTimeModel
