@@ -1,13 +1,13 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import ScriptRunner, load_scripts
-from tests.quotas.servers import BINARIES, TEST_CLOCK, running
+from tests.quotas.servers import BINARIES, TEST_CLOCK, connected, running
 
 
 @pytest.fixture(scope="session", params=sorted(BINARIES))
@@ -23,24 +23,23 @@ def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    """A server of the test's own, to which anything may be done."""
+    with running(BINARIES["valkey"], tmp_path) as url:
+        yield url
+
+
+@pytest.fixture
 async def store(store_url: str) -> AsyncIterator[RedisStore]:
-    async with _connected(store_url) as store:
+    async with connected(store_url) as store:
         yield store
 
 
 @pytest.fixture
 async def other(store_url: str) -> AsyncIterator[RedisStore]:
     """A second replica."""
-    async with _connected(store_url) as store:
+    async with connected(store_url) as store:
         yield store
-
-
-@asynccontextmanager
-async def _connected(url: str) -> AsyncIterator[RedisStore]:
-    store = RedisStore.at(url, timeout=5)
-    await store.connect()
-    yield store
-    await store.close()
 
 
 @pytest.fixture

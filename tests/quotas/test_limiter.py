@@ -1,8 +1,6 @@
 """The forecast agrees with what the store would decide on the same figures."""
 
 import asyncio
-from dataclasses import dataclass, field
-from uuid import uuid4
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,21 +13,21 @@ from quotas.reservation import Ask, LimitState, Reservation, Usage
 from quotas.store.account import Account, Levels
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import ScriptRunner
-from tests.quotas.store.test_replica import KEYS, START, Policy, asks, policies, waits
+from tests.quotas.clocked_tenant import SPENT, ClockedTenant, Policy, Steps
+from tests.quotas.store.test_replica import KEYS, START, asks, policies, waits
 
 NOW = 1_795_000_000_500_000  # us
 AMOUNTS = st.integers(1, 1000)
-SPENT = st.sampled_from([Resource.REQUESTS, Resource.INPUT_TOKENS, Resource.OUTPUT_TOKENS, Resource.TOKENS])
 RATES = st.builds(
     lambda resource, amount, seconds, burst: Limit(resource, amount, Rate(seconds, burst)),
-    SPENT,
+    st.sampled_from(SPENT),
     AMOUNTS,
     st.sampled_from([1, 60, 3600]),
     AMOUNTS,
 )
 BUDGETS = st.builds(
     lambda resource, amount, period: Limit(resource, amount, Budget(period)),
-    SPENT,
+    st.sampled_from(SPENT),
     AMOUNTS,
     st.sampled_from(BudgetPeriod),
 )
@@ -93,32 +91,21 @@ steps = st.one_of(
 )
 
 
-@dataclass
-class Twins:
+class Twins(ClockedTenant):
     """A store and a limiter that are told the same."""
 
-    runner: ScriptRunner
-    policy: Policy
-    tenant: str = field(default_factory=lambda: uuid4().hex)
-    now: int = START
-    limiter: Limiter = field(default_factory=Limiter)
-    held: list[tuple[Reservation, Charge]] = field(default_factory=list)
+    def __init__(self, runner: ScriptRunner, policy: Policy) -> None:
+        super().__init__(runner, policy, START)
+        self.store, self.limiter = RedisStore(runner, FOREVER), Limiter()
+        self.held: list[tuple[Reservation, Charge]] = []
 
-    def __post_init__(self) -> None:
-        self.store = RedisStore(self.runner, FOREVER)
-
-    async def live(self, steps: list[tuple[object, ...]]) -> None:
-        await self.wait(0)
-        for verb, *arguments in steps:
-            await getattr(self, str(verb))(*arguments)
+    async def live(self, steps: Steps) -> None:
+        for step in steps:
+            await super().live([step])
             await self.check()
 
-    async def wait(self, micros: int) -> None:
-        self.now += micros
-        await self.runner.client.execute(b"SET", b"test:clock", b"%d" % self.now)
-
     async def reserve(self, key: str | None, ask: Ask) -> None:
-        limits = self._limits(key)
+        limits = self.limits_of(key)
         refusal, taken = refused(lambda: self.limiter.reserve(self.tenant, limits, ask, self.seconds))
         try:
             reservation = await self.store.reserve(self.tenant, key, limits, ask)
@@ -151,7 +138,7 @@ class Twins:
 
     async def check(self) -> None:
         for key in KEYS:
-            limits = self._limits(key)
+            limits = self.limits_of(key)
             theirs = await self.store.states(self.tenant, key, limits)
             for own, other in zip(self.limiter.states(self.tenant, limits, self.seconds), theirs, strict=True):
                 assert own == LimitState(other.limit, other.remaining, pytest.approx(other.reset, **NEAR))
@@ -159,10 +146,6 @@ class Twins:
     @property
     def seconds(self) -> float:
         return self.now / 1e6
-
-    def _limits(self, key: str | None) -> tuple[Limit, ...]:
-        own = tuple(self.policy[None])
-        return own if key is None else own + tuple(self.policy[key])
 
 
 def refused(call):  # type: ignore[no-untyped-def]
@@ -189,7 +172,7 @@ def wait_of(refusal: QuotaRefused) -> float:
 )
 @given(policy=policies, steps=st.lists(steps, min_size=10, max_size=40))
 def test_it_decides_as_the_store_does(
-    loop_and_runner: tuple[asyncio.Runner, ScriptRunner], policy: Policy, steps: list[tuple[object, ...]]
+    loop_and_runner: tuple[asyncio.Runner, ScriptRunner], policy: Policy, steps: Steps
 ) -> None:
     loop, runner = loop_and_runner
     loop.run(Twins(runner, policy).live(steps))

@@ -1,12 +1,8 @@
 """The store is away, and each tenant goes on as its policy says."""
 
 import asyncio
-import os
-import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
@@ -17,7 +13,7 @@ from quotas.quotas import Quotas
 from quotas.reservation import Ask, Reservation, Usage
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import ScriptRunner
-from tests.quotas.servers import BINARIES, running
+from tests.quotas.servers import connected, hanging
 from tests.quotas.wire import Wire
 
 HOURLY = Limit(Resource.TOKENS, 10_000, Rate(3600, 10_000))
@@ -29,29 +25,9 @@ ASK = Ask(1, 60, 40)  # 5 % of the smallest limit are two and a half
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
-    with running(BINARIES["valkey"], tmp_path) as url:
-        yield url
-
-
-@pytest.fixture
 async def store(url: str) -> AsyncIterator[RedisStore]:
-    store = RedisStore.at(url, timeout=0.5)
-    await store.connect()
-    yield store
-    await store.close()
-
-
-@asynccontextmanager
-async def outage(url: str) -> AsyncIterator[None]:
-    """It hangs."""
-    async with Redis.from_url(url) as redis:
-        pid = int((await redis.info("server"))["process_id"])
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
+    async with connected(url, timeout=0.5) as store:
+        yield store
 
 
 async def returned(store: RedisStore) -> None:
@@ -76,14 +52,14 @@ async def warmed_up(store: RedisStore) -> None:
 
 async def test_a_tenant_that_is_closed_is_refused(url: str, store: RedisStore) -> None:
     await warmed_up(store)
-    async with outage(url):
+    async with hanging(url):
         with pytest.raises(StoreUnavailable):
             await reserve(store, "closed")
 
 
 async def test_a_tenant_that_is_open_runs_uncounted_and_is_charged_on_return(url: str, store: RedisStore) -> None:
     await warmed_up(store)
-    async with outage(url):
+    async with hanging(url):
         ended = [await reserve(store, "open", Ask(1, 2000, 2000)) for _ in range(2)]
         going_on = await reserve(store, "open", Ask(1, 1000, 500))
         for reservation in ended:
@@ -100,7 +76,7 @@ async def test_a_tenant_that_is_open_runs_uncounted_and_is_charged_on_return(url
 
 async def test_a_slice_is_spent_all_or_nothing_and_reconciled(url: str, store: RedisStore) -> None:
     await warmed_up(store)
-    async with outage(url):
+    async with hanging(url):
         spent = [await reserve(store) for _ in range(2)]
         with pytest.raises(StoreUnavailable):
             await reserve(store)
@@ -119,7 +95,7 @@ async def test_a_slice_is_spent_all_or_nothing_and_reconciled(url: str, store: R
 
 
 async def test_a_tenant_without_a_slice_is_refused(url: str, store: RedisStore) -> None:
-    async with outage(url):
+    async with hanging(url):
         with pytest.raises(StoreUnavailable, match="set aside"):
             await reserve(store)
 
@@ -129,7 +105,7 @@ async def test_a_slice_ends_by_the_replicas_own_clock(url: str) -> None:
     store = RedisStore(ScriptRunner(url, 0.5), 30.0, lambda: now)
     await store.connect()
     await warmed_up(store)
-    async with outage(url):
+    async with hanging(url):
         await reserve(store)
         now += 27.5
         with pytest.raises(StoreUnavailable):
@@ -139,7 +115,7 @@ async def test_a_slice_ends_by_the_replicas_own_clock(url: str) -> None:
 
 async def test_what_runs_when_the_outage_begins_settles_on_return(url: str, store: RedisStore) -> None:
     before = await reserve(store)
-    async with outage(url):
+    async with hanging(url):
         await store.settle(before, Usage(60, 10))
         with pytest.raises(StoreUnavailable):
             await reserve(store, "closed")
@@ -150,7 +126,7 @@ async def test_what_runs_when_the_outage_begins_settles_on_return(url: str, stor
 async def test_an_answer_goes_on_within_the_slice(url: str, store: RedisStore) -> None:
     await warmed_up(store)
     before = await reserve(store)
-    async with outage(url):
+    async with hanging(url):
         await store.extend(before, 100)
         with pytest.raises(StoreUnavailable):
             await store.extend(before, 1000)
@@ -166,13 +142,6 @@ async def test_an_answer_goes_on_within_the_slice(url: str, store: RedisStore) -
 
 async def test_slices_give_way_to_whoever_needs_what_they_hold(url: str) -> None:
     limits = (Limit(Resource.REQUESTS, 100, Budget(BudgetPeriod.DAY)),)
-    store, other = RedisStore.at(url, timeout=5), RedisStore.at(url, timeout=5)
-    await store.connect()
-    await other.connect()
-    for _ in range(2):
-        await store.reserve("acme", None, limits, Ask(), "lease")
-        await other.reserve("acme", None, limits, Ask(), "lease")
-        await asyncio.gather(store.heartbeat(), other.heartbeat())
 
     async def served(by: RedisStore) -> int:
         for count in range(100):
@@ -182,26 +151,27 @@ async def test_slices_give_way_to_whoever_needs_what_they_hold(url: str) -> None
                 return count
         return 100
 
-    first = await served(store)
-    assert 90 <= first <= 95, "its own slice gave way, the other replica's did not"
-    await other.heartbeat()
-    assert first + await served(store) == 95, "with the next heartbeat it keeps no more than one request needs"
-    await store.close()
-    await other.close()
+    async with connected(url) as store, connected(url) as other:
+        for _ in range(2):
+            await store.reserve("acme", None, limits, Ask(), "lease")
+            await other.reserve("acme", None, limits, Ask(), "lease")
+            await asyncio.gather(store.heartbeat(), other.heartbeat())
+        first = await served(store)
+        assert 90 <= first <= 95, "its own slice gave way, the other replica's did not"
+        await other.heartbeat()
+        assert first + await served(store) == 95, "with the next heartbeat it keeps no more than one request needs"
 
 
 async def test_a_closing_replica_leaves_nothing_set_aside(url: str, store: RedisStore) -> None:
-    other = RedisStore.at(url, timeout=5)
-    await other.connect()
-    await warmed_up(other)
-    await other.close()
+    async with connected(url) as other:
+        await warmed_up(other)
     async with Redis.from_url(url) as redis:
         assert not [name for name in await redis.hkeys("sluice:{acme}") if name.startswith(b"s:")]
 
 
 async def test_a_store_that_lost_its_state_in_the_outage_is_told_what_was_spent(url: str, store: RedisStore) -> None:
     await warmed_up(store)
-    async with outage(url):
+    async with hanging(url):
         ended, going_on = await reserve(store), await reserve(store)
         await store.settle(ended, Usage(60, 40))
     await store.returned.wait()
@@ -240,22 +210,21 @@ async def test_closing_waits_for_the_store_no_longer_than_its_bound(url: str, mo
     await store.connect()
     quotas = Quotas(store, 3600)
     reservation = await reserve(store)
-    async with outage(url):
+    async with hanging(url):
         await store.settle(reservation, Usage(60, 40))
         await quotas.close()
     assert not store.is_connected
 
 
 async def test_closing_settles_with_a_store_that_comes_back(url: str) -> None:
-    store, observer = RedisStore.at(url, timeout=0.5), RedisStore.at(url, timeout=5)
+    store = RedisStore.at(url, timeout=0.5)
     await store.connect()
     quotas = Quotas(store, 3600)
     reservation = await reserve(store)
-    async with outage(url):
+    async with hanging(url):
         await store.settle(reservation, Usage(60, 10))
         closing = asyncio.create_task(quotas.close())
         await asyncio.sleep(0)
     await closing
-    await observer.connect()
-    assert (await left(observer))["tokens/day"] == 99_930
-    await observer.close()
+    async with connected(url) as observer:
+        assert (await left(observer))["tokens/day"] == 99_930

@@ -1,11 +1,8 @@
 """The store hangs, breaks and comes back."""
 
 import asyncio
-import os
-import signal
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,95 +10,68 @@ from redis.asyncio import Redis
 
 from quotas.errors import StoreUnavailable, StoreUnsuitable
 from quotas.policy.limit import Limit, Rate, Resource
-from quotas.reservation import Ask, Usage
+from quotas.reservation import Ask, Reservation, Usage
 from quotas.store import redis_client
 from quotas.store.redis_store import RedisStore
-from tests.quotas.servers import BINARIES, running
+from tests.quotas.servers import BINARIES, connected, hanging, running, until_connected
 
 LIMITS = (Limit(Resource.TOKENS, 1000, Rate(3600, 1000)), Limit(Resource.CONCURRENT_REQUESTS, 10))
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
-    with running(BINARIES["valkey"], tmp_path) as url:
-        yield url
+async def reserved(store: RedisStore) -> Reservation:
+    return await store.reserve("a", None, LIMITS, Ask(1, 100, 100))
 
 
-async def server_pid(url: str) -> int:
-    async with Redis.from_url(url) as redis:
-        return int((await redis.info("server"))["process_id"])
-
-
-async def until_connected(store: RedisStore) -> None:
-    while not store.is_connected:
-        await asyncio.sleep(0.01)
+async def left(store: RedisStore) -> list[int]:
+    return [state.remaining for state in await store.states("a", None, LIMITS)]
 
 
 async def test_a_hanging_store_fails_calls_and_nothing_is_lost_when_it_wakes(url: str) -> None:
-    store = RedisStore.at(url, timeout=0.05)
-    await store.connect()
-    held = await store.reserve("a", None, LIMITS, Ask(1, 100, 100))
-    pid = await server_pid(url)
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        with pytest.raises(StoreUnavailable):
-            await store.reserve("a", None, LIMITS, Ask(1, 100, 100))
-        assert not store.is_connected
-        with pytest.raises(StoreUnavailable):
-            await store.reserve("a", None, LIMITS, Ask(1, 100, 100))
-        await store.settle(held, Usage(100, 50))
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    await until_connected(store)
-    await store.heartbeat()
-    states = await store.states("a", None, LIMITS)
-    assert [state.remaining for state in states] == [850, 10]
-    await store.close()
+    async with connected(url, timeout=0.05) as store:
+        held = await reserved(store)
+        async with hanging(url):
+            with pytest.raises(StoreUnavailable):
+                await reserved(store)
+            assert not store.is_connected
+            with pytest.raises(StoreUnavailable):
+                await reserved(store)
+            await store.settle(held, Usage(100, 50))
+        await until_connected(store)
+        await store.heartbeat()
+        assert await left(store) == [850, 10]
 
 
 @pytest.mark.parametrize("stalls", [[1.5], [0.4] * 4], ids=["once", "again and again"])
 async def test_a_loop_that_stands_still_does_not_blame_the_store(url: str, stalls: list[float]) -> None:
     """100 calls are out while this process does nothing for many times the timeout."""
-    store = RedisStore.at(url, timeout=0.25)
-    await store.connect()
-    calls = [asyncio.create_task(store.states(f"t{number}", None, LIMITS)) for number in range(100)]
-    await asyncio.sleep(0)  # all are sent
-    for stall in stalls:
-        time.sleep(stall)  # noqa: ASYNC251 - the fault itself
-        await asyncio.sleep(0)
-    assert len(await asyncio.gather(*calls)) == 100
-    assert store.num_outages == 0
-    await store.close()
+    async with connected(url, timeout=0.25) as store:
+        calls = [asyncio.create_task(store.states(f"t{number}", None, LIMITS)) for number in range(100)]
+        await asyncio.sleep(0)  # all are sent
+        for stall in stalls:
+            time.sleep(stall)  # noqa: ASYNC251 - the fault itself
+            await asyncio.sleep(0)
+        assert len(await asyncio.gather(*calls)) == 100
+        assert store.num_outages == 0
 
 
 async def test_a_loop_that_stands_still_finds_out_a_store_that_hangs(url: str) -> None:
-    store = RedisStore.at(url, timeout=0.05)
-    await store.connect()
-    pid = await server_pid(url)
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        call = asyncio.create_task(store.states("a", None, LIMITS))
-        while not call.done():
-            await asyncio.sleep(0)
-            time.sleep(0.03)  # noqa: ASYNC251 - the fault itself
-        with pytest.raises(StoreUnavailable, match="did not answer within 50 ms"):
-            await call
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    await until_connected(store)
-    await store.close()
+    async with connected(url, timeout=0.05) as store:
+        async with hanging(url):
+            call = asyncio.create_task(left(store))
+            while not call.done():
+                await asyncio.sleep(0)
+                time.sleep(0.03)  # noqa: ASYNC251 - the fault itself
+            with pytest.raises(StoreUnavailable, match="did not answer within 50 ms"):
+                await call
+        await until_connected(store)
 
 
 async def test_a_broken_connection_is_made_anew_within_the_call(url: str) -> None:
-    store = RedisStore.at(url, timeout=5)
-    await store.connect()
-    async with Redis.from_url(url) as redis:
+    async with connected(url) as store, Redis.from_url(url) as redis:
         for _ in range(3):
             await redis.client_kill_filter(_type="normal", skipme=True)
-            await store.settle(await store.reserve("a", None, LIMITS, Ask(1, 100, 100)), Usage(100, 0))
-    states = await store.states("a", None, LIMITS)
-    assert [state.remaining for state in states] == [700, 10]
-    await store.close()
+            await store.settle(await reserved(store), Usage(100, 0))
+        assert await left(store) == [700, 10]
 
 
 async def unserving(redis: Redis, how: str, directory: Path) -> None:
@@ -125,24 +95,21 @@ async def test_a_store_that_answers_and_takes_no_writes_is_no_connected_one(
     url: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_client, "PROBE_SECONDS", 0.02)
-    store = RedisStore.at(url, timeout=5)
-    await store.connect()
-    store.returned.clear()
-    async with Redis.from_url(url) as redis:
+    async with connected(url) as store, Redis.from_url(url) as redis:
+        store.returned.clear()
         before = await redis.config_get("save", "maxmemory", "min-replicas-to-write")
         await unserving(redis, how, tmp_path)
         assert store.is_connected, "nobody has asked it for anything yet"
         for _ in range(2):
             with pytest.raises(StoreUnavailable, match=f"does not serve.*{how}" if how != "OOM" else "does not serve"):
-                await store.reserve("a", None, LIMITS, Ask(1, 100, 100))
+                await reserved(store)
             assert not store.is_connected
         assert store.num_outages == 1
         for name, value in before.items():
             await redis.config_set(name, value)
         await store.returned.wait()
-    assert store.is_connected
-    await store.settle(await store.reserve("a", None, LIMITS, Ask(1, 100, 100)), Usage(100, 0))
-    await store.close()
+        assert store.is_connected
+        await store.settle(await reserved(store), Usage(100, 0))
 
 
 async def test_an_unreachable_store_fails_at_once(tmp_path: Path) -> None:
@@ -150,7 +117,7 @@ async def test_an_unreachable_store_fails_at_once(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="cannot be reached"):
         await store.connect()
     with pytest.raises(StoreUnavailable):
-        await store.states("a", None, LIMITS)
+        await left(store)
     await store.close()
 
 
@@ -181,9 +148,8 @@ async def test_all_keys_of_a_call_share_a_slot_of_a_cluster(tmp_path: Path) -> N
             await redis.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
             while "cluster_state:ok" not in str(await redis.execute_command("CLUSTER", "INFO")):
                 await asyncio.sleep(0.01)
-            store = RedisStore.at(url, timeout=5)
-            await store.connect()
-            limits = (*LIMITS, Limit(Resource.TOKENS, 900, Rate(3600, 900), key="k{1}"))
+        limits = (*LIMITS, Limit(Resource.TOKENS, 900, Rate(3600, 900), key="k{1}"))
+        async with Redis.from_url(url) as redis, connected(url) as store:
             running_on = await store.reserve("{a}b", "k{1}", limits, Ask(1, 100, 100))
             await store.extend(running_on, 10)
             await store.heartbeat()
@@ -192,4 +158,3 @@ async def test_all_keys_of_a_call_share_a_slot_of_a_cluster(tmp_path: Path) -> N
             await store.settle(reservation, Usage(1, 1))
             await store.settle(running_on, Usage(100, 100))
             assert [state.remaining for state in await store.states("{a}b", "k{1}", limits)] == [798, 10, 698]
-            await store.close()

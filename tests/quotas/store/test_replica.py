@@ -13,38 +13,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quotas.errors import NeverFits, QuotaRefused
-from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
+from quotas.policy.limit import Budget, Limit, Rate
 from quotas.reservation import NOTHING, Ask, LimitState, Reservation, Usage
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import ScriptRunner
 from tests.examples import examples
-from tests.quotas.bookings import booked
+from tests.quotas.clocked_tenant import LEASE, ClockedTenant, Policy, Steps, booked, policies_of
 from tests.quotas.store_model import DAY, Model, Taken
 
-LEASE = 30.0
 START = 1_709_000_000_000_000  # 27 February 2024: a leap day, ends of a week and of a month are near
-SPENT = (Resource.REQUESTS, Resource.INPUT_TOKENS, Resource.OUTPUT_TOKENS, Resource.TOKENS)
 KEYS = (None, "k1", "k2")
 
 amounts = st.integers(5, 60) | st.integers(5, 60) | st.sampled_from([997, 10**6, 4 * 10**9])
-windows = st.sampled_from([1, 60, 3600]) | st.sampled_from(list(BudgetPeriod))
 waits = st.sampled_from([0, 1, 333_333, 10**6, 7 * 10**6, 29 * 10**6, 31 * 10**6, 3600 * 10**6, DAY, 3 * DAY])
 
 
-@st.composite
-def limits(draw: st.DrawFn, key: str | None) -> Limit:
-    if draw(st.integers(0, 3)) == 0:
-        return Limit(Resource.CONCURRENT_REQUESTS, draw(st.integers(0, 4)), None, key)
-    window = draw(windows)
-    amount = draw(amounts)
-    if isinstance(window, BudgetPeriod):
-        return Limit(draw(st.sampled_from(SPENT)), amount, Budget(window), key)
-    return Limit(draw(st.sampled_from(SPENT)), amount, Rate(window, draw(amounts)), key)
-
-
-policies = st.fixed_dictionaries(
-    {key: st.lists(limits(key), min_size=1, max_size=3, unique_by=lambda limit: limit.name) for key in KEYS}
-)
+policies = policies_of(KEYS, amounts, held=(0, 4), most=3)
 asks = st.builds(Ask, st.sampled_from([1, 1, 1, 2, 0]), st.integers(0, 12), st.integers(0, 12))
 reserves = st.tuples(st.just("reserve"), st.integers(0, 2), st.sampled_from(KEYS), asks)
 steps = st.one_of(
@@ -61,9 +45,6 @@ steps = st.one_of(
 )
 
 
-Policy = dict[str | None, list[Limit]]
-
-
 @dataclass
 class Life:
     """One replica, from its start to its crash."""
@@ -77,28 +58,23 @@ class Life:
             taken.booked = reservation.progress
 
 
-class World:
+class World(ClockedTenant):
     """A tenant, three replicas, and what the reference thinks of them."""
 
     def __init__(self, runner: ScriptRunner, policies: list[Policy]) -> None:
-        self.runner = runner
+        super().__init__(runner, policies[0], START)
         self.policies = policies
-        self.policy = policies[0]
-        self.tenant = uuid4().hex
-        self.now = START
         self.days = {START // DAY}
         self.model = Model()
         self.lives = [self._new_life() for _ in range(3)]
         self.dead: list[Life] = []
 
-    async def live(self, steps: list[tuple[object, ...]]) -> None:
-        await self.wait(0)
-        for verb, *arguments in steps:
-            await getattr(self, str(verb))(*arguments)
+    async def live(self, steps: Steps) -> None:
+        await super().live(steps)
         await self.finish()
 
     async def reserve(self, index: int, key: str | None, ask: Ask) -> None:
-        life, limits = self.lives[index], self._limits(key)
+        life, limits = self.lives[index], self.limits_of(key)
         if any(ask.of(limit.resource) > limit.capacity for limit in limits):
             with pytest.raises(NeverFits):
                 await life.store.reserve(self.tenant, key, limits, ask)
@@ -144,10 +120,9 @@ class World:
             reservation.progress = Usage(max(done.input_tokens, input_tokens), max(done.output_tokens, output_tokens))
             await life.heartbeat()
 
-    async def wait(self, duration: int) -> None:
-        self.now += duration
+    async def wait(self, micros: int) -> None:
+        await super().wait(micros)
         self.days.add(self.now // DAY)
-        await self.runner.client.execute(b"SET", b"test:clock", b"%d" % self.now)
         for life in self.lives:
             await life.heartbeat()
 
@@ -168,7 +143,7 @@ class World:
         await self._foresee_reclaim()
         store = self.lives[0].store
         await store.settle(await store.reserve(self.tenant, None, (), Ask(0)), Usage(requests=0))
-        assert not [name for name in await self._state() if name.startswith(b"r:")]
+        assert not [name for name in await self.state() if name.startswith(b"r:")]
         assert await booked(store, self.tenant, self.days) == sum(self.model.spent, NOTHING)
         self._check_flows()
 
@@ -192,7 +167,7 @@ class World:
 
     async def _foresee_reclaim(self) -> None:
         """The next reserve settles what the dead held, if it finds a lease run out."""
-        state = await self._state()
+        state = await self.state()
         if int(state.get(b"lease", self.now + 1)) > self.now:
             return
         for life in list(self.dead):
@@ -204,19 +179,12 @@ class World:
                     self.model.settle(taken, usage, self.now)
                 self.dead.remove(life)
 
-    def _limits(self, key: str | None) -> tuple[Limit, ...]:
-        return (*self.policy[None], *(self.policy[key] if key else ()))
-
     def _picked(self, pick: int) -> list[tuple[Life, Reservation]]:
         running = [(life, reservation) for life in self.lives for reservation in life.taken]
         return [running[pick % len(running)]] if running else []
 
     def _new_life(self) -> Life:
         return Life(RedisStore(self.runner, LEASE))
-
-    async def _state(self) -> dict[bytes, bytes]:
-        words = await self.runner.client.execute(b"HGETALL", f"sluice:{{{self.tenant}}}".encode())
-        return dict(zip(words[::2], words[1::2], strict=True))
 
 
 def _most(limits: list[Limit], duration: int) -> Fraction:
@@ -233,14 +201,10 @@ def _most(limits: list[Limit], duration: int) -> Fraction:
 @settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
 @given(policies=st.lists(policies, min_size=1, max_size=3), steps=st.lists(steps, min_size=20, max_size=60))
 def test_no_interleaving_overspends_or_loses_anything(
-    loop_and_runner: tuple[asyncio.Runner, ScriptRunner], policies: list[Policy], steps: list[tuple[object, ...]]
+    loop_and_runner: tuple[asyncio.Runner, ScriptRunner], policies: list[Policy], steps: Steps
 ) -> None:
     loop, runner = loop_and_runner
-
-    async def live() -> None:
-        await World(runner, policies).live(steps)
-
-    loop.run(live())
+    loop.run(World(runner, policies).live(steps))
 
 
 LIMIT = 20_000

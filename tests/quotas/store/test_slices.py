@@ -6,47 +6,29 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
 from struct import unpack
-from uuid import uuid4
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quotas.errors import NeverFits, QuotaRefused, StoreUnavailable
-from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
+from quotas.policy.limit import Budget, Limit, Rate
 from quotas.reservation import NOTHING, Ask, Reservation, Usage
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import ScriptRunner
 from tests.examples import examples
-from tests.quotas.bookings import booked
+from tests.quotas.clocked_tenant import LEASE, ClockedTenant, Policy, Steps, booked, policies_of
 from tests.quotas.store_model import DAY, stretch
 from tests.quotas.wire import Wire
 
-LEASE = 30.0
 BEAT = 10_000_000  # microseconds
 START = 1_719_792_000_000_000 - 25_000_000  # a day, a week and a month end in 25 seconds
 KEYS = (None, "k1")
-SPENT = (Resource.REQUESTS, Resource.INPUT_TOKENS, Resource.OUTPUT_TOKENS, Resource.TOKENS)
 GREED = 300  # requests, at most
 Step = tuple[object, ...]
 PACES = (1.0, 0.95, 1.05)  # of the replicas' own clocks
 
 amounts = st.integers(40, 1000)
-windows = st.sampled_from([1, 60, 3600]) | st.sampled_from(list(BudgetPeriod))
 replicas = st.integers(0, 2)
-
-
-@st.composite
-def limits(draw: st.DrawFn, key: str | None) -> Limit:
-    if draw(st.integers(0, 3)) == 0:
-        return Limit(Resource.CONCURRENT_REQUESTS, draw(st.integers(2, 30)), None, key)
-    window, amount = draw(windows), draw(amounts)
-    if isinstance(window, BudgetPeriod):
-        return Limit(draw(st.sampled_from(SPENT)), amount, Budget(window), key)
-    return Limit(draw(st.sampled_from(SPENT)), amount, Rate(window, draw(amounts)), key)
-
-
-def some_limits(key: str | None) -> st.SearchStrategy[list[Limit]]:
-    return st.lists(limits(key), min_size=1, max_size=2, unique_by=lambda limit: limit.name)
 
 
 asks = st.builds(Ask, st.just(1), st.integers(1, 9), st.integers(1, 9))
@@ -102,27 +84,24 @@ class Life:
     cut_at: int = 0
 
 
-class World:
-    def __init__(self, runner: ScriptRunner, policy: dict[str | None, list[Limit]]) -> None:
-        self.runner = runner
-        self.policy = policy
-        self.tenant = uuid4().hex
-        self.now = START
+class World(ClockedTenant):
+    """Three replicas of a tenant, each on a wire of its own."""
+
+    def __init__(self, runner: ScriptRunner, policy: Policy) -> None:
+        super().__init__(runner, policy, START)
         self.moves: dict[Limit, list[tuple[int, int]]] = {limit: [] for key in KEYS for limit in policy[key]}
         self.spent: list[Usage] = []
         self.lives = [self._new_life(pace) for pace in PACES]
 
-    async def live(self, steps: list[Step]) -> None:
-        await self.wait(0)
-        for verb, *arguments in steps:
-            await getattr(self, str(verb))(*arguments)
+    async def live(self, steps: Steps) -> None:
+        await super().live(steps)
         await self.mend(None)
         for life in self.lives:
             await self._end_all(life)
         await self.wait(round(LEASE * 1e6) * 3)
 
     async def reserve(self, index: int, key: str | None, ask: Ask, times: int) -> None:
-        life, limits = self.lives[index], self._limits(key)
+        life, limits = self.lives[index], self.limits_of(key)
         for _ in range(times):
             try:
                 reservation = await life.store.reserve(self.tenant, key, limits, ask, "lease")
@@ -145,12 +124,12 @@ class World:
         for life, one in self._picked(pick):
             await self._end(life, one, output_tokens)
 
-    async def wait(self, duration: int) -> None:
+    async def wait(self, micros: int) -> None:
         while True:
-            step = min(duration, BEAT)
+            step = min(micros, BEAT)
             await self._advance(step)
-            duration -= step
-            if not duration:
+            micros -= step
+            if not micros:
                 return
 
     async def cut(self, index: int | None) -> None:
@@ -193,10 +172,10 @@ class World:
 
     async def check_settled(self) -> None:
         """Nothing is held or set aside any more, and the ledger holds what was spent, neither more nor less."""
-        state = await self._hash("")
+        state = await self.state()
         assert not [name for name in state if name[:2] in {b"r:", b"s:"}]
         for key in KEYS:
-            levels = await self._hash(f":key:{key}" if key else "")
+            levels = await self.state(f":key:{key}" if key else "")
             for limit in self.policy[key]:
                 if level := levels.get(limit.name.removeprefix(f"key:{key}:").encode()):
                     used, _, _, aside = unpack("<dddd", level)
@@ -206,8 +185,7 @@ class World:
         assert await booked(self.lives[0].store, self.tenant, days) == sum(self.spent, NOTHING)
 
     async def _advance(self, duration: int) -> None:
-        self.now += duration
-        await self.runner.client.execute(b"SET", b"test:clock", b"%d" % self.now)
+        await super().wait(duration)
         for life in self.lives:
             if not life.wire.is_cut:
                 await self._beat(life)
@@ -239,9 +217,6 @@ class World:
         for limit in limits:
             self.moves[limit].append((self.now, sign * ask.of(limit.resource)))
 
-    def _limits(self, key: str | None) -> tuple[Limit, ...]:
-        return (*self.policy[None], *(self.policy[key] if key else ()))
-
     def _chosen(self, index: int | None) -> list[Life]:
         return self.lives if index is None else [self.lives[index]]
 
@@ -253,10 +228,6 @@ class World:
         wire = Wire(self.runner)
         return Life(RedisStore(wire, LEASE, lambda: self.now / 1e6 * pace), wire)
 
-    async def _hash(self, suffix: str) -> dict[bytes, bytes]:
-        words = await self.runner.client.execute(b"HGETALL", f"sluice:{{{self.tenant}}}{suffix}".encode())
-        return dict(zip(words[::2], words[1::2], strict=True))
-
 
 def _check_rate(limit: Limit, rate: Rate, moves: list[tuple[int, int]]) -> None:
     for start, (begin, _) in enumerate(moves):
@@ -266,16 +237,14 @@ def _check_rate(limit: Limit, rate: Rate, moves: list[tuple[int, int]]) -> None:
             assert admitted <= rate.burst + Fraction(limit.amount * (moment - begin), rate.seconds * 10**6)
 
 
-policies = st.fixed_dictionaries({key: some_limits(key) for key in KEYS})
+policies = policies_of(KEYS, amounts, held=(2, 30), most=2)
 examples = settings(max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @examples
 @given(policy=policies, steps=histories(losses, crashes))
 def test_replicas_together_never_exceed_a_limit(
-    loop_and_runner: tuple[asyncio.Runner, ScriptRunner],
-    policy: dict[str | None, list[Limit]],
-    steps: list[Step],
+    loop_and_runner: tuple[asyncio.Runner, ScriptRunner], policy: Policy, steps: Steps
 ) -> None:
     loop, runner = loop_and_runner
     world = World(runner, policy)
@@ -286,9 +255,7 @@ def test_replicas_together_never_exceed_a_limit(
 @examples
 @given(policy=policies, steps=histories(losses, partial_settles))
 def test_whatever_was_cut_or_lost_is_charged_and_booked_once(
-    loop_and_runner: tuple[asyncio.Runner, ScriptRunner],
-    policy: dict[str | None, list[Limit]],
-    steps: list[Step],
+    loop_and_runner: tuple[asyncio.Runner, ScriptRunner], policy: Policy, steps: Steps
 ) -> None:
     loop, runner = loop_and_runner
     world = World(runner, policy)
