@@ -85,40 +85,28 @@ async def left(store: RedisStore, tenant: str, limits: tuple[Limit, ...] = LIMIT
     return {state.limit.name: state.remaining for state in await store.states(tenant, "k1", limits)}
 
 
-FULL = {
-    "requests/h": 10,
-    "tokens/h": 1000,
-    "tokens/day": 5000,
-    "output_tokens/month": 2000,
-    "concurrent_requests": 3,
-    "key:k1:tokens/h": 800,
-}
+def less(requests: int = 0, tokens: int = 0, output_tokens: int = 0, running: int = 0) -> dict[str, int]:
+    """What is left when this was taken from each limit."""
+    return {
+        "requests/h": 10 - requests,
+        "tokens/h": 1000 - tokens,
+        "tokens/day": 5000 - tokens,
+        "output_tokens/month": 2000 - output_tokens,
+        "concurrent_requests": 3 - running,
+        "key:k1:tokens/h": 800 - tokens,
+    }
 
 
 async def test_a_reservation_is_charged_to_every_limit(store: RedisStore, tenant: str) -> None:
     reservation = await store.reserve(tenant, "k1", LIMITS, Ask(1, 100, 200))
     remaining = {state.limit.name: state.remaining for state in reservation.states}
-    assert remaining == {
-        "requests/h": 9,
-        "tokens/h": 700,
-        "tokens/day": 4700,
-        "output_tokens/month": 1800,
-        "concurrent_requests": 2,
-        "key:k1:tokens/h": 500,
-    }
+    assert remaining == less(requests=1, tokens=300, output_tokens=200, running=1)
 
 
 async def test_settling_returns_what_was_not_used(store: RedisStore, tenant: str) -> None:
     reservation = await store.reserve(tenant, "k1", LIMITS, Ask(1, 100, 200))
     await store.settle(reservation, Usage(100, 50))
-    assert await left(store, tenant) == {
-        "requests/h": 9,
-        "tokens/h": 850,
-        "tokens/day": 4850,
-        "output_tokens/month": 1950,
-        "concurrent_requests": 3,
-        "key:k1:tokens/h": 650,
-    }
+    assert await left(store, tenant) == less(requests=1, tokens=150, output_tokens=50)
 
 
 async def test_a_second_settle_does_nothing(store: RedisStore, tenant: str) -> None:
@@ -138,7 +126,7 @@ async def test_settling_never_takes_more_than_was_reserved(store: RedisStore, te
 async def test_a_request_that_was_refused_later_costs_nothing(store: RedisStore, tenant: str) -> None:
     reservation = await store.reserve(tenant, "k1", LIMITS, Ask(1, 100, 200))
     await store.settle(reservation, Usage(requests=0))
-    assert await left(store, tenant) == FULL
+    assert await left(store, tenant) == less()
 
 
 async def test_a_refusal_costs_nothing_and_names_the_limit(store: RedisStore, tenant: str) -> None:
@@ -228,14 +216,7 @@ async def test_flushed_state_is_restored_with_what_runs(store: RedisStore, redis
     await store.settle(ended, Usage(50, 50))
     await redis.flushall()
     await store.settle(running, Usage(100, 100))
-    assert await left(store, tenant) == {
-        "requests/h": 8,
-        "tokens/h": 700,
-        "tokens/day": 4700,
-        "output_tokens/month": 1850,
-        "concurrent_requests": 3,
-        "key:k1:tokens/h": 500,
-    }
+    assert await left(store, tenant) == less(requests=2, tokens=300, output_tokens=150)
 
 
 async def test_each_replica_restores_what_it_holds(
