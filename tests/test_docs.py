@@ -1,4 +1,4 @@
-"""Files, modules, classes and functions that the documents name are there, and so is what they link to."""
+"""What the documents name, link to and show is there and is true."""
 
 import ast
 import re
@@ -6,6 +6,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
+from quotas.policy.schema import fields_of
+from tests.deploy.dashboard import PANELS
+from tests.quotas.policies import parsed, problems_of
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("sluice", "gateway", "admission", "quotas", "backend")
@@ -123,3 +127,68 @@ def test_the_table_of_rooms_has_every_room() -> None:
         r"^\| `([\w/]+)` \|", (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"), re.MULTILINE
     )
     assert rooms - set(table) == set()
+
+
+POLICIES = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```yaml\n(.*?)```", POLICIES, re.DOTALL)
+
+
+@pytest.mark.parametrize("text", BLOCKS)
+def test_every_block_of_yaml_about_policies_is_a_policy(text: str) -> None:
+    assert parsed(text).tenants
+
+
+def test_the_mistakes_that_are_shown_are_what_is_said_of_them() -> None:
+    shown = re.findall(r"^policies/acme\.yaml(:.*)$", POLICIES, re.MULTILINE)
+    text = "# acme\ntenants:\n  acme:\n    limits: {tokens: 100k/mn}\n    wieght: 2\n"
+    assert [problem.removeprefix("a.yaml") for problem in problems_of(text)] == shown
+
+
+def test_every_field_of_a_policy_is_in_a_table() -> None:
+    rows = set(re.findall(r"^\| `([a-z_.]+)` \|", POLICIES, re.MULTILINE))
+    queue = {f"queue.{name}" for name in fields_of("class", "queue")}
+    documented = {*fields_of("class"), *fields_of("tenant"), *fields_of("limits"), *fields_of("key")} - {"queue"}
+    alone = {*fields_of("")} - {"classes", "defaults", "tenants"}  # each of these is a section
+    assert rows == documented | queue | alone
+
+
+def test_every_example_of_a_number_is_accepted() -> None:
+    rows = dict(re.findall(r"^\| (count|size|duration|rate|budget|price) \| ([^|]*) \|", POLICIES, re.MULTILINE))
+    uses = {
+        "count": "tenants: {a: {limits: {concurrent_requests: #}}}",
+        "size": "tenants: {a: {limits: {kv_bytes: #}}}",
+        "duration": "classes: {a: {ttft: #}}",
+        "rate": "tenants: {a: {limits: {tokens: #}}}",
+        "budget": "tenants: {a: {limits: {tokens: #}}}",
+        "price": "tenants: {a: {price: {input: #, output: 1/1M, currency: USD}}}",
+    }
+    assert rows.keys() == uses.keys()
+    for kind, examples in rows.items():
+        for example in re.findall(r"`([^`]+)`", examples):
+            assert not problems_of(uses[kind].replace("#", example))
+
+
+def test_every_file_that_is_linked_exists() -> None:
+    links = re.findall(r"\]\((\.\./[^)]+)\)", POLICIES)
+    assert links
+    assert all((Path(__file__).parents[1] / "docs" / link).is_file() for link in links)
+
+
+DIAGNOSIS = (ROOT / "docs" / "diagnosis.md").read_text()
+
+
+def test_every_finding_has_a_row() -> None:
+    sources = "".join(path.read_text() for path in (ROOT / "gateway" / "doctor").glob("*_findings.py"))
+    names = set(re.findall(r"return Finding\(\n?\s*f?\"(\w+)", sources))
+    assert len(names) > 20
+    assert {name for name in names if f"`{name}" not in DIAGNOSIS} == set()
+
+
+def test_the_panels_that_are_named_exist() -> None:
+    titles = {panel["title"] for panel in PANELS}
+    table = DIAGNOSIS.partition("| what is seen | panel |")[2].partition("\n\n")[0]
+    named = re.findall(r"^\| [^|]+ \| ([^|]+) \|", table, re.MULTILINE)
+    assert len(named) == 8
+    assert {title for titles_of_row in named for title in titles_of_row.split("; ")} <= titles
+    assert set(re.findall(r"(?<!\*)\*([A-Z][^*\n]+)\*(?!\*)", DIAGNOSIS)) <= titles
+    assert set(re.findall(r"^panel '([^']+)'", DIAGNOSIS, re.MULTILINE)) <= titles
