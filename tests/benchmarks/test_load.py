@@ -1,10 +1,9 @@
 import socket
-from collections.abc import Iterator
-from threading import Thread
 
 import pytest
 
 from benchmarks.load import BadAnswer, Connection, all_at_once, closed_loop, post
+from tests.benchmarks.conftest import Script
 
 WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\n{ok}"
 EVENTS = b"data: 1\n\n", b"data: 2\n\n", b"data: [DONE]\n\n"
@@ -12,45 +11,6 @@ STREAM = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + b"".join(
     b"%x\r\n%b\r\n" % (len(event), event) for event in EVENTS
 )
 END = b"0\r\n\r\n"
-
-
-class Script:
-    """A server that answers each request with the same parts, each its own packet."""
-
-    def __init__(self) -> None:
-        self.parts: list[bytes] = []
-        self._sock = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._sock.getsockname()[1]
-        Thread(target=self._accept, daemon=True).start()
-
-    def close(self) -> None:
-        self._sock.shutdown(socket.SHUT_RDWR)
-        self._sock.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._sock.accept()
-            except OSError:
-                return
-            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            Thread(target=self._serve, args=(client,), daemon=True).start()
-
-    def _serve(self, client: socket.socket) -> None:
-        with client:
-            try:
-                while client.recv(65536):
-                    for part in self.parts:
-                        client.sendall(part)
-            except OSError:
-                return
-
-
-@pytest.fixture
-def script() -> Iterator[Script]:
-    server = Script()
-    yield server
-    server.close()
 
 
 def test_a_request_carries_its_length_and_key() -> None:

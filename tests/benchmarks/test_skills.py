@@ -12,30 +12,27 @@ from benchmarks.words import UNSEEN_WORDS, WORDS, make_word
 
 seeds = st.integers(0, 2**32)
 skills = st.sampled_from(sorted(SKILLS))
+generated = st.builds(lambda skill, seed: SKILLS[skill](Random(seed)), skills, seeds)
 
 
-@given(skills, seeds)
-def test_a_generated_answer_is_right_when_it_ended(skill: str, seed: int) -> None:
-    example = SKILLS[skill](Random(seed))
+@given(generated)
+def test_a_generated_answer_is_right_when_it_ended(example: Example) -> None:
     assert example.is_right(example.answer, ended=True)
 
 
-@given(skills, seeds)
-def test_an_answer_that_was_cut_off_is_wrong(skill: str, seed: int) -> None:
-    example = SKILLS[skill](Random(seed))
+@given(generated)
+def test_an_answer_that_was_cut_off_is_wrong(example: Example) -> None:
     assert not example.is_right(example.answer, ended=False)
 
 
-@given(skills, seeds)
-def test_an_answer_with_a_missing_end_or_an_addition_is_wrong(skill: str, seed: int) -> None:
-    example = SKILLS[skill](Random(seed))
+@given(generated)
+def test_an_answer_with_a_missing_end_or_an_addition_is_wrong(example: Example) -> None:
     assert not example.is_right(example.answer[:-1], ended=True)
     assert not example.is_right(example.answer + " 1", ended=True)
 
 
-@given(skills, seeds)
-def test_phrasings_are_filled_in_completely(skill: str, seed: int) -> None:
-    example = SKILLS[skill](Random(seed))
+@given(generated)
+def test_phrasings_are_filled_in_completely(example: Example) -> None:
     assert not set("{}") & set(example.prompt + example.answer)
 
 

@@ -1,20 +1,13 @@
-from collections.abc import Iterator
 from itertools import repeat
 
 import pytest
 
 from benchmarks.load import BadAnswer, post
 from benchmarks.traffic import ClosedLoop, Due, Traffic
-from tests.benchmarks.test_load import END, STREAM, Script
+from tests.benchmarks.conftest import Script
+from tests.benchmarks.test_load import END, STREAM
 
 REQUEST = post("/", {})
-
-
-@pytest.fixture
-def script() -> Iterator[Script]:
-    server = Script()
-    yield server
-    server.close()
 
 
 def test_every_request_of_a_timetable_is_sent_and_answered(script: Script) -> None:
