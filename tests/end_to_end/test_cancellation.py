@@ -3,11 +3,10 @@
 import json
 from collections.abc import Callable
 
-import httpx
 import pytest
 
 from tests.gateway.raw_client import RawClient, chat, completion, connected, exchange, request
-from tests.gateway.server_process import PATIENCE, ServerProcess, eventually
+from tests.gateway.server_process import ServerProcess, eventually
 
 DISCONNECTED = 'outcome="disconnected"'
 LONG = {"max_tokens": 1500, "ignore_eos": True}
@@ -81,17 +80,12 @@ def test_while_a_whole_answer_is_computed(server: ServerProcess, leave: Leave) -
 
 
 @ways_to_leave
-def test_while_an_answer_streams(server: ServerProcess, leave: Leave) -> None:
+@pytest.mark.parametrize("pipelined", [1, 2])
+def test_while_an_answer_streams_and_another_request_may_lie_behind(
+    server: ServerProcess, leave: Leave, pipelined: int
+) -> None:
     client = RawClient(server)
-    client.send(long_request(server, stream=True))
-    assert client.receive().startswith(b"HTTP/1.1 200")
-    leaves(server, client, leave)
-
-
-@ways_to_leave
-def test_with_another_request_pipelined_behind(server: ServerProcess, leave: Leave) -> None:
-    client = RawClient(server)
-    client.send(long_request(server, stream=True) * 2)
+    client.send(long_request(server, stream=True) * pipelined)
     assert client.receive().startswith(b"HTTP/1.1 200")
     leaves(server, client, leave)
 
@@ -157,12 +151,8 @@ def test_a_reader_that_stops_reading_is_cut(impatient_server: ServerProcess) -> 
 
 def test_what_others_are_told_does_not_change(server: ServerProcess) -> None:
     def ask() -> str:
-        reply = httpx.post(
-            f"{server.url}/v1/chat/completions",
-            json=chat(temperature=1.0, seed=5, max_tokens=120, ignore_eos=True),
-            headers=server.headers,
-            timeout=PATIENCE,
-        )
+        body = chat(temperature=1.0, seed=5, max_tokens=120, ignore_eos=True)
+        reply = server.post("/v1/chat/completions", **body)
         text: str = reply.json()["choices"][0]["message"]["content"]
         return text
 

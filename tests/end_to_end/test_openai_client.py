@@ -244,8 +244,7 @@ def test_an_answer_longer_than_the_context_leaves_is_refused_by_the_field_that_a
 
 
 def test_a_completion_that_names_no_length_has_16_tokens_and_a_chat_what_the_context_leaves(
-    client: openai.OpenAI,
-    chat: Any,
+    client: openai.OpenAI, chat: Any
 ) -> None:
     short = client.completions.create(model=MODEL, prompt="Once", extra_body={"ignore_eos": True})
     assert short.usage is not None

@@ -1,8 +1,10 @@
-"""The whole gateway on a device on paper: clients leave at random moments, and a model computes no numbers."""
+"""The whole gateway on a device on paper: clients that leave, a model without numbers, no garbage of any request."""
 
 import asyncio
+import gc
 import json
 import random
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +13,11 @@ import pytest
 from admission.outcome import Outcome
 from backend.scheduler.batch import NO_TOKEN, Batch, StepOutput
 from backend.text.tokenizer import Tokenizer
+from gateway.telemetry.request_record import RequestRecord
+from quotas.errors import LimitExceeded, StoreUnavailable
 from tests.backend.paper_device import PaperDevice, continuation
 from tests.examples import examples
-from tests.gateway.paper_gateway import CONFIG, END, Client, Gateway
+from tests.gateway.paper_gateway import CONFIG, END, KEY, Client, Gateway
 
 NUM_CANCELLATIONS = examples(1_000)
 NUM_CLIENTS = 48
@@ -108,7 +112,7 @@ BROKEN = 77  # a token of the prompt that the model has no numbers for
 
 
 @pytest.fixture
-async def gateway(embedded_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Gateway:
+async def broken_gateway(embedded_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Gateway:
     slots: set[int] = set()
     execute = PaperDevice.execute
 
@@ -129,7 +133,8 @@ def body(prompt: list[int], **fields: Any) -> bytes:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_it_is_told_so_and_those_beside_it_are_served(gateway: Gateway, stream: bool) -> None:
+async def test_it_is_told_so_and_those_beside_it_are_served(broken_gateway: Gateway, stream: bool) -> None:
+    gateway = broken_gateway
     gateway.engine.start()
     broken = Client("/v1/completions", [body([5, BROKEN], stream=stream)])
     whole = Client("/v1/completions", [body([5, 6, 7], stream=stream)])
@@ -141,3 +146,109 @@ async def test_it_is_told_so_and_those_beside_it_are_served(gateway: Gateway, st
     assert gateway.outcomes == {Outcome.FAILED: 1, Outcome.COMPLETED: 1}
     assert gateway.scheduler.pool.num_free == gateway.scheduler.config.num_blocks
     await gateway.engine.stop()
+
+
+REQUESTS = 50
+BODY: dict[str, Any] = {"model": "paper", "prompt": [5, 6, 7], "max_tokens": 6}
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.freeze()  # so that only what a test makes is looked at
+    gc.disable()
+    yield
+    gc.enable()
+    gc.unfreeze()
+
+
+@pytest.fixture
+async def gateway(embedded_tokenizer: Tokenizer, no_collector: None) -> Gateway:
+    gateway = Gateway(embedded_tokenizer)
+    gateway.engine.start()
+    return gateway
+
+
+async def ask(gateway: Gateway, body: dict[str, Any], key: str = KEY, **headers: str) -> int:
+    client = Client("/v1/completions", [json.dumps(body).encode()], key=key, headers=headers)
+    await client.ask(gateway.app)
+    client.left.set()
+    status: int = client.sent[0]["status"]
+    return status
+
+
+async def leave(gateway: Gateway, body: dict[str, Any]) -> None:
+    client = Client("/v1/completions", [json.dumps(body).encode()])
+    leaving = asyncio.create_task(client.leave_after(40))
+    await client.ask(gateway.app)
+    await leaving
+
+
+def forgotten() -> int:
+    """Requests in rings that nothing but the collector can reach."""
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    gc.collect()
+    gc.set_debug(0)
+    records = sum(isinstance(thing, RequestRecord) for thing in gc.garbage)
+    gc.garbage.clear()
+    gc.collect()
+    return records
+
+
+async def rings(gateway: Gateway, act: Callable[[], Awaitable[object]]) -> int:
+    """How many of 50 requests leave one."""
+    await act()
+    forgotten()
+    for _ in range(REQUESTS):
+        await act()
+    await asyncio.sleep(0)
+    found = forgotten()
+    await gateway.engine.stop()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "status"),
+    [
+        ({}, KEY, 200),
+        ({"stream": True}, KEY, 200),
+        ({"prompt": [[5], [6], [7]]}, KEY, 200),
+        ({"max_tokens": -1}, KEY, 400),
+        ({"model": "other"}, KEY, 404),
+        ({}, "sk-nobody", 401),
+    ],
+)
+async def test_a_request_that_is_answered_leaves_none(
+    gateway: Gateway, change: dict[str, Any], key: str, status: int
+) -> None:
+    async def act() -> None:
+        assert await ask(gateway, BODY | change, key) == status
+
+    assert await rings(gateway, act) == 0
+
+
+@pytest.mark.parametrize("refusal", [LimitExceeded, StoreUnavailable])
+async def test_a_request_that_a_limit_refuses_leaves_none(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, refusal: type[Exception]
+) -> None:
+    async def reserve(*arguments: Any) -> None:
+        raise LimitExceeded(arguments[2][0], 5, 1, 2.0) if refusal is LimitExceeded else StoreUnavailable("away")
+
+    monkeypatch.setattr(gateway.store, "reserve", reserve)
+
+    async def act() -> None:
+        assert await ask(gateway, BODY) in (429, 503)
+
+    assert await rings(gateway, act) == 0
+
+
+async def test_a_request_that_would_come_too_late_leaves_none(gateway: Gateway) -> None:
+    async with asyncio.TaskGroup() as group:
+        for _ in range(20):
+            group.create_task(ask(gateway, BODY | {"prompt": [5] * 50, "max_tokens": 40}))
+        await asyncio.sleep(0)
+        found = await rings(gateway, lambda: ask(gateway, BODY, **{"x-sluice-ttft-ms": "0.001"}))
+    assert found == 0
+
+
+async def test_a_client_that_leaves_leaves_none(gateway: Gateway) -> None:
+    assert await rings(gateway, lambda: leave(gateway, BODY | {"stream": True, "max_tokens": 80})) == 0

@@ -3,10 +3,12 @@
 import json
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import httpx
 import pytest
 
+from tests.gateway.raw_client import chat
 from tests.gateway.server_process import PATIENCE
 from tests.gateway.tenant_site import TenantSite, tenant_site
 
@@ -17,7 +19,7 @@ tenants:
   broken: {}
   good: {}
 """
-CHAT = {"model": "embedded", "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 1}
+CHAT = chat("Hi.", max_tokens=1)
 RATE = 2  # refused requests a second
 
 
@@ -92,8 +94,9 @@ def test_a_key_whose_requests_are_refused_too_often_is_answered_unread_and_other
 
 def test_a_good_key_is_served_beside_a_hundred_bad_ones_at_its_address(site: Site) -> None:
     request = b"GET /v1/limits HTTP/1.1\r\nhost: x\r\nauthorization: Bearer wrong\r\n\r\n"
-    clients = [socket.create_connection(("127.0.0.1", site.server.port), PATIENCE) for _ in range(40 * RATE)]
-    try:
+    with ExitStack() as stack:
+        address = ("127.0.0.1", site.server.port)
+        clients = [stack.enter_context(socket.create_connection(address, PATIENCE)) for _ in range(40 * RATE)]
         for client in clients:
             client.sendall(request)
         assert site.send("good").status_code == 200
@@ -101,6 +104,3 @@ def test_a_good_key_is_served_beside_a_hundred_bad_ones_at_its_address(site: Sit
         with pytest.raises(TimeoutError):  # it waits behind the others
             clients[-1].recv(100)
         assert clients[0].recv(100).startswith(b"HTTP/1.1 401")
-    finally:
-        for client in clients:
-            client.close()

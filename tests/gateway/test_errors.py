@@ -114,11 +114,7 @@ def test_an_undecodable_name_is_echoed_harmlessly() -> None:
         ("temperature must be a number, got 'my secret'.", "temperature", "temperature must be a number."),
         ("The body is not valid JSON: unexpected my secret.", None, "The body is not valid JSON."),
         ("role 'my secret' is unknown.", "role", "role ... is unknown."),
-        (
-            "the template refuses these messages: my secret.",
-            "messages",
-            "the template refuses these messages.",
-        ),
+        ("the template refuses these messages: my secret.", "messages", "the template refuses these messages."),
         ("my secret field is not a field that this server knows.", "my secret field", "The body is not valid."),
         ("frobnicate is not a field that this server knows.", "frobnicate", None),
     ],

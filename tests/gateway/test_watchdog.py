@@ -1,6 +1,7 @@
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -43,68 +44,58 @@ class Bench:
             await asyncio.sleep(0.001)
 
 
-def play(scenario: Callable[[Bench], Awaitable[None]], prior: StepTime = PRIOR) -> None:
-    async def main() -> None:
-        bench = Bench(prior)
-        bench.engine.start()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        try:
-            await scenario(bench)
-        finally:
-            bench.executor.free()
-            await bench.engine.stop()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def watched(prior: StepTime = PRIOR) -> AsyncIterator[Bench]:
+    bench = Bench(prior)
+    bench.engine.start()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    try:
+        yield bench
+    finally:
+        bench.executor.free()
+        await bench.engine.stop()
 
 
-def test_a_step_that_does_not_come_back_fails_the_engine_and_every_stream(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_a_step_that_does_not_come_back_fails_the_engine_and_every_stream(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with watched() as bench:
         assert not bench.look(LOOKS)
         assert bench.look(1)
         with pytest.raises(DeviceError, match="no step was completed for 10 s"):
             await bench.stream.take()
         bench.look(LOOKS)
-
-    play(scenario)
     (report,) = [record for record in caplog.records if record.levelno == logging.CRITICAL]
     assert "the device is wedged: step 0 of 1 sequences" in report.getMessage()
     assert "sluice-device-launch:" in report.getMessage() and "sluice-device-wait:" in report.getMessage()
     assert ", in _wait\n" in report.getMessage()
 
 
-def test_each_step_has_its_own_time() -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_each_step_has_its_own_time() -> None:
+    async with watched() as bench:
         for _ in range(4):
             assert not bench.look(LOOKS)
             await bench.complete_a_step()
 
-    play(scenario)
 
-
-def test_an_idle_device_is_not_held_to_anything() -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_an_idle_device_is_not_held_to_anything() -> None:
+    async with watched() as bench:
         while bench.core.scheduler.in_flight:
             bench.executor.allow()
             await asyncio.sleep(0.001)
         assert not bench.look(5 * LOOKS)
 
-    play(scenario)
 
-
-def test_a_step_that_was_predicted_to_be_slow_has_twenty_times_as_long() -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_a_step_that_was_predicted_to_be_slow_has_twenty_times_as_long() -> None:
+    async with watched(StepTime((2.0, 0, 0, 0, 0, 0, 0))) as bench:
         assert not bench.look(3 * LOOKS)
         assert bench.look(LOOKS + 1)
 
-    play(scenario, StepTime((2.0, 0, 0, 0, 0, 0, 0)))
 
-
-def test_time_in_which_the_machine_stood_still_does_not_count(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_time_in_which_the_machine_stood_still_does_not_count(caplog: pytest.LogCaptureFixture) -> None:
+    async with watched() as bench:
         assert not bench.look(2, elapsed=3600.0)
         await bench.complete_a_step()
         assert not bench.look(LOOKS)
-
-    play(scenario)
     assert "the event loop was late by 3599.8 s" in caplog.text

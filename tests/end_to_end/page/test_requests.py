@@ -3,11 +3,10 @@
 import threading
 from functools import partial
 
-import httpx
-
 from tests.end_to_end.page.fake_gateway import FakeGateway
 from tests.end_to_end.page.page_data import live
 from tests.end_to_end.page.page_object import Page, PageMaker
+from tests.gateway.raw_client import completion
 from tests.gateway.server_process import PATIENCE, ServerProcess, eventually
 
 CANCEL = "#live tbody tr:first-child button[aria-label]"
@@ -166,15 +165,11 @@ def test_two_requests_of_one_id_are_two_rows(board: Page, gateway: FakeGateway) 
     assert [row["tenant"] for row in gateway.answers["requests"]["live"]] == ["acme"]
 
 
-ENDLESS = {"model": "embedded", "prompt": "Count.", "max_tokens": 1900, "ignore_eos": True, "stream": True}
-
-
 def test_a_request_is_seen_followed_cancelled_and_remembered(server: ServerProcess, open_tab: PageMaker) -> None:
     heard: list[str] = []
 
     def listen() -> None:
-        url = f"{server.url}/v1/completions"
-        with httpx.stream("POST", url, json=ENDLESS, headers=server.headers, timeout=PATIENCE) as reply:
+        with server.stream("/v1/completions", **completion(max_tokens=1900, ignore_eos=True)) as reply:
             heard.extend(reply.iter_lines())
 
     client = threading.Thread(target=listen)

@@ -1,12 +1,15 @@
 """The views of keys, of the policy and of usage, on small screens and with hostile names too."""
 
+from functools import partial
+
 import httpx
 import pytest
 
 from tests.end_to_end.page import page_data
 from tests.end_to_end.page.fake_gateway import FakeGateway
 from tests.end_to_end.page.page_object import Page, PageMaker
-from tests.gateway.server_process import PATIENCE, ServerProcess, eventually
+from tests.gateway.raw_client import completion
+from tests.gateway.server_process import ServerProcess, eventually
 
 HOSTILE = "<img src=x onerror=document.title=1>"
 
@@ -19,7 +22,7 @@ def keys(open_view: PageMaker) -> Page:
 
 
 def status(server: ServerProcess, key: str) -> int:
-    return httpx.get(f"{server.url}/v1/limits", headers={"authorization": f"Bearer {key}"}).status_code
+    return server.get("/v1/limits", key).status_code
 
 
 def row(key_id: str) -> str:
@@ -193,13 +196,12 @@ def test_many_long_and_hostile_names_fit_every_screen(gateway: FakeGateway, open
 
 
 def test_what_a_gateway_serves_is_in_its_usage_a_little_later(server: ServerProcess, open_view: PageMaker) -> None:
-    body = {"model": "embedded", "prompt": "Count.", "max_tokens": 2}
-    httpx.post(f"{server.url}/v1/completions", json=body, headers=server.headers, timeout=PATIENCE).raise_for_status()
+    assert server.post("/v1/completions", **completion(max_tokens=2)).status_code == 200
     eventually(lambda: "demo" in [row["tenant"] for row in server.admin("usage")["rows"]])
     page = open_view("usage")
     page.until_reads("#usage-table", "demo")
     assert page.complaints() == []
-    reply = httpx.get(f"{server.admin_url}/admin/v1/usage.csv", headers=server.admin_headers)
+    reply = server.ask_admin("usage.csv")
     assert reply.headers["content-type"].startswith("text/csv")
     assert reply.text.startswith("day,tenant,requests,")
     assert httpx.get(f"{server.admin_url}/admin/v1/usage.csv").status_code == 401
@@ -211,10 +213,8 @@ EDIT = "tenants:\n  demo: {limits: {requests: {rate: 1/h, burst: 1}}}\n  nobody:
 def test_an_edit_is_simulated_on_what_was_served_and_says_what_it_leaves_out(
     server: ServerProcess, open_view: PageMaker
 ) -> None:
-    body = {"model": "embedded", "prompt": "Count.", "max_tokens": 3}
     for _ in range(3):
-        reply = httpx.post(f"{server.url}/v1/completions", json=body, headers=server.headers, timeout=PATIENCE)
-        reply.raise_for_status()
+        assert server.post("/v1/completions", **completion(max_tokens=3)).status_code == 200
     page = open_view("policy")
     page.until_shown("#policy-classes table")
     page.fill("#policy-edit", EDIT)
@@ -233,9 +233,9 @@ def test_an_edit_is_simulated_on_what_was_served_and_says_what_it_leaves_out(
 
 
 def test_the_api_refuses_what_is_no_policy_and_answers_in_figures(server: ServerProcess) -> None:
-    url = f"{server.admin_url}/admin/v1/policy/what-if"
-    bad = httpx.post(url, json={"text": "tenants: 3"}, headers=server.admin_headers, timeout=PATIENCE)
+    what_if = partial(server.ask_admin, "policy/what-if", "POST")
+    bad = what_if(json={"text": "tenants: 3"})
     assert (bad.status_code, bad.json()["error"]["param"]) == (400, "text")
-    same = httpx.post(url, json={"text": "tenants: {demo: {}}"}, headers=server.admin_headers, timeout=PATIENCE).json()
+    same = what_if(json={"text": "tenants: {demo: {}}"}).json()
     assert same["requests"] + same["left_out"] >= 1
     assert same["before"]["completed"] == same["after"]["completed"]

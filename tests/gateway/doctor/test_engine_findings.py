@@ -1,11 +1,6 @@
 from admission.explain import REASONS
 from gateway.doctor.finding import Severity
-from tests.gateway.doctor.snapshots import (
-    BEFORE,
-    found,
-    lives,
-    waits,
-)
+from tests.gateway.doctor.snapshots import BEFORE, found, lives, waits
 
 MEMORY, SLOTS, ALLOWANCE = REASONS["memory"], REASONS["slots"], REASONS["allowance"]
 

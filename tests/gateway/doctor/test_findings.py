@@ -1,14 +1,7 @@
 from admission.explain import REASONS
 from gateway.doctor.finding import Severity
 from gateway.doctor.findings import findings, past_findings
-from tests.gateway.doctor.snapshots import (
-    BEFORE,
-    HEALTHY,
-    diagnosed,
-    lives,
-    snapshot,
-    tenant,
-)
+from tests.gateway.doctor.snapshots import BEFORE, HEALTHY, diagnosed, lives, snapshot, tenant
 
 MEMORY, SLOTS, ALLOWANCE = REASONS["memory"], REASONS["slots"], REASONS["allowance"]
 

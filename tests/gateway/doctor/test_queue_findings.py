@@ -3,15 +3,7 @@ import pytest
 from admission.explain import REASONS
 from gateway.doctor.finding import Severity
 from gateway.doctor.findings import findings
-from tests.gateway.doctor.snapshots import (
-    BEFORE,
-    HEALTHY,
-    found,
-    histogram,
-    snapshot,
-    tenant,
-    waits,
-)
+from tests.gateway.doctor.snapshots import BEFORE, HEALTHY, found, histogram, snapshot, tenant, waits
 
 MEMORY, SLOTS, ALLOWANCE = REASONS["memory"], REASONS["slots"], REASONS["allowance"]
 

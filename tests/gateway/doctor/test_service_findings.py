@@ -2,11 +2,7 @@ import pytest
 
 from admission.explain import REASONS
 from gateway.doctor.finding import Severity
-from tests.gateway.doctor.snapshots import (
-    found,
-    histogram,
-    lives,
-)
+from tests.gateway.doctor.snapshots import found, histogram, lives
 
 MEMORY, SLOTS, ALLOWANCE = REASONS["memory"], REASONS["slots"], REASONS["allowance"]
 

@@ -17,7 +17,6 @@ from tests.gateway.server_process import PATIENCE, ServerProcess, assert_unharme
 CAP = 64
 UPLOAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n{"
 PROBE = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
-MEBIBYTE = 2**20
 
 
 @pytest.fixture(scope="module")

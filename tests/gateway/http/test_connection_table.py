@@ -131,7 +131,6 @@ def test_addresses_that_were_here_once_are_forgotten() -> None:
     assert len(crowd.table._peers) < 20
 
 
-EVENTS = ("begin_request", "complete_request", "complete_response", "remove")
 _names = count()
 _steps = st.one_of(
     st.tuples(st.just("enter"), st.sampled_from(["192.0.2.1", "192.0.2.2", "127.0.0.1"])),

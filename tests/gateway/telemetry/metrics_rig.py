@@ -94,6 +94,12 @@ class Rig(CoreRun):
     def page(self) -> Page:
         return Page(self.metrics.prometheus_text().decode())
 
+    def value(self, name: str, **labels: str) -> float:
+        return self.page().value(name, **labels)
+
+    def labels(self, name: str, label: str) -> set[str]:
+        return self.page().labels(name, label)
+
     def record(self, *timelines: SequenceTimeline) -> RequestRecord:
         tenant = timelines[0].sequence.tenant if timelines else "acme"
         record = a_record(began=self.now, tenant=tenant, timelines=list(timelines), outcome=None, ended=None)

@@ -48,25 +48,15 @@ class Receiver:
 
     @property
     def spans(self) -> list[Span]:
-        return [
-            span
-            for request in list(self.requests)
-            if isinstance(request, trace_pb.ExportTraceServiceRequest)
-            for resource in request.resource_spans
-            for scope in resource.scope_spans
-            for span in scope.spans
-        ]
+        return [span for scope in self._scopes("resource_spans", "scope_spans") for span in scope.spans]
 
     @property
     def metrics(self) -> list[Metric]:
-        return [
-            metric
-            for request in list(self.requests)
-            if isinstance(request, metrics_pb.ExportMetricsServiceRequest)
-            for resource in request.resource_metrics
-            for scope in resource.scope_metrics
-            for metric in scope.metrics
-        ]
+        return [metric for scope in self._scopes("resource_metrics", "scope_metrics") for metric in scope.metrics]
+
+    def _scopes(self, resources: str, scopes: str) -> list[Any]:
+        groups = [group for request in list(self.requests) for group in getattr(request, resources, ())]
+        return [scope for group in groups for scope in getattr(group, scopes)]
 
     @property
     def resources(self) -> list[dict[str, Any]]:

@@ -8,16 +8,11 @@ from typing import Any
 
 import httpx
 
-from tests.gateway.server_process import PATIENCE, ServerProcess, running_server
+from tests.gateway.server_process import BODY, PATIENCE, ServerProcess, running_server
 
-PROMPT = "Count from 3 to 12."
+PROMPT = BODY["messages"][0]["content"]
 CLIENT_SPAN = "b7ad6b7169203331"
-LIMITS = """
-defaults:
-  limits:
-    requests: 1000/min
-    tokens: 1000000/day
-"""
+LIMITS = "defaults: {limits: {requests: 1000/min, tokens: 1000000/day}}"
 
 
 @dataclass(frozen=True)
@@ -46,13 +41,7 @@ def traced_server(directory: Path, endpoint: str, protocol: str, *flags: str) ->
 
 def ask(server: ServerProcess, trace_id: str) -> dict[str, int]:
     """A streamed answer in a trace of the client's; its usage."""
-    body = {
-        "model": "embedded",
-        "temperature": 0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "messages": [{"role": "user", "content": PROMPT}],
-    }
+    body = BODY | {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
     headers = server.headers | {"traceparent": f"00-{trace_id}-{CLIENT_SPAN}-01", "tracestate": "vendor=1"}
     url = f"{server.url}/v1/chat/completions"
     reply = httpx.post(url, json=body, headers=headers, timeout=PATIENCE)

@@ -74,9 +74,7 @@ async def test_what_has_changed_since_the_files_were_read_is_seen(tmp_path: Path
     assert times == [1]
 
 
-async def test_a_folder_that_vanishes_and_comes_back_is_seen_and_so_are_its_later_edits(
-    tmp_path: Path,
-) -> None:
+async def test_a_folder_that_vanishes_and_comes_back_is_seen_and_so_are_its_later_edits(tmp_path: Path) -> None:
     folder = tmp_path / "policies"
     folder.mkdir()
     (folder / "a.yaml").write_text("1")

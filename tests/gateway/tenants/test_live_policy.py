@@ -21,6 +21,12 @@ def policies(path: Path, text: str = ONE) -> LivePolicy:
     return LivePolicy(path)
 
 
+async def edit(held: LivePolicy, text: str) -> None:
+    (path,) = held.files()
+    path.write_text(text)
+    await held.reload()
+
+
 def telling(told: list[News]) -> Callable[[News], Awaitable[None]]:
     async def tell(news: News) -> None:
         told.append(news)
@@ -41,8 +47,7 @@ async def test_an_edit_takes_effect_and_whoever_listens_is_told(tmp_path: Path) 
     held = policies(tmp_path / "p.yaml")
     told: list[Policy] = []
     held.on_change.append(telling(told))
-    (tmp_path / "p.yaml").write_text(TWO)
-    await held.reload()
+    await edit(held, TWO)
     assert held.current.tenant("acme").weight == 3
     assert told == [held.current]
 
@@ -52,22 +57,19 @@ async def test_an_invalid_edit_changes_nothing_and_is_reported_until_it_is_mende
 ) -> None:
     held = policies(tmp_path / "p.yaml")
     before = held.current
-    (tmp_path / "p.yaml").write_text("tenants:\n  acme:\n    wieght: 3\n")
-    await held.reload()
+    await edit(held, "tenants:\n  acme:\n    wieght: 3\n")
     assert held.current is before
     assert held.num_failures == 1
     assert "p.yaml:3:5" in str(held.problem) and "weight" in str(held.problem)
     assert str(held.problem) in caplog.text
-    (tmp_path / "p.yaml").write_text(TWO)
-    await held.reload()
+    await edit(held, TWO)
     assert held.problem is None and held.current.tenant("acme").weight == 3
 
 
 async def test_an_edit_of_comments_alone_changes_nothing(tmp_path: Path) -> None:
     held = policies(tmp_path / "p.yaml")
     before = held.current
-    (tmp_path / "p.yaml").write_text(f"# a comment\n{ONE}")
-    await held.reload()
+    await edit(held, f"# a comment\n{ONE}")
     assert held.current is before and held.num_reloads == 0
 
 
@@ -76,8 +78,7 @@ async def test_every_version_is_remembered_with_what_it_changed(tmp_path: Path) 
     (tmp_path / "p.yaml").write_text(ONE)
     held = LivePolicy(tmp_path / "p.yaml", clock=lambda: next(now))
     first = held.current.version
-    (tmp_path / "p.yaml").write_text(TWO)
-    await held.reload()
+    await edit(held, TWO)
     assert list(held.history) == [
         Edition(first, 10.0, ()),
         Edition(held.current.version, 20.0, ("tenant acme", "  weight: 2 -> 3")),
@@ -88,8 +89,7 @@ async def test_whoever_listens_for_failures_is_told_what_is_wrong(tmp_path: Path
     held = policies(tmp_path / "p.yaml")
     told: list[PolicyError] = []
     held.on_failure.append(telling(told))
-    (tmp_path / "p.yaml").write_text("tenant: {}\n")
-    await held.reload()
+    await edit(held, "tenant: {}\n")
     assert told == [held.problem]
 
 
@@ -117,8 +117,7 @@ async def test_of_two_reloads_at_once_the_later_edit_wins_for_all_who_listen(tmp
 
     later: list[asyncio.Task[None]] = []
     held.on_change.append(tell)
-    (tmp_path / "p.yaml").write_text(TWO)
-    await held.reload()
+    await edit(held, TWO)
     await later[0]
     assert told == [0, 3, 4]
     assert held.current.tenant("acme").weight == 4

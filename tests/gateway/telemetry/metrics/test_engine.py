@@ -34,13 +34,11 @@ def test_the_batch_and_its_churn(rig: Rig) -> None:
     rig.step()
     rig.step()
     rig.cancel(timelines[0])
-    page = rig.page()
-    assert page.value("sluice_batch_size_max") == 8
-    assert page.value("sluice_batch_size_count") == 2
-    assert page.value("sluice_batch_joined_total") - page.value("sluice_batch_left_total") == 2
+    assert rig.value("sluice_batch_size_max") == 8
+    assert rig.value("sluice_batch_size_count") == 2
+    assert rig.value("sluice_batch_joined_total") - rig.value("sluice_batch_left_total") == 2
     rig.run()
-    page = rig.page()
-    assert page.value("sluice_batch_joined_total") == page.value("sluice_batch_left_total") == 3
+    assert rig.value("sluice_batch_joined_total") == rig.value("sluice_batch_left_total") == 3
 
 
 def test_joined_and_left_never_go_down_while_steps_are_in_flight(rig: Rig) -> None:
@@ -96,7 +94,7 @@ def test_even_steps_have_no_jitter_and_a_late_one_has_two(rig: Rig) -> None:
     assert page.value("sluice_token_jitter_seconds_sum") == pytest.approx(0, abs=1e-9)
     rig.now += 0.1
     rig.run()
-    assert rig.page().value("sluice_token_jitter_seconds_sum") == pytest.approx(0.2)
+    assert rig.value("sluice_token_jitter_seconds_sum") == pytest.approx(0.2)
 
 
 def test_decodes_that_wait_for_a_step_of_prefills_alone_have_jitter(rig: Rig) -> None:
@@ -108,18 +106,17 @@ def test_decodes_that_wait_for_a_step_of_prefills_alone_have_jitter(rig: Rig) ->
         for tell in rig.core_telemetry.on_step:
             tell(CompletedStep(ScheduledStep(batch), completed, completed, 0.1, 0.0))
         rig.core.scheduler.running["b"] = waiting
-    page = rig.page()
-    assert page.value("sluice_token_jitter_seconds_count") == 2
-    assert page.value("sluice_token_jitter_seconds_sum") == pytest.approx(0.3)
+    assert rig.value("sluice_token_jitter_seconds_count") == 2
+    assert rig.value("sluice_token_jitter_seconds_sum") == pytest.approx(0.3)
 
 
 def test_a_write_that_makes_no_progress_is_stalled(rig: Rig) -> None:
     record = rig.record(rig.arrive("a"))
     record.scope = RequestScope({}, None, None)  # type: ignore[arg-type]  # nothing is received or sent
     record.scope.writing_since = rig.now - 0.5
-    assert rig.page().value("sluice_stalled_writes") == 0
+    assert rig.value("sluice_stalled_writes") == 0
     rig.now += 1
-    assert rig.page().value("sluice_stalled_writes") == 1
+    assert rig.value("sluice_stalled_writes") == 1
 
 
 def test_tokens_after_the_end_are_counted_as_late(rig: Rig) -> None:
@@ -128,7 +125,7 @@ def test_tokens_after_the_end_are_counted_as_late(rig: Rig) -> None:
     rig.core.schedule(rig.now)
     rig.cancel(timeline)
     rig.complete()
-    assert rig.page().value("sluice_late_tokens_total") == 1
+    assert rig.value("sluice_late_tokens_total") == 1
 
 
 def test_preemptions_are_counted_by_their_cause() -> None:
@@ -167,7 +164,7 @@ def test_memory_is_released_with_the_step_in_flight(rig: Rig) -> None:
     rig.step()
     rig.core.schedule(rig.now)
     leave(rig, record)
-    assert rig.page().value(f"{RELEASE}_count") == 0
+    assert rig.value(f"{RELEASE}_count") == 0
     rig.complete()
     assert sums(rig.page()) == (pytest.approx(0.002), pytest.approx(0.012))
     assert not rig.metrics._disconnects._releasing
@@ -179,12 +176,12 @@ def test_other_ends_are_no_disconnects(rig: Rig) -> None:
     rig.run()
     rig.now += 0.001
     leave(rig, done)  # its answer was complete before
-    assert rig.page().value(f"{STOP}_count") == rig.page().value(f"{RELEASE}_count") == 0
+    assert rig.value(f"{STOP}_count") == rig.value(f"{RELEASE}_count") == 0
 
 
 def test_orphans_are_streams_without_a_request(rig: Rig) -> None:
     record = rig.record(rig.arrive("a"), rig.arrive("b"))
     rig.engine.num_streams = 2
-    assert rig.page().value("sluice_orphans") == 0
+    assert rig.value("sluice_orphans") == 0
     rig.telemetry.live.discard(record)
-    assert rig.page().value("sluice_orphans") == 2
+    assert rig.value("sluice_orphans") == 2

@@ -19,27 +19,25 @@ def test_the_loops_lag_is_the_most_of_late(rig: Rig) -> None:
     process = rig.metrics.process
     for lag in (0.0, 0.3, 0.001):
         process.tick(lag)
-    assert rig.page().value("sluice_loop_lag_seconds") == 0.3
+    assert rig.value("sluice_loop_lag_seconds") == 0.3
     for _ in range(LAG_TICKS):
         process.tick(0.002)
-    assert rig.page().value("sluice_loop_lag_seconds") == 0.002
+    assert rig.value("sluice_loop_lag_seconds") == 0.002
 
 
 def test_counters_that_others_keep_are_zero_until_they_are_bound(rig: Rig) -> None:
-    assert rig.page().value("sluice_spans_dropped_total") == 0
+    assert rig.value("sluice_spans_dropped_total") == 0
     rig.metrics.process.bind("sluice.spans.dropped", lambda: 7)
-    assert rig.page().value("sluice_spans_dropped_total") == 7
+    assert rig.value("sluice_spans_dropped_total") == 7
 
 
 def test_live_requests_and_the_policy_are_read(rig: Rig) -> None:
     rig.record()
-    page = rig.page()
-    assert page.value("sluice_live_requests") == 1
-    assert page.value("sluice_policy_info", version=rig.policies.current.version) == 1
+    assert rig.value("sluice_live_requests") == 1
+    assert rig.value("sluice_policy_info", version=rig.policies.current.version) == 1
     rig.policies.num_reloads, rig.policies.num_failures = 3, 1
-    page = rig.page()
-    assert page.value("sluice_policy_reloads_total") == 3
-    assert page.value("sluice_policy_reload_failures_total") == 1
+    assert rig.value("sluice_policy_reloads_total") == 3
+    assert rig.value("sluice_policy_reload_failures_total") == 1
 
 
 def test_what_the_process_takes_is_what_the_kernel_says(rig: Rig) -> None:
@@ -62,23 +60,20 @@ def test_what_the_process_takes_is_what_the_kernel_says(rig: Rig) -> None:
 
 
 def test_every_script_is_timed_whether_it_succeeds_or_fails(rig: Rig) -> None:
-    assert rig.page().labels("sluice_store_latency_seconds_count", "script") == set(Script)
+    assert rig.labels("sluice_store_latency_seconds_count", "script") == set(Script)
     (observed,) = rig.store.on_command
     observed("reserve", 1.0, 1.002, None)
     observed("settle", 2.0, 2.25, StoreUnavailable("gone"))
-    page = rig.page()
-    assert page.value("sluice_store_latency_seconds_sum", script="reserve") == pytest.approx(0.002)
-    assert page.value("sluice_store_latency_seconds_sum", script="settle") == pytest.approx(0.25)
-    assert page.value("sluice_store_errors_total", script="settle") == page.value("sluice_store_errors_total") == 1
+    assert rig.value("sluice_store_latency_seconds_sum", script="reserve") == pytest.approx(0.002)
+    assert rig.value("sluice_store_latency_seconds_sum", script="settle") == pytest.approx(0.25)
+    assert rig.value("sluice_store_errors_total", script="settle") == rig.value("sluice_store_errors_total") == 1
 
 
 async def test_its_state_is_read(rig: Rig) -> None:
-    page = rig.page()
-    assert page.value("sluice_store_connected") == 1
-    assert page.value("sluice_store_outages_total") == page.value("sluice_reservations_outstanding") == 0
+    assert rig.value("sluice_store_connected") == 1
+    assert rig.value("sluice_store_outages_total") == rig.value("sluice_reservations_outstanding") == 0
     await rig.store.reserve("a", None, (Limit(Resource.CONCURRENT_REQUESTS, 1),), Ask(1, 1, 1))
     rig.store.is_connected, rig.store.num_outages = False, 2
-    page = rig.page()
-    assert page.value("sluice_store_connected") == 0
-    assert page.value("sluice_store_outages_total") == 2
-    assert page.value("sluice_reservations_outstanding") == 1
+    assert rig.value("sluice_store_connected") == 0
+    assert rig.value("sluice_store_outages_total") == 2
+    assert rig.value("sluice_reservations_outstanding") == 1

@@ -10,9 +10,8 @@ def rig_with_aging(seconds: float) -> Rig:
 
 
 def test_depth_and_age_are_told_for_every_class(rig: Rig) -> None:
-    page = rig.page()
-    assert page.labels("sluice_queue_depth", "class") == {"interactive", "standard", "batch"}
-    assert page.value("sluice_queue_depth") == page.value("sluice_queue_oldest_age_seconds") == 0
+    assert rig.labels("sluice_queue_depth", "class") == {"interactive", "standard", "batch"}
+    assert rig.value("sluice_queue_depth") == rig.value("sluice_queue_oldest_age_seconds") == 0
     rig.arrive("a", level=1, tenant="acme")
     rig.now += 2
     rig.arrive("b", level=1, tenant="other")
@@ -21,16 +20,15 @@ def test_depth_and_age_are_told_for_every_class(rig: Rig) -> None:
     assert page.value("sluice_queue_depth", **{"class": "standard"}) == page.value("sluice_queue_depth") == 2
     assert page.value("sluice_queue_oldest_age_seconds", **{"class": "standard"}) == pytest.approx(5)
     rig.run()
-    assert rig.page().value("sluice_queue_depth") == rig.page().value("sluice_queue_oldest_age_seconds") == 0
+    assert rig.value("sluice_queue_depth") == rig.value("sluice_queue_oldest_age_seconds") == 0
 
 
 def test_the_time_in_the_queue_is_known_at_admission(rig: Rig) -> None:
     rig.arrive("a", level=2)
     rig.now += 0.2
     rig.core.schedule(rig.now)
-    page = rig.page()
-    assert page.value("sluice_admissions_total", **{"class": "batch"}) == page.value("sluice_admissions_total") == 1
-    assert page.value("sluice_queue_time_seconds_sum", **{"class": "batch"}) == pytest.approx(0.2)
+    assert rig.value("sluice_admissions_total", **{"class": "batch"}) == rig.value("sluice_admissions_total") == 1
+    assert rig.value("sluice_queue_time_seconds_sum", **{"class": "batch"}) == pytest.approx(0.2)
 
 
 def test_a_preempted_sequence_is_admitted_once() -> None:

@@ -157,7 +157,7 @@ def of_requests(page: Page) -> dict[tuple[str, frozenset[tuple[str, str]]], floa
 def test_refusals_are_counted_by_words_that_are_there_from_the_start(
     rig: Rig, error: ApiError, labels: dict[str, str]
 ) -> None:
-    assert rig.page().value("sluice_refusals_total", **labels) == 0
+    assert rig.value("sluice_refusals_total", **labels) == 0
     page = end(rig, **refused(error))
     assert page.value("sluice_refusals_total", **labels) == 1
     assert page.samples.keys() - rig.page().samples.keys() == set()
@@ -223,6 +223,5 @@ def test_a_listener_that_fails_leaves_the_others_alone(rig: Rig) -> None:
     """Metrics among them: whatever a story lacks, it is counted."""
     bare = RequestRecord("r", "POST", "/v1/completions", a_record().trace, 100.0, 0, operation="chat")
     rig.telemetry.ended(bare, Outcome.INVALID)
-    page = rig.page()
-    assert page.value("sluice_requests_total", outcome="invalid") == 1
-    assert page.value(f"{DURATION}_count", error_type="invalid") == 1
+    assert rig.value("sluice_requests_total", outcome="invalid") == 1
+    assert rig.value(f"{DURATION}_count", error_type="invalid") == 1

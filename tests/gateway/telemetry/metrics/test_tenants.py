@@ -81,15 +81,14 @@ def test_usage_counts_to_the_moment_and_never_goes_down(rig: Rig) -> None:
     record = rig.record(timeline)
     seen = []
     while rig.step():
-        seen.append([rig.page().value(name) for name in TOTALS])
+        seen.append([rig.value(name) for name in TOTALS])
     rig.telemetry.ended(record, Outcome.COMPLETED)
-    seen.append([rig.page().value(name) for name in TOTALS])
+    seen.append([rig.value(name) for name in TOTALS])
     for values in zip(*seen, strict=True):
         assert list(values) == sorted(values)
-    page = rig.page()
-    assert page.value("sluice_tenant_tokens_total", tenant="acme", kind="prompt") == 12
-    assert page.value("sluice_tenant_tokens_total", tenant="acme", kind="output") == 20
-    assert page.value("sluice_kv_byte_seconds_total") == pytest.approx(timeline.sequence.kv_block_seconds * BLOCK_BYTES)
+    assert rig.value("sluice_tenant_tokens_total", tenant="acme", kind="prompt") == 12
+    assert rig.value("sluice_tenant_tokens_total", tenant="acme", kind="output") == 20
+    assert rig.value("sluice_kv_byte_seconds_total") == pytest.approx(timeline.sequence.kv_block_seconds * BLOCK_BYTES)
 
 
 def test_prompt_tokens_that_were_told_stay_when_their_step_is_lost(rig: Rig) -> None:
@@ -98,9 +97,9 @@ def test_prompt_tokens_that_were_told_stay_when_their_step_is_lost(rig: Rig) -> 
     seen = []
     for pass_on in (lambda: rig.core.schedule(rig.now), lambda: rig.core.rollback(rig.now), rig.step, rig.run):
         pass_on()
-        seen.append(rig.page().value("sluice_tenant_tokens_total", tenant="acme", kind="prompt"))
+        seen.append(rig.value("sluice_tenant_tokens_total", tenant="acme", kind="prompt"))
     rig.telemetry.ended(record, Outcome.COMPLETED)
-    seen.append(rig.page().value("sluice_tenant_tokens_total", tenant="acme", kind="prompt"))
+    seen.append(rig.value("sluice_tenant_tokens_total", tenant="acme", kind="prompt"))
     assert seen == sorted(seen) and seen[0] == seen[1] > 0 and seen[-1] == 12
 
 
@@ -118,16 +117,15 @@ def test_service_is_what_steps_took(rig: Rig) -> None:
 def test_other_orders_have_service_too(order: Order) -> None:
     rig = Rig(config=CoreConfig(order=order))
     serve(rig, rig.arrive("a"))
-    assert rig.page().value("sluice_tenant_service_seconds_total", tenant="acme") > STEP / 10
-    assert rig.page().value("sluice_tenant_deficit_seconds") == 0
+    assert rig.value("sluice_tenant_service_seconds_total", tenant="acme") > STEP / 10
+    assert rig.value("sluice_tenant_deficit_seconds") == 0
 
 
 def test_requests_of_a_tenant_are_counted_by_their_outcome(rig: Rig) -> None:
     for outcome in (Outcome.REFUSED, Outcome.REFUSED, Outcome.COMPLETED):
         rig.telemetry.ended(rig.record(), outcome)
-    page = rig.page()
-    assert page.value("sluice_tenant_requests_total", tenant="acme", outcome="refused") == 2
-    assert page.value("sluice_tenant_requests_total") == 3
+    assert rig.value("sluice_tenant_requests_total", tenant="acme", outcome="refused") == 2
+    assert rig.value("sluice_tenant_requests_total") == 3
 
 
 def test_tenants_beyond_the_cap_are_added_up(rig: Rig) -> None:
@@ -146,10 +144,10 @@ def test_fairness_is_measured_among_those_that_wait(rig: Rig) -> None:
     for number in range(30):
         for tenant in ("acme", "zeta"):
             rig.arrive(f"{tenant} {number}", prompt=30, max_tokens=30, tenant=tenant)
-    assert rig.page().value("sluice_jain_index") == 1
+    assert rig.value("sluice_jain_index") == 1
     for _ in range(11):
         tick()
         for _ in range(10):
             rig.step()
-    assert rig.page().value("sluice_waiting_sequences", tenant="zeta") > 0
-    assert 0.9 < rig.page().value("sluice_jain_index") <= 1
+    assert rig.value("sluice_waiting_sequences", tenant="zeta") > 0
+    assert 0.9 < rig.value("sluice_jain_index") <= 1

@@ -18,10 +18,10 @@ def sequence(arrival: float = 0.0) -> Sequence:
 def test_what_runs_and_waits(rig: Rig) -> None:
     rig.arrive("a")
     rig.arrive("b")
-    assert rig.page().value("vllm:num_requests_waiting") == 2
+    assert rig.value("vllm:num_requests_waiting") == 2
     rig.step()
-    assert rig.page().value("vllm:num_requests_running") == 2
-    assert rig.page().value("vllm:num_requests_waiting") == 0
+    assert rig.value("vllm:num_requests_running") == 2
+    assert rig.value("vllm:num_requests_waiting") == 0
 
 
 def test_every_token_but_the_first_has_a_gap_however_they_are_delivered(rig: Rig) -> None:
@@ -29,9 +29,8 @@ def test_every_token_but_the_first_has_a_gap_however_they_are_delivered(rig: Rig
     last = deliver(sequence(), 0, 3, 0.0)
     deliver(sequence(), 3, 2, last)
     deliver(sequence(), 5, 0, last)
-    page = rig.page()
-    assert page.value(f"{TTFT}_count") == 1
-    assert page.value(f"{GAP}_count") == page.value(f"{OLDER}_count") == 4
+    assert rig.value(f"{TTFT}_count") == 1
+    assert rig.value(f"{GAP}_count") == rig.value(f"{OLDER}_count") == 4
 
 
 def test_the_first_token_and_the_gaps_between_the_others_are_timed(rig: Rig) -> None:
@@ -40,10 +39,9 @@ def test_the_first_token_and_the_gaps_between_the_others_are_timed(rig: Rig) -> 
     last = rig.metrics.tokens_delivered(request, 0, 1, 0.0)
     rig.now = 10.9
     rig.metrics.tokens_delivered(request, 1, 4, last)
-    page = rig.page()
-    assert page.value(f"{TTFT}_sum") == 0.5
-    assert page.value(f"{GAP}_sum") == page.value(f"{OLDER}_sum") == pytest.approx(0.4)
-    assert page.value(f"{GAP}_count") == 4
+    assert rig.value(f"{TTFT}_sum") == 0.5
+    assert rig.value(f"{GAP}_sum") == rig.value(f"{OLDER}_sum") == pytest.approx(0.4)
+    assert rig.value(f"{GAP}_count") == 4
 
 
 def test_ends_are_counted_by_their_reasons(rig: Rig) -> None:

@@ -18,6 +18,11 @@ from tests.gateway.telemetry.records import a_record
 RESOURCE = Resource({"service.name": "sluice"})
 
 
+@pytest.fixture
+def trace() -> list[ReadableSpan]:
+    return a_trace()
+
+
 def a_trace() -> list[ReadableSpan]:
     return spans_of(a_record(), RESOURCE, KVShape(16, 1000), SamplingReason.RATIO, None)
 
@@ -49,10 +54,9 @@ class Held(SpanExporter):
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-async def test_spans_reach_a_collector(receiver: Receiver, protocol: str) -> None:
+async def test_spans_reach_a_collector(receiver: Receiver, protocol: str, trace: list[ReadableSpan]) -> None:
     collector = Collector(receiver.endpoint(protocol), protocol, {"authorization": "Bearer abc"})
     exporter = BackgroundExporter(otlp_exporter(collector))
-    trace = a_trace()
     exporter.put(trace)
     await exporter.close()
     assert [span.name for span in receiver.spans] == [span.name for span in trace]
@@ -63,11 +67,10 @@ async def test_spans_reach_a_collector(receiver: Receiver, protocol: str) -> Non
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 async def test_what_a_collector_refuses_is_counted(
-    receiver: Receiver, protocol: str, caplog: pytest.LogCaptureFixture
+    receiver: Receiver, protocol: str, trace: list[ReadableSpan], caplog: pytest.LogCaptureFixture
 ) -> None:
     receiver.manner = Manner.REFUSE
     exporter = BackgroundExporter(otlp_exporter(Collector(receiver.endpoint(protocol), protocol)))
-    trace = a_trace()
     exporter.put(trace)
     await exporter.close()
     assert (exporter.num_exported, exporter.num_dropped) == (0, len(trace))
@@ -98,16 +101,15 @@ async def test_a_collector_that_hangs_holds_nothing_up(receiver: Receiver, proto
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-async def test_a_collector_that_is_not_there_holds_nothing_up(protocol: str) -> None:
+async def test_a_collector_that_is_not_there_holds_nothing_up(protocol: str, trace: list[ReadableSpan]) -> None:
     exporter = BackgroundExporter(otlp_exporter(Collector("http://127.0.0.1:1", protocol)))
-    trace = a_trace()
     exporter.put(trace)
     await exporter.close(0.05)
     assert (exporter.num_exported, exporter.num_dropped) == (0, len(trace))
 
 
-async def test_traces_are_dropped_whole_when_the_queue_is_full() -> None:
-    held, trace = Held(), a_trace()
+async def test_traces_are_dropped_whole_when_the_queue_is_full(trace: list[ReadableSpan]) -> None:
+    held = Held()
     exporter = BackgroundExporter(held, max_waiting=3 * len(trace), interval=0.001)
     exporter.put(trace)
     held.asked.wait()
@@ -119,8 +121,8 @@ async def test_traces_are_dropped_whole_when_the_queue_is_full() -> None:
     assert (exporter.num_exported, exporter.num_dropped) == (4 * len(trace), 2 * len(trace))
 
 
-async def test_a_full_batch_does_not_wait_for_the_interval() -> None:
-    held, trace = Held(), a_trace()
+async def test_a_full_batch_does_not_wait_for_the_interval(trace: list[ReadableSpan]) -> None:
+    held = Held()
     exporter = BackgroundExporter(held, interval=3600)
     for _ in range(BATCH // len(trace) + 1):
         exporter.put(trace)
@@ -131,8 +133,8 @@ async def test_a_full_batch_does_not_wait_for_the_interval() -> None:
     assert max(held.batches) < BATCH + len(trace)
 
 
-async def test_an_exporter_that_raises_is_survived() -> None:
-    held, trace = Held(RuntimeError("no")), a_trace()
+async def test_an_exporter_that_raises_is_survived(trace: list[ReadableSpan]) -> None:
+    held = Held(RuntimeError("no"))
     held.let.set()
     exporter = BackgroundExporter(held, interval=0.001)
     exporter.put(trace)
@@ -159,16 +161,16 @@ async def test_failures_are_logged_once_and_so_is_the_recovery(caplog: pytest.Lo
     ]
 
 
-async def test_nothing_is_taken_after_the_end() -> None:
-    held, trace = Held(), a_trace()
+async def test_nothing_is_taken_after_the_end(trace: list[ReadableSpan]) -> None:
+    held = Held()
     exporter = BackgroundExporter(held)
     await exporter.close()
     exporter.put(trace)
     assert held.is_shut_down and exporter.num_dropped == len(trace)
 
 
-async def test_what_cannot_be_sent_in_time_is_counted_once() -> None:
-    held, trace = Held(), a_trace()
+async def test_what_cannot_be_sent_in_time_is_counted_once(trace: list[ReadableSpan]) -> None:
+    held = Held()
     exporter = BackgroundExporter(held, interval=0.001)
     exporter.put(trace)
     held.asked.wait()

@@ -215,11 +215,7 @@ def test_a_preemption_shows_where_it_happened() -> None:
 
 @pytest.mark.parametrize(
     ("reason", "event"),
-    [
-        (FinishReason.CANCELLED, "cancelled"),
-        (FinishReason.EXPIRED, "expired"),
-        (FinishReason.PREEMPTED, "preempted"),
-    ],
+    [(FinishReason.CANCELLED, "cancelled"), (FinishReason.EXPIRED, "expired"), (FinishReason.PREEMPTED, "preempted")],
 )
 def test_what_is_cut_short_says_so(reason: FinishReason, event: str) -> None:
     timeline = a_timeline()
