@@ -25,7 +25,7 @@ T = TypeVar("T")
 class BodyReader:
     """Reads bodies; there is one per process, owned by its event loop.
 
-    A body is scanned as it comes, a block at a time, and parsed on a thread if it is not small: Python code releases
+    A body that is not small is scanned as it comes, a block at a time, and parsed on a thread: Python code releases
     the interpreter lock every 0.1 ms, and no single call of the parser takes more than 2 ms. Tenants take turns at
     both, so that many bodies of one tenant delay a body of another by no more than one turn.
     """
@@ -52,6 +52,8 @@ class BodyReader:
     ) -> T:
         """Read the body and return what `parse` makes of it. Raises `ApiError` and `ClientGone`."""
         parts = BodyParts(scope, receive, self._max_body_bytes, self._timeout)
+        if parts.max_size <= INLINE:
+            return parse(await _read_small(parts, record))
         if parts.max_size <= BLOCK:  # a connection buffers as much of any request
             return await self._read(parts, principal.tenant, record, parse)
         async with self._reserve_bytes(principal, parts.max_size):
@@ -100,6 +102,15 @@ class BodyReader:
             owner, share = ("tenant", 1) if key is None else ("API key", 2)
             semaphore = self._unparsed[tenant, key] = _ByteSemaphore(owner, self._max_unparsed_bytes // share)
         return semaphore
+
+
+async def _read_small(parts: BodyParts, record: RequestRecord) -> JsonBody:
+    """Read a body whose elements cannot be too many, since it has fewer bytes than a body may have elements."""
+    raw = b""
+    while parts.more:
+        raw += await parts.next()
+        record.body_bytes = parts.size
+    return JsonBody(raw)
 
 
 class RoundRobinLock:

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
     """One request as ASGI hands it over, with the writer of its response and the record that telemetry keeps of it."""
 
@@ -88,7 +88,9 @@ class Endpoint:
 
         Raises `TooManyRefused` before it is read, and `ApiError` and `ClientGone` while it is.
         """
-        self.service.refusal_limiter.check(principal.tenant, principal.key_id)
+        limiter = self.service.refusal_limiter
+        if principal.tenant in limiter.refused_tenants:
+            limiter.check(principal.tenant, principal.key_id)
         return await self.service.body_reader.read(call.scope, call.receive, principal, call.record, parse)
 
     async def refuse_spent(self, call: Call, policy: EffectivePolicy, ask: Ask, is_certain: bool = True) -> None:

@@ -32,6 +32,7 @@ class RefusalLimiter:
 
     def __init__(self, per_second: float, clock: Callable[[], float]) -> None:
         """`per_second` is the rate of a key; `clock` is in seconds and never goes back."""
+        self.refused_tenants = set[str]()  # of whose requests any was refused for what it is: `check` passes all others
         self._clock = clock
         self._requests = _Buckets(per_second)
         self._refusals = _Buckets(per_second * REFUSALS_SHARE)
@@ -40,9 +41,9 @@ class RefusalLimiter:
     def check(self, tenant: str, key: str) -> None:
         """Raises `TooManyRefused` if a key, or its tenant, has had too many requests refused."""
         now = self._clock()
-        for owner, share, whose in (((tenant, key), 1.0, "API key"), ((tenant, None), TENANT_SHARE, "tenant")):
-            bucket = self._requests.bucket(owner, share, now)
-            if wait := bucket.wait(now):
+        for owner, whose in (((tenant, key), "API key"), ((tenant, None), "tenant")):
+            bucket = self._requests.find(owner)
+            if bucket is not None and (wait := bucket.wait(now)):
                 raise TooManyRefused(
                     f"Too many requests of your {whose} were refused: {bucket.rate:g} a second may be, and each counts "
                     f"one more for {BLOCK} bytes of its body. Correct what they were refused for; "
@@ -59,6 +60,7 @@ class RefusalLimiter:
             return self._addresses.bucket((_network(peer), None), 1.0, now).take(cost, now)
         owners: list[tuple[_Owner, float]] = [((tenant, key), 1.0), ((tenant, None), TENANT_SHARE)]
         if error.outcome is Outcome.INVALID:
+            self.refused_tenants.add(tenant)
             for owner, share in owners:
                 self._requests.bucket(owner, share, now).take(cost, now)
         return max(self._refusals.bucket(owner, share, now).take(cost, now) for owner, share in owners)
@@ -71,13 +73,20 @@ class _Buckets:
         self._rate = rate
         self._buckets: OrderedDict[_Owner, _Bucket] = OrderedDict()
 
-    def bucket(self, owner: _Owner, share: float, now: float) -> "_Bucket":
+    def find(self, owner: _Owner) -> "_Bucket | None":
+        """Returns an owner's bucket; None if it has none, which is as good as a full one."""
         bucket = self._buckets.get(owner)
+        if bucket is not None:
+            self._buckets.move_to_end(owner)
+        return bucket
+
+    def bucket(self, owner: _Owner, share: float, now: float) -> "_Bucket":
+        """Returns an owner's bucket, a new one that is full if it has none."""
+        bucket = self.find(owner)
         if bucket is None:
             bucket = self._buckets[owner] = _Bucket(self._rate * share, now)
             if len(self._buckets) > MAX_OWNERS:
                 self._buckets.popitem(last=False)
-        self._buckets.move_to_end(owner)
         return bucket
 
 

@@ -10,6 +10,7 @@ then remains to be parsed at once, the skeleton, is small.
 """
 
 import re
+from collections.abc import Sequence
 from os import urandom
 from typing import Any
 
@@ -119,10 +120,13 @@ class JsonScanner:
 
 
 class JsonBody:
-    """A body that was scanned; `len` is its size in bytes."""
+    """A body to parse, scanned if it is not small; `len` is its size in bytes."""
 
-    def __init__(self, raw: bytes, spans: list[_Span]) -> None:
-        """`spans` are the texts, without their quotes, and the runs of token ids that are decoded by themselves."""
+    def __init__(self, raw: bytes, spans: Sequence[_Span] = ()) -> None:
+        """`spans` are the texts, without their quotes, and the runs of token ids that are decoded by themselves.
+
+        A body of at most `MAX_ELEMENTS` bytes need not be scanned: it has no more elements, and no span.
+        """
         self._raw = raw
         self._spans = spans
 

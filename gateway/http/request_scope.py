@@ -37,9 +37,8 @@ class BodyParts:
     """
 
     def __init__(self, scope: Scope, receive: Receive, limit: int, timeout: float) -> None:
-        _check_headers(scope, limit)
         self.size = 0  # bytes read so far
-        self.max_size = _declared_size(scope, limit)  # bytes that may come
+        self.max_size = _expected_size(scope, limit)  # bytes that may come
         self.more = True
         self._receive = receive
         self._limit = limit
@@ -58,24 +57,23 @@ class BodyParts:
         return part
 
 
-def _declared_size(scope: Scope, limit: int) -> int:
+def _expected_size(scope: Scope, limit: int) -> int:
+    """Returns how many bytes the headers announce, or `limit`. Raises `ApiError` for a body that would be refused once
+    it was read.
+    """
+    size = limit
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit():
-            return int(value)
-    return limit
-
-
-def _check_headers(scope: Scope, limit: int) -> None:
-    """Raises `ApiError` for a body that would be refused once it was read."""
-    for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit() and int(value) > limit:
-            raise _too_large(limit)
-        if name == b"content-encoding" and value.lower() != b"identity":
+            size = int(value)
+            if size > limit:
+                raise _too_large(limit)
+        elif name == b"content-encoding" and value.lower() != b"identity":
             coding = value[:64].decode("latin-1")
             raise BadRequest(
                 f"Bodies are read as they come, not decoded: send it without content-encoding, got {coding!r}.",
                 "content-encoding",
             )
+    return size
 
 
 def _too_large(limit: int) -> RequestTooLarge:
