@@ -11,8 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.admin.endpoint import BODY_TIMEOUT, MAX_BODY_BYTES, AdminRequest, Blob, admin_route
 from gateway.admin.port import AdminKey
 from gateway.errors import ApiError, InternalError, MethodNotAllowed, RouteNotFound
-from gateway.http.connection import show_key
-from gateway.http.request_scope import ClientGone, read_body
+from gateway.http.request_scope import ClientGone, read_body, show_key
 from gateway.http.responses import ResponseWriter, encode_headers
 from gateway.telemetry.metrics.prometheus import CONTENT_TYPE
 

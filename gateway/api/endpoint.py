@@ -13,9 +13,8 @@ from gateway.api.rate_headers import rate_headers
 from gateway.api.refusals import refusal_of
 from gateway.api.service import Service
 from gateway.errors import ApiError, InternalError, forget_origin
-from gateway.http.connection import show_key
 from gateway.http.json_body import JsonBody
-from gateway.http.request_scope import ClientGone
+from gateway.http.request_scope import ClientGone, show_key
 from gateway.http.responses import ResponseWriter
 from gateway.telemetry.request_record import RequestRecord
 from gateway.tenants.auth import Principal

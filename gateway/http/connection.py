@@ -2,20 +2,21 @@
 
 import asyncio
 import logging
+import select
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
 import httptools
-from starlette.types import Scope
 from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from gateway.errors import ApiError, BadRequest, HeadersTooLarge, Overloaded, RequestTimedOut
 from gateway.http.connection_table import ConnectionEntry
-from gateway.http.disconnects import DisconnectNotice, HangupWatcher
+from gateway.http.request_scope import TRANSPORT, Exchange
 from gateway.http.responses import encode_headers, request_id
 
 log = logging.getLogger(__name__)
@@ -24,7 +25,6 @@ MAX_HEADER_BYTES = 64 * 1024
 SEND_BUFFER_BYTES = 64 * 1024  # bounds what a reader that stopped can make the kernel keep
 DEAD_PEER_SECONDS = 20  # unacknowledged data, or unanswered probes, for this long: the peer is gone
 PROBE_SECONDS = 5  # between two questions whether a client that sends no more still reads
-TRANSPORT = "sluice.transport"  # key of the ASGI extension with the connection's transport and its table entry
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"  # means nothing to who did not ask for it (RFC 9110, 15.2.1)
 _COMMENT = b"3\r\n:\n\n\r\n"  # means nothing in an event stream
 _TOO_LARGE = f"The request's headers exceed {MAX_HEADER_BYTES} bytes."
@@ -58,11 +58,39 @@ def bound_socket(host: str, port: int) -> socket.socket:
     return sock
 
 
-def show_key(scope: Scope, tenant: str) -> None:
-    """Note in the connection table that the request has a valid key of this tenant."""
-    extension = scope.get("extensions", {}).get(TRANSPORT)
-    if extension is not None:
-        extension["entry"].show_key(tenant)
+class HangupWatcher:
+    """Watches sockets whose input has ended for a reset (EPOLLHUP), which the event loop does not.
+
+    It has an epoll of its own, because every epoll reports a reset even if it is asked for nothing.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._epoll = select.epoll()
+        self._callbacks: dict[int, Callable[[], object]] = {}
+        self._loop.add_reader(self._epoll.fileno(), self._poll)
+
+    def watch(self, number: int, on_hangup: Callable[[], object]) -> None:
+        """Call `on_hangup`, once, when the other end of the descriptor's connection has closed both ways."""
+        self._callbacks[number] = on_hangup
+        self._epoll.register(number, 0)
+
+    def forget(self, number: int) -> None:
+        """Stop watching a descriptor, before it is closed: the next one with its number would be watched otherwise."""
+        if self._callbacks.pop(number, None) is not None:
+            with suppress(OSError, ValueError):
+                self._epoll.unregister(number)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._epoll.fileno())
+        self._epoll.close()
+
+    def _poll(self) -> None:
+        for number, _ in self._epoll.poll(0):
+            on_hangup = self._callbacks.get(number)
+            self.forget(number)
+            if on_hangup is not None:
+                on_hangup()
 
 
 class Connection(HttpToolsProtocol):
@@ -94,7 +122,7 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0  # read since the last message, or since the last part of this one's body
         self._reads_headers = True
         self._ignores_input = False
-        self._disconnect: DisconnectNotice | None = None  # of the newest request
+        self._exchange: Exchange | None = None  # the newest request
         self._lingers = False  # everything is answered, and input is discarded until the connection is closed
         self._watched: int | None = None  # the descriptor, once the client has closed its sending half
 
@@ -123,8 +151,8 @@ class Connection(HttpToolsProtocol):
         if self._watched is not None:
             self._hangup_watcher.forget(self._watched)
         super().connection_lost(exc)
-        if self._disconnect is not None:
-            self._disconnect.notify()
+        if self._exchange is not None:
+            self._exchange.end()
         if self.cycle is not None:
             self.cycle.transport = self.transport  # not by way of this connection, which has it
 
@@ -143,12 +171,14 @@ class Connection(HttpToolsProtocol):
         if self._ignores_input:
             return
         self._unset_keepalive_if_required()
-        if self.cycle is not None and self.cycle.response_complete:
-            self._start_timer()
         self._head_bytes += len(data)
         self._feed(data)
-        if self._head_bytes > MAX_HEADER_BYTES and not self._ignores_input:
+        if self._ignores_input:
+            return
+        if self._head_bytes > MAX_HEADER_BYTES:
             self._refuse(HeadersTooLarge(_TOO_LARGE))
+        elif not self.is_answering and self.timeout_keep_alive_task is None:
+            self._start_timer()  # more is due: few requests come in more than one part
 
     def _feed(self, data: bytes) -> None:
         try:
@@ -181,12 +211,9 @@ class Connection(HttpToolsProtocol):
             return
         super().on_message_begin()
         self._unset_keepalive_if_required()
-        self._disconnect = DisconnectNotice(self.flow)
-        self.scope["extensions"] = {
-            TRANSPORT: {"transport": self.transport, "entry": self._entry, "disconnect": self._disconnect}
-        }
+        self._exchange = Exchange(self.transport, self.flow, self._entry)
+        self.scope["extensions"] = {TRANSPORT: {"transport": self.transport, "exchange": self._exchange}}
         self._reads_headers = True
-        self._start_timer()
 
     def on_headers_complete(self) -> None:
         if self._ignores_input or (self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"):
@@ -222,6 +249,8 @@ class Connection(HttpToolsProtocol):
             return
         self._head_bytes = 0
         self._entry.complete_request()
+        if self._exchange is not None:
+            self._exchange.is_complete = True
         super().on_message_complete()
         if self.cycle.response_complete:
             self._stop_timer()
@@ -296,8 +325,8 @@ class Connection(HttpToolsProtocol):
         if self.is_answering:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-            if self._disconnect is not None:
-                self._disconnect.notify()
+            if self._exchange is not None:
+                self._exchange.end()
 
     def _close_lingering(self) -> None:
         """Close once the client has sent all it is about to, or `header_timeout` is over (a lingering close)."""

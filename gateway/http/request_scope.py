@@ -4,17 +4,87 @@ and the exits of that code end its sequences (which frees their blocks) and sett
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Self
 
 from starlette.types import Message, Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import FlowControl
 
 from admission.outcome import Outcome
 from gateway.errors import ApiError, BadRequest, RequestTimedOut, RequestTooLarge, ShuttingDown
-from gateway.http.connection import TRANSPORT
-from gateway.http.disconnects import DisconnectNotice
+from gateway.http.connection_table import ConnectionEntry
+
+TRANSPORT = "sluice.transport"  # key of the ASGI extension with the connection's transport and the `Exchange`
+
+
+class Exchange:
+    """One request and its answer on a connection of ours, which tells here what ASGI has no word for."""
+
+    __slots__ = ("_callback", "_entry", "_flow", "_is_over", "_transport", "is_complete")
+
+    def __init__(self, transport: asyncio.WriteTransport, flow: FlowControl, entry: ConnectionEntry) -> None:
+        self.is_complete = False  # the last byte of the request has come
+        self._transport = transport
+        self._flow = flow
+        self._entry = entry
+        self._callback: Callable[[], object] | None = None
+        self._is_over = False
+
+    @property
+    def is_paused(self) -> bool:
+        """Returns whether the next write waits, since the client reads too slowly."""
+        return self._flow.write_paused
+
+    def show_key(self, tenant: str) -> None:
+        """Note in the connection table that the request has a valid key of this tenant."""
+        self._entry.show_key(tenant)
+
+    def write_chunk(self, data: bytes) -> bool:
+        """Write a part of an answer that has begun in chunks, past ASGI, and return whether that could be done.
+
+        It cannot where it would have to wait, or where nobody is left to read.
+        """
+        if self._is_over or self._flow.write_paused or not data:
+            return False
+        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
+    def watch(self, callback: Callable[[], object]) -> None:
+        """Have `callback` called once the client has gone; soon, where it has gone before.
+
+        The body has been read, so the connection reads on: a connection that does not cannot notice its client leave.
+        """
+        self._callback = callback
+        if self._is_over:
+            asyncio.get_running_loop().call_soon(self.end)
+        else:
+            self._flow.resume_reading()
+
+    def forget(self) -> None:
+        """Call nobody back any more."""
+        self._callback = None
+
+    def end(self) -> None:
+        """Call back, because the client has gone or counts as gone; whoever watches later is called back soon."""
+        self._is_over = True
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback()
+
+
+def exchange_of(scope: Scope) -> Exchange | None:
+    """Returns the exchange of a request; None on a server that is not ours."""
+    exchange: Exchange | None = _extension(scope).get("exchange")
+    return exchange
+
+
+def show_key(scope: Scope, tenant: str) -> None:
+    """Note in the connection table that the request has a valid key of this tenant."""
+    exchange = exchange_of(scope)
+    if exchange is not None:
+        exchange.show_key(tenant)
 
 
 class ClientGone(Exception):
@@ -43,10 +113,12 @@ class BodyParts:
         self._receive = receive
         self._limit = limit
         self._timeout = timeout
+        self._exchange = exchange_of(scope)
 
     async def next(self) -> bytes:
         """Wait for the next part; `more` then says whether others follow."""
-        message = await _next_part(self._receive, self._timeout)
+        is_here = self._exchange is not None and self._exchange.is_complete
+        message = await (self._receive() if is_here else _next_part(self._receive, self._timeout))
         if message["type"] == "http.disconnect":
             raise ClientGone
         part: bytes = message.get("body", b"")
@@ -96,7 +168,7 @@ class RequestScope:
     """
 
     __slots__ = (
-        "_active", "_cancelling", "_clock", "_disconnect", "_receive", "_send", "_task", "_transport", "_watcher",
+        "_active", "_cancelling", "_clock", "_exchange", "_receive", "_send", "_task", "_transport", "_watcher",
         "_writes",
         "ended_early", "error", "outcome", "writing_since",
     )  # fmt: skip
@@ -122,14 +194,14 @@ class RequestScope:
         self._receive = receive
         self._send = send
         self._transport = _transport(scope)
-        self._disconnect: DisconnectNotice | None = _extension(scope).get("disconnect")
+        self._exchange = exchange_of(scope)
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.current_task()
         assert self._task is not None
         self._cancelling = self._task.cancelling()
-        if self._disconnect is not None:
-            self._disconnect.watch(self._client_gone)
+        if self._exchange is not None:
+            self._exchange.watch(self._client_gone)
         else:  # a server that is not ours has no notice to give
             self._watcher = asyncio.create_task(self._watch())
         self._active.add(self)
@@ -141,8 +213,8 @@ class RequestScope:
         assert self._task is not None
         self._active.discard(self)
         task, self._task = self._task, None  # from now on `end` comes too late
-        if self._disconnect is not None:
-            self._disconnect.forget()
+        if self._exchange is not None:
+            self._exchange.forget()
         if self._watcher is not None:
             self._watcher.cancel()
         self._watcher = None  # which ends with an error whose traceback leads to this scope
@@ -156,8 +228,12 @@ class RequestScope:
             return False
         return kind is None or kind is asyncio.CancelledError
 
-    async def send(self, message: Message) -> None:
-        """Send a message to the client, and note since when writes make no progress."""
+    def send(self, message: Message) -> Awaitable[None]:
+        """Send a message to the client. Where that may have to wait, it is noted since when writes make no progress."""
+        is_free = self._exchange is not None and not self._exchange.is_paused
+        return self._send(message) if is_free else self._send_patiently(message)
+
+    async def _send_patiently(self, message: Message) -> None:
         loop = asyncio.get_running_loop()
         self.writing_since = self.writing_since or loop.time()
         self._writes += 1

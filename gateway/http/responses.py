@@ -8,6 +8,7 @@ from starlette.types import Scope, Send
 
 from gateway import sse
 from gateway.errors import ApiError
+from gateway.http.request_scope import exchange_of
 
 JSON = {"content-type": "application/json"}
 _SAFE_ID = re.compile(rb"[\w.:-]{1,128}", re.ASCII)
@@ -31,7 +32,7 @@ def request_id(given: bytes | None = None) -> bytes:
 class ResponseWriter:
     """Writes the response to one request."""
 
-    __slots__ = ("_clock", "_extra_headers", "_headers", "request_id", "send", "started", "status")
+    __slots__ = ("_clock", "_exchange", "_extra_headers", "_headers", "request_id", "send", "started", "status")
 
     def __init__(self, scope: Scope, send: Send, clock: Callable[[], float]) -> None:
         self.send = send
@@ -41,6 +42,7 @@ class ResponseWriter:
         self.status = 0  # of HTTP, once it has started
         self._clock = clock
         self._extra_headers: Headers = []
+        self._exchange = exchange_of(scope)
 
     def add_headers(self, headers: dict[str, str]) -> None:
         """Add headers to the response, whether it will be an answer or an error."""
@@ -60,7 +62,8 @@ class ResponseWriter:
         """Send a part of an event stream; the first part is preceded by the headers."""
         if self.started is None:
             await self._start(200, _SSE)
-        await self.send({"type": "http.response.body", "body": events, "more_body": True})
+        if self._exchange is None or not self._exchange.write_chunk(events):
+            await self.send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def end_stream(self, events: bytes) -> None:
         """Send the last part of an event stream."""

@@ -13,9 +13,8 @@ import uvicorn
 
 from gateway.errors import ShuttingDown
 from gateway.http.acceptor import Acceptor
-from gateway.http.connection import Connection, bound_socket
+from gateway.http.connection import Connection, HangupWatcher, bound_socket
 from gateway.http.connection_table import ConnectionEntry, ConnectionTable
-from gateway.http.disconnects import HangupWatcher
 from gateway.http.request_scope import ActiveRequests
 from gateway.settings.settings import Settings
 

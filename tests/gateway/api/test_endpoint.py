@@ -11,8 +11,7 @@ from admission.outcome import Outcome
 from gateway.api.endpoint import Call, Endpoint
 from gateway.api.refusal_limiter import RefusalLimiter
 from gateway.errors import ShuttingDown
-from gateway.http.connection import TRANSPORT
-from gateway.http.request_scope import ActiveRequests
+from gateway.http.request_scope import TRANSPORT, ActiveRequests
 from gateway.telemetry.logs.log_format import JsonFormat
 from gateway.telemetry.request_record import RequestRecord
 from gateway.telemetry.telemetry import Telemetry

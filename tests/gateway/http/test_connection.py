@@ -8,9 +8,10 @@ from starlette.types import Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from gateway.http.connection import DEAD_PEER_SECONDS, MAX_HEADER_BYTES, TRANSPORT, Connection, bound_socket, show_key
+from gateway.http.connection import DEAD_PEER_SECONDS, MAX_HEADER_BYTES, Connection, HangupWatcher, bound_socket
 from gateway.http.connection_table import ConnectionState, ConnectionTable
-from gateway.http.disconnects import HangupWatcher
+from gateway.http.request_scope import TRANSPORT, show_key
+from gateway.http.responses import ResponseWriter
 
 POST = b"POST /v1/x?q=1 HTTP/1.1\r\nhost: a\r\nx-own: yes\r\ncontent-length: 5\r\n\r\nhello"
 UPGRADE = POST.replace(b"x-own", b"Connection: Upgrade, HTTP2-Settings\r\nUPGRADE: h2c\r\nx-own")
@@ -149,6 +150,69 @@ async def test_a_request_is_the_same_however_it_is_cut(raw: bytes) -> None:
         assert wire.transport.written.count(b"HTTP/1.1 200 OK") == 2
         assert not wire.transport.closed
         wire.leave()
+
+
+class Streaming:
+    """Streams what it is given, by ASGI alone or past it where it may."""
+
+    def __init__(self, by_asgi: bool = False) -> None:
+        self.events: asyncio.Queue[bytes] = asyncio.Queue()
+        self._by_asgi = by_asgi
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._by_asgi:
+            del scope["extensions"]
+        response = ResponseWriter({**scope, "headers": [(b"x-request-id", b"r1")]}, send, lambda: 0.0)
+        while event := await self.events.get():
+            await response.stream(event)
+        await response.end_stream(b"data: [DONE]\n\n")
+
+
+def streamed(by_asgi: bool = False) -> tuple[Wire, Streaming]:
+    wire, application = Wire(), Streaming(by_asgi)
+    wire.protocol.app = application
+    return wire, application
+
+
+async def give(application: Streaming, *events: bytes) -> None:
+    for event in events:
+        application.events.put_nowait(event)
+    await settled()
+
+
+async def test_an_event_that_is_written_past_asgi_has_the_bytes_that_it_has_by_asgi() -> None:
+    written = []
+    for by_asgi in (False, True):
+        wire, application = streamed(by_asgi)
+        for _ in range(2):
+            await wire.send(POST)
+            await give(application, b"data: 1\n\n", b"data: " + b"x" * 5000 + b"\n\n", b"")
+        written.append(wire.transport.written)
+    assert written[0] == written[1]
+    assert written[0].count(b"9\r\ndata: 1\n\n\r\n") == 2
+
+
+async def test_a_client_that_reads_too_slowly_holds_events_back_and_gets_all_of_them_in_order() -> None:
+    wire, application = streamed()
+    await wire.send(POST)
+    await give(application, b"1")
+    wire.protocol.pause_writing()
+    before = wire.transport.written
+    await give(application, b"2", b"3")
+    assert wire.transport.written == before
+    wire.protocol.resume_writing()
+    await give(application, b"4")
+    assert wire.transport.written == before + b"1\r\n2\r\n1\r\n3\r\n1\r\n4\r\n"
+
+
+async def test_to_a_client_that_has_left_nothing_is_written() -> None:
+    wire, application = streamed()
+    await wire.send(POST)
+    await give(application, b"1")
+    wire.leave()
+    before = wire.transport.written
+    await give(application, b"2", b"")
+    assert wire.transport.written == before
 
 
 @pytest.mark.parametrize("behind", [POST, b"GET /late HTTP/1.1\r\n", b"\x00\x01garbage", POST * 1000])

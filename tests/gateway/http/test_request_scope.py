@@ -7,8 +7,7 @@ from starlette.types import Message
 
 from admission.outcome import Outcome
 from gateway.errors import RateLimited, RequestTimedOut, RequestTooLarge, ShuttingDown
-from gateway.http.connection import TRANSPORT
-from gateway.http.request_scope import ActiveRequests, ClientGone, RequestScope, read_body
+from gateway.http.request_scope import TRANSPORT, ActiveRequests, ClientGone, RequestScope, read_body
 
 SCOPE: dict[str, object] = {"type": "http", "headers": []}
 
