@@ -233,8 +233,8 @@ class FairQueue:
         """Charge a step; what a sequence prepaid pays first, and its tenant pays the rest."""
         sums: dict[str, float] = {}
         prepaid = self.prepaid
-        for sequence, cost in zip(sequences, costs, strict=True):
-            tenant = sequence.tenant
+        for row, sequence in enumerate(sequences):
+            tenant, cost = sequence.tenant, costs[row]
             sums[tenant] = sums.get(tenant, 0.0) + cost
             credit = prepaid.get(sequence, 0.0)
             if credit >= cost:

@@ -151,8 +151,8 @@ class Ledger:
         if correction:
             self._ordering.correct([(tenant, correction * cost) for tenant, cost in charge.by_tenant.items()])
         factor = 1 + correction
-        for sequence, cost in zip(charge.scheduled.sequences, charge.costs, strict=True):
-            sequence.charged += cost * factor
+        for row, sequence in enumerate(charge.scheduled.sequences):
+            sequence.charged += charge.costs[row] * factor
         self._model.observe(charge.work, elapsed)
 
     def lost(self) -> None:

@@ -81,6 +81,11 @@ class ScheduledStep:
             sequence.num_billed_tokens -= tokens
 
 
+def empty_step(step: int) -> ScheduledStep:
+    """Return a step without rows. Its lists are made here, because a dataclass takes twice as long to make them."""
+    return ScheduledStep(Batch(step, 0, [], [], [], [], [], [], []), [], [], [], [], {})
+
+
 def new_sequence(sequence: Sequence) -> NewSequence:
     """Return what the device is told of a sequence that has just taken its slot, or has sampled nothing since."""
     tokens = [*sequence.prompt, *sequence.output]

@@ -13,7 +13,7 @@ from backend.scheduler.batch import NO_TOKEN, Batch, Counters, StepOutput
 from backend.scheduler.hooks import DefaultHooks, SchedulerHooks
 from backend.scheduler.kv_manager import HeldTenants, KVManager
 from backend.scheduler.preemption import Preemption
-from backend.scheduler.scheduled_step import DeviceResync, NewToken, ScheduledStep, WaitReason, new_sequence
+from backend.scheduler.scheduled_step import DeviceResync, NewToken, ScheduledStep, WaitReason, empty_step, new_sequence
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from backend.scheduler.tenant_limits import TenantLimits
 from backend.scheduler.token_budget import PrefillBudget, TokenBudget
@@ -165,7 +165,7 @@ class Scheduler:
 
         A decode that is left out delays a token that a client waits for; a prefill goes on in the next step.
         """
-        scheduled = ScheduledStep(Batch(self._next_step))
+        scheduled = empty_step(self._next_step)
         prefilling = self._plan_decodes(scheduled)
         if prefilling or self.waiting:
             self._plan_prefills(prefilling, scheduled)
