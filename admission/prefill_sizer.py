@@ -1,5 +1,7 @@
 """Sizes the prefill of a step so that those who decode in it get their tokens in time."""
 
+from math import inf, sqrt
+
 from admission.step_time import StepTime, StepTimeModel, StepWork, prefill_work
 from backend.config import EngineConfig
 from backend.scheduler.token_budget import FixedPrefillBudget, PrefillBudget
@@ -28,17 +30,16 @@ class TimedPrefillBudget:
         self._most = most
 
     def fits(self, start: int, length: int) -> int:
-        """Searches by bisection where not all tokens fit: more work is never predicted to take less time."""
+        """Where not all tokens fit, searches for how many do: more work is never predicted to take less time."""
         high = max(0, min(length, self._most))
         if self._lasts(start, high):
             return high
         low = max(0, min(high, self._least))
+        solution = int(max(low, min(high, self._solution(start))))
+        for middle in (solution, solution + 1):  # rounding apart, it ends between them
+            low, high = self._narrowed(start, low, high, middle)
         while low < high:
-            middle = (low + high + 1) // 2
-            if self._lasts(start, middle):
-                low = middle
-            else:
-                high = middle - 1
+            low, high = self._narrowed(start, low, high, (low + high + 1) // 2)
         return low
 
     def take(self, start: int, length: int) -> None:
@@ -46,8 +47,34 @@ class TimedPrefillBudget:
         self._least -= length
         self._most -= length
 
+    def _narrowed(self, start: int, low: int, high: int, middle: int) -> tuple[int, int]:
+        """Returns the range in which the number of tokens is that fit, once it is known of `middle` whether they do."""
+        if not low < middle <= high:
+            return low, high
+        return (middle, high) if self._lasts(start, middle) else (low, middle - 1)
+
     def _lasts(self, start: int, length: int) -> bool:
         return self._times.seconds(self._step + prefill_work(start, length)) <= self._seconds
+
+    def _solution(self, start: int) -> float:
+        """Returns how many tokens behind `start` take what time is left: seconds are quadratic in them on both sides
+        of the knee.
+        """
+        times, step = self._times, self._step
+        _, prefill, _, _, _, pairs, beyond = times.coefficients
+        left = self._seconds - times.seconds(step + prefill_work(start, 0))
+        each = prefill + pairs * (start + 0.5)
+        below_knee = max(0, times.knee - step.prefill_tokens - step.decode_tokens)
+        tokens = _root(pairs / 2, each, left)
+        return tokens if tokens <= below_knee else _root(pairs / 2, each + beyond, left + beyond * below_knee)
+
+
+def _root(a: float, b: float, c: float) -> float:
+    """Returns the x >= 0 for which a·x² + b·x = c, with a and b >= 0; 0 where c < 0."""
+    if c <= 0:
+        return 0.0
+    divisor = b + sqrt(b * b + 4 * a * c)
+    return 2 * c / divisor if divisor else inf
 
 
 class PrefillSizer:
