@@ -42,7 +42,8 @@ class ConformalBound:
                 return estimate * (1 + COLD_MARGIN)
             rank = min(count, ceil((count + 1) * (1 - self._miss_rate)))
             self._margin = self._sorted[max(rank, 1) - 1]
-        return max(0.0, estimate + self._unit(estimate) * self._margin)
+        bound = estimate + self._unit(estimate) * self._margin
+        return bound if bound > 0 else 0.0
 
     def beyond(self, estimate: float, least: float) -> float:
         """Returns a value in place of a measurement of which only the least is known: the median of those with a larger

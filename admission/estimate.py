@@ -21,8 +21,8 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import accumulate, count, islice
-from math import ceil
+from itertools import accumulate, count, filterfalse, islice
+from math import ceil, inf
 
 from admission.aging import Aging
 from admission.backlog import Backlog, QueuePosition, TokenCaps, WorkAhead
@@ -57,7 +57,7 @@ class Departures:
         if step == self._step and len(running) == len(self._of):
             return
         self._step = step
-        joined = [sequence for sequence in running.values() if sequence not in self._of]
+        joined = list(filterfalse(self._of.__contains__, running.values()))
         if len(self._of) + len(joined) != len(running):
             for sequence in [one for one in self._of if one.id not in running]:
                 self._drop(sequence)
@@ -100,8 +100,7 @@ class Departures:
         offset = number * _GOLDEN % 1.0
         shares = [(n + offset) / each for n in range(each)]
         longer = min(generated + 1 + generated // COARSE, max(sequence.max_tokens, generated + 1))
-        known = self._lengths.quantiles(sequence.tenant, sequence.max_tokens, shares, generated)
-        lengths = [max(length, longer) for length in known]
+        lengths = self._lengths.quantiles(sequence.tenant, sequence.max_tokens, shares, generated, longer)
         begun = self._step - generated + max(0, sequence.num_uncomputed_tokens - 1) // self._token_budget
         self._of[sequence] = expected = [begun + length for length in lengths]
         for end in expected:
@@ -141,6 +140,7 @@ class _CurrentStep:
     decode_context: int
     in_progress: int  # prefill tokens of those running, of classes as urgent
     priority_class: int  # of whose estimate it is
+    giving_way: int | None = None  # those running that would give their slots to its class; counted when asked for
 
 
 _NOTHING = WorkAhead(0, 0, 0)
@@ -269,9 +269,13 @@ class Estimator:
         answers, answer = self._answers, self.typical.answer
         tokens = requests = steps = 0.0
         for (name, waiting), reach, reach_early in zip(seen.items(), in_turn, early, strict=True):
-            load, (tokens_before, requests_before) = waiting.load, waiting.before(position)
-            tokens += _reached(load.tokens, reach, tokens_before, reach_early)
-            passing = _reached(load.count, reach * a_request, requests_before, reach_early * a_request)
+            load, passing = waiting.load, float(waiting.load.count)
+            if reach >= load.tokens and reach * a_request >= passing:  # all of it passes, whatever is older
+                tokens += load.tokens
+            else:
+                tokens_before, requests_before = waiting.before(position)
+                tokens += _reached(load.tokens, reach, tokens_before, reach_early)
+                passing = _reached(passing, reach * a_request, requests_before, reach_early * a_request)
             requests += passing
             steps += passing * answers.get(name, answer)
         if self._backlog.num_tenants > TENANTS_EXAMINED:
@@ -307,11 +311,16 @@ class Estimator:
         scheduler, typical = self._scheduler, self.typical
         running, config = scheduler.running, scheduler.config
         free = config.max_num_seqs - len(running)
-        memory = scheduler.pool.num_free * config.block_size / typical.total if typical.total else float("inf")
-        lacking = requests + 1 - min(free, memory)
-        if lacking > 0 and running and memory > free:
-            lacking -= min(self._would_give_way(step.priority_class), memory - free)
-        free = int(min(free, memory))
+        memory = scheduler.pool.num_free * config.block_size / typical.total if typical.total else inf
+        places = min(free, memory)
+        lacking = requests + 1 - places
+        if lacking <= 0:
+            return 0, 0.0
+        if running and memory > free:
+            if step.giving_way is None:
+                step.giving_way = self._would_give_way(step.priority_class)
+            lacking -= min(step.giving_way, memory - free)
+        free = int(places)
         if lacking <= 0 or not (running or free):
             return 0, 0.0
         if scheduler.in_flight:

@@ -39,16 +39,16 @@ class OutputLengths:
         value = None if lengths is None else lengths.quantile_above(generated, share)
         return max_tokens if value is None else min(value, max_tokens)
 
-    def quantiles(self, tenant: str, max_tokens: int, shares: Iterable[float], generated: int) -> list[int]:
+    def quantiles(self, tenant: str, max_tokens: int, shares: Iterable[float], generated: int, least: int) -> list[int]:
         """Returns the lengths that these shares (ascending, below 1) of the answers which got past `generated` tokens
-        did not exceed, each longer than that. Of one that is longer than all that are known, every length up to
-        `max_tokens` is as likely; where none is known, it may have all of them.
+        did not exceed, and `least` where that is more. Of one that is longer than all that are known, every length up
+        to `max_tokens` is as likely; where none is known, it may have all of them.
         """
         lengths = self._lengths(tenant, max_tokens)
         known = [max_tokens] if lengths is None else lengths.above(generated)
         left = max_tokens - generated
         found = [known[int(share * len(known))] if known else generated + 1 + int(share * left) for share in shares]
-        return [max(generated + 1, min(length, max_tokens)) for length in found]
+        return [max(least, min(length, max_tokens)) for length in found]
 
     def forecast(self, tenant: str, max_tokens: int, generated: int) -> tuple[float, float]:
         """Returns mean and standard deviation of the length; a uniform one's where nothing is known."""

@@ -42,14 +42,14 @@ class QueueBounds:
         """
         if waiting.count == 0:
             return None
-        for unit, bound, load in (
-            ("count", self.count, waiting.count + newcomer.count),
-            ("tokens", self.tokens, waiting.tokens + newcomer.tokens),
-            ("bytes", self.bytes, waiting.bytes + newcomer.bytes),
-            ("seconds", self.seconds, waiting.seconds + newcomer.seconds),
-        ):
-            if bound is not None and load > bound:
-                return Excess(unit, bound, load)
+        if self.count is not None and (count := waiting.count + newcomer.count) > self.count:
+            return Excess("count", self.count, count)
+        if self.tokens is not None and (tokens := waiting.tokens + newcomer.tokens) > self.tokens:
+            return Excess("tokens", self.tokens, tokens)
+        if self.bytes is not None and (size := waiting.bytes + newcomer.bytes) > self.bytes:
+            return Excess("bytes", self.bytes, size)
+        if self.seconds is not None and (seconds := waiting.seconds + newcomer.seconds) > self.seconds:
+            return Excess("seconds", self.seconds, seconds)
         return None
 
     def shared_excess(self, waiting: Load, own: Load, num_tenants: int, newcomer: Load) -> Excess | None:
