@@ -36,6 +36,7 @@ class ChatTemplate:
         self._environment = _environment()
         try:
             self._template = self._environment.from_string(_bounded(source))
+            self._template.globals = dict(self._template.globals)  # a chain of maps, copied for each rendering
         except (TemplateError, SyntaxError, RecursionError, MemoryError, ValueError) as exc:
             raise ModelLoadError(
                 f"{origin}: the chat template does not compile: {_reason(exc)}; correct or remove it"
@@ -65,8 +66,7 @@ class ChatTemplate:
     def _rendered(self, messages: Sequence[Message], add_generation_prompt: bool, **variables: Any) -> str:
         context = {**self._special_tokens, "tools": None, "documents": None, **variables}
         context |= {"messages": [dict(message) for message in messages], "add_generation_prompt": add_generation_prompt}
-        with self._environment.guard.rendering():
-            return self._template.render(context)
+        return self._environment.guard.rendering(lambda: self._template.render(context))
 
 
 def read_chat_template(model_dir: Path, tokenizer_config: JsonFile) -> tuple[str, str] | None:

@@ -23,8 +23,9 @@ _SPECIAL_TOKENS = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad
 class Tokenizer:
     """A checkpoint's tokenizer and chat template. It is safe to use from several threads.
 
-    Safe to use from several threads. `encode` and `decode` hold the caller for as long as they take; `encode_async`
-    does not, because the tokenizers library releases the interpreter lock in `encode_batch` and never in `encode`.
+    `encode` and `decode` hold the caller for as long as they take; `encode_async` does not. Of the library's calls,
+    `encode_batch_fast` is the one that releases the interpreter lock, and a quarter cheaper than its `encode` even for
+    one short text, since it works out no offsets.
     """
 
     def __init__(
@@ -78,8 +79,6 @@ class Tokenizer:
         Raises `TooManyTokens` for a long text that has more than `most`: a list of them would hold the interpreter.
         """
         try:
-            if len(text) <= INLINE_CHARS:
-                return self._core.encode(text, add_special_tokens=add_special_tokens).ids
             (encoding,) = self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except TypeError as exc:  # only lone surrogates make a str unacceptable
             raise InvalidRequest("the text is not valid Unicode: it holds a lone surrogate", "prompt") from exc
