@@ -28,6 +28,7 @@ class EffectivePolicy:
         self.tenant: TenantPolicy = policy.tenant(principal.tenant)
         self.limits: tuple[Limit, ...] = self.tenant.limits_of(principal.key_id)
         self.charged = tuple(limit for limit in self.limits if limit.is_charged)
+        self.models = self.tenant.models_of(principal.key_id)  # None: all
         self.scopes = _scopes(principal, self.tenant)
         self.kv_bytes = min(
             (limit.amount for limit in self.limits if limit.resource is Resource.KV_BYTES), default=None
@@ -36,12 +37,13 @@ class EffectivePolicy:
             (limit.amount for limit in self.limits if limit.resource is Resource.QUEUED_REQUESTS), default=None
         )
         self._of_answers = [limit for limit in self.limits if limit.resource in GENERATED]
+        self._is_served = policy.admits(principal.tenant)
         self._policy = policy
         self._classes: dict[str | None, ClassPolicy] = {}  # by tier
 
     def require(self, scope: str) -> None:
         """Raises `Forbidden` unless the policy admits the tenant and the key has the scope."""
-        if not self._policy.admits(self.name):
+        if not self._is_served:
             raise Forbidden(
                 f"This server serves only tenants that its policy names, and {self.name!r} is none of them: "
                 "have the tenant named there, or use the key of another."
@@ -52,7 +54,7 @@ class EffectivePolicy:
 
     def check_model(self, model: str) -> None:
         """Raises `ModelNotFound` for a model that the tenant may not use, as for one that does not exist."""
-        if not self.tenant.allows_model(model, self.key):
+        if self.models is not None and model not in self.models:
             raise ModelNotFound(f"The model {model!r:.200} does not exist or you have no access to it.", "model")
 
     def service_class(self, tier: str | None) -> ClassPolicy:

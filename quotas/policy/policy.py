@@ -87,8 +87,14 @@ class TenantPolicy:
         return self.keys.get(key_id) if key_id else None
 
     def allows_model(self, model: str, key_id: str | None = None) -> bool:
+        allowed = self.models_of(key_id)
+        return allowed is None or model in allowed
+
+    def models_of(self, key_id: str | None = None) -> frozenset[str] | None:
+        """Return the models that a request with this key may use; None: all."""
         key = self.key(key_id)
-        return _covers(self.models, model) and (key is None or _covers(key.models, model))
+        each = [frozenset(one.models) for one in (self, key) if one is not None and ALL_MODELS not in one.models]
+        return frozenset.intersection(*each) if each else None
 
     def limits_of(self, key_id: str | None = None) -> tuple[Limit, ...]:
         """Return all limits that hold for a request with this key: the tenant's, then the key's."""
@@ -142,10 +148,6 @@ class Policy:
         key = owner.key(key_id)
         names = (owner.highest_class, key.highest_class if key and key.highest_class else owner.highest_class)
         return max(self.class_named(name).level for name in names)
-
-
-def _covers(models: tuple[str, ...], model: str) -> bool:
-    return ALL_MODELS in models or model in models
 
 
 def _version(
