@@ -63,6 +63,11 @@ class Admission:
         """Returns whether the tenant has waited for more blocks than it may hold, since that was last changed."""
         return tenant in self._core.scheduler.kv_manager.allowances.requested
 
+    def longest(self, tenant: str) -> int:
+        """Returns the blocks that the longest sequence of the tenant may come to need, be it waiting or running."""
+        blocks_for = self._core.scheduler.config.blocks_for
+        return max((blocks_for(one.most_tokens) for one in self._engine.sequences_of(tenant)), default=0)
+
     def stop(self, stream: TokenStream) -> None:
         """End the stream's sequence: its text has reached a stop string."""
         self._engine.finish(stream.sequence, FinishReason.STOP)

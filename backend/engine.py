@@ -73,6 +73,10 @@ class Engine:
     def num_streams(self) -> int:
         return len(self._streams)
 
+    def sequences_of(self, tenant: str) -> list[Sequence]:
+        """Return the tenant's sequences that have not ended, be they waiting or running."""
+        return [sequence for sequence in self._streams if sequence.tenant == tenant]
+
     def submit(self, sequence: Sequence) -> TokenStream:
         """Queue a sequence and return its stream; the core may refuse it with an error of its own."""
         if self.failed.done():

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,13 +28,17 @@ class LeaseStore(Protocol):
 
 
 class KVAllowances(Protocol):
-    """The engine's view of tenants' KV memory, in blocks: what each may hold, and what it asks for."""
+    """The engine's view of tenants' KV memory, in blocks: what each may hold, what it asks for, and what the longest of
+    its sequences may come to need.
+    """
 
     def allow(self, tenant: str, blocks: int | None) -> None: ...
 
     def demand(self, tenant: str) -> int: ...
 
     def is_denied(self, tenant: str) -> bool: ...
+
+    def longest(self, tenant: str) -> int: ...
 
 
 @dataclass(slots=True)
@@ -50,15 +53,18 @@ class _Lease:
 
 
 class KvLeases:
-    """Renews the leases of tenants on the event loop; `clock` is in seconds and never goes backwards."""
+    """Renews the leases of tenants on the event loop; `clock` is in seconds and never goes backwards.
+
+    A limit that is set or lowered leaves the sequences that are in the engine what the longest of them may come to
+    need, so that each comes to its end.
+    """
 
     def __init__(self, store: LeaseStore, memory: KVAllowances, block_bytes: int, clock: Callable[[], float]) -> None:
         self._store = store
         self._memory = memory
         self._block_bytes = block_bytes
         self._clock = clock
-        self._leases: dict[str, _Lease] = {}
-        self._served: dict[str, Counter[int]] = defaultdict(Counter)  # blocks that each request may need, by tenant
+        self.leases: dict[str, _Lease] = {}  # by tenant that has a limit, or had one at its last request
         self._wake = asyncio.Event()
 
     def use(self, tenant: str, limit: int | None, blocks: int) -> None:
@@ -66,14 +72,14 @@ class KvLeases:
 
         `limit` is in bytes as its policy says now; None means that there is none.
         """
-        lease = self._leases.get(tenant)
+        lease = self.leases.get(tenant)
         if limit is None:
             if lease is not None:
-                del self._leases[tenant]
+                del self.leases[tenant]
                 self._memory.allow(tenant, None)
             return
         if lease is None:
-            lease = self._leases[tenant] = _Lease(limit)
+            lease = self.leases[tenant] = _Lease(limit)
             self._memory.allow(tenant, 0)
         lease.coming = max(lease.coming, blocks)
         lease.wanted_at = self._clock()
@@ -81,31 +87,17 @@ class KvLeases:
             lease.limit, lease.renewed = limit, float("-inf")
             self._wake.set()
 
-    def serve(self, tenant: str, blocks: int) -> None:
-        """Note a request that is let in and may come to need so many blocks.
-
-        A limit that is lowered meanwhile leaves it them, until it is `served`.
-        """
-        self._served[tenant][blocks] += 1
-
-    def served(self, tenant: str, blocks: int) -> None:
-        """Note that a request that was announced by `serve` has ended."""
-        served = self._served[tenant]
-        served[blocks] -= 1
-        if not served[blocks]:
-            del served[blocks]
-
     async def run(self) -> None:
         """Renew leases for as long as the server runs."""
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), CHECK_INTERVAL if self._leases else None)
+                await asyncio.wait_for(self._wake.wait(), CHECK_INTERVAL if self.leases else None)
             self._wake.clear()
             await self.renew_due()
 
     async def renew_due(self) -> None:
         """Renew the leases that are due, once."""
-        due = [(tenant, lease) for tenant, lease in self._leases.items() if self._is_due(tenant, lease)]
+        due = [(tenant, lease) for tenant, lease in self.leases.items() if self._is_due(tenant, lease)]
         await asyncio.gather(*(self._renew(tenant, lease) for tenant, lease in due))
 
     def _is_due(self, tenant: str, lease: _Lease) -> bool:
@@ -117,7 +109,7 @@ class KvLeases:
         demand, lease.coming = max(self._memory.demand(tenant), lease.coming), 0
         if demand:
             lease.wanted_at = now
-        limit = max(lease.limit, max(self._served[tenant], default=0) * self._block_bytes)
+        limit = max(lease.limit, self._memory.longest(tenant) * self._block_bytes)
         wanted = min(round(demand * HEADROOM) * self._block_bytes, limit)
         try:
             granted, seconds = await self._store.lease_kv(tenant, limit, wanted)
@@ -126,8 +118,8 @@ class KvLeases:
             return
         lease.renewed, lease.expires, lease.is_short = now, now + seconds, granted < wanted
         self._set(tenant, lease, granted // self._block_bytes)
-        if not demand and now > lease.wanted_at + IDLE and self._leases.get(tenant) is lease:
-            del self._leases[tenant]
+        if not demand and now > lease.wanted_at + IDLE and self.leases.get(tenant) is lease:
+            del self.leases[tenant]
             self._memory.allow(tenant, None)
 
     def _outage(self, tenant: str, lease: _Lease, error: QuotaError) -> None:
@@ -139,6 +131,6 @@ class KvLeases:
 
     def _set(self, tenant: str, lease: _Lease, blocks: int) -> None:
         """Set the blocks that the tenant may hold, unless its limit was lifted meanwhile."""
-        if self._leases.get(tenant) is lease and (blocks != lease.blocks or self._memory.is_denied(tenant)):
+        if self.leases.get(tenant) is lease and (blocks != lease.blocks or self._memory.is_denied(tenant)):
             lease.blocks = blocks
             self._memory.allow(tenant, blocks)
