@@ -1,5 +1,6 @@
 """Server-sent events as bytes (WHATWG HTML, section 9.2)."""
 
+START, END = b"data: ", b"\n\n"
 DONE = b"data: [DONE]\n\n"
 HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -10,7 +11,7 @@ HEADERS = {
 
 def event(data: bytes) -> bytes:
     """Returns one event. `data` is JSON, so it holds no bare line break. Events may be joined into one write."""
-    return b"data: " + data + b"\n\n"
+    return START + data + END
 
 
 def comment(text: bytes = b"") -> bytes:

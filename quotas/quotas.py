@@ -5,9 +5,8 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
-from typing import Self
 
 from quotas.errors import BudgetSpent, LimitExceeded, QuotaError, QuotaRefused, StoreUnavailable
 from quotas.policy.limit import Budget, Limit, Rate, Resource
@@ -20,29 +19,20 @@ log = logging.getLogger(__name__)
 SETTLE_SECONDS = 2.0  # that a stopping gateway waits for the last settlements
 
 
+@dataclass(slots=True, eq=False)
 class Grant:
-    """A request's right to run. It is a context that settles at its end, whatever ended it.
+    """A request's right to run, which its holder ends, whatever ended the request.
 
-    Its holder sets `measure`, which returns what the request has used so far.
+    The holder sets `measure`, which returns what the request has used so far.
     """
 
-    def __init__(self, quotas: "Quotas", name: str, key: str | None, reservation: Reservation | None) -> None:
-        self.name = name
-        self.key = key
-        self.reservation = reservation  # None: no limit counts what it uses
-        self.measure: Callable[[], Usage] = _nothing
-        self.settlement: asyncio.Future[None] | None = None  # done when the store has settled it, or has not answered
-        self._quotas = quotas
-        self._is_settled = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.settle()
-        self._quotas.ended(self)
+    quotas: "Quotas"
+    name: str
+    key: str | None
+    reservation: Reservation | None = None  # None: no limit counts what it uses
+    measure: Callable[[], Usage] = field(default=lambda: NOTHING)
+    settlement: "asyncio.Future[None] | None" = None  # done when the store has settled it, or has not answered
+    is_settled: bool = False
 
     @property
     def states(self) -> tuple[LimitState, ...]:
@@ -52,15 +42,20 @@ class Grant:
     async def extend(self, output_tokens: int) -> None:
         """Reserve more output. Raises `QuotaRefused`, having charged nothing, or `StoreUnavailable`."""
         if self.reservation is not None:
-            await self._quotas.store.extend(self.reservation, output_tokens)
+            await self.quotas.store.extend(self.reservation, output_tokens)
 
     def settle(self) -> None:
         """Return what the request has not used, and book what it has. It does not wait for the store; a second call
         does nothing.
         """
-        if not self._is_settled:
-            self._is_settled = True
-            self._quotas.settle(self)
+        if not self.is_settled:
+            self.is_settled = True
+            self.quotas.settle(self)
+
+    def close(self) -> None:
+        """Settle, and note that the request is over."""
+        self.settle()
+        self.quotas.ended(self)
 
 
 class Quotas:
@@ -84,7 +79,7 @@ class Quotas:
         (quotas/store/outage.py).
         """
         if not limits:
-            return Grant(self, name, key, None)
+            return Grant(self, name, key)
         grant = Grant(self, name, key, await self._reserve(name, key, limits, ask, outage))
         self._refused.discard((name, key))
         self._live[grant] = self._clock()
@@ -211,7 +206,3 @@ def _refusal(state: LimitState, ask: Ask) -> QuotaRefused:
     if isinstance(limit.window, Budget):
         return BudgetSpent(limit, asked, state.remaining, time.time() + wait)
     return LimitExceeded(limit, asked, state.remaining, wait if limit.window else None)
-
-
-def _nothing() -> Usage:
-    return NOTHING

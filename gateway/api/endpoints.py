@@ -1,6 +1,7 @@
 """The endpoints that generate nothing: models, limits, tokens, health, version and metrics."""
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -106,7 +107,7 @@ class TokenizeEndpoint(TokensEndpoint):
         service, tokenizer = self.service, self.service.tokenizer
         principal = self.authenticate(call)
         policy = service.policy(principal, "inference")
-        with await self._reserve(call, policy) as grant:
+        with closing(await self._reserve(call, policy)) as grant:
             request = await self.read(call, principal, parse_tokenize_request)
             _check_model(service, policy, request.model)
             text = request.prompt
@@ -127,7 +128,7 @@ class DetokenizeEndpoint(TokensEndpoint):
         service = self.service
         principal = self.authenticate(call)
         policy = service.policy(principal, "inference")
-        with await self._reserve(call, policy) as grant:
+        with closing(await self._reserve(call, policy)) as grant:
             request = await self.read(call, principal, partial(parse_detokenize_request, limits=service.limits))
             _check_model(service, policy, request.model)
             text = service.tokenizer.decode(request.tokens, skip_special_tokens=False)

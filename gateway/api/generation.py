@@ -4,10 +4,10 @@ import asyncio
 import time
 from collections.abc import Coroutine
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+from admission.admission import Admission
 from admission.outcome import DeadlineInfeasible, Outcome, QueueFull
 from admission.request import Asked
 from backend.scheduler.sequence import FinishReason, Sequence
@@ -15,18 +15,17 @@ from backend.stream import TokenStream
 from backend.text.detokenizer import IncrementalDetokenizer
 from gateway import sse
 from gateway.api.endpoint import Call, Endpoint
-from gateway.api.generation_request import GenerationParams, Prompt, read_deadlines
+from gateway.api.generation_request import Dialect, GenerationParams, Prompt, read_deadlines
 from gateway.api.quota_extender import QuotaExtender
 from gateway.api.rate_headers import rate_headers
 from gateway.api.refusals import name_in_log, queue_full, refusal_of, unmeetable
 from gateway.api.service import Service
-from gateway.api.text_stream import TextStream
-from gateway.errors import ApiError, BadRequest, ContextLengthExceeded, Unsatisfiable, context_exceeded
-from gateway.http.json_body import JsonBody
+from gateway.errors import ApiError, DeadlineExceeded, ModelFailed, Preempted
 from gateway.http.request_scope import RequestScope
 from gateway.http.responses import ResponseWriter
 from gateway.openai.replies import Choice, Chunks, Identity, TokenUsage
 from gateway.openai.requests import GenerationRequest
+from gateway.telemetry.metrics.metrics import Metrics
 from gateway.telemetry.request_record import RequestRecord
 from gateway.tenants.auth import Principal
 from gateway.tenants.effective_policy import EffectivePolicy
@@ -40,18 +39,22 @@ MINIMUM_ASK = Ask(1, 1, 1)  # every request asks for at least this
 
 
 class GenerationEndpoint(Endpoint):
-    """Serves a generation; a subclass says how its dialect reads a body and writes an answer.
+    """Serves generations of one dialect.
 
     Whatever happens, leaving the scope ends the sequences and settles the quota, and exactly one outcome is counted.
     """
 
+    def __init__(self, service: Service, dialect: Dialect) -> None:
+        super().__init__(service)
+        self._dialect = dialect
+
     async def answer(self, call: Call) -> Outcome:
-        service = self.service
-        call.record.operation = self.operation
+        call.record.operation = self._dialect.operation
         principal = self.authenticate(call)
-        policy = service.policy(principal, "inference")
+        policy = self.service.policy(principal, "inference")
         try:
-            await self._refuse_unread(call, policy)
+            if policy.charged:
+                await self._refuse_unread(call, policy)
             return await self._serve(call, principal, policy)
         except ApiError as error:
             if error.outcome is Outcome.INVALID and call.response.started is None:
@@ -71,26 +74,26 @@ class GenerationEndpoint(Endpoint):
             raise
 
     async def _serve(self, call: Call, principal: Principal, policy: EffectivePolicy) -> Outcome:
-        service = self.service
+        service, dialect = self.service, self._dialect
         arrived = service.admission.clock()
-        request = await self.read(call, principal, self.parse)
+        request = await self.read(call, principal, lambda body: dialect.parse(body, service.limits))
         self._record_request(call.record, request)
         deadlines = read_deadlines(call.scope["headers"], request.stream, time.time())
         service.check_model(request.model)
         policy.check_model(request.model)
         service_class = policy.service_class(request.service_tier)
-        params = GenerationParams(request, service_class, deadlines, arrived, call.record.body_bytes)
+        params = GenerationParams(request, dialect, policy, service_class, deadlines, arrived, call.record.body_bytes)
         scope = service.active_requests.scope(call.scope, call.receive, call.send, service.telemetry.clock)
         async with scope:
             call.response.send, call.record.scope = scope.send, scope
-            prompts = await self.prompts(request, policy.name)
+            prompts = await dialect.prompts(request, policy.name, service)
             policy.check_prompts(len(prompts))
             try:
-                await self._generate_within_quota(call, scope, policy, params, prompts)
+                await self._generate_within_quota(call, scope, params, prompts)
             except DeadlineInfeasible as error:
                 raise unmeetable(error, deadlines.is_relative) from None
             except QueueFull as error:
-                raise queue_full(error, params.service_class.name) from None
+                raise queue_full(error, service_class.name) from None
         if scope.error is not None:
             raise scope.error
         return scope.outcome or Outcome.COMPLETED
@@ -102,64 +105,66 @@ class GenerationEndpoint(Endpoint):
         record.policy_version = self.service.policies.current.version
 
     async def _generate_within_quota(
-        self,
-        call: Call,
-        scope: RequestScope,
-        policy: EffectivePolicy,
-        params: GenerationParams,
-        prompts: list[Prompt],
+        self, call: Call, scope: RequestScope, params: GenerationParams, prompts: list[Prompt]
     ) -> None:
         """Reserve what the request may use, and generate within the reservation."""
-        request, record, clock = params.request, call.record, self.service.telemetry.clock
-        identity = self.identify(request.model)
-        record.response_id = identity.id
-        record.service_class = params.service_class.name
-        sequences = [
-            self._sequence(f"{identity.id}-{index}", policy, params, prompt) for index, prompt in enumerate(prompts)
-        ]
-        num_prompt_tokens = sum(len(one.prompt) for one in sequences)
-        ask = Ask(1, num_prompt_tokens, sum(one.token_limit for one in sequences) - num_prompt_tokens)
-        admission = self.service.admission
-        kv_leases, kv_blocks = self.service.kv_leases, self._kv_blocks(sequences)
-        kv_leases.use(policy.name, policy.kv_bytes, kv_blocks)
-        record.reserving = clock()
-        with await self._reserve(call, identity.id, policy, params, sequences, ask) as grant:
-            record.reserved, record.grant = clock(), grant
-            if grant.states:
-                call.response.add_headers(rate_headers(grant.states))
+        service, record = self.service, call.record
+        identity = self._dialect.identify(params.request.model)
+        record.response_id, record.service_class = identity.id, params.service_class.name
+        sequences = [params.sequence(f"{identity.id}-{index}", prompt, service) for index, prompt in enumerate(prompts)]
+        self._lease_kv(params.policy, sequences)
+        record.reserving = service.telemetry.clock()
+        grant = await self._reserve(call, identity.id, params, sequences)
+        try:
+            record.reserved, record.grant = service.telemetry.clock(), grant
             with ExitStack() as admitted:
-                kv_leases.serve(policy.name, kv_blocks)
-                admitted.callback(kv_leases.served, policy.name, kv_blocks)
                 texts = [
-                    self._text_stream(admitted.enter_context(admission.admit(one)), request, prompt, record)
+                    self._text_stream(admitted.enter_context(service.admission.admit(one)), params, prompt, record)
                     for one, prompt in zip(sequences, prompts, strict=True)
                 ]
-                grant.measure = partial(_usage, texts, self.service)
+                grant.measure = partial(_usage, texts, service)
                 if any(one.token_limit < one.most_tokens for one in sequences):
-                    extender = QuotaExtender(grant, admission, lambda error: scope.fail(refusal_of(error)))
+                    extender = QuotaExtender(grant, service.admission, lambda error: scope.fail(refusal_of(error)))
                     admitted.enter_context(extender).watch([text.tokens for text in texts])
-                call.response.add_headers(_estimate_headers(texts))
-                await self._generate(call, grant, identity, request, texts)
+                call.response.add_headers(_estimate_headers(sequences))
+                await self._generate(call, grant, identity, params.request, texts)
+        finally:
+            grant.close()
 
-    async def _reserve(
-        self,
-        call: Call,
-        request_id: str,
-        policy: EffectivePolicy,
-        params: GenerationParams,
-        sequences: list[Sequence],
-        ask: Ask,
-    ) -> Grant:
-        """Reserve `ask`, and record in the event log what was asked and what came of it. Raises as `Quotas.reserve`."""
-        outage, record = policy.tenant.on_store_outage, self.service.admission.requested
+    def _lease_kv(self, policy: EffectivePolicy, sequences: list[Sequence]) -> None:
+        """Announce the longest of these sequences, if the tenant's KV memory is limited or was at its last request."""
+        kv_leases = self.service.kv_leases
+        if policy.kv_bytes is not None or policy.name in kv_leases.leases:
+            longest = max(one.most_tokens for one in sequences)
+            kv_leases.use(policy.name, policy.kv_bytes, -(-longest // self.service.kv_shape.block_tokens))
+
+    async def _reserve(self, call: Call, request_id: str, params: GenerationParams, sequences: list[Sequence]) -> Grant:
+        """Reserve what the sequences may use, if any limit counts it, and record in the event log what was asked and
+        what came of it. Raises as `Quotas.reserve`.
+        """
+        policy, record = params.policy, self.service.admission.requested
+        try:
+            if policy.charged:
+                grant = await self._charge(call, policy, sequences)
+            else:
+                grant = Grant(self.service.quotas, policy.name, policy.key)
+        except QuotaError as error:
+            record(params.as_recorded(request_id, sequences, name_in_log(error)))
+            raise
+        record(params.as_recorded(request_id, sequences))
+        return grant
+
+    async def _charge(self, call: Call, policy: EffectivePolicy, sequences: list[Sequence]) -> Grant:
+        """Charge what the sequences may use to the limits of their tenant, of whose state the headers tell."""
+        num_prompt_tokens = sum(len(one.prompt) for one in sequences)
+        ask = Ask(1, num_prompt_tokens, sum(one.token_limit for one in sequences) - num_prompt_tokens)
+        outage = policy.tenant.on_store_outage
         try:
             grant = await self.service.quotas.reserve(policy.name, policy.key, policy.charged, ask, outage)
-        except QuotaError as error:
-            if isinstance(error, QuotaRefused):
-                call.response.add_headers(rate_headers(error.measure()))
-            record(params.as_recorded(request_id, policy.name, policy.key, sequences, name_in_log(error)))
+        except QuotaRefused as error:
+            call.response.add_headers(rate_headers(error.measure()))
             raise
-        record(params.as_recorded(request_id, policy.name, policy.key, sequences))
+        call.response.add_headers(rate_headers(grant.states))
         return grant
 
     async def _generate(
@@ -168,13 +173,12 @@ class GenerationEndpoint(Endpoint):
         grant: Grant,
         identity: Identity,
         request: GenerationRequest,
-        texts: list[TextStream],
+        texts: list["TextStream"],
     ) -> None:
         """Deliver the answer. The quota is settled before its last byte, after which the client may send again."""
-        response = call.response
-        num_prompt_tokens = sum(len(text.sequence.prompt) for text in texts)
+        response, dialect = call.response, self._dialect
         if request.stream:
-            chunks = [self.chunks(identity, request.include_usage, index) for index in range(len(texts))]
+            chunks = [dialect.chunks(identity, request.include_usage, index) for index in range(len(texts))]
             await _gather(
                 [
                     _stream_one(response, text, encoder, request.continuous_usage)
@@ -182,54 +186,21 @@ class GenerationEndpoint(Endpoint):
                 ]
             )
             self._settle(call.record, grant)
-            usage = TokenUsage(num_prompt_tokens, sum(text.num_tokens for text in texts))
-            await response.end_stream((chunks[0].usage(usage) if request.include_usage else b"") + sse.DONE)
+            usage = chunks[0].usage(_token_usage(texts)) if request.include_usage else b""
+            await response.end_stream(usage + sse.DONE)
         else:
             choices = await _gather([text.choice() for text in texts])
             self._settle(call.record, grant)
-            usage = TokenUsage(num_prompt_tokens, sum(text.num_tokens for text in texts))
-            await response.reply(self.complete(identity, choices, usage))
+            await response.reply(dialect.complete(identity, choices, _token_usage(texts)))
 
     def _settle(self, record: RequestRecord, grant: Grant) -> None:
         record.settling = self.service.telemetry.clock()
         grant.settle()
 
-    def _kv_blocks(self, sequences: list[Sequence]) -> int:
-        """Returns how many KV blocks the longest of these sequences may need."""
-        longest = max(len(one.prompt) + one.max_tokens for one in sequences)
-        return -(-longest // self.service.kv_shape.block_tokens)
-
-    def _sequence(self, name: str, policy: EffectivePolicy, params: GenerationParams, prompt: Prompt) -> Sequence:
-        """Returns the sequence by which the engine continues one prompt. Raises `Unsatisfiable`."""
-        service, request, sampling = self.service, params.request, params.request.sampling
-        num_prompt_tokens = len(prompt.token_ids)
-        max_tokens = self._max_tokens(request, policy, num_prompt_tokens)
-        ends = frozenset(sampling.stop_token_ids)
-        sequence = Sequence(
-            id=name,
-            tenant=policy.name,
-            prompt=prompt.token_ids,
-            sampling=sampling,
-            max_tokens=max_tokens,
-            end_tokens=ends if sampling.ignore_eos else ends | service.end_tokens,
-            seed=service.draw_seed() if sampling.seed is None else sampling.seed,
-            priority_class=params.service_class.level,
-            token_interval=params.token_interval,
-            first_token_target=params.service_class.ttft,
-            first_token_by=params.first_token_by,
-            done_by=params.done_by,
-            body_bytes=params.num_bytes,
-        )
-        if sampling.max_tokens is None:
-            expected = service.admission.expected_tokens(policy.name, max_tokens)
-            if (reservable := policy.reservable(num_prompt_tokens, expected)) is not None:
-                sequence.limit_to(reservable)
-        return sequence
-
     def _text_stream(
-        self, stream: TokenStream, request: GenerationRequest, prompt: Prompt, record: RequestRecord
-    ) -> TextStream:
-        service = self.service
+        self, stream: TokenStream, params: GenerationParams, prompt: Prompt, record: RequestRecord
+    ) -> "TextStream":
+        service, request = self.service, params.request
         record.timelines.append(service.core_telemetry.timeline(stream.sequence))
         detokenizer = IncrementalDetokenizer(
             service.tokenizer,
@@ -241,70 +212,85 @@ class GenerationEndpoint(Endpoint):
         )
         return TextStream(stream, detokenizer, service.admission, service.metrics)
 
-    def _max_tokens(self, request: GenerationRequest, policy: EffectivePolicy, num_prompt_tokens: int) -> int:
-        """Returns the client's limit, or the default within what the context and the tenant's KV memory leave.
 
-        Raises `Unsatisfiable`.
+class TextStream:
+    """Yields the text of one sequence as its tokens come: one piece for each token that completes any text."""
+
+    def __init__(
+        self, tokens: TokenStream, detokenizer: IncrementalDetokenizer, admission: Admission, metrics: Metrics
+    ) -> None:
+        self.finish_reason: FinishReason | None = None
+        self.num_tokens = 0  # delivered: those sampled after a stop string are not
+        self._delivered_at = 0.0
+        self.tokens = tokens
+        self.sequence = tokens.sequence
+        self._detokenizer = detokenizer
+        self._admission = admission
+        self._metrics = metrics
+
+    @property
+    def num_computed(self) -> int:
+        """Returns how many tokens the tenant pays for: those delivered, or all generated ones if it was cut short."""
+        return self.num_tokens if self.finish_reason is not None else len(self.sequence.output)
+
+    async def pieces(self) -> list[str]:
+        """Wait for tokens and return their text; the stream is complete once `finish_reason` is set.
+
+        Raises `Preempted` when the sequence lost its memory for good, `DeadlineExceeded` when its time is over,
+        `ModelFailed` when the model computed no numbers for it, and `DeviceError` when the engine failed.
         """
-        context = self.service.limits.max_model_len
-        available = context - num_prompt_tokens
-        if available < 1:
-            raise context_exceeded(num_prompt_tokens, context, self.prompt_param)
-        asked, field = request.sampling.max_tokens, request.length_field
-        if asked is not None and asked > available:
-            raise ContextLengthExceeded(
-                f"This model's maximum context length is {context} tokens, but {num_prompt_tokens} tokens of prompt "
-                f"and {asked} of {field} were requested; lower {field} to {available} or shorten the prompt.",
-                field,
-            )
-        shape = self.service.kv_shape
-        policy.check_kv(num_prompt_tokens + (asked or 1), shape, field if asked else self.prompt_param)
-        kv_tokens = policy.kv_tokens(shape) or context
-        default = self.service.default_max_tokens or self.default_max_tokens or available
-        max_tokens = asked or min(available, kv_tokens - num_prompt_tokens, default)
-        _check_min_tokens(request.sampling.min_tokens, max_tokens)
-        return max_tokens
+        pieces = []
+        for token_id in await self._take():
+            self.num_tokens += 1
+            if piece := self._detokenizer.push((token_id,)):
+                pieces.append(piece)
+            if self._detokenizer.stopped is not None:
+                self.finish_reason = FinishReason.STOP
+                self._admission.stop(self.tokens)
+                return pieces
+        if self.tokens.finish_reason is not None:
+            pieces.append(self._finish())
+        return pieces
 
-    async def encode(self, tenant: str, text: str, add_special_tokens: bool) -> list[int]:
-        token_ids = await self.service.encode(tenant, text, add_special_tokens, self.prompt_param)
-        if not token_ids:
-            raise BadRequest(f"{self.prompt_param} is empty: there is no token to continue from.", self.prompt_param)
-        return token_ids
+    async def choice(self) -> Choice:
+        """Wait for the whole text. Tokens are looked at as they come only where a stop string could end it early."""
+        pieces: list[str] = []
+        self.tokens.eager = self._detokenizer.may_stop
+        while self.finish_reason is None:
+            pieces += await (self.pieces() if self.tokens.eager else self._all_pending())
+        return Choice("".join(pieces), "length" if self.finish_reason is FinishReason.LENGTH else "stop")
 
-    # what the two endpoints differ in; a subclass defines each
+    async def _all_pending(self) -> list[str]:
+        """Wait for tokens and return the text of all that are pending as one piece."""
+        tokens = await self._take()
+        self.num_tokens += len(tokens)
+        text = self._detokenizer.push(tokens)
+        return [text] if self.tokens.finish_reason is None else [text, self._finish()]
 
-    operation: str  # of the GenAI conventions
-    prompt_param: str
-    default_max_tokens: int | None = None  # of an answer for which neither the client nor the operator sets any
-
-    def parse(self, body: JsonBody) -> Any:
-        raise NotImplementedError
-
-    async def prompts(self, request: Any, tenant: str) -> list[Prompt]:
-        raise NotImplementedError
-
-    def identify(self, model: str) -> Identity:
-        raise NotImplementedError
-
-    def chunks(self, identity: Identity, include_usage: bool, index: int) -> Chunks:
-        raise NotImplementedError
-
-    def complete(self, identity: Identity, choices: list[Choice], usage: TokenUsage) -> bytes:
-        raise NotImplementedError
-
-
-def _check_min_tokens(min_tokens: int, max_tokens: int) -> None:
-    if min_tokens > max_tokens:
-        raise Unsatisfiable(
-            f"min_tokens is {min_tokens}, but this answer may have {max_tokens} tokens at most: "
-            "lower min_tokens, shorten the prompt, or set max_tokens.",
-            "min_tokens",
+    async def _take(self) -> list[int]:
+        tokens = await self.tokens.take()
+        match self.tokens.finish_reason:
+            case FinishReason.PREEMPTED:
+                raise Preempted
+            case FinishReason.FAILED:
+                raise ModelFailed
+            case FinishReason.EXPIRED:
+                raise DeadlineExceeded("The deadline of the request passed before it could be met.")
+        self._delivered_at = self._metrics.tokens_delivered(
+            self.sequence, self.num_tokens, len(tokens), self._delivered_at
         )
+        return tokens
+
+    def _finish(self) -> str:
+        """End the stream and return the text that was held back, in which a stop string may be complete only now."""
+        rest = self._detokenizer.finish()
+        stopped = self._detokenizer.stopped is not None
+        self.finish_reason = FinishReason.STOP if stopped else self.tokens.finish_reason
+        return rest
 
 
-def _estimate_headers(texts: list[TextStream]) -> dict[str, str]:
+def _estimate_headers(sequences: list[Sequence]) -> dict[str, str]:
     """Returns headers with the milliseconds within which nine in ten first tokens, and last tokens, come."""
-    sequences = [text.sequence for text in texts]
     first = [s.first_token_estimate for s in sequences if s.first_token_estimate is not None]
     last = [s.last_token_estimate for s in sequences if s.last_token_estimate is not None]
     estimates = {"x-sluice-estimate-ttft-ms": first, "x-sluice-estimate-ms": last}
@@ -324,6 +310,10 @@ def _usage(texts: list[TextStream], service: Service) -> Usage:
     return Usage(computed, generated, kv_byte_seconds=byte_seconds, requests=1 if computed else 0)
 
 
+def _token_usage(texts: list[TextStream]) -> TokenUsage:
+    return TokenUsage(sum(len(text.sequence.prompt) for text in texts), sum(text.num_tokens for text in texts))
+
+
 async def _stream_one(response: ResponseWriter, text: TextStream, chunks: Chunks, continuous_usage: bool) -> None:
     """Write one choice's events; the tokens that are pending when a write is due share it, and with
     `continuous_usage` one event, with the number of tokens that the choice has by then.
@@ -333,7 +323,7 @@ async def _stream_one(response: ResponseWriter, text: TextStream, chunks: Chunks
     while text.finish_reason is None:
         pieces = [piece for piece in await text.pieces() if piece]
         if usage is not None:
-            usage = replace(usage, completion_tokens=text.num_tokens)
+            usage.completion_tokens = text.num_tokens
             pieces = ["".join(pieces)] if pieces else []
         events += [chunks.text(piece, usage) for piece in pieces]
         if text.finish_reason is not None:

@@ -1,6 +1,6 @@
-"""A request to generate text with its deadlines and class, and its prompts as token ids.
+"""A request to generate text: how its dialect reads it, how long its client will wait, and the sequences it becomes.
 
-How long a client will wait is read from its headers, of which the tightest holds:
+The client's patience is read from its headers, of which the tightest holds:
 
 x-sluice-ttft-ms             until the first token              ms from now
 x-sluice-deadline-ms         until the last                     ms from now
@@ -12,20 +12,135 @@ x-stainless-read-timeout     the longest silence, in seconds    openai: an answe
                                                                 token, a stream until its first and between tokens
 """
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from math import inf, isfinite
+from typing import Any
 
 from admission.request import Asked, AskedPrompt
 from backend.scheduler.sequence import Sequence
-from gateway.errors import BadRequest
-from gateway.openai.requests import GenerationRequest
+from gateway.api.service import Service
+from gateway.errors import BadRequest, ContextLengthExceeded, Unsatisfiable, context_exceeded
+from gateway.http.json_body import JsonBody
+from gateway.openai.replies import (
+    ChatChunks,
+    Choice,
+    Chunks,
+    CompletionChunks,
+    Identity,
+    TokenUsage,
+    chat_completion,
+    text_completion,
+)
+from gateway.openai.requests import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    Limits,
+    parse_chat_request,
+    parse_completion_request,
+)
+from gateway.tenants.effective_policy import EffectivePolicy
 from quotas.policy.policy import ClassPolicy
 
+PROMPT_TAIL = 8  # the last ids of a prompt, with which a completion may share a character
 LONGEST = 30 * 86_400.0  # seconds; a longer wait is taken for no deadline
 FIRST, LAST, INTERVAL = "first", "last", "interval"
 Headers = Iterable[tuple[bytes, bytes]]
+
+
+@dataclass(slots=True)
+class Prompt:
+    """One prompt as token ids, and the last of them, whose text the answer continues."""
+
+    token_ids: list[int]
+    tail: tuple[int, ...] | list[int]
+
+
+class Dialect:
+    """How one of the API's two ways to generate text reads a body and writes an answer."""
+
+    operation: str  # of the GenAI conventions
+    prompt_param: str  # the field of the body that holds the prompt
+    default_max_tokens: int | None = None  # of an answer for which neither the client nor the operator sets any
+
+    def parse(self, body: JsonBody, limits: Limits) -> GenerationRequest:
+        raise NotImplementedError
+
+    async def prompts(self, request: Any, tenant: str, service: Service) -> list[Prompt]:
+        raise NotImplementedError
+
+    def identify(self, model: str) -> Identity:
+        raise NotImplementedError
+
+    def chunks(self, identity: Identity, include_usage: bool, index: int) -> Chunks:
+        raise NotImplementedError
+
+    def complete(self, identity: Identity, choices: list[Choice], usage: TokenUsage) -> bytes:
+        raise NotImplementedError
+
+    async def encode(self, service: Service, tenant: str, text: str, add_special_tokens: bool) -> list[int]:
+        """Returns at least one token id. Raises `BadRequest` for a text that has none."""
+        token_ids = await service.encode(tenant, text, add_special_tokens, self.prompt_param)
+        if not token_ids:
+            raise BadRequest(f"{self.prompt_param} is empty: there is no token to continue from.", self.prompt_param)
+        return token_ids
+
+
+class ChatDialect(Dialect):
+    """A conversation, which an assistant's message answers."""
+
+    operation = "chat"
+    prompt_param = "messages"
+
+    def parse(self, body: JsonBody, limits: Limits) -> ChatRequest:
+        return parse_chat_request(body, limits)
+
+    async def prompts(self, request: ChatRequest, tenant: str, service: Service) -> list[Prompt]:
+        text = await service.render(tenant, request.messages, request.add_generation_prompt)
+        return [Prompt(await self.encode(service, tenant, text, request.add_special_tokens), ())]
+
+    def identify(self, model: str) -> Identity:
+        return Identity.of_chat(model)
+
+    def chunks(self, identity: Identity, include_usage: bool, index: int) -> Chunks:
+        return ChatChunks(identity, include_usage, index)
+
+    def complete(self, identity: Identity, choices: list[Choice], usage: TokenUsage) -> bytes:
+        return chat_completion(identity, choices, usage)
+
+
+class CompletionDialect(Dialect):
+    """Prompts, each of which a text continues."""
+
+    operation = "text_completion"
+    prompt_param = "prompt"
+    default_max_tokens = 16  # as OpenAI's and vLLM's
+
+    def parse(self, body: JsonBody, limits: Limits) -> CompletionRequest:
+        return parse_completion_request(body, limits)
+
+    async def prompts(self, request: CompletionRequest, tenant: str, service: Service) -> list[Prompt]:
+        prompts = []
+        for given in request.prompts:
+            if isinstance(given, str):
+                token_ids = await self.encode(service, tenant, given, request.add_special_tokens)
+            else:
+                token_ids = list(given)
+            prompts.append(Prompt(token_ids, token_ids[-PROMPT_TAIL:]))
+            await asyncio.sleep(0)  # many short prompts do not hold the loop
+        return prompts
+
+    def identify(self, model: str) -> Identity:
+        return Identity.of_completion(model)
+
+    def chunks(self, identity: Identity, include_usage: bool, index: int) -> Chunks:
+        return CompletionChunks(identity, include_usage, index)
+
+    def complete(self, identity: Identity, choices: list[Choice], usage: TokenUsage) -> bytes:
+        return text_completion(identity, choices, usage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,62 +153,53 @@ class ClientDeadlines:
     is_relative: bool = True  # counted from each attempt, so that another one may succeed
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """One prompt as token ids, and the last of them, whose text the answer continues."""
-
-    token_ids: list[int]
-    tail: tuple[int, ...] | list[int]
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GenerationParams:
-    """A request, its class of service and its client's deadlines. `arrived` is in seconds of the engine's clock."""
+    """A request with what its policy and its client's headers say of it. `arrived` is in seconds of the engine's
+    clock.
+    """
 
     request: GenerationRequest
+    dialect: Dialect
+    policy: EffectivePolicy
     service_class: ClassPolicy
     deadlines: ClientDeadlines
     arrived: float
     num_bytes: int
 
-    @property
-    def done_by(self) -> float | None:
-        """Returns the moment by which the last token must come; None if the client sets none."""
-        seconds = self.deadlines.last_token
-        return self.arrived + seconds if seconds < inf else None
+    def sequence(self, name: str, prompt: Prompt, service: Service) -> Sequence:
+        """Returns the sequence by which the engine continues one prompt. Raises `Unsatisfiable`."""
+        policy, sampling, num_prompt_tokens = self.policy, self.request.sampling, len(prompt.token_ids)
+        max_tokens = self._max_tokens(num_prompt_tokens, service)
+        ends = frozenset(sampling.stop_token_ids)
+        sequence = Sequence(
+            id=name,
+            tenant=policy.name,
+            prompt=prompt.token_ids,
+            sampling=sampling,
+            max_tokens=max_tokens,
+            end_tokens=ends if sampling.ignore_eos else ends | service.end_tokens,
+            seed=service.draw_seed() if sampling.seed is None else sampling.seed,
+            priority_class=self.service_class.level,
+            token_interval=self._token_interval(),
+            first_token_target=self.service_class.ttft,
+            first_token_by=self._first_token_by(),
+            done_by=self._moment(self.deadlines.last_token),
+            body_bytes=self.num_bytes,
+        )
+        if sampling.max_tokens is None:
+            expected = service.admission.expected_tokens(policy.name, max_tokens)
+            if (reservable := policy.reservable(num_prompt_tokens, expected)) is not None:
+                sequence.limit_to(reservable)
+        return sequence
 
-    @property
-    def first_token_by(self) -> float | None:
-        """Returns the moment by which the first token must come: by the client's deadline, and by the target of a
-        class that refuses what would be late. None: there is no such moment.
-        """
-        seconds, target = self.deadlines.first_token, self.service_class.ttft
-        if self.service_class.when_late == "refuse" and target is not None:
-            seconds = min(seconds, target)
-        return self.arrived + seconds if seconds < inf else None
-
-    @property
-    def token_interval(self) -> float | None:
-        """Returns the seconds promised between two tokens, by the class or the client; None if neither sets any."""
-        promised = self.service_class.time_per_output_token
-        if self.deadlines.interval == inf:
-            return promised
-        return min(self.deadlines.interval, promised or inf)
-
-    def as_recorded(
-        self,
-        request_id: str,
-        tenant: str,
-        key: str | None,
-        sequences: list[Sequence],
-        refusal: str | None = None,
-    ) -> Asked:
+    def as_recorded(self, request_id: str, sequences: list[Sequence], refusal: str | None = None) -> Asked:
         """Returns the request as the event log records it, with what refused it, if anything did."""
         is_declared, deadlines = self.request.sampling.max_tokens is not None, self.deadlines
         return Asked(
             request_id,
-            tenant,
-            key,
+            self.policy.name,
+            self.policy.key,
             self.request.service_tier,
             self.num_bytes,
             _known(deadlines.first_token),
@@ -101,6 +207,61 @@ class GenerationParams:
             _known(deadlines.interval),
             tuple(AskedPrompt(len(one.prompt), one.max_tokens, is_declared) for one in sequences),
             refusal,
+        )
+
+    def _max_tokens(self, num_prompt_tokens: int, service: Service) -> int:
+        """Returns the client's limit, or the default within what the context and the tenant's KV memory leave.
+
+        Raises `Unsatisfiable`.
+        """
+        policy, dialect, context = self.policy, self.dialect, service.limits.max_model_len
+        available = context - num_prompt_tokens
+        if available < 1:
+            raise context_exceeded(num_prompt_tokens, context, dialect.prompt_param)
+        asked, field = self.request.sampling.max_tokens, self.request.length_field
+        if asked is not None and asked > available:
+            raise ContextLengthExceeded(
+                f"This model's maximum context length is {context} tokens, but {num_prompt_tokens} tokens of prompt "
+                f"and {asked} of {field} were requested; lower {field} to {available} or shorten the prompt.",
+                field,
+            )
+        kv_tokens = policy.kv_tokens(service.kv_shape)
+        if kv_tokens is not None:
+            policy.check_kv(
+                num_prompt_tokens + (asked or 1), service.kv_shape, field if asked else dialect.prompt_param
+            )
+            available = min(available, kv_tokens - num_prompt_tokens)
+        default = service.default_max_tokens or dialect.default_max_tokens or available
+        max_tokens = asked or min(available, default)
+        _check_min_tokens(self.request.sampling.min_tokens, max_tokens)
+        return max_tokens
+
+    def _first_token_by(self) -> float | None:
+        """Returns the moment by which the first token must come: by the client's deadline, and by the target of a
+        class that refuses what would be late. None: there is no such moment.
+        """
+        seconds, target = self.deadlines.first_token, self.service_class.ttft
+        if self.service_class.when_late == "refuse" and target is not None:
+            seconds = min(seconds, target)
+        return self._moment(seconds)
+
+    def _token_interval(self) -> float | None:
+        """Returns the seconds promised between two tokens, by the class or the client; None if neither sets any."""
+        promised = self.service_class.time_per_output_token
+        if self.deadlines.interval == inf:
+            return promised
+        return min(self.deadlines.interval, promised or inf)
+
+    def _moment(self, seconds: float) -> float | None:
+        return self.arrived + seconds if seconds < inf else None
+
+
+def _check_min_tokens(min_tokens: int, max_tokens: int) -> None:
+    if min_tokens > max_tokens:
+        raise Unsatisfiable(
+            f"min_tokens is {min_tokens}, but this answer may have {max_tokens} tokens at most: "
+            "lower min_tokens, shorten the prompt, or set max_tokens.",
+            "min_tokens",
         )
 
 

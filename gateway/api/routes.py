@@ -21,7 +21,8 @@ from gateway.api.endpoints import (
     TokenizeEndpoint,
     VersionEndpoint,
 )
-from gateway.api.openai_endpoints import ChatEndpoint, CompletionEndpoint
+from gateway.api.generation import GenerationEndpoint
+from gateway.api.generation_request import ChatDialect, CompletionDialect
 from gateway.api.service import Service
 from gateway.errors import ApiError, InternalError, MethodNotAllowed, RouteNotFound
 
@@ -50,7 +51,8 @@ def make_app(service: Service, probes: Mapping[str, ASGIApp], has_metrics: bool 
     """Returns the application with the tenants' routes. An unknown path or method is answered with an error of the same
     shape as the endpoints'.
     """
-    chat, completion = ChatEndpoint(service), CompletionEndpoint(service)
+    chat = GenerationEndpoint(service, ChatDialect())
+    completion = GenerationEndpoint(service, CompletionDialect())
     routes = [
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/completions", completion, methods=["POST"]),

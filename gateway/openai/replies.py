@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 import orjson
 
-from gateway.sse import event
+from gateway import sse
 
 FinishReason = Literal["stop", "length"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TokenUsage:
     """The token counts of one request, all its choices together."""
 
@@ -32,7 +32,7 @@ class TokenUsage:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Identity:
     """The fields that every chunk of an answer repeats."""
 
@@ -59,7 +59,7 @@ class Identity:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Choice:
     """One of the answer's texts, complete."""
 
@@ -75,61 +75,66 @@ def text_completion(identity: Identity, choices: Sequence[Choice], usage: TokenU
     return _completion(identity, "text_completion", [_text_choice(*pair) for pair in enumerate(choices)], usage)
 
 
-class ChatChunks:
-    """Makes the events of one streamed chat choice: `start`, any number of `text`, `finish`, and perhaps `usage`.
+class Chunks:
+    """Makes the events of one streamed choice: `start`, any number of `text`, `finish`, and perhaps `usage`.
 
-    Everything but the text is encoded once, when the stream begins. An event that is given a `usage` includes it.
+    What all of them share is encoded once, when the stream begins; what a dialect's have of their own is written below
+    as the JSON that it is. An event that is given a `usage` includes it.
     """
 
-    __slots__ = ("_event", "_text_head", "_text_tail")
+    __slots__ = ("_fields", "_head", "_include_usage", "_text_head", "_text_tail")
+
+    KIND: str
+    START: bytes  # the content of the first event; empty: there is none
+    TEXT: tuple[bytes, bytes]  # what stands before and after the text
+    FINISH: bytes  # the content of the last event
 
     def __init__(self, identity: Identity, include_usage: bool, index: int = 0) -> None:
-        self._event = _ChunkEvent(identity, "chat.completion.chunk", include_usage, index)
-        self._text_head, self._text_tail = self._event.split({"delta": {"content": _PLACEHOLDER}}, None)
+        self._include_usage = include_usage
+        self._fields = sse.START + orjson.dumps(identity.to_json(self.KIND)).removesuffix(b"}")
+        self._head = b'%b,"choices":[{"index":%d,' % (self._fields, index)
+        before, after = self.TEXT
+        self._text_head, self._text_tail = self._head + before, after + self._tail(None, None)
 
     def start(self, usage: TokenUsage | None = None) -> bytes:
-        return self._event.choice({"delta": {"role": "assistant", "content": ""}}, None, usage)
+        return self._head + self.START + self._tail(None, usage) if self.START else b""
 
     def text(self, text: str, usage: TokenUsage | None = None) -> bytes:
-        if usage is not None:
-            return self._event.choice({"delta": {"content": text}}, None, usage)
-        return self._text_head + orjson.dumps(text) + self._text_tail
+        tail = self._text_tail if usage is None else self.TEXT[1] + self._tail(None, usage)
+        return self._text_head + orjson.dumps(text) + tail
 
     def finish(self, reason: FinishReason, usage: TokenUsage | None = None) -> bytes:
-        return self._event.choice({"delta": {}}, reason, usage)
+        return self._head + self.FINISH + self._tail(reason, usage)
 
     def usage(self, usage: TokenUsage) -> bytes:
-        return self._event.usage(usage)
+        return b'%b,"choices":[],"usage":%b}%b' % (self._fields, orjson.dumps(usage.to_json()), sse.END)
+
+    def _tail(self, reason: FinishReason | None, usage: TokenUsage | None) -> bytes:
+        """Returns what follows the content of a choice, up to the end of its event."""
+        tail = b',"logprobs":null,"finish_reason":"%b"}]' % reason.encode() if reason else _UNFINISHED
+        if not self._include_usage:
+            return tail + b"}" + sse.END
+        return b'%b,"usage":%b}%b' % (tail, orjson.dumps(usage and usage.to_json()), sse.END)
 
 
-class CompletionChunks:
-    """Makes the events of one streamed text choice, in the same order as `ChatChunks`; `start` is empty.
+class ChatChunks(Chunks):
+    __slots__ = ()
 
-    A request with several prompts has one of these for each, and sends `usage` once.
-    """
-
-    __slots__ = ("_event", "_text_head", "_text_tail")
-
-    def __init__(self, identity: Identity, include_usage: bool, index: int = 0) -> None:
-        self._event = _ChunkEvent(identity, "text_completion", include_usage, index)
-        self._text_head, self._text_tail = self._event.split({"text": _PLACEHOLDER}, None)
-
-    def start(self, usage: TokenUsage | None = None) -> bytes:
-        return b""
-
-    def text(self, text: str, usage: TokenUsage | None = None) -> bytes:
-        if usage is not None:
-            return self._event.choice({"text": text}, None, usage)
-        return self._text_head + orjson.dumps(text) + self._text_tail
-
-    def finish(self, reason: FinishReason, usage: TokenUsage | None = None) -> bytes:
-        return self._event.choice({"text": ""}, reason, usage)
-
-    def usage(self, usage: TokenUsage) -> bytes:
-        return self._event.usage(usage)
+    KIND = "chat.completion.chunk"
+    START = b'"delta":{"role":"assistant","content":""}'
+    TEXT = (b'"delta":{"content":', b"}")
+    FINISH = b'"delta":{}'
 
 
-Chunks = ChatChunks | CompletionChunks
+class CompletionChunks(Chunks):
+    """A request with several prompts has one of these for each, and sends `usage` once."""
+
+    __slots__ = ()
+
+    KIND = "text_completion"
+    START = b""
+    TEXT = (b'"text":', b"")
+    FINISH = b'"text":""'
 
 
 def model_card(model: str, created: int, max_model_len: int) -> dict[str, Any]:
@@ -153,33 +158,7 @@ def detokenized(text: str) -> bytes:
     return orjson.dumps({"prompt": text})
 
 
-_PLACEHOLDER = "\x00"  # stands for the text of a chunk
-
-
-class _ChunkEvent:
-    """Encodes the events of a stream around the fields that all of them share."""
-
-    __slots__ = ("_fields", "_include_usage", "_index")
-
-    def __init__(self, identity: Identity, kind: str, include_usage: bool, index: int) -> None:
-        self._fields = identity.to_json(kind)
-        self._include_usage = include_usage
-        self._index = index
-
-    def choice(
-        self, content: dict[str, Any], finish_reason: FinishReason | None, usage: TokenUsage | None = None
-    ) -> bytes:
-        choice = {"index": self._index, **content, "logprobs": None, "finish_reason": finish_reason}
-        usage_field = {"usage": usage and usage.to_json()} if self._include_usage else {}
-        return event(orjson.dumps({**self._fields, "choices": [choice], **usage_field}))
-
-    def split(self, content: dict[str, Any], finish_reason: FinishReason | None) -> tuple[bytes, bytes]:
-        """Returns the bytes before and after the text of a chunk whose content has `_PLACEHOLDER` for it."""
-        head, _, tail = self.choice(content, finish_reason).rpartition(orjson.dumps(_PLACEHOLDER))
-        return head, tail
-
-    def usage(self, usage: TokenUsage) -> bytes:
-        return event(orjson.dumps({**self._fields, "choices": [], "usage": usage.to_json()}))
+_UNFINISHED = b',"logprobs":null,"finish_reason":null}]'
 
 
 def _completion(identity: Identity, kind: str, choices: list[dict[str, Any]], usage: TokenUsage) -> bytes:

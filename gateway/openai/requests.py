@@ -177,7 +177,7 @@ class Limits:
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams, the model's own
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class GenerationRequest:
     """The part of a request that both dialects share: how to sample tokens, and how to answer."""
 
@@ -194,13 +194,13 @@ class GenerationRequest:
     length_field: str = "max_tokens"  # the one that bounds the answer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ChatRequest(GenerationRequest):
     messages: tuple[Mapping[str, str], ...]  # role, content and perhaps name, as chat templates read them
     add_generation_prompt: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class CompletionRequest(GenerationRequest):
     prompts: tuple[Prompt, ...]  # at least one; a text may still encode to no token
 
@@ -284,15 +284,16 @@ def _shared(body: GenerationBody, limits: Limits, add_special_tokens: bool) -> d
     }
 
 
-_SAMPLING_FIELDS = (
+_SAMPLING_FIELDS = {
     "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "seed", "ignore_eos",
-)  # fmt: skip
+}  # fmt: skip
 
 
 def _sampling(body: GenerationBody, limits: Limits, length_field: str) -> SamplingParams:
     """Returns the sampling parameters; null stands for the default, which the model may set."""
-    given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
+    given = {name: getattr(body, name) for name in _SAMPLING_FIELDS & body.model_fields_set}
+    given = {name: value for name, value in given.items() if value is not None}
     stop_token_ids = tuple(body.stop_token_ids or ())
     if stop_token_ids:
         _check_in_vocabulary(stop_token_ids, "stop_token_ids", limits)
