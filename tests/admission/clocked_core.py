@@ -1,28 +1,24 @@
-"""A core on a virtual clock, over a device that only takes time."""
+"""A core on a virtual clock, over a device that only takes time and draws the tokens it is told to."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
-from admission.core import CoreConfig, make_core
-from admission.step_time import StepTimeModel
-from backend.config import EngineConfig
+from admission.controller import Controller
 from backend.scheduler.batch import StepOutput
 from backend.scheduler.scheduled_step import ScheduledStep
-from backend.scheduler.sequence import Sequence
-
-Seconds = Callable[[ScheduledStep], float]
+from backend.scheduler.sequence import FinishReason, Sequence
+from tests.backend.sequences import END, TOKEN
 
 
 class ClockedCore:
-    """Its steps take as many seconds as `seconds` says, from the completion of the one before."""
+    """Its steps take as many seconds as `seconds` says, each from the completion of the one before."""
 
-    def __init__(
-        self, config: CoreConfig, engine: EngineConfig, seconds: Seconds, model: StepTimeModel | None = None
-    ) -> None:
-        self.core = make_core(config, engine, model)
-        self.scheduler = self.core.scheduler
-        self.now = 0.0
-        self.launched: deque[tuple[ScheduledStep, float]] = deque()
+    def __init__(self, core: Controller, seconds: Callable[[ScheduledStep], float], now: float = 0.0) -> None:
+        self.core = core
+        self.scheduler = core.scheduler
+        self.now = now
+        self.elapsed = 0.0  # in the last step that was completed
+        self.launched: deque[ScheduledStep] = deque()
         self._seconds = seconds
 
     def add(self, sequence: Sequence) -> Sequence:
@@ -30,20 +26,46 @@ class ClockedCore:
         self.core.arrive(sequence, self.now)
         return sequence
 
-    def launch(self) -> None:
-        """Plan as many steps as may be in flight."""
-        while self.core.schedule(self.now) is not None:
-            step = self.scheduler.in_flight[-1]
-            self.launched.append((step, self._seconds(step)))
+    def finish(self, sequence: Sequence, reason: FinishReason = FinishReason.CANCELLED) -> None:
+        self.core.finish(sequence, reason, self.now)
 
-    def step(self) -> float:
-        """Plan, and complete the oldest step; returns the seconds that it took."""
-        self.launch()
-        step, elapsed = self.launched.popleft()
-        self.now += elapsed
-        self.core.update_from_output(StepOutput(step.batch.step, [0] * len(step.sampled), elapsed), self.now)
-        return elapsed
+    def plan(self) -> list[Sequence]:
+        """Plan as many steps as may be in flight; returns who was given up."""
+        while self.core.schedule(self.now) is not None:
+            self.launch(self.scheduler.in_flight[-1])
+        return self.core.take_ended()
+
+    def launch(self, step: ScheduledStep) -> None:
+        self.launched.append(step)
+
+    def complete(self, ended: Collection[str] = ()) -> None:
+        """Complete the oldest step, in which those whose ids are given draw the token that ends them."""
+        step = self.launched.popleft()
+        self.elapsed = self._seconds(step)
+        self.now += self.elapsed
+        tokens = [END if sequence.id in ended else TOKEN for sequence in step.sampled]
+        self.core.update_from_output(StepOutput(step.batch.step, tokens, self.elapsed), self.now)
+
+    def lose(self) -> bool:
+        """Let the device have no memory for the oldest step; returns whether to go on."""
+        self.launched.clear()
+        return self.core.rollback(self.now)
+
+    def step(self, *ended: str) -> list[Sequence]:
+        """Plan, and complete the oldest step; returns who was given up."""
+        given_up = self.plan()
+        if self.launched:
+            self.complete(ended)
+        return given_up
 
     def steps(self, count: int) -> None:
         for _ in range(count):
             self.step()
+
+    def drain(self) -> None:
+        """Serve until nothing can run any more."""
+        while self.scheduler.has_work:
+            self.plan()
+            if not self.launched:
+                break
+            self.complete()

@@ -69,9 +69,9 @@ class _RandomRun:
             if random.random() < share:
                 happens()
         stage.plan()
-        if stage.in_flight and random.random() < self._losses:
+        if stage.launched and random.random() < self._losses:
             stage.lose()
-        elif stage.in_flight and random.random() < 0.85:
+        elif stage.launched and random.random() < 0.85:
             self._complete()
 
     def end(self) -> list[str]:

@@ -228,13 +228,13 @@ def losses() -> list[str]:
     for n in range(4):
         stage.arrive(f"s{n}", 20, 10, tenant=f"t{n % 2}", priority_class=n % 3)
     stage.plan()
-    assert stage.in_flight == 2
+    assert len(stage.launched) == 2
     stage.lose()
     for _ in range(12):
         stage.step()
     stage.plan()
     stage.complete()
-    assert stage.in_flight == 1
+    assert len(stage.launched) == 1
     stage.lose()
     for _ in range(3):
         stage.plan()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from admission.aging import Aging
 from admission.backlog import UNMEASURED, Backlog, DrainMeter, Load, QueuePosition, TokenCaps
 from backend.scheduler.sequence import Sequence
-from tests.admission.sequences import make_sequence
+from tests.backend.sequences import make_sequence
 from tests.examples import examples
 
 AGING = Aging(2.0)

@@ -17,7 +17,7 @@ from admission.step_time import StepTime, StepTimeModel, StepWork
 from backend.config import EngineConfig
 from backend.scheduler.sequence import Sequence
 from tests.admission.clocked_core import ClockedCore
-from tests.admission.sequences import make_sequence
+from tests.backend.sequences import make_sequence
 from tests.examples import examples
 
 STEP = StepTime((0.01, 1e-5, 1e-5, 0.0, 0.0, 0.0, 0.0))
@@ -120,7 +120,8 @@ class Machine(ClockedCore):
 
     def __init__(self) -> None:
         engine = EngineConfig(num_blocks=2048, max_model_len=4096, max_num_seqs=SLOTS)
-        super().__init__(CoreConfig(), engine, lambda step: STEP.seconds(work_of(step)), StepTimeModel(STEP))
+        core = make_core(CoreConfig(), engine, StepTimeModel(STEP))
+        super().__init__(core, lambda step: STEP.seconds(work_of(step)))
         self._names = count()
 
     def arrive(self, tokens: int, level: int = 0, tenant: str = "a", **fields: object) -> Sequence:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from admission.aging import Aging
 from admission.fair_queue import FairQueue, gap_bound
 from backend.scheduler.sequence import Sequence
-from tests.admission.sequences import make_sequence
+from tests.backend.sequences import make_sequence
 from tests.examples import examples
 
 PROMPT, OUTPUT = 1.0, 2.0  # what a token costs (VTC's weights)

@@ -6,24 +6,21 @@ from admission.core import CoreConfig, Unit, make_core
 from admission.ledger import EngineTimeTariff
 from admission.step_time import StepTime, StepTimeModel, StepWork
 from backend.config import EngineConfig
-from backend.scheduler.batch import Batch, StepOutput
+from backend.scheduler.batch import Batch
 from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence
-from tests.admission.sequences import make_sequence
+from tests.admission.clocked_core import ClockedCore
+from tests.backend.sequences import make_sequence
 
 ENGINE = EngineConfig(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=256, max_model_len=128)
 
 
 def served(unit: Unit, seconds: float) -> list[Sequence]:
     """Three sequences of two tenants to their ends, each step taking `seconds`."""
-    core = make_core(CoreConfig(unit=unit, quantum=0.05 if unit is Unit.ENGINE_TIME else 512), ENGINE)
-    sequences = [make_sequence(f"{n}", f"t{n % 2}", 9 + n, 5) for n in range(3)]
-    now = 0.0
-    for sequence in sequences:
-        core.arrive(sequence, now)
-    while (batch := core.schedule(now)) is not None:
-        now += seconds
-        core.update_from_output(StepOutput(batch.step, [5] * len(batch.sampled), seconds), now)
+    config = CoreConfig(unit=unit, quantum=0.05 if unit is Unit.ENGINE_TIME else 512)
+    machine = ClockedCore(make_core(config, ENGINE), lambda step: seconds)
+    sequences = [machine.add(make_sequence(f"{n}", f"t{n % 2}", 9 + n, 5)) for n in range(3)]
+    machine.drain()
     return sequences
 
 

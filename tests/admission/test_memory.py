@@ -7,7 +7,7 @@ from admission.memory import FuturePeak
 from admission.output_length import OutputLengths
 from backend.config import EngineConfig
 from backend.scheduler.sequence import Sequence
-from tests.admission.sequences import make_sequence
+from tests.backend.sequences import make_sequence
 
 ENGINE = EngineConfig(num_blocks=100, max_model_len=1000, block_size=10)
 

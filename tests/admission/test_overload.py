@@ -1,6 +1,5 @@
 """Who is refused and who is given up, on a simulated machine with more work than it can do."""
 
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -21,9 +20,9 @@ from admission.simulation.policy import parse_simulated_policy
 from admission.simulation.recorder import AttemptOutcome, Objective, Recorder
 from admission.step_time import StepTimeModel
 from backend.config import EngineConfig
-from backend.scheduler.batch import StepOutput
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
-from tests.admission.sequences import make_sequence
+from tests.admission.clocked_core import ClockedCore
+from tests.backend.sequences import make_sequence
 from tests.examples import examples
 
 DEVICE = DEVICES["llama3-8b-a100"]
@@ -55,9 +54,15 @@ def share(found: list[tuple[Arrival, AttemptOutcome]], *wanted: AttemptOutcome, 
     return sum(outcome in wanted for outcome in own) / len(own)
 
 
-def waiting(core: Controller, n: int, tenant: str = "a", prompt: int = 400, **fields: object) -> None:
+def waiting(core: Controller, n: int, tenant: str = "a", prompt: int = 400, **fields: object) -> Controller:
     for number in range(n):
         core.arrive(sequence(f"{tenant}{number}", tenant, prompt, **fields), 0.0)
+    return core
+
+
+def busy(n: int = 0, tenant: str = "a", **config: object) -> Controller:
+    """So many sequences of a tenant wait there."""
+    return waiting(make_core(CoreConfig(**config), SMALL), n, tenant)
 
 
 def sequence(name: str, tenant: str = "a", prompt: int = 400, **fields: object) -> Sequence:
@@ -99,14 +104,13 @@ def test_a_lower_class_is_refused_before_a_higher_one() -> None:
 
 
 def test_an_idle_machine_refuses_nobody() -> None:
-    core = make_core(CoreConfig(), SMALL)
+    core = busy()
     core.arrive(sequence("hopeless", prompt=8000, first_token_by=1e-3), 0.0)
     assert len(core.scheduler.waiting) == 1
 
 
 def test_a_refusal_tells_the_estimate_and_when_to_come_back() -> None:
-    core = make_core(CoreConfig(), SMALL)
-    waiting(core, 200)
+    core = busy(200)
     with pytest.raises(DeadlineInfeasible) as refusal:
         core.arrive(sequence("late", "b", first_token_by=0.01), 0.0)
     assert refusal.value.estimate > refusal.value.slack == 0.01
@@ -116,8 +120,7 @@ def test_a_refusal_tells_the_estimate_and_when_to_come_back() -> None:
 
 def test_a_refusal_for_the_tenants_own_backlog_says_so() -> None:
     def is_own_doing(owner: str) -> bool:
-        core = make_core(CoreConfig(order=Order.FCFS), SMALL)
-        waiting(core, 200, owner)
+        core = busy(200, owner, order=Order.FCFS)
         with pytest.raises(DeadlineInfeasible) as refusal:
             core.arrive(sequence("x", "a", first_token_by=2.0), 0.0)
         return refusal.value.own_backlog
@@ -126,22 +129,19 @@ def test_a_refusal_for_the_tenants_own_backlog_says_so() -> None:
 
 
 def test_a_last_token_that_would_be_late_is_a_reason_too() -> None:
-    core = make_core(CoreConfig(), SMALL)
-    waiting(core, 50)
+    core = busy(50)
     with pytest.raises(DeadlineInfeasible, match="the last token is expected"):
         core.arrive(sequence("late", done_by=0.05), 0.0)
 
 
 def test_whoever_has_no_deadline_waits_and_counts_as_deferred() -> None:
-    core = make_core(CoreConfig(), SMALL)
-    waiting(core, 100)
+    core = busy(100)
     core.arrive(sequence("batch", first_token_target=0.01), 0.0)
     assert core.control.deferred == 1
 
 
 def test_whoever_expires_never_computes_a_token_and_is_told_of_once() -> None:
-    core = make_core(CoreConfig(), SMALL)
-    waiting(core, 1)
+    core = busy(1)
     late = sequence("late", first_token_by=5.0)
     core.arrive(late, 0.0)
     core.schedule(6.0)
@@ -150,8 +150,7 @@ def test_whoever_expires_never_computes_a_token_and_is_told_of_once() -> None:
 
 
 def test_bounds_are_kept_for_all_and_for_each_tenant() -> None:
-    core = make_core(CoreConfig(max_waiting=8, tenant_max_waiting_tokens=2000), SMALL)
-    waiting(core, 5)
+    core = busy(5, max_waiting=8, tenant_max_waiting_tokens=2000)
     with pytest.raises(TenantQueueFull, match="2,400 tokens would wait, at most 2,000 may"):
         core.arrive(sequence("own"), 0.0)
     waiting(core, 4, "b")
@@ -168,26 +167,18 @@ def in_answering(promised: Sequence) -> float:
 
 def test_a_last_token_is_expected_by_how_long_answers_have_taken() -> None:
     """Of answers that might have 100 tokens and have 10, whoever waits for less than 100 is let in."""
-    core = make_core(CoreConfig(), SMALL)
+    machine = ClockedCore(busy(), lambda step: PRIOR.seconds(work_of(step)))  # nothing is to be learned but lengths
 
     def last(name: str) -> Sequence:
-        asked = sequence(name, done_by=core.scheduler.kv_manager.now + 60.0)
-        core.arrive(asked, core.scheduler.kv_manager.now)
-        return asked
+        return machine.add(sequence(name, done_by=machine.now + 60.0))
 
     answers = [last(str(n)) for n in range(40)]
     cold = answers[-1]
-    now = 0.0
-    while core.scheduler.has_work:
-        while core.schedule(now) is not None:
-            pass
-        scheduled = core.scheduler.in_flight[0]
-        elapsed = PRIOR.seconds(work_of(scheduled))  # so that nothing is to be learned but lengths
-        now += elapsed
-        core.update_from_output(StepOutput(scheduled.batch.step, [0] * len(scheduled.batch.sampled), elapsed), now)
+    while machine.scheduler.has_work:
+        machine.step()
         for answer in answers:
             if len(answer.output) == 10:
-                core.finish(answer, FinishReason.STOP, now)
+                machine.finish(answer, FinishReason.STOP)
     warm = last("next")
     assert 0 <= in_answering(warm) < in_answering(cold) / 4
 
@@ -251,7 +242,7 @@ LISTS = st.lists(
 def test_more_backlog_never_lowers_an_estimate(
     backlog: list[Waiting], more: Waiting, newcomer: Waiting, deadline: float | None
 ) -> None:
-    core = make_core(replace(CoreConfig(), overload=Overload.UNBOUNDED), SMALL)
+    core = busy(overload=Overload.UNBOUNDED)
     for n, (tenant, prompt, level) in enumerate(backlog):
         core.arrive(sequence(str(n), tenant, prompt, priority_class=level), 0.1 * n)
     estimator, now = core.control._estimator, 3.0
@@ -268,19 +259,16 @@ def test_more_backlog_never_lowers_an_estimate(
 
 
 def test_a_tenant_that_fills_the_queue_is_refused_and_one_within_its_share_is_not() -> None:
-    core = make_core(CoreConfig(max_waiting=8), SMALL)
-    for number in range(8):
-        core.arrive(sequence(f"flood-{number}", tenant="flood"), 0.0)
+    core = busy(8, "flood", max_waiting=8)
     with pytest.raises(QueueFull):
         core.arrive(sequence("flood-8", tenant="flood"), 0.0)
-    for number in range(4):
-        core.arrive(sequence(f"light-{number}", tenant="light"), 0.0)
+    waiting(core, 4, "light")
     with pytest.raises(QueueFull):
         core.arrive(sequence("light-4", tenant="light"), 0.0)
 
 
 def test_a_full_class_asks_what_a_tenant_has_waiting_in_it_and_not_in_others() -> None:
-    core = make_core(CoreConfig(), SMALL)
+    core = busy()
     core.policy_changed(SchedulingPolicy(offsets=(0.0, 2.0), bounds=(QueueBounds(count=8),)), 0.0)
     waiting(core, 8, "batch", priority_class=1)
     waiting(core, 8, "flood")
@@ -290,8 +278,7 @@ def test_a_full_class_asks_what_a_tenant_has_waiting_in_it_and_not_in_others() -
 
 
 def test_however_many_tenants_come_the_queue_stays_bounded() -> None:
-    core = make_core(CoreConfig(max_waiting=8), SMALL)
-    refused = 0
+    core, refused = busy(max_waiting=8), 0
     for number in range(40):
         try:
             core.arrive(sequence(f"{number}", tenant=f"tenant-{number}"), 0.0)

@@ -2,7 +2,7 @@
 
 from admission.orderings.adaptive_lifo import AdaptiveLifo
 from backend.scheduler.sequence import Sequence
-from tests.admission.sequences import make_sequence
+from tests.backend.sequences import make_sequence
 
 PATIENCE = 0.5
 

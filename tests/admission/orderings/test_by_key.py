@@ -2,7 +2,7 @@
 
 from admission.orderings.by_key import EarliestDeadlineFirst, ShortestPredictedFirst
 from tests.admission.orderings.queues import drain, size
-from tests.admission.sequences import make_sequence
+from tests.backend.sequences import make_sequence
 
 
 def test_shortest_first_starves_the_long() -> None:

@@ -2,7 +2,7 @@
 
 from admission.orderings.by_tenant import RequestRoundRobin, VirtualTokenCounter
 from tests.admission.orderings.queues import drain
-from tests.admission.sequences import make_sequence
+from tests.backend.sequences import make_sequence
 
 
 def test_round_robin_gives_every_tenant_a_turn_however_many_requests_it_has() -> None:

@@ -14,7 +14,7 @@ from admission.orderings.ordering import ArrivalOrder, Ordering
 from admission.orderings.virtual_finish import VirtualFinishWithBoost
 from backend.scheduler.sequence import Sequence
 from tests.admission.orderings.queues import drain, size
-from tests.admission.sequences import make_sequence
+from tests.backend.sequences import make_sequence
 from tests.examples import examples
 
 ORDERINGS: dict[str, Callable[[], Ordering]] = {

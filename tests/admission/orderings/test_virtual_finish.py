@@ -2,7 +2,7 @@
 
 from admission.orderings.virtual_finish import VirtualFinishWithBoost
 from tests.admission.orderings.queues import drain, size
-from tests.admission.sequences import make_sequence
+from tests.backend.sequences import make_sequence
 
 
 def test_the_boost_turns_the_order_around_after_3_3_times_its_seconds() -> None:

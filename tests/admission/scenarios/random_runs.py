@@ -35,7 +35,7 @@ def random_schedule(seed: int, unit: Unit, steps: int = 30) -> Fairness:
             run.arrive()
         run.plan()
         if run.random.random() < 0.1:
-            run.cancel(run.random.choice(run.sequences))
+            run.finish(run.random.choice(run.sequences))
         run.complete()
     run.monitor.check()
     if unit is Unit.ENGINE_TIME:
@@ -62,7 +62,7 @@ def random_cancellations(seed: int, count: int = 100) -> Counter[str]:
             sequence = run.random.choice(run.sequences[-24:])
             met[_state(sequence)] += 1
             lengths.setdefault(sequence, len(sequence.output))
-            run.cancel(sequence)
+            run.finish(sequence)
         _check_release(run, lengths)
         run.complete()
         _check_release(run, lengths)

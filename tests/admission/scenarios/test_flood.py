@@ -10,17 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from admission.aging import Aging, Inflow
-from admission.core import PRIOR, CoreConfig, Unit, make_core
+from admission.core import CoreConfig, Unit, make_core
 from admission.fair_queue import FairQueue
 from admission.ledger import work_of
 from admission.simulation.fairness_monitor import FairnessMonitor
-from admission.step_time import StepTimeModel
 from backend.config import EngineConfig
-from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import StepOutput
 from backend.scheduler.sequence import Sequence, SequenceStatus
-from tests.admission.scenarios.random_core import TRUE
-from tests.admission.sequences import make_sequence
+from tests.admission.staged_core import TRUE
+from tests.backend.sequences import make_sequence
 from tests.examples import examples
 
 ENGINE = EngineConfig(
@@ -77,7 +75,7 @@ class Flood:
             seconds_per_class=aging.seconds_per_class,
             max_waiting=1_000_000,
         )
-        self.core = make_core(config, ENGINE, StepTimeModel(PRIOR))
+        self.core = make_core(config, ENGINE)
         queue = self.core.scheduler.waiting
         assert isinstance(queue, FairQueue)
         self.monitor = FairnessMonitor(queue, config.quantum, max(config.debt_limit, config.deadline_debt_limit))
@@ -135,9 +133,7 @@ class Flood:
 
     def _make(self, tenant: str, level: int) -> Sequence:
         prompt, output = self.random.randint(1, 30), self.random.randint(1, 20)
-        sequence = Sequence(str(next(self._names)), tenant, [0] * prompt, SamplingParams(), output, 0, frozenset())
-        sequence.priority_class = level
-        return sequence
+        return make_sequence(str(next(self._names)), tenant, prompt, output, priority_class=level)
 
     def _step(self) -> None:
         batch = self.core.schedule(self.now)

@@ -1,7 +1,7 @@
 """Trouble inside the machine, on a virtual clock: no memory for a step, a step that stalls. Classes decide who pays."""
 
 from collections import abc
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from admission.controller import Controller
-from admission.core import PRIOR, CoreConfig
+from admission.core import PRIOR, CoreConfig, make_core
 from admission.fair_queue import FairQueue
 from admission.simulation.arrival import Arrival
 from admission.simulation.device import DEVICES, Device
@@ -21,7 +21,7 @@ from backend.config import EngineConfig
 from backend.scheduler.scheduled_step import NewToken
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from tests.admission.clocked_core import ClockedCore
-from tests.admission.sequences import make_sequence
+from tests.backend.sequences import make_sequence
 
 ENGINE = EngineConfig(num_blocks=400, max_model_len=256, max_num_seqs=32, max_num_batched_tokens=64, prefill_chunk=64)
 STEP = 0.02
@@ -31,22 +31,19 @@ class Machine(ClockedCore):
     """A device that has memory for steps of at most `capacity` tokens."""
 
     def __init__(self) -> None:
-        super().__init__(CoreConfig(), ENGINE, lambda step: STEP, StepTimeModel(PRIOR))
+        super().__init__(make_core(CoreConfig(), ENGINE), lambda step: STEP)
         self.capacity = 10_000
         self.lost = 0
 
     def arrive(self, name: str, level: int, prompt: int = 8, output: int = 200) -> Sequence:
         return self.add(make_sequence(name, f"tenant-{level}", prompt, output, priority_class=level))
 
-    def step(self) -> float:
-        self.launch()
-        self.core.take_ended()
-        if sum(self.launched[0][0].batch.lengths) <= self.capacity:
-            return super().step()
-        self.lost += 1
-        self.launched.clear()
-        assert self.core.rollback(self.now)
-        return 0.0
+    def complete(self, ended: Collection[str] = ()) -> None:
+        if sum(self.launched[0].batch.lengths) <= self.capacity:
+            super().complete(ended)
+        else:
+            self.lost += 1
+            assert self.lose()
 
 
 def ran(sequence: Sequence) -> bool:
@@ -102,8 +99,7 @@ def test_nobody_is_charged_for_a_step_that_was_lost() -> None:
     for n in range(6):
         machine.arrive(str(n), n % 3, output=5)
     machine.capacity = 4
-    while machine.core.scheduler.has_work:
-        machine.step()
+    machine.drain()
     queue = machine.core.scheduler.waiting
     assert machine.lost and isinstance(queue, FairQueue)
     assert sum(account.charged for account in queue.accounts.values()) == pytest.approx(machine.now)

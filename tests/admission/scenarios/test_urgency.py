@@ -10,8 +10,8 @@ from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch
 from backend.scheduler.sequence import Sequence, SequenceStatus
-from tests.admission.sequences import make_sequence
 from tests.backend.paper_device import PaperDevice, continuation
+from tests.backend.sequences import make_sequence
 
 OPTIMISTIC = CoreConfig(memory=MemoryGate.OPTIMISTIC)
 END = 99  # a token that the device on paper never samples

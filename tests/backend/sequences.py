@@ -1,0 +1,23 @@
+"""Sequences to test with."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from backend.sampling_params import SamplingParams
+from backend.scheduler.sequence import Sequence
+
+END = 1  # the token that ends a sequence
+TOKEN = 4242  # every other, of prompts and of answers
+
+
+def make_sequence(
+    name: str = "s",
+    tenant: str = "a",
+    prompt: int | list[int] = 1,
+    output: int = 1,
+    ends: Iterable[int] = (END,),
+    **fields: Any,
+) -> Sequence:
+    """Makes a sequence of a prompt, or one of so many tokens, that may generate `output` tokens."""
+    tokens = [TOKEN] * prompt if isinstance(prompt, int) else prompt
+    return Sequence(name, tenant, tokens, SamplingParams(), output, 0, frozenset(ends), **fields)
