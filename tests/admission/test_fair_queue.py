@@ -3,8 +3,8 @@
 import random
 from collections import Counter
 from math import inf
+from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -80,13 +80,33 @@ def test_the_service_of_backlogged_tenants_stays_within_the_bound(
         assert max(shares) - min(shares) <= bound
 
 
+def wait(queue: FairQueue, tenant: str, count: int = 1, **fields: Any) -> list[Sequence]:
+    """So many sequences of a tenant come."""
+    sequences = [make_sequence(f"{tenant}{n}", tenant, **fields) for n in range(count)]
+    for sequence in sequences:
+        queue.add(sequence)
+    return sequences
+
+
+def head_of(queue: FairQueue) -> Sequence:
+    head = queue.head()
+    assert head is not None
+    return head
+
+
+def admit(queue: FairQueue, cost: float) -> Sequence:
+    """The head is admitted, and pays as much in advance."""
+    head = head_of(queue)
+    queue.remove(head)
+    queue.prepay(head, cost)
+    return head
+
+
 def test_rounds_grant_every_waiting_tenant_once_however_often_the_head_is_asked_for() -> None:
     queue = FairQueue(10.0, Aging())
-    for n in range(4):
-        queue.add(make_sequence(f"a{n}", "a"))
-        queue.add(make_sequence(f"b{n}", "b"))
-    first = queue.head()
-    assert first is not None
+    for tenant in "ab":
+        wait(queue, tenant, 4)
+    first = head_of(queue)
     for _ in range(1000):
         assert queue.head() is first
     assert queue.round == 1
@@ -94,30 +114,23 @@ def test_rounds_grant_every_waiting_tenant_once_however_often_the_head_is_asked_
 
 def test_the_grants_of_a_tenant_that_is_served_one_request_at_a_time_pay_for_its_requests() -> None:
     queue = FairQueue(10.0, Aging())
-    for n in range(200):
-        queue.add(make_sequence(f"busy{n}", "busy"))
+    wait(queue, "busy", 200)
+    wait(queue, "light")
     served = {"busy": 0.0, "light": 0.0}
-    queue.add(make_sequence("light0", "light"))
-    for n in range(100):
-        head = queue.head()
-        assert head is not None
-        queue.remove(head)
-        queue.prepay(head, 8.0)
+    for _ in range(100):
+        head = admit(queue, 8.0)
         queue.charge([head], [8.0])
         queue.settle(head)
         served[head.tenant] += 8.0
         if head.tenant == "light":
-            queue.add(make_sequence(f"light{n + 1}", "light"))
+            wait(queue, "light")
     assert served["light"] >= 0.75 * served["busy"], "one request of 8 for each grant of 10, less the first"
 
 
 def spend(queue: FairQueue, tenant: str, cost: float) -> None:
     """One request of the tenant comes and is admitted."""
-    sequence = make_sequence(f"{tenant} {cost}", tenant)
-    queue.add(sequence)
-    assert queue.head() is sequence
-    queue.remove(sequence)
-    queue.prepay(sequence, cost)
+    (sequence,) = wait(queue, tenant)
+    assert admit(queue, cost) is sequence
 
 
 def test_a_tenant_comes_back_to_what_is_left_of_the_rounds_grant_and_to_its_debt() -> None:
@@ -125,7 +138,7 @@ def test_a_tenant_comes_back_to_what_is_left_of_the_rounds_grant_and_to_its_debt
     spend(queue, "thrifty", 1.0)
     spend(queue, "lavish", 50.0)
     for name in ("thrifty", "lavish"):
-        queue.add(make_sequence(f"{name} again", name))
+        wait(queue, name)
     assert queue.credit("thrifty") == 9.0
     assert queue.credit("lavish") == -40.0
 
@@ -136,76 +149,47 @@ def test_credit_of_an_earlier_round_is_lost() -> None:
     spend(queue, "lavish", 50.0)
     spend(queue, "lavish", 50.0)
     assert queue.round > 2
-    queue.add(make_sequence("again", "thrifty"))
+    wait(queue, "thrifty")
     assert queue.credit("thrifty") == 10.0, "the grant of this round, and nothing of the first"
 
 
 def test_a_refund_is_no_credit_beyond_a_grant_for_a_tenant_that_comes_back() -> None:
     queue = FairQueue(10.0, Aging())
-    sequence = make_sequence("long", "a")
-    queue.add(sequence)
-    queue.remove(sequence)
-    queue.prepay(sequence, 1.0)
+    wait(queue, "a")
+    sequence = admit(queue, 1.0)
     queue.settle(sequence)
     queue.prepaid[sequence] = 100.0
     queue.settle(sequence)
-    queue.add(make_sequence("again", "a"))
+    wait(queue, "a")
     assert queue.credit("a") == 10.0
 
 
 def test_tenants_with_credit_take_turns_by_admissions() -> None:
     queue = FairQueue(100.0, Aging())
-    for n in range(3):
-        queue.add(make_sequence(f"flood {n}", "flood"))
-    queue.add(make_sequence("light", "light"))
-    admitted = []
-    while (head := queue.head()) is not None:
-        queue.remove(head)
-        queue.prepay(head, 1.0)
-        admitted.append(head.id)
-    assert admitted == ["flood 0", "light", "flood 1", "flood 2"]
+    flood, light = wait(queue, "flood", 3), wait(queue, "light")
+    assert [admit(queue, 1.0) for _ in range(4)] == [flood[0], *light, *flood[1:]]
+    assert queue.head() is None
 
 
 def test_a_refund_does_not_keep_a_tenant_at_the_head() -> None:
     queue = FairQueue(10.0, Aging())
-    flood = [make_sequence(f"flood {n}", "flood") for n in range(4)]
-    for sequence in flood:
-        queue.add(sequence)
-    for sequence in flood[:2]:
-        assert queue.head() is sequence
-        queue.remove(sequence)
-        queue.prepay(sequence, 200.0)
-    light = make_sequence("light", "light")
-    queue.add(light)
+    flood = wait(queue, "flood", 4)
+    assert [admit(queue, 200.0) for _ in range(2)] == flood[:2]
+    (light,) = wait(queue, "light")
     for sequence in flood[:2]:
         queue.settle(sequence)  # all is paid back: none of it was used
     assert queue.credit("flood") > 100.0
-    admitted = []
-    for _ in range(2):
-        head = queue.head()
-        assert head is not None
-        queue.remove(head)
-        queue.prepay(head, 1.0)
-        admitted.append(head)
-    assert light in admitted
+    assert light in [admit(queue, 1.0) for _ in range(2)]
 
 
 def test_credit_is_borrowed_only_to_overtake_a_lower_class() -> None:
     queue = FairQueue(10.0, Aging(), debt_limit=1000.0)
-    for n in range(3):
-        queue.add(make_sequence(f"flood {n}", "flood"))
-    first = queue.head()
-    assert first is not None
-    queue.remove(first)
-    queue.prepay(first, 500.0)
-    queue.add(make_sequence("equal", "light"))
-    head = queue.head()
-    assert head is not None and head.tenant == "light", "as urgent, and not in debt"
-    queue.remove(head)
-    queue.prepay(head, 1.0)
-    queue.add(make_sequence("lower", "slow", priority_class=1))
-    head = queue.head()
-    assert head is not None and head.tenant == "flood", "it overtakes on credit"
+    wait(queue, "flood", 3)
+    admit(queue, 500.0)
+    wait(queue, "light")
+    assert admit(queue, 1.0).tenant == "light", "as urgent, and not in debt"
+    wait(queue, "slow", priority_class=1)
+    assert head_of(queue).tenant == "flood", "it overtakes on credit"
 
 
 def test_only_the_ratios_of_weights_matter() -> None:
@@ -214,7 +198,7 @@ def test_only_the_ratios_of_weights_matter() -> None:
         queue = FairQueue(10.0, Aging(), {"heavy": 2.0 * scale, "light": 1.0 * scale})
         spend(queue, "heavy", 35.0)
         spend(queue, "light", 12.0)
-        queue.add(make_sequence("again", "heavy"))
+        wait(queue, "heavy")
         queue.head()
         credits_.append((queue.round, queue.credit("heavy"), queue.credit("light")))
     assert credits_[0] == credits_[1]
@@ -222,20 +206,17 @@ def test_only_the_ratios_of_weights_matter() -> None:
 
 def test_cancelled_entries_do_not_pile_up_behind_a_head_that_waits() -> None:
     queue = FairQueue(10.0, Aging())
-    queue.add(make_sequence("head", "a"))
-    for n in range(1000):
-        cancelled = make_sequence(f"s{n}", "a", arrival=1.0)
-        queue.add(cancelled)
-        queue.remove(cancelled)
+    wait(queue, "a")
+    for _ in range(1000):
+        queue.remove(*wait(queue, "a", arrival=1.0))
     assert len(queue.accounts["a"].waiting) < 100
 
 
 def test_all_that_a_tenant_paid_ahead_is_a_part_of_the_bound() -> None:
     """First one tenant's work is slow and the other's done at once, then the other way round."""
     queue, cost, served, slow = FairQueue(1.0, Aging()), 10.0, Counter[str](), list[Sequence]()
-    for n in range(100):
-        queue.add(make_sequence(f"a{n}", "a"))
-        queue.add(make_sequence(f"b{n}", "b"))
+    for tenant in "ab":
+        wait(queue, tenant, 100)
 
     def serve(sequence: Sequence) -> None:
         queue.charge([sequence], [cost])
@@ -244,10 +225,7 @@ def test_all_that_a_tenant_paid_ahead_is_a_part_of_the_bound() -> None:
 
     def admit_forty(fast: str) -> None:
         for _ in range(40):
-            head = queue.head()
-            assert head is not None
-            queue.remove(head)
-            queue.prepay(head, cost)
+            head = admit(queue, cost)
             if head.tenant == fast:
                 serve(head)
             else:
@@ -269,16 +247,12 @@ def test_a_change_of_weights_holds_from_now_on() -> None:
 
     def serve(times: int) -> None:
         for _ in range(times):
-            sequence = queue.head()
-            assert sequence is not None
-            served[sequence.tenant] += 1
-            queue.remove(sequence)
-            queue.prepay(sequence, 10)
-            queue.add(make_sequence(f"{sequence.id}.", sequence.tenant))
+            tenant = admit(queue, 10).tenant
+            served[tenant] += 1
+            wait(queue, tenant)
 
     for tenant in "ab":
-        for n in range(3):
-            queue.add(make_sequence(f"{tenant}{n}", tenant))
+        wait(queue, tenant, 3)
     serve(100)
     assert abs(served["a"] - served["b"]) <= 2
     served.update(a=0, b=0)
@@ -287,21 +261,11 @@ def test_a_change_of_weights_holds_from_now_on() -> None:
     assert abs(served["a"] - 300) <= 4
 
 
-def test_classes_may_be_unevenly_apart() -> None:
-    aging = Aging(2.0, (0.0, 1.0, 10.0))
-    assert [aging.offset(level) for level in range(5)] == [0.0, 1.0, 10.0, 12.0, 14.0]
-    assert aging.overtaking_window(2, 1) == 9.0
-    with pytest.raises(ValueError, match="offsets"):
-        Aging(2.0, (0.0, 5.0, 1.0))
-
-
 def served(queue: FairQueue, cost: float = 1.0) -> str:
     """The names of all that wait, in the order of their turns, each at this cost."""
     names = ""
     while (head := queue.head()) is not None:
-        assert queue.head() is head
-        queue.remove(head)
-        queue.prepay(head, cost)
+        assert admit(queue, cost) is head
         names += head.id
     return names
 
@@ -344,8 +308,7 @@ def test_an_age_bonus_counts_as_age() -> None:
 def test_a_held_tenant_is_passed_over_and_comes_back_to_its_place() -> None:
     queue = queue_of(10.0, *flood())
     queue.hold("a", "allowance")
-    head = queue.head()
-    assert head is not None and head.id == "x"
+    assert head_of(queue).id == "x"
     queue.hold("a", None)
     assert served(queue) == "0123x"
 

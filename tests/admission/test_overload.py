@@ -3,8 +3,6 @@
 from random import Random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from admission.controller import Controller
 from admission.core import PRIOR, CoreConfig, Order, Overload, make_core
@@ -23,7 +21,6 @@ from backend.config import EngineConfig
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from tests.admission.clocked_core import ClockedCore
 from tests.backend.sequences import make_sequence
-from tests.examples import examples
 
 DEVICE = DEVICES["llama3-8b-a100"]
 ENGINE = "max_num_batched_tokens=512,max_num_seqs=192,prefill_chunk=512"
@@ -222,40 +219,6 @@ def test_a_recorded_run_under_overload_is_decided_again_to_the_byte() -> None:
         AttemptOutcome.EXPIRED,
     }
     assert sum(1 for _ in replay(lines)) == len(lines)
-
-
-Waiting = tuple[str, int, int]
-
-LISTS = st.lists(
-    st.tuples(st.sampled_from("abc"), st.integers(1, 3000), st.integers(0, 2)),
-    max_size=25,
-)
-
-
-@settings(max_examples=examples(150), deadline=None)
-@given(
-    LISTS,
-    st.tuples(st.sampled_from("abcd"), st.integers(1, 3000), st.integers(0, 2)),
-    st.tuples(st.sampled_from("abcd"), st.integers(1, 4000), st.integers(0, 2)),
-    st.sampled_from([None, 5.0]),
-)
-def test_more_backlog_never_lowers_an_estimate(
-    backlog: list[Waiting], more: Waiting, newcomer: Waiting, deadline: float | None
-) -> None:
-    core = busy(overload=Overload.UNBOUNDED)
-    for n, (tenant, prompt, level) in enumerate(backlog):
-        core.arrive(sequence(str(n), tenant, prompt, priority_class=level), 0.1 * n)
-    estimator, now = core.control._estimator, 3.0
-    tenant, prompt, level = newcomer
-    asked = sequence("asked", tenant, prompt, priority_class=level, first_token_by=deadline)
-    before = estimator.of(asked, now)
-    tenant, prompt, level = more
-    added = sequence("more", tenant, prompt, priority_class=level)
-    added.arrival = now
-    core.scheduler.add(added)
-    core.backlog.add(added, core.backlog.load_of(added, core.lengths.mean(added.tenant, added.max_tokens)))
-    after = estimator.of(asked, now)
-    assert after.first_token >= before.first_token and after.last_token >= before.last_token
 
 
 def test_a_tenant_that_fills_the_queue_is_refused_and_one_within_its_share_is_not() -> None:

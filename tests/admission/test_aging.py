@@ -212,3 +212,11 @@ def test_no_more_work_overtakes_than_the_window_lets_in(
         queue.remove(head)
         overtaking += 1.0
     assert overtaking <= aging.most_overtaking(LOWEST, inflows) + 1e-9
+
+
+def test_classes_may_be_unevenly_apart() -> None:
+    aging = Aging(2.0, (0.0, 1.0, 10.0))
+    assert [aging.offset(level) for level in range(5)] == [0.0, 1.0, 10.0, 12.0, 14.0]
+    assert aging.overtaking_window(2, 1) == 9.0
+    with pytest.raises(ValueError, match="offsets"):
+        Aging(2.0, (0.0, 5.0, 1.0))
