@@ -20,11 +20,11 @@ from admission.prefill_sizer import PrefillSizer
 from admission.simulation.fairness_monitor import FairnessMonitor
 from admission.step_time import StepTimeModel, StepWork
 from backend.config import EngineConfig
-from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, StepOutput
 from backend.scheduler.scheduled_step import NewToken
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from tests.backend.paper_device import PaperDevice, continuation
+from tests.backend.sequences import make_sequence
 
 END = 3
 MAX_WAITING = 12
@@ -121,8 +121,7 @@ class CoreMachine(RuleBasedStateMachine):
         n = next(self.names)
         tokens = [n + 10 + i for i in range(prompt)]
         most = min(output, self.engine.max_model_len - prompt)
-        sequence = Sequence(f"s{n}", tenant, tokens, SamplingParams(), most, 0, frozenset([END]))
-        sequence.priority_class, sequence.token_interval = level, interval
+        sequence = make_sequence(f"s{n}", tenant, tokens, most, [END], priority_class=level, token_interval=interval)
         try:
             self.core.arrive(sequence, self.now)
             self.sequences.append(sequence)
@@ -316,9 +315,9 @@ class Twin:
 
     def arrive(self, original: Sequence, now: float) -> bool:
         """Whether it was let in."""
-        fields = (original.prompt, original.sampling, original.max_tokens, original.seed, original.end_tokens)
-        sequence = Sequence(original.id, self._names[original.tenant], *fields)
-        sequence.priority_class, sequence.token_interval = original.priority_class, original.token_interval
+        terms = {"priority_class": original.priority_class, "token_interval": original.token_interval}
+        tenant = self._names[original.tenant]
+        sequence = make_sequence(original.id, tenant, original.prompt, original.max_tokens, [END], **terms)
         try:
             self._core.arrive(sequence, now + SHIFT)
         except QueueFull:

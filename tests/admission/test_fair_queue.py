@@ -330,3 +330,12 @@ def test_credit_grows_by_a_grant_a_round_and_a_held_tenant_has_none() -> None:
 
 def test_a_timeout_of_minutes_does_not_put_anyone_in_the_order_of_age() -> None:
     assert served(queue_of(10.0, *flood(deadline=600.0))) == "0x123"
+
+
+def test_urgent_work_borrows_also_when_it_has_just_become_the_first_of_its_tenant() -> None:
+    queue = FairQueue(10.0, Aging(2.0), debt_limit=100.0)
+    (first,) = wait(queue, "a", priority_class=1)
+    (urgent,) = wait(queue, "a", arrival=3.0)
+    wait(queue, "b", priority_class=1)
+    assert admit(queue, 50.0) is first
+    assert queue.head() is urgent, "its tenant is in debt by less than it may be"

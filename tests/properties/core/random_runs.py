@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from admission.core import Unit
 from backend.scheduler.sequence import Sequence, SequenceStatus
-from tests.admission.scenarios.random_core import RandomCore
+from tests.properties.core.random_core import RandomCore
 
 
 class Fairness(NamedTuple):

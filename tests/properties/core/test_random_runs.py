@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from admission.core import Unit
-from tests.admission.scenarios.random_runs import random_cancellations, random_schedule
+from tests.properties.core.random_runs import random_cancellations, random_schedule
 
 
 @pytest.mark.parametrize("unit", Unit)
