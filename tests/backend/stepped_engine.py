@@ -11,12 +11,12 @@ from admission.admission import Admission
 from admission.core import CoreConfig, make_core
 from backend.engine import Engine
 from backend.errors import MemoryExhausted
-from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import NO_TOKEN, Batch, StepOutput
 from backend.scheduler.sequence import Sequence
 from backend.stream import TokenStream
 from tests.backend.paper_device import PaperDevice
 from tests.backend.scheduler.bench import END, make_config
+from tests.backend.sequences import make_sequence
 
 
 class _Step:
@@ -73,7 +73,7 @@ class Bench:
         self.admission = Admission(self.engine, core)
 
     def request(self, name: str = "r", prompt: tuple[int, ...] = (5, 6, 7), max_tokens: int = 8) -> Sequence:
-        return Sequence(name, "tenant", list(prompt), SamplingParams(temperature=0), max_tokens, 0, frozenset([END]))
+        return make_sequence(name, "tenant", list(prompt), max_tokens, [END])
 
     async def settle(self) -> None:
         """Until the device has nothing more to do without a permit."""

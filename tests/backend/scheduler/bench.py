@@ -4,14 +4,16 @@ from collections import deque
 from itertools import count
 
 import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from backend.config import EngineConfig
-from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch
 from backend.scheduler.scheduler import Scheduler
-from backend.scheduler.sequence import Sequence
+from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
 from tests.backend.paper_device import PaperDevice, continuation
+from tests.backend.sequences import make_sequence
 
 END = 3
 MOST_STEPS = 2000  # that any work takes here
@@ -41,8 +43,8 @@ class Bench:
 
     def add(self, prompt_length: int, max_tokens: int, tenant: str = "t") -> Sequence:
         n = next(self._arrivals)
-        prompt, sampling = [n + 10 + i for i in range(prompt_length)], SamplingParams(temperature=0)
-        sequence = Sequence(f"s{n}", tenant, prompt, sampling, max_tokens, 0, frozenset([END]), float(n))
+        prompt = [n + 10 + i for i in range(prompt_length)]
+        sequence = make_sequence(f"s{n}", tenant, prompt, max_tokens, [END], arrival=float(n))
         self.scheduler.add(sequence)
         return sequence
 
@@ -69,6 +71,10 @@ class Bench:
             self.complete()
         self.scheduler.check_integrity()
 
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
+
     def drain(self) -> None:
         for _ in range(MOST_STEPS):
             if not self.scheduler.has_work:
@@ -76,3 +82,42 @@ class Bench:
                 return
             self.step()
         pytest.fail("the work did not end")
+
+
+def as_expected(*sequences: Sequence) -> bool:
+    """Whether each has what it would have had alone."""
+    return all(sequence.output == expected(sequence) for sequence in sequences)
+
+
+class BenchMachine(RuleBasedStateMachine):
+    """Any interleaving of what happens to a bench; whoever is not cancelled has its whole answer in the end."""
+
+    def begin(self, **changes: object) -> None:
+        self.bench = Bench(**changes)
+        self.sequences: list[Sequence] = []
+        self.cancelled: dict[Sequence, int] = {}  # tokens that it had by then
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(self.sequences))
+        if sequence.status is not SequenceStatus.FINISHED:
+            self.cancelled[sequence] = len(sequence.output)
+        self.bench.scheduler.finish(sequence, FinishReason.CANCELLED)
+
+    @invariant()
+    def blocks_and_slots_are_conserved(self) -> None:
+        if hasattr(self, "bench"):
+            self.bench.scheduler.check_integrity()
+
+    def teardown(self) -> None:
+        if hasattr(self, "bench"):
+            self.bench.drain()
+            self.check_ends()
+
+    def check_ends(self) -> None:
+        for sequence in self.sequences:
+            if sequence in self.cancelled:
+                assert len(sequence.output) == self.cancelled[sequence], "a token came after the cancellation"
+            elif sequence.finish_reason is not FinishReason.PREEMPTED:
+                assert sequence.output == expected(sequence)

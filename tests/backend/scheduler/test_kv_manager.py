@@ -2,10 +2,10 @@
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
-from tests.backend.scheduler.bench import Bench, expected
+from backend.scheduler.sequence import FinishReason, SequenceStatus
+from tests.backend.scheduler.bench import Bench, BenchMachine, expected
 from tests.examples import examples
 
 
@@ -15,8 +15,7 @@ def test_a_sequence_at_its_tenants_limit_pauses_until_the_lease_grows() -> None:
     sequence, other = bench.add(3, 12, "small"), bench.add(3, 20, "other")
     bench.plan()
     bench.scheduler.allow("small", 1)
-    for _ in range(12):
-        bench.step()
+    bench.steps(12)
     assert len(other.output) > 5
     assert sequence.status is SequenceStatus.RUNNING and len(sequence.output) < 3
     assert bench.scheduler.kv_manager.allowances.requested == {"small": 2}
@@ -29,12 +28,10 @@ def test_a_cut_of_the_lease_takes_nothing_away_and_gives_nothing_more() -> None:
     bench = Bench()
     bench.scheduler.allow("small", 6)
     sequence = bench.add(7, 12, "small")
-    for _ in range(3):
-        bench.step()
+    bench.steps(3)
     held = len(sequence.block_table)
     bench.scheduler.allow("small", 1)
-    for _ in range(10):
-        bench.step()
+    bench.steps(10)
     assert len(sequence.block_table) == held and sequence.status is SequenceStatus.RUNNING
     bench.scheduler.allow("small", None)
     bench.drain()
@@ -52,16 +49,14 @@ def test_cancelling_the_one_that_did_not_fit_lets_the_next_of_its_tenant_in() ->
     assert small.output == expected(small)
 
 
-class AllowanceMachine(RuleBasedStateMachine):
+class AllowanceMachine(BenchMachine):
     """Leases come, grow, shrink and go, sequences are extended or not; whoever may run is served, exactly."""
 
     @initialize(num_blocks=st.integers(8, 16), depth=st.integers(1, 2), slots=st.integers(1, 4))
     def start(self, num_blocks: int, depth: int, slots: int) -> None:
-        self.bench = Bench(
+        self.begin(
             num_blocks=num_blocks, max_model_len=24, steps_in_flight=depth, max_num_seqs=slots, max_preemptions=50
         )
-        self.sequences: list[Sequence] = []
-        self.cancelled: set[Sequence] = set()
 
     @rule(tenant=st.sampled_from("abc"), prompt=st.integers(1, 14), most=st.integers(1, 10), now=st.integers(0, 10))
     def arrive(self, tenant: str, prompt: int, most: int, now: int) -> None:
@@ -78,14 +73,6 @@ class AllowanceMachine(RuleBasedStateMachine):
     def extend(self, data: st.DataObject, tokens: int) -> None:
         self.bench.scheduler.extend(data.draw(st.sampled_from(self.sequences)), tokens)
 
-    @precondition(lambda self: self.sequences)
-    @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
-        sequence = data.draw(st.sampled_from(self.sequences))
-        if sequence.status is not SequenceStatus.FINISHED:
-            self.cancelled.add(sequence)
-        self.bench.scheduler.finish(sequence, FinishReason.CANCELLED)
-
     @rule()
     def step(self) -> None:
         before = dict(self.bench.scheduler.kv_manager.allowances.held)
@@ -101,16 +88,11 @@ class AllowanceMachine(RuleBasedStateMachine):
             assert len(sequence.prompt) + len(sequence.output) <= max(sequence.token_limit, len(sequence.prompt))
 
     def teardown(self) -> None:
-        if not hasattr(self, "bench"):
-            return
-        for tenant in "ab":
+        for tenant in "ab" if hasattr(self, "bench") else ():
             self.bench.scheduler.allow(tenant, 6)  # each of them fits: 24 tokens
-        for sequence in self.sequences:
+        for sequence in getattr(self, "sequences", ()):
             self.bench.scheduler.extend(sequence, 100)
-        self.bench.drain()
-        for sequence in self.sequences:
-            if sequence not in self.cancelled and sequence.finish_reason is not FinishReason.PREEMPTED:
-                assert sequence.output == expected(sequence)
+        super().teardown()
 
 
 TestAllowances = AllowanceMachine.TestCase

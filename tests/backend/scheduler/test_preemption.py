@@ -76,8 +76,7 @@ def test_paused_sequences_of_one_tenant_do_not_keep_slots_from_another() -> None
     paused = bench.add(3, 9, "small")
     paused.limit_to(1)
     other = bench.add(3, 5, "other")
-    for _ in range(10):
-        bench.step()
+    bench.steps(10)
     assert other.output == expected(other)
     assert paused.status is SequenceStatus.WAITING and paused.num_preemptions == 0
     bench.scheduler.extend(paused, 100)
@@ -89,12 +88,10 @@ def test_a_paused_sequence_gives_way_when_another_tenant_lacks_memory() -> None:
     bench = Bench(num_blocks=10)
     bench.scheduler.allow("small", 6)
     paused = bench.add(20, 8, "small")
-    for _ in range(5):
-        bench.step()
+    bench.steps(5)
     bench.scheduler.allow("small", 1)
     other = bench.add(19, 21, "other")
-    for _ in range(60):
-        bench.step()
+    bench.steps(60)
     assert other.output == expected(other)
     bench.scheduler.allow("small", 10)
     bench.drain()

@@ -41,12 +41,10 @@ def test_a_sequence_stops_at_the_tokens_it_may_generate_and_goes_on_when_it_may_
     bench = Bench()
     sequence = bench.add(3, 9, "small")
     sequence.limit_to(2)
-    for _ in range(8):
-        bench.step()
+    bench.steps(8)
     assert len(sequence.output) == 2 and not bench.scheduler.in_flight
     bench.scheduler.extend(sequence, 3)
-    for _ in range(8):
-        bench.step()
+    bench.steps(8)
     assert len(sequence.output) == 5
     bench.scheduler.extend(sequence, 100)
     bench.drain()

@@ -23,12 +23,21 @@ class Step:
 
 
 class Device:
-    """Tells of each launch; completes a step for each `complete`."""
+    """Tells of each launch; completes a step for each `complete`. Its threads stop with the test."""
 
-    def __init__(self) -> None:
+    def __init__(self, depth: int = 2) -> None:
         self.launches: SimpleQueue[int] = SimpleQueue()
         self.results: SimpleQueue[BaseException | None] = SimpleQueue()
         self.refusal: Exception | None = None  # of whatever is launched
+        self.outputs: SimpleQueue[StepOutput | BaseException] = SimpleQueue()
+        self.thread = DeviceThread(self, self.outputs.put, depth)
+
+    def __enter__(self) -> "Device":
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self.thread.stop(PATIENCE)
 
     def launch(self, batch: Batch) -> Step:
         if self.refusal is not None:
@@ -36,116 +45,110 @@ class Device:
         self.launches.put(batch.step)
         return Step(batch.step, self.results)
 
+    def submit(self, *numbers: int) -> None:
+        for number in numbers:
+            self.thread.submit(Batch(number))
+
+    def launched(self) -> int:
+        """Wait for the next launch; returns its number."""
+        return self.launches.get(timeout=PATIENCE)
+
     def complete(self, error: BaseException | None = None) -> None:
         self.results.put(error)
 
+    def posted(self) -> StepOutput | BaseException:
+        return self.outputs.get(timeout=PATIENCE)
 
-class Bench:
-    def __init__(self, depth: int = 2) -> None:
-        self.device = Device()
-        self.posted: SimpleQueue[StepOutput | BaseException] = SimpleQueue()
-        self.thread = DeviceThread(self.device, self.posted.put, depth)
-        self.thread.start()
+    def steps(self, count: int) -> list[int]:
+        """The numbers of the next outputs, none of which is an error."""
+        outputs = [self.posted() for _ in range(count)]
+        return [output.step for output in outputs if isinstance(output, StepOutput)]
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_outputs_come_in_the_order_of_the_steps(depth: int) -> None:
-    bench = Bench(depth)
-    for number in range(20):
-        bench.thread.submit(Batch(number))
-        bench.device.complete()
-    assert bench.thread.stop(PATIENCE)
-    outputs = [bench.posted.get(timeout=PATIENCE) for _ in range(20)]
-    assert [output.step for output in outputs if isinstance(output, StepOutput)] == list(range(20))
+    with Device(depth) as device:
+        for number in range(20):
+            device.submit(number)
+            device.complete()
+    assert device.steps(20) == list(range(20))
 
 
 def test_a_step_that_is_planned_while_another_runs_is_launched_at_once() -> None:
-    bench = Bench()
-    bench.thread.submit(Batch(0))
-    assert bench.device.launches.get(timeout=PATIENCE) == 0
-    bench.thread.submit(Batch(1))  # nothing has completed, and somebody may be waiting for step 0
-    assert bench.device.launches.get(timeout=PATIENCE) == 1
-    bench.device.complete()
-    bench.device.complete()
-    assert bench.thread.stop(PATIENCE)
+    with Device() as device:
+        device.submit(0)
+        assert device.launched() == 0
+        device.submit(1)  # nothing has completed, and somebody may be waiting for step 0
+        assert device.launched() == 1
+        device.complete()
+        device.complete()
 
 
 def test_no_more_steps_are_launched_than_may_be_in_flight() -> None:
-    bench = Bench(depth=1)
-    bench.thread.submit(Batch(0))
-    bench.thread.submit(Batch(1))
-    assert bench.device.launches.get(timeout=PATIENCE) == 0
-    assert bench.device.launches.empty()
-    bench.device.complete()
-    assert bench.device.launches.get(timeout=PATIENCE) == 1
-    bench.device.complete()
-    assert bench.thread.stop(PATIENCE)
+    with Device(depth=1) as device:
+        device.submit(0, 1)
+        assert device.launched() == 0
+        assert device.launches.empty()
+        device.complete()
+        assert device.launched() == 1
+        device.complete()
 
 
 def test_a_failure_is_posted_once_and_ends_both_threads() -> None:
-    bench = Bench()
-    for number in range(3):
-        bench.thread.submit(Batch(number))
-    bench.device.complete(RuntimeError("first"))
-    bench.device.complete(RuntimeError("second"))
-    error = bench.posted.get(timeout=PATIENCE)
-    assert str(error) == "first"
-    assert bench.thread.stop(PATIENCE)
-    assert bench.posted.empty()
+    with Device() as device:
+        device.submit(0, 1, 2)
+        device.complete(RuntimeError("first"))
+        device.complete(RuntimeError("second"))
+        assert str(device.posted()) == "first"
+    assert device.outputs.empty()
 
 
 def test_a_launch_that_fails_is_posted_after_the_steps_before_it() -> None:
-    bench = Bench()
-    bench.thread.submit(Batch(0))
-    assert bench.device.launches.get(timeout=PATIENCE) == 0
-    bench.device.complete()
-    assert isinstance(bench.posted.get(timeout=PATIENCE), StepOutput)
-    bench.device.refusal = RuntimeError("CUDA error: an illegal memory access")
-    bench.thread.submit(Batch(1))
-    assert "illegal memory access" in str(bench.posted.get(timeout=PATIENCE))
-    assert bench.thread.stop(PATIENCE)
+    with Device() as device:
+        device.submit(0)
+        assert device.launched() == 0
+        device.complete()
+        assert device.steps(1) == [0]
+        device.refusal = RuntimeError("CUDA error: an illegal memory access")
+        device.submit(1)
+        assert "illegal memory access" in str(device.posted())
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_step_that_is_lost_takes_those_behind_it_with_it_until_it_comes_again(depth: int) -> None:
-    bench = Bench(depth)
-    for number in range(3):
-        bench.thread.submit(Batch(number))
-    bench.device.complete()
-    bench.device.complete(MemoryExhausted("step 1"))
-    assert isinstance(bench.posted.get(timeout=PATIENCE), StepOutput)
-    assert isinstance(bench.posted.get(timeout=PATIENCE), MemoryExhausted)
-    for number in (1, 2):
-        bench.thread.submit(Batch(number))
-        bench.device.complete()
-    assert bench.thread.stop(PATIENCE)
-    again = [bench.posted.get(timeout=PATIENCE) for _ in range(2)]
-    assert [output.step for output in again if isinstance(output, StepOutput)] == [1, 2]
-    assert bench.posted.empty()
+    with Device(depth) as device:
+        device.submit(0, 1, 2)
+        device.complete()
+        device.complete(MemoryExhausted("step 1"))
+        assert device.steps(1) == [0]
+        assert isinstance(device.posted(), MemoryExhausted)
+        for number in (1, 2):
+            device.submit(number)
+            device.complete()
+    assert device.steps(2) == [1, 2]
+    assert device.outputs.empty()
 
 
 def test_a_step_that_finds_no_memory_at_its_launch_is_lost_after_those_before_it() -> None:
-    bench = Bench()
-    bench.thread.submit(Batch(0))
-    assert bench.device.launches.get(timeout=PATIENCE) == 0
-    bench.device.refusal = MemoryExhausted("step 1")
-    bench.thread.submit(Batch(1))
-    assert bench.posted.empty()
-    bench.device.complete()
-    assert isinstance(bench.posted.get(timeout=PATIENCE), StepOutput)
-    assert isinstance(bench.posted.get(timeout=PATIENCE), MemoryExhausted)
-    bench.device.refusal = None
-    bench.thread.submit(Batch(1))
-    assert bench.device.launches.get(timeout=PATIENCE) == 1
-    bench.device.complete()
-    assert isinstance(bench.posted.get(timeout=PATIENCE), StepOutput)
-    assert bench.thread.stop(PATIENCE)
+    with Device() as device:
+        device.submit(0)
+        assert device.launched() == 0
+        device.refusal = MemoryExhausted("step 1")
+        device.submit(1)
+        assert device.outputs.empty()
+        device.complete()
+        assert device.steps(1) == [0]
+        assert isinstance(device.posted(), MemoryExhausted)
+        device.refusal = None
+        device.submit(1)
+        assert device.launched() == 1
+        device.complete()
+        assert device.steps(1) == [1]
 
 
 def test_a_device_that_is_stuck_is_told() -> None:
-    bench = Bench()
-    bench.thread.submit(Batch(0))
-    assert bench.device.launches.get(timeout=PATIENCE) == 0
-    assert not bench.thread.stop(timeout=0.01)
-    bench.device.complete()
-    assert bench.thread.stop(PATIENCE)
+    with Device() as device:
+        device.submit(0)
+        assert device.launched() == 0
+        assert not device.thread.stop(timeout=0.01)
+        device.complete()

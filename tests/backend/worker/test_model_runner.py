@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from backend.config import EngineConfig
 from backend.errors import DeviceError, MemoryExhausted
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import NO_TOKEN, Batch, NewSequence
@@ -62,14 +63,21 @@ def test_a_sequence_whose_logits_are_no_numbers_has_no_token_and_those_beside_it
     assert 0 <= token < 97
 
 
+def warmed_up(config: EngineConfig = CONFIG) -> tuple[ModelRunner, EagerGraphStream]:
+    """A runner with its graphs, and the stream that knows of their replays."""
+    stream = EagerGraphStream()
+    runner = make_runner(device_stream=stream, config=config)
+    runner.warm_up()
+    return runner, stream
+
+
 def replays(stream: EagerGraphStream, prompts: bool) -> list[int]:
     """How often each graph of steps with prompts, or of decodes alone, was replayed once recorded; largest first."""
     return [graph.replays for graph in stream.graphs if (graph.shape.num_prompts > 0) == prompts]
 
 
 def test_warming_up_replays_all_graphs_and_samples_from_the_smallest_and_in_every_slot() -> None:
-    stream = EagerGraphStream()
-    make_runner(device_stream=stream).warm_up()
+    _, stream = warmed_up()
     decodes, prompts = replays(stream, prompts=False), replays(stream, prompts=True)
     assert min(decodes + prompts) == 0, "a graph was not replayed when it was recorded"
     assert decodes[0] and decodes[-1] and sum(map(bool, decodes)) == 2
@@ -79,9 +87,7 @@ def test_warming_up_replays_all_graphs_and_samples_from_the_smallest_and_in_ever
 @pytest.mark.parametrize("tokens", [1, 2, 5])
 def test_an_engine_of_few_tokens_a_step_has_graphs_of_as_many(expected: list[list[int]], tokens: int) -> None:
     config = replace(CONFIG, max_num_seqs=min(tokens, 4), max_num_batched_tokens=tokens, prefill_chunk=tokens)
-    stream = EagerGraphStream()
-    runner = make_runner(device_stream=stream, config=config)
-    runner.warm_up()
+    runner, stream = warmed_up(config)
     assert max(graph.shape.num_tokens for graph in stream.graphs) == tokens
     assert generate(runner, PROMPTS, SAMPLING) == expected
 
@@ -89,9 +95,7 @@ def test_an_engine_of_few_tokens_a_step_has_graphs_of_as_many(expected: list[lis
 @pytest.mark.usefixtures("small_graphs")
 @pytest.mark.parametrize("at_once", [1, 3, 14])
 def test_a_padded_step_computes_what_the_batch_alone_does(expected: list[list[int]], at_once: int) -> None:
-    stream = EagerGraphStream()
-    runner = make_runner(device_stream=stream)
-    runner.warm_up()
+    runner, stream = warmed_up()
     for graph in stream.graphs:
         graph.replays = 0
     assert generate(runner, PROMPTS, SAMPLING, at_once) == expected
@@ -114,9 +118,7 @@ def watch(runner: ModelRunner) -> list[Batch]:
 
 @pytest.mark.usefixtures("small_graphs")
 def test_sequences_that_are_computed_again_in_padded_steps_go_on_as_they_were(expected: list[list[int]]) -> None:
-    stream = EagerGraphStream()
-    runner = make_runner(device_stream=stream, config=replace(CONFIG, num_blocks=16))
-    runner.warm_up()
+    runner, stream = warmed_up(replace(CONFIG, num_blocks=16))
     batches = watch(runner)
     assert generate(runner, PROMPTS, SAMPLING, at_once=5) == expected
     assert sum(len(batch.admitted) for batch in batches) > len(PROMPTS), "nothing was preempted"
@@ -130,9 +132,7 @@ def test_random_mixes_of_chunks_and_decodes_are_those_of_an_engine_without_graph
     held, sampled = set(), set()
     for _ in range(4):
         prompts = [[generator.randrange(97) for _ in range(generator.randint(1, 45))] for _ in range(12)]
-        stream, at_once = EagerGraphStream(), generator.randint(1, 5)
-        runner = make_runner(device_stream=stream, config=config)
-        runner.warm_up()
+        (runner, stream), at_once = warmed_up(config), generator.randint(1, 5)
         batches = watch(runner)
         found = generate(runner, prompts, SAMPLING[: len(prompts)], at_once)
         assert found == generate(make_runner(config=config), prompts, SAMPLING[: len(prompts)], at_once)
@@ -162,27 +162,28 @@ def test_a_device_is_warmed_up_by_a_thread_that_ends() -> None:
     assert not any(thread.is_alive() for thread in stream.threads)
 
 
+def check_written(runner: ModelRunner, before: torch.Tensor, *places: tuple[int, int]) -> None:
+    """These offsets of blocks were written since, and no other but those of the spare block."""
+    for block, offset in places:
+        assert not torch.equal(runner.kv.blocks[block, ..., offset, :], before[block, ..., offset, :])
+        before[block, ..., offset, :] = runner.kv.blocks[block, ..., offset, :]
+    before[-1] = runner.kv.blocks[-1]
+    assert torch.equal(runner.kv.blocks, before)
+
+
 def test_padding_reads_and_writes_nobodys_memory() -> None:
-    runner = make_runner(device_stream=EagerGraphStream())
-    runner.warm_up()
+    runner, _ = warmed_up()
     for slot in range(5):
         runner.launch(prompt_step(slot=slot, tokens=(5, 6))).wait()
     before = runner.kv.blocks.clone()
     five = list(range(5))
     tokens = runner.launch(Batch(1, 5, five, [2] * 5, [1] * 5, [], five)).wait().token_ids
     assert len(set(tokens)) == 1, "the same context in every slot"
-    written = [(block, 2) for block in five]
-    for block, offset in written:
-        assert not torch.equal(runner.kv.blocks[block, ..., offset, :], before[block, ..., offset, :])
-        before[block, ..., offset, :] = runner.kv.blocks[block, ..., offset, :]
-    before[-1] = runner.kv.blocks[-1]  # the spare block
-    assert torch.equal(runner.kv.blocks, before)
+    check_written(runner, before, *((block, 2) for block in five))
 
 
 def test_padding_beside_prompts_reads_and_writes_nobodys_memory() -> None:
-    stream = EagerGraphStream()
-    runner = make_runner(device_stream=stream)
-    runner.warm_up()
+    runner, stream = warmed_up()
     for slot in range(3):
         runner.launch(prompt_step(slot=slot, tokens=(5, 6))).wait()
     before, replayed = runner.kv.blocks.clone(), sum(replays(stream, prompts=True))
@@ -192,11 +193,7 @@ def test_padding_beside_prompts_reads_and_writes_nobodys_memory() -> None:
     assert sum(replays(stream, prompts=True)) == replayed + 1
     assert first == second, "the same context in both slots"
     assert [third] == runner.launch(prompt_step(2, slot=4, tokens=(5, 6))).wait().token_ids
-    for block, offset in ((0, 2), (2, 2), (3, 0), (3, 1), (4, 0), (4, 1)):
-        assert not torch.equal(runner.kv.blocks[block, ..., offset, :], before[block, ..., offset, :])
-        before[block, ..., offset, :] = runner.kv.blocks[block, ..., offset, :]
-    before[-1] = runner.kv.blocks[-1]  # the spare block
-    assert torch.equal(runner.kv.blocks, before)
+    check_written(runner, before, (0, 2), (2, 2), (3, 0), (3, 1), (4, 0), (4, 1))
 
 
 class CountingStream(CpuStream):
