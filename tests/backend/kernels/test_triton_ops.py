@@ -1,4 +1,4 @@
-"""Triton kernels without a GPU: interpreted against the references; `test_compiled.py` compiles them."""
+"""Triton kernels without a GPU: interpreted against the references; `tests/test_compile_kernels.py` compiles them."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def run(*command: str, **variables: str) -> str:
 
 
 INTERPRETED = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore:Conversion of an array:DeprecationWarning")
-FOLDER = "tests/backend/kernels/interpreted"
+FOLDER = "tests/interpreted"
 SAMPLING = ("test_sampling.py", "test_decoder.py")
 
 

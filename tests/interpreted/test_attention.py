@@ -9,8 +9,8 @@ from torch import Tensor
 from backend.kernels import paged_decode, paged_prefill, reference, triton_lang
 from backend.kernels.ops import StepInputs
 from backend.kernels.triton_ops import TritonOps
-from tests.backend.kernels.interpreted.closeness import DTYPES, assert_close
 from tests.backend.kernels.ragged import Heads, Ragged, ragged
+from tests.interpreted.closeness import DTYPES, assert_close
 
 DECODES = [(1, 1), (1, 16), (1, 65), (1, 150)]
 PREFILLS = [(1, 1), (17, 17), (9, 70), (33, 34)]

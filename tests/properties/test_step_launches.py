@@ -1,7 +1,7 @@
 """Whole steps on tensors without memory: nothing reads back from the device, and what a step launches is written down.
 
 A tensor without memory cannot be read, so that a step which waited for its device would fail here. What is launched is
-compared with `step_launches.json`, which `python -m tests.backend.kernels.test_launches` writes anew.
+compared with `step_launches.json`, which `python -m tests.properties.test_step_launches` writes anew.
 """
 
 import json

@@ -10,8 +10,8 @@ from torch import Tensor
 from backend.kernels import reference
 from backend.kernels.triton_lang import FP8, from_cache, to_cache
 from backend.kernels.triton_ops import TritonOps
-from tests.backend.kernels.interpreted.closeness import DTYPES, assert_close
 from tests.backend.kernels.ragged import Heads, ragged
+from tests.interpreted.closeness import DTYPES, assert_close
 
 SPANS = [(1, 37), (3, 3), (1, 1), (4, 33)]
 EPS = 1e-5

@@ -12,11 +12,11 @@ from backend.kernels.ops import Ops, StepInputs
 from backend.kernels.reference import ReferenceOps
 from backend.kernels.triton_ops import TritonOps
 from backend.sampling_params import SamplingParams
-from tests.backend.kernels.interpreted.closeness import DTYPES, assert_close
-from tests.backend.kernels.interpreted.test_attention import padded
-from tests.backend.kernels.interpreted.test_sampling import in_torch, rows
-from tests.backend.kernels.interpreted.test_store_kv import angles
 from tests.backend.kernels.ragged import Heads, Ragged, ragged
+from tests.interpreted.closeness import DTYPES, assert_close
+from tests.interpreted.test_attention import padded
+from tests.interpreted.test_sampling import in_torch, rows
+from tests.interpreted.test_store_kv import angles
 
 EVERY_CHANGE, AT_NIGHT = 50, 500
 EPS = 1e-5
