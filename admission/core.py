@@ -140,7 +140,7 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
     clock = tariff if isinstance(tariff, EngineTimeTariff) else EngineTimeTariff(model)
     backlog, drain, pipeline = Backlog(clock.estimate), DrainMeter(), Pipeline()
     aging = Aging(config.seconds_per_class)
-    estimator = Estimator(scheduler, backlog, pipeline, model, lengths, sizer, aging, ledger.prepaid)
+    estimator = Estimator(scheduler, backlog, pipeline, model, lengths, aging, ledger.prepaid)
     control = AdmissionControl(_overload_config(config), scheduler, backlog, drain, lengths, estimator)
     expiry = _expiry(config, estimator)
     return Controller(scheduler, ordering, ledger, lengths, backlog, drain, pipeline, control, expiry, model)

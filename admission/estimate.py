@@ -28,7 +28,6 @@ from admission.aging import Aging
 from admission.backlog import Backlog, QueuePosition, TokenCaps, WorkAhead
 from admission.fair_queue import FairQueue
 from admission.output_length import OutputLengths
-from admission.prefill_sizer import PrefillSizer
 from admission.step_time import Pipeline, StepTimeModel, StepWork, plain_sum
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence
@@ -175,13 +174,12 @@ class Estimator:
         pipeline: Pipeline,
         model: StepTimeModel,
         lengths: OutputLengths,
-        sizer: PrefillSizer,
         aging: Aging,
         prepaid: Callable[[int, float], float],
     ) -> None:
         """`prepaid` returns the amount that a request prepays, by the tokens of its prompt and its expected output."""
         self._scheduler, self._backlog, self._pipeline = scheduler, backlog, pipeline
-        self._model, self._lengths, self._sizer = model, lengths, sizer
+        self._model, self._lengths = model, lengths
         self.aging, self._prepaid = aging, prepaid
         self._fair = scheduler.waiting if isinstance(scheduler.waiting, FairQueue) else None
         self.typical = Typical()
@@ -228,7 +226,7 @@ class Estimator:
                 in_progress += prefilling.num_admitted_tokens - prefilling.num_computed_tokens
         interval = min([s.token_interval for s in running if s.token_interval is not None], default=None)
         budget, mean_context = scheduler.token_budget - decodes, len(sequence.prompt) // 2
-        prefill = max(1, self._sizer.prefill_budget(decodes, context, interval, budget).fits(mean_context, budget))
+        prefill = max(1, scheduler.prefill_budget(decodes, context, interval).fits(mean_context, budget))
         work = StepWork(prefill, decodes, context, mean_context, prefill * mean_context)
         seconds = self._model.fitted.seconds(work)
         return _CurrentStep(prefill, seconds, decodes, context, in_progress, sequence.priority_class)

@@ -80,9 +80,9 @@ def _root(a: float, b: float, c: float) -> float:
 class PrefillSizer:
     """Sizes prefill by the tightest time between tokens that is promised to a decode of the step.
 
-    Where nothing is promised, prefill gets `prefill_share` of the token budget beside decodes, and all of it
-    when nothing decodes. A promise is kept by 99 % of the steps, as far as their times can be predicted: `CAUTION`, at
-    the cost of no more than half of the prefill that certain times would allow.
+    Where nothing is promised, prefill gets `prefill_share` of the token budget beside decodes. A promise is kept by
+    99 % of the steps, as far as their times can be predicted: `CAUTION`, at the cost of no more than half of the
+    prefill that certain times would allow.
     """
 
     def __init__(self, config: EngineConfig, model: StepTimeModel, prefill_share: float = 1.0) -> None:
@@ -95,8 +95,6 @@ class PrefillSizer:
     def prefill_budget(
         self, num_decodes: int, decode_context: int, interval: float | None, tokens: int
     ) -> PrefillBudget:
-        if num_decodes == 0:
-            return FixedPrefillBudget(tokens)
         if interval is None:
             return FixedPrefillBudget(min(self._share, tokens))
         decodes = StepWork(decode_tokens=num_decodes, decode_context=decode_context)

@@ -16,7 +16,8 @@ class SchedulerHooks(Protocol):
     ) -> PrefillBudget:
         """Return the prefill that a step with these decodes over `decode_context` tokens in all may carry.
 
-        It is at most `tokens`. `interval` is the tightest time between tokens promised to any decode, in seconds.
+        There is at least one decode. The prefill is at most `tokens`. `interval` is the tightest time between tokens
+        promised to any decode, in seconds.
         """
         ...
 

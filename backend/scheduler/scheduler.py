@@ -16,7 +16,7 @@ from backend.scheduler.preemption import Preemption
 from backend.scheduler.scheduled_step import DeviceResync, NewToken, ScheduledStep, WaitReason, empty_step, new_sequence
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from backend.scheduler.tenant_limits import TenantLimits
-from backend.scheduler.token_budget import PrefillBudget, TokenBudget
+from backend.scheduler.token_budget import FixedPrefillBudget, PrefillBudget, TokenBudget
 from backend.scheduler.waiting_queue import WaitingQueue
 
 _BY_CLASS = attrgetter("priority_class")
@@ -29,9 +29,7 @@ class Scheduler:
     """Plans steps and accounts for them. Pure: no clock, no I/O, no tensors; one owner calls it.
 
     `now` is the time in seconds of the owner's clock, from which the time that sequences hold memory is reckoned; an
-    owner that does not bill for memory leaves it out.
-
-    Up to `steps_in_flight` planned steps may be incomplete.
+    owner that does not bill for memory leaves it out. Up to `steps_in_flight` planned steps may be incomplete.
 
     A sequence that reaches a limit of its tenant pauses: it keeps its place and its memory, and computes nothing. When
     all of a tenant's sequences are paused for blocks, the youngest gives its own to the others.
@@ -125,6 +123,12 @@ class Scheduler:
         """The tokens that a step may have at present."""
         return self._budget.tokens
 
+    def prefill_budget(self, num_decodes: int, decode_context: int, interval: float | None) -> PrefillBudget:
+        """Return the prefill that a step may carry beside these decodes: without any, as much as fills it."""
+        if num_decodes:
+            return self.hooks.prefill_budget(num_decodes, decode_context, interval, self._budget.tokens - num_decodes)
+        return FixedPrefillBudget(self._budget.tokens)
+
     # planning
 
     def schedule(self, now: float = 0.0) -> Batch | None:
@@ -213,10 +217,8 @@ class Scheduler:
         Otherwise a long prompt of a low class, once it runs, would keep urgent newcomers waiting for all its chunks. A
         decode is not overtaken so: it takes one token of a step, a prefill takes all that is left.
         """
-        num_decodes = scheduled.batch.num_decodes
-        intervals = [s.token_interval for s in scheduled.sequences if s.token_interval is not None]
-        tightest, tokens = min(intervals, default=None), self._budget.tokens - num_decodes
-        budget = self.hooks.prefill_budget(num_decodes, scheduled.decode_context, tightest, tokens)
+        interval = min([s.token_interval for s in scheduled.sequences if s.token_interval is not None], default=None)
+        budget = self.prefill_budget(scheduled.batch.num_decodes, scheduled.decode_context, interval)
         prefilling.sort(key=_BY_CLASS)
         for sequence in prefilling:
             if sequence.priority_class:
