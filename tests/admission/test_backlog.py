@@ -1,5 +1,3 @@
-"""The backlog's sums are those of what waits, whatever comes and goes."""
-
 from collections import Counter
 
 import pytest

@@ -1,13 +1,11 @@
-"""Bounds hold as often as they say, whatever the noise, and follow it when it changes."""
-
 from random import Random
 
 import pytest
 
 from admission.calibration import COLD_MARGIN, ENOUGH, CalibratedEstimate, ConformalBound, EstimateCalibration
 from admission.estimate import Estimate
-from backend.sampling_params import SamplingParams
 from backend.scheduler.sequence import Sequence
+from tests.backend.sequences import make_sequence
 
 
 def coverage(noise: list[float], confidence: float = 0.9, skip: int = 100) -> float:
@@ -73,10 +71,6 @@ def test_a_confidence_that_is_none_is_refused() -> None:
         ConformalBound(1)
 
 
-def sequence(output: int = 0) -> Sequence:
-    return Sequence("s", "a", [0] * 8, SamplingParams(), 8, 0, frozenset(), output=[0] * output)
-
-
 def estimate(first: float = 1.0, last: float = 10.0) -> Estimate:
     return Estimate(first, last, 0.0, 0.5, 0.5, 0.0)
 
@@ -89,10 +83,18 @@ def track(calibration: EstimateCalibration, waits: Sequence, guess: Estimate, le
 
 
 def answered(calibration: EstimateCalibration, guess: Estimate, first: float, last: float, level: int = 0) -> None:
-    waits = sequence()
+    waits = make_sequence()
     track(calibration, waits, guess, level)
     calibration.first_token(waits, first)
     calibration.last_token(waits, last)
+
+
+def learned(first: float, last: float, level: int = 0) -> EstimateCalibration:
+    """Enough was answered after so many seconds, of which 1 and 10 were expected."""
+    calibration = EstimateCalibration(0.4)
+    for _ in range(ENOUGH):
+        answered(calibration, estimate(), first, last, level)
+    return calibration
 
 
 def test_a_class_of_which_nothing_is_known_is_told_the_estimate_with_a_margin() -> None:
@@ -104,25 +106,18 @@ def test_a_class_of_which_nothing_is_known_is_told_the_estimate_with_a_margin() 
 
 
 def test_clients_are_told_in_proportion_and_a_first_token_is_decided_by_seconds() -> None:
-    calibration = EstimateCalibration(0.4)
-    for _ in range(ENOUGH):
-        answered(calibration, estimate(1.0, 10.0), first=1.5, last=5.0)
-    calibrated = calibration.calibrate(0, estimate(3.0, 40.0), 0.0)
+    calibrated = learned(first=1.5, last=5.0).calibrate(0, estimate(3.0, 40.0), 0.0)
     assert (calibrated.first_token.likely, calibrated.first_token.reported) == (pytest.approx(3.5), pytest.approx(4.5))
     assert calibrated.last_token.likely == calibrated.last_token.reported == pytest.approx(20.0)
 
 
 def test_a_last_token_is_never_told_to_come_before_the_first() -> None:
-    calibration = EstimateCalibration(0.4)
-    for _ in range(ENOUGH):
-        answered(calibration, estimate(1.0, 10.0), first=1.0, last=1.0)
+    calibration = learned(first=1.0, last=1.0)
     assert calibration.calibrate(0, estimate(2.0, 4.0), 0.0).last_token.reported == pytest.approx(2.0)
 
 
 def test_each_class_learns_from_its_own() -> None:
-    calibration = EstimateCalibration(0.4)
-    for _ in range(ENOUGH):
-        answered(calibration, estimate(), first=2.0, last=20.0, level=1)
+    calibration = learned(first=2.0, last=20.0, level=1)
     assert calibration.calibrate(1, estimate(), 0.0).last_token.reported == pytest.approx(20.0)
     assert calibration.calibrate(0, estimate(), 0.0).last_token.reported == 10 * (1 + COLD_MARGIN)
 
@@ -140,7 +135,7 @@ def test_what_is_likely_comes_sooner_than_what_is_told() -> None:
 
 def test_whoever_expires_before_its_first_token_broke_the_first_promise() -> None:
     calibration = EstimateCalibration(0.4)
-    waits = sequence()
+    waits = make_sequence()
     track(calibration, waits, estimate())
     calibration.expired(waits, 0.5)
     assert calibration.coverage == 0 and calibration.completion_coverage == 0
@@ -153,7 +148,7 @@ def test_whoever_expires_in_its_answer_kept_the_first_and_counts_as_one_of_those
     calibration = EstimateCalibration(0.4)
     for n in range(ENOUGH):
         answered(calibration, estimate(), first=1.0, last=float(n))
-    waits = sequence()
+    waits = make_sequence()
     track(calibration, waits, estimate(1.0, 10.0))
     calibration.first_token(waits, 1.0)
     waits.output = [0]
@@ -167,7 +162,7 @@ def test_whoever_expires_in_its_answer_kept_the_first_and_counts_as_one_of_those
 
 def test_a_cancelled_one_says_nothing() -> None:
     calibration = EstimateCalibration(0.4)
-    waits = sequence()
+    waits = make_sequence()
     track(calibration, waits, estimate())
     calibration.forget(waits)
     calibration.first_token(waits, 9.0)

@@ -1,5 +1,3 @@
-"""Those that a plan preempts or gives up, whether or not it comes to a step."""
-
 import pytest
 
 from admission.controller import Controller

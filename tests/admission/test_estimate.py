@@ -1,5 +1,3 @@
-"""When slots come free, and what a newcomer at a full batch is told of it."""
-
 from dataclasses import replace
 from itertools import count
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from admission.aging import Aging
 from admission.fair_queue import FairQueue, gap_bound
 from backend.scheduler.sequence import Sequence
+from tests.admission.orderings.queues import head_of
 from tests.backend.sequences import make_sequence
 from tests.examples import examples
 
@@ -86,12 +87,6 @@ def wait(queue: FairQueue, tenant: str, count: int = 1, **fields: Any) -> list[S
     for sequence in sequences:
         queue.add(sequence)
     return sequences
-
-
-def head_of(queue: FairQueue) -> Sequence:
-    head = queue.head()
-    assert head is not None
-    return head
 
 
 def admit(queue: FairQueue, cost: float) -> Sequence:

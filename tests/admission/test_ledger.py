@@ -1,5 +1,3 @@
-"""What sequences and tenants are charged for steps, in either unit."""
-
 import pytest
 
 from admission.core import CoreConfig, Unit, make_core

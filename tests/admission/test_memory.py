@@ -1,5 +1,3 @@
-"""The forecast of the fullest moment to come, and what it lets in."""
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,5 +1,3 @@
-"""What a queue takes, and of whom once it is full."""
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,5 +1,3 @@
-"""Sequences to test with."""
-
 from collections.abc import Iterable
 from typing import Any
 

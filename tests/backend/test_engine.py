@@ -1,5 +1,3 @@
-"""The engine over a device whose steps complete when the test says so."""
-
 import asyncio
 from collections.abc import AsyncIterator
 

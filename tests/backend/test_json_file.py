@@ -1,5 +1,3 @@
-"""A file that holds no JSON object is refused by its name, and a pipe is not waited for."""
-
 import os
 from pathlib import Path
 
@@ -8,16 +6,12 @@ import pytest
 from backend.errors import ModelLoadError
 from backend.model.model_config import read_model_config
 
+BROKEN = ["", "{", '{"vocab_size": ', "\udcff", "[" * 100_000, '{"vocab_size": ' + "1" * 5000 + "}"]
 
-@pytest.mark.parametrize("text", ["", "{", '{"vocab_size": ', "\udcff", "[" * 100_000], ids=lambda text: text[:3])
+
+@pytest.mark.parametrize("text", BROKEN, ids=lambda text: text[:3])
 def test_broken_json_is_refused_by_file(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
-    with pytest.raises(ModelLoadError, match=r"config\.json is not readable JSON .*download it again"):
-        read_model_config(tmp_path)
-
-
-def test_a_number_of_5000_digits_is_refused_by_file(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(f'{{"vocab_size": {"1" * 5000}}}')
     with pytest.raises(ModelLoadError, match=r"config\.json is not readable JSON .*download it again"):
         read_model_config(tmp_path)
 

@@ -1,5 +1,3 @@
-"""What cannot work is refused with the arithmetic, before and after the weights are there."""
-
 import pytest
 import torch
 

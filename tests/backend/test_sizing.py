@@ -1,5 +1,3 @@
-"""The limits of an engine, from what an operator asks for."""
-
 import pytest
 import torch
 

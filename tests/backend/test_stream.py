@@ -1,5 +1,3 @@
-"""A stream wakes its consumer no more often than it asks for."""
-
 from tests.backend.paper_device import continuation
 from tests.backend.scheduler.bench import END
 from tests.backend.stepped_engine import Bench, running

@@ -1,5 +1,3 @@
-"""Helpers that the tests of orderings share."""
-
 from admission.orderings.ordering import Ordering
 from backend.scheduler.sequence import Sequence
 
@@ -14,3 +12,9 @@ def drain(ordering: Ordering) -> list[str]:
         names.append(head.id)
         ordering.remove(head)
     return names
+
+
+def head_of(ordering: Ordering) -> Sequence:
+    head = ordering.head()
+    assert head is not None
+    return head

@@ -1,7 +1,5 @@
-"""Orders by one key do what their papers say, faults included."""
-
 from admission.orderings.by_key import EarliestDeadlineFirst, ShortestPredictedFirst
-from tests.admission.orderings.queues import drain, size
+from tests.admission.orderings.queues import drain, head_of, size
 from tests.backend.sequences import make_sequence
 
 
@@ -10,8 +8,8 @@ def test_shortest_first_starves_the_long() -> None:
     ordering.add(make_sequence("long", prompt=100))
     for number in range(5):
         ordering.add(make_sequence(f"short{number}", arrival=number + 1.0))
-        head = ordering.head()
-        assert head is not None and head.id == f"short{number}"
+        head = head_of(ordering)
+        assert head.id == f"short{number}"
         ordering.remove(head)
 
 
@@ -31,7 +29,6 @@ def test_the_earliest_deadline_goes_first_and_the_late_wait_behind_all_others() 
     ordering = EarliestDeadlineFirst(lambda s: deadlines[s.id])
     for name in ("latest", "later", "soon"):
         ordering.add(make_sequence(name))
-    head = ordering.head()
-    assert head is not None and head.id == "soon"
+    assert head_of(ordering).id == "soon"
     ordering.at(5.0)
     assert drain(ordering) == ["later", "latest", "soon"]

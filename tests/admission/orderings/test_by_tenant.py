@@ -1,7 +1,5 @@
-"""Tenants take turns by requests, or by the service that they have had."""
-
 from admission.orderings.by_tenant import RequestRoundRobin, VirtualTokenCounter
-from tests.admission.orderings.queues import drain
+from tests.admission.orderings.queues import drain, head_of
 from tests.backend.sequences import make_sequence
 
 
@@ -29,8 +27,7 @@ def test_the_counter_of_least_service_goes_first_by_weight() -> None:
     for sequence in sequences:
         ordering.add(sequence)
     ordering.charge(sequences[:2], [10.0, 20.0])
-    head = ordering.head()
-    assert head is not None and head.tenant == "b"
+    assert head_of(ordering).tenant == "b"
 
 
 def test_a_tenant_that_was_idle_is_lifted_to_those_who_wait() -> None:

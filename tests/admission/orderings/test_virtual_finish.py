@@ -1,7 +1,5 @@
-"""The two faults for which virtual finish times with a boost are not the default."""
-
 from admission.orderings.virtual_finish import VirtualFinishWithBoost
-from tests.admission.orderings.queues import drain, size
+from tests.admission.orderings.queues import drain, head_of, size
 from tests.backend.sequences import make_sequence
 
 
@@ -10,11 +8,9 @@ def test_the_boost_turns_the_order_around_after_3_3_times_its_seconds() -> None:
     ordering.add(make_sequence("small", prompt=1))
     ordering.add(make_sequence("large", prompt=50))
     ordering.at(33.0)
-    head = ordering.head()
-    assert head is not None and head.id == "small"
+    assert head_of(ordering).id == "small"
     ordering.at(34.0)
-    head = ordering.head()
-    assert head is not None and head.id == "large"
+    assert head_of(ordering).id == "large"
 
 
 def test_virtual_finish_lets_one_tenant_of_many_small_requests_pass_another() -> None:

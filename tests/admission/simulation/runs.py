@@ -1,4 +1,4 @@
-"""Small simulated runs to test with."""
+from pathlib import Path
 
 from admission.controller import Controller
 from admission.simulation.arrival import Arrival
@@ -26,3 +26,8 @@ def compared(*policies: str, tenants: str = "2", seeds: int = 2, jobs: int = 1) 
         tuple(parse_simulated_policy(p, DEVICE) for p in policies), workload, DEVICE, Objective(), seeds, jobs
     )
     return study.run()
+
+
+def write(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path

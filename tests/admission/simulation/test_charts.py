@@ -1,5 +1,3 @@
-"""Charts show all that a run has shown."""
-
 import pytest
 
 from admission.simulation.charts import Bars, charts

@@ -1,5 +1,3 @@
-"""Devices take the time that was published, or that a file says."""
-
 import json
 from pathlib import Path
 

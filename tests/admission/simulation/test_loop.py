@@ -1,5 +1,3 @@
-"""The loop around the core: time, tokens and memory add up, and the same run comes out the same."""
-
 import pytest
 
 from admission.core import Order

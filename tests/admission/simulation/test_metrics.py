@@ -1,5 +1,3 @@
-"""Figures are written as people write them."""
-
 import pytest
 
 from admission.simulation.metrics import format_duration, format_number, format_percent

@@ -1,5 +1,3 @@
-"""The page needs nothing from elsewhere, and is unharmed by the names on it."""
-
 from xml.etree import ElementTree as ET
 
 from admission.simulation.charts import charts

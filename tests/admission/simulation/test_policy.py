@@ -1,5 +1,3 @@
-"""Policies as they are written on a command line."""
-
 import pytest
 
 from admission.core import Order, Unit

@@ -1,5 +1,3 @@
-"""Our own event log is read as traffic, and as the machine that served it."""
-
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -18,17 +16,9 @@ from admission.simulation.recording import TraceFacts
 from admission.simulation.traces import read_trace, read_traffic
 from admission.step_time import StepTimeModel
 from backend.config import EngineConfig
-from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import StepOutput
-from backend.scheduler.sequence import Sequence
-from tests.admission.simulation.runs import DEVICE
-
-NO_END = frozenset[int]()
-
-
-def write(path: Path, *lines: str) -> Path:
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
+from tests.admission.simulation.runs import DEVICE, write
+from tests.backend.sequences import make_sequence
 
 
 def test_our_own_log_says_whose_each_request_was_and_how_long_its_answer_became(tmp_path: Path) -> None:
@@ -62,7 +52,7 @@ def test_a_gateways_log_says_what_was_asked_and_what_limits_refused(tmp_path: Pa
     ]
     core.requested(asked[0], 7.0)
     for index, prompt in enumerate(two):
-        core.arrive(Sequence(f"one-{index}", "acme", [0] * prompt.prompt_tokens, SamplingParams(), 3, 0, NO_END), 7.0)
+        core.arrive(make_sequence(f"one-{index}", "acme", prompt.prompt_tokens, 3), 7.0)
     while (batch := core.schedule(7.5)) is not None:
         core.update_from_output(StepOutput(batch.step, [0] * len(batch.sampled), 0.1), 7.5)
     core.requested(asked[1], 8.0)

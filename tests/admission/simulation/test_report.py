@@ -1,5 +1,3 @@
-"""Reports are complete and well formed, whatever was refused."""
-
 import json
 
 from admission.simulation.metrics import GROUPS

@@ -1,5 +1,3 @@
-"""Statistics of a run: quantiles, gaps, timelines, evenness."""
-
 from math import ceil
 
 import pytest

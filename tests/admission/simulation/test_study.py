@@ -1,5 +1,3 @@
-"""Runs of several policies over the same arrivals, the same every time."""
-
 import pytest
 
 from admission.simulation.arrival import Arrival

@@ -1,5 +1,3 @@
-"""Ticks of an axis are few and lie where the values do."""
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,5 +1,3 @@
-"""Trace files are read to the letter, and what is wrong with one is named by its line."""
-
 import json
 from pathlib import Path
 
@@ -7,13 +5,9 @@ import pytest
 
 from admission.simulation.errors import OptionError, TraceError
 from admission.simulation.traces import read_trace
+from tests.admission.simulation.runs import write
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
-
-
-def write(path: Path, *lines: str) -> Path:
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
 
 
 def test_azure_times_keep_seven_decimals_and_start_at_zero(tmp_path: Path) -> None:

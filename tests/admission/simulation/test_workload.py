@@ -1,5 +1,3 @@
-"""Workloads: the same for a seed, as fast and as divided as asked."""
-
 from collections import Counter
 
 import pytest

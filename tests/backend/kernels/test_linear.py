@@ -1,5 +1,3 @@
-"""Products of torch and of oneDNN: in tiles, and the same in each."""
-
 from collections.abc import Callable
 
 import pytest

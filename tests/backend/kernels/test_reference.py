@@ -1,5 +1,3 @@
-"""The reference and plain torch over a cache of 8 bits."""
-
 import torch
 
 from backend.kernels.reference import ReferenceOps, cast_to_cache

@@ -1,5 +1,3 @@
-"""The check of a library when it is loaded."""
-
 import pytest
 import torch
 

@@ -1,5 +1,3 @@
-"""A file that is damaged, missing or contradicts its index is refused by its name before any tensor is read."""
-
 import os
 from pathlib import Path
 
@@ -21,12 +19,6 @@ def test_a_truncated_file_is_named(shard: str, keep: int, tmp_path: Path) -> Non
     (save if shard == "model.safetensors" else save_sharded)(tmp_path, tensors())
     (tmp_path / shard).write_bytes((tmp_path / shard).read_bytes()[:keep])
     with pytest.raises(ModelLoadError, match=rf"{shard} is truncated, corrupt or unreadable .*download it again"):
-        load(tmp_path)
-
-
-def test_a_git_lfs_pointer_in_place_of_weights_is_named(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
-    with pytest.raises(ModelLoadError, match=r"model\.safetensors is truncated, corrupt or unreadable"):
         load(tmp_path)
 
 
@@ -74,12 +66,16 @@ def test_an_index_without_a_map_is_refused(weight_map: object, tmp_path: Path) -
         load(tmp_path)
 
 
-def test_pickled_weights_are_refused_with_the_way_to_convert_them(tmp_path: Path) -> None:
-    (tmp_path / "pytorch_model.bin").touch()
-    with pytest.raises(ModelLoadError, match=r"only \.bin weights.*save_pretrained"):
-        load(tmp_path)
-
-
-def test_a_directory_without_weights_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadError, match=r"holds neither model\.safetensors nor model\.safetensors\.index\.json"):
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("model.safetensors", r"model\.safetensors is truncated, corrupt or unreadable"),
+        ("pytorch_model.bin", r"only \.bin weights.*save_pretrained"),
+        ("README.md", r"holds neither model\.safetensors nor model\.safetensors\.index\.json"),
+    ],
+)
+def test_what_lies_there_instead_of_weights_is_told(name: str, complaint: str, tmp_path: Path) -> None:
+    """A pointer of Git LFS, pickled weights, and nothing of a model."""
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(ModelLoadError, match=complaint):
         load(tmp_path)

@@ -1,5 +1,3 @@
-"""Who gives way for whom, and what becomes of it."""
-
 from backend.scheduler.sequence import FinishReason, SequenceStatus
 from tests.backend.scheduler.bench import Bench, expected
 

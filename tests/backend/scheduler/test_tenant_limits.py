@@ -1,5 +1,3 @@
-"""A tenant's own limits hold its sequences back, and let them go on."""
-
 from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import SequenceStatus
 from tests.backend.scheduler.bench import Bench, expected

@@ -1,5 +1,3 @@
-"""How large steps may be after some found no memory on the device."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

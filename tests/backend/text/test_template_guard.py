@@ -1,5 +1,3 @@
-"""Templates that reach for Python, or for all time and memory, are refused."""
-
 from pathlib import Path
 
 import pytest

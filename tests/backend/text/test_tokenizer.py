@@ -1,5 +1,3 @@
-"""Loading, encoding and decoding."""
-
 import asyncio
 import json
 import threading

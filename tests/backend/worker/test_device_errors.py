@@ -1,5 +1,3 @@
-"""What a device lacks ends in an error that says what helps, and what is our mistake stays as it is."""
-
 import shutil
 from collections.abc import Callable
 from subprocess import CalledProcessError

@@ -1,5 +1,3 @@
-"""The device's threads, over an executor whose steps complete when the test says so."""
-
 from queue import SimpleQueue
 
 import pytest

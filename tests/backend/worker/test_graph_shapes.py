@@ -1,5 +1,3 @@
-"""Which graphs there are, and which of them a batch runs in."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,5 +1,3 @@
-"""Penalties follow the tokens that a sequence holds."""
-
 import numpy as np
 import torch
 from hypothesis import given, settings

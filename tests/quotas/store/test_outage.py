@@ -1,5 +1,3 @@
-"""The store is away, and each tenant goes on as its policy says."""
-
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime

@@ -1,5 +1,3 @@
-"""The store hangs, breaks and comes back."""
-
 import asyncio
 import socket
 import time

@@ -1,5 +1,3 @@
-"""KV memory that several replicas lease of one tenant's limit."""
-
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime

@@ -1,5 +1,3 @@
-"""What whoever watches the store is told."""
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-"""What no limit counted is booked all the same, once; and every ledger is found."""
-
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
