@@ -6,23 +6,19 @@ import pytest
 
 from admission.controller import Controller
 from admission.core import PRIOR, CoreConfig, Order, Overload, make_core
-from admission.event_log import make_logged_core, replay
+from admission.event_log import replay
 from admission.ledger import work_of
 from admission.outcome import DeadlineInfeasible, QueueFull, TenantQueueFull
 from admission.overload import ControlledDelay, DeadlineExpiry
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
 from admission.simulation.arrival import Arrival
-from admission.simulation.device import DEVICES
-from admission.simulation.loop import Loop
-from admission.simulation.policy import parse_simulated_policy
-from admission.simulation.recorder import AttemptOutcome, Objective, Recorder
-from admission.step_time import StepTimeModel
+from admission.simulation.recorder import AttemptOutcome
 from backend.config import EngineConfig
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from tests.admission.clocked_core import ClockedCore
+from tests.admission.simulation.runs import recorded, simulated
 from tests.backend.sequences import make_sequence
 
-DEVICE = DEVICES["llama3-8b-a100"]
 ENGINE = "max_num_batched_tokens=512,max_num_seqs=192,prefill_chunk=512"
 SMALL = EngineConfig(num_blocks=4096, max_model_len=8192, max_num_seqs=32, prefill_chunk=512)
 PREFILL = 0.5  # seconds
@@ -38,10 +34,7 @@ def poisson(rate: float, seconds: float, tenant: str = "a", seed: int = 1, **fie
 
 
 def outcomes(policy: str, arrivals: list[Arrival]) -> list[tuple[Arrival, AttemptOutcome]]:
-    simulated = parse_simulated_policy(f"{policy},{ENGINE}", DEVICE)
-    recorder = Recorder(DEVICE, Objective(), {})
-    core = simulated.make_core()
-    Loop(core, DEVICE, recorder, simulated.engine.max_model_len).run(sorted(arrivals))
+    recorder, core, _ = simulated(f"{policy},{ENGINE}", sorted(arrivals))
     assert not core.scheduler.has_work and core.backlog.total.count == 0
     return recorder.outcomes
 
@@ -183,9 +176,7 @@ def test_a_last_token_is_expected_by_how_long_answers_have_taken() -> None:
 @pytest.mark.parametrize(("rate", "kind"), [(4.0, "deadline"), (9.0, "deadline"), (9.0, "done_within")])
 def test_nine_in_ten_first_and_last_tokens_come_by_when_clients_were_told(rate: float, kind: str) -> None:
     arrivals = [a._replace(**{"deadline": None, kind: 2.0 if kind == "deadline" else 20.0}) for a in poisson(rate, 200)]
-    simulated = parse_simulated_policy(f"order=fair,{ENGINE}", DEVICE)
-    core = simulated.make_core()
-    Loop(core, DEVICE, Recorder(DEVICE, Objective(), {}), simulated.engine.max_model_len).run(arrivals)
+    _, core, _ = simulated(f"order=fair,{ENGINE}", arrivals)
     calibration = core.control.calibration
     assert calibration.coverage == pytest.approx(0.9, abs=0.03)
     assert calibration.completion_coverage == pytest.approx(0.9, abs=0.04)
@@ -208,11 +199,7 @@ def test_baselines_give_up_nobody(overload: Overload) -> None:
 
 
 def test_a_recorded_run_under_overload_is_decided_again_to_the_byte() -> None:
-    simulated = parse_simulated_policy(f"order=fair,{ENGINE}", DEVICE)
-    lines: list[str] = []
-    core = make_logged_core(simulated.core, simulated.engine, StepTimeModel(PRIOR), lines.append)[0]
-    recorder = Recorder(DEVICE, Objective(), {})
-    Loop(core, DEVICE, recorder, simulated.engine.max_model_len).run(poisson(9.0, 20))
+    recorder, lines = recorded(f"order=fair,{ENGINE}", poisson(9.0, 20))
     assert {outcome for _, outcome in recorder.outcomes} == {
         AttemptOutcome.GOOD,
         AttemptOutcome.REFUSED,

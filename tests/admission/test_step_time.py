@@ -1,5 +1,6 @@
 import json
 import random
+from statistics import mean
 
 import pytest
 from hypothesis import given
@@ -29,6 +30,13 @@ def trained(outliers: float = 0.0) -> StepTimeModel:
     return model
 
 
+def mean_error(model: StepTimeModel, rng: random.Random) -> float:
+    """Of steps to come, as a share of what they take."""
+    return mean(
+        abs(model.fitted.seconds(work) / TRUE.seconds(work) - 1) for work in (some_work(rng) for _ in range(300))
+    )
+
+
 @given(coefficients, works, works)
 def test_more_work_never_predicts_less_time(values: tuple[float, ...], work: StepWork, more: StepWork) -> None:
     model = StepTime(values)  # type: ignore[arg-type]
@@ -38,9 +46,7 @@ def test_more_work_never_predicts_less_time(values: tuple[float, ...], work: Ste
 @pytest.mark.parametrize("outliers", [0.0, 0.01])
 def test_held_out_steps_are_predicted_within_a_tenth_also_when_some_steps_stall(outliers: float) -> None:
     model, rng = trained(outliers), random.Random(2)
-    held_out = [some_work(rng) for _ in range(300)]
-    errors = [abs(model.fitted.seconds(work) / TRUE.seconds(work) - 1) for work in held_out]
-    assert sum(errors) / len(errors) < 0.1
+    assert mean_error(model, rng) < 0.1
 
 
 def test_steps_that_vary_by_a_quarter_are_predicted_by_their_mean() -> None:
@@ -74,9 +80,7 @@ def test_a_model_saved_under_another_load_takes_a_few_dozen_steps_to_mend(factor
     for _ in range(48):
         work = some_work(rng)
         model.observe(work, TRUE.seconds(work) * rng.gauss(1, 0.03))
-    works_to_come = [some_work(rng) for _ in range(200)]
-    errors = [abs(model.fitted.seconds(work) / TRUE.seconds(work) - 1) for work in works_to_come]
-    assert sum(errors) / len(errors) < 0.1 and model.relative_error < 0.15
+    assert mean_error(model, rng) < 0.1 and model.relative_error < 0.15
 
 
 @pytest.mark.parametrize("factor", [0.4, 2.5])

@@ -1,8 +1,10 @@
 """Tiny random checkpoints of every family we load, made by transformers: the oracle of the decoder's tests."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
 from transformers import (
     AutoModelForCausalLM,
@@ -72,3 +74,11 @@ def random_model(family: str) -> PreTrainedModel:
             else:
                 parameter.uniform_(0.5, 1.5, generator=generator)
     return model
+
+
+def save_checkpoint(family: str, directory: Path) -> Path:
+    """A random model, with a tokenizer of a word for each token."""
+    random_model(family).save_pretrained(directory)
+    words = tokenizers.models.WordLevel({f"w{n}": n for n in range(_SHAPE["vocab_size"])}, unk_token="w0")
+    tokenizers.Tokenizer(words).save(str(directory / "tokenizer.json"))
+    return directory

@@ -8,7 +8,6 @@ from types import FrameType
 from typing import Any
 
 import pytest
-import tokenizers
 import torch
 
 from backend import LLM, SamplingParams
@@ -17,7 +16,7 @@ from backend.errors import ConfigError, InvalidRequest, MemoryExhausted
 from backend.scheduler.batch import Batch, StepOutput
 from backend.sizing import EngineOptions
 from backend.worker.executor import Executor, PendingStep
-from tests.backend.families import random_model
+from tests.backend.families import random_model, save_checkpoint
 
 NUM_TOKENS = 64
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -61,11 +60,7 @@ def oracle(family: str) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("checkpoints")
-    for family in FAMILIES:
-        random_model(family).save_pretrained(root / family)
-        words = tokenizers.models.WordLevel({f"w{n}": n for n in range(131)}, unk_token="w0")
-        tokenizers.Tokenizer(words).save(str(root / family / "tokenizer.json"))
-    return {family: root / family for family in FAMILIES}
+    return {family: save_checkpoint(family, root / family) for family in FAMILIES}
 
 
 def outputs(llm: LLM, sampling: SamplingParams) -> list[list[int]]:
@@ -128,13 +123,6 @@ def test_penalties_and_minimum_lengths_survive_preemption(checkpoints: dict[str,
     assert squeezed.scheduler.counters.preemptions > 0
 
 
-def test_a_prompt_that_does_not_fit_is_refused_before_anything_runs(checkpoints: dict[str, Path]) -> None:
-    llm = LLM(str(checkpoints["qwen2"]), EngineOptions(max_model_len=50))
-    with pytest.raises(InvalidRequest, match="prompt 1 has 45 tokens"):
-        llm.generate([[1], [1] * 45], SamplingParams(max_tokens=10), progress=False)
-    assert not llm.scheduler.has_work
-
-
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
@@ -147,9 +135,10 @@ def test_a_prompt_that_does_not_fit_is_refused_before_anything_runs(checkpoints:
         ([torch.tensor([1, 2])], "prompt 0 is of type Tensor; a text"),
         ([{"role": "user", "content": "w1"}], "prompt 0 is of type dict; a text"),
         ("w1 w2", "prompts is one text; a list of prompts is expected"),
+        ([[1], [1] * 45], "prompt 1 has 45 tokens"),
     ],
 )
-def test_what_is_no_prompt_is_refused_before_anything_runs(
+def test_what_is_no_prompt_or_does_not_fit_is_refused_before_anything_runs(
     checkpoints: dict[str, Path], asked: Any, message: str
 ) -> None:
     llm = LLM(str(checkpoints["qwen2"]), EngineOptions(max_model_len=50))

@@ -6,7 +6,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import tokenizers
 import torch
 from torch import Tensor
 
@@ -18,7 +17,7 @@ from backend.model.weights import random_weights
 from backend.scheduler.batch import NewSequence
 from backend.sizing import EngineOptions
 from backend.worker.sampler import SlotSampler
-from tests.backend.families import random_model
+from tests.backend.families import save_checkpoint
 from tests.backend.paged_batch import PagedBatch
 from tests.backend.runners import MODEL
 
@@ -112,11 +111,7 @@ def test_a_row_draws_the_same_token_among_any_rows(vocab: int) -> None:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("checkpoint")
-    random_model("qwen2").save_pretrained(directory)
-    words = tokenizers.models.WordLevel({f"w{n}": n for n in range(131)}, unk_token="w0")
-    tokenizers.Tokenizer(words).save(str(directory / "tokenizer.json"))
-    return directory
+    return save_checkpoint("qwen2", tmp_path_factory.mktemp("checkpoint"))
 
 
 @cache

@@ -1,13 +1,16 @@
 from pathlib import Path
 
 from admission.controller import Controller
+from admission.core import PRIOR
+from admission.event_log import make_logged_core
 from admission.simulation.arrival import Arrival
-from admission.simulation.device import DEVICES
+from admission.simulation.device import DEVICES, Device
 from admission.simulation.loop import Loop
 from admission.simulation.policy import parse_simulated_policy
 from admission.simulation.recorder import Objective, Recorder
 from admission.simulation.study import Results, Study
 from admission.simulation.workload import Workload
+from admission.step_time import StepTimeModel
 
 DEVICE = DEVICES["llama3-8b-a100"]
 TRACE = tuple(Arrival(n * 0.2, 50 + 37 * n % 400, 1 + 13 * n % 60, session=n) for n in range(120))
@@ -18,6 +21,15 @@ def simulated(policy: str, arrivals: list[Arrival]) -> tuple[Recorder, Controlle
     recorder = Recorder(DEVICE, Objective(), simulated.core.weights)
     core = simulated.make_core()
     return recorder, core, Loop(core, DEVICE, recorder, simulated.engine.max_model_len).run(arrivals)
+
+
+def recorded(policy: str, arrivals: list[Arrival], device: Device = DEVICE) -> tuple[Recorder, list[str]]:
+    """The same with an event log, whose lines are returned."""
+    simulated, lines = parse_simulated_policy(policy, DEVICE), list[str]()
+    core = make_logged_core(simulated.core, simulated.engine, StepTimeModel(PRIOR), lines.append)[0]
+    recorder = Recorder(device, Objective(), {})
+    Loop(core, device, recorder, simulated.engine.max_model_len).run(arrivals)
+    return recorder, lines
 
 
 def compared(*policies: str, tenants: str = "2", seeds: int = 2, jobs: int = 1) -> Results:

@@ -9,25 +9,19 @@ from admission.event_log import make_logged_core
 from admission.request import Asked, AskedPrompt
 from admission.simulation.arrival import Arrival
 from admission.simulation.errors import TraceError
-from admission.simulation.loop import Loop
-from admission.simulation.policy import parse_simulated_policy
-from admission.simulation.recorder import Objective, Recorder
 from admission.simulation.recording import TraceFacts
 from admission.simulation.traces import read_trace, read_traffic
 from admission.step_time import StepTimeModel
 from backend.config import EngineConfig
 from backend.scheduler.batch import StepOutput
-from tests.admission.simulation.runs import DEVICE, write
+from tests.admission.simulation.runs import DEVICE, recorded, write
 from tests.backend.sequences import make_sequence
 
 
 def test_our_own_log_says_whose_each_request_was_and_how_long_its_answer_became(tmp_path: Path) -> None:
-    lines: list[str] = []
-    policy = parse_simulated_policy("fair,max_waiting=5,kv_tokens=1024", DEVICE)
-    core = make_logged_core(policy.core, policy.engine, StepTimeModel(PRIOR), lines.append)[0]
     arrivals = [Arrival(n * 0.1, 50, 5 + n, 0, "ab"[n % 2], n % 3, max_tokens=40) for n in range(12)]
     arrivals += [Arrival(2.0, 100, 5, 0, "c", max_tokens=40) for _ in range(7)]
-    Loop(core, DEVICE, Recorder(DEVICE, Objective(), {}), 1024).run(arrivals)
+    _, lines = recorded("fair,max_waiting=5,kv_tokens=1024", arrivals)
     read = read_trace(write(tmp_path / "log", *lines))
     assert [(a.prompt_tokens, a.tenant, a.priority_class, a.max_tokens) for a in read] == [
         (a.prompt_tokens, a.tenant, a.priority_class, a.max_tokens) for a in arrivals
@@ -69,18 +63,13 @@ def test_a_gateways_log_says_what_was_asked_and_what_limits_refused(tmp_path: Pa
 
 def test_a_recorded_device_takes_as_long_in_all_as_it_was_measured_to(tmp_path: Path) -> None:
     """Every tenth step stalls for half a second, which what is learned leaves out and clients do not."""
-    lines: list[str] = []
     steps = count()
     stalling = replace(DEVICE, seconds=lambda _: 0.5 if next(steps) % 10 == 0 else 0.01)
-    policy = parse_simulated_policy("fair,kv_tokens=4096", DEVICE)
-    core = make_logged_core(policy.core, policy.engine, StepTimeModel(PRIOR), lines.append)[0]
     arrivals = [Arrival(n * 0.5, 50, 40, tenant="a") for n in range(60)]
-    recorder = Recorder(stalling, Objective(), {})
-    Loop(core, stalling, recorder, 1024).run(arrivals)
+    recorder, lines = recorded("fair,kv_tokens=4096", arrivals, stalling)
     device = read_traffic(write(tmp_path / "log", *lines)).device
     assert device is not None
-    again = Recorder(device, Objective(), {})
-    Loop(policy.make_core(), device, again, 1024).run(arrivals)
+    again, _ = recorded("fair,kv_tokens=4096", arrivals, device)
     assert again.busy / again.steps == pytest.approx(recorder.busy / recorder.steps, rel=0.1)
 
 

@@ -43,6 +43,13 @@ class Machine(ClockedCore):
     def arrive(self, name: str, prompt: int, interval: float | None) -> Sequence:
         return self.add(make_sequence(name, name, prompt, ANSWER, token_interval=interval))
 
+    def arrive_beside_answers(self) -> Sequence:
+        """Let the long prompt come when all answers are under way."""
+        answers = [self.arrive(str(number), CONTEXT, INTERVAL) for number in range(ANSWERS)]
+        while len(answers[-1].output) < 100:
+            self.step()
+        return self.arrive("long", PROMPT, None)
+
     def _took(self, step: ScheduledStep) -> float:
         stall = 3 if self._stalled and self._random.random() < self._stalled else 1
         return self._device.seconds(work_of(step)) * stall * self._random.lognormvariate(0, self._noise)
@@ -54,10 +61,7 @@ def test_the_rhythm_is_kept_and_the_machine_is_used(device: str, noise: float) -
     gaps: list[float] = []
     for seed in range(3):
         machine = Machine(DEVICES[device], noise, seed)
-        answers = [machine.arrive(str(number), CONTEXT, INTERVAL) for number in range(ANSWERS)]
-        while len(answers[-1].output) < 100:
-            machine.step()
-        prompt = machine.arrive("long", PROMPT, None)
+        prompt = machine.arrive_beside_answers()
         while not prompt.output:
             machine.step()
             gaps.append(machine.elapsed)
@@ -71,10 +75,7 @@ def mixed_steps(device: str, stalled: float, model: StepTimeModel | None = None)
     three times as long as their work does.
     """
     machine = Machine(DEVICES[device], 0.03, 1, model, stalled)
-    answers = [machine.arrive(str(number), CONTEXT, INTERVAL) for number in range(ANSWERS)]
-    while len(answers[-1].output) < 100:
-        machine.step()
-    prompt, carried = machine.arrive("long", PROMPT, None), [0]
+    prompt, carried = machine.arrive_beside_answers(), [0]
     while not prompt.output:
         carried.append(prompt.num_computed_tokens - sum(carried))
         machine.step()
