@@ -18,7 +18,7 @@ from benchmarks.load import closed_loop, post
 from benchmarks.processes import Worker
 from benchmarks.report import Report, Spread, scenario_parser
 from gateway.http.responses import ResponseWriter
-from gateway.telemetry.telemetry import Telemetry
+from gateway.telemetry.request_record import Telemetry
 
 TOKENS = 8
 CONNECTIONS = 16

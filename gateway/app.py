@@ -45,8 +45,7 @@ from gateway.telemetry.logs.request_log import RequestLog
 from gateway.telemetry.metrics.metrics import Metrics, Sources
 from gateway.telemetry.metrics.process import count_losses, memory_by_use
 from gateway.telemetry.metrics.push import pushing
-from gateway.telemetry.request_record import record_store_call
-from gateway.telemetry.telemetry import Telemetry
+from gateway.telemetry.request_record import Telemetry, record_store_call
 from gateway.telemetry.tracing.tracing import open_tracing
 from gateway.tenants.effective_policy import EffectivePolicies, KVShape
 from gateway.tenants.key_source import KeySource

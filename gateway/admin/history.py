@@ -14,8 +14,7 @@ from gateway.admin.request_summary import RequestSummary
 from gateway.admin.rows import is_waiting
 from gateway.admin.series import Gauges, RecentSeries
 from gateway.telemetry.core_observer import CompletedStep
-from gateway.telemetry.request_record import RequestRecord
-from gateway.telemetry.telemetry import Telemetry
+from gateway.telemetry.request_record import RequestRecord, Telemetry
 
 WINDOW = 60  # ticks, of a second each
 _NOTHING = 1e-12  # what rounding leaves of a sum

@@ -11,8 +11,7 @@ from gateway.admin.request_summary import RequestSummary, SequenceSummary
 from gateway.admin.rows import MAX_ROWS, Reasons, Row, ended_row, live_row
 from gateway.background import map_in_slices
 from gateway.errors import BadRequest, RequestNotFound
-from gateway.telemetry.request_record import RequestRecord
-from gateway.telemetry.telemetry import Telemetry
+from gateway.telemetry.request_record import RequestRecord, Telemetry
 
 
 @dataclass(frozen=True, slots=True)

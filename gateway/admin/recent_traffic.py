@@ -1,8 +1,10 @@
 """Traffic of the last hour, as a simulation takes it: who asked for how much, and how long answers became."""
 
-from collections import OrderedDict, defaultdict
-from dataclasses import dataclass
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from operator import attrgetter
 from statistics import median_low
+from typing import NamedTuple
 
 from admission.request import Asked
 from admission.simulation.arrival import Arrival
@@ -15,33 +17,34 @@ MAX_PROMPTS = 16  # of one request
 _ENDED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
-@dataclass(slots=True)
-class RecentRequest:
-    at: float
+class RecentRequest(NamedTuple):
+    at: float  # when it was checked against its limits
     asked: Asked
-    lengths: tuple[int | None, ...] = ()  # of its answers; None: not known, because it was cut short or goes on
+    lengths: tuple[int | None, ...]  # of its answers; None: not known, because it was cut short or goes on
 
 
 class RecentTraffic:
-    """Remembers requests, on the event loop: each when it has been checked against its limits and when it has ended."""
+    """Remembers the requests that have ended, on the event loop; those of `live` have not."""
 
-    def __init__(self) -> None:
-        self._requests: OrderedDict[str, RecentRequest] = OrderedDict()  # by id, oldest first
-
-    def asked(self, asked: Asked, now: float) -> None:
-        self._requests[asked.id] = RecentRequest(now, asked)
-        while len(self._requests) > MAX_REQUESTS or now - next(iter(self._requests.values())).at > SECONDS:
-            self._requests.popitem(last=False)
+    def __init__(self, live: Iterable[RequestRecord]) -> None:
+        self._live = live
+        self._ended: deque[RecentRequest] = deque(maxlen=MAX_REQUESTS)
 
     def request_ended(self, record: RequestRecord) -> None:
-        request = self._requests.get(record.response_id or "")
-        if request is not None:
+        if record.asked is not None and record.asked_at is not None:
             sequences = [timeline.sequence for timeline in record.timelines[:MAX_PROMPTS]]
-            request.lengths = tuple(max(1, len(s.output)) if s.finish_reason in _ENDED else None for s in sequences)
+            lengths = [max(1, len(s.output)) if s.finish_reason in _ENDED else None for s in sequences]
+            self._ended.append(RecentRequest(record.asked_at, record.asked, tuple(lengths)))
 
     def within(self, now: float) -> list[RecentRequest]:
         """Return the requests of the last hour in order of time."""
-        return [request for request in self._requests.values() if now - request.at <= SECONDS]
+        live = [
+            RecentRequest(one.asked_at, one.asked, ())
+            for one in self._live
+            if one.asked is not None and one.asked_at is not None
+        ]
+        recent = [request for request in (*self._ended, *live) if now - request.at <= SECONDS]
+        return sorted(recent, key=attrgetter("at"))
 
 
 def arrivals_of(requests: list[RecentRequest]) -> list[Arrival]:

@@ -15,7 +15,7 @@ from gateway.http.request_scope import ActiveRequests
 from gateway.openai.requests import Limits
 from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.metrics.metrics import Metrics
-from gateway.telemetry.telemetry import Telemetry
+from gateway.telemetry.request_record import Telemetry
 from gateway.tenants.auth import KeyRing, Principal
 from gateway.tenants.effective_policy import EffectivePolicies, EffectivePolicy, KVShape
 from gateway.tenants.kv_leases import KvLeases

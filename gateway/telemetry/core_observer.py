@@ -12,7 +12,7 @@ from admission.request import Asked
 from backend.scheduler.batch import StepOutput
 from backend.scheduler.scheduled_step import NewToken, ScheduledStep
 from backend.scheduler.sequence import FinishReason, Sequence
-from gateway.telemetry.request_record import Chunk, SequenceTimeline
+from gateway.telemetry.request_record import Chunk, SequenceTimeline, current
 
 Event = TypeVar("Event")
 
@@ -44,7 +44,8 @@ class CompletedStep:
 
 
 class CoreTelemetry(CoreObserver):
-    """Keeps the timelines of sequences, and notifies listeners of admissions, steps and releases.
+    """Keeps the timelines of sequences, and notifies listeners of admissions, steps and releases. What the limits of a
+    tenant are asked for goes into the record of the request.
 
     Its work is proportional to what changes, not to the rows of every step.
     """
@@ -52,7 +53,6 @@ class CoreTelemetry(CoreObserver):
     def __init__(self, core: Controller) -> None:
         """Add itself to the observers of `core`."""
         self.core = core
-        self.on_requested: list[Callable[[Asked, float], object]] = []  # an HTTP request, once its limits were asked
         self.on_admit: list[Callable[[SequenceTimeline], object]] = []  # for the first time
         self.on_step: list[Callable[[CompletedStep], object]] = []
         self.on_release: list[Callable[[SequenceTimeline], object]] = []  # it has ended and its blocks are free
@@ -65,8 +65,8 @@ class CoreTelemetry(CoreObserver):
         return self._timelines.get(sequence) or SequenceTimeline(sequence, sequence.arrival)
 
     def requested(self, asked: Asked, now: float) -> None:
-        for listener in self.on_requested:
-            listener(asked, now)
+        if (record := current.get()) is not None:
+            record.asked, record.asked_at = asked, now
 
     def arrived(self, sequence: Sequence, refusal: AdmissionRefused | None, now: float) -> None:
         if refusal is None:
@@ -99,6 +99,8 @@ class CoreTelemetry(CoreObserver):
             if (timeline := self._timelines.get(sequence)) is not None:
                 if timeline.admitted is None:
                     timeline.admitted, timeline.credit = now, self.core.credit(sequence.tenant)
+                    most_urgent = self.core.backlog.most_urgent(sequence.tenant)
+                    timeline.was_promoted = most_urgent is not None and most_urgent < sequence.priority_class
                     _notify(self.on_admit, timeline)
                 else:
                     timeline.resumed.append(now)

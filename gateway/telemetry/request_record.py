@@ -1,20 +1,30 @@
 """The record of one request, from which its log line, its metrics, its trace and the admin's pages are made.
 
 Moments are in seconds of the engine's clock, which never goes back; `began_ns` relates them to the calendar. It holds
-no prompt, no output and no key.
+no prompt, no output and no key. `Telemetry` keeps the records of live requests and notifies listeners of each end.
 """
 
+import logging
 import re
+import time
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from random import getrandbits
+from typing import NamedTuple
+
+from starlette.types import Scope
 
 from admission.outcome import Outcome
+from admission.request import Asked
 from backend.scheduler.sequence import Sequence
 from gateway.errors import ApiError
 from gateway.http.request_scope import RequestScope
+from gateway.http.responses import ResponseWriter
 from gateway.openai.requests import GenerationRequest
 from quotas.quotas import Grant
+
+log = logging.getLogger(__name__)
 
 MAX_STATE_BYTES = 512  # of tracestate; the specification wants at least this much propagated
 
@@ -22,8 +32,7 @@ _TRACEPARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-
 _SAMPLED = 1
 
 
-@dataclass(frozen=True, slots=True)
-class TraceContext:
+class TraceContext(NamedTuple):
     """The ids of a request's span and of its parent, as W3C Trace Context defines them."""
 
     trace_id: int  # 128 bits, never 0
@@ -56,8 +65,7 @@ MAX_STORE_CALLS = 16
 _FAILED = frozenset({Outcome.FAILED, Outcome.EXPIRED})
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Prompt tokens [start, start + length) of a sequence, computed by one step."""
 
     step: int
@@ -74,6 +82,7 @@ class SequenceTimeline:
     queued: float
     admitted: float | None = None  # for the first time
     credit: float | None = None  # its tenant's credit then, in the unit of account
+    was_promoted: bool = False  # admitted before a more urgent one of its tenant, by aging
     prefilled: float | None = None  # when its last chunk was computed
     first_token: float | None = None
     ended: float | None = None
@@ -83,8 +92,7 @@ class SequenceTimeline:
     resumed: list[float] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class StoreCall:
+class StoreCall(NamedTuple):
     """One command to the quota store on behalf of a request."""
 
     name: str
@@ -113,6 +121,7 @@ class RequestRecord:
     request: GenerationRequest | None = None
     service_class: str | None = None
     policy_version: str | None = None
+    asked: Asked | None = None  # what its tenant's limits were asked for
     response_id: str | None = None
 
     body_bytes: int = 0  # read so far
@@ -120,6 +129,7 @@ class RequestRecord:
     # moments
     authenticated: float | None = None
     body_read: float | None = None
+    asked_at: float | None = None
     reserving: float | None = None
     reserved: float | None = None
     settling: float | None = None
@@ -193,3 +203,42 @@ def record_store_call(name: str, began: float, ended: float, error: Exception | 
     if record is not None and len(record.store_calls) < MAX_STORE_CALLS:
         failure = None if error is None else type(error).__name__
         record.store_calls.append(StoreCall(name, began, ended, failure))
+
+
+Listener = Callable[[RequestRecord], object]
+
+
+class Telemetry:
+    """Keeps the records of live requests and calls listeners with each one that has ended. `clock` is the engine's."""
+
+    def __init__(self, clock: Callable[[], float], unix_ns: Callable[[], int] = time.time_ns) -> None:
+        self.clock = clock
+        self.live: set[RequestRecord] = set()
+        self.on_end: list[Listener] = []
+        self._unix_ns = unix_ns
+
+    def begin(self, scope: Scope, response: ResponseWriter) -> RequestRecord:
+        """Make the record of a request, which the running task and those that it starts find in `current`."""
+        retries = response.request_header(b"x-stainless-retry-count") or b""
+        record = RequestRecord(
+            response.request_id.decode(),
+            scope["method"],
+            scope["path"],
+            trace_context(response.request_header(b"traceparent"), response.request_header(b"tracestate")),
+            self.clock(),
+            self._unix_ns(),
+            int(retries) if len(retries) < 4 and retries.isdigit() else 0,
+        )
+        self.live.add(record)
+        current.set(record)
+        return record
+
+    def ended(self, record: RequestRecord, outcome: Outcome) -> None:
+        """Note the end of a request and call the listeners, whose failures are logged and do not reach the client."""
+        self.live.discard(record)
+        record.outcome, record.ended = outcome, self.clock()
+        for listener in self.on_end:
+            try:
+                listener(record)
+            except Exception:
+                log.exception("the end of a request was not recorded")

@@ -29,7 +29,7 @@ from gateway.http.request_scope import ActiveRequests
 from gateway.openai.requests import Limits
 from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.metrics.metrics import Metrics, Sources
-from gateway.telemetry.telemetry import Telemetry
+from gateway.telemetry.request_record import Telemetry
 from gateway.tenants.auth import KeyRing, demo_record
 from gateway.tenants.effective_policy import EffectivePolicies, KVShape
 from gateway.tenants.kv_leases import KvLeases

@@ -17,8 +17,7 @@ from gateway.telemetry.metrics.registry import Registry
 from gateway.telemetry.metrics.requests import RequestMetrics
 from gateway.telemetry.metrics.tenants import TenantMetrics
 from gateway.telemetry.metrics.vllm import VllmMetrics
-from gateway.telemetry.request_record import RequestRecord
-from gateway.telemetry.telemetry import Telemetry
+from gateway.telemetry.request_record import RequestRecord, Telemetry
 from gateway.tenants.live_policy import LivePolicy
 from quotas.store.redis_store import RedisStore
 

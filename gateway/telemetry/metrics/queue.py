@@ -42,20 +42,22 @@ class QueueMetrics:
         coverage = Family("sluice.estimate.coverage", Kind.GAUGE, "1", "Share of the estimates that held.", ("token",))
         registry.read(coverage, self._coverages)
         self._begin()
+        self._admitted: list[SequenceTimeline] = []  # and not counted yet: that has time until somebody looks
+        self.admitted = self._admitted.append
+        registry.before.append(self._count_admissions)
 
-    def admitted(self, timeline: SequenceTimeline) -> None:
-        """Count a sequence that joins a step for the first time."""
-        sequence = timeline.sequence
-        level = sequence.priority_class
-        name = self._classes.of(level)
-        self._admissions.at(name).value += 1
-        self._times.at(name).observe((timeline.admitted or timeline.queued) - timeline.queued)
-        most_urgent = self._core.backlog.most_urgent(sequence.tenant)
-        if most_urgent is not None and most_urgent < level:
-            self._promotions.at(name).value += 1
+    def _count_admissions(self) -> None:
+        """Count those that have joined a first step since the last time."""
+        for timeline in self._admitted:
+            name = self._classes.of(timeline.sequence.priority_class)
+            self._admissions.at(name).value += 1
+            self._times.at(name).observe((timeline.admitted or timeline.queued) - timeline.queued)
+            self._promotions.at(name).value += timeline.was_promoted
+        self._admitted.clear()
 
     def ended(self, record: RequestRecord) -> None:
         """Compare the estimates that the client was sent with when its tokens came."""
+        self._count_admissions()
         for timeline in record.timelines:
             sequence = timeline.sequence
             if sequence.first_token_estimate is not None and timeline.first_token is not None:

@@ -8,8 +8,7 @@ from opentelemetry.sdk.resources import Resource
 from gateway.settings.settings import Settings
 from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.otlp import Collector, resource
-from gateway.telemetry.request_record import RequestRecord
-from gateway.telemetry.telemetry import Telemetry
+from gateway.telemetry.request_record import RequestRecord, Telemetry
 from gateway.telemetry.tracing.exporter import BackgroundExporter, background_exporter
 from gateway.telemetry.tracing.sampler import SamplingReason, TraceSampler
 from gateway.telemetry.tracing.spans import spans_of

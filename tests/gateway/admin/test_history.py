@@ -12,8 +12,7 @@ from gateway.admin.history import MAX_ENDED, MAX_REFUSALS, MAX_UNAUTHENTICATED, 
 from gateway.admin.request_summary import MAX_SEQUENCES, MAX_WORDS
 from gateway.errors import BadRequest, InvalidApiKey, ModelNotFound, RateLimited
 from gateway.telemetry.core_observer import CoreTelemetry
-from gateway.telemetry.request_record import RequestRecord
-from gateway.telemetry.telemetry import Telemetry
+from gateway.telemetry.request_record import RequestRecord, Telemetry
 from tests.gateway.admin.clock import Clock
 from tests.gateway.telemetry.records import a_record, a_sequence, a_timeline
 from tests.gateway.telemetry.test_core_observer import ENGINE

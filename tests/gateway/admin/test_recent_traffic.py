@@ -2,6 +2,7 @@ from admission.request import Asked, AskedPrompt
 from backend.scheduler.sequence import FinishReason
 from gateway.admin import recent_traffic
 from gateway.admin.recent_traffic import MAX_REQUESTS, SECONDS, RecentTraffic, arrivals_of
+from gateway.telemetry.request_record import RequestRecord
 from tests.gateway.telemetry.records import a_record, a_sequence, a_timeline
 
 
@@ -10,21 +11,28 @@ def asked(name: str, tenant: str = "acme", declared: bool = True, refusal: str |
     return Asked(name, tenant, "k1", "flex", 123, 0.5, None, None, prompts, refusal)
 
 
-def ended(traffic: RecentTraffic, name: str, tokens: int, reason: FinishReason) -> None:
-    sequence = a_sequence(name)
+def a_request(asked: Asked, at: float) -> RequestRecord:
+    return a_record(asked=asked, asked_at=at, response_id=asked.id, timelines=[])
+
+
+def end(traffic: RecentTraffic, record: RequestRecord, tokens: int, reason: FinishReason) -> None:
+    sequence = a_sequence()
     sequence.output[:] = [1] * tokens
     sequence.finish_reason = reason
-    traffic.request_ended(a_record(response_id=name, timelines=[a_timeline(sequence=sequence)]))
+    record.timelines.append(a_timeline(sequence=sequence))
+    traffic.request_ended(record)
 
 
 def test_answers_have_the_length_they_had_and_those_cut_short_what_they_wanted() -> None:
-    traffic = RecentTraffic()
-    for number, name in enumerate(("whole", "cut", "open", "refused")):
-        traffic.asked(
-            asked(name, declared=name != "open", refusal="requests/min" if name == "refused" else None), number
-        )
-    ended(traffic, "whole", 11, FinishReason.STOP)
-    ended(traffic, "cut", 3, FinishReason.CANCELLED)
+    whole, cut = a_request(asked("whole"), 0), a_request(asked("cut"), 1)
+    open_end, refused = (
+        a_request(asked("open", declared=False), 2),
+        a_request(asked("refused", refusal="requests/min"), 3),
+    )
+    traffic = RecentTraffic({open_end})
+    traffic.request_ended(refused)
+    end(traffic, cut, 3, FinishReason.CANCELLED)
+    end(traffic, whole, 11, FinishReason.STOP)
     arrivals = arrivals_of(traffic.within(100.0))
     assert [arrival.output_tokens for arrival in arrivals] == [11, 40, 11, 40]
     assert [arrival.time for arrival in arrivals] == [0, 1, 2, 3]
@@ -35,16 +43,19 @@ def test_answers_have_the_length_they_had_and_those_cut_short_what_they_wanted()
 
 
 def test_what_is_older_than_an_hour_is_forgotten() -> None:
-    traffic = RecentTraffic()
-    traffic.asked(asked("old"), 0.0)
-    traffic.asked(asked("new"), SECONDS + 1)
+    live = {a_request(asked("old"), 0.0), a_request(asked("new"), SECONDS + 1)}
+    traffic = RecentTraffic(live)
     assert [request.asked.id for request in traffic.within(SECONDS + 2)] == ["new"]
     assert traffic.within(3 * SECONDS) == []
-    ended(traffic, "old", 3, FinishReason.STOP)  # nothing to tell
+    for record in live:
+        end(traffic, record, 3, FinishReason.STOP)
+    live.clear()
+    assert [request.asked.id for request in traffic.within(SECONDS + 2)] == ["new"]
+    assert traffic.within(3 * SECONDS) == []
 
 
 def test_memory_is_bounded() -> None:
-    traffic = RecentTraffic()
+    traffic = RecentTraffic(())
     for number in range(MAX_REQUESTS + 5):
-        traffic.asked(asked(str(number)), number / 1e6)
+        traffic.request_ended(a_request(asked(str(number)), number / 1e6))
     assert len(traffic.within(1.0)) == MAX_REQUESTS == recent_traffic.MAX_REQUESTS

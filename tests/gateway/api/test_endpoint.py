@@ -13,8 +13,7 @@ from gateway.api.refusal_limiter import RefusalLimiter
 from gateway.errors import ShuttingDown
 from gateway.http.request_scope import TRANSPORT, ActiveRequests
 from gateway.telemetry.logs.log_format import JsonFormat
-from gateway.telemetry.request_record import RequestRecord
-from gateway.telemetry.telemetry import Telemetry
+from gateway.telemetry.request_record import RequestRecord, Telemetry
 
 UNCOUNTED = RefusalLimiter(1, lambda: 0.0)
 

@@ -7,8 +7,7 @@ from admission.core import CoreConfig, MemoryGate
 from backend.config import EngineConfig
 from gateway.http.connection_table import ConnectionTable
 from gateway.telemetry.metrics.metrics import Metrics, Sources
-from gateway.telemetry.request_record import RequestRecord, SequenceTimeline
-from gateway.telemetry.telemetry import Telemetry
+from gateway.telemetry.request_record import RequestRecord, SequenceTimeline, Telemetry
 from gateway.tenants.live_policy import LivePolicy
 from tests.gateway.paper_store import PaperStore
 from tests.gateway.telemetry.core_run import CoreRun
