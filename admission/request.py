@@ -10,19 +10,20 @@ EXTEND_STEP = 128  # tokens that are asked for at a time
 EXTEND_TIMEOUT = 60.0  # seconds that an answer waits for its tenant's limit to have more for it
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AskedPrompt:
-    """One prompt of an HTTP request. Lengths are in tokens; `most` is the most that its answer may have."""
+    """One prompt of an HTTP request, which nobody changes. Lengths are in tokens; `most` is the most that its answer may have."""
 
     prompt_tokens: int
     most: int
     is_declared: bool  # the client said so; else it is what the context and the gateway's default leave
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Asked:
     """An HTTP request as its tenant's limits judged it, before any of its prompts came to the core. The core goes by
-    nothing of it; it is recorded, so that other limits and classes can be tried on the same requests.
+    nothing of it and nobody changes it; it is recorded, so that other limits and classes can be tried on the same
+    requests.
 
     Its prompts come to the core, if at all, at once and in order, as `{id}-0`, `{id}-1`, and so on.
     """

@@ -25,7 +25,7 @@ READERS = {
     "gateway/cli/policy.py": "a budget resets on a date",
     "gateway/openai/replies.py": "created, in an answer",
     "gateway/telemetry/metrics/push.py": "the start of a counter, for a collector",
-    "gateway/telemetry/telemetry.py": "a request's beginning; every later moment is counted from it",
+    "gateway/telemetry/request_record.py": "a request's beginning; every later moment is counted from it",
     "gateway/cli/usage.py": "a command's dates",
     "quotas/quotas.py": "a budget resets on a date, which the client is told",
 }

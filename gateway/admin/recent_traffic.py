@@ -2,13 +2,13 @@
 
 from collections import defaultdict, deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from operator import attrgetter
 from statistics import median_low
-from typing import NamedTuple
 
 from admission.request import Asked
 from admission.simulation.arrival import Arrival
-from backend.scheduler.sequence import FinishReason
+from backend.scheduler.sequence import FinishReason, Sequence
 from gateway.telemetry.request_record import RequestRecord
 
 SECONDS = 3600.0
@@ -17,10 +17,11 @@ MAX_PROMPTS = 16  # of one request
 _ENDED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
-class RecentRequest(NamedTuple):
+@dataclass(slots=True)
+class RecentRequest:
     at: float  # when it was checked against its limits
     asked: Asked
-    lengths: tuple[int | None, ...]  # of its answers; None: not known, because it was cut short or goes on
+    lengths: list[int | None]  # of its answers; None: not known, because it was cut short or goes on
 
 
 class RecentTraffic:
@@ -32,19 +33,23 @@ class RecentTraffic:
 
     def request_ended(self, record: RequestRecord) -> None:
         if record.asked is not None and record.asked_at is not None:
-            sequences = [timeline.sequence for timeline in record.timelines[:MAX_PROMPTS]]
-            lengths = [max(1, len(s.output)) if s.finish_reason in _ENDED else None for s in sequences]
-            self._ended.append(RecentRequest(record.asked_at, record.asked, tuple(lengths)))
+            lengths = [_answered(timeline.sequence) for timeline in record.timelines[:MAX_PROMPTS]]
+            self._ended.append(RecentRequest(record.asked_at, record.asked, lengths))
 
     def within(self, now: float) -> list[RecentRequest]:
         """Return the requests of the last hour in order of time."""
         live = [
-            RecentRequest(one.asked_at, one.asked, ())
+            RecentRequest(one.asked_at, one.asked, [])
             for one in self._live
             if one.asked is not None and one.asked_at is not None
         ]
         recent = [request for request in (*self._ended, *live) if now - request.at <= SECONDS]
         return sorted(recent, key=attrgetter("at"))
+
+
+def _answered(sequence: Sequence) -> int | None:
+    """Returns the length of an answer; None if it was cut short."""
+    return max(1, len(sequence.output)) if sequence.finish_reason in _ENDED else None
 
 
 def arrivals_of(requests: list[RecentRequest]) -> list[Arrival]:

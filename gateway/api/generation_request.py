@@ -205,7 +205,7 @@ class GenerationParams:
             _known(deadlines.first_token),
             _known(deadlines.last_token),
             _known(deadlines.interval),
-            tuple(AskedPrompt(len(one.prompt), one.max_tokens, is_declared) for one in sequences),
+            tuple([AskedPrompt(len(one.prompt), one.max_tokens, is_declared) for one in sequences]),
             refusal,
         )
 

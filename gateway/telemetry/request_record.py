@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from random import getrandbits
-from typing import NamedTuple
 
 from starlette.types import Scope
 
@@ -32,8 +31,9 @@ _TRACEPARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-
 _SAMPLED = 1
 
 
-class TraceContext(NamedTuple):
-    """The ids of a request's span and of its parent, as W3C Trace Context defines them."""
+@dataclass(slots=True)
+class TraceContext:
+    """The ids of a request's span and of its parent, as W3C Trace Context defines them. Nobody changes them."""
 
     trace_id: int  # 128 bits, never 0
     span_id: int  # 64 bits, never 0; of our own span
@@ -65,7 +65,8 @@ MAX_STORE_CALLS = 16
 _FAILED = frozenset({Outcome.FAILED, Outcome.EXPIRED})
 
 
-class Chunk(NamedTuple):
+@dataclass(slots=True)
+class Chunk:
     """Prompt tokens [start, start + length) of a sequence, computed by one step."""
 
     step: int
@@ -92,7 +93,8 @@ class SequenceTimeline:
     resumed: list[float] = field(default_factory=list)
 
 
-class StoreCall(NamedTuple):
+@dataclass(slots=True)
+class StoreCall:
     """One command to the quota store on behalf of a request."""
 
     name: str
@@ -158,16 +160,16 @@ class RequestRecord:
 
     @property
     def num_prompt_tokens(self) -> int:
-        return sum(len(timeline.sequence.prompt) for timeline in self.timelines)
+        return sum([len(timeline.sequence.prompt) for timeline in self.timelines])
 
     @property
     def num_output_tokens(self) -> int:
         """Returns how many tokens were generated, delivered or not."""
-        return sum(len(timeline.sequence.output) for timeline in self.timelines)
+        return sum([len(timeline.sequence.output) for timeline in self.timelines])
 
     @property
     def num_preemptions(self) -> int:
-        return sum(timeline.sequence.num_preemptions for timeline in self.timelines)
+        return sum([timeline.sequence.num_preemptions for timeline in self.timelines])
 
     @property
     def engine_time(self) -> float:
@@ -177,20 +179,19 @@ class RequestRecord:
     @property
     def queued(self) -> float | None:
         """Returns when the first of its sequences began to wait for the engine; None if none has."""
-        return min((timeline.queued for timeline in self.timelines), default=None)
+        return min([timeline.queued for timeline in self.timelines]) if self.timelines else None
 
     @property
     def admitted(self) -> float | None:
         """Returns when the last of its sequences joined a step; None if one never did."""
         moments = [timeline.admitted for timeline in self.timelines if timeline.admitted is not None]
-        return max(moments, default=None) if len(moments) == len(self.timelines) else None
+        return max(moments) if moments and len(moments) == len(self.timelines) else None
 
     @property
     def first_token(self) -> float | None:
         """Returns when the engine had the first token of any of its sequences; None if it has none."""
-        return min(
-            (timeline.first_token for timeline in self.timelines if timeline.first_token is not None), default=None
-        )
+        moments = [timeline.first_token for timeline in self.timelines if timeline.first_token is not None]
+        return min(moments) if moments else None
 
 
 current: ContextVar[RequestRecord | None] = ContextVar("current", default=None)

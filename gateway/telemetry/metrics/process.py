@@ -164,7 +164,7 @@ class StoreMetrics:
         store.on_command.append(self._commanded)
 
     def _commanded(self, name: str, began: float, ended: float, error: Exception | None) -> None:
-        self._latencies.at(name).observe(ended - began)
+        self._latencies[name,].observe(ended - began)
         if error is not None:
             self._errors.at(name).value += 1
 

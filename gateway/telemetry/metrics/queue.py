@@ -5,7 +5,7 @@ from collections.abc import Callable
 from admission.controller import Controller
 from backend.scheduler.sequence import FinishReason
 from gateway.telemetry.metrics.labels import ClassNames
-from gateway.telemetry.metrics.registry import Family, HistogramSeries, Kind, Labelled, Point, Registry
+from gateway.telemetry.metrics.registry import Family, Kind, Point, Registry
 from gateway.telemetry.request_record import RequestRecord, SequenceTimeline
 
 _ANSWERED = (FinishReason.STOP, FinishReason.LENGTH)
@@ -33,11 +33,14 @@ class QueueMetrics:
         registry.total(
             "sluice.deferrals", "Sequences let wait longer than their class is meant to.", lambda: core.control.deferred
         )
-        self._errors = registry.histogram(
+        errors = registry.histogram(
             "sluice.estimate.error",
             "How far tokens came before or after what the client was told.",
             ESTIMATE_ERROR,
             ("token", "side"),
+        )
+        self._first_errors, self._last_errors = (  # early, late
+            (errors.at(token, "early"), errors.at(token, "late")) for token in ("first", "last")
         )
         coverage = Family("sluice.estimate.coverage", Kind.GAUGE, "1", "Share of the estimates that held.", ("token",))
         registry.read(coverage, self._coverages)
@@ -50,24 +53,23 @@ class QueueMetrics:
         """Count those that have joined a first step since the last time."""
         for timeline in self._admitted:
             name = self._classes.of(timeline.sequence.priority_class)
-            self._admissions.at(name).value += 1
-            self._times.at(name).observe((timeline.admitted or timeline.queued) - timeline.queued)
-            self._promotions.at(name).value += timeline.was_promoted
+            self._admissions[name,].value += 1
+            self._times[name,].observe((timeline.admitted or timeline.queued) - timeline.queued)
+            self._promotions[name,].value += timeline.was_promoted
         self._admitted.clear()
 
     def ended(self, record: RequestRecord) -> None:
         """Compare the estimates that the client was sent with when its tokens came."""
-        self._count_admissions()
+        if self._admitted:
+            self._count_admissions()
         for timeline in record.timelines:
-            sequence = timeline.sequence
-            if sequence.first_token_estimate is not None and timeline.first_token is not None:
-                _observe(self._errors, "first", timeline.first_token - timeline.queued - sequence.first_token_estimate)
-            if (
-                sequence.last_token_estimate is not None
-                and timeline.ended is not None
-                and sequence.finish_reason in _ANSWERED
-            ):
-                _observe(self._errors, "last", timeline.ended - timeline.queued - sequence.last_token_estimate)
+            sequence, first, last = timeline.sequence, timeline.first_token, timeline.ended
+            if sequence.first_token_estimate is not None and first is not None:
+                late = first - timeline.queued - sequence.first_token_estimate
+                self._first_errors[late > 0].observe(abs(late))
+            if sequence.last_token_estimate is not None and last is not None and sequence.finish_reason in _ANSWERED:
+                late = last - timeline.queued - sequence.last_token_estimate
+                self._last_errors[late > 0].observe(abs(late))
 
     def _begin(self) -> None:
         """Make all series, so that they are there from the start."""
@@ -75,9 +77,6 @@ class QueueMetrics:
             self._times.at(name)
             self._admissions.at(name)
             self._promotions.at(name)
-        for token in ("first", "last"):
-            for side in ("early", "late"):
-                self._errors.at(token, side)
 
     def _depths(self) -> list[Point]:
         backlog = self._core.backlog
@@ -91,7 +90,3 @@ class QueueMetrics:
     def _coverages(self) -> list[Point]:
         calibration = self._core.control.calibration
         return [(("first",), calibration.coverage), (("last",), calibration.completion_coverage)]
-
-
-def _observe(errors: Labelled[HistogramSeries], token: str, late: float) -> None:
-    errors.at(token, "late" if late > 0 else "early").observe(abs(late))

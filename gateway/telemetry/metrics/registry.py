@@ -109,24 +109,25 @@ class Reading:
     points: list[Point]
 
 
-class Labelled(Generic[Series]):
-    """The series of a metric, by their labels."""
+class Labelled(dict[Labels, Series], Generic[Series]):
+    """The series of a metric, by their labels; one that is new is made when it is looked up."""
 
     def __init__(self, labels: int, make: Callable[[], Series]) -> None:
+        super().__init__()
         self._make = make
-        self._series: dict[Labels, Series] = {}
         if not labels:
             self.at()
 
     def at(self, *labels: str) -> Series:
-        """Returns the series with these labels, which is made if it is new."""
-        series = self._series.get(labels)
-        if series is None:
-            series = self._series[labels] = self._make()
+        """Returns the series with these labels."""
+        return self[labels]
+
+    def __missing__(self, labels: Labels) -> Series:
+        series = self[labels] = self._make()
         return series
 
     def read(self) -> list[Point]:
-        return [(labels, series.read()) for labels, series in self._series.items()]
+        return [(labels, series.read()) for labels, series in self.items()]
 
 
 class Registry:

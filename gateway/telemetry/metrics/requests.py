@@ -2,7 +2,6 @@
 
 from bisect import bisect_right, insort
 from collections import OrderedDict
-from collections.abc import Iterator
 from enum import StrEnum
 
 from admission.outcome import Outcome
@@ -65,17 +64,17 @@ class LatencyTarget(StrEnum):
     DEADLINE = "deadline"  # of its own
 
 
-def missed(timeline: SequenceTimeline) -> Iterator[LatencyTarget]:
-    """Yields the targets that a sequence missed, which was answered or expired."""
-    sequence, first = timeline.sequence, timeline.first_token
-    target = sequence.first_token_target
+def missed(timeline: SequenceTimeline) -> list[LatencyTarget]:
+    """Returns the targets that a sequence missed, which was answered or expired."""
+    misses, sequence, first = [], timeline.sequence, timeline.first_token
+    target, promised = sequence.first_token_target, sequence.token_interval
     if target is not None and (first is None or first - timeline.queued > target):
-        yield LatencyTarget.TTFT
-    interval = mean_interval(timeline)
-    if sequence.token_interval is not None and interval is not None and interval > sequence.token_interval:
-        yield LatencyTarget.TIME_PER_OUTPUT_TOKEN
+        misses.append(LatencyTarget.TTFT)
+    if promised is not None and (interval := mean_interval(timeline)) is not None and interval > promised:
+        misses.append(LatencyTarget.TIME_PER_OUTPUT_TOKEN)
     if _is_late(first, sequence.first_token_by) or _is_late(timeline.ended, sequence.done_by):
-        yield LatencyTarget.DEADLINE
+        misses.append(LatencyTarget.DEADLINE)
+    return misses
 
 
 def mean_interval(timeline: SequenceTimeline) -> float | None:
@@ -93,7 +92,6 @@ def _is_late(moment: float | None, deadline: float | None) -> bool:
 PROVIDER = "sluice"
 OPERATIONS = ("chat", "text_completion")
 UNKNOWN_MODEL = "_OTHER"  # in place of names that clients make up, which get no series
-_JUDGED = (Outcome.COMPLETED, Outcome.EXPIRED)
 
 
 class RequestMetrics:
@@ -165,17 +163,20 @@ class RequestMetrics:
     def ended(self, record: RequestRecord) -> None:
         if record.operation is None or record.outcome is None or record.ended is None:
             return
-        self._requests.at(record.outcome, record.service_class or "").value += 1
-        self._note_retry(record)
+        has_completed = record.outcome is Outcome.COMPLETED
+        self._requests[record.outcome, record.service_class or ""].value += 1
+        if record.num_retries:
+            self._note_retry(record)
         if record.error is not None:
             self._refused(record, record.error)
         model = self._model if record.model == self._model else UNKNOWN_MODEL if record.model else ""
         labels = (record.operation, model, PROVIDER)
-        self._durations.at(*labels, _error_type(record)).observe(record.ended - record.began)
-        if record.outcome is Outcome.COMPLETED:
+        error = "" if has_completed and record.error is None else _error_type(record)
+        self._durations[*labels, error].observe(record.ended - record.began)
+        if has_completed:
             self._completed(record, labels)
-        if record.outcome in _JUDGED and record.timelines:
-            self._judge(record)
+        if record.timelines and (has_completed or record.outcome is Outcome.EXPIRED):
+            self._judge(record, has_completed)
 
     def _refused(self, record: RequestRecord, error: ApiError) -> None:
         self._refusals.at(*reason_of(error)).value += 1
@@ -185,29 +186,27 @@ class RequestMetrics:
                 self._retry_memory.refused(record.key, record.num_retries, record.first_byte + error.retry_after)
 
     def _note_retry(self, record: RequestRecord) -> None:
-        if record.num_retries and record.key is not None:
+        if record.key is not None:
             honoured = self._retry_memory.returned(record.key, record.num_retries, record.began)
             if honoured is not None:
                 self._retries.at("true" if honoured else "false").value += 1
 
     def _completed(self, record: RequestRecord, labels: tuple[str, str, str]) -> None:
         if (first := record.first_token) is not None:
-            self._first_tokens.at(*labels).observe(first - record.began)
+            self._first_tokens[labels].observe(first - record.began)
         for timeline in record.timelines:
             if (interval := mean_interval(timeline)) is not None:
-                self._intervals.at(*labels).observe(interval)
+                self._intervals[labels].observe(interval)
 
-    def _judge(self, record: RequestRecord) -> None:
+    def _judge(self, record: RequestRecord, has_completed: bool) -> None:
         name = record.service_class or ""
-        misses = {target for timeline in record.timelines for target in missed(timeline)}
-        for target in misses:
-            self._misses.at(name, target).value += 1
-        if not misses and record.outcome is Outcome.COMPLETED:
-            self._goodput.at(name).value += 1
+        misses = [target for timeline in record.timelines for target in missed(timeline)]
+        for target in set(misses):
+            self._misses[name, target].value += 1
+        if has_completed and not misses:
+            self._goodput[name,].value += 1
 
 
 def _error_type(record: RequestRecord) -> str:
-    """Returns the code of the error that a request ended with; empty if it completed."""
-    if record.error is not None:
-        return reason_of(record.error)[1]
-    return "" if record.outcome is Outcome.COMPLETED else str(record.outcome)
+    """Returns the code of the error that a request ended with, or else its outcome."""
+    return str(record.outcome) if record.error is None else reason_of(record.error)[1]

@@ -93,7 +93,10 @@ class TenantUsage:
         return usage
 
     def _of(self, usage: dict[str, TenantTotals], timeline: SequenceTimeline) -> TenantTotals:
-        return usage.setdefault(self._labels.of(timeline.sequence.tenant), TenantTotals())
+        label = self._labels.of(timeline.sequence.tenant)
+        if label not in usage:
+            usage[label] = TenantTotals()
+        return usage[label]
 
 
 class TenantMetrics:
@@ -127,7 +130,7 @@ class TenantMetrics:
 
     def ended(self, record: RequestRecord) -> None:
         if record.operation is not None and record.outcome is not None and record.tenant is not None:
-            self._requests.at(self._labels.of(record.tenant), record.outcome).value += 1
+            self._requests[self._labels.of(record.tenant), record.outcome].value += 1
             self._usage.ended(record)
 
     def tick(self) -> None:

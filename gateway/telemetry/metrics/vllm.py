@@ -9,8 +9,7 @@ from gateway.telemetry.metrics.registry import Family, Kind, Registry
 from gateway.telemetry.metrics.requests import TIME_PER_OUTPUT_TOKEN, TIME_TO_FIRST_TOKEN
 from gateway.telemetry.request_record import RequestRecord
 
-_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
-_ABORT = "abort"
+_STOP, _LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
 # upper bounds of buckets of vLLM 0.33, in seconds
 FIRST_TOKEN = (*TIME_TO_FIRST_TOKEN, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
@@ -29,11 +28,8 @@ class VllmMetrics:
         self._show_state(registry, scheduler)
         self._show_totals(registry, scheduler)
         self._time(registry)
-        self._successes = registry.counter(
-            "vllm:request_success_total", "Sequences that have ended.", ("finished_reason",)
-        )
-        for reason in (*_REASONS.values(), _ABORT):
-            self._successes.at(reason)
+        successes = registry.counter("vllm:request_success_total", "Sequences that have ended.", ("finished_reason",))
+        self._stopped, self._complete, self._aborted = (successes.at(reason) for reason in ("stop", "length", "abort"))
 
     def _show_state(self, registry: Registry, scheduler: Scheduler) -> None:
         config, pool = scheduler.config, scheduler.pool
@@ -78,4 +74,5 @@ class VllmMetrics:
             self._latency.observe(record.ended - record.began)
         for timeline in record.timelines:
             reason = timeline.sequence.finish_reason
-            self._successes.at(_REASONS.get(reason, _ABORT) if reason is not None else _ABORT).value += 1
+            success = self._stopped if reason is _STOP else self._complete if reason is _LENGTH else self._aborted
+            success.value += 1
