@@ -33,7 +33,7 @@ from backend.stream import TokenStream
 from backend.text.tokenizer import Tokenizer
 from backend.worker.model_runner import ModelRunner
 from backend.worker.simulated import SimulatedExecutor
-from gateway.app import GC_THRESHOLDS, SWITCH_INTERVAL, open_store, serve, serve_engine
+from gateway.app import GC_THRESHOLDS, SWITCH_INTERVAL, TenantSources, open_store, serve, serve_engine
 from gateway.http.connection import bound_socket
 from gateway.settings.settings import Settings
 from gateway.telemetry.core_observer import CoreTelemetry
@@ -100,15 +100,16 @@ async def _serve(settings: Settings, step_seconds: float, steps_in_flight: int, 
     policies = LivePolicy(settings.policy)
     keys = KeySource(settings, policies.current)
     with bound_socket("127.0.0.1", 0) as sock, open_store(settings) as store_url:
+        tenants = TenantSources(keys, policies, store_url)
         asyncio.get_running_loop().add_reader(sys.stdin, _tell, executor)
         ready = json.dumps({"port": sock.getsockname()[1], "key": KEY})
         announce = partial(print, ready, flush=True)
         if not instant:
-            await serve(settings, model, executor, policies, keys, store_url, sock, announce)
+            await serve(settings, model, executor, tenants, sock, announce)
             return
         core = make_core(CoreConfig(), model.engine_config)
         engine = InstantEngine(core, executor, words)
-        await serve_engine(settings, model, engine, InstantTelemetry(core), policies, keys, store_url, sock, announce)
+        await serve_engine(settings, model, engine, InstantTelemetry(core), tenants, sock, announce)
 
 
 def _simulated_model(steps_in_flight: int) -> LoadedModel:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 
@@ -62,15 +63,22 @@ from quotas.store.redis_store import RedisStore
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class TenantSources:
+    """Where a gateway reads who its tenants are, what each may do, and what they have used."""
+
+    keys: KeySource
+    policies: LivePolicy
+    store_url: str
+
+
 @asynccontextmanager
 async def open_service(
     settings: Settings,
     model: LoadedModel,
     engine: Engine,
     core_telemetry: CoreTelemetry,
-    policies: LivePolicy,
-    keys: KeySource,
-    store_url: str,
+    tenants: TenantSources,
     active_requests: ActiveRequests,
     connections: ConnectionTable,
 ) -> AsyncIterator[Service]:
@@ -82,7 +90,7 @@ async def open_service(
     telemetry, core = Telemetry(engine.clock), core_telemetry.core
     async with (
         open_tracing(settings, telemetry, core_telemetry, kv_shape) as tracing,
-        open_quotas(settings, store_url) as quotas,
+        open_quotas(settings, tenants.store_url) as quotas,
     ):
         body_reader = BodyReader(
             settings.max_body_bytes,
@@ -99,7 +107,7 @@ async def open_service(
                 core=core,
                 core_telemetry=core_telemetry,
                 telemetry=telemetry,
-                policies=policies,
+                policies=tenants.policies,
                 store=quotas.store,
                 block_bytes=kv_shape.block_bytes,
                 memory=partial(memory_by_use, model),
@@ -117,9 +125,9 @@ async def open_service(
                 default_max_tokens=settings.default_max_tokens,
                 tokenizer=model.tokenizer,
                 admission=admission,
-                keys=keys.ring,
-                policies=policies,
-                effective_policies=EffectivePolicies(policies),
+                keys=tenants.keys.ring,
+                policies=tenants.policies,
+                effective_policies=EffectivePolicies(tenants.policies),
                 quotas=quotas,
                 kv_leases=KvLeases(quotas.store, admission, kv_shape.block_bytes, engine.clock),
                 kv_shape=kv_shape,
@@ -189,6 +197,7 @@ def run_gateway(settings: Settings, announce: Announce) -> int:
         open_admin_port(settings) as admin,
         open_store(settings) as store_url,
     ):
+        tenants = TenantSources(keys, policies, store_url)
         model = _load(settings)
         ready = _ready(settings, model, sock, keys.demo_key, admin)
 
@@ -197,7 +206,7 @@ def run_gateway(settings: Settings, announce: Announce) -> int:
             announce(ready)
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            status = runner.run(serve(settings, model, model.runner, policies, keys, store_url, sock, started, admin))
+            status = runner.run(serve(settings, model, model.runner, tenants, sock, started, admin))
             if status:
                 _leave_within(EXIT_SECONDS, status)
     log.info("stopped with exit status %d", status)
@@ -216,9 +225,7 @@ async def serve(
     settings: Settings,
     model: LoadedModel,
     executor: Executor,
-    policies: LivePolicy,
-    keys: KeySource,
-    store_url: str,
+    tenants: TenantSources,
     sock: socket.socket,
     on_started: Callable[[], object],
     admin: AdminPort | None = None,
@@ -228,9 +235,7 @@ async def serve(
         engine = Engine(core, executor, model.engine_config.steps_in_flight)
         try:
             core_telemetry = CoreTelemetry(core)
-            return await serve_engine(
-                settings, model, engine, core_telemetry, policies, keys, store_url, sock, on_started, admin
-            )
+            return await serve_engine(settings, model, engine, core_telemetry, tenants, sock, on_started, admin)
         finally:
             await engine.stop()
             model.tokenizer.close()
@@ -241,19 +246,16 @@ async def serve_engine(
     model: LoadedModel,
     engine: Engine,
     core_telemetry: CoreTelemetry,
-    policies: LivePolicy,
-    keys: KeySource,
-    store_url: str,
+    tenants: TenantSources,
     sock: socket.socket,
     on_started: Callable[[], object],
     admin: AdminPort | None = None,
 ) -> int:
     """Run the gateway over an engine until a signal, or the engine's failure, ends it. Returns the exit status."""
     active_requests = ActiveRequests(settings.write_timeout)
+    policies, keys = tenants.policies, tenants.keys
     server = Server(settings, active_requests, on_started)
-    async with open_service(
-        settings, model, engine, core_telemetry, policies, keys, store_url, active_requests, server.table
-    ) as service:
+    async with open_service(settings, model, engine, core_telemetry, tenants, active_requests, server.table) as service:
         probes = make_probes(service, _health(server, engine))
         server.config.app = make_app(service, probes, settings.metrics_on_tenant_port)
         service.metrics.process.bind("sluice.tasks", lambda: len(asyncio.all_tasks()))
