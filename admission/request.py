@@ -12,7 +12,9 @@ EXTEND_TIMEOUT = 60.0  # seconds that an answer waits for its tenant's limit to 
 
 @dataclass(slots=True)
 class AskedPrompt:
-    """One prompt of an HTTP request, which nobody changes. Lengths are in tokens; `most` is the most that its answer may have."""
+    """One prompt of an HTTP request, which nobody changes. Lengths are in tokens; `most` is the most that its answer
+    may have.
+    """
 
     prompt_tokens: int
     most: int
