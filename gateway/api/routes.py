@@ -1,6 +1,6 @@
 """The tenants' routes, and the probes that every port answers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -74,15 +74,15 @@ def make_app(service: Service, probes: Mapping[str, ASGIApp], has_metrics: bool 
 
 class Shortcut:
     """Hands the routes that carry the load straight to their endpoints, past the router's middleware: an endpoint
-    answers whatever happens.
+    answers whatever happens. It is no coroutine itself, which every wake-up of a request would pass through.
     """
 
     def __init__(self, app: ASGIApp, endpoints: Mapping[tuple[str, str], ASGIApp]) -> None:
         self._app = app
         self._endpoints = endpoints
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._endpoints.get((scope["method"], scope["path"]), self._app)(scope, receive, send)
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        return self._endpoints.get((scope["method"], scope["path"]), self._app)(scope, receive, send)
 
 
 def _readiness(service: Service) -> dict[str, object]:

@@ -4,7 +4,7 @@ and the exits of that code end its sequences (which frees their blocks) and sett
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Self
@@ -16,6 +16,7 @@ from admission.outcome import Outcome
 from gateway.errors import ApiError, BadRequest, RequestTimedOut, RequestTooLarge, ShuttingDown
 from gateway.http.connection_table import ConnectionEntry
 
+_NONE: Mapping[str, Any] = {}
 TRANSPORT = "sluice.transport"  # key of the ASGI extension with the connection's transport and the `Exchange`
 
 
@@ -76,7 +77,7 @@ class Exchange:
 
 def exchange_of(scope: Scope) -> Exchange | None:
     """Returns the exchange of a request; None on a server that is not ours."""
-    exchange: Exchange | None = _extension(scope).get("exchange")
+    exchange: Exchange | None = scope.get("extensions", _NONE).get(TRANSPORT, _NONE).get("exchange")
     return exchange
 
 
@@ -272,14 +273,8 @@ class RequestScope:
 
 def _transport(scope: Scope) -> asyncio.WriteTransport | None:
     """Returns the connection's transport; None if the server does not hand it over."""
-    transport: asyncio.WriteTransport | None = _extension(scope).get("transport")
+    transport: asyncio.WriteTransport | None = scope.get("extensions", _NONE).get(TRANSPORT, _NONE).get("transport")
     return transport
-
-
-def _extension(scope: Scope) -> dict[str, Any]:
-    """Returns what the server hands over of the connection; empty where it is not ours."""
-    extension: dict[str, Any] = scope.get("extensions", {}).get(TRANSPORT, {})
-    return extension
 
 
 async def _absorb_cancellation() -> None:

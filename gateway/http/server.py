@@ -49,6 +49,7 @@ def http_config(settings: Settings) -> uvicorn.Config:
     """Returns uvicorn's configuration. The application is set later, and each server makes its own connections."""
     return uvicorn.Config(
         app=_nothing,
+        interface="asgi3",
         ws="none",
         lifespan="off",
         log_config=None,
