@@ -1,9 +1,6 @@
-from admission.explain import REASONS
 from gateway.doctor.finding import Severity
 from gateway.doctor.findings import findings, past_findings
 from tests.gateway.doctor.snapshots import BEFORE, HEALTHY, diagnosed, lives, snapshot, tenant
-
-MEMORY, SLOTS, ALLOWANCE = REASONS["memory"], REASONS["slots"], REASONS["allowance"]
 
 
 def test_nothing_is_found_of_a_gateway_that_is_well() -> None:

@@ -1,10 +1,7 @@
 import pytest
 
-from admission.explain import REASONS
 from gateway.doctor.finding import Severity
 from tests.gateway.doctor.snapshots import found, histogram, lives
-
-MEMORY, SLOTS, ALLOWANCE = REASONS["memory"], REASONS["slots"], REASONS["allowance"]
 
 
 def test_a_store_that_is_away_or_was() -> None:
