@@ -2,32 +2,23 @@
 
 import re
 from pathlib import Path
-from typing import NamedTuple
 
 import httpx
 import pytest
 
+from tests.deploy.documented import Documented, documented_metrics
 from tests.gateway.raw_client import completion
 from tests.gateway.server_process import ServerProcess, eventually, running_server
 from tests.gateway.telemetry.metrics_rig import Page, Rig
 
-DOCS = Path(__file__).parents[4] / "docs" / "metrics.md"
-ROW = re.compile(r"^\| `([^`]+)` \| (counter|gauge|histogram) \|([^|]*)\| ([^|]+) \|", re.MULTILINE)
 UNITS = {"s": "seconds", "By": "bytes", "By.s": "byte-seconds"}
-
-
-class Documented(NamedTuple):
-    kind: str
-    labels: frozenset[str]
-    unit: str
 
 
 @pytest.fixture(scope="module")
 def documented() -> dict[str, Documented]:
-    rows = ROW.findall(DOCS.read_text())
-    names = [name for name, *_ in rows]
-    assert len(names) == len(set(names)), "a metric is documented twice"
-    return {name: Documented(kind, frozenset(re.findall(r"\w+", labels)), unit) for name, kind, labels, unit in rows}
+    by_name = {metric.name: metric for metric in documented_metrics()}
+    assert len(by_name) == len(documented_metrics()), "a metric is documented twice"
+    return by_name
 
 
 def scrape(server: ServerProcess) -> Page:
