@@ -41,21 +41,15 @@ def leaves(server: ServerProcess, client: RawClient, leave: Leave, most_tokens: 
 
 
 @ways_to_leave
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.99])
-def test_before_the_body_is_read_whole(server: ServerProcess, leave: Leave, share: float) -> None:
-    raw = long_request(server)
+@pytest.mark.parametrize(
+    ("stream", "share"), [(False, 0.1), (False, 0.5), (False, 0.9), (False, 0.99), (False, 1), (True, 1)]
+)
+def test_before_the_body_is_read_whole_or_as_soon_as_it_is_sent(
+    server: ServerProcess, leave: Leave, stream: bool, share: float
+) -> None:
+    raw = long_request(server, stream=stream)
     client = RawClient(server)
     client.send(raw[: int(len(raw) * share)])
-    leave(client)
-    client.close()
-    eventually(server.is_idle)
-
-
-@ways_to_leave
-@pytest.mark.parametrize("stream", [False, True])
-def test_as_soon_as_the_request_is_sent(server: ServerProcess, leave: Leave, stream: bool) -> None:
-    client = RawClient(server)
-    client.send(long_request(server, stream=stream))
     leave(client)
     client.close()
     eventually(server.is_idle)
