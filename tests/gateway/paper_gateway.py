@@ -5,6 +5,8 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import cast
+from unittest.mock import patch
 
 from starlette.types import ASGIApp, Message
 
@@ -51,8 +53,8 @@ CONFIG = EngineConfig(
 class WatchedScheduler(Scheduler):
     """Fails when a block is released that a step in flight still names, by a record of its own."""
 
-    def __init__(self, waiting: WaitingQueue, policy: SchedulerHooks) -> None:
-        super().__init__(CONFIG, waiting, policy)
+    def __init__(self, config: EngineConfig, waiting: WaitingQueue, hooks: SchedulerHooks) -> None:
+        super().__init__(config, waiting, hooks)
         self._named: dict[int, frozenset[int]] = {}  # by step
         self.kv_manager.pool = self._Pool(self)
 
@@ -100,8 +102,9 @@ class Gateway:
     """Everything that `sluice serve` makes, without a socket and with a device on paper."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        core = make_core(CoreConfig(max_waiting=40, memory=MemoryGate.OPTIMISTIC), CONFIG)  # preempts the most
-        core.scheduler = self.scheduler = WatchedScheduler(core.scheduler.waiting, core.scheduler.hooks)
+        with patch("admission.core.Scheduler", WatchedScheduler):
+            core = make_core(CoreConfig(max_waiting=40, memory=MemoryGate.OPTIMISTIC), CONFIG)  # preempts the most
+        self.scheduler = cast(WatchedScheduler, core.scheduler)
         core_telemetry = CoreTelemetry(core)
         self.engine = Engine(core, PaperExecutor())
         self.active_requests = ActiveRequests(write_timeout=3600)
