@@ -302,17 +302,17 @@ def non_negative_least_squares(
     """Minimises x·G·x / 2 - m·x over x >= 0 by coordinate descent from `start` (Franc, Hlaváč and Navara, 2005)."""
     x = list(start)
     for _ in range(sweeps):
-        moved = 0.0
+        has_moved = False
         for i, row in enumerate(gram):
-            if row[i] <= 0:
+            if row[i] <= 0.0:
                 continue
             slope = moment[i] - _dot_product(row, x)
             before = x[i]
             value = before + slope / row[i]
             x[i] = value = value if value > 0 else 0.0
-            if value != before:
-                moved = max(moved, abs(value - before))
-        if moved < 1e-12:
+            if abs(value - before) >= 1e-12:
+                has_moved = True
+        if not has_moved:
             break
     return x
 
