@@ -4,7 +4,7 @@ from math import inf, sqrt
 
 from admission.step_time import StepTime, StepTimeModel, StepWork, prefill_work
 from backend.config import EngineConfig
-from backend.scheduler.token_budget import FixedPrefillBudget, PrefillBudget
+from backend.scheduler.scheduled_step import FixedPrefillBudget, PrefillBudget
 
 CAUTION = 2.9
 """The number of mean errors by which a step is predicted to be done early. Of errors that are normal, with a mean

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from backend.config import EngineConfig
+from backend.scheduler.scheduled_step import FixedPrefillBudget, PrefillBudget
 from backend.scheduler.sequence import Sequence
-from backend.scheduler.token_budget import FixedPrefillBudget, PrefillBudget
 
 
 class SchedulerHooks(Protocol):

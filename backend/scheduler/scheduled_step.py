@@ -1,8 +1,8 @@
-"""A step between its planning and its completion, and the tokens that come of it."""
+"""A step from its planning to its completion: the prefill that it may take, its rows, and the tokens it brings."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 from backend.scheduler.batch import Batch, NewSequence
 from backend.scheduler.sequence import FinishReason, Sequence
@@ -23,6 +23,31 @@ class WaitReason(StrEnum):
     TOKENS = "tokens"  # it has generated as many tokens as it may for now
 
 
+class PrefillBudget(Protocol):
+    """The prefill that a step may still take."""
+
+    def fits(self, start: int, length: int) -> int:
+        """Return how many of `length` tokens behind `start` computed ones the step can carry."""
+        ...
+
+    def take(self, start: int, length: int) -> None:
+        """Spend the budget on `length` tokens behind `start` computed ones."""
+        ...
+
+
+class FixedPrefillBudget:
+    """A budget of so many tokens, whatever they attend to."""
+
+    def __init__(self, tokens: int) -> None:
+        self._tokens = tokens
+
+    def fits(self, start: int, length: int) -> int:
+        return max(0, min(length, self._tokens))
+
+    def take(self, start: int, length: int) -> None:
+        self._tokens -= length
+
+
 @dataclass(slots=True)
 class ScheduledStep:
     """A step between planning and completion: the batch, and the sequences of its rows."""
@@ -37,9 +62,19 @@ class ScheduledStep:
     planned_at: float = 0.0  # seconds, of the scheduler's owner's clock
     planning: float = 0.0  # seconds that planning it took, for whoever measures that
 
+    @classmethod
+    def empty(cls, step: int) -> "ScheduledStep":
+        """Return a step without rows. Its lists are made here, because a dataclass takes twice as long to make them."""
+        return cls(Batch(step, 0, [], [], [], [], [], [], []), [], [], [], [], {})
+
     @property
     def num_tokens(self) -> int:
         return sum(self.batch.lengths)
+
+    def admit(self, sequence: Sequence) -> None:
+        """Note that a sequence has just taken its slot, for the device as well."""
+        self.admitted.append(sequence)
+        self.batch.admitted.append(new_sequence(sequence))
 
     def add_prefill(self, sequence: Sequence, length: int) -> None:
         """Add a row that computes the next `length` tokens of a prompt, or of what is recomputed.
@@ -81,37 +116,7 @@ class ScheduledStep:
             sequence.num_billed_tokens -= tokens
 
 
-def empty_step(step: int) -> ScheduledStep:
-    """Return a step without rows. Its lists are made here, because a dataclass takes twice as long to make them."""
-    return ScheduledStep(Batch(step, 0, [], [], [], [], [], [], []), [], [], [], [], {})
-
-
 def new_sequence(sequence: Sequence) -> NewSequence:
     """Return what the device is told of a sequence that has just taken its slot, or has sampled nothing since."""
     tokens = [*sequence.prompt, *sequence.output]
     return NewSequence(sequence.slot, sequence.sampling, sequence.seed, tokens, len(sequence.prompt))
-
-
-class DeviceResync:
-    """After a lost step, sends the device again what the lost steps said of sequences and block tables.
-
-    The device may have taken in any part of a lost step, so all of it is sent again, whether it is known or not.
-    """
-
-    def __init__(self) -> None:
-        self.out_of_sync: list[Sequence] = []  # since the last lost step; empty where there was none
-
-    def begin(self, running: Iterable[Sequence]) -> None:
-        self.out_of_sync = list(running)
-
-    def add_to(self, scheduled: ScheduledStep) -> None:
-        """Add to the step, ahead of its own changes, what the device may not know.
-
-        For sequences that still hold a slot, be it for this step alone, that is all their blocks; for those that have
-        sampled nothing yet, also who they are.
-        """
-        kept = [s for s in self.out_of_sync if s.slot >= 0 and s not in scheduled.admitted]
-        prefilling = [s for s in kept if len(s.prompt) + len(s.output) == s.num_admitted_tokens]
-        scheduled.batch.admitted[:0] = [new_sequence(s) for s in prefilling]
-        scheduled.batch.new_blocks[:0] = [(s.slot, 0, list(s.block_table)) for s in kept]
-        self.out_of_sync = []

@@ -12,11 +12,11 @@ from backend.paged_kv.block_pool import BlockPool
 from backend.scheduler.batch import NO_TOKEN, Batch, Counters, StepOutput
 from backend.scheduler.hooks import DefaultHooks, SchedulerHooks
 from backend.scheduler.kv_manager import HeldTenants, KVManager
+from backend.scheduler.lost_steps import DeviceResync, TokenBudget
 from backend.scheduler.preemption import Preemption
-from backend.scheduler.scheduled_step import DeviceResync, NewToken, ScheduledStep, WaitReason, empty_step, new_sequence
+from backend.scheduler.scheduled_step import FixedPrefillBudget, NewToken, PrefillBudget, ScheduledStep, WaitReason
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from backend.scheduler.tenant_limits import TenantLimits
-from backend.scheduler.token_budget import FixedPrefillBudget, PrefillBudget, TokenBudget
 from backend.scheduler.waiting_queue import WaitingQueue
 
 _BY_CLASS = attrgetter("priority_class")
@@ -169,7 +169,7 @@ class Scheduler:
 
         A decode that is left out delays a token that a client waits for; a prefill goes on in the next step.
         """
-        scheduled = empty_step(self._next_step)
+        scheduled = ScheduledStep.empty(self._next_step)
         prefilling = self._plan_decodes(scheduled)
         if prefilling or self.waiting:
             self._plan_prefills(prefilling, scheduled)
@@ -306,8 +306,7 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, scheduled: ScheduledStep) -> None:
         self.kv_manager.admit(sequence)
-        scheduled.batch.admitted.append(new_sequence(sequence))
-        scheduled.admitted.append(sequence)
+        scheduled.admit(sequence)
         self.hooks.admitted(sequence)
 
     def _grow(self, sequence: Sequence, length: int, scheduled: ScheduledStep) -> bool:

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.scheduler.token_budget import MOST_LOSSES, RECOVERY, TokenBudget
+from backend.scheduler.lost_steps import MOST_LOSSES, RECOVERY, TokenBudget
 
 
 @given(st.integers(1, 10_000), st.lists(st.one_of(st.none(), st.integers(1, 10_000)), max_size=60))

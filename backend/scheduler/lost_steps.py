@@ -1,9 +1,9 @@
-"""A step's token budget bounds its tokens in all, and what decodes leave of it is a budget of prefill.
+"""A step for which the device had no memory leads to smaller steps for a while, and to a device that is told again."""
 
-The first is what is configured, or less for a while after the device had no memory for a step.
-"""
+from collections.abc import Iterable
 
-from typing import Protocol
+from backend.scheduler.scheduled_step import ScheduledStep, new_sequence
+from backend.scheduler.sequence import Sequence
 
 RECOVERY = 1024  # steps in which a budget that was next to nothing is whole again
 MOST_LOSSES = 16  # in a row, which take any budget down to one token and leave some to wait for memory
@@ -46,26 +46,26 @@ class TokenBudget:
         self._size, self.tokens = size, int(size)
 
 
-class PrefillBudget(Protocol):
-    """The prefill that a step may still take."""
+class DeviceResync:
+    """After a lost step, sends the device again what the lost steps said of sequences and block tables.
 
-    def fits(self, start: int, length: int) -> int:
-        """Return how many of `length` tokens behind `start` computed ones the step can carry."""
-        ...
+    The device may have taken in any part of a lost step, so all of it is sent again, whether it is known or not.
+    """
 
-    def take(self, start: int, length: int) -> None:
-        """Spend the budget on `length` tokens behind `start` computed ones."""
-        ...
+    def __init__(self) -> None:
+        self.out_of_sync: list[Sequence] = []  # since the last lost step; empty where there was none
 
+    def begin(self, running: Iterable[Sequence]) -> None:
+        self.out_of_sync = list(running)
 
-class FixedPrefillBudget:
-    """A budget of so many tokens, whatever they attend to."""
+    def add_to(self, scheduled: ScheduledStep) -> None:
+        """Add to the step, ahead of its own changes, what the device may not know.
 
-    def __init__(self, tokens: int) -> None:
-        self._tokens = tokens
-
-    def fits(self, start: int, length: int) -> int:
-        return max(0, min(length, self._tokens))
-
-    def take(self, start: int, length: int) -> None:
-        self._tokens -= length
+        For sequences that still hold a slot, be it for this step alone, that is all their blocks; for those that have
+        sampled nothing yet, also who they are.
+        """
+        kept = [s for s in self.out_of_sync if s.slot >= 0 and s not in scheduled.admitted]
+        prefilling = [s for s in kept if len(s.prompt) + len(s.output) == s.num_admitted_tokens]
+        scheduled.batch.admitted[:0] = [new_sequence(s) for s in prefilling]
+        scheduled.batch.new_blocks[:0] = [(s.slot, 0, list(s.block_table)) for s in kept]
+        self.out_of_sync = []
