@@ -1,9 +1,10 @@
 """Reads JSON bodies into strict models, and writes the sentence that a client is sent if one does not fit."""
 
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 
 import orjson
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from gateway.errors import BadRequest
@@ -14,32 +15,42 @@ MAX_FIELDS = 64  # in one JSON object; a body can hold 400,000, each of them an 
 
 
 class Wire(BaseModel):
-    """A JSON object with known fields and no others. Types are exact: no "1" for 1, no true for 1, no 1.0 for 1."""
+    """A JSON object with known fields and no others. Types are exact: no "1" for 1, no true for 1, no 1.0 for 1.
+
+    `neutral` names fields that the server does not act on, with the values besides null that change nothing. They are
+    checked apart, because a model pays with every body for each field that it declares.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    neutral: ClassVar[Mapping[str, Sequence[Any]]] = {}
 
     @model_validator(mode="before")
     @classmethod
-    def _few_fields(cls, value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > MAX_FIELDS:
-            raise PydanticCustomError("too_many_fields", "must hold at most {limit} fields", {"limit": MAX_FIELDS})
+    def _without_neutral(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            if len(value) > MAX_FIELDS:
+                raise PydanticCustomError("too_many_fields", "must hold at most {limit} fields", {"limit": MAX_FIELDS})
+            if not cls.neutral.keys().isdisjoint(value):
+                return {name: item for name, item in value.items() if not cls._is_neutral(name, item)}
         return value
+
+    @classmethod
+    def _is_neutral(cls, name: str, value: Any) -> bool:
+        """Returns whether a field has no effect. Raises if it would have one that this server does not support."""
+        if name not in cls.neutral:
+            return False
+        neutral = cls.neutral[name]
+        if value is None or any(type(value) is type(known) and value == known for known in neutral):
+            return True
+        allowed = " or ".join(["null", *(orjson.dumps(known).decode() for known in neutral)])
+        raise PydanticCustomError(
+            "unsupported",
+            "is not supported here; leave it out or send {allowed}",
+            {"allowed": allowed, "field": name},
+        )
 
 
 WireT = TypeVar("WireT", bound=Wire)
-
-
-def only(*neutral: Any) -> BeforeValidator:
-    """Returns a validator for a field that this server does not act on: null and `neutral` pass and have no effect."""
-    allowed = " or ".join(["null", *(orjson.dumps(value).decode() for value in neutral)])
-
-    def check(value: Any) -> None:
-        if value is not None and not any(type(value) is type(known) and value == known for known in neutral):
-            raise PydanticCustomError(
-                "unsupported", "is not supported here; leave it out or send {allowed}", {"allowed": allowed}
-            )
-
-    return BeforeValidator(check)
 
 
 def read(model: type[WireT], raw: JsonBody) -> WireT:
@@ -70,7 +81,8 @@ def shown(value: Any) -> str:
 
 
 def _bad_request(error: ErrorDetails) -> BadRequest:
-    param = _param(error["loc"])
+    field = (error["ctx"]["field"],) if error["type"] == "unsupported" else ()
+    param = _param((*error["loc"], *field))
     return BadRequest(_sentence(error, param or "The body"), param or None)
 
 

@@ -1,14 +1,14 @@
 """Reads the requests of the OpenAI API: their JSON bodies as they arrive, and the checked values that come of them.
 
 A body may have the extras that vLLM's clients send through `extra_body`. A field is declared with the type it must
-have, or with `only(...)` if just its neutral value is accepted; any other field is refused by name. Counts are bounded,
-so that a body of any allowed size is cheap to refuse.
+have, or named in `neutral` if it is not supported yet and only its neutral values are accepted; any other field is
+refused by name. Counts are bounded, so that a body of any allowed size is cheap to refuse.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
@@ -17,7 +17,7 @@ from backend.errors import InvalidRequest
 from backend.sampling_params import MAX_STOPS, SamplingParams
 from gateway.errors import BadRequest, context_exceeded, translate
 from gateway.http.json_body import JsonBody
-from gateway.http.wire import MAX_FIELDS, Wire, only, read, shown
+from gateway.http.wire import MAX_FIELDS, Wire, read, shown
 
 MAX_MESSAGES = 2048
 MAX_CONTENT_PARTS = 64
@@ -50,12 +50,9 @@ class ChatMessage(Wire):
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[str | None, BeforeValidator(_flatten_content)] = None
     name: str | None = None
+
     # what the answers of this API hold, so that a client may send them back
-    refusal: Annotated[None, only()] = None
-    annotations: Annotated[None, only([])] = None
-    audio: Annotated[None, only()] = None
-    function_call: Annotated[None, only()] = None
-    tool_calls: Annotated[None, only([])] = None
+    neutral: ClassVar = {"refusal": (), "annotations": [[]], "audio": (), "function_call": (), "tool_calls": [[]]}
 
 
 _Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
@@ -63,8 +60,9 @@ _PositiveInt = Annotated[int, Field(ge=1)]
 
 
 class _StreamOptions(Wire):
+    neutral: ClassVar = {"include_obfuscation": [False]}
+
     include_usage: bool | None = None
-    include_obfuscation: Annotated[None, only(False)] = None
     continuous_usage_stats: bool | None = None  # vLLM's
 
 
@@ -97,56 +95,33 @@ class GenerationBody(Wire):
     metadata: Annotated[dict[str, Any], Field(max_length=MAX_FIELDS)] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    # not supported yet
-    n: Annotated[None, only(1)] = None
-    best_of: Annotated[None, only(1)] = None
-    logit_bias: Annotated[None, only({})] = None
-    store: Annotated[None, only(False)] = None
-    response_format: Annotated[None, only({"type": "text"})] = None
-    structured_outputs: Annotated[None, only()] = None
-    prompt_logprobs: Annotated[None, only()] = None
-    truncate_prompt_tokens: Annotated[None, only()] = None
-    use_beam_search: Annotated[None, only(False)] = None
-    length_penalty: Annotated[None, only(1, 1.0)] = None
-    spaces_between_special_tokens: Annotated[None, only(True)] = None
-    priority: Annotated[None, only(0)] = None
-    cache_salt: Annotated[None, only()] = None
+
+    neutral: ClassVar = {
+        "n": [1], "best_of": [1], "logit_bias": [{}], "store": [False], "response_format": [{"type": "text"}],
+        "structured_outputs": (), "prompt_logprobs": (), "truncate_prompt_tokens": (), "use_beam_search": [False],
+        "length_penalty": [1, 1.0], "spaces_between_special_tokens": [True], "priority": [0], "cache_salt": (),
+    }  # fmt: skip
 
 
 class ChatBody(GenerationBody):
     messages: _Messages
     max_completion_tokens: _PositiveInt | None = None
     add_generation_prompt: bool | None = None
-    # not supported yet
-    logprobs: Annotated[None, only(False)] = None
-    top_logprobs: Annotated[None, only(0)] = None
-    tools: Annotated[None, only([])] = None
-    tool_choice: Annotated[None, only("none", "auto")] = None
-    parallel_tool_calls: Annotated[None, only(True, False)] = None
-    functions: Annotated[None, only([])] = None
-    function_call: Annotated[None, only("none", "auto")] = None
-    modalities: Annotated[None, only(["text"])] = None
-    audio: Annotated[None, only()] = None
-    prediction: Annotated[None, only()] = None
-    moderation: Annotated[None, only()] = None
-    prompt_cache_options: Annotated[None, only()] = None
-    prompt_cache_retention: Annotated[None, only("in_memory")] = None
-    reasoning_effort: Annotated[None, only("none")] = None
-    verbosity: Annotated[None, only("medium")] = None
-    web_search_options: Annotated[None, only()] = None
-    chat_template: Annotated[None, only()] = None
-    chat_template_kwargs: Annotated[None, only({})] = None
-    continue_final_message: Annotated[None, only(False)] = None
-    documents: Annotated[None, only([])] = None
-    echo: Annotated[None, only(False)] = None
+
+    neutral: ClassVar = {
+        **GenerationBody.neutral, "logprobs": [False], "top_logprobs": [0], "tools": [[]],
+        "tool_choice": ["none", "auto"], "parallel_tool_calls": [True, False], "functions": [[]],
+        "function_call": ["none", "auto"], "modalities": [["text"]], "audio": (), "prediction": (), "moderation": (),
+        "prompt_cache_options": (), "prompt_cache_retention": ["in_memory"], "reasoning_effort": ["none"],
+        "verbosity": ["medium"], "web_search_options": (), "chat_template": (), "chat_template_kwargs": [{}],
+        "continue_final_message": [False], "documents": [[]], "echo": [False],
+    }  # fmt: skip
 
 
 class CompletionBody(GenerationBody):
     prompt: Any
-    # not supported yet
-    logprobs: Annotated[None, only()] = None
-    echo: Annotated[None, only(False)] = None
-    suffix: Annotated[None, only("")] = None
+
+    neutral: ClassVar = {**GenerationBody.neutral, "logprobs": (), "echo": [False], "suffix": [""]}
 
 
 class TokenizeBody(Wire):
@@ -156,11 +131,13 @@ class TokenizeBody(Wire):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
-    # not supported yet
-    chat_template: Annotated[None, only()] = None
-    chat_template_kwargs: Annotated[None, only({})] = None
-    continue_final_message: Annotated[None, only(False)] = None
-    tools: Annotated[None, only([])] = None
+
+    neutral: ClassVar = {
+        "chat_template": (),
+        "chat_template_kwargs": [{}],
+        "continue_final_message": [False],
+        "tools": [[]],
+    }
 
 
 class DetokenizeBody(Wire):

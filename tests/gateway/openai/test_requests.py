@@ -91,8 +91,10 @@ def test_every_supported_field_arrives() -> None:
 
 def test_null_means_absent() -> None:
     optional = {name for name, field in openai.ChatBody.model_fields.items() if not field.is_required()}
+    optional |= set(openai.ChatBody.neutral)
     assert chat(**dict.fromkeys(optional)) == chat()
     optional = {name for name, field in openai.CompletionBody.model_fields.items() if not field.is_required()}
+    optional |= set(openai.CompletionBody.neutral)
     assert completion(**dict.fromkeys(optional)) == completion()
 
 
