@@ -1,7 +1,6 @@
 """Admission of requests to one engine, as the gateway uses it."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 from admission.controller import Controller
 from admission.request import Asked
@@ -29,17 +28,12 @@ class Admission:
         """Tell the core's observers what was asked of limits, and what they said."""
         self._core.requested(asked, self.clock())
 
-    @contextmanager
-    def admit(self, sequence: Sequence) -> Iterator[TokenStream]:
-        """Yields the tokens of a sequence, which ends with the block at the latest.
+    def admit(self, sequence: Sequence) -> "AdmittedSequence":
+        """Returns a context that yields the tokens of a sequence, which ends with the block at the latest.
 
-        Raises `AdmissionRefused` when it may not enter, and `DeviceError` when the engine has failed.
+        Entering raises `AdmissionRefused` when it may not be queued, and `DeviceError` when the engine has failed.
         """
-        stream = self._engine.submit(sequence)
-        try:
-            yield stream
-        finally:
-            self._engine.finish(sequence)
+        return AdmittedSequence(self._engine, sequence)
 
     def extend(self, stream: TokenStream, tokens: int) -> None:
         """Let the stream's sequence generate so many tokens more."""
@@ -71,3 +65,21 @@ class Admission:
     def stop(self, stream: TokenStream) -> None:
         """End the stream's sequence: its text has reached a stop string."""
         self._engine.finish(stream.sequence, FinishReason.STOP)
+
+
+class AdmittedSequence:
+    """Queues a sequence for as long as its block runs."""
+
+    __slots__ = ("_engine", "_sequence")
+
+    def __init__(self, engine: Engine, sequence: Sequence) -> None:
+        self._engine = engine
+        self._sequence = sequence
+
+    def __enter__(self) -> TokenStream:
+        return self._engine.submit(self._sequence)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._engine.finish(self._sequence)

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from quotas.policy.limit import Limit, Resource
 
@@ -33,8 +34,7 @@ class Ask:
         return 0
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """The amounts that were really computed. `requests` is 0 for a request that was refused later and costs nothing."""
 
     input_tokens: int = 0
@@ -43,7 +43,7 @@ class Usage:
     kv_byte_seconds: float = 0.0
     requests: int = 1
 
-    def __add__(self, other: "Usage") -> "Usage":
+    def __add__(self, other: "Usage") -> "Usage":  # type: ignore[override]  # amounts add up
         return Usage(
             self.input_tokens + other.input_tokens,
             self.output_tokens + other.output_tokens,
@@ -53,6 +53,7 @@ class Usage:
         )
 
 
+NO_USAGE = Usage()  # of a request that counts
 NOTHING = Usage(requests=0)
 
 
@@ -79,7 +80,7 @@ class Reservation:
     ask: Ask
     limits: tuple[Limit, ...]
     measure: Callable[[], tuple[LimitState, ...]] = field(repr=False)
-    progress: Usage = Usage()
+    progress: Usage = NO_USAGE
 
     @property
     def states(self) -> tuple[LimitState, ...]:

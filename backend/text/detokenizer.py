@@ -182,7 +182,8 @@ class _ByteDecoder:
         self._bytes_of = table.__getitem__
         self._pending = b""  # the start of a character, at most 3 bytes
         self._strip_left = strip_left  # spaces still to drop before the text begins
-        self.push(context)
+        if context:
+            self.push(context)
 
     def push(self, token_ids: Sequence[int]) -> str:
         data = self._pending + b"".join(map(self._bytes_of, token_ids))

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from quotas.errors import BudgetSpent, LimitExceeded, NeverFits, QuotaRefused
 from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
 from quotas.policy.policy import Outage
-from quotas.reservation import Ask, LimitState, Reservation, Usage
+from quotas.reservation import NO_USAGE, Ask, LimitState, Reservation, Usage
 from quotas.store.redis_link import words
 from quotas.store.scripts import Script, Source
 
@@ -34,7 +34,6 @@ def _packed(value: int | str) -> bytes:
 
 
 PREFIX = "sluice"
-NO_USAGE = Usage()
 RECORD = struct.Struct("<9d")
 DOUBLE = struct.Struct("<d")
 LETTERS = {
@@ -87,7 +86,7 @@ class TrackedReservation:
         done = self.reservation.progress
         if not self.extensions:
             return done
-        return replace(done, output_tokens=min(done.output_tokens, self.reservation.ask.output_tokens))
+        return done._replace(output_tokens=min(done.output_tokens, self.reservation.ask.output_tokens))
 
     @property
     def is_running(self) -> bool:

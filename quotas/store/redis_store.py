@@ -172,7 +172,7 @@ class RedisStore:
     async def _settle(self, account: Account, tracked: TrackedReservation, usage: Usage) -> None:
         used = usage
         if tracked.extensions:
-            used = replace(usage, output_tokens=min(usage.output_tokens, tracked.reservation.ask.output_tokens))
+            used = usage._replace(output_tokens=min(usage.output_tokens, tracked.reservation.ask.output_tokens))
             await self._settle_extensions(tracked, usage.output_tokens - used.output_tokens)
         if tracked.is_local:
             self._fallback.settle(account, tracked, used)
