@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -32,6 +33,7 @@ _SIZED = {
     "batch", "center", "expandtabs", "indent", "lipsum", "ljust", "rjust", "slice", "to_bytes", "tojson", "truncate",
     "wordwrap", "zfill",
 }  # fmt: skip
+_OF_DICTS = frozenset(dir(dict))
 _CHECKED = _SIZED | {"format", "format_map", "replace", "join"}  # what `_check_call` looks at
 
 
@@ -39,26 +41,34 @@ class TemplateOverrun(SecurityError):
     """The template takes more time or memory than any conversation needs."""
 
 
+@dataclass(slots=True)
+class Use:
+    """What one rendering has used so far. While templates are compiled, sizes alone count."""
+
+    deadline: float = float("inf")  # in seconds of its thread's time
+    steps: int = 0
+    characters: int = 0
+
+
 class Guard(threading.local):
-    """Counts what the rendering on this thread has used. While templates are compiled, sizes alone count."""
+    """Counts what the rendering on this thread has used."""
 
     def __init__(self) -> None:
-        self.deadline = float("inf")
-        self.steps = 0
-        self.characters = 0
+        self.use = Use()
 
     def rendering(self, render: Callable[[], str]) -> str:
         """Guard one rendering, with an allowance of its own, in its thread's time: a busy machine costs it nothing."""
-        self.deadline, self.steps, self.characters = time.thread_time() + CPU_SECONDS, 0, 0
+        use = self.use = Use(time.thread_time() + CPU_SECONDS)
         try:
             return render()
         finally:
-            self.deadline = float("inf")
+            use.deadline = float("inf")
 
     def step(self) -> None:
         """Raises `TemplateOverrun` when the time is over."""
-        self.steps += 1
-        if not self.steps % LOOK_EVERY and time.thread_time() > self.deadline:
+        use = self.use
+        use.steps += 1
+        if not use.steps % LOOK_EVERY and time.thread_time() > use.deadline:
             raise TemplateOverrun(f"it takes more than {CPU_SECONDS:g} s of CPU")
 
     def loop(self, iterable: Iterable[Any]) -> Iterator[Any]:
@@ -70,8 +80,9 @@ class Guard(threading.local):
     def emit(self, value: Any) -> Any:
         """Return the same value, its text counted as output."""
         if isinstance(value, str):
-            self.characters += len(value)
-            if self.characters > MAX_CHARACTERS:
+            use = self.use
+            use.characters += len(value)
+            if use.characters > MAX_CHARACTERS:
                 raise _too_large()
         return value
 
@@ -111,7 +122,7 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
         """Return what the sandbox returns. A field of a message comes without the exception that the sandbox catches
         on its way to it: a plain dict whose type has no such attribute is asked for its item, there as here.
         """
-        if type(obj) is dict and attribute in obj and not hasattr(dict, attribute):
+        if type(obj) is dict and attribute in obj and attribute not in _OF_DICTS:
             return obj[attribute]
         return super().getattr(obj, attribute)
 
