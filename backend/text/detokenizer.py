@@ -115,7 +115,7 @@ class IncrementalDetokenizer:
     - Stop strings are looked for after the first `min_tokens` ids.
     """
 
-    __slots__ = ("_decoder", "_matcher", "_unchecked")
+    __slots__ = ("_decoder", "_matcher", "_unchecked", "may_stop")
 
     def __init__(
         self,
@@ -127,13 +127,9 @@ class IncrementalDetokenizer:
         min_tokens: int = 0,
     ) -> None:
         self._decoder = _decoder(tokenizer, skip_special_tokens, prompt_tail[-_CONTEXT_TOKENS:])
+        self.may_stop = bool(stop)  # there are stop strings to look for
         self._matcher = StopMatcher(stop, include_stop) if stop else None
         self._unchecked = min_tokens if stop else 0
-
-    @property
-    def may_stop(self) -> bool:
-        """True if there are stop strings to look for."""
-        return self._matcher is not None
 
     @property
     def stopped(self) -> str | None:

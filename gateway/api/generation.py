@@ -234,22 +234,23 @@ class TextStream:
         return self.num_tokens if self.finish_reason is not None else len(self.sequence.output)
 
     async def pieces(self) -> list[str]:
-        """Wait for tokens and return their text; the stream is complete once `finish_reason` is set.
+        """Wait for tokens and return their text, in pieces that are not empty. The stream is complete once
+        `finish_reason` is set.
 
         Raises `Preempted` when the sequence lost its memory for good, `DeadlineExceeded` when its time is over,
         `ModelFailed` when the model computed no numbers for it, and `DeviceError` when the engine failed.
         """
-        pieces = []
+        pieces, detokenizer = [], self._detokenizer
         for token_id in await self._take():
             self.num_tokens += 1
-            if piece := self._detokenizer.push((token_id,)):
+            if piece := detokenizer.push((token_id,)):
                 pieces.append(piece)
-            if self._detokenizer.stopped is not None:
+            if detokenizer.may_stop and detokenizer.stopped is not None:
                 self.finish_reason = FinishReason.STOP
                 self._admission.stop(self.tokens)
                 return pieces
-        if self.tokens.finish_reason is not None:
-            pieces.append(self._finish())
+        if self.tokens.finish_reason is not None and (rest := self._finish()):
+            pieces.append(rest)
         return pieces
 
     async def choice(self) -> Choice:
@@ -269,13 +270,8 @@ class TextStream:
 
     async def _take(self) -> list[int]:
         tokens = await self.tokens.take()
-        match self.tokens.finish_reason:
-            case FinishReason.PREEMPTED:
-                raise Preempted
-            case FinishReason.FAILED:
-                raise ModelFailed
-            case FinishReason.EXPIRED:
-                raise DeadlineExceeded("The deadline of the request passed before it could be met.")
+        if self.tokens.finish_reason is not None:
+            _check_complete(self.tokens.finish_reason)
         self._delivered_at = self._metrics.tokens_delivered(
             self.sequence, self.num_tokens, len(tokens), self._delivered_at
         )
@@ -287,6 +283,17 @@ class TextStream:
         stopped = self._detokenizer.stopped is not None
         self.finish_reason = FinishReason.STOP if stopped else self.tokens.finish_reason
         return rest
+
+
+def _check_complete(reason: FinishReason) -> None:
+    """Raises the error for which a sequence was cut short."""
+    match reason:
+        case FinishReason.PREEMPTED:
+            raise Preempted
+        case FinishReason.FAILED:
+            raise ModelFailed
+        case FinishReason.EXPIRED:
+            raise DeadlineExceeded("The deadline of the request passed before it could be met.")
 
 
 def _estimate_headers(sequences: list[Sequence]) -> dict[str, str]:
@@ -319,18 +326,19 @@ async def _stream_one(response: ResponseWriter, text: TextStream, chunks: Chunks
     `continuous_usage` one event, with the number of tokens that the choice has by then.
     """
     usage = TokenUsage(len(text.sequence.prompt), 0) if continuous_usage else None
-    events = [chunks.start(usage)]
+    start = chunks.start(usage)
+    events = [start] if start else []
     while text.finish_reason is None:
-        pieces = [piece for piece in await text.pieces() if piece]
+        pieces = await text.pieces()
         if usage is not None:
             usage.completion_tokens = text.num_tokens
             pieces = ["".join(pieces)] if pieces else []
         events += [chunks.text(piece, usage) for piece in pieces]
         if text.finish_reason is not None:
             events.append(chunks.finish("length" if text.finish_reason is FinishReason.LENGTH else "stop", usage))
-        if len(events) > 1 or events[0]:
+        if events:
             await response.stream(b"".join(events))
-        events = [b""]
+            events = []
 
 
 async def _gather(coroutines: list[Coroutine[Any, Any, Result]]) -> list[Result]:
