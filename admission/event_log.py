@@ -66,7 +66,7 @@ Entry = list[Any]
 Write = Callable[[str], object]
 MakeModel = Callable[[StepTime, float], StepTimeModel]  # from coefficients and the number of steps they count as
 
-_encode = json.JSONEncoder(separators=(",", ":")).encode
+_encode = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
 
 
 class EventLog(CoreObserver):

@@ -179,19 +179,31 @@ class RequestRecord:
     @property
     def queued(self) -> float | None:
         """Returns when the first of its sequences began to wait for the engine; None if none has."""
-        return min([timeline.queued for timeline in self.timelines]) if self.timelines else None
+        earliest = None
+        for timeline in self.timelines:
+            if earliest is None or timeline.queued < earliest:
+                earliest = timeline.queued
+        return earliest
 
     @property
     def admitted(self) -> float | None:
         """Returns when the last of its sequences joined a step; None if one never did."""
-        moments = [timeline.admitted for timeline in self.timelines if timeline.admitted is not None]
-        return max(moments) if moments and len(moments) == len(self.timelines) else None
+        latest = None
+        for timeline in self.timelines:
+            if timeline.admitted is None:
+                return None
+            if latest is None or timeline.admitted > latest:
+                latest = timeline.admitted
+        return latest
 
     @property
     def first_token(self) -> float | None:
         """Returns when the engine had the first token of any of its sequences; None if it has none."""
-        moments = [timeline.first_token for timeline in self.timelines if timeline.first_token is not None]
-        return min(moments) if moments else None
+        earliest = None
+        for timeline in self.timelines:
+            if timeline.first_token is not None and (earliest is None or timeline.first_token < earliest):
+                earliest = timeline.first_token
+        return earliest
 
 
 current: ContextVar[RequestRecord | None] = ContextVar("current", default=None)
