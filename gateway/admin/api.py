@@ -23,8 +23,7 @@ from gateway.admin.usage import UsageReader
 from gateway.admin.what_if import WhatIfs
 from gateway.api.service import Service
 from gateway.background import map_in_slices
-from gateway.http.json_body import JsonBody
-from gateway.http.wire import read
+from gateway.http.json_body import JsonBody, read
 from gateway.tenants.key_source import KeySource
 
 PREFIX = "/admin/v1"

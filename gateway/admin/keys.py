@@ -16,7 +16,7 @@ from gateway.admin.rows import MAX_ROWS, Row
 from gateway.background import map_in_slices
 from gateway.cli import arguments
 from gateway.errors import BadRequest, KeyNotFound, KeysUnavailable, TenantNotNamed
-from gateway.http.wire import Wire
+from gateway.http.json_body import Wire
 from gateway.tenants.auth import new_key
 from gateway.tenants.key_source import KeySource, RotatedAlready, UnknownKey, revoke, rotate
 from gateway.tenants.key_store import KeyRecord, KeyStoreError

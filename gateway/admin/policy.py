@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.errors import RequestTooLarge
-from gateway.http.wire import Wire
+from gateway.http.json_body import Wire
 from gateway.tenants.live_policy import MAX_CHANGES, Edition, LivePolicy
 from quotas.policy.policy import Policy, TenantPolicy
 from quotas.policy.policy_diff import policy_diff

@@ -1,4 +1,4 @@
-"""Counts the elements of JSON bodies as they arrive and parses them in pieces, so that no body can stop the loop.
+"""Reads JSON bodies into strict models: counted as they arrive and parsed in pieces, so that no body can stop the loop.
 
 Parsing costs by the element, not by the byte: 4 MiB of text take a few milliseconds, 4 MiB of `{}` a hundred, with the
 interpreter lock held all the while. So commas, colons and opening brackets outside of strings are counted block by
@@ -6,15 +6,17 @@ block, and a body that has too many is refused in the block that has them. Token
 cheap, and as long as a context.
 
 A long piece, a text of megabytes or a run of token ids, is decoded by itself and leaves a marker in its place. What
-then remains to be parsed at once, the skeleton, is small.
+then remains to be parsed at once, the skeleton, is small. What does not fit its model is told in one sentence.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import urandom
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import orjson
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from gateway.errors import BadRequest, RequestTooLarge
 
@@ -26,6 +28,8 @@ MAX_SKELETON = 5 * 2**18  # bytes: 1.25 MiB, or 2,048 messages that are shorter 
 PIECE = 512  # bytes from which a string is decoded by itself, in a body that is larger than a skeleton
 CROWDED = 2_048  # parts of a block whose strings are too many to look for the long ones among them
 RUN = 64  # bytes from which digits, commas and spaces are a run of token ids
+MAX_FIELDS = 64  # in one JSON object; each that a model does not know is an error to describe
+NAMELESS = '""'  # stands for a field whose name is empty
 _RUN = re.compile(rb"(?<![\d,\s])[\d,\s]{%d,}" % RUN)
 _HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB]..", re.DOTALL)
 _NO_MARKS = bytes(byte for byte in range(256) if byte not in b",:[{")
@@ -255,3 +259,109 @@ def _too_large_a_skeleton() -> RequestTooLarge:
         f"The request body holds more than {MAX_SKELETON} bytes beside its long texts and token ids: send less in one "
         "request."
     )
+
+
+class Wire(BaseModel):
+    """A JSON object with known fields and no others. Types are exact: no "1" for 1, no true for 1, no 1.0 for 1.
+
+    `neutral` names fields that the server does not act on, with the values besides null that change nothing. They are
+    checked apart, because a model pays with every body for each field that it declares.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    neutral: ClassVar[Mapping[str, Sequence[Any]]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_neutral(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            if len(value) > MAX_FIELDS:
+                raise PydanticCustomError("too_many_fields", "must hold at most {limit} fields", {"limit": MAX_FIELDS})
+            if not cls.neutral.keys().isdisjoint(value):
+                return {name: item for name, item in value.items() if not cls._is_neutral(name, item)}
+        return value
+
+    @classmethod
+    def _is_neutral(cls, name: str, value: Any) -> bool:
+        """Returns whether a field has no effect. Raises if it would have one that this server does not support."""
+        if name not in cls.neutral:
+            return False
+        neutral = cls.neutral[name]
+        if value is None or any(type(value) is type(known) and value == known for known in neutral):
+            return True
+        allowed = " or ".join(["null", *(orjson.dumps(known).decode() for known in neutral)])
+        raise PydanticCustomError(
+            "unsupported",
+            "is not supported here; leave it out or send {allowed}",
+            {"allowed": allowed, "field": name},
+        )
+
+
+WireT = TypeVar("WireT", bound=Wire)
+
+
+def read(model: type[WireT], raw: JsonBody) -> WireT:
+    """Returns the body as `model`. Raises `BadRequest` if it is not JSON, no object, or has other fields or types."""
+    body = raw.loads()
+    if not isinstance(body, dict):
+        raise BadRequest(f"The body must be a JSON object, got {shown(body)}.")
+    try:
+        return model.model_validate(body)
+    except ValidationError as exc:
+        raise _bad_request(exc.errors(include_url=False)[0]) from exc
+
+
+def shown(value: Any) -> str:
+    """Returns a short form of any JSON value for a message."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case list():
+            return f"an array of {len(value)}"
+        case dict():
+            return "an object"
+        case str() if len(value) > 40:
+            return f"a string of {len(value)} characters"
+    return repr(value)
+
+
+def _bad_request(error: ErrorDetails) -> BadRequest:
+    field = (error["ctx"]["field"],) if error["type"] == "unsupported" else ()
+    param = _param((*error["loc"], *field))
+    return BadRequest(_sentence(error, param or "The body"), param or None)
+
+
+def _param(loc: tuple[int | str, ...]) -> str:
+    """Returns a location such as ("messages", 2, "content") as messages[2].content."""
+    names = (f"[{part}]" if isinstance(part, int) else f".{part[:64] or NAMELESS}" for part in loc)
+    return "".join(names).removeprefix(".")
+
+
+_EXPECTED = {
+    "list_type": "an array",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "string_type": "a string",
+    "int_type": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "none_required": "null",
+    "literal_error": "{expected}",
+    "greater_than_equal": "at least {ge}",
+    "too_long": "at most {max_length} items long",
+    "too_short": "at least {min_length} item long",
+}
+
+
+def _sentence(error: ErrorDetails, param: str) -> str:
+    kind = error["type"]
+    if kind in _EXPECTED:
+        expected = _EXPECTED[kind].format(**error.get("ctx", {}))
+        return f"{param} must be {expected}, got {shown(error['input'])}."
+    if kind == "missing":
+        return f"{param} is required."
+    if kind == "extra_forbidden":
+        return f"{param} is not a field that this server knows."
+    return f"{param} {error['msg']}."  # the message of one of our own validators

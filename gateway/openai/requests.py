@@ -16,8 +16,7 @@ from pydantic_core import PydanticCustomError
 from backend.errors import InvalidRequest
 from backend.sampling_params import MAX_STOPS, SamplingParams
 from gateway.errors import BadRequest, context_exceeded, translate
-from gateway.http.json_body import JsonBody
-from gateway.http.wire import MAX_FIELDS, Wire, read, shown
+from gateway.http.json_body import MAX_FIELDS, JsonBody, Wire, read, shown
 
 MAX_MESSAGES = 2048
 MAX_CONTENT_PARTS = 64

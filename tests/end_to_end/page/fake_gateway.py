@@ -15,8 +15,7 @@ from gateway.admin.page_files import page_files
 from gateway.admin.policy import PASTED_BODY_BYTES, PastedPolicy, PolicyCheck
 from gateway.admin.port import AdminKey
 from gateway.errors import RouteNotFound
-from gateway.http.json_body import JsonBody
-from gateway.http.wire import read
+from gateway.http.json_body import JsonBody, read
 from quotas.policy.policy_file import parse_policy
 from tests.end_to_end.page import page_data
 from tests.gateway.server_process import eventually
