@@ -1,30 +1,56 @@
-"""A checkpoint's own Jinja template turns messages into prompt text."""
+"""A checkpoint's own Jinja template turns messages into prompt text, within bounds of time and memory.
+
+A template comes with a checkpoint and is code: nested loops of it would hold the event loop, and with it every tenant,
+the watchdog and SIGTERM, for hours. The sandbox of jinja keeps templates from Python's internals and bounds neither.
+Here each iteration, call and output is a step that is counted, the clock is looked at every few of them, and what could
+make a huge value out of small ones (repetition, padding, powers, replacement) is asked for its size first.
+"""
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 from jinja2 import TemplateError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
 
 from backend.errors import InvalidRequest, ModelLoadError
-from backend.json_file import JsonFile
-from backend.text.template_guard import GuardedEnvironment, TemplateOverrun
 
 Message = Mapping[str, str | None]
 MAX_SOURCE = 2**20  # characters; the longest templates in use have some 20,000
+CPU_SECONDS = 0.5  # of one rendering: 2,048 messages take 20 ms
+MAX_CHARACTERS = 2**24  # of one value, and of all output: four times what the largest body can hold
+MAX_NUMBER = 10**6  # as an argument: a width, a count or an indentation
+MAX_BITS = 4096  # of an integer
+LOOK_EVERY = 64  # steps, between two looks at the clock
+SHORT = 4096  # characters or items, that cost no time
+_SEQUENCES = (str, bytes, list, tuple)
+T = TypeVar("T")
+_WIDTH = re.compile(r"[%{][^%{}]{0,40}\d{7,}")  # in a format, as in "%10000000d"
+_SIZED = {
+    "batch", "center", "expandtabs", "indent", "lipsum", "ljust", "rjust", "slice", "to_bytes", "tojson", "truncate",
+    "wordwrap", "zfill",
+}  # fmt: skip
+_OF_DICTS = frozenset(dir(dict))
+_CHECKED = _SIZED | {"format", "format_map", "replace", "join"}  # what `_check_call` looks at
 
 
 class ChatTemplate:
     """One compiled template in the environment that Hugging Face templates are written for.
 
     It renders what `transformers.apply_chat_template` renders. The sandbox is immutable and keeps a template away from
-    Python's internals; its time and memory are bounded (`backend/text/template_guard.py`). Clients never supply one.
+    Python's internals; its time and memory are bounded. Clients never supply one.
 
     A message that holds the text of a special token ("<|eot_id|>") reaches the tokenizer as it is, the default also of
     transformers and vLLM. It confuses only its own conversation; applications that embed foreign text remove it.
@@ -47,7 +73,7 @@ class ChatTemplate:
         """Return the prompt text, special tokens included: encode it with `add_special_tokens=False`.
 
         Raises `InvalidRequest` on `messages` when the template refuses them (say, an order of roles), fails, or takes
-        more time or memory than `backend.text.template_guard` allows.
+        more time or memory than a template is allowed.
         """
         try:
             return self._rendered(messages, add_generation_prompt, **variables)
@@ -69,42 +95,6 @@ class ChatTemplate:
         return self._environment.guard.rendering(lambda: self._template.render(context))
 
 
-def read_chat_template(model_dir: Path, tokenizer_config: JsonFile) -> tuple[str, str] | None:
-    """Return the template's source and the name of the file it stands in, or None.
-
-    As in transformers, chat_template.jinja wins over tokenizer_config.json; among named templates, "default" is taken.
-    """
-    path = model_dir / "chat_template.jinja"
-    if path.is_file():
-        return _read_text(path), str(path)
-    origin = str(tokenizer_config.path)
-    match tokenizer_config.get("chat_template"):
-        case None:
-            return None
-        case str(source):
-            return source, origin
-        case [*entries] if (default := _default_template(entries)) is not None:
-            return default, origin
-    raise tokenizer_config.wrong(
-        "chat_template", 'a string, or a list of templates with one named "default", is expected'
-    )
-
-
-def _default_template(entries: list[Any]) -> str | None:
-    for entry in entries:
-        match entry:
-            case {"name": "default", "template": str(source)}:
-                return source
-    return None
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ModelLoadError(f"{path}: not readable as UTF-8 text: {exc}") from exc
-
-
 def _reason(exc: Exception) -> str:
     text = str(exc) or type(exc).__name__
     return text if len(text) <= 300 else f"{text[:300]}..."
@@ -116,7 +106,7 @@ def _bounded(source: str) -> str:
     return source
 
 
-def _environment() -> GuardedEnvironment:
+def _environment() -> "GuardedEnvironment":
     environment = GuardedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
     environment.add_filter("tojson", _to_json)
     environment.globals |= {
@@ -172,3 +162,214 @@ def _strftime_now(form: str) -> str:
 def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
     """Render plain JSON: jinja's own filter escapes HTML. Options as in transformers: indent, separators, sort_keys."""
     return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+class TemplateOverrun(SecurityError):
+    """The template takes more time or memory than any conversation needs."""
+
+
+@dataclass(slots=True)
+class Use:
+    """What one rendering has used so far. While templates are compiled, sizes alone count."""
+
+    deadline: float = float("inf")  # in seconds of its thread's time
+    steps: int = 0
+    characters: int = 0
+
+
+class Guard(threading.local):
+    """Counts what the rendering on this thread has used."""
+
+    def __init__(self) -> None:
+        self.use = Use()
+
+    def rendering(self, render: Callable[[], str]) -> str:
+        """Guard one rendering, with an allowance of its own, in its thread's time: a busy machine costs it nothing."""
+        use = self.use = Use(time.thread_time() + CPU_SECONDS)
+        try:
+            return render()
+        finally:
+            use.deadline = float("inf")
+
+    def step(self) -> None:
+        """Raises `TemplateOverrun` when the time is over."""
+        use = self.use
+        use.steps += 1
+        if not use.steps % LOOK_EVERY and time.thread_time() > use.deadline:
+            raise TemplateOverrun(f"it takes more than {CPU_SECONDS:g} s of CPU")
+
+    def loop(self, iterable: Iterable[Any]) -> Iterator[Any]:
+        """Yield the same items, each counted as a step."""
+        for item in iterable:
+            self.step()
+            yield item
+
+    def emit(self, value: Any) -> Any:
+        """Return the same value, its text counted as output."""
+        if isinstance(value, str):
+            use = self.use
+            use.characters += len(value)
+            if use.characters > MAX_CHARACTERS:
+                raise _too_large()
+        return value
+
+    def concatenated(self, *values: Any) -> str:
+        """Return the texts of the values, one after the other."""
+        texts = list(map(str, values))
+        _check_size(sum(map(len, texts)))
+        return "".join(texts)
+
+    def grown(self, value: T) -> T:
+        """Return the same value, which may be longer than those it was made of."""
+        if isinstance(value, _SEQUENCES) and len(value) > SHORT:
+            self.step()
+            _check_size(len(value))
+        return value
+
+
+class GuardedEnvironment(ImmutableSandboxedEnvironment):
+    """An immutable sandbox whose templates are guarded. `guard` is what they have used on this thread."""
+
+    intercepted_binops = frozenset({"*", "**", "+", "%"})
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.guard = Guard()
+        self.filters = {name: self._bounded(name, filter_) for name, filter_ in self.filters.items()}
+        ours = (("loop", self.guard.loop), ("emit", self.guard.emit), ("concatenated", self.guard.concatenated))
+        self.filters |= {f"guard.{name}": function for name, function in ours}
+
+    def add_filter(self, name: str, function: Callable[..., Any]) -> None:
+        self.filters[name] = self._bounded(name, function)
+
+    def _generate(self, source: nodes.Template, *args: Any, **options: Any) -> str:
+        return super()._generate(_Guarding().visit(source), *args, **options)
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Return what the sandbox returns. A field of a message comes without the exception that the sandbox catches
+        on its way to it: a plain dict whose type has no such attribute is asked for its item, there as here.
+        """
+        if type(obj) is dict and attribute in obj and attribute not in _OF_DICTS:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
+    def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """Count and check every call of a template: of macros, functions and methods."""
+        self.guard.step()
+        method = getattr(obj, "__wrapped__", obj)  # the sandbox wraps `str.format`
+        owner = getattr(method, "__self__", None)
+        if isinstance(owner, (str, bytes, int)):
+            _check_call(method.__name__, owner, *args, *kwargs.values())
+        return self.guard.grown(super().call(context, obj, *args, **kwargs))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "+":
+            return self.guard.grown(left + right)
+        self.guard.step()
+        _OPERATORS[operator](left, right)
+        return super().call_binop(context, operator, left, right)
+
+    def _bounded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        passed = int(hasattr(function, "jinja_pass_arg"))  # a context or an environment before the filtered value
+        is_checked = name in _CHECKED
+
+        @wraps(function)  # jinja's marks of what it is called with are kept
+        def bounded(*args: Any, **kwargs: Any) -> Any:
+            self.guard.step()
+            if is_checked:
+                _check_call(name, *args[passed:], *kwargs.values())
+            return self.guard.grown(function(*args, **kwargs))
+
+        return bounded
+
+
+class _Guarding(NodeTransformer):
+    """Puts the guard around loops, outputs and concatenations, as filters."""
+
+    def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802 - jinja's name
+        self.generic_visit(node)
+        node.iter = _filtered(cast(nodes.Expr, node.iter), "loop")
+        return node
+
+    def visit_Output(self, node: nodes.Output) -> nodes.Output:  # noqa: N802
+        self.generic_visit(node)
+        node.nodes = [_emitted(one) for one in node.nodes]
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:  # noqa: N802
+        self.generic_visit(node)
+        first, *others = node.nodes
+        return _filtered(first, "concatenated", others)
+
+
+def _emitted(node: nodes.Expr) -> nodes.Expr:
+    """Check nothing: what the template itself writes is no larger than its source."""
+    return node if isinstance(node, nodes.TemplateData) else _filtered(node, "emit")
+
+
+def _filtered(node: nodes.Expr, name: str, args: list[nodes.Expr] | None = None) -> nodes.Filter:
+    return nodes.Filter(node, f"guard.{name}", args or [], [], None, None, lineno=node.lineno)
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_CHARACTERS:
+        raise _too_large()
+
+
+def _too_large() -> TemplateOverrun:
+    return TemplateOverrun(f"it makes more than {MAX_CHARACTERS:,} characters or items")
+
+
+def _check_call(name: str, value: Any, *args: Any) -> None:
+    """Check a filter of a value, or a method of it: none may pad, repeat, format or replace beyond all measure."""
+    if name in _SIZED and any(isinstance(arg, int) and arg > MAX_NUMBER for arg in args):
+        raise TemplateOverrun(f"it asks {name} for more than {MAX_NUMBER:,} of something")
+    if name in {"format", "format_map"} and isinstance(value, str):
+        _check_format(value)
+    if name == "replace" and len(args) > 1 and all(isinstance(text, str) for text in (value, *args[:2])):
+        _check_size(value.count(args[0]) * len(args[1]))
+    if name == "join" and args:
+        _check_joined(value, args[0])
+
+
+def _check_joined(one: Any, other: Any) -> None:
+    """Check a separator and what it joins, in either order: jinja's filter and Python's method differ."""
+    for separator, joined in ((one, other), (other, one)):
+        if isinstance(separator, str) and isinstance(joined, (list, tuple)):
+            texts = sum(len(item) for item in joined if isinstance(item, str))
+            _check_size(texts + len(separator) * len(joined))
+
+
+def _check_format(text: str) -> None:
+    if _WIDTH.search(text):
+        raise TemplateOverrun("it formats to a width of more than six digits")
+
+
+def _check_product(left: Any, right: Any) -> None:
+    for sequence, times in ((left, right), (right, left)):
+        if isinstance(sequence, _SEQUENCES) and isinstance(times, int):
+            _check_size(len(sequence) * max(0, times))
+    if isinstance(left, int) and isinstance(right, int):
+        _check_bits(left.bit_length() + right.bit_length())
+
+
+def _check_power(left: Any, right: Any) -> None:
+    if isinstance(left, int) and isinstance(right, int):
+        _check_bits(left.bit_length() * max(0, right))
+
+
+def _check_remainder(left: Any, _: Any) -> None:
+    if isinstance(left, str):
+        _check_format(left)
+
+
+def _check_bits(bits: int) -> None:
+    if bits > MAX_BITS:
+        raise TemplateOverrun(f"it computes an integer of more than {MAX_BITS:,} bits")
+
+
+_OPERATORS: dict[str, Callable[[Any, Any], None]] = {
+    "*": _check_product,
+    "**": _check_power,
+    "%": _check_remainder,
+}

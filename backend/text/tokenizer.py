@@ -11,7 +11,7 @@ import tokenizers
 
 from backend.errors import InvalidRequest, ModelLoadError, TooManyTokens
 from backend.json_file import JsonFile
-from backend.text.chat_template import ChatTemplate, Message, read_chat_template
+from backend.text.chat_template import ChatTemplate, Message
 from backend.text.token_bytes import TokenBytes, byte_decoding
 
 INLINE_CHARS = 2048  # encoded on the calling thread in well under a millisecond; longer texts go to the pool
@@ -57,7 +57,7 @@ class Tokenizer:
         path = model_dir / "tokenizer.json"
         config = _optional(model_dir / "tokenizer_config.json")
         special_tokens = _special_tokens(config, _optional(model_dir / "special_tokens_map.json"))
-        found = read_chat_template(model_dir, config)
+        found = _read_chat_template(model_dir, config)
         template = ChatTemplate(found[0], special_tokens, origin=found[1]) if found else None
         tokenizer = cls(_read_core(path), special_tokens, template)
         if tokenizer.vocab_size > model_vocab_size:
@@ -132,6 +132,42 @@ def _read_core(path: Path) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_file(str(path))
     except Exception as exc:  # the library raises plain Exception for whatever it cannot read
         raise ModelLoadError(f"{path}: not a tokenizer of the tokenizers library: {exc}; download it again") from exc
+
+
+def _read_chat_template(model_dir: Path, tokenizer_config: JsonFile) -> tuple[str, str] | None:
+    """Return the template's source and the name of the file it stands in, or None.
+
+    As in transformers, chat_template.jinja wins over tokenizer_config.json; among named templates, "default" is taken.
+    """
+    path = model_dir / "chat_template.jinja"
+    if path.is_file():
+        return _read_text(path), str(path)
+    origin = str(tokenizer_config.path)
+    match tokenizer_config.get("chat_template"):
+        case None:
+            return None
+        case str(source):
+            return source, origin
+        case [*entries] if (default := _default_template(entries)) is not None:
+            return default, origin
+    raise tokenizer_config.wrong(
+        "chat_template", 'a string, or a list of templates with one named "default", is expected'
+    )
+
+
+def _default_template(entries: list[Any]) -> str | None:
+    for entry in entries:
+        match entry:
+            case {"name": "default", "template": str(source)}:
+                return source
+    return None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ModelLoadError(f"{path}: not readable as UTF-8 text: {exc}") from exc
 
 
 def _optional(path: Path) -> JsonFile:
