@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from backend.errors import ConfigError
+from backend.paged_kv.block_pool import blocks_for
 
 
 class Batching(StrEnum):
@@ -71,7 +72,7 @@ class EngineConfig:
 
     def blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks hold `num_tokens` tokens."""
-        return -(-num_tokens // self.block_size)
+        return blocks_for(num_tokens, self.block_size)
 
 
 def _require(condition: bool, message: str) -> None:

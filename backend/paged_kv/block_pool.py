@@ -4,6 +4,11 @@ from bisect import insort
 from typing import Protocol
 
 
+def blocks_for(num_tokens: int, block_size: int) -> int:
+    """Return how many blocks hold `num_tokens` tokens."""
+    return -(-num_tokens // block_size)
+
+
 class BlockPool(Protocol):
     """A pool hands out block numbers in [0, num_blocks), all or nothing; the event loop is its only caller."""
 

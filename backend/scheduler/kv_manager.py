@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from sys import maxsize
 
 from backend.config import EngineConfig, KVAllocation
-from backend.paged_kv.block_pool import BlockPool, ContiguousPool, PagedPool
+from backend.paged_kv.block_pool import BlockPool, ContiguousPool, PagedPool, blocks_for
 from backend.scheduler.batch import Counters
 from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
@@ -103,6 +103,7 @@ class KVManager:
         self.freeing: dict[str, Sequence] = {}  # preempted, and named by steps in flight
         self.now = 0.0  # seconds of the engine's clock; whoever has a clock sets it
         self._config = config
+        self._block_size = config.block_size
         self._contiguous = config.kv_allocation is KVAllocation.CONTIGUOUS
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._waiting = waiting
@@ -124,11 +125,11 @@ class KVManager:
 
         The last token is never computed, so it needs no memory.
         """
-        return self._config.blocks_for(sequence.most_tokens - 1 if self._contiguous else sequence.num_tokens)
+        return blocks_for(sequence.most_tokens - 1 if self._contiguous else sequence.num_tokens, self._block_size)
 
     def blocks_to_grow(self, sequence: Sequence, length: int) -> int:
         """Return how many blocks `length` more computed tokens need beyond those that the sequence holds."""
-        needed = self._config.blocks_for(sequence.num_computed_tokens + length) - len(sequence.block_table)
+        needed = blocks_for(sequence.num_computed_tokens + length, self._block_size) - len(sequence.block_table)
         return self.blocks_to_start(sequence) if self._contiguous and needed > 0 else max(needed, 0)
 
     def watermark_blocks(self, sequence: Sequence, running: Collection[Sequence]) -> int:
@@ -139,8 +140,8 @@ class KVManager:
         """
         if sequence.watermark == 1:
             return len(running)
-        blocks_for, each = self._config.blocks_for, sequence.watermark
-        return sum(min(each, blocks_for(s.most_tokens - 1) - len(s.block_table)) for s in running)
+        each, size = sequence.watermark, self._block_size
+        return sum(min(each, blocks_for(s.most_tokens - 1, size) - len(s.block_table)) for s in running)
 
     def can_allocate(self, sequence: Sequence, watermark_blocks: int) -> bool:
         """Return True if the blocks that the sequence starts with are free, and `watermark_blocks` beside them."""

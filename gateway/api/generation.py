@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from admission.admission import Admission
 from admission.outcome import DeadlineInfeasible, Outcome, QueueFull
 from admission.request import Asked
+from backend.paged_kv.block_pool import blocks_for
 from backend.scheduler.sequence import FinishReason, Sequence
 from backend.stream import TokenStream
 from backend.text.detokenizer import IncrementalDetokenizer
@@ -136,7 +137,7 @@ class GenerationEndpoint(Endpoint):
         kv_leases = self.service.kv_leases
         if policy.kv_bytes is not None or policy.name in kv_leases.leases:
             longest = max(one.most_tokens for one in sequences)
-            kv_leases.use(policy.name, policy.kv_bytes, -(-longest // self.service.kv_shape.block_tokens))
+            kv_leases.use(policy.name, policy.kv_bytes, blocks_for(longest, self.service.kv_shape.block_tokens))
 
     async def _reserve(self, call: Call, request_id: str, params: GenerationParams, sequences: list[Sequence]) -> Grant:
         """Reserve what the sequences may use, if any limit counts it, and record in the event log what was asked and
