@@ -21,7 +21,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import accumulate, count, filterfalse, islice
+from itertools import accumulate, count, islice
 from math import ceil, inf
 
 from admission.aging import Aging
@@ -50,13 +50,17 @@ class Departures:
         self._numbers = count()
         self._sums = [0]  # of the first n ends
         self._step = 0
+        self._admissions = 0
 
-    def follow(self, running: Mapping[str, Sequence], step: int) -> None:
-        """Note who runs now, and the number of the newest step."""
+    def follow(self, running: Mapping[str, Sequence], step: int, admissions: int) -> None:
+        """Note who runs now, the number of the newest step, and how many sequences were admitted until now."""
         if step == self._step and len(running) == len(self._of):
             return
         self._step = step
-        joined = list(filterfalse(self._of.__contains__, running.values()))
+        joined = []
+        if admissions != self._admissions:
+            self._admissions = admissions
+            joined = [sequence for sequence in running.values() if sequence not in self._of]
         if len(self._of) + len(joined) != len(running):
             for sequence in [one for one in self._of if one.id not in running]:
                 self._drop(sequence)
@@ -323,7 +327,7 @@ class Estimator:
             return 0, 0.0
         if scheduler.in_flight:
             self._step_number = scheduler.in_flight[-1].batch.step
-        self._departures.follow(running, self._step_number)
+        self._departures.follow(running, self._step_number, scheduler.counters.admissions)
         output = typical.answer
         joining = max(0, len(running) + free - step.decodes)
         context = step.decode_context + round(joining * (typical.prompt + output / 2))

@@ -46,9 +46,11 @@ class OutputLengths:
         """
         lengths = self._lengths(tenant, max_tokens)
         known = [max_tokens] if lengths is None else lengths.above(generated)
-        left = max_tokens - generated
-        found = [known[int(share * len(known))] if known else generated + 1 + int(share * left) for share in shares]
-        return [max(least, min(length, max_tokens)) for length in found]
+        left, found = max_tokens - generated, []
+        for share in shares:
+            length = known[int(share * len(known))] if known else generated + 1 + int(share * left)
+            found.append(max(least, min(length, max_tokens)))
+        return found
 
     def forecast(self, tenant: str, max_tokens: int, generated: int) -> tuple[float, float]:
         """Returns mean and standard deviation of the length; a uniform one's where nothing is known."""

@@ -32,7 +32,7 @@ def running(name: str, max_tokens: int, generated: int = 0, tenant: str = "t") -
 
 def looking(sequences: list[Sequence], step: int = 0, lengths: OutputLengths | None = None) -> Departures:
     departures = Departures(lengths or OutputLengths(), SLOTS, 512)
-    departures.follow({sequence.id: sequence for sequence in sequences}, step)
+    departures.follow({sequence.id: sequence for sequence in sequences}, step, admissions=len(sequences))
     return departures
 
 
@@ -68,7 +68,7 @@ def test_whoever_outlives_what_was_expected_of_it_is_expected_like_those_that_di
     departures = looking([one], lengths=lengths)
     assert departures.steps_until(1, 0.0, 0, 100.0) == 20
     one.output = [0] * 30
-    departures.follow({"1": one}, 30)
+    departures.follow({"1": one}, 30, admissions=1)
     assert departures.steps_until(1, 0.0, 0, 100.0) == 900 - 30
 
 
@@ -76,9 +76,9 @@ def test_who_has_left_is_expected_no_more() -> None:
     early, late = running("1", 100), running("2", 500)
     departures = looking([early, late])
     assert departures.steps_until(1, 0.0, 0, 100.0) == 100
-    departures.follow({"2": late}, 60)
+    departures.follow({"2": late}, 60, admissions=2)
     assert departures.steps_until(1, 0.0, 0, 100.0) == 500 - 60
-    departures.follow({"3": running("3", 50), "2": late}, 60)
+    departures.follow({"3": running("3", 50), "2": late}, 60, admissions=3)
     assert departures.steps_until(1, 0.0, 0, 100.0) == 50
 
 
