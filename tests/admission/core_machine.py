@@ -30,6 +30,27 @@ END = 3
 MAX_WAITING = 12
 NAMES = {"a": "c", "b": "a", "c": "b"}  # of the twin's tenants
 
+
+def small_engine(num_blocks: int, depth: int, chunk: int | None, most: int) -> EngineConfig:
+    """One that runs out of memory; `most`: preemptions of one sequence."""
+    tokens, budget = min(20, num_blocks * 4), 20 if chunk is None else 8
+    return EngineConfig(num_blocks, tokens, 4, 4, budget, chunk, steps_in_flight=depth, max_preemptions=most)
+
+
+ENGINES = st.builds(
+    small_engine, st.integers(5, 16), st.integers(1, 2), st.sampled_from([None, 1, 5]), st.sampled_from([1, 3])
+)
+CONFIGS = st.builds(
+    CoreConfig,
+    order=st.sampled_from([*Order, *[Order.FAIR] * len(Order)]),
+    unit=st.sampled_from(list(Unit)),
+    memory=st.sampled_from(list(MemoryGate)),
+    quantum=st.just(3.0),
+    debt_limit=st.sampled_from([0.0, 5.0]),
+    prefill_share=st.sampled_from([0.3, 1.0]),
+    max_waiting=st.just(MAX_WAITING),
+    weights=st.fixed_dictionaries(dict.fromkeys(NAMES, st.sampled_from([1.0, 2.0]))),
+)
 times = st.integers(0, 192).map(lambda n: n / 64)  # seconds, which can be shifted without rounding
 
 
@@ -46,57 +67,16 @@ class CoreMachine(RuleBasedStateMachine):
     Invariant 6 is about quotas, which the core does not know.
     """
 
-    @initialize(
-        num_blocks=st.integers(5, 16),
-        depth=st.integers(1, 2),
-        chunk=st.sampled_from([None, 1, 5]),
-        most=st.sampled_from([1, 3]),
-        order=st.sampled_from([*Order, *[Order.FAIR] * len(Order)]),
-        unit=st.sampled_from(list(Unit)),
-        memory=st.sampled_from(list(MemoryGate)),
-        debt_limit=st.sampled_from([0.0, 5.0]),
-        share=st.sampled_from([0.3, 1.0]),
-        weights=st.lists(st.sampled_from([1.0, 2.0]), min_size=3, max_size=3),
-    )
-    def start(
-        self,
-        num_blocks: int,
-        depth: int,
-        chunk: int | None,
-        most: int,
-        order: Order,
-        unit: Unit,
-        memory: MemoryGate,
-        debt_limit: float,
-        share: float,
-        weights: list[float],
-    ) -> None:
-        self.engine = EngineConfig(
-            num_blocks=num_blocks,
-            max_model_len=min(20, num_blocks * 4),
-            block_size=4,
-            max_num_seqs=4,
-            max_num_batched_tokens=20 if chunk is None else 8,
-            prefill_chunk=chunk,
-            steps_in_flight=depth,
-            max_preemptions=most,
-        )
-        self.config = CoreConfig(
-            order=order,
-            unit=unit,
-            quantum=3.0,
-            debt_limit=debt_limit,
-            weights=dict(zip(NAMES, weights, strict=True)),
-            memory=memory,
-            prefill_share=share,
-            max_waiting=MAX_WAITING,
-        )
+    @initialize(engine=ENGINES, config=CONFIGS)
+    def start(self, engine: EngineConfig, config: CoreConfig) -> None:
+        self.engine, self.config = engine, config
         self.model = StepTimeModel(PRIOR)
         self.log: list[str] = []
         self.core = make_logged_core(self.config, self.engine, self.model, self.log.append)[0]
         self.scheduler = self.core.scheduler
         queue = self.scheduler.waiting
-        self.monitor = FairnessMonitor(queue, 3.0, debt_limit) if isinstance(queue, FairQueue) else None
+        is_fair = isinstance(queue, FairQueue)
+        self.monitor = FairnessMonitor(queue, config.quantum, config.debt_limit) if is_fair else None
         self.twin = Twin(self.config, self.engine, NAMES)
         self.device = PaperDevice(self.engine.block_size)
         self.flying: deque[Batch] = deque()

@@ -2,8 +2,8 @@
 
 from hypothesis import settings
 
-from admission.core import MemoryGate, Order, Unit
-from tests.admission.core_machine import CoreMachine
+from admission.core import CoreConfig
+from tests.admission.core_machine import MAX_WAITING, NAMES, CoreMachine, small_engine
 from tests.examples import examples
 
 TestCore = CoreMachine.TestCase
@@ -12,7 +12,9 @@ TestCore.settings = settings(max_examples=examples(250), stateful_step_count=30,
 
 def test_whoever_gives_way_after_the_first_step_since_a_loss_is_told_its_blocks_for_that_step() -> None:
     machine = CoreMachine()
-    machine.start(7, 1, None, 1, Order.FAIR, Unit.ENGINE_TIME, MemoryGate.FORECAST, 0.0, 0.3, [1.0, 1.0, 1.0])
+    weights = dict.fromkeys(NAMES, 1.0)
+    config = CoreConfig(quantum=3.0, debt_limit=0.0, weights=weights, prefill_share=0.3, max_waiting=MAX_WAITING)
+    machine.start(small_engine(7, 1, None, 1), config)
     machine.arrive("a", 1, 7, 3, None)
     machine.plan()
     machine.complete(1.0)
