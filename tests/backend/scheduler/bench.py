@@ -84,11 +84,6 @@ class Bench:
         pytest.fail("the work did not end")
 
 
-def as_expected(*sequences: Sequence) -> bool:
-    """Whether each has what it would have had alone."""
-    return all(sequence.output == expected(sequence) for sequence in sequences)
-
-
 class BenchMachine(RuleBasedStateMachine):
     """Any interleaving of what happens to a bench; whoever is not cancelled has its whole answer in the end."""
 
