@@ -126,6 +126,12 @@ class Machine(ClockedCore):
         fields |= {"priority_class": level, "first_token_target": 2.0}
         return self.add(make_sequence(str(next(self._names)), tenant, 20, tokens, **fields))
 
+    def fill(self, level: int = 0) -> None:
+        """Let as many long answers begin as there are slots, and one wait."""
+        for _ in range(SLOTS + 1):
+            self.arrive(LONG, level)
+            self.steps(3)
+
     def first_token_of(self, sequence: Sequence) -> float:
         """Seconds from its arrival."""
         while not sequence.output:
@@ -141,9 +147,7 @@ def test_nine_long_streams_on_eight_slots_and_a_newcomer_is_told_so(known: bool)
         finished = [machine.arrive(LONG) for _ in range(SLOTS)]
         while not all(len(each.output) == LONG for each in finished):
             machine.step()
-    for _ in range(SLOTS + 1):
-        machine.arrive(LONG)
-        machine.steps(3)
+    machine.fill()
     newcomer = machine.arrive(SHORT, tenant="b")
     told = newcomer.first_token_estimate
     assert told is not None
@@ -153,9 +157,7 @@ def test_nine_long_streams_on_eight_slots_and_a_newcomer_is_told_so(known: bool)
 
 def test_a_deadline_that_no_slot_comes_free_for_is_refused() -> None:
     machine = Machine()
-    for _ in range(SLOTS + 1):
-        machine.arrive(LONG)
-        machine.steps(3)
+    machine.fill()
     with pytest.raises(DeadlineInfeasible) as refusal:
         machine.arrive(SHORT, tenant="b", first_token_by=machine.now + 5.0)
     assert refusal.value.estimate > 5 and not refusal.value.own_backlog
@@ -164,9 +166,7 @@ def test_a_deadline_that_no_slot_comes_free_for_is_refused() -> None:
 
 def test_urgent_work_takes_the_slot_of_a_lower_class_and_is_told_so() -> None:
     machine = Machine()
-    for _ in range(SLOTS + 1):
-        machine.arrive(LONG, level=1)
-        machine.steps(3)
+    machine.fill(level=1)
     urgent, patient = machine.arrive(SHORT, tenant="b"), machine.arrive(SHORT, level=1, tenant="c")
     assert urgent.first_token_estimate is not None and patient.first_token_estimate is not None
     assert urgent.first_token_estimate < 0.5 and patient.first_token_estimate > 5

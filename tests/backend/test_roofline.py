@@ -15,6 +15,7 @@ from benchmarks.model_shapes import LLAMA_3_8B, QWEN3_06B
 from tests.backend.families import FAMILIES
 
 H200 = GPUS["h200"]
+LLAMA = Footprint(LLAMA_3_8B, "bfloat16")
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if "dynamic" not in name])
@@ -28,8 +29,7 @@ def test_weights_are_counted_as_they_are_made(family: str, tmp_path: Path) -> No
 
 
 def test_kv_bytes_are_those_of_the_pool() -> None:
-    footprint = Footprint(LLAMA_3_8B, "bfloat16")
-    assert footprint.kv_bytes(1000) == 63 * block_bytes(LLAMA_3_8B, 16, torch.bfloat16)
+    assert LLAMA.kv_bytes(1000) == 63 * block_bytes(LLAMA_3_8B, 16, torch.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_the_floor_of_a_prefill_on_an_h200(model: ModelConfig, milliseconds: flo
 
 
 def test_the_ridge_is_where_products_take_as_long_as_reading_the_weights() -> None:
-    roofline = Roofline(Footprint(LLAMA_3_8B, "bfloat16"), H200)
+    roofline = Roofline(LLAMA, H200)
     assert roofline.ridge == pytest.approx(183.7, abs=0.05)
     assert roofline.prefill(183) == roofline.prefill(1) < roofline.prefill(185)
 
@@ -70,7 +70,7 @@ def test_a_windowed_layer_reads_its_window() -> None:
 
 
 def test_memory_is_divided_without_remainder_or_overlap() -> None:
-    plan = MemoryPlan.make(Footprint(LLAMA_3_8B, "bfloat16"), 80 * 2**30, None, 256, 2048)
+    plan = MemoryPlan.make(LLAMA, 80 * 2**30, None, 256, 2048)
     parts = plan.footprint.weight_bytes + plan.working_bytes + plan.graph_bytes + RUNTIME_BYTES + plan.kv_bytes
     assert parts == plan.memory
     assert plan.max_model_len == LLAMA_3_8B.max_position
@@ -78,27 +78,25 @@ def test_memory_is_divided_without_remainder_or_overlap() -> None:
 
 
 def test_a_context_that_is_not_asked_for_shrinks_to_the_memory() -> None:
-    footprint = Footprint(LLAMA_3_8B, "bfloat16")
-    plan = MemoryPlan.make(footprint, 17 * 2**30, None, 16, 512)
+    plan = MemoryPlan.make(LLAMA, 17 * 2**30, None, 16, 512)
     assert 16 <= plan.max_model_len < LLAMA_3_8B.max_position
     assert plan.sequences_of(plan.max_model_len) == 1
 
 
 def test_more_sequences_than_memory_holds_are_warned_of() -> None:
-    footprint = Footprint(LLAMA_3_8B, "bfloat16")
-    assert MemoryPlan.make(footprint, 80 * 2**30, 1024, 64, 2048).warnings == []
-    (warning,) = MemoryPlan.make(footprint, 80 * 2**30, 8192, 256, 2048).warnings
+    assert MemoryPlan.make(LLAMA, 80 * 2**30, 1024, 64, 2048).warnings == []
+    (warning,) = MemoryPlan.make(LLAMA, 80 * 2**30, 8192, 256, 2048).warnings
     assert "holds 62 sequences of 8,192 tokens, not max_num_seqs 256: that many fit up to 2,000 tokens each" in warning
-    (warning,) = MemoryPlan.make(footprint, 23 * 2**30, 512, 4000, 4000).warnings
+    (warning,) = MemoryPlan.make(LLAMA, 23 * 2**30, 512, 4000, 4000).warnings
     assert "is never reached" in warning
 
 
 def test_a_model_that_does_not_fit_is_refused_with_the_arithmetic() -> None:
     with pytest.raises(ConfigError, match=r"16\.00 GiB of memory - weights 14\.96 GiB - .* a smaller model"):
-        MemoryPlan.make(Footprint(LLAMA_3_8B, "bfloat16"), 16 * 2**30, None, 256, 2048)
+        MemoryPlan.make(LLAMA, 16 * 2**30, None, 256, 2048)
     with pytest.raises(ConfigError, match=r"needs 2\.00 MiB: smaller max_num_seqs or max_num_batched_tokens"):
-        MemoryPlan.make(Footprint(LLAMA_3_8B, "bfloat16"), 80 * 2**30, None, 100_000, 100_000)
+        MemoryPlan.make(LLAMA, 80 * 2**30, None, 100_000, 100_000)
     with pytest.raises(ConfigError, match=r"needs 2\.00 MiB: a smaller model, or more memory"):
-        MemoryPlan.make(Footprint(LLAMA_3_8B, "bfloat16"), 12 * 2**30, None, 256, 2048)
+        MemoryPlan.make(LLAMA, 12 * 2**30, None, 256, 2048)
     with pytest.raises(ConfigError, match="lower max_model_len to"):
-        MemoryPlan.make(Footprint(LLAMA_3_8B, "bfloat16"), 17 * 2**30, 8192, 16, 512)
+        MemoryPlan.make(LLAMA, 17 * 2**30, 8192, 16, 512)

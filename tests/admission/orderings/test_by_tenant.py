@@ -1,3 +1,5 @@
+import pytest
+
 from admission.orderings.by_tenant import RequestRoundRobin, VirtualTokenCounter
 from tests.admission.orderings.queues import drain, head_of
 from tests.backend.sequences import make_sequence
@@ -30,20 +32,13 @@ def test_the_counter_of_least_service_goes_first_by_weight() -> None:
     assert head_of(ordering).tenant == "b"
 
 
-def test_a_tenant_that_was_idle_is_lifted_to_those_who_wait() -> None:
+@pytest.mark.parametrize("leaves", [False, True], ids=["still waits", "left last"])
+def test_a_tenant_that_was_idle_is_lifted_to_whoever_waits_or_left_last(leaves: bool) -> None:
     ordering = VirtualTokenCounter()
     busy = make_sequence("busy", "busy")
     ordering.add(busy)
-    ordering.charge([busy], [100.0])
-    ordering.add(make_sequence("late", "late"))
-    assert ordering.counters["late"] == 100.0
-
-
-def test_a_tenant_that_finds_nobody_waiting_is_lifted_to_whoever_left_last() -> None:
-    ordering = VirtualTokenCounter()
-    busy = make_sequence("busy", "busy")
-    ordering.add(busy)
-    ordering.remove(busy)
+    if leaves:
+        ordering.remove(busy)
     ordering.charge([busy], [100.0])
     ordering.add(make_sequence("late", "late"))
     assert ordering.counters["late"] == 100.0

@@ -49,20 +49,14 @@ def test_a_build_is_cached_and_loads() -> None:
 
 
 @pytest.mark.usefixtures("compiler")
-def test_a_changed_source_is_another_library(sources: Path) -> None:
+@pytest.mark.parametrize(("name", "text"), [("tiny.cpp", TINY.replace("42", "43")), ("tiny.h", "#pragma once\n")])
+def test_a_changed_source_or_header_is_another_library(name: str, text: str, sources: Path) -> None:
     first = build.build()
-    (sources / "tiny.cpp").write_text(TINY.replace("42", "43"))
+    (sources / name).write_text(text)
     assert build.cached() is None
     second = build.build()
     assert first != second
     assert second == build.cached()
-
-
-@pytest.mark.usefixtures("compiler")
-def test_a_changed_header_is_another_library(sources: Path) -> None:
-    build.build()
-    (sources / "tiny.h").write_text("#pragma once\n")
-    assert build.cached() is None
 
 
 @pytest.mark.usefixtures("compiler")

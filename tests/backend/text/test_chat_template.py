@@ -95,17 +95,16 @@ def test_a_missing_template_names_the_remedy(tmp_path: Path) -> None:
     assert refusal.value.param == "messages"
 
 
-@pytest.mark.parametrize("template", [5, [{"name": "other", "template": "x"}], [5]])
-def test_a_template_of_another_type_is_refused_at_load(tmp_path: Path, template: object) -> None:
+@pytest.mark.parametrize(
+    ("template", "complaint"),
+    [
+        *((template, "chat_template") for template in (5, [{"name": "other", "template": "x"}], [5])),
+        *((text, "the chat template does not compile") for text in ("{% if %}", "{{ messages", "{% nosuchtag %}")),
+    ],
+)
+def test_a_template_that_is_none_is_refused_at_load(tmp_path: Path, template: object, complaint: str) -> None:
     write_model(tmp_path, chat_template=template)
-    with pytest.raises(ModelLoadError, match=r"tokenizer_config\.json: chat_template"):
-        Tokenizer.from_dir(tmp_path, model_vocab_size=1024)
-
-
-@pytest.mark.parametrize("template", ["{% if %}", "{{ messages", "{% nosuchtag %}"])
-def test_a_template_that_does_not_compile_is_refused_at_load(tmp_path: Path, template: str) -> None:
-    write_model(tmp_path, chat_template=template)
-    with pytest.raises(ModelLoadError, match=r"tokenizer_config\.json: the chat template does not compile"):
+    with pytest.raises(ModelLoadError, match=rf"tokenizer_config\.json: {complaint}"):
         Tokenizer.from_dir(tmp_path, model_vocab_size=1024)
 
 
