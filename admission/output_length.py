@@ -27,11 +27,7 @@ class OutputLengths:
 
     def mean(self, tenant: str, max_tokens: int, generated: int = 0) -> float:
         """Returns the expected length in all, at least `generated` and at most `max_tokens`."""
-        lengths = self._lengths(tenant, max_tokens)
-        expected = None if lengths is None else lengths.mean_above(generated)
-        if expected is None:
-            expected = (generated + max_tokens) / 2
-        return min(max(expected, float(generated)), float(max_tokens))
+        return _mean(self._lengths(tenant, max_tokens), max_tokens, generated)
 
     def quantile(self, tenant: str, max_tokens: int, share: float, generated: int = 0) -> int:
         """Returns the length that `share` of the answers which got past `generated` tokens did not exceed."""
@@ -54,8 +50,8 @@ class OutputLengths:
 
     def forecast(self, tenant: str, max_tokens: int, generated: int) -> tuple[float, float]:
         """Returns mean and standard deviation of the length; a uniform one's where nothing is known."""
-        mean = self.mean(tenant, max_tokens, generated)
         lengths = self._lengths(tenant, max_tokens)
+        mean = _mean(lengths, max_tokens, generated)
         deviation = (max_tokens - generated) * 12**-0.5 if lengths is None else lengths.deviation()
         return mean, min(deviation, max_tokens - mean)
 
@@ -63,6 +59,13 @@ class OutputLengths:
         bound = max_tokens.bit_length()
         own = self._kinds.get((tenant, bound))
         return own if own is not None and own.count >= ENOUGH else self._kinds.get(("", bound))
+
+
+def _mean(lengths: "_Lengths | None", max_tokens: int, generated: int) -> float:
+    expected = None if lengths is None else lengths.mean_above(generated)
+    if expected is None:
+        expected = (generated + max_tokens) / 2
+    return min(max(expected, float(generated)), float(max_tokens))
 
 
 class _Lengths:

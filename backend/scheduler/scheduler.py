@@ -146,7 +146,7 @@ class Scheduler:
         self.preempted.clear()
         while not (scheduled := self._plan_step()).sequences:
             assert not scheduled.admitted, "a sequence was admitted to a step that does not take place"
-            if self._preemption.yield_to_oldest(scheduled):
+            if scheduled.paused and self._preemption.yield_to_oldest(scheduled):
                 continue
             if not self.in_flight and self._budget.restore():
                 continue
