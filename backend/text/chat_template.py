@@ -169,8 +169,8 @@ class TemplateOverrun(SecurityError):
 
 
 @dataclass(slots=True)
-class Use:
-    """What one rendering has used so far. While templates are compiled, sizes alone count."""
+class RenderingUse:
+    """Counts what one rendering has used so far. While templates are compiled, sizes alone count."""
 
     deadline: float = float("inf")  # in seconds of its thread's time
     steps: int = 0
@@ -181,11 +181,11 @@ class Guard(threading.local):
     """Counts what the rendering on this thread has used."""
 
     def __init__(self) -> None:
-        self.use = Use()
+        self.use = RenderingUse()
 
     def rendering(self, render: Callable[[], str]) -> str:
         """Guard one rendering, with an allowance of its own, in its thread's time: a busy machine costs it nothing."""
-        use = self.use = Use(time.thread_time() + CPU_SECONDS)
+        use = self.use = RenderingUse(time.thread_time() + CPU_SECONDS)
         try:
             return render()
         finally:

@@ -60,7 +60,7 @@ class Prompt:
 
 
 class Dialect:
-    """How one of the API's two ways to generate text reads a body and writes an answer."""
+    """Reads the bodies of one of the API's two ways to generate text, and says how its answers are written."""
 
     operation: str  # of the GenAI conventions
     prompt_param: str  # the field of the body that holds the prompt
