@@ -158,13 +158,7 @@ def refused(call):  # type: ignore[no-untyped-def]
 def assert_same(own: QuotaRefused | None, other: QuotaRefused) -> None:
     """Of two limits with the same wait, either may be named."""
     assert type(own) is type(other), (own, other)
-    assert wait_of(own) == pytest.approx(wait_of(other), **NEAR)
-
-
-def wait_of(refusal: QuotaRefused) -> float:
-    if isinstance(refusal, LimitExceeded):
-        return refusal.retry_after or 0.0
-    return refusal.resets_at if isinstance(refusal, BudgetSpent) else 0.0
+    assert (when(own) or 0.0) == pytest.approx(when(other) or 0.0, **NEAR)
 
 
 @settings(
