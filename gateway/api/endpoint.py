@@ -20,6 +20,7 @@ from gateway.telemetry.request_record import RequestRecord
 from gateway.tenants.auth import Principal
 from gateway.tenants.effective_policy import EffectivePolicy
 from quotas.errors import QuotaRefused, StoreUnavailable
+from quotas.quotas import Grant
 from quotas.reservation import Ask
 
 log = logging.getLogger(__name__)
@@ -91,6 +92,19 @@ class Endpoint:
         if principal.tenant in limiter.refused_tenants:
             limiter.check(principal.tenant, principal.key_id)
         return await self.service.body_reader.read(call.scope, call.receive, principal, call.record, parse)
+
+    async def charge(self, call: Call, policy: EffectivePolicy, ask: Ask) -> Grant:
+        """Charge `ask` to the limits of the tenant and the key, of whose state the headers tell. Raises as
+        `Quotas.reserve`.
+        """
+        quotas, outage = self.service.quotas, policy.tenant.on_store_outage
+        try:
+            grant = await quotas.reserve(policy.name, policy.key, policy.charged, ask, outage)
+        except QuotaRefused as refusal:
+            call.response.add_headers(rate_headers(refusal.measure()))
+            raise
+        call.response.add_headers(rate_headers(grant.states))
+        return grant
 
     async def refuse_spent(self, call: Call, policy: EffectivePolicy, ask: Ask, is_certain: bool = True) -> None:
         """Raises `QuotaRefused` if a limit that `ask` would be charged to is spent. A store that does not answer

@@ -10,7 +10,6 @@ import orjson
 
 from admission.outcome import Outcome
 from gateway.api.endpoint import Call, Endpoint
-from gateway.api.rate_headers import rate_headers
 from gateway.api.service import Service
 from gateway.errors import ApiError
 from gateway.http.responses import encode_headers
@@ -18,9 +17,7 @@ from gateway.openai.replies import detokenized, model_card, models_list, tokeniz
 from gateway.openai.requests import parse_detokenize_request, parse_tokenize_request
 from gateway.telemetry.metrics.prometheus import CONTENT_TYPE
 from gateway.tenants.effective_policy import EffectivePolicy
-from quotas.errors import QuotaRefused
 from quotas.policy.limit import Limit, Rate
-from quotas.quotas import Grant
 from quotas.reservation import Ask, LimitState, Usage
 
 
@@ -84,30 +81,18 @@ class LimitsEndpoint(Endpoint):
         return Outcome.COMPLETED
 
 
-class TokensEndpoint(Endpoint):
-    """The base of the tokenizer's endpoints: a call counts as a request and costs no tokens, since the model computes
-    nothing. A limit that is spent refuses it before its body is read.
+class TokenizeEndpoint(Endpoint):
+    """Answers POST /tokenize with the token ids of a prompt or of a conversation.
+
+    A call counts as a request and costs no tokens, since the model computes nothing. A limit that is spent refuses it
+    before its body is read.
     """
-
-    async def _reserve(self, call: Call, policy: EffectivePolicy) -> Grant:
-        quotas, outage = self.service.quotas, policy.tenant.on_store_outage
-        try:
-            grant = await quotas.reserve(policy.name, policy.key, policy.charged, Ask(), outage)
-        except QuotaRefused as refusal:
-            call.response.add_headers(rate_headers(refusal.measure()))
-            raise
-        call.response.add_headers(rate_headers(grant.states))
-        return grant
-
-
-class TokenizeEndpoint(TokensEndpoint):
-    """Answers POST /tokenize with the token ids of a prompt or of a conversation."""
 
     async def answer(self, call: Call) -> Outcome:
         service, tokenizer = self.service, self.service.tokenizer
         principal = self.authenticate(call)
         policy = service.policy(principal, "inference")
-        with closing(await self._reserve(call, policy)) as grant:
+        with closing(await self.charge(call, policy, Ask())) as grant:
             request = await self.read(call, principal, parse_tokenize_request)
             _check_model(service, policy, request.model)
             text = request.prompt
@@ -121,14 +106,14 @@ class TokenizeEndpoint(TokensEndpoint):
         return Outcome.COMPLETED
 
 
-class DetokenizeEndpoint(TokensEndpoint):
-    """Answers POST /detokenize with the text of token ids."""
+class DetokenizeEndpoint(Endpoint):
+    """Answers POST /detokenize with the text of token ids. A call counts as one of `TokenizeEndpoint` does."""
 
     async def answer(self, call: Call) -> Outcome:
         service = self.service
         principal = self.authenticate(call)
         policy = service.policy(principal, "inference")
-        with closing(await self._reserve(call, policy)) as grant:
+        with closing(await self.charge(call, policy, Ask())) as grant:
             request = await self.read(call, principal, partial(parse_detokenize_request, limits=service.limits))
             _check_model(service, policy, request.model)
             text = service.tokenizer.decode(request.tokens, skip_special_tokens=False)

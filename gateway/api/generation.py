@@ -18,7 +18,6 @@ from gateway import sse
 from gateway.api.endpoint import Call, Endpoint
 from gateway.api.generation_request import Dialect, GenerationParams, Prompt, read_deadlines
 from gateway.api.quota_extender import QuotaExtender
-from gateway.api.rate_headers import rate_headers
 from gateway.api.refusals import name_in_log, queue_full, refusal_of, unmeetable
 from gateway.api.service import Service
 from gateway.errors import ApiError, DeadlineExceeded, ModelFailed, Preempted
@@ -146,26 +145,13 @@ class GenerationEndpoint(Endpoint):
         policy, record = params.policy, self.service.admission.requested
         try:
             if policy.charged:
-                grant = await self._charge(call, policy, sequences)
+                grant = await self.charge(call, policy, _ask(sequences))
             else:
                 grant = Grant(self.service.quotas, policy.name, policy.key)
         except QuotaError as error:
             record(params.as_recorded(request_id, sequences, name_in_log(error)))
             raise
         record(params.as_recorded(request_id, sequences))
-        return grant
-
-    async def _charge(self, call: Call, policy: EffectivePolicy, sequences: list[Sequence]) -> Grant:
-        """Charge what the sequences may use to the limits of their tenant, of whose state the headers tell."""
-        num_prompt_tokens = sum(len(one.prompt) for one in sequences)
-        ask = Ask(1, num_prompt_tokens, sum(one.token_limit for one in sequences) - num_prompt_tokens)
-        outage = policy.tenant.on_store_outage
-        try:
-            grant = await self.service.quotas.reserve(policy.name, policy.key, policy.charged, ask, outage)
-        except QuotaRefused as error:
-            call.response.add_headers(rate_headers(error.measure()))
-            raise
-        call.response.add_headers(rate_headers(grant.states))
         return grant
 
     async def _generate(
@@ -284,6 +270,12 @@ class TextStream:
         stopped = self._detokenizer.stopped is not None
         self.finish_reason = FinishReason.STOP if stopped else self.tokens.finish_reason
         return rest
+
+
+def _ask(sequences: list[Sequence]) -> Ask:
+    """Returns the most that these sequences of one request may use."""
+    num_prompt_tokens = sum(len(one.prompt) for one in sequences)
+    return Ask(1, num_prompt_tokens, sum(one.token_limit for one in sequences) - num_prompt_tokens)
 
 
 def _check_complete(reason: FinishReason) -> None:
