@@ -109,8 +109,7 @@ class Trips:
 
 
 def _is_asgi(code: CodeType) -> bool:
-    is_coroutine = bool(code.co_flags & inspect.CO_COROUTINE)
-    return is_coroutine and code.co_varnames[: code.co_argcount][-3:] == ("scope", "receive", "send")
+    return code.co_varnames[: code.co_argcount][-3:] == ("scope", "receive", "send")
 
 
 def _is_submit(function: Any) -> bool:

@@ -36,11 +36,7 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once_with_the_estimate(site
     with site.occupied(waiting=2):
         reply = site.post(headers={"x-sluice-ttft-ms": "20"})
     error = error_of(reply)
-    assert (reply.status_code, error["type"], error["code"]) == (
-        reply.status_code,
-        "service_unavailable_error",
-        "deadline_unmeetable",
-    )
+    assert (error["type"], error["code"]) == ("service_unavailable_error", "deadline_unmeetable")
     assert reply.status_code in (429, 503) and error["estimate_ms"] > 20
     assert reply.headers["x-sluice-dropped-reason"] == "deadline"
     assert "x-should-retry" not in reply.headers, "the deadline counts from each attempt"
@@ -78,7 +74,7 @@ class WaitingTransport(httpx.HTTPTransport):
 
 
 def test_the_openai_clients_own_timeout_is_a_deadline(site: Site) -> None:
-    timeout = httpx.Timeout(PATIENCE, read=0.4)
+    timeout = httpx.Timeout(PATIENCE, read=0.02)
     client = site.client("patient", timeout=timeout, http_client=httpx.Client(transport=WaitingTransport()))
     with client, site.occupied(waiting=2), pytest.raises(openai.APIError) as raised:
         client.chat.completions.create(**BODY, max_tokens=1900, extra_body={"ignore_eos": True})

@@ -39,7 +39,9 @@ class Site(TenantSite):
 
     @contextmanager
     def occupied(self, waiting: int = 0) -> Iterator[None]:
-        """The slot is taken by a long answer, and so many more wait for it, until the block is left."""
+        """The slot is taken by a long answer, and so many more wait for it, until the block is left: each is asked for
+        again when it ends, since a test on a busy machine may take longer than an answer.
+        """
         self._leave = False
         with httpx.Client(timeout=PATIENCE) as client, in_threads(*[partial(self._stream, client)] * (1 + waiting)):
             eventually(lambda: self.server.metric("vllm:num_requests_running") == 1)
@@ -51,12 +53,12 @@ class Site(TenantSite):
         self.vacate()
 
     def _stream(self, client: httpx.Client) -> None:
-        request = self.send(client, max_tokens=1900, ignore_eos=True, stream=True)
-        response = client.send(request, stream=True)
-        for _ in response.iter_raw():
-            if self._leave:
-                break
-        response.close()
+        while not self._leave:
+            response = client.send(self.send(client, max_tokens=1900, ignore_eos=True, stream=True), stream=True)
+            for _ in response.iter_raw():
+                if self._leave:
+                    break
+            response.close()
 
 
 @contextmanager
