@@ -118,7 +118,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> Pauses:
     return pauses
 
 
-class Attempts(httpx.HTTPTransport):
+class Attempts(WaitingTransport):
     """Every attempt with its answer; each goes to the next of `servers`, the last of them takes the rest."""
 
     def __init__(self, *servers: ServerProcess) -> None:
@@ -195,7 +195,7 @@ def test_a_deadline_that_counts_from_each_attempt_is_tried_again(site: Site, pau
 def test_the_clients_timeout_is_read_and_what_it_could_not_wait_for_tried_again(site: Site, pauses: Pauses) -> None:
     attempts = Attempts(site.server)
     pauses.meanwhile = site.vacate
-    with site.occupied(waiting=2):
+    with site.occupied(waiting=8):
         told = site.post(headers={"x-sluice-deadline-ms": "1"}).json()["error"]["estimate_ms"]
         patience = told / 2000
         assert ask(site, attempts, timeout=httpx.Timeout(PATIENCE, read=patience))
