@@ -5,7 +5,7 @@ the version stays, or no log that was recorded could be decided again. On the ri
 thing today, which follows the code wherever a field, a class or a value is renamed.
 
 A field, a refusal or a value that is new gets a name here, in the order in which it is to be written. Since logs of
-before say nothing of it, `VERSION` rises with it, and those of tests/admission/recorded are recorded anew
+before say nothing of it, `VERSION` rises with it, and those of tests/properties/core/recorded are recorded anew
 (`python -m scripts.record_logs`).
 """
 

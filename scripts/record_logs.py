@@ -1,4 +1,4 @@
-"""Records the event logs of tests/admission/recorded, which tests/admission/test_recorded_logs.py replays to the byte.
+"""Records the event logs of tests/properties/core/recorded, which the test beside them replays to the byte.
 
     python -m scripts.record_logs [NAME ...]
 
@@ -25,7 +25,7 @@ from tests.admission import log_scenes
 from tests.admission.log_runs import flood, many_answers, random_run
 from tests.gateway.served_log import served
 
-FOLDER = Path(__file__).parent.parent / "tests" / "admission" / "recorded"
+FOLDER = Path(__file__).parent.parent / "tests" / "properties" / "core" / "recorded"
 Record = Callable[[], list[str]]
 
 BOUNDED = CoreConfig(
