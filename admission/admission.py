@@ -68,7 +68,7 @@ class Admission:
 
 
 class AdmittedSequence:
-    """Queues a sequence for as long as its block runs."""
+    """Queues a sequence for as long as its block runs: leaving it, as a disconnect makes it, aborts what goes on."""
 
     __slots__ = ("_engine", "_sequence")
 

@@ -9,12 +9,12 @@ from admission.aging import Aging
 from admission.backlog import Backlog, DrainMeter
 from admission.controller import Controller, TenantHooks
 from admission.estimate import Estimator
-from admission.fair_queue import FairQueue
 from admission.ledger import EngineTimeTariff, Ledger, Tariff, TokenTariff
 from admission.memory import FuturePeak, Gate, MinimumFree, Optimistic
 from admission.orderings.adaptive_lifo import AdaptiveLifo
 from admission.orderings.by_key import EarliestDeadlineFirst, ShortestPredictedFirst
 from admission.orderings.by_tenant import RequestRoundRobin, VirtualTokenCounter
+from admission.orderings.fair_queue import FairQueue
 from admission.orderings.ordering import ArrivalOrder, Ordering
 from admission.orderings.virtual_finish import VirtualFinishWithBoost
 from admission.output_length import OutputLengths

@@ -26,7 +26,7 @@ from math import ceil, inf
 
 from admission.aging import Aging
 from admission.backlog import Backlog, QueuePosition, TokenCaps, WorkAhead
-from admission.fair_queue import FairQueue
+from admission.orderings.fair_queue import FairQueue
 from admission.output_length import OutputLengths
 from admission.step_time import Pipeline, StepTimeModel, StepWork, plain_sum
 from backend.scheduler.scheduler import Scheduler

@@ -4,7 +4,7 @@ Llama-3-8B on an A100 (simulated) with 10,000 tokens of KV memory. Four tenants 
 the size of their requests, 80 to 1,100 weighted tokens (prompt 1, output 2), and in what they offer: all more than
 their share. Gaps are the largest over all intervals in which two tenants had work waiting throughout.
 
-In engine time the gap is held against its bound (`admission/fair_queue.py`), computed from what the run showed:
+In engine time the gap is held against its bound (`gap_bound`), computed from what the run showed:
 P, the most that a tenant had paid ahead, M, the most that one ran up between two admissions, and the quantum.
 
 Throughput is compared on one finite set of requests, all there from the start: the time until the last is done, under
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from random import Random
 
 from admission.controller import Controller
-from admission.fair_queue import FairQueue
 from admission.observer import CoreObserver
+from admission.orderings.fair_queue import FairQueue
 from admission.simulation.arrival import Arrival
 from admission.simulation.device import DEVICES
 from admission.simulation.fairness_monitor import FairnessMonitor

@@ -4,7 +4,7 @@ from collections import abc, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from admission.fair_queue import DeficitAccount, FairQueue, gap_bound
+from admission.orderings.fair_queue import DeficitAccount, FairQueue, gap_bound
 from admission.simulation.statistics import ServiceGap
 from backend.scheduler.sequence import Sequence
 
@@ -23,7 +23,7 @@ class _ServiceRecord:
 class FairnessMonitor:
     """Measures fairness. It has to be notified of each plan and completion, and of anything else that ends a sequence.
 
-    Terms of the bound are as in `admission.fair_queue`, each the largest that was seen.
+    Terms of the bound are as in `admission.orderings.fair_queue`, each the largest that was seen.
     """
 
     def __init__(self, queue: FairQueue, quantum: float, debt_limit: float) -> None:

@@ -70,7 +70,7 @@ class Scheduler:
         self._held_tenants.resume(sequence.tenant)
 
     def finish(self, sequence: Sequence, reason: FinishReason, now: float = 0.0) -> None:
-        """End a sequence in any state; once it has ended, nothing happens. No token of it comes out after this."""
+        """End (abort) a sequence in any state, once: no token of it comes out after this, and its blocks are freed."""
         self.kv_manager.now = now
         if sequence.status is _FINISHED:
             return

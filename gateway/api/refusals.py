@@ -1,4 +1,6 @@
-"""Turns every refusal and failure into the error that its client is sent: each 429 of a limit is written here."""
+"""Turns every refusal and failure into the error that its client is sent, a limit's into a 429 with its words and
+headers; `endpoint.py` is where it is caught and answered.
+"""
 
 import random
 from datetime import UTC, datetime

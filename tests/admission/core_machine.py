@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from admission.aging import Aging
 from admission.core import PRIOR, CoreConfig, MemoryGate, Order, Unit
 from admission.event_log import make_logged_core, replay
-from admission.fair_queue import FairQueue
 from admission.ledger import EngineTimeTariff
+from admission.orderings.fair_queue import FairQueue
 from admission.outcome import QueueFull
 from admission.prefill_sizer import PrefillSizer
 from admission.simulation.fairness_monitor import FairnessMonitor

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from admission.aging import Aging, Inflow
 from admission.core import CoreConfig, Unit, make_core
-from admission.fair_queue import FairQueue
 from admission.ledger import work_of
+from admission.orderings.fair_queue import FairQueue
 from admission.simulation.fairness_monitor import FairnessMonitor
 from backend.config import EngineConfig
 from backend.scheduler.batch import StepOutput

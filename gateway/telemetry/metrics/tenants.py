@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
 from admission.controller import Controller
-from admission.fair_queue import DeficitAccount, FairQueue
+from admission.orderings.fair_queue import DeficitAccount, FairQueue
 from admission.outcome import Outcome
 from admission.simulation.statistics import jain_fairness_index
 from gateway.telemetry.metrics.labels import OTHER, TenantLabels

@@ -4,6 +4,7 @@ from admission.outcome import Outcome
 from backend.sampling_params import SamplingParams
 from gateway.openai.requests import CompletionRequest
 from gateway.telemetry import semconv
+from gateway.telemetry.core_observer import CompletedStep
 from gateway.telemetry.request_record import Chunk, RequestRecord, SequenceTimeline, StoreCall
 from gateway.telemetry.tracing.span_tree import Attributes
 from gateway.tenants.effective_policy import KVShape
@@ -43,6 +44,18 @@ def of_request(record: RequestRecord, route: str, kv: KVShape, now: float) -> At
         semconv.OUTCOME: None if record.outcome is None else record.outcome.value,
         **of_failure(record),
         **(taken if sequences else {semconv.GEN_AI_REQUEST_MODEL: record.model}),
+    }
+
+
+def of_step(step: CompletedStep) -> dict[str, int]:
+    return {
+        semconv.STEP: step.scheduled.batch.step,
+        semconv.STEP_SEQUENCES: step.num_sequences,
+        semconv.STEP_DECODES: step.num_decodes,
+        semconv.STEP_PREFILL_TOKENS: step.prefill_tokens,
+        semconv.STEP_ADMITTED: len(step.scheduled.admitted),
+        semconv.STEP_DEVICE_US: round(step.elapsed * 1e6),
+        semconv.STEP_PLANNING_US: round(step.planning * 1e6),
     }
 
 

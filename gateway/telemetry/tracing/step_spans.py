@@ -16,6 +16,7 @@ from opentelemetry.trace import Link, SpanContext
 from gateway.telemetry import semconv
 from gateway.telemetry.core_observer import CompletedStep
 from gateway.telemetry.request_record import RequestRecord
+from gateway.telemetry.tracing.attributes import of_step
 from gateway.telemetry.tracing.span_tree import SAMPLED, Attributes, SpanTree
 
 PATIENCE = 60.0  # seconds that a step waits for its requests to end
@@ -59,7 +60,7 @@ class StepSpans:
         if step.completed < self._due:
             return
         self._due = step.completed + self._interval
-        record = StepRecord(step.completed, step.completed - step.planned, _attributes(step))
+        record = StepRecord(step.completed, step.completed - step.planned, of_step(step))
         served = set(step.scheduled.sequences)
         for request_record in self._live:
             if any(timeline.sequence in served for timeline in request_record.timelines):
@@ -109,15 +110,3 @@ class StepSpans:
 def _link(record: StepRecord, request_record: RequestRecord) -> None:
     record.ended_ns = record.ended_ns or request_record.unix_ns(record.completed)
     record.links.append(Link(SpanContext(request_record.trace.trace_id, request_record.trace.span_id, False, SAMPLED)))
-
-
-def _attributes(step: CompletedStep) -> dict[str, int]:
-    return {
-        semconv.STEP: step.scheduled.batch.step,
-        semconv.STEP_SEQUENCES: step.num_sequences,
-        semconv.STEP_DECODES: step.num_decodes,
-        semconv.STEP_PREFILL_TOKENS: step.prefill_tokens,
-        semconv.STEP_ADMITTED: len(step.scheduled.admitted),
-        semconv.STEP_DEVICE_US: round(step.elapsed * 1e6),
-        semconv.STEP_PLANNING_US: round(step.planning * 1e6),
-    }

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from admission.aging import Aging
-from admission.fair_queue import FairQueue
 from admission.orderings.by_key import EarliestDeadlineFirst, ShortestPredictedFirst
 from admission.orderings.by_tenant import RequestRoundRobin, VirtualTokenCounter
+from admission.orderings.fair_queue import FairQueue
 from admission.orderings.ordering import ArrivalOrder, Ordering
 from admission.orderings.virtual_finish import VirtualFinishWithBoost
 from backend.scheduler.sequence import Sequence

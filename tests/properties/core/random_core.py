@@ -7,7 +7,7 @@ from itertools import count
 from random import Random
 
 from admission.core import CoreConfig, MemoryGate, Unit, make_core
-from admission.fair_queue import FairQueue
+from admission.orderings.fair_queue import FairQueue
 from admission.simulation.fairness_monitor import FairnessMonitor
 from backend.config import EngineConfig
 from backend.scheduler.scheduled_step import ScheduledStep

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 import pytest
 
 from admission import core
-from admission.fair_queue import gap_bound
 from admission.orderings.by_tenant import TenantQueues
+from admission.orderings.fair_queue import gap_bound
 from admission.orderings.ordering import Indifferent
 from admission.simulation.loop import Loop
 from admission.simulation.policy import parse_simulated_policy

@@ -10,7 +10,7 @@ import pytest
 
 from admission.controller import Controller
 from admission.core import PRIOR, CoreConfig, make_core
-from admission.fair_queue import FairQueue
+from admission.orderings.fair_queue import FairQueue
 from admission.simulation.arrival import Arrival
 from admission.simulation.device import DEVICES, Device
 from admission.simulation.loop import Loop

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from admission.aging import Aging
-from admission.fair_queue import FairQueue, gap_bound
+from admission.orderings.fair_queue import FairQueue, gap_bound
 from backend.scheduler.sequence import Sequence
 from tests.admission.orderings.queues import head_of
 from tests.backend.sequences import make_sequence
