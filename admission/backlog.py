@@ -109,7 +109,7 @@ class TenantBacklog:
 
     def __init__(self) -> None:
         self.load = Load()
-        self.classes = defaultdict[int, _Class](_Class)  # those with work
+        self.classes: defaultdict[int, _Class] = defaultdict(_Class)  # those with work
 
     def before(self, position: QueuePosition) -> tuple[int, int]:
         """Returns tokens and requests that come before a newcomer: of classes that are as urgent all but what its age

@@ -32,7 +32,7 @@ class ConformalBound:
         self._relative_from = relative_from
         self._recent: deque[float] = deque()
         self._sorted: list[float] = []
-        self._margin: float | None = None  # the residual that bounds allow for; None until it is asked for
+        self._margin: float | None = None  # the residual that bounds allow for; None: to be found
 
     def bound(self, estimate: float) -> float:
         """Returns the bound, which is at least 0 and monotone in the estimate."""

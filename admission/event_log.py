@@ -134,7 +134,7 @@ class EventLog(CoreObserver):
         if self._scheduler.held_tenants != self._held:
             held = self._changed_holds()
         if self._given_up:
-            ended = self._taken_given_up()
+            ended = self._take_given_up()
         self._write(f'["plan",{now!r},{planned},{preempted},{blocked},{held},{ended}]')
 
     def updated(self, step: ScheduledStep, output: StepOutput, new_tokens: list[NewToken], now: float) -> None:
@@ -161,7 +161,7 @@ class EventLog(CoreObserver):
         self._held = dict(self._scheduler.held_tenants)
         return _encode({tenant: OBSTACLES.of(limit) for tenant, limit in self._held.items()})
 
-    def _taken_given_up(self) -> str:
+    def _take_given_up(self) -> str:
         given_up, self._given_up = self._given_up, []
         return _encode([[one.id, FINISH_REASONS.of(one.finish_reason)] for one in given_up if one.finish_reason])
 

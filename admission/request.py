@@ -2,7 +2,7 @@
 grow.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # An answer of undeclared length begins with as many tokens as were reserved for it, and reserves more as it goes.
 EXTEND_MARGIN = 32  # tokens before the end of what is reserved, at which more is asked for
@@ -45,3 +45,18 @@ class Asked:
     def unread(request_id: str, tenant: str, key: str | None, refusal: str) -> "Asked":
         """Returns a request that was refused unread, since its tenant had nothing left of a limit."""
         return Asked(request_id, tenant, key, None, 0, None, None, None, (), refusal)
+
+
+class AsIfRead:
+    """Takes each request that was refused unread to be like its tenant's last one before it that was read."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, Asked] = {}
+
+    def of(self, asked: Asked) -> Asked | None:
+        """Returns what the next request asked for; None where nothing is known of it, nor of any before it."""
+        if asked.prompts:
+            self._last[asked.tenant] = asked
+            return asked
+        like = self._last.get(asked.tenant)
+        return None if like is None else replace(like, id=asked.id, key=asked.key, refusal=asked.refusal)

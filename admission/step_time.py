@@ -36,7 +36,7 @@ def plain_sum(values: Iterable[float]) -> float:
     return reduce(add, values, 0.0)
 
 
-@dataclass(slots=True)  # not frozen: one is made for each step and each chunk, and that costs a third
+@dataclass(slots=True)  # one is made for each step and each chunk; frozen, making it takes three times as long
 class StepWork:
     """The work of a step, as counts of tokens. Nobody changes one."""
 

@@ -47,7 +47,7 @@ def _open_core(settings: Settings, model: LoadedModel, step_time: StepTimeModel)
         yield make_core(config, model.engine_config, step_time)
         return
     later = asyncio.get_running_loop().call_later
-    with EventLogFile(settings.event_log, settings.event_log_bytes, later=later) as file:
+    with EventLogFile(settings.event_log, settings.event_log_bytes, later) as file:
         core, event_log = make_logged_core(config, model.engine_config, step_time, file.write)
         block_bytes = model.kv_bytes // model.engine_config.num_blocks
         event_log.serves(settings.served_name, block_bytes, time.time(), time.monotonic())

@@ -11,14 +11,14 @@ deadline for the first token that is not later than its class's target may be th
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median_low
 from typing import NamedTuple
 
 from admission.event_log import Entry, LogError, ReplayMismatch, asked_of, make_configs, replay
 from admission.event_log_names import read_scheduling_policy
-from admission.request import Asked, AskedPrompt
+from admission.request import AsIfRead, Asked, AskedPrompt
 from admission.simulation.arrival import NO_TARGET, Arrival, ClassTarget
 from admission.simulation.device import Device, Served, device_of
 from admission.simulation.errors import TraceError
@@ -165,16 +165,11 @@ def _requests(log: _Log, sequences: dict[str, Sequence]) -> list[Arrival]:
 
 
 def _all_read(log: _Log) -> Iterator[tuple[int, float, Asked]]:
-    """Yields all requests. One that was refused unread is taken to be like its tenant's last that was read before; if
-    none was, it is left out.
-    """
-    last: dict[str, Asked] = {}
+    """Yields all requests, but for those refused unread of which nothing is known."""
+    as_if_read = AsIfRead()
     for line, time, asked in log.asked:
-        if asked.prompts:
-            last[asked.tenant] = asked
-            yield line, time, asked
-        elif (like := last.get(asked.tenant)) is not None:
-            yield line, time, replace(like, id=asked.id, key=asked.key, refusal=asked.refusal)
+        if (read := as_if_read.of(asked)) is not None:
+            yield line, time, read
 
 
 def _request(

@@ -9,7 +9,7 @@ from backend.scheduler.sequence import Sequence
 
 
 class SchedulerHooks(Protocol):
-    """The scheduler calls these while it plans a step; they answer at once."""
+    """The scheduler calls these while it plans a step or says what one would be; they answer at once."""
 
     def prefill_budget(
         self, num_decodes: int, decode_context: int, interval: float | None, tokens: int
@@ -17,7 +17,7 @@ class SchedulerHooks(Protocol):
         """Return the prefill that a step with these decodes over `decode_context` tokens in all may carry.
 
         There is at least one decode. The prefill is at most `tokens`. `interval` is the tightest time between tokens
-        promised to any decode, in seconds.
+        promised to any of those running, in seconds.
         """
         ...
 

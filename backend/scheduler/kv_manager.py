@@ -15,7 +15,7 @@ from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from backend.scheduler.waiting_queue import WaitingQueue
 
 _RUNNING, _PREEMPTED = SequenceStatus.RUNNING, SequenceStatus.PREEMPTED
-"""Looking a member up in an enum takes as long as calling a function three times; steps ask for each of their rows."""
+"""In Python 3.11 looking a member up in an enum takes as long as three calls; steps ask for each of their rows."""
 
 _POOLS: dict[KVAllocation, type[PagedPool] | type[ContiguousPool]] = {
     KVAllocation.PAGED: PagedPool,

@@ -362,7 +362,7 @@ class Scheduler:
             sequence.in_flight -= 1
         new_tokens: list[NewToken] = []
         sampled, token_ids = scheduled.sampled, output.token_ids
-        assert len(sampled) == len(token_ids)
+        assert len(sampled) == len(token_ids), f"{len(token_ids)} tokens for {len(sampled)} rows"
         for row, token_id in enumerate(token_ids):
             sequence = sampled[row]
             if sequence.status is _FINISHED:
@@ -370,6 +370,7 @@ class Scheduler:
                 continue
             if token_id == NO_TOKEN:  # whoever runs the engine ends it, with a word to its client
                 new_tokens.append((sequence, NO_TOKEN, None))
+                self.counters.generation_tokens -= 1  # it is counted below with the others
                 continue
             generated = sequence.output
             generated.append(token_id)
@@ -379,7 +380,7 @@ class Scheduler:
             new_tokens.append((sequence, token_id, reason))
         if scheduled.billed:
             self.counters.prompt_tokens += sum(tokens for _, tokens in scheduled.billed)
-        self.counters.generation_tokens += len(new_tokens) - token_ids.count(NO_TOKEN)
+        self.counters.generation_tokens += len(new_tokens)
         self.kv_manager.free_idle(scheduled.sequences)
         return new_tokens
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from statistics import median_low
 
-from admission.request import Asked
+from admission.request import AsIfRead, Asked
 from admission.simulation.arrival import Arrival
 from backend.scheduler.sequence import FinishReason, Sequence
 from gateway.telemetry.request_record import RequestRecord
@@ -37,14 +37,18 @@ class RecentTraffic:
             self._ended.append(RecentRequest(record.asked_at, record.asked, lengths))
 
     def within(self, now: float) -> list[RecentRequest]:
-        """Return the requests of the last hour in order of time."""
+        """Return the requests of the last hour in order of time, but for those refused unread of which nothing is
+        known.
+        """
         live = [
             RecentRequest(one.asked_at, one.asked, [])
             for one in self._live
             if one.asked is not None and one.asked_at is not None
         ]
         recent = [request for request in (*self._ended, *live) if now - request.at <= SECONDS]
-        return sorted(recent, key=attrgetter("at"))
+        as_if_read = AsIfRead()
+        asked = [(request, as_if_read.of(request.asked)) for request in sorted(recent, key=attrgetter("at"))]
+        return [RecentRequest(request.at, read, request.lengths) for request, read in asked if read is not None]
 
 
 def _answered(sequence: Sequence) -> int | None:

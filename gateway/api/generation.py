@@ -21,7 +21,7 @@ from gateway.api.quota_extender import QuotaExtender
 from gateway.api.refusals import name_in_log, queue_full, refusal_of, unmeetable
 from gateway.api.service import Service
 from gateway.errors import ApiError, DeadlineExceeded, ModelFailed, Preempted
-from gateway.http.request_scope import RequestScope
+from gateway.http.request_scope import RequestScope, has_come_whole
 from gateway.http.responses import ResponseWriter
 from gateway.openai.replies import Choice, Chunks, Identity, TokenUsage
 from gateway.openai.requests import GenerationRequest
@@ -55,7 +55,7 @@ class GenerationEndpoint(Endpoint):
         try:
             if policy.charged:
                 await self._refuse_unread(call, policy)
-            return await self._serve(call, principal, policy)
+            return await self._serve(call, principal)
         except ApiError as error:
             if error.outcome is Outcome.INVALID and call.response.started is None:
                 await self.refuse_spent(call, policy, MINIMUM_ASK)
@@ -73,11 +73,12 @@ class GenerationEndpoint(Endpoint):
             self.service.admission.requested(Asked.unread(call.record.request_id, name, key, error.limit.name))
             raise
 
-    async def _serve(self, call: Call, principal: Principal, policy: EffectivePolicy) -> Outcome:
+    async def _serve(self, call: Call, principal: Principal) -> Outcome:
         service, dialect = self.service, self._dialect
-        arrived = service.admission.clock()
+        arrived, has_come = service.admission.clock(), has_come_whole(call.scope)
         request = await self.read(call, principal, lambda body: dialect.parse(body, service.limits))
         self._record_request(call.record, request)
+        policy = self._present_policy(call, principal, has_come)
         deadlines = read_deadlines(call.scope["headers"], request.stream, time.time())
         service.check_model(request.model)
         policy.check_model(request.model)
@@ -97,6 +98,15 @@ class GenerationEndpoint(Endpoint):
         if scope.error is not None:
             raise scope.error
         return scope.outcome or Outcome.COMPLETED
+
+    def _present_policy(self, call: Call, principal: Principal, had_come: bool) -> EffectivePolicy:
+        """Returns what the key may do now that the body is here: one that had not come at first may have taken minutes.
+
+        Raises `InvalidApiKey` if the key was revoked meanwhile, and `Forbidden` if it may not generate any more.
+        """
+        if not had_come:
+            principal = self.service.keys.authenticate(call.response.request_header(b"authorization"))
+        return self.service.policy(principal, "inference")
 
     def _record_request(self, record: RequestRecord, request: GenerationRequest) -> None:
         """Keep in the record what the client asks for."""

@@ -81,6 +81,12 @@ def exchange_of(scope: Scope) -> Exchange | None:
     return exchange
 
 
+def has_come_whole(scope: Scope) -> bool:
+    """Returns whether the last byte of the request is known to be here."""
+    exchange = exchange_of(scope)
+    return exchange is not None and exchange.is_complete
+
+
 def show_key(scope: Scope, tenant: str) -> None:
     """Note in the connection table that the request has a valid key of this tenant."""
     exchange = exchange_of(scope)

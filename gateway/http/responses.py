@@ -1,5 +1,6 @@
 """Responses over ASGI: one whole body, or a stream that can still report an error after its first byte."""
 
+import asyncio
 import re
 from collections.abc import Callable
 from os import urandom
@@ -32,7 +33,18 @@ def request_id(given: bytes | None = None) -> bytes:
 class ResponseWriter:
     """Writes the response to one request."""
 
-    __slots__ = ("_clock", "_exchange", "_extra_headers", "_headers", "request_id", "send", "started", "status")
+    __slots__ = (
+        "_clock",
+        "_exchange",
+        "_extra_headers",
+        "_headers",
+        "_is_streaming",
+        "_starting",
+        "request_id",
+        "send",
+        "started",
+        "status",
+    )
 
     def __init__(self, scope: Scope, send: Send, clock: Callable[[], float]) -> None:
         self.send = send
@@ -43,6 +55,8 @@ class ResponseWriter:
         self._clock = clock
         self._extra_headers: Headers = []
         self._exchange = exchange_of(scope)
+        self._starting: asyncio.Lock | None = None
+        self._is_streaming = False  # the headers of a stream have been sent
 
     def add_headers(self, headers: dict[str, str]) -> None:
         """Add headers to the response, whether it will be an answer or an error."""
@@ -60,8 +74,8 @@ class ResponseWriter:
 
     async def stream(self, events: bytes) -> None:
         """Send a part of an event stream; the first part is preceded by the headers."""
-        if self.started is None:
-            await self._start(200, _SSE)
+        if not self._is_streaming:
+            await self._start_stream()
         if self._exchange is None or not self._exchange.write_chunk(events):
             await self.send({"type": "http.response.body", "body": events, "more_body": True})
 
@@ -75,6 +89,15 @@ class ResponseWriter:
             await self.end_stream(error.to_sse())
         else:
             await self.reply(error.to_body(), error.status, encode_headers(error.headers()))
+
+    async def _start_stream(self) -> None:
+        """Send the headers of a stream once. Whoever else has a part to send meanwhile waits until they are sent."""
+        if self._starting is None:
+            self._starting = asyncio.Lock()
+        async with self._starting:
+            if self.started is None:
+                await self._start(200, _SSE)
+                self._is_streaming = True
 
     async def _start(self, status: int, headers: Headers) -> None:
         self.started, self.status = self._clock(), status

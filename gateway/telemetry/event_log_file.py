@@ -30,7 +30,7 @@ class EventLogFile:
     Lines are written together, every `FLUSH_SECONDS`.
     """
 
-    def __init__(self, path: Path, segment_bytes: int, keep: int = 8, later: Later = lambda _, __: None) -> None:
+    def __init__(self, path: Path, segment_bytes: int, later: Later, keep: int = 8) -> None:
         """Begin a new log; that of an earlier run at PATH is rotated first. Raises `EventLogError`."""
         self._lines: list[str] = []  # to be written
         self.write = self._lines.append  # a whole line, without its end
@@ -50,8 +50,8 @@ class EventLogFile:
         later(FLUSH_SECONDS, self._flush)
 
     def _flush(self) -> None:
-        self._write_lines()
         self._later(FLUSH_SECONDS, self._flush)
+        self._write_lines()
 
     def _write_lines(self) -> None:
         """Write the lines that have come since the last time; once the log has ended, they are dropped."""

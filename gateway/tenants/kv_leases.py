@@ -109,7 +109,8 @@ class KvLeases:
         demand, lease.coming = max(self._memory.demand(tenant), lease.coming), 0
         if demand:
             lease.wanted_at = now
-        limit = max(lease.limit, self._memory.longest(tenant) * self._block_bytes)
+        longest = self._memory.longest(tenant)
+        limit = max(lease.limit, longest * self._block_bytes)
         wanted = min(round(demand * HEADROOM) * self._block_bytes, limit)
         try:
             granted, seconds = await self._store.lease_kv(tenant, limit, wanted)
@@ -118,7 +119,7 @@ class KvLeases:
             return
         lease.renewed, lease.expires, lease.is_short = now, now + seconds, granted < wanted
         self._set(tenant, lease, granted // self._block_bytes)
-        if not demand and now > lease.wanted_at + IDLE and self.leases.get(tenant) is lease:
+        if not longest and not demand and now > lease.wanted_at + IDLE and self.leases.get(tenant) is lease:
             del self.leases[tenant]
             self._memory.allow(tenant, None)
 

@@ -34,7 +34,7 @@ class SteppedExecutor:
         self.most_launched = 0
         self.most_tokens: int | None = None  # tokens that a step may have; None: any number
         self.lost = 0
-        self.broken_step: int | None = None  # in which the first row has no token
+        self.broken_steps = range(0)  # in which the first row has no token
         self._launched = 0
 
     def allow(self, error: BaseException | None = None) -> None:
@@ -58,7 +58,7 @@ class SteppedExecutor:
             raise error
         self._launched -= 1
         output = self._device.execute(batch)
-        if batch.step == self.broken_step:
+        if batch.step in self.broken_steps:
             return replace(output, token_ids=[NO_TOKEN, *output.token_ids[1:]])
         return output
 

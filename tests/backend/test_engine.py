@@ -107,7 +107,7 @@ async def test_memory_that_runs_out_while_a_step_computes_costs_nobody_a_token(b
 
 
 async def test_a_sequence_without_numbers_ends_alone_and_its_blocks_are_free(bench: Bench) -> None:
-    bench.executor.broken_step = 3
+    bench.executor.broken_steps = range(3, 5)  # of which the second is in flight when the first is found out
     bench.executor.free()
     with (
         bench.admission.admit(bench.request("broken")) as broken,

@@ -12,7 +12,8 @@ import pytest
 from admission.outcome import Outcome
 from gateway.errors import InvalidApiKey
 from gateway.tenants.auth import KeyRing, new_key
-from tests.gateway.server_process import PATIENCE, assert_unharmed, bearer, eventually, in_threads
+from tests.gateway.raw_client import connected
+from tests.gateway.server_process import BODY, PATIENCE, assert_unharmed, bearer, eventually, in_threads
 from tests.gateway.tenant_site import TenantSite, error_of, tenant_site
 
 LONG = "Tell me a long story about a fox and a lighthouse."
@@ -272,8 +273,15 @@ def test_a_revoked_key_opens_nothing_and_a_new_one_does(site: Site) -> None:
     site.keys["late"] = key
     site.store.add(record)
     eventually(lambda: site.post("late", max_tokens=1).status_code == 200)
-    site.store.remove(record.id)
-    eventually(lambda: site.post("late", max_tokens=1).status_code == 401)
+    body = json.dumps(BODY).encode()
+    lines = ["POST /v1/chat/completions HTTP/1.1", "host: x", f"authorization: Bearer {key}"]
+    head = "\r\n".join([*lines, f"content-length: {len(body)}", "", ""])
+    with connected(site.server) as slow:
+        slow.send(head.encode(), body[:10])
+        site.store.remove(record.id)
+        eventually(lambda: site.post("late", max_tokens=1).status_code == 401)
+        slow.send(body[10:])
+        assert slow.reply().status == 401, "nor does it for who began to send before"
 
 
 def test_a_tenant_sees_its_own_limits(site: Site) -> None:

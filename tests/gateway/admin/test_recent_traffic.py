@@ -59,3 +59,13 @@ def test_memory_is_bounded() -> None:
     for number in range(MAX_REQUESTS + 5):
         traffic.request_ended(a_request(asked(str(number)), number / 1e6))
     assert len(traffic.within(1.0)) == MAX_REQUESTS == recent_traffic.MAX_REQUESTS
+
+
+def test_who_was_refused_unread_asked_for_what_its_tenant_asked_for_before() -> None:
+    unread = [
+        a_request(Asked.unread(f"unread-{tenant}", tenant, "k2", "requests/min"), 2) for tenant in ("acme", "new")
+    ]
+    traffic = RecentTraffic([a_request(asked("read"), 1), *unread])
+    read, like = arrivals_of(traffic.within(100.0))
+    assert (like.prompt_tokens, like.max_tokens, like.tenant) == (read.prompt_tokens, read.max_tokens, "acme")
+    assert (like.key, like.refused_by) == ("k2", "requests/min")

@@ -7,11 +7,16 @@ import pytest
 
 from gateway.telemetry.event_log_file import BUFFER_BYTES, EventLogError, EventLogFile, read_event_log
 
+
+def never(_: float, __: object) -> None:
+    """No time passes, so that lines are written at the end."""
+
+
 HEADER = '["log",1]'
 
 
 def write(path: Path, lines: list[str], segment_bytes: int = 10_000) -> None:
-    with EventLogFile(path, segment_bytes) as file:
+    with EventLogFile(path, segment_bytes, never) as file:
         for line in lines:
             file.write(line)
 
@@ -51,7 +56,7 @@ def test_a_new_run_rotates_the_last_one_away_and_is_read_alone(tmp_path: Path) -
 
 
 def test_a_full_disk_ends_the_log_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
-    with EventLogFile(Path("/dev/full"), 1 << 20) as file:
+    with EventLogFile(Path("/dev/full"), 1 << 20, never) as file:
         for _ in range(10):
             file.write("x" * BUFFER_BYTES)
     (record,) = caplog.records
@@ -59,7 +64,7 @@ def test_a_full_disk_ends_the_log_and_nothing_else(caplog: pytest.LogCaptureFixt
 
 
 def test_what_a_full_disk_leaves_unwritten_at_the_end_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    with EventLogFile(Path("/dev/full"), 1 << 20) as file:
+    with EventLogFile(Path("/dev/full"), 1 << 20, never) as file:
         file.write("short")
         assert not caplog.records
     assert len(caplog.records) == 1
@@ -67,7 +72,7 @@ def test_what_a_full_disk_leaves_unwritten_at_the_end_is_told(caplog: pytest.Log
 
 def test_what_is_written_can_be_read_a_moment_later_and_costs_one_timer(tmp_path: Path) -> None:
     timers: list[Callable[[], None]] = []
-    with EventLogFile(tmp_path / "log", 1 << 20, later=lambda _, call: timers.append(call)) as file:
+    with EventLogFile(tmp_path / "log", 1 << 20, lambda _, call: timers.append(call)) as file:
         for line in (HEADER, '["plan",1]'):
             file.write(line)
         (flush,) = timers
@@ -81,7 +86,7 @@ def test_what_is_written_can_be_read_a_moment_later_and_costs_one_timer(tmp_path
 
 def test_a_full_disk_is_told_when_what_is_pending_is_written(caplog: pytest.LogCaptureFixture) -> None:
     timers: list[Callable[[], None]] = []
-    with EventLogFile(Path("/dev/full"), 1 << 20, later=lambda _, call: timers.append(call)) as file:
+    with EventLogFile(Path("/dev/full"), 1 << 20, lambda _, call: timers.append(call)) as file:
         file.write("short")
         timers[0]()
         assert len(caplog.records) == 1
@@ -95,7 +100,7 @@ def test_a_segment_that_cannot_be_rotated_ends_the_log(
     def refuse(*_: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    with EventLogFile(tmp_path / "log", segment_bytes=20) as file:
+    with EventLogFile(tmp_path / "log", 20, never) as file:
         file.write(HEADER)
         monkeypatch.setattr(Path, "replace", refuse)
         for _ in range(5):
@@ -112,7 +117,7 @@ def test_a_line_that_was_cut_off_is_not_read(tmp_path: Path) -> None:
 
 def test_a_log_that_cannot_be_begun_is_named_with_its_flag(tmp_path: Path) -> None:
     with pytest.raises(EventLogError, match=r"nowhere/log cannot be written: No such file .* with --event-log"):
-        EventLogFile(tmp_path / "nowhere" / "log", 100)
+        EventLogFile(tmp_path / "nowhere" / "log", 100, never)
 
 
 @pytest.mark.parametrize("content", [b'{"level":"info"}\n', b"garbage", b"\x8b\xff\n"])

@@ -150,6 +150,15 @@ async def test_an_idle_tenant_returns_its_lease_and_is_forgotten(bench: Bench) -
     assert bench.pool.calls == calls
 
 
+async def test_a_tenant_whose_sequences_only_wait_keeps_its_lease(bench: Bench) -> None:
+    await bench.lease()
+    bench.engine.may_need["acme"] = [8]
+    assert await bench.after(RENEW) == 0
+    assert await bench.after(IDLE + RENEW) == 0
+    bench.engine.may_need.clear()
+    assert await bench.after(IDLE + RENEW) is None
+
+
 async def test_a_limit_lifted_while_its_lease_is_renewed_stays_lifted(bench: Bench) -> None:
     bench.leases.use("acme", 64 * BLOCK, 8)
     looking = asyncio.ensure_future(bench.leases.renew_due())
