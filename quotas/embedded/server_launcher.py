@@ -14,7 +14,7 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
-def main(parent: int, lock: int, command: list[str]) -> None:
+def launch(parent: int, lock: int, command: list[str]) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
@@ -28,4 +28,4 @@ def main(parent: int, lock: int, command: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    launch(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
