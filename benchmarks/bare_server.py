@@ -1,18 +1,22 @@
 """The floor a gateway is measured against: starlette on uvicorn with fixed answers, nothing decided, nothing computed.
 
 The answers have the size of the gateway's own, 32 tokens whole or as 35 events. A bare stream is one write an event.
-/v1/chat/completions is the same for a proxy, which reads what it is sent: a role, 32 tokens, a finish and the end.
+/v1/chat/completions is the same for a proxy, which reads what it is sent: a role, 32 tokens, a finish and the end. Told
+how long a step takes, it streams as many tokens as it is asked for, one in each step, all streams on the same clock.
+Answers each line on standard input with what the event loop's thread has done by then.
 """
 
+import asyncio
 import json
 import os
 import signal
 import socket
 import sys
+import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from threading import Thread
+from threading import Thread, main_thread
 
 import uvicorn
 from starlette.applications import Starlette
@@ -20,25 +24,52 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from benchmarks.machine import num_writes
+
 NUM_EVENTS = 35
 HEAD = {"id": "chatcmpl-" + "0" * 32, "created": 1_700_000_000, "model": "embedded", "system_fingerprint": None}
 USAGE = {"prompt_tokens": 32, "completion_tokens": 32, "total_tokens": 64, "prompt_tokens_details": None}
 
 
 def main() -> None:
-    ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter).parse_args()
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("--step-ms", type=float, default=0.0, help="the time between two tokens; 0: none")
+    clock = StepClock(parser.parse_args().step_ms / 1000)
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
     server = _Server(
-        uvicorn.Config(app(), loop="uvloop", http="httptools", log_config=None, access_log=False, lifespan="off")
+        uvicorn.Config(app(clock), loop="uvloop", http="httptools", log_config=None, access_log=False, lifespan="off")
     )
     server.ready = json.dumps({"port": sock.getsockname()[1]})
-    Thread(target=_end_with_input, daemon=True).start()
+    Thread(target=_answer_input, daemon=True).start()
     with suppress(KeyboardInterrupt):
         server.run(sockets=[sock])
 
 
-def app() -> Starlette:
+class StepClock:
+    """Ticks for all who wait, every so many seconds while anybody does."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def step(self) -> asyncio.Future[None]:
+        """Returns what is done when the next step ends."""
+        loop = asyncio.get_running_loop()
+        if not self._waiting:
+            loop.call_later(self.seconds, self._tick)
+        future: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(future)
+        return future
+
+    def _tick(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+
+def app(clock: StepClock) -> Starlette:
     whole, event = _whole_answer(), _event()
 
     async def answer(_: Request) -> Response:
@@ -51,6 +82,10 @@ def app() -> Starlette:
         body = await request.json()
         if not body.get("stream"):
             return Response(whole, media_type="application/json")
+        if clock.seconds:
+            return StreamingResponse(
+                _paced(completion[False], body["max_tokens"], clock), media_type="text/event-stream"
+            )
         with_usage = (body.get("stream_options") or {}).get("include_usage", False)
         return StreamingResponse(_each(completion[with_usage]), media_type="text/event-stream")
 
@@ -67,6 +102,15 @@ async def _events(event: bytes) -> AsyncIterator[bytes]:
 async def _each(events: list[bytes]) -> AsyncIterator[bytes]:
     for event in events:
         yield event
+
+
+async def _paced(events: list[bytes], tokens: int, clock: StepClock) -> AsyncIterator[bytes]:
+    yield events[0]
+    for _ in range(tokens):
+        await clock.step()
+        yield events[1]
+    yield events[-2]
+    yield events[-1]
 
 
 def _whole_answer() -> bytes:
@@ -91,8 +135,11 @@ def _chunk(fields: dict[str, object]) -> bytes:
     return b"data: " + json.dumps({**HEAD, "object": "chat.completion.chunk", **fields}).encode() + b"\n\n"
 
 
-def _end_with_input() -> None:
-    sys.stdin.read()
+def _answer_input() -> None:
+    loop = time.pthread_getcpuclockid(main_thread().ident or 0)
+    while sys.stdin.readline():
+        now = {"at": time.perf_counter(), "loop_cpu": time.clock_gettime(loop), "process_cpu": time.process_time()}
+        print(json.dumps({**now, "writes": num_writes(), "steps": 0, "rows": 0}), flush=True)
     os.kill(os.getpid(), signal.SIGINT)
 
 

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,11 +29,14 @@ from backend.engine import Engine
 from backend.loader import LoadedModel
 from backend.model.hub import resolve_model
 from backend.model.model_config import read_model_config
+from backend.scheduler.batch import Batch
 from backend.scheduler.sequence import FinishReason, Sequence
 from backend.stream import TokenStream
 from backend.text.tokenizer import Tokenizer
 from backend.worker.model_runner import ModelRunner
 from backend.worker.simulated import SimulatedExecutor
+from benchmarks.machine import num_writes
+from benchmarks.parts import PartSampler
 from gateway.app import GC_THRESHOLDS, SWITCH_INTERVAL, TenantSources, open_store, serve, serve_engine
 from gateway.http.connection import bound_socket
 from gateway.settings.settings import Settings
@@ -50,17 +54,36 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=0.0, help="how long a step keeps the device busy")
     parser.add_argument("--steps-in-flight", type=int, default=2)
     parser.add_argument("--instant", action="store_true", help="an engine that answers whole at once, without steps")
+    parser.add_argument("--sample", action="store_true", help="tell what each part of the gateway costs, see parts.py")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the gateway")
     arguments = parser.parse_args()
     chosen = dict(pair.split("=", 1) for pair in arguments.set)
     runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
     with suppress(KeyboardInterrupt), TemporaryDirectory() as state, runner:
         settings = Settings(**defaults(Path(state)) | chosen)
-        runner.run(_serve(settings, arguments.step_ms / 1000, arguments.steps_in_flight, arguments.instant))
+        sampler = PartSampler()
+        if arguments.sample:
+            sampler.start()
+        device = Device(arguments.step_ms / 1000)
+        runner.run(_serve(settings, device, arguments.steps_in_flight, arguments.instant, sampler))
 
 
 def defaults(state_dir: Path) -> dict[str, Any]:
     return {"state_dir": state_dir, "demo_key": KEY, "port": 0, "max_num_seqs": 256, "threads": 1}
+
+
+@dataclass(slots=True)
+class Device:
+    """Says how long each step takes, and counts steps and the rows that they had."""
+
+    step_seconds: float
+    steps: int = 0
+    rows: int = 0
+
+    def __call__(self, batch: Batch) -> float:
+        self.steps += 1
+        self.rows += len(batch.slots)
+        return self.step_seconds
 
 
 class InstantTelemetry(CoreTelemetry):
@@ -89,10 +112,10 @@ class InstantEngine(Engine):
         return stream
 
 
-async def _serve(settings: Settings, step_seconds: float, steps_in_flight: int, instant: bool) -> None:
+async def _serve(settings: Settings, device: Device, steps_in_flight: int, instant: bool, sampler: PartSampler) -> None:
     model = _simulated_model(steps_in_flight)
     words = model.tokenizer.encode(TEXT, add_special_tokens=False)
-    executor = SimulatedExecutor(lambda batch: step_seconds, lambda slot, position: words[position % len(words)])
+    executor = SimulatedExecutor(device, lambda slot, position: words[position % len(words)])
     sys.setswitchinterval(SWITCH_INTERVAL)
     gc.collect()
     gc.freeze()
@@ -101,7 +124,7 @@ async def _serve(settings: Settings, step_seconds: float, steps_in_flight: int, 
     keys = KeySource(settings, policies.current)
     with bound_socket("127.0.0.1", 0) as sock, open_store(settings) as store_url:
         tenants = TenantSources(keys, policies, store_url)
-        asyncio.get_running_loop().add_reader(sys.stdin, _tell, executor)
+        asyncio.get_running_loop().add_reader(sys.stdin, _tell, executor, device, sampler)
         ready = json.dumps({"port": sock.getsockname()[1], "key": KEY})
         announce = partial(print, ready, flush=True)
         if not instant:
@@ -138,13 +161,14 @@ def _simulated_model(steps_in_flight: int) -> LoadedModel:
     )
 
 
-def _tell(executor: SimulatedExecutor) -> None:
+def _tell(executor: SimulatedExecutor, device: Device, sampler: PartSampler) -> None:
     if not sys.stdin.readline():
         asyncio.get_running_loop().remove_reader(sys.stdin)
         signal.raise_signal(signal.SIGINT)
         return
     now = {"at": time.perf_counter(), "loop_cpu": time.thread_time(), "process_cpu": time.process_time()}
-    print(json.dumps({**now, "busy": executor.busy, "idle": executor.idle}), flush=True)
+    done = {"busy": executor.busy, "idle": executor.idle, "steps": device.steps, "rows": device.rows}
+    print(json.dumps({**now, **done, "writes": num_writes(), "samples": sampler.samples}), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,62 @@
+"""Samples what the event loop's thread does, by the part of the gateway that does it."""
+
+import inspect
+import signal
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from importlib import import_module
+from types import CodeType, FrameType
+
+INTERVAL = 0.001  # seconds between two samples
+
+PARTS: Mapping[str, Sequence[str]] = {
+    "accept, head": ["gateway.http.connection:Connection.data_received"],
+    "auth": ["gateway.api.endpoint:Endpoint.authenticate", "gateway.api.service:Service.policy"],
+    "body": ["gateway.api.endpoint:Endpoint.read"],
+    "template": ["gateway.api.service:Service.render"],
+    "tokenize": ["gateway.api.service:Service.encode"],
+    "limits": ["gateway.api.endpoint:Endpoint.charge", "gateway.api.generation:GenerationEndpoint._lease_kv"],
+    "admit": ["admission.admission:AdmittedSequence.__enter__"],
+    "plan": ["admission.controller:Controller.schedule"],
+    "launch": ["backend.step_loop:StepLoop.schedule"],
+    "account": ["admission.controller:Controller.update_from_output"],
+    "step, else": ["backend.engine:Engine._on_step", "backend.engine:Engine._schedule"],
+    "deliver": ["backend.engine:Engine._deliver", "backend.stream:Delivery._drain"],
+    "text": ["gateway.api.generation:TextStream.pieces", "gateway.api.generation:TextStream.choice"],
+    "write": [f"gateway.http.responses:ResponseWriter.{name}" for name in ("reply", "stream", "end_stream")],
+    "settle": ["gateway.api.generation:GenerationEndpoint._settle"],
+    "record": [f"gateway.telemetry.request_record:Telemetry.{name}" for name in ("begin", "ended")],
+    "request, else": ["gateway.api.endpoint:Endpoint.__call__"],
+}
+"""The functions that mark each part. What none of them calls is the event loop's: polling, reading, timers."""
+
+
+class PartSampler:
+    """Looks at the main thread every millisecond, and counts the part whose marker is nearest to what runs there.
+
+    All that a marker calls is its part's, libraries included, unless it marks a part of its own. So is what awaits in
+    it, since the frames of a chain of coroutines are all on the stack while the last of them runs.
+    """
+
+    def __init__(self, parts: Mapping[str, Sequence[str]] = PARTS) -> None:
+        """Each marker is `module:qualified name`. Raises `AttributeError` where one does not exist any more."""
+        self.samples: Counter[str] = Counter()
+        self._part_of = {_code_of(marker): part for part, markers in parts.items() for marker in markers}
+
+    def start(self) -> None:
+        """Take samples from now on. Call it on the main thread."""
+        signal.signal(signal.SIGALRM, self.sample)
+        signal.setitimer(signal.ITIMER_REAL, INTERVAL, INTERVAL)
+
+    def sample(self, _: int, frame: FrameType | None) -> None:
+        while frame is not None and frame.f_code not in self._part_of:
+            frame = frame.f_back
+        self.samples[self._part_of[frame.f_code] if frame else "loop"] += 1
+
+
+def _code_of(marker: str) -> CodeType:
+    module, _, name = marker.partition(":")
+    function = inspect.unwrap(reduce(getattr, name.split("."), import_module(module)))
+    code: CodeType = function.__code__
+    return code
