@@ -1,8 +1,8 @@
 """A stream carries tokens from the engine to whoever asked for them."""
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from sys import maxsize
 
 from backend.errors import DeviceError
@@ -16,9 +16,13 @@ class TokenStream:
 
     Bounded by the sequence's max_tokens, so a consumer that falls behind costs 8 bytes a token and nothing else. One
     that has no use for tokens before the last clears `eager`: it is woken for the first and for the last alone.
+
     """
 
-    __slots__ = ("_at_mark", "_error", "_mark", "_pending", "_waiter", "eager", "finish_reason", "sequence")
+    __slots__ = (
+        "_at_mark", "_error", "_mark", "_pending", "_receiver", "_waiter",
+        "eager", "finish_reason", "sequence",
+    )  # fmt: skip
 
     def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence
@@ -26,6 +30,7 @@ class TokenStream:
         self.finish_reason: FinishReason | None = None
         self._pending: list[int] = []
         self._waiter: asyncio.Future[None] | None = None
+        self._receiver: Callable[[], bool] | None = None
         self._error: DeviceError | None = None
         self._mark = maxsize
         self._at_mark: Callable[[], object] | None = None
@@ -35,19 +40,23 @@ class TokenStream:
         self._mark, self._at_mark = count, callback
         self._look_at_mark(len(self.sequence.output))
 
-    async def take(self) -> list[int]:
+    async def take(self, receiver: Callable[[], bool] | None = None) -> list[int]:
         """Return all tokens since the last call, at least one unless the stream has ended.
 
-        The stream has ended when `finish_reason` is set. Raises `DeviceError` when the engine failed.
+        While this waits, `receiver` is called for tokens that are not the last: a plain call costs less than to wake a
+        task. It takes the `rest` and returns True, or it takes nothing and returns False, and this returns them.
+
+        The stream has ended when `finish_reason` is set. Raises `DeviceError` when the engine failed, and whatever the
+        receiver raises.
         """
         while not self._pending and self.finish_reason is None:
             if self._error is not None:
                 raise self._error
-            self._waiter = asyncio.get_running_loop().create_future()
+            self._waiter, self._receiver = asyncio.get_running_loop().create_future(), receiver
             try:
                 await self._waiter
             finally:
-                self._waiter = None
+                self._waiter = self._receiver = None
         return self.rest()
 
     def rest(self) -> list[int]:
@@ -82,9 +91,20 @@ class TokenStream:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
+    def deliver(self) -> None:
+        """Hand over what is pending, unless the consumer is busy, and will look for itself, or is cancelled."""
+        waiter = self._waiter
+        if waiter is None or waiter.done() or not self._pending:
+            return
+        try:
+            if self.finish_reason is not None or self._receiver is None or not self._receiver():
+                waiter.set_result(None)
+        except Exception as error:  # noqa: BLE001 - it is the consumer's own
+            waiter.set_exception(error)
+
 
 class Delivery:
-    """Wakes consumers a few at a time, so that planning the next step never waits behind hundreds of writes."""
+    """Delivers to streams a few at a time, so that planning the next step never waits behind hundreds of writes."""
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self._call_soon = call_soon
@@ -95,15 +115,14 @@ class Delivery:
         self._ready[stream] = None
 
     def flush(self) -> None:
-        """Have the streams added so far woken, soon."""
+        """Have the streams added so far delivered to, soon."""
         if self._ready and not self._scheduled:
             self._scheduled = True
             self._call_soon(self._drain)
 
     def _drain(self) -> None:
         self._scheduled = False
-        woken = deque(stream for stream, _ in zip(self._ready, range(STREAMS_PER_CALLBACK), strict=False))
-        for stream in woken:
+        for stream in list(islice(self._ready, STREAMS_PER_CALLBACK)):
             del self._ready[stream]
-            stream.wake()
+            stream.deliver()
         self.flush()

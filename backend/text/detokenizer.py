@@ -143,6 +143,10 @@ class IncrementalDetokenizer:
         text = self._decoder.push(token_ids)
         return self._matcher.push(text) if self._matcher and text else text
 
+    def push_token(self, token_id: int) -> str:
+        """Return what `push` returns for a single id."""
+        return self._decoder.push_token(token_id) if self._matcher is None else self.push((token_id,))
+
     def finish(self) -> str:
         """Return the rest, when the ids have ended: held text and bytes of an unfinished character; "" after a stop."""
         if self._matcher is None:
@@ -159,6 +163,8 @@ class IncrementalDetokenizer:
 class _Decoder(Protocol):
     def push(self, token_ids: Sequence[int]) -> str: ...
 
+    def push_token(self, token_id: int) -> str: ...
+
     def finish(self) -> str: ...
 
 
@@ -170,12 +176,16 @@ def _decoder(tokenizer: Tokenizer, skip_special_tokens: bool, context: Sequence[
 
 
 class _ByteDecoder:
-    """Decodes tokens that are bytes: looks them up and decodes UTF-8 incrementally."""
+    """Decodes tokens that are bytes: looks them up and decodes UTF-8 incrementally.
 
-    __slots__ = ("_bytes_of", "_pending", "_strip_left")
+    Most tokens are whole characters, whose text is looked up where no character waits for its end.
+    """
+
+    __slots__ = ("_bytes_of", "_pending", "_strip_left", "_text_of")
 
     def __init__(self, table: TokenBytes, strip_left: int, context: Sequence[int]) -> None:
         self._bytes_of = table.__getitem__
+        self._text_of = table.texts.__getitem__
         self._pending = b""  # the start of a character, at most 3 bytes
         self._strip_left = strip_left  # spaces still to drop before the text begins
         if context:
@@ -186,6 +196,11 @@ class _ByteDecoder:
         text, used = codecs.utf_8_decode(data, "replace", False)
         self._pending = data[used:]
         return self._strip(text) if self._strip_left and text else text
+
+    def push_token(self, token_id: int) -> str:
+        is_between_characters = not (self._pending or self._strip_left)
+        text = self._text_of(token_id) if is_between_characters else None
+        return self.push((token_id,)) if text is None else text
 
     def finish(self) -> str:
         text, self._pending = self._pending.decode("utf-8", "replace"), b""
@@ -214,12 +229,9 @@ class _WindowDecoder:
         self._held: list[int] = []
 
     def push(self, token_ids: Sequence[int]) -> str:
-        return "".join(map(self._push_one, token_ids))
+        return "".join(map(self.push_token, token_ids))
 
-    def finish(self) -> str:
-        return self._new_text()
-
-    def _push_one(self, token_id: int) -> str:
+    def push_token(self, token_id: int) -> str:
         self._held.append(token_id)
         text = self._new_text()
         waits = not text or text.endswith(_INCOMPLETE)
@@ -229,6 +241,9 @@ class _WindowDecoder:
             self._context = (self._context + self._held)[-_CONTEXT_TOKENS:]
         self._held = []
         return text
+
+    def finish(self) -> str:
+        return self._new_text()
 
     def _new_text(self) -> str:
         return self._decode(self._context + self._held)[len(self._decode(self._context)) :]

@@ -18,6 +18,7 @@ class TokenBytes(dict[int, bytes]):
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, piece_bytes: PieceBytes, skip_special: bool) -> None:
         super().__init__()
+        self.texts = TokenTexts(self)
         self._id_to_token = tokenizer.id_to_token
         self._piece_bytes = piece_bytes
         added = tokenizer.get_added_tokens_decoder().values() if skip_special else ()
@@ -28,6 +29,22 @@ class TokenBytes(dict[int, bytes]):
         data = b"" if piece is None or piece in self._skipped else self._piece_bytes(piece)
         self[token_id] = data
         return data
+
+
+class TokenTexts(dict[int, str | None]):
+    """Maps token ids to their text, filled as ids are seen; None where the bytes are not whole characters."""
+
+    def __init__(self, token_bytes: TokenBytes) -> None:
+        super().__init__()
+        self._token_bytes = token_bytes
+
+    def __missing__(self, token_id: int) -> str | None:
+        try:
+            text = self._token_bytes[token_id].decode()
+        except UnicodeDecodeError:
+            text = None
+        self[token_id] = text
+        return text
 
 
 @dataclass(frozen=True, slots=True)

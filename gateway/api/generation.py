@@ -2,10 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from admission.admission import Admission
 from admission.outcome import DeadlineInfeasible, Outcome, QueueFull
@@ -178,7 +178,7 @@ class GenerationEndpoint(Endpoint):
             chunks = [dialect.chunks(identity, request.include_usage, index) for index in range(len(texts))]
             await _gather(
                 [
-                    _stream_one(response, text, encoder, request.continuous_usage)
+                    ChoiceWriter(response, text, encoder, request.continuous_usage).write_all()
                     for text, encoder in zip(texts, chunks, strict=True)
                 ]
             )
@@ -221,6 +221,7 @@ class TextStream:
         self._delivered_at = 0.0
         self.tokens = tokens
         self.sequence = tokens.sequence
+        self.may_stop = detokenizer.may_stop
         self._detokenizer = detokenizer
         self._admission = admission
         self._metrics = metrics
@@ -230,49 +231,56 @@ class TextStream:
         """Returns how many tokens the tenant pays for: those delivered, or all generated ones if it was cut short."""
         return self.num_tokens if self.finish_reason is not None else len(self.sequence.output)
 
-    async def pieces(self) -> list[str]:
+    async def pieces(self, receiver: Callable[[], bool] | None = None) -> list[str]:
         """Wait for tokens and return their text, in pieces that are not empty. The stream is complete once
-        `finish_reason` is set.
+        `finish_reason` is set. A `receiver` is called as by `TokenStream.take`.
 
         Raises `Preempted` when the sequence lost its memory for good, `DeadlineExceeded` when its time is over,
         `ModelFailed` when the model computed no numbers for it, and `DeviceError` when the engine failed.
         """
+        pieces = self.push(await self._take(receiver))
+        if self.finish_reason is None and self.tokens.finish_reason is not None and (rest := self._finish()):
+            pieces.append(rest)
+        return pieces
+
+    def push(self, tokens: list[int]) -> list[str]:
+        """Return the text of these tokens, in pieces that are not empty. A stop string sets `finish_reason`."""
+        self._note_delivery(len(tokens))
         pieces, detokenizer = [], self._detokenizer
-        for token_id in await self._take():
+        for token_id in tokens:
             self.num_tokens += 1
-            if piece := detokenizer.push((token_id,)):
+            if piece := detokenizer.push_token(token_id):
                 pieces.append(piece)
-            if detokenizer.may_stop and detokenizer.stopped is not None:
+            if self.may_stop and detokenizer.stopped is not None:
                 self.finish_reason = FinishReason.STOP
                 self._admission.stop(self.tokens)
-                return pieces
-        if self.tokens.finish_reason is not None and (rest := self._finish()):
-            pieces.append(rest)
+                break
         return pieces
 
     async def choice(self) -> Choice:
         """Wait for the whole text. Tokens are looked at as they come only where a stop string could end it early."""
         pieces: list[str] = []
-        self.tokens.eager = self._detokenizer.may_stop
+        self.tokens.eager = self.may_stop
         while self.finish_reason is None:
             pieces += await (self.pieces() if self.tokens.eager else self._all_pending())
-        return Choice("".join(pieces), "length" if self.finish_reason is FinishReason.LENGTH else "stop")
+        return Choice("".join(pieces), _finish_reason(self))
 
     async def _all_pending(self) -> list[str]:
         """Wait for tokens and return the text of all that are pending as one piece."""
         tokens = await self._take()
+        self._note_delivery(len(tokens))
         self.num_tokens += len(tokens)
         text = self._detokenizer.push(tokens)
         return [text] if self.tokens.finish_reason is None else [text, self._finish()]
 
-    async def _take(self) -> list[int]:
-        tokens = await self.tokens.take()
+    async def _take(self, receiver: Callable[[], bool] | None = None) -> list[int]:
+        tokens = await self.tokens.take(receiver)
         if self.tokens.finish_reason is not None:
             _check_complete(self.tokens.finish_reason)
-        self._delivered_at = self._metrics.tokens_delivered(
-            self.sequence, self.num_tokens, len(tokens), self._delivered_at
-        )
         return tokens
+
+    def _note_delivery(self, count: int) -> None:
+        self._delivered_at = self._metrics.tokens_delivered(self.sequence, self.num_tokens, count, self._delivered_at)
 
     def _finish(self) -> str:
         """End the stream and return the text that was held back, in which a stop string may be complete only now."""
@@ -324,24 +332,54 @@ def _token_usage(texts: list[TextStream]) -> TokenUsage:
     return TokenUsage(sum(len(text.sequence.prompt) for text in texts), sum(text.num_tokens for text in texts))
 
 
-async def _stream_one(response: ResponseWriter, text: TextStream, chunks: Chunks, continuous_usage: bool) -> None:
-    """Write one choice's events; the tokens that are pending when a write is due share it, and with
-    `continuous_usage` one event, with the number of tokens that the choice has by then.
+class ChoiceWriter:
+    """Writes one choice's events. The tokens that are pending when a write is due share it, and with `continuous_usage`
+    one event, with the number of tokens that the choice has by then.
+
+    Once the stream has begun, text is written right where tokens are delivered, by a plain call. Whatever may have to
+    wait, or may end the stream, is written by the coroutine: the first token and the last, text in which a stop string
+    may be complete, and all that comes while the client reads too slowly.
     """
-    usage = TokenUsage(len(text.sequence.prompt), 0) if continuous_usage else None
-    start = chunks.start(usage)
-    events = [start] if start else []
-    while text.finish_reason is None:
-        pieces = await text.pieces()
+
+    __slots__ = ("_chunks", "_response", "_text", "_usage")
+
+    def __init__(self, response: ResponseWriter, text: TextStream, chunks: Chunks, continuous_usage: bool) -> None:
+        self._response = response
+        self._text = text
+        self._chunks = chunks
+        self._usage = TokenUsage(len(text.sequence.prompt), 0) if continuous_usage else None
+
+    async def write_all(self) -> None:
+        text, receiver = self._text, None
+        start = self._chunks.start(self._usage)
+        events = [start] if start else []
+        while text.finish_reason is None:
+            events += self._events(await text.pieces(receiver))
+            if text.finish_reason is not None:
+                events.append(self._chunks.finish(_finish_reason(text), self._usage))
+            if events:
+                await self._response.stream(b"".join(events))
+                events = []
+                receiver = None if text.may_stop else self._write_pending
+
+    def _write_pending(self) -> bool:
+        """Write what is pending, unless that may have to wait: then take nothing and return False."""
+        if not self._response.is_writable:
+            return False
+        if events := self._events(self._text.push(self._text.tokens.rest())):
+            self._response.write(b"".join(events))
+        return True
+
+    def _events(self, pieces: list[str]) -> list[bytes]:
+        chunks, usage = self._chunks, self._usage
         if usage is not None:
-            usage.completion_tokens = text.num_tokens
+            usage.completion_tokens = self._text.num_tokens
             pieces = ["".join(pieces)] if pieces else []
-        events += [chunks.text(piece, usage) for piece in pieces]
-        if text.finish_reason is not None:
-            events.append(chunks.finish("length" if text.finish_reason is FinishReason.LENGTH else "stop", usage))
-        if events:
-            await response.stream(b"".join(events))
-            events = []
+        return [chunks.text(piece, usage) for piece in pieces]
+
+
+def _finish_reason(text: TextStream) -> Literal["length", "stop"]:
+    return "length" if text.finish_reason is FinishReason.LENGTH else "stop"
 
 
 async def _gather(coroutines: list[Coroutine[Any, Any, Result]]) -> list[Result]:

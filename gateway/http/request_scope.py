@@ -38,6 +38,11 @@ class Exchange:
         """Returns whether the next write waits, since the client reads too slowly."""
         return self._flow.write_paused
 
+    @property
+    def is_writable(self) -> bool:
+        """Returns whether a part of the answer can be written now: it need not wait, and somebody is left to read."""
+        return not (self._is_over or self._flow.write_paused)
+
     def show_key(self, tenant: str) -> None:
         """Note in the connection table that the request has a valid key of this tenant."""
         self._entry.show_key(tenant)
@@ -47,7 +52,7 @@ class Exchange:
 
         It cannot where it would have to wait, or where nobody is left to read.
         """
-        if self._is_over or self._flow.write_paused or not data:
+        if not data or not self.is_writable:
             return False
         self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True

@@ -79,6 +79,16 @@ class ResponseWriter:
         if self._exchange is None or not self._exchange.write_chunk(events):
             await self.send({"type": "http.response.body", "body": events, "more_body": True})
 
+    @property
+    def is_writable(self) -> bool:
+        """Returns whether `write` can send a part of the event stream now."""
+        return self._is_streaming and self._exchange is not None and self._exchange.is_writable
+
+    def write(self, events: bytes) -> None:
+        """Send a part of an event stream by a plain call, right after `is_writable` has said that it can be."""
+        assert self._exchange is not None
+        self._exchange.write_chunk(events)
+
     async def end_stream(self, events: bytes) -> None:
         """Send the last part of an event stream."""
         await self.send({"type": "http.response.body", "body": events, "more_body": False})

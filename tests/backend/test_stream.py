@@ -1,6 +1,45 @@
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from backend.scheduler.sequence import FinishReason
+from backend.stream import STREAMS_PER_CALLBACK, Delivery, TokenStream
 from tests.backend.paper_device import continuation
 from tests.backend.scheduler.bench import END
+from tests.backend.sequences import make_sequence
 from tests.backend.stepped_engine import Bench, running
+
+
+class Receiver:
+    """Takes what is pending, unless it `is_busy`."""
+
+    def __init__(self, stream: TokenStream) -> None:
+        self.taken: list[list[int]] = []
+        self.is_busy = False
+        self._stream = stream
+
+    def __call__(self) -> bool:
+        if not self.is_busy:
+            self.taken.append(self._stream.rest())
+        return not self.is_busy
+
+
+def new_stream() -> TokenStream:
+    return TokenStream(make_sequence("r", "tenant", [5, 6, 7], 100, [END]))
+
+
+def give(stream: TokenStream, *token_ids: int, reason: FinishReason | None = None) -> None:
+    for token_id in token_ids:
+        stream.sequence.output.append(token_id)
+        stream.put(token_id, reason)
+    stream.deliver()
+
+
+async def waiting(stream: TokenStream, receiver: Callable[[], bool]) -> asyncio.Task[list[int]]:
+    task = asyncio.create_task(stream.take(receiver))
+    await asyncio.sleep(0)
+    return task
 
 
 async def test_a_consumer_that_wants_the_whole_is_woken_for_the_first_and_the_last_token() -> None:
@@ -13,3 +52,84 @@ async def test_a_consumer_that_wants_the_whole_is_woken_for_the_first_and_the_la
                 parts.append(await stream.take())
         assert len(parts) <= 2
         assert [token for part in parts for token in part] == continuation([5, 6, 7], 20, END)
+
+
+async def test_a_receiver_takes_what_comes_while_its_consumer_sleeps_on() -> None:
+    stream = new_stream()
+    receiver = Receiver(stream)
+    task = await waiting(stream, receiver)
+    give(stream, 10)
+    give(stream, 11, 12)
+    stream.deliver()
+    assert receiver.taken == [[10], [11, 12]]
+    assert not task.done()
+    give(stream, 13, reason=FinishReason.LENGTH)
+    assert await task == [13], "the end is the consumer's"
+
+
+async def test_what_a_receiver_cannot_take_its_consumer_gets_and_after_it_the_receiver_again() -> None:
+    stream = new_stream()
+    receiver = Receiver(stream)
+    task = await waiting(stream, receiver)
+    receiver.is_busy = True
+    give(stream, 10)
+    receiver.is_busy = False
+    give(stream, 11)
+    assert await task == [10, 11]
+    give(stream, 12)
+    assert receiver.taken == [], "the consumer is busy, and looks for itself"
+    assert await stream.take(receiver) == [12]
+    task = await waiting(stream, receiver)
+    give(stream, 13)
+    assert receiver.taken == [[13]]
+    stream.end(FinishReason.PREEMPTED)
+    assert await task == []
+
+
+async def test_a_receiver_of_a_consumer_that_is_cancelled_is_not_called() -> None:
+    stream = new_stream()
+    receiver = Receiver(stream)
+    task = await waiting(stream, receiver)
+    task.cancel()
+    give(stream, 10)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    give(stream, 11)
+    assert receiver.taken == []
+
+
+async def test_what_a_receiver_raises_is_its_consumers_alone() -> None:
+    broken, sound = new_stream(), new_stream()
+    receiver = Receiver(sound)
+    tasks = [await waiting(broken, lambda: 1 // 0 == 0), await waiting(sound, receiver)]
+    delivery = Delivery(asyncio.get_running_loop().call_soon)
+    for stream in (broken, sound):
+        stream.put(10, None)
+        delivery.add(stream)
+    delivery.flush()
+    with pytest.raises(ZeroDivisionError):
+        await tasks[0]
+    assert receiver.taken == [[10]]
+    sound.end(FinishReason.STOP)
+    await tasks[1]
+
+
+async def test_few_streams_are_delivered_to_in_one_callback_and_all_in_turn() -> None:
+    callbacks: list[Callable[[], None]] = []
+    delivery, streams = Delivery(callbacks.append), [new_stream() for _ in range(2 * STREAMS_PER_CALLBACK + 1)]
+    receivers = [Receiver(stream) for stream in streams]
+    tasks = [await waiting(*pair) for pair in zip(streams, receivers, strict=True)]
+    for stream in streams:
+        stream.put(10, None)
+        delivery.add(stream)
+        delivery.flush()
+    served = []
+    while callbacks:
+        (callback,) = callbacks
+        callbacks.clear()
+        callback()
+        served.append(sum(len(receiver.taken) for receiver in receivers))
+    assert served == [STREAMS_PER_CALLBACK, 2 * STREAMS_PER_CALLBACK, len(streams)]
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)

@@ -69,6 +69,20 @@ def test_a_decoder_that_looks_at_neighbours_streams_as_it_decodes(ids: list[int]
     assert "".join(stream(METASPACE, ids)) == METASPACE.decode(ids)
 
 
+@pytest.mark.parametrize("tokenizer", EVERY)
+@given(data=st.data(), stop=st.sampled_from([(), ("a",), ("b", "the ")]), min_tokens=st.integers(0, 3))
+def test_a_token_pushed_alone_has_the_text_that_it_has_in_a_run(
+    tokenizer: Tokenizer, data: st.DataObject, stop: tuple[str, ...], min_tokens: int
+) -> None:
+    ids, tail = data.draw(ids_of(tokenizer)), data.draw(ids_of(tokenizer, 3))
+    in_runs, alone = (
+        IncrementalDetokenizer(tokenizer, stop, prompt_tail=tail, min_tokens=min_tokens) for _ in range(2)
+    )
+    assert [alone.push_token(token_id) for token_id in ids] == [in_runs.push([token_id]) for token_id in ids]
+    assert alone.finish() == in_runs.finish()
+    assert alone.stopped == in_runs.stopped
+
+
 def test_only_decoders_that_treat_tokens_alone_get_a_byte_rule() -> None:
     assert byte_decoding(tiny.byte_level_bpe()) is not None
     assert byte_decoding(tiny.metaspace_unigram()) is None
