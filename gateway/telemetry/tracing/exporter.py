@@ -11,11 +11,12 @@ from queue import Empty, SimpleQueue
 
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
-from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from gateway.settings import otel_variables
 from gateway.telemetry.otlp import Collector, export_errors
+from gateway.telemetry.tracing.span_encoding import encode_for_exporters
+from gateway.telemetry.tracing.span_tree import Span
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,7 @@ FLUSH_SECONDS = 2.0  # within which a stopping gateway sends the spans that are 
 
 
 def otlp_exporter(collector: Collector) -> SpanExporter:
+    encode_for_exporters()
     return collector.exporter("traces", GrpcExporter, HttpExporter)
 
 
@@ -54,7 +56,7 @@ class BackgroundExporter:
         self._max_waiting = max_waiting
         self._interval = interval
         self._batch = min(batch, max_waiting)
-        self._queue: SimpleQueue[list[ReadableSpan]] = SimpleQueue()
+        self._queue: SimpleQueue[list[Span]] = SimpleQueue()
         self._due = threading.Event()
         self._closing = False
         self._abandoned = False  # there is no more time
@@ -71,7 +73,7 @@ class BackgroundExporter:
         lost = self._num_put - self.num_exported if self._abandoned else self._num_failed
         return self._num_overflowed + lost
 
-    def put(self, spans: list[ReadableSpan]) -> None:
+    def put(self, spans: list[Span]) -> None:
         """Queue these spans to be sent together; all of them are dropped if they do not fit into the queue."""
         waiting = self.num_waiting + len(spans)
         if self._closing or waiting > self._max_waiting:
@@ -107,8 +109,8 @@ class BackgroundExporter:
         while not self._abandoned and (batch := self._take_batch()):
             self._export(batch)
 
-    def _take_batch(self) -> list[ReadableSpan]:
-        batch: list[ReadableSpan] = []
+    def _take_batch(self) -> list[Span]:
+        batch: list[Span] = []
         try:
             while len(batch) < self._batch:
                 batch += self._queue.get_nowait()
@@ -117,7 +119,7 @@ class BackgroundExporter:
         self._num_taken += len(batch)
         return batch
 
-    def _export(self, batch: list[ReadableSpan]) -> None:
+    def _export(self, batch: list[Span]) -> None:
         try:
             delivered = self._exporter.export(batch) is SpanExportResult.SUCCESS
         except Exception:

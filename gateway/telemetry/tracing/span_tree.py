@@ -1,4 +1,4 @@
-"""Makes spans of one trace with given times, as the SDK's exporters take them; every string in them is bounded."""
+"""Makes spans of one trace with given times; every string in them is bounded."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ _STATE_MEMBER = re.compile(
 Attributes = Mapping[str, AttributeValue | None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SpanEvent:
     """An event of a span at a time in Unix nanoseconds."""
 
@@ -37,11 +37,66 @@ class SpanEvent:
     attributes: Mapping[str, AttributeValue] | None = None
 
 
+class Span(ReadableSpan):
+    """A span as it is encoded. What only the SDK's own encoder asks for is made when it asks."""
+
+    __slots__ = (
+        "attributes", "end_time", "happened", "is_failed", "is_parent_remote", "kind", "links", "name", "parent_id",
+        "resource", "span_id", "start_time", "trace_id", "trace_state",
+    )  # fmt: skip
+    instrumentation_scope = SCOPE
+    dropped_attributes = dropped_events = dropped_links = 0
+
+    def __init__(
+        self,
+        name: str,
+        trace_id: int,
+        span_id: int,
+        state: TraceState | None,
+        parent_id: int | None,
+        is_parent_remote: bool,
+        times: tuple[int, int],
+        attributes: dict[str, AttributeValue],
+        happened: Sequence[SpanEvent],
+        links: Sequence[Link],
+        kind: SpanKind,
+        is_failed: bool,
+        resource: Resource,
+    ) -> None:
+        self.trace_id, self.span_id, self.trace_state = trace_id, span_id, state
+        self.parent_id, self.is_parent_remote = parent_id, is_parent_remote
+        self.happened, self.is_failed = happened, is_failed
+        self.name, self.kind, self.resource = name, kind, resource  # type: ignore[misc] # properties of its base
+        self.start_time, self.end_time = times  # type: ignore[misc]
+        self.attributes, self.links = attributes, links  # type: ignore[misc]
+
+    @property
+    def context(self) -> SpanContext:
+        return SpanContext(self.trace_id, self.span_id, False, SAMPLED, self.trace_state)
+
+    def get_span_context(self) -> SpanContext:
+        return self.context
+
+    @property
+    def parent(self) -> SpanContext | None:
+        if self.parent_id is None:
+            return None
+        return SpanContext(self.trace_id, self.parent_id, self.is_parent_remote, SAMPLED, self.trace_state)
+
+    @property
+    def events(self) -> Sequence[Event]:
+        return [Event(event.name, event.attributes, event.at) for event in self.happened]
+
+    @property
+    def status(self) -> Status:
+        return FAILED if self.is_failed else UNSET
+
+
 class SpanTree:
     """Collects the spans of one trace; times are in Unix nanoseconds."""
 
     def __init__(self, resource: Resource, trace_id: int, state: str = "") -> None:
-        self.spans: list[ReadableSpan] = []
+        self.spans: list[Span] = []
         self._resource = resource
         self._trace_id = trace_id
         self._state = trace_state(state) if state else None
@@ -51,38 +106,43 @@ class SpanTree:
         name: str,
         began: int,
         ended: int,
-        parent: SpanContext | None,
+        parent: int | None,
         attributes: Attributes,
         *,
+        is_parent_remote: bool = False,
         kind: SpanKind = SpanKind.INTERNAL,
         failed: bool = False,
         events: Sequence[SpanEvent] = (),
         links: Sequence[Link] = (),
         span_id: int = 0,
-    ) -> SpanContext:
-        """Add a span and return its context. Attributes that are None are left out; `span_id` 0 is for a new one."""
-        context = self.context(span_id or getrandbits(64) or 1)
+    ) -> int:
+        """Add a span below `parent` and return its id. Attributes that are None are left out; `span_id` 0 is for a new
+        one.
+        """
+        span_id = span_id or getrandbits(64) or 1
+        bounded: dict[str, AttributeValue] = {
+            key: bounded_text(value) if isinstance(value, str) else value
+            for key, value in attributes.items()
+            if value is not None
+        }
         self.spans.append(
-            ReadableSpan(
+            Span(
                 name[:MAX_TEXT],
-                context,
+                self._trace_id,
+                span_id,
+                self._state,
                 parent,
-                self._resource,
-                {key: _bounded(value) for key, value in attributes.items() if value is not None},
-                [Event(event.name, event.attributes, event.at) for event in events[:MAX_EVENTS]],
+                is_parent_remote,
+                (began, max(began, ended)),
+                bounded,
+                events[:MAX_EVENTS],
                 links,
                 kind,
-                status=FAILED if failed else UNSET,
-                start_time=began,
-                end_time=max(began, ended),
-                instrumentation_scope=SCOPE,
+                failed,
+                self._resource,
             )
         )
-        return context
-
-    def context(self, span_id: int, is_remote: bool = False) -> SpanContext:
-        """Returns the context of a span of this trace, ours or a client's."""
-        return SpanContext(self._trace_id, span_id, is_remote, SAMPLED, self._state)
+        return span_id
 
 
 def trace_state(header: str) -> TraceState | None:
@@ -98,8 +158,6 @@ def trace_state(header: str) -> TraceState | None:
 
 def bounded_text(value: str) -> str:
     """Returns at most `MAX_TEXT` characters that any encoding can hold: a lone surrogate becomes "?"."""
+    if len(value) <= MAX_TEXT and value.isascii():
+        return value
     return value[:MAX_TEXT].encode("utf-8", "replace").decode()
-
-
-def _bounded(value: AttributeValue) -> AttributeValue:
-    return bounded_text(value) if isinstance(value, str) else value

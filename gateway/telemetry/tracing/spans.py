@@ -15,15 +15,21 @@ It contains no prompt, output, stop string or message of an error, since clients
 """
 
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.trace import SpanContext, SpanKind
+from opentelemetry.trace import SpanKind
 
 from backend.scheduler.sequence import FinishReason
 from gateway.telemetry import semconv
 from gateway.telemetry.request_record import Chunk, RequestRecord, SequenceTimeline, StoreCall
 from gateway.telemetry.tracing import attributes
 from gateway.telemetry.tracing.sampler import SamplingReason
-from gateway.telemetry.tracing.span_tree import MAX_EVENTS, Attributes, SpanEvent, SpanTree, bounded_text
+from gateway.telemetry.tracing.span_tree import (
+    MAX_EVENTS,
+    Attributes,
+    Span,
+    SpanEvent,
+    SpanTree,
+    bounded_text,
+)
 from gateway.tenants.effective_policy import KVShape
 from quotas.store.scripts import Script
 
@@ -49,7 +55,7 @@ _CUT_SHORT = {
 
 def spans_of(
     record: RequestRecord, resource: Resource, kv: KVShape, reason: SamplingReason, settled: float | None
-) -> list[ReadableSpan]:
+) -> list[Span]:
     """Returns the spans of a request that has ended; its quota was settled at the moment `settled`, if it had any."""
     return RequestTrace(record, resource, kv).spans(reason, settled)
 
@@ -61,14 +67,15 @@ class RequestTrace:
         self._record = record
         self._kv = kv
         self._tree = SpanTree(resource, record.trace.trace_id, record.trace.state)
-        self._root = self._tree.context(record.trace.span_id)
+        self._root = record.trace.span_id
+        self._ns = record.unix_ns
         self._began = record.began
         self._ended = record.began if record.ended is None else record.ended
         self._calls = record.store_calls  # those that are not in a span yet
         self._served = [timeline for timeline in record.timelines if timeline.admitted is not None]
         self._max_events = max(MIN_EVENTS, MAX_EVENTS // max(1, len(self._served)))
 
-    def spans(self, reason: SamplingReason, settled: float | None) -> list[ReadableSpan]:
+    def spans(self, reason: SamplingReason, settled: float | None) -> list[Span]:
         self._add_root(reason)
         self._add_auth()
         self._add_reserve()
@@ -87,8 +94,9 @@ class RequestTrace:
             f"{record.method} {route}",
             self._ns(self._began),
             self._ns(self._ended),
-            None if parent is None else self._tree.context(parent, is_remote=True),
+            parent,
             {**attributes.of_request(record, route, self._kv, self._ended), semconv.SAMPLED_BECAUSE: reason.value},
+            is_parent_remote=parent is not None,
             kind=SpanKind.SERVER,
             failed=record.has_failed,
             events=body_read,
@@ -140,7 +148,7 @@ class RequestTrace:
                 span, timeline, {semconv.SEQUENCE_INDEX: record.timelines.index(timeline)} if several else {}
             )
 
-    def _add_sequence(self, parent: SpanContext, timeline: SequenceTimeline, which: Attributes) -> None:
+    def _add_sequence(self, parent: int, timeline: SequenceTimeline, which: Attributes) -> None:
         assert timeline.admitted is not None
         first, ended = timeline.first_token, timeline.ended or self._ended
         events = self._events(timeline, ended)
@@ -181,13 +189,15 @@ class RequestTrace:
         span = self._add(semconv.SPAN_SETTLE, began, ended, {})
         self._add_store_calls(span, began, ended)
 
-    def _add_store_calls(self, parent: SpanContext, began: float, ended: float) -> None:
+    def _add_store_calls(self, parent: int, began: float, ended: float) -> None:
+        if not self._calls:
+            return
         inside = [call for call in self._calls if began <= call.began and call.ended <= ended]
         self._calls = [call for call in self._calls if call not in inside]
         for call in inside:
             self._add_store_call(parent, call)
 
-    def _add_store_call(self, parent: SpanContext, call: StoreCall) -> None:
+    def _add_store_call(self, parent: int, call: StoreCall) -> None:
         self._tree.add(
             f"EVALSHA {call.name}",
             self._ns(call.began),
@@ -207,7 +217,7 @@ class RequestTrace:
 
     def _add_last(
         self, name: str, began: float, ended: float, values: Attributes, events: list[SpanEvent] | None = None
-    ) -> SpanContext:
+    ) -> int:
         """Add the span of the phase in which the request ended, with the failure if it ended with one."""
         failure = attributes.of_failure(self._record)
         return self._add(name, began, ended, {**values, **failure}, None, events, failed=self._record.has_failed)
@@ -218,11 +228,11 @@ class RequestTrace:
         began: float,
         ended: float,
         values: Attributes,
-        parent: SpanContext | None = None,
+        parent: int | None = None,
         events: list[SpanEvent] | None = None,
         *,
         failed: bool = False,
-    ) -> SpanContext:
+    ) -> int:
         return self._tree.add(
             name,
             self._ns(began),
@@ -238,9 +248,6 @@ class RequestTrace:
 
     def _event(self, at: float, name: str) -> SpanEvent:
         return SpanEvent(self._ns(at), name)
-
-    def _ns(self, moment: float) -> int:
-        return self._record.unix_ns(moment)
 
 
 def _route(path: str) -> str:
