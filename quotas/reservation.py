@@ -57,8 +57,7 @@ NO_USAGE = Usage()  # of a request that counts
 NOTHING = Usage(requests=0)
 
 
-@dataclass(frozen=True, slots=True)
-class LimitState:
+class LimitState(NamedTuple):
     """The state of a limit: `remaining` units may be taken now, and all of them after `reset` seconds if nobody takes
     any. `reset` is 0 where nothing refills.
     """

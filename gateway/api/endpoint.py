@@ -9,7 +9,6 @@ from starlette.types import Receive, Scope, Send
 
 from admission.outcome import Outcome
 from backend.errors import DeviceError
-from gateway.api.rate_headers import rate_headers
 from gateway.api.refusals import refusal_of
 from gateway.api.service import Service
 from gateway.errors import ApiError, InternalError, forget_origin
@@ -101,9 +100,9 @@ class Endpoint:
         try:
             grant = await quotas.reserve(policy.name, policy.key, policy.charged, ask, outage)
         except QuotaRefused as refusal:
-            call.response.add_headers(rate_headers(refusal.measure()))
+            call.response.add_headers(policy.rate_headers.of(refusal.measure()))
             raise
-        call.response.add_headers(rate_headers(grant.states))
+        call.response.add_headers(policy.rate_headers.of(grant.states))
         return grant
 
     async def refuse_spent(self, call: Call, policy: EffectivePolicy, ask: Ask, is_certain: bool = True) -> None:
@@ -118,7 +117,7 @@ class Endpoint:
         except StoreUnavailable as error:
             log.debug("whether a limit is spent is not known: %s", error)
         except QuotaRefused as refusal:
-            call.response.add_headers(rate_headers(refusal.measure()))
+            call.response.add_headers(policy.rate_headers.of(refusal.measure()))
             raise
 
     async def _delay_refusal(self, call: Call, refusal: ApiError) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from gateway.errors import Forbidden, ModelNotFound, Unsatisfiable
 from gateway.tenants.auth import Principal
 from gateway.tenants.live_policy import LivePolicy
+from gateway.tenants.rate_headers import RateHeaders
 from quotas.policy.limit import Limit, Resource
 from quotas.policy.policy import ClassPolicy, Policy, TenantPolicy
 
@@ -28,6 +29,7 @@ class EffectivePolicy:
         self.tenant: TenantPolicy = policy.tenant(principal.tenant)
         self.limits: tuple[Limit, ...] = self.tenant.limits_of(principal.key_id)
         self.charged = tuple(limit for limit in self.limits if limit.is_charged)
+        self.rate_headers = RateHeaders(self.charged)
         self.models = self.tenant.models_of(principal.key_id)  # None: all
         self.scopes = _scopes(principal, self.tenant)
         self.kv_bytes = min(

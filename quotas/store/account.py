@@ -132,6 +132,7 @@ class Account:
         self.limits = limits
         self.scales = tuple(limit.window.seconds if isinstance(limit.window, Rate) else 1 for limit in self.limits)
         self.state = state_key(tenant).encode()
+        self._rows = [(limit, limit.capacity * scale, scale) for limit, scale in zip(limits, self.scales, strict=True)]
         self.scopes = tuple(scope for scope in _scopes(self.limits) if scope)
         self.keys = [self.state, *([self._key_levels] if any(limit.key for limit in self.limits) else [])]
         self.life = SPARE + max((_life(limit) for limit in self.limits), default=0.0)
@@ -196,10 +197,12 @@ class Account:
 
     def states(self, levels: Levels) -> tuple[LimitState, ...]:
         """Return the state of each limit. Amounts that are set aside for replicas count as remaining."""
-        now = levels.now
+        now, rows = levels.now, zip(self._rows, self.used(levels), strict=True)
         return tuple(
-            LimitState(limit, max(limit.capacity * scale - used, 0) // scale, _reset(limit, used, now))
-            for limit, scale, used in zip(self.limits, self.scales, self.used(levels), strict=True)
+            [
+                LimitState(limit, max(capacity - used, 0) // scale, _reset(limit, used, now))
+                for (limit, capacity, scale), used in rows
+            ]
         )
 
     def refusal(self, ask: Ask, levels: Levels) -> QuotaRefused:

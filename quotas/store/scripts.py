@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha1
 from pathlib import Path
-from typing import cast
 
 from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
@@ -144,13 +143,13 @@ class ScriptRunner:
     async def _answered(self, script: Script, packed: bytes) -> list[bytes]:
         try:
             try:
-                answer = await self.client.send(packed)
+                answer: list[bytes] = await self.client.send(packed)
             except NoScriptError:
                 await self.client.execute(b"SCRIPT", b"LOAD", self.scripts[script].text)
                 answer = await self.client.send(packed)
         except ResponseError as error:
             raise StoreFault(f"the quota store failed to {script}: {error}") from error
-        return cast(list[bytes], answer)
+        return answer
 
     async def _prepare(self, link: RedisLink) -> None:
         await check_server(link)

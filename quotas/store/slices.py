@@ -10,7 +10,8 @@ from quotas.reservation import Ask, Usage
 from quotas.store.account import Account
 from quotas.store.replica import Replica, all_of
 
-NOTHING_ASKED = Ask(0)
+Amounts = tuple[int, int, int]  # of requests, input and output tokens
+NOTHING_ASKED: Amounts = (0, 0, 0)
 SHORTEST = 0.5  # seconds: demand is not extrapolated from less
 
 
@@ -25,8 +26,10 @@ class Demand:
         self._turned = self._turned_before = now
 
     def add(self, ask: Ask) -> None:
-        self._asked = _by(int.__add__, self._asked, ask)
-        self._largest = _by(max, self._largest, ask)
+        requests, given, output = ask.requests, ask.input_tokens, ask.output_tokens
+        asked, most = self._asked, self._largest
+        self._asked = (asked[0] + requests, asked[1] + given, asked[2] + output)
+        self._largest = (max(most[0], requests), max(most[1], given), max(most[2], output))
 
     def turn(self, now: float) -> None:
         """Begin a new period, if the present one is over."""
@@ -39,25 +42,18 @@ class Demand:
     @property
     def largest(self) -> Ask:
         """The most of each amount that one request asked for; nothing when none came."""
-        return _by(max, self._largest, self._largest_before)
+        return Ask(*map(max, self._largest, self._largest_before))
 
     @property
     def is_none(self) -> bool:
-        return self.largest == NOTHING_ASKED
+        return self._largest == self._largest_before == NOTHING_ASKED
 
     def within(self, seconds: float, now: float) -> Ask:
         """Return the amounts to expect in so many seconds if demand goes on; no less than the largest request."""
         ratio = seconds / max(now - self._turned_before, SHORTEST)
-        asked = _by(int.__add__, self._asked, self._asked_before)
-        return _by(max, self.largest, _by(lambda count, _: round(count * ratio), asked, asked))
-
-
-def _by(combined: Callable[[int, int], int], one: Ask, other: Ask) -> Ask:
-    return Ask(
-        combined(one.requests, other.requests),
-        combined(one.input_tokens, other.input_tokens),
-        combined(one.output_tokens, other.output_tokens),
-    )
+        largest = map(max, self._largest, self._largest_before)
+        expected = (round((one + before) * ratio) for one, before in zip(self._asked, self._asked_before, strict=True))
+        return Ask(*map(max, largest, expected))
 
 
 SAFETY = 0.9  # of the lease: the store must not end a slice before its replica has, and clocks differ in pace

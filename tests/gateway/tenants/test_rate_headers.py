@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.api.rate_headers import go_duration, rate_headers
+from gateway.tenants.rate_headers import RateHeaders, go_duration
 from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
 from quotas.reservation import LimitState
 
@@ -8,6 +8,10 @@ PER_MINUTE = Limit(Resource.TOKENS, 60_000, Rate(60, 60_000))
 PER_DAY = Limit(Resource.TOKENS, 1_000_000, Budget(BudgetPeriod.DAY))
 REQUESTS = Limit(Resource.REQUESTS, 600, Rate(60, 100))
 RUNNING = Limit(Resource.CONCURRENT_REQUESTS, 8)
+
+
+def rate_headers(states: list[LimitState]) -> dict[str, str]:
+    return RateHeaders([state.limit for state in states]).of(states)
 
 
 def test_nothing_is_said_where_nothing_is_limited_by_time() -> None:
