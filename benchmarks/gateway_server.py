@@ -115,7 +115,7 @@ class InstantEngine(Engine):
 async def _serve(settings: Settings, device: Device, steps_in_flight: int, instant: bool, sampler: PartSampler) -> None:
     model = _simulated_model(steps_in_flight)
     words = model.tokenizer.encode(TEXT, add_special_tokens=False)
-    executor = SimulatedExecutor(device, lambda slot, position: words[position % len(words)])
+    executor = SimulatedExecutor(device, lambda slot, position: words[position % len(words)], device.step_seconds > 0)
     sys.setswitchinterval(SWITCH_INTERVAL)
     gc.collect()
     gc.freeze()

@@ -30,6 +30,7 @@ class DeviceStream(Protocol):
     """Runs what it is given in the order of the launches, and is waited for in that order."""
 
     device: torch.device
+    runs_ahead: bool  # whether work that was launched runs before it is waited for
     captures: bool  # whether `capture` may be called
 
     def launch(self, work: Work) -> Running:
@@ -53,6 +54,7 @@ class CpuStream:
     """A CPU's stream: nothing runs ahead there, waiting for work is doing it."""
 
     device = torch.device("cpu")
+    runs_ahead = False
     captures = False
 
     def __init__(self) -> None:
@@ -85,6 +87,8 @@ class Deferred:
 
 class CudaStream:
     """The current stream of a CUDA device. Work launches kernels and copies there, which the host does not wait for."""
+
+    runs_ahead = True
 
     def __init__(self, device: torch.device, captures: bool = True) -> None:
         self.device = device

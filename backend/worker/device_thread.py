@@ -1,10 +1,10 @@
-"""Two threads serve the device: one launches steps as they are planned, one waits for them and posts their output."""
+"""Threads serve the device: steps are launched as they are planned, waited for in turn, and their output is posted."""
 
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from queue import SimpleQueue
 
 from backend.errors import MemoryExhausted
@@ -16,12 +16,16 @@ Post = Callable[[StepOutput | BaseException], None]
 was lost, or once with the error that ended the thread.
 """
 
+Launched = tuple[int, PendingStep]
+"""A step that was launched, and the attempt that it belongs to: the next begins where a lost step comes again."""
+
 
 class DeviceThread:
     """Feeds one executor. Batches go in from any thread, outputs come back through `post`.
 
-    Keeps up to `depth` steps launched. A step that is planned while another runs is launched at once, not when the
-    other is done, so that the device never waits for the host between two of them.
+    Keeps up to `depth` steps launched. Where the device runs ahead, one thread launches and another waits: a step that
+    is planned while another runs is launched at once, not when the other is done, so that the device never waits for
+    the host between two of them. Elsewhere one thread does both, and a step costs one change of threads less.
 
     A step that is lost for want of memory takes all with it that were planned behind it, without a word, until one
     comes that has its number or a lower one.
@@ -32,13 +36,16 @@ class DeviceThread:
         self._post = post
         self._inbox: SimpleQueue[Batch | None] = SimpleQueue()
         self.submit: Callable[[Batch], None] = self._inbox.put  # takes a step that was planned, and never blocks
-        self._launched: SimpleQueue[tuple[int, PendingStep] | None] = SimpleQueue()  # by attempt
-        self._launchable = threading.Semaphore(depth)
+        self._launched: SimpleQueue[Launched | None] = SimpleQueue()  # by the one thread, for the other
+        self._launchable = threading.Semaphore(depth - 1)  # behind the step that was launched last
         self._failing = threading.Lock()
         self._failed = False
+        parts = {"": self._launch_and_wait}
+        if executor.runs_ahead and depth > 1:
+            parts = {"-launch": self._launch_ahead, "-wait": self._wait_behind}
         self._threads = [
-            threading.Thread(target=self._guarded, args=(part,), name=f"sluice-device-{name}", daemon=True)
-            for name, part in (("launch", self._launch), ("wait", self._wait))
+            threading.Thread(target=self._guarded, args=(part,), name=f"sluice-device{name}", daemon=True)
+            for name, part in parts.items()
         ]
 
     def start(self) -> None:
@@ -67,7 +74,7 @@ class DeviceThread:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        """Post the first failure, and let the other thread end."""
+        """Post the first failure, and let the other thread end, if there is one."""
         with self._failing:
             first, self._failed = not self._failed, True
         if first:
@@ -75,22 +82,34 @@ class DeviceThread:
         self._launchable.release()
         self._launched.put(None)
 
-    def _launch(self) -> None:
-        attempt, newest, is_lost = 0, -1, False
-        while (batch := self._inbox.get()) is not None:
+    def _launch_and_wait(self) -> None:
+        self._wait(self._launch())
+
+    def _launch_ahead(self) -> None:
+        for launched in self._launch():
+            self._launched.put(launched)
             self._launchable.acquire()
-            if self._failed:
-                return
+        self._launched.put(None)
+
+    def _wait_behind(self) -> None:
+        self._wait(self._take_launched())
+
+    def _take_launched(self) -> Iterator[Launched]:
+        while (launched := self._launched.get()) is not None:
+            yield launched
+            self._launchable.release()  # it was waited for
+
+    def _launch(self) -> Iterator[Launched]:
+        """Launch each planned step that is not lost, when it is asked for."""
+        attempt, newest, is_lost = 0, -1, False
+        while (batch := self._inbox.get()) is not None and not self._failed:
             if batch.step <= newest:
                 attempt, is_lost = attempt + 1, False
             newest = batch.step
-            if is_lost:
-                self._launchable.release()
-                continue
-            step = self._try(batch)
-            is_lost = isinstance(step, LostStep)
-            self._launched.put((attempt, step))
-        self._launched.put(None)
+            if not is_lost:
+                step = self._try(batch)
+                is_lost = isinstance(step, LostStep)
+                yield attempt, step
 
     def _try(self, batch: Batch) -> PendingStep:
         try:
@@ -98,14 +117,12 @@ class DeviceThread:
         except MemoryExhausted as error:
             return LostStep(error)
 
-    def _wait(self) -> None:
+    def _wait(self, launched: Iterable[Launched]) -> None:
         lost = -1  # the attempt that has failed
-        while (launched := self._launched.get()) is not None:
-            attempt, step = launched
+        for attempt, step in launched:
             if attempt > lost:
                 try:
                     self._post(step.wait())
                 except MemoryExhausted as error:
                     lost = attempt
                     self._post(error)
-            self._launchable.release()

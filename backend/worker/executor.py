@@ -16,7 +16,9 @@ class PendingStep(Protocol):
 
 
 class Executor(Protocol):
-    """An executor is one device. Steps run in the order of their launch; one thread calls it."""
+    """An executor is one device. Steps run in the order of their launch; one thread launches, and one waits."""
+
+    runs_ahead: bool  # whether a step that was launched runs before it is waited for
 
     def launch(self, batch: Batch) -> PendingStep:
         """Queue a step behind those launched before, without waiting for it.

@@ -73,6 +73,7 @@ class ModelRunner:
         self.device = kv.blocks.device
         self.graphs: StepGraphs | None = None
         self._device_stream = device_stream or make_device_stream(self.device, decoder.ops.captures)
+        self.runs_ahead = self._device_stream.runs_ahead
         layout = Layout.of(config)
         self.stager = Stager(config, layout, self._device_stream.staging)
         self._memory = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=self.device)

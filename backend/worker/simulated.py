@@ -34,7 +34,14 @@ class SimulatedExecutor:
     idleness keep the device loaded.
     """
 
-    def __init__(self, step_time: StepTime = lambda batch: 0.0, token: TokenRule = lambda slot, position: 0) -> None:
+    def __init__(
+        self,
+        step_time: StepTime = lambda batch: 0.0,
+        token: TokenRule = lambda slot, position: 0,
+        runs_ahead: bool = True,
+    ) -> None:
+        """Steps that take no time are not run ahead of whoever waits for them: say so with `runs_ahead`."""
+        self.runs_ahead = runs_ahead
         self._step_time = step_time
         self._token = token
         self._free_at = time.perf_counter()

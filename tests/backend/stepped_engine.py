@@ -27,6 +27,8 @@ class _Step:
 class SteppedExecutor:
     """Completes a step for each `allow`, or fails it; all that follow once `free` is called."""
 
+    runs_ahead = True
+
     def __init__(self, block_size: int) -> None:
         self._device = PaperDevice(block_size)
         self._permits: SimpleQueue[BaseException | None] = SimpleQueue()

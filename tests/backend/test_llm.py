@@ -93,6 +93,7 @@ class ScarceExecutor:
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
+        self.runs_ahead = executor.runs_ahead
         self._launches = 0
 
     def launch(self, batch: Batch) -> PendingStep:
@@ -159,6 +160,7 @@ class InterruptedExecutor:
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
+        self.runs_ahead = executor.runs_ahead
         self._launches = 0
 
     def launch(self, batch: Batch) -> PendingStep:

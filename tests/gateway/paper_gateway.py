@@ -86,6 +86,8 @@ class WatchedScheduler(Scheduler):
 class PaperExecutor:
     """Executes each step when it is waited for: one may lie launched behind it."""
 
+    runs_ahead = True
+
     def __init__(self) -> None:
         self._device = PaperDevice(CONFIG.block_size)
 

@@ -23,7 +23,8 @@ class Step:
 class Device:
     """Tells of each launch; completes a step for each `complete`. Its threads stop with the test."""
 
-    def __init__(self, depth: int = 2) -> None:
+    def __init__(self, depth: int = 2, runs_ahead: bool = True) -> None:
+        self.runs_ahead = runs_ahead
         self.launches: SimpleQueue[int] = SimpleQueue()
         self.results: SimpleQueue[BaseException | None] = SimpleQueue()
         self.refusal: Exception | None = None  # of whatever is launched
@@ -63,9 +64,13 @@ class Device:
         return [output.step for output in outputs if isinstance(output, StepOutput)]
 
 
+EITHER_KIND = pytest.mark.parametrize("runs_ahead", [True, False], ids=["two threads", "one thread"])
+
+
+@EITHER_KIND
 @pytest.mark.parametrize("depth", [1, 2])
-def test_outputs_come_in_the_order_of_the_steps(depth: int) -> None:
-    with Device(depth) as device:
+def test_outputs_come_in_the_order_of_the_steps(depth: int, runs_ahead: bool) -> None:
+    with Device(depth, runs_ahead) as device:
         for number in range(20):
             device.submit(number)
             device.complete()
@@ -82,8 +87,9 @@ def test_a_step_that_is_planned_while_another_runs_is_launched_at_once() -> None
         device.complete()
 
 
-def test_no_more_steps_are_launched_than_may_be_in_flight() -> None:
-    with Device(depth=1) as device:
+@EITHER_KIND
+def test_no_more_steps_are_launched_than_may_be_in_flight(runs_ahead: bool) -> None:
+    with Device(1, runs_ahead) as device:
         device.submit(0, 1)
         assert device.launched() == 0
         assert device.launches.empty()
@@ -92,8 +98,32 @@ def test_no_more_steps_are_launched_than_may_be_in_flight() -> None:
         device.complete()
 
 
-def test_a_failure_is_posted_once_and_ends_both_threads() -> None:
+def test_two_steps_are_in_flight_and_no_third() -> None:
     with Device() as device:
+        device.submit(0, 1, 2)
+        assert [device.launched(), device.launched()] == [0, 1]
+        assert device.launches.empty()
+        device.complete()
+        assert device.launched() == 2
+        device.complete()
+        device.complete()
+
+
+def test_where_nothing_runs_ahead_one_thread_launches_each_step_and_waits_for_it() -> None:
+    with Device(runs_ahead=False) as device:
+        device.submit(0, 1)
+        assert device.launched() == 0
+        assert device.launches.empty()
+        assert device.thread.stacks().startswith("sluice-device:\n")
+        device.complete()
+        assert device.launched() == 1
+        device.complete()
+    assert device.steps(2) == [0, 1]
+
+
+@EITHER_KIND
+def test_a_failure_is_posted_once_and_ends_the_threads(runs_ahead: bool) -> None:
+    with Device(runs_ahead=runs_ahead) as device:
         device.submit(0, 1, 2)
         device.complete(RuntimeError("first"))
         device.complete(RuntimeError("second"))
@@ -101,8 +131,9 @@ def test_a_failure_is_posted_once_and_ends_both_threads() -> None:
     assert device.outputs.empty()
 
 
-def test_a_launch_that_fails_is_posted_after_the_steps_before_it() -> None:
-    with Device() as device:
+@EITHER_KIND
+def test_a_launch_that_fails_is_posted_after_the_steps_before_it(runs_ahead: bool) -> None:
+    with Device(runs_ahead=runs_ahead) as device:
         device.submit(0)
         assert device.launched() == 0
         device.complete()
@@ -112,9 +143,10 @@ def test_a_launch_that_fails_is_posted_after_the_steps_before_it() -> None:
         assert "illegal memory access" in str(device.posted())
 
 
+@EITHER_KIND
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_step_that_is_lost_takes_those_behind_it_with_it_until_it_comes_again(depth: int) -> None:
-    with Device(depth) as device:
+def test_a_step_that_is_lost_takes_those_behind_it_with_it_until_it_comes_again(depth: int, runs_ahead: bool) -> None:
+    with Device(depth, runs_ahead) as device:
         device.submit(0, 1, 2)
         device.complete()
         device.complete(MemoryExhausted("step 1"))
@@ -127,8 +159,9 @@ def test_a_step_that_is_lost_takes_those_behind_it_with_it_until_it_comes_again(
     assert device.outputs.empty()
 
 
-def test_a_step_that_finds_no_memory_at_its_launch_is_lost_after_those_before_it() -> None:
-    with Device() as device:
+@EITHER_KIND
+def test_a_step_that_finds_no_memory_at_its_launch_is_lost_after_those_before_it(runs_ahead: bool) -> None:
+    with Device(runs_ahead=runs_ahead) as device:
         device.submit(0)
         assert device.launched() == 0
         device.refusal = MemoryExhausted("step 1")
@@ -144,8 +177,9 @@ def test_a_step_that_finds_no_memory_at_its_launch_is_lost_after_those_before_it
         assert device.steps(1) == [1]
 
 
-def test_a_device_that_is_stuck_is_told() -> None:
-    with Device() as device:
+@EITHER_KIND
+def test_a_device_that_is_stuck_is_told(runs_ahead: bool) -> None:
+    with Device(runs_ahead=runs_ahead) as device:
         device.submit(0)
         assert device.launched() == 0
         assert not device.thread.stop(timeout=0.01)
