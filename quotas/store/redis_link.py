@@ -6,12 +6,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import RedisError, ResponseError
+import hiredis
+from redis.asyncio.connection import AbstractConnection, DefaultParser
+from redis.exceptions import ConnectionError as ServerGone
+from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
 from quotas.errors import ConnectionLost, StoreUnavailable
 
 CHECKS = 4  # in the time that an answer may take: between two, the loop reads whatever has come
+NOT_ENOUGH = object()  # what the reader returns while an answer is incomplete
 GRACE = 0.005  # seconds in which the loop reads once more, before a command without an answer is given up
 
 
@@ -20,9 +23,10 @@ def copy_of(error: StoreUnavailable) -> StoreUnavailable:
     return type(error)(*error.args)
 
 
-class RedisLink:
+class RedisLink(asyncio.Protocol):
     """A pipeline in which commands of one turn of the loop share one write. The first that gets no answer in time ends
-    the link.
+    the link. It takes over the transport of a connection that redis-py has made, so that nothing but a plain call is
+    between the transport and the answers.
 
     Only time that this process attended to counts: between two checks of what is awaited, however late the second
     comes, no more than the time that was meant to pass. A loop that stands still for seconds, or a machine that starves
@@ -41,7 +45,6 @@ class RedisLink:
         self._loop = asyncio.get_running_loop()
         self._outgoing: list[bytes] = []
         self._awaited: deque[tuple[asyncio.Future[Any], float]] = deque()  # with the attended time it was submitted at
-        self._has_outgoing = asyncio.Event()
         self._watch: asyncio.TimerHandle | None = None
         self._attended = 0.0  # seconds in which this process could read answers, up to the last look
         self._checked_at = 0.0  # when that was, by the loop's clock
@@ -49,7 +52,11 @@ class RedisLink:
         self._suspect: asyncio.Future[Any] | None = None  # overdue at the last look
         self._on_end = on_end
         self._ended: StoreUnavailable | None = None
-        self._tasks = [self._loop.create_task(self._write()), self._loop.create_task(self._read())]
+        self._reader = hiredis.Reader(
+            protocolError=InvalidResponse, replyError=DefaultParser.parse_error, notEnoughData=NOT_ENOUGH
+        )
+        self._transport: asyncio.WriteTransport = connection._writer.transport  # type: ignore[union-attr]
+        self._transport.set_protocol(self)
 
     def submit(self, packed: bytes) -> asyncio.Future[Any]:
         """Send a command in RESP, and return the future of its answer or of its error: `ResponseError`,
@@ -62,8 +69,9 @@ class RedisLink:
         if self._watch is None:
             self._check_in(self.timeout / CHECKS)
         self._awaited.append((answer, self._attended + self._since_check()))
+        if not self._outgoing:
+            self._loop.call_soon(self._write)
         self._outgoing.append(packed)
-        self._has_outgoing.set()
         return answer
 
     def end(self, reason: StoreUnavailable) -> None:
@@ -78,38 +86,32 @@ class RedisLink:
             if not answer.done():
                 answer.set_exception(copy_of(reason))
         self._awaited.clear()
-        for task in self._tasks:
-            task.cancel()
 
     async def close(self) -> None:
         self.end(ConnectionLost("the connection to the quota store was closed"))
-        await asyncio.gather(*self._tasks, return_exceptions=True)
         with suppress(RedisError, OSError):
             await self._connection.disconnect(nowait=True)
 
-    async def _write(self) -> None:
-        while await self._has_outgoing.wait():
-            commands, self._outgoing = self._outgoing, []
-            self._has_outgoing.clear()
-            try:
-                await self._connection.send_packed_command(b"".join(commands), check_health=False)
-            except (RedisError, OSError) as error:
-                self.end(ConnectionLost(f"the quota store cannot be written to: {error}"))
+    def _write(self) -> None:
+        commands, self._outgoing = self._outgoing, []
+        if self._ended is None:
+            self._transport.write(b"".join(commands))
 
-    async def _read(self) -> None:
-        read = self._connection.read_response
-        while True:
-            answer: Any
-            try:
-                answer = await read(disconnect_on_error=False)
-            except ResponseError as error:
-                answer = error
-            except (RedisError, OSError) as error:
-                self.end(ConnectionLost(f"the quota store closed the connection: {error}"))
-                return
-            self._deliver(answer)
+    def data_received(self, data: bytes) -> None:
+        reader = self._reader
+        try:
+            reader.feed(data)
+            while self._ended is None and (answer := reader.gets()) is not NOT_ENOUGH:
+                self._deliver(answer)
+        except RedisError as error:
+            self.end(ConnectionLost(f"the quota store closed the connection: {error}"))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.end(ConnectionLost(f"the quota store closed the connection: {error or 'Connection closed by server.'}"))
 
     def _deliver(self, answer: Any) -> None:
+        if isinstance(answer, ServerGone):  # such as LOADING
+            raise answer
         future, _ = self._awaited.popleft()
         if future.done():
             return  # its caller was cancelled
