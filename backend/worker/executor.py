@@ -41,7 +41,7 @@ class LostStep:
 
 
 class InlineDevice:
-    """Launches and waits for the steps of one executor by one thread, as `DeviceThread` does with two of its own."""
+    """Launches and waits for the steps of one executor on its caller's thread; `DeviceThread` has its own threads."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
