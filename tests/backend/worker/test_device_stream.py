@@ -7,6 +7,7 @@ import torch
 
 from backend.kernels.cpu import select_ops
 from backend.worker.device_stream import CpuStream, CudaStream, make_device_stream
+from tests.backend.runners import make_runner
 
 
 def test_on_a_cpu_waiting_is_doing() -> None:
@@ -57,6 +58,13 @@ def test_cuda_is_timed_around_the_work_and_waited_for_at_its_end(monkeypatch: py
     assert cuda.calls == ["record", "work", "record"]
     assert running.wait() == pytest.approx(0.002)
     assert cuda.calls[3:] == ["synchronize"]
+
+
+def test_only_on_a_gpu_work_runs_before_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    PaperCuda(monkeypatch)
+    assert make_device_stream(torch.device("cuda:0"), captures=True).runs_ahead
+    assert not make_device_stream(torch.device("cpu"), captures=False).runs_ahead
+    assert not make_runner().runs_ahead, "a runner's threads follow from its stream"
 
 
 def test_graphs_share_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
