@@ -21,7 +21,7 @@ from gateway.api.quota_extender import QuotaExtender
 from gateway.api.refusals import name_in_log, queue_full, refusal_of, unmeetable
 from gateway.api.service import Service
 from gateway.errors import ApiError, DeadlineExceeded, ModelFailed, Preempted
-from gateway.http.request_scope import RequestScope, has_come_whole
+from gateway.http.request_scope import Exchange, RequestScope, has_come_whole
 from gateway.http.responses import ResponseWriter
 from gateway.openai.replies import Choice, Chunks, Identity, TokenUsage
 from gateway.openai.requests import GenerationRequest
@@ -360,22 +360,23 @@ class ChoiceWriter:
             if events:
                 await self._response.stream(b"".join(events))
                 events = []
-                receiver = None if text.may_stop else self._write_pending
+                if self._response.exchange is not None and not text.may_stop:
+                    receiver = partial(self._write_pending, self._response.exchange)
 
-    def _write_pending(self) -> bool:
+    def _write_pending(self, exchange: Exchange) -> bool:
         """Write what is pending, unless that may have to wait: then take nothing and return False."""
-        if not self._response.is_writable:
+        if not exchange.is_writable:
             return False
         if events := self._events(self._text.push(self._text.tokens.rest())):
-            self._response.write(b"".join(events))
+            exchange.write(b"".join(events))
         return True
 
     def _events(self, pieces: list[str]) -> list[bytes]:
         chunks, usage = self._chunks, self._usage
         if usage is not None:
             usage.completion_tokens = self._text.num_tokens
-            pieces = ["".join(pieces)] if pieces else []
-        return [chunks.text(piece, usage) for piece in pieces]
+            return [chunks.text("".join(pieces), usage)] if pieces else []
+        return list(map(chunks.text, pieces))
 
 
 def _finish_reason(text: TextStream) -> Literal["length", "stop"]:

@@ -54,8 +54,12 @@ class Exchange:
         """
         if not data or not self.is_writable:
             return False
-        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        self.write(data)
         return True
+
+    def write(self, data: bytes) -> None:
+        """Write a part of an answer that has begun in chunks, right after `is_writable` has said that it can be."""
+        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def watch(self, callback: Callable[[], object]) -> None:
         """Have `callback` called once the client has gone; soon, where it has gone before.

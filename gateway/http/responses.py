@@ -35,11 +35,11 @@ class ResponseWriter:
 
     __slots__ = (
         "_clock",
-        "_exchange",
         "_extra_headers",
         "_headers",
         "_is_streaming",
         "_starting",
+        "exchange",
         "request_id",
         "send",
         "started",
@@ -54,7 +54,7 @@ class ResponseWriter:
         self.status = 0  # of HTTP, once it has started
         self._clock = clock
         self._extra_headers: Headers = []
-        self._exchange = exchange_of(scope)
+        self.exchange = exchange_of(scope)
         self._starting: asyncio.Lock | None = None
         self._is_streaming = False  # the headers of a stream have been sent
 
@@ -76,18 +76,8 @@ class ResponseWriter:
         """Send a part of an event stream; the first part is preceded by the headers."""
         if not self._is_streaming:
             await self._start_stream()
-        if self._exchange is None or not self._exchange.write_chunk(events):
+        if self.exchange is None or not self.exchange.write_chunk(events):
             await self.send({"type": "http.response.body", "body": events, "more_body": True})
-
-    @property
-    def is_writable(self) -> bool:
-        """Returns whether `write` can send a part of the event stream now."""
-        return self._is_streaming and self._exchange is not None and self._exchange.is_writable
-
-    def write(self, events: bytes) -> None:
-        """Send a part of an event stream by a plain call, right after `is_writable` has said that it can be."""
-        assert self._exchange is not None
-        self._exchange.write_chunk(events)
 
     async def end_stream(self, events: bytes) -> None:
         """Send the last part of an event stream."""
