@@ -1,5 +1,6 @@
 """Admission of requests to one engine, as the gateway uses it."""
 
+from collections.abc import Iterable
 from types import TracebackType
 
 from admission.controller import Controller
@@ -57,10 +58,15 @@ class Admission:
         """Returns whether the tenant has waited for more blocks than it may hold, since that was last changed."""
         return tenant in self._core.scheduler.kv_manager.allowances.requested
 
-    def longest(self, tenant: str) -> int:
-        """Returns the blocks that the longest sequence of the tenant may come to need, be it waiting or running."""
-        blocks_for = self._core.scheduler.config.blocks_for
-        return max((blocks_for(one.most_tokens) for one in self._engine.sequences_of(tenant)), default=0)
+    def longest_of(self, tenants: Iterable[str]) -> dict[str, int]:
+        """Returns for each of the tenants the blocks that its longest sequence may come to need, be it waiting or
+        running.
+        """
+        blocks_for, longest = self._core.scheduler.config.blocks_for, dict.fromkeys(tenants, 0)
+        for one in self._engine.sequences:
+            if one.tenant in longest:
+                longest[one.tenant] = max(longest[one.tenant], blocks_for(one.most_tokens))
+        return longest
 
     def stop(self, stream: TokenStream) -> None:
         """End the stream's sequence: its text has reached a stop string."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from backend.errors import DeviceError, MemoryExhausted
@@ -73,9 +73,10 @@ class Engine:
     def num_streams(self) -> int:
         return len(self._streams)
 
-    def sequences_of(self, tenant: str) -> list[Sequence]:
-        """Return the tenant's sequences that have not ended, be they waiting or running."""
-        return [sequence for sequence in self._streams if sequence.tenant == tenant]
+    @property
+    def sequences(self) -> Iterable[Sequence]:
+        """The sequences that have not ended, be they waiting or running."""
+        return self._streams.keys()
 
     def submit(self, sequence: Sequence) -> TokenStream:
         """Queue a sequence and return its stream; the core may refuse it with an error of its own."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -38,7 +38,7 @@ class KVAllowances(Protocol):
 
     def is_denied(self, tenant: str) -> bool: ...
 
-    def longest(self, tenant: str) -> int: ...
+    def longest_of(self, tenants: Iterable[str]) -> dict[str, int]: ...
 
 
 @dataclass(slots=True)
@@ -98,18 +98,20 @@ class KvLeases:
     async def renew_due(self) -> None:
         """Renew the leases that are due, once."""
         due = [(tenant, lease) for tenant, lease in self.leases.items() if self._is_due(tenant, lease)]
-        await asyncio.gather(*(self._renew(tenant, lease) for tenant, lease in due))
+        if due:
+            longest = self._memory.longest_of([tenant for tenant, _ in due])
+            await asyncio.gather(*(self._renew(tenant, lease, longest[tenant]) for tenant, lease in due))
 
     def _is_due(self, tenant: str, lease: _Lease) -> bool:
         denied = RETRY if lease.is_short else 0.0
         return self._clock() >= lease.renewed + (denied if self._memory.is_denied(tenant) else RENEW)
 
-    async def _renew(self, tenant: str, lease: _Lease) -> None:
+    async def _renew(self, tenant: str, lease: _Lease, longest: int) -> None:
+        """Renew one lease; `longest` is the blocks that the longest sequence of the tenant may come to need."""
         now = self._clock()
         demand, lease.coming = max(self._memory.demand(tenant), lease.coming), 0
         if demand:
             lease.wanted_at = now
-        longest = self._memory.longest(tenant)
         limit = max(lease.limit, longest * self._block_bytes)
         wanted = min(round(demand * HEADROOM) * self._block_bytes, limit)
         try:

@@ -1,6 +1,7 @@
 """Leases on KV memory, over a store and an engine on paper and a clock that moves when told."""
 
 import asyncio
+from collections.abc import Iterable
 
 import pytest
 
@@ -42,8 +43,8 @@ class Engine:
     def is_denied(self, tenant: str) -> bool:
         return self.denied
 
-    def longest(self, tenant: str) -> int:
-        return max(self.may_need.get(tenant, ()), default=0)
+    def longest_of(self, tenants: Iterable[str]) -> dict[str, int]:
+        return {tenant: max(self.may_need.get(tenant, ()), default=0) for tenant in tenants}
 
 
 class Bench:
