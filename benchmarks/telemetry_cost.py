@@ -1,8 +1,9 @@
-"""What tracing costs the event loop, with an instant engine: python -m benchmarks.telemetry_cost
+"""What tracing costs: python -m benchmarks.telemetry_cost
 
 Three gateways run side by side on one core and take turns: one without a collector, one that traces nothing of what it
 is asked, one that traces everything. Each figure is a difference of the CPU time of the loop's thread for a request,
-paired within a run. What is kept of every request, traced or not, is timed by itself and added.
+paired within a run. What is kept of every request, traced or not, is timed by itself and added. What a loop is held to
+is measured over an engine that answers at once; what a process is, over one of 32 steps a request, as users have it.
 """
 
 import os
@@ -30,6 +31,8 @@ BODY = {
     "ignore_eos": True,
 }
 MODES = {"off": None, "unsampled": "0", "sampled": "1"}  # share of requests that are traced; None: no collector
+SHARES = {"off": None, "1 %": "0.01", "all": "1"}
+STEPS = 32  # tokens of an answer where shares of the process's time are judged
 STORIES = 20_000
 
 Figures = dict[str, list[float]]
@@ -51,30 +54,45 @@ def main(arguments: list[str] | None = None) -> int:
         }
         os.sched_setaffinity(0, {load_core})
         for run in range(runs):
-            for name in _turns(run):
+            for name in _turns(run, list(MODES)):
                 _measure(name, gateways[name], seconds, figures)
             os.sched_setaffinity(0, {server_core})
             figures["story us"].append(_story_us())
             os.sched_setaffinity(0, {load_core})
+        shares = _shares(sink.ready["port"], runs, seconds, server_core)
     _tell(report, figures)
+    _tell_shares(report, shares)
     return report.finish(options.results)
 
 
-def _gateway(sink_port: int, ratio: str | None, core: int) -> Worker:
+def _shares(sink_port: int, runs: int, seconds: float, core: int) -> Figures:
+    figures: Figures = defaultdict(list)
+    with ExitStack() as running:
+        gateways = {
+            name: running.enter_context(_gateway(sink_port, ratio, core, instant=False))
+            for name, ratio in SHARES.items()
+        }
+        for run in range(runs):
+            for name in _turns(run, list(SHARES)):
+                _measure(name, gateways[name], seconds, figures, STEPS)
+    return figures
+
+
+def _gateway(sink_port: int, ratio: str | None, core: int, *, instant: bool = True) -> Worker:
     settings = {"otlp_endpoint": f"http://127.0.0.1:{sink_port}", "otlp_protocol": "http", "trace_sample_ratio": ratio}
     settings |= {"trace_max_per_second": "100000", "trace_slow_seconds": "60"}
     flags = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    return Worker.module("benchmarks.gateway_server", "--instant", *(flags if ratio is not None else ()), core=core)
+    engine = ("--instant",) if instant else ()
+    return Worker.module("benchmarks.gateway_server", *engine, *(flags if ratio is not None else ()), core=core)
 
 
-def _turns(run: int) -> list[str]:
+def _turns(run: int, names: list[str]) -> list[str]:
     """In another order each time: whoever comes after the exporter's work is no worse off than others."""
-    names = list(MODES)
     return names[run % 3 :] + names[: run % 3]
 
 
-def _measure(name: str, gateway: Worker, seconds: float, figures: Figures) -> None:
-    request = post(PATH, BODY, gateway.ready["key"])
+def _measure(name: str, gateway: Worker, seconds: float, figures: Figures, tokens: int = TOKENS) -> None:
+    request = post(PATH, BODY | {"max_tokens": tokens}, gateway.ready["key"])
     closed_loop(gateway.ready["port"], request, CONNECTIONS, seconds / 6)
     before = gateway.ask()
     load = closed_loop(gateway.ready["port"], request, CONNECTIONS, seconds, warm_up=0)
@@ -120,6 +138,21 @@ def _tell(report: Report, figures: Figures) -> None:
     ]
     report.at_most("loop CPU of a request that is not traced, story and decision, us", record + median(unsampled), 20.0)
     report.at_most("loop CPU of a request that is traced, us", record + median(sampled), 400.0)
+
+
+def _tell_shares(report: Report, figures: Figures) -> None:
+    off = figures["off process us"]
+    added = {
+        name: [100 * (ours / without - 1) for ours, without in zip(figures[f"{name} process us"], off, strict=True)]
+        for name in SHARES
+    }
+    rows: list[dict[str, object]] = [
+        {"traced": name, "process us/request": Spread.of(figures[f"{name} process us"]), "added %": Spread.of(values)}
+        for name, values in added.items()
+    ]
+    report.add_table(f"whole answers of {STEPS} tokens over {STEPS} steps, median (extremes)", rows)
+    report.at_most("CPU of the process that tracing 1 % of requests adds, %", median(added["1 %"]), 2.0)
+    report.at_most("CPU of the process that tracing all requests adds, %", median(added["all"]), 30.0)
 
 
 def _added(figures: Figures, name: str) -> list[float]:
