@@ -67,7 +67,9 @@ def _parts(report: Report, core: int, seconds: float) -> None:
         for kind in ("whole", "stream"):
             columns = {n: _cost_by_part(server, kind == "stream", n, seconds) for n in CONNECTIONS}
             parts = sorted(columns[CONNECTIONS[0]], key=lambda part: -columns[CONNECTIONS[0]][part])
-            rows = [{"part": part} | {f"us at {n}": columns[n].get(part, 0.0) for n in CONNECTIONS} for part in parts]
+            rows: list[dict[str, object]] = [
+                {"part": part} | {f"us at {n}": columns[n].get(part, 0.0) for n in CONNECTIONS} for part in parts
+            ]
             report.add_table(f"loop CPU of a request by part, {kind} answers of {TOKENS} tokens", rows)
 
 

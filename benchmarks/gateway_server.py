@@ -92,7 +92,9 @@ class InstantTelemetry(CoreTelemetry):
     def timeline(self, sequence: Sequence) -> SequenceTimeline:
         now = sequence.arrival
         chunk = Chunk(0, 0, len(sequence.prompt), now)
-        return SequenceTimeline(sequence, now, now, 0.0, now, now, now, now, [chunk])
+        return SequenceTimeline(
+            sequence, now, now, 0.0, prefilled=now, first_token=now, ended=now, released=now, chunks=[chunk]
+        )
 
 
 class InstantEngine(Engine):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from importlib import import_module
 from types import CodeType, FrameType
+from typing import Any
 
 INTERVAL = 0.001  # seconds between two samples
 
@@ -57,6 +58,6 @@ class PartSampler:
 
 def _code_of(marker: str) -> CodeType:
     module, _, name = marker.partition(":")
-    function = inspect.unwrap(reduce(getattr, name.split("."), import_module(module)))
-    code: CodeType = function.__code__
+    function: Any = reduce(getattr, name.split("."), import_module(module))
+    code: CodeType = inspect.unwrap(function).__code__
     return code
