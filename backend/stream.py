@@ -16,7 +16,6 @@ class TokenStream:
 
     Bounded by the sequence's max_tokens, so a consumer that falls behind costs 8 bytes a token and nothing else. One
     that has no use for tokens before the last clears `eager`: it is woken for the first and for the last alone.
-
     """
 
     __slots__ = (
