@@ -89,15 +89,16 @@ def test_while_queued(impatient_server: ServerProcess, leave: Leave) -> None:
     """That server runs four sequences at once."""
     server = impatient_server
     running, queued = RawClient(server), RawClient(server)
-    running.send(long_request(server, prompt=[[5], [6], [7], [8]]))
-    eventually(lambda: server.metric("vllm:num_requests_running") == 4)
+    running.send(long_request(server, prompt=[[n] for n in range(40)]))  # for longer than it takes to be probed
+    eventually(lambda: server.metric("vllm:num_requests_waiting") > 0)
+    before = server.metric("sluice_requests_total", DISCONNECTED)
     queued.send(long_request(server))
-    eventually(lambda: server.metric("vllm:num_requests_waiting") == 1)
+    eventually(lambda: server.metric("vllm:num_requests_waiting") > 0)
     leave(queued)
-    eventually(lambda: server.metric("vllm:num_requests_waiting") == 0)
+    eventually(lambda: server.metric("sluice_requests_total", DISCONNECTED) == before + 1)
     assert server.metric("vllm:num_requests_running") == 4
     queued.close()
-    leaves(server, running, leave)
+    leaves(server, running, leave, most_tokens=30_000)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -124,14 +125,15 @@ def test_who_sends_no_more_in_the_middle_of_a_stream_is_sent_the_rest(server: Se
 def test_who_sends_no_more_waits_in_the_queue_and_leaves_it(impatient_server: ServerProcess) -> None:
     server = impatient_server
     with connected(server) as running, connected(server) as queued:
-        running.send(long_request(server, prompt=[[5], [6], [7], [8]]))
-        eventually(lambda: server.metric("vllm:num_requests_running") == 4)
+        running.send(long_request(server, prompt=[[n] for n in range(40)]))  # for longer than it takes to be probed
+        eventually(lambda: server.metric("vllm:num_requests_waiting") > 0)
+        before = server.metric("sluice_requests_total", DISCONNECTED)
         queued.send(long_request(server))
         queued.shut()
-        eventually(lambda: server.metric("vllm:num_requests_waiting") == 1)
         assert queued.receive() == b"HTTP/1.1 100 Continue\r\n\r\n"
+        assert server.metric("vllm:num_requests_waiting") > 0, "it is behind them"
         queued.close()
-        eventually(lambda: server.metric("vllm:num_requests_waiting") == 0)
+        eventually(lambda: server.metric("sluice_requests_total", DISCONNECTED) == before + 1)
         assert server.metric("vllm:num_requests_running") == 4
 
 
