@@ -137,6 +137,7 @@ class Page:
         The page's charts follow a frame later: wait for what is measured.
         """
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.send("Page.bringToFront")  # a tab in the background may draw no more frames, which charts wait for
         self.until(f"innerWidth === {width}")
 
     def want_no_motion(self) -> None:
