@@ -61,6 +61,8 @@ async def test_a_step_that_does_not_come_back_fails_the_engine_and_every_stream(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with watched() as bench:
+        while ", in _wait\n" not in bench.engine.device_stacks():
+            await asyncio.sleep(0.001)
         assert not bench.look(LOOKS)
         assert bench.look(1)
         with pytest.raises(DeviceError, match="no step was completed for 10 s"):
