@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 STOP_SECONDS = 10.0  # for the steps in flight of an engine that is stopped
 ABANDON_SECONDS = 1.0  # the same, after a failure: they may never end
-_OF_STEPS = (StepOutput, MemoryExhausted)
+_STEP_RESULTS = (StepOutput, MemoryExhausted)
 CORE_FAILED = "the core failed"  # a step that is half accounted for cannot be gone back to
 
 
@@ -124,7 +124,7 @@ class Engine:
             log.debug("a step completed after the event loop had closed")
 
     def _on_step(self, result: StepOutput | BaseException) -> None:
-        if not isinstance(result, _OF_STEPS):
+        if not isinstance(result, _STEP_RESULTS):
             self._device_failed(result)
         elif not self.failed.done():
             self._step(result)

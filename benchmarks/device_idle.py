@@ -49,31 +49,17 @@ def _measure(server: Worker, seconds: float, figures: Figures) -> None:
     body = {"model": "embedded", "messages": messages, "max_tokens": min(steps, 2000), "ignore_eos": True}
     request = post(PATH, body | {"stream": True}, server.ready["key"])
     with Clients(server.ready["port"], STREAMS) as clients:
-        for connection in clients.connections:
-            connection.send(request)
-        while not all(connection.num_events > 2 for connection in clients.connections):
-            _receive(clients)
-        before, gaps = server.ask(), _events(clients)
-        cpu, until = time.process_time(), time.perf_counter() + seconds
-        while time.perf_counter() < until:
-            _receive(clients)
+        clients.begin_streams(request)
+        before, gaps, cpu = server.ask(), clients.num_events, time.process_time()
+        clients.stream_for(seconds)
         after = server.ask()
-        delivered = _events(clients) - gaps
+        delivered = clients.num_events - gaps
     elapsed, busy = after["at"] - before["at"], after["busy"] - before["busy"]
     figures["idle"].append(1 - busy / elapsed)
     figures["tokens/s"].append(delivered / elapsed)
     figures["loop CPU"].append((after["loop_cpu"] - before["loop_cpu"]) / elapsed)
     figures["loop us/token"].append((after["loop_cpu"] - before["loop_cpu"]) * 1e6 / delivered)
     figures["clients' CPU"].append((time.process_time() - cpu) / elapsed)
-
-
-def _receive(clients: Clients) -> None:
-    for connection in clients.readable(10):
-        assert not connection.receive(), "a stream ended within the window"
-
-
-def _events(clients: Clients) -> int:
-    return sum(connection.num_events for connection in clients.connections)
 
 
 def _tell(report: Report, figures: Mapping[int, Figures]) -> None:

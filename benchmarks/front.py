@@ -11,7 +11,6 @@ event log and tracing add.
 
 import os
 import sys
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -215,29 +214,14 @@ def _steady(server: Worker, streams: int, step_ms: int, seconds: float, figures:
     tokens = min(2000, int((seconds + 5) * 1000 / step_ms))
     request = _request(server.ready.get("key", ""), stream=True, tokens=tokens)
     with Clients(server.ready["port"], streams) as clients:
-        for connection in clients.connections:
-            connection.send(request)
-        while not all(connection.num_events > 2 for connection in clients.connections):
-            _receive(clients)
-        before, events = server.ask(), _events(clients)
-        until = time.perf_counter() + seconds
-        while time.perf_counter() < until:
-            _receive(clients)
-        risen, events = _since(before, server.ask()), _events(clients) - events
+        clients.begin_streams(request)
+        before, events = server.ask(), clients.num_events
+        clients.stream_for(seconds)
+        risen, events = _since(before, server.ask()), clients.num_events - events
     figures["events/s"].append(events / risen["at"])
     figures["loop us/token"].append(risen["loop_cpu"] * 1e6 / events)
     figures["rows a step"].append(risen["rows"] / max(1, risen["steps"]))
     figures["events a write"].append(events / max(1, risen["writes"] - risen["steps"]))
-
-
-def _receive(clients: Clients) -> None:
-    for connection in clients.readable(10):
-        if connection.receive():
-            raise RuntimeError("a stream ended within the window")
-
-
-def _events(clients: Clients) -> int:
-    return sum(connection.num_events for connection in clients.connections)
 
 
 if __name__ == "__main__":

@@ -165,6 +165,29 @@ class Clients:
             raise BadAnswer(f"nothing came for {timeout} s")
         return [self._by_fd[fd] for fd, _ in ready]
 
+    @property
+    def num_events(self) -> int:
+        """Returns how many events of their last answers all connections have."""
+        return sum(connection.num_events for connection in self.connections)
+
+    def begin_streams(self, request: bytes) -> None:
+        """Send the request on every connection, and wait until all of them stream."""
+        for connection in self.connections:
+            connection.send(request)
+        while not all(connection.num_events > 2 for connection in self.connections):
+            self._receive_unfinished()
+
+    def stream_for(self, seconds: float) -> None:
+        """Receive for so many seconds. Raises `BadAnswer` when a stream ends within them."""
+        until = time.perf_counter() + seconds
+        while time.perf_counter() < until:
+            self._receive_unfinished()
+
+    def _receive_unfinished(self) -> None:
+        for connection in self.readable(10):
+            if connection.receive():
+                raise BadAnswer("a stream ended within the window")
+
     def run(self, request: bytes, seconds: float) -> Load:
         """Keep every connection busy for `seconds`; an answer counts where it ends."""
         load = Load()

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from gateway.settings import otel_variables
 from gateway.telemetry.otlp import Collector, export_errors
 from gateway.telemetry.tracing.span_encoding import encode_for_exporters
-from gateway.telemetry.tracing.span_tree import Span
+from gateway.telemetry.tracing.span_tree import FinishedSpan
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class BackgroundExporter:
         self._max_waiting = max_waiting
         self._interval = interval
         self._batch = min(batch, max_waiting)
-        self._queue: SimpleQueue[list[Span]] = SimpleQueue()
+        self._queue: SimpleQueue[list[FinishedSpan]] = SimpleQueue()
         self._due = threading.Event()
         self._closing = False
         self._abandoned = False  # there is no more time
@@ -73,7 +73,7 @@ class BackgroundExporter:
         lost = self._num_put - self.num_exported if self._abandoned else self._num_failed
         return self._num_overflowed + lost
 
-    def put(self, spans: list[Span]) -> None:
+    def put(self, spans: list[FinishedSpan]) -> None:
         """Queue these spans to be sent together; all of them are dropped if they do not fit into the queue."""
         waiting = self.num_waiting + len(spans)
         if self._closing or waiting > self._max_waiting:
@@ -109,8 +109,8 @@ class BackgroundExporter:
         while not self._abandoned and (batch := self._take_batch()):
             self._export(batch)
 
-    def _take_batch(self) -> list[Span]:
-        batch: list[Span] = []
+    def _take_batch(self) -> list[FinishedSpan]:
+        batch: list[FinishedSpan] = []
         try:
             while len(batch) < self._batch:
                 batch += self._queue.get_nowait()
@@ -119,7 +119,7 @@ class BackgroundExporter:
         self._num_taken += len(batch)
         return batch
 
-    def _export(self, batch: list[Span]) -> None:
+    def _export(self, batch: list[FinishedSpan]) -> None:
         try:
             delivered = self._exporter.export(batch) is SpanExportResult.SUCCESS
         except Exception:

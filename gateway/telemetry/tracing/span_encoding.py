@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.trace import Link, SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from gateway.telemetry.tracing.span_tree import Span, SpanEvent
+from gateway.telemetry.tracing.span_tree import FinishedSpan, SpanEvent
 
 MAX_KEPT = 4096  # encoded attributes: most have few values
 
@@ -29,7 +29,7 @@ _DOUBLE = Struct("<d")
 _64_BITS = 2**64 - 1
 
 
-def encode_spans(spans: Sequence[Span]) -> ExportTraceServiceRequest:
+def encode_spans(spans: Sequence[FinishedSpan]) -> ExportTraceServiceRequest:
     """Returns what the SDK's function of this name does, for spans of one resource and scope, as all of ours are."""
     request = trace_encoder.encode_spans(spans[:1])
     if spans:
@@ -44,7 +44,7 @@ def encode_for_exporters() -> None:
         vars(module)["encode_spans"] = encode_spans
 
 
-def _span(span: Span) -> bytes:
+def _span(span: FinishedSpan) -> bytes:
     parent = span.parent_id
     parts = [
         _ids(span.trace_id, span.span_id),

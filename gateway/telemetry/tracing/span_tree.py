@@ -37,7 +37,7 @@ class SpanEvent:
     attributes: Mapping[str, AttributeValue] | None = None
 
 
-class Span(ReadableSpan):
+class FinishedSpan(ReadableSpan):
     """A span as it is encoded. What only the SDK's own encoder asks for is made when it asks."""
 
     __slots__ = (
@@ -96,7 +96,7 @@ class SpanTree:
     """Collects the spans of one trace; times are in Unix nanoseconds."""
 
     def __init__(self, resource: Resource, trace_id: int, state: str = "") -> None:
-        self.spans: list[Span] = []
+        self.spans: list[FinishedSpan] = []
         self._resource = resource
         self._trace_id = trace_id
         self._state = trace_state(state) if state else None
@@ -126,7 +126,7 @@ class SpanTree:
             if value is not None
         }
         self.spans.append(
-            Span(
+            FinishedSpan(
                 name[:MAX_TEXT],
                 self._trace_id,
                 span_id,

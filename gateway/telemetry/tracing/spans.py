@@ -25,7 +25,7 @@ from gateway.telemetry.tracing.sampler import SamplingReason
 from gateway.telemetry.tracing.span_tree import (
     MAX_EVENTS,
     Attributes,
-    Span,
+    FinishedSpan,
     SpanEvent,
     SpanTree,
     bounded_text,
@@ -55,7 +55,7 @@ _CUT_SHORT = {
 
 def spans_of(
     record: RequestRecord, resource: Resource, kv: KVShape, reason: SamplingReason, settled: float | None
-) -> list[Span]:
+) -> list[FinishedSpan]:
     """Returns the spans of a request that has ended; its quota was settled at the moment `settled`, if it had any."""
     return RequestTrace(record, resource, kv).spans(reason, settled)
 
@@ -75,7 +75,7 @@ class RequestTrace:
         self._served = [timeline for timeline in record.timelines if timeline.admitted is not None]
         self._max_events = max(MIN_EVENTS, MAX_EVENTS // max(1, len(self._served)))
 
-    def spans(self, reason: SamplingReason, settled: float | None) -> list[Span]:
+    def spans(self, reason: SamplingReason, settled: float | None) -> list[FinishedSpan]:
         self._add_root(reason)
         self._add_auth()
         self._add_reserve()

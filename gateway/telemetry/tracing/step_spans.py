@@ -16,7 +16,7 @@ from gateway.telemetry import semconv
 from gateway.telemetry.core_observer import CompletedStep
 from gateway.telemetry.request_record import RequestRecord
 from gateway.telemetry.tracing.attributes import of_step
-from gateway.telemetry.tracing.span_tree import SAMPLED, Attributes, Span, SpanTree
+from gateway.telemetry.tracing.span_tree import SAMPLED, Attributes, FinishedSpan, SpanTree
 
 PATIENCE = 60.0  # seconds that a step waits for its requests to end
 MAX_STEPS = 32  # that one request is linked to, the first ones
@@ -44,7 +44,7 @@ class StepSpans:
         resource: Resource,
         per_second: float,
         live: Set[RequestRecord],
-        emit: Callable[[list[Span]], object],
+        emit: Callable[[list[FinishedSpan]], object],
     ) -> None:
         self._resource = resource
         self._live = live

@@ -92,9 +92,6 @@ def test_names_are_text_and_small_screens_cut_nothing_off(gateway: FakeGateway, 
     assert page.count("#keys-table .buttons:not([hidden])") == 9  # those of policy files are changed there
 
 
-HOSTILE = "<img src=x onerror=document.title=1>"
-
-
 @pytest.fixture
 def policy(open_board: PageMaker) -> Page:
     page = open_board("policy")

@@ -11,7 +11,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind
 from gateway.telemetry.request_record import RequestRecord, TraceContext
 from gateway.telemetry.tracing.sampler import SamplingReason
 from gateway.telemetry.tracing.span_encoding import MAX_KEPT, encode_spans
-from gateway.telemetry.tracing.span_tree import SAMPLED, Span, SpanEvent, SpanTree
+from gateway.telemetry.tracing.span_tree import SAMPLED, FinishedSpan, SpanEvent, SpanTree
 from gateway.telemetry.tracing.spans import spans_of
 from gateway.tenants.effective_policy import KVShape
 from tests.gateway.telemetry.records import a_grant, a_record
@@ -28,7 +28,7 @@ attributes = st.dictionaries(texts, values, max_size=5)
 links = ids.map(lambda number: Link(SpanContext(number << 64 | 7, number, False, SAMPLED)))
 
 
-def assert_as_the_sdk_writes(spans: list[Span]) -> None:
+def assert_as_the_sdk_writes(spans: list[FinishedSpan]) -> None:
     assert encode_spans(spans).SerializeToString() == trace_encoder.encode_spans(spans).SerializeToString()
 
 
