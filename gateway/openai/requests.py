@@ -1,22 +1,23 @@
 """Reads the requests of the OpenAI API: their JSON bodies as they arrive, and the checked values that come of them.
 
 A body may have the extras that vLLM's clients send through `extra_body`. A field is declared with the type it must
-have, or named in `neutral` if it is not supported yet and only its neutral values are accepted; any other field is
-refused by name. Counts are bounded, so that a body of any allowed size is cheap to refuse.
+have, or named as neutral if it is not supported yet and only values that change nothing are accepted; any other field
+is refused by name. Counts are bounded, so that a body of any allowed size is cheap to refuse.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal, Required
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, with_config
 from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict  # before Python 3.12 typing's does not say of which base each field is
 
 from backend.errors import InvalidRequest
 from backend.sampling_params import MAX_STOPS, SamplingParams
 from gateway.errors import BadRequest, context_exceeded, translate
-from gateway.http.json_body import MAX_FIELDS, JsonBody, Wire, read, shown
+from gateway.http.json_body import EXACT, MAX_FIELDS, BodyType, JsonBody, json_object, shown
 
 MAX_MESSAGES = 2048
 MAX_CONTENT_PARTS = 64
@@ -45,103 +46,126 @@ def _one_or_many(stop: Any) -> Any:
     return [stop] if isinstance(stop, str) else stop
 
 
-class ChatMessage(Wire):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str | None, BeforeValidator(_flatten_content)] = None
-    name: str | None = None
-
-    # what the answers of this API hold, so that a client may send them back
-    neutral: ClassVar = {"refusal": (), "annotations": [[]], "audio": (), "function_call": (), "tool_calls": [[]]}
+@with_config(EXACT)
+class ChatMessage(TypedDict, total=False):
+    role: Required[Literal["system", "developer", "user", "assistant"]]
+    content: Annotated[str | None, BeforeValidator(_flatten_content)]
+    name: str | None
 
 
-_Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+# what the answers of this API hold, so that a client may send them back
+_OF_ANSWERS: Mapping[str, Sequence[Any]] = {
+    "refusal": (),
+    "annotations": [[]],
+    "audio": (),
+    "function_call": (),
+    "tool_calls": [[]],
+}
+_Message = Annotated[ChatMessage, json_object(_OF_ANSWERS)]
+_Messages = Annotated[list[_Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 _PositiveInt = Annotated[int, Field(ge=1)]
 
 
-class _StreamOptions(Wire):
-    neutral: ClassVar = {"include_obfuscation": [False]}
+@with_config(EXACT)
+class StreamOptions(TypedDict, total=False):
+    include_usage: bool | None
+    continuous_usage_stats: bool | None  # vLLM's
 
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None  # vLLM's
 
+@with_config(EXACT)
+class GenerationBody(TypedDict, total=False):
+    """The body that both dialects share. A field that was not sent is absent; null stands for that as well."""
 
-class GenerationBody(Wire):
-    model: str
-    stream: bool | None = None
-    stream_options: _StreamOptions | None = None
-    max_tokens: _PositiveInt | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int | None = None
+    model: Required[str]
+    stream: bool | None
+    stream_options: Annotated[StreamOptions, json_object({"include_obfuscation": [False]})] | None
+    max_tokens: _PositiveInt | None
+    temperature: float | None
+    top_p: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    seed: int | None
     stop: Annotated[
         Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True)] | None, BeforeValidator(_one_or_many)
-    ] = None
+    ]
     # vLLM's
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int | None = None
-    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
-    ignore_eos: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    add_special_tokens: bool | None = None
+    top_k: int | None
+    min_p: float | None
+    repetition_penalty: float | None
+    min_tokens: int | None
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOPS, fail_fast=True)] | None
+    ignore_eos: bool | None
+    include_stop_str_in_output: bool | None
+    skip_special_tokens: bool | None
+    add_special_tokens: bool | None
     # about the request, without effect on its answer
-    service_tier: Tier | None = None
-    user: str | None = None
-    metadata: Annotated[dict[str, Any], Field(max_length=MAX_FIELDS)] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-
-    neutral: ClassVar = {
-        "n": [1], "best_of": [1], "logit_bias": [{}], "store": [False], "response_format": [{"type": "text"}],
-        "structured_outputs": (), "prompt_logprobs": (), "truncate_prompt_tokens": (), "use_beam_search": [False],
-        "length_penalty": [1, 1.0], "spaces_between_special_tokens": [True], "priority": [0], "cache_salt": (),
-    }  # fmt: skip
+    service_tier: Tier | None
+    user: str | None
+    metadata: Annotated[dict[str, Any], Field(max_length=MAX_FIELDS)] | None
+    safety_identifier: str | None
+    prompt_cache_key: str | None
 
 
-class ChatBody(GenerationBody):
-    messages: _Messages
-    max_completion_tokens: _PositiveInt | None = None
-    add_generation_prompt: bool | None = None
-
-    neutral: ClassVar = {
-        **GenerationBody.neutral, "logprobs": [False], "top_logprobs": [0], "tools": [[]],
-        "tool_choice": ["none", "auto"], "parallel_tool_calls": [True, False], "functions": [[]],
-        "function_call": ["none", "auto"], "modalities": [["text"]], "audio": (), "prediction": (), "moderation": (),
-        "prompt_cache_options": (), "prompt_cache_retention": ["in_memory"], "reasoning_effort": ["none"],
-        "verbosity": ["medium"], "web_search_options": (), "chat_template": (), "chat_template_kwargs": [{}],
-        "continue_final_message": [False], "documents": [[]], "echo": [False],
-    }  # fmt: skip
+_NEUTRAL: Mapping[str, Sequence[Any]] = {
+    "n": [1], "best_of": [1], "logit_bias": [{}], "store": [False], "response_format": [{"type": "text"}],
+    "structured_outputs": (), "prompt_logprobs": (), "truncate_prompt_tokens": (), "use_beam_search": [False],
+    "length_penalty": [1, 1.0], "spaces_between_special_tokens": [True], "priority": [0], "cache_salt": (),
+}  # fmt: skip
 
 
-class CompletionBody(GenerationBody):
-    prompt: Any
-
-    neutral: ClassVar = {**GenerationBody.neutral, "logprobs": (), "echo": [False], "suffix": [""]}
-
-
-class TokenizeBody(Wire):
-    model: str | None = None
-    prompt: str | None = None
-    messages: _Messages | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    return_token_strs: bool | None = None
-
-    neutral: ClassVar = {
-        "chat_template": (),
-        "chat_template_kwargs": [{}],
-        "continue_final_message": [False],
-        "tools": [[]],
-    }
+@with_config(EXACT)
+class ChatBody(GenerationBody, total=False):
+    messages: Required[_Messages]
+    max_completion_tokens: _PositiveInt | None
+    add_generation_prompt: bool | None
 
 
-class DetokenizeBody(Wire):
-    model: str | None = None
-    tokens: Any
+NEUTRAL_IN_CHAT: Mapping[str, Sequence[Any]] = {
+    **_NEUTRAL, "logprobs": [False], "top_logprobs": [0], "tools": [[]],
+    "tool_choice": ["none", "auto"], "parallel_tool_calls": [True, False], "functions": [[]],
+    "function_call": ["none", "auto"], "modalities": [["text"]], "audio": (), "prediction": (), "moderation": (),
+    "prompt_cache_options": (), "prompt_cache_retention": ["in_memory"], "reasoning_effort": ["none"],
+    "verbosity": ["medium"], "web_search_options": (), "chat_template": (), "chat_template_kwargs": [{}],
+    "continue_final_message": [False], "documents": [[]], "echo": [False],
+}  # fmt: skip
+
+
+@with_config(EXACT)
+class CompletionBody(GenerationBody, total=False):
+    prompt: Required[Any]
+
+
+NEUTRAL_IN_COMPLETION = {**_NEUTRAL, "logprobs": (), "echo": [False], "suffix": [""]}
+
+
+@with_config(EXACT)
+class TokenizeBody(TypedDict, total=False):
+    model: str | None
+    prompt: str | None
+    messages: _Messages | None
+    add_special_tokens: bool | None
+    add_generation_prompt: bool | None
+    return_token_strs: bool | None
+
+
+_NEUTRAL_IN_TOKENIZE: Mapping[str, Sequence[Any]] = {
+    "chat_template": (),
+    "chat_template_kwargs": [{}],
+    "continue_final_message": [False],
+    "tools": [[]],
+}
+
+
+@with_config(EXACT)
+class DetokenizeBody(TypedDict, total=False):
+    model: str | None
+    tokens: Required[Any]
+
+
+_CHAT = BodyType[ChatBody](ChatBody, NEUTRAL_IN_CHAT)
+_COMPLETION = BodyType[CompletionBody](CompletionBody, NEUTRAL_IN_COMPLETION)
+_TOKENIZE = BodyType[TokenizeBody](TokenizeBody, _NEUTRAL_IN_TOKENIZE)
+_DETOKENIZE = BodyType[DetokenizeBody](DetokenizeBody)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,62 +225,66 @@ class DetokenizeRequest:
 
 def parse_chat_request(raw: JsonBody, limits: Limits) -> ChatRequest:
     """Parse a body. Raises `ApiError`, and nothing else, whatever it is."""
-    body = read(ChatBody, raw)
-    _check_contents(body.messages)
+    body = _CHAT.read(raw)
     return ChatRequest(
-        **_shared(body, limits, add_special_tokens=False),
-        messages=tuple(_template_message(message) for message in body.messages),
-        add_generation_prompt=_default(body.add_generation_prompt, True),
+        messages=_template_messages(body["messages"]),
+        **_shared(body, limits, body.get("max_completion_tokens"), add_special_tokens=False),
+        add_generation_prompt=_default(body.get("add_generation_prompt"), True),
     )
 
 
 def parse_completion_request(raw: JsonBody, limits: Limits) -> CompletionRequest:
     """Parse a body. Raises `ApiError`, and nothing else, whatever it is."""
-    body = read(CompletionBody, raw)
+    body = _COMPLETION.read(raw)
     return CompletionRequest(
-        **_shared(body, limits, add_special_tokens=True),
-        prompts=_prompts(body.prompt, limits),
+        **_shared(body, limits, None, add_special_tokens=True),
+        prompts=_prompts(body["prompt"], limits),
     )
 
 
 def parse_tokenize_request(raw: JsonBody) -> TokenizeRequest:
     """Parse a body. Raises `ApiError`, and nothing else, whatever it is."""
-    body = read(TokenizeBody, raw)
-    if (body.prompt is None) == (body.messages is None):
+    body = _TOKENIZE.read(raw)
+    prompt, messages = body.get("prompt"), body.get("messages")
+    if (prompt is None) == (messages is None):
         raise BadRequest("Send either prompt or messages.", "prompt")
-    _check_contents(body.messages or ())
     return TokenizeRequest(
-        model=body.model,
-        prompt=body.prompt,
-        messages=None if body.messages is None else tuple(_template_message(message) for message in body.messages),
-        add_generation_prompt=_default(body.add_generation_prompt, True),
-        add_special_tokens=_default(body.add_special_tokens, body.messages is None),
-        return_token_strs=_default(body.return_token_strs, False),
+        model=body.get("model"),
+        prompt=prompt,
+        messages=None if messages is None else _template_messages(messages),
+        add_generation_prompt=_default(body.get("add_generation_prompt"), True),
+        add_special_tokens=_default(body.get("add_special_tokens"), messages is None),
+        return_token_strs=_default(body.get("return_token_strs"), False),
     )
 
 
 def parse_detokenize_request(raw: JsonBody, limits: Limits) -> DetokenizeRequest:
     """Parse a body. Raises `ApiError`, and nothing else, whatever it is."""
-    body = read(DetokenizeBody, raw)
-    return DetokenizeRequest(model=body.model, tokens=_token_ids(body.tokens, "tokens", limits))
+    body = _DETOKENIZE.read(raw)
+    return DetokenizeRequest(model=body.get("model"), tokens=_token_ids(body["tokens"], "tokens", limits))
 
 
-def _shared(body: GenerationBody, limits: Limits, add_special_tokens: bool) -> dict[str, Any]:
-    if body.stream_options and not body.stream:
+def _shared(
+    body: GenerationBody, limits: Limits, max_completion_tokens: int | None, add_special_tokens: bool
+) -> dict[str, Any]:
+    options, stream, max_tokens = body.get("stream_options"), bool(body.get("stream")), body.get("max_tokens")
+    if options is not None and not stream:
         raise BadRequest("stream_options is only allowed when stream is true.", "stream_options")
-    length_field, options = _length_field(body), body.stream_options
+    # the larger of two token limits counts, as for a quota
+    is_newer = (max_completion_tokens or 0) > (max_tokens or 0)
+    include_usage = options is not None and bool(options.get("include_usage"))
     return {
-        "model": body.model,
-        "sampling": _sampling(body, limits, length_field),
-        "stream": bool(body.stream),
-        "include_usage": bool(options and options.include_usage),
-        "continuous_usage": bool(options and options.include_usage and options.continuous_usage_stats),
-        "include_stop": _default(body.include_stop_str_in_output, False),
-        "skip_special_tokens": _default(body.skip_special_tokens, True),
-        "add_special_tokens": _default(body.add_special_tokens, add_special_tokens),
-        "service_tier": body.service_tier,
-        "user": body.user,
-        "length_field": length_field,
+        "model": body["model"],
+        "sampling": _sampling(body, limits, max_completion_tokens if is_newer else max_tokens),
+        "stream": stream,
+        "include_usage": include_usage,
+        "continuous_usage": options is not None and include_usage and bool(options.get("continuous_usage_stats")),
+        "include_stop": _default(body.get("include_stop_str_in_output"), False),
+        "skip_special_tokens": _default(body.get("skip_special_tokens"), True),
+        "add_special_tokens": _default(body.get("add_special_tokens"), add_special_tokens),
+        "service_tier": body.get("service_tier"),
+        "user": body.get("user"),
+        "length_field": "max_completion_tokens" if is_newer else "max_tokens",
     }
 
 
@@ -266,28 +294,21 @@ _SAMPLING_FIELDS = {
 }  # fmt: skip
 
 
-def _sampling(body: GenerationBody, limits: Limits, length_field: str) -> SamplingParams:
+def _sampling(body: GenerationBody, limits: Limits, max_tokens: int | None) -> SamplingParams:
     """Returns the sampling parameters; null stands for the default, which the model may set."""
-    given = {name: getattr(body, name) for name in _SAMPLING_FIELDS & body.model_fields_set}
-    given = {name: value for name, value in given.items() if value is not None}
-    stop_token_ids = tuple(body.stop_token_ids or ())
+    given = {name: value for name, value in body.items() if name in _SAMPLING_FIELDS and value is not None}
+    stop_token_ids = tuple(body.get("stop_token_ids") or ())
     if stop_token_ids:
         _check_in_vocabulary(stop_token_ids, "stop_token_ids", limits)
     try:
         return _checked(
             **{**limits.sampling_defaults, **given},
-            max_tokens=getattr(body, length_field),
-            stop=tuple(body.stop or ()),
+            max_tokens=max_tokens,
+            stop=tuple(body.get("stop") or ()),
             stop_token_ids=stop_token_ids,
         )
     except InvalidRequest as exc:
         raise translate(exc) from exc
-
-
-def _length_field(body: GenerationBody) -> str:
-    """Returns the field that limits the answer: the larger of two token limits counts, as for a quota."""
-    newer = body.max_completion_tokens if isinstance(body, ChatBody) else None
-    return "max_completion_tokens" if (newer or 0) > (body.max_tokens or 0) else "max_tokens"
 
 
 @lru_cache(maxsize=64, typed=True)
@@ -296,19 +317,21 @@ def _checked(**fields: Any) -> SamplingParams:
     return SamplingParams(**fields)
 
 
-def _check_contents(messages: Iterable[ChatMessage]) -> None:
-    """Raises `BadRequest` for a message without content, which only an assistant's may lack, since an answer can."""
-    for index, message in enumerate(messages):
-        if message.content is None and message.role != "assistant":
-            param = f"messages[{index}].content"
-            raise BadRequest(f"{param} is required: a string, or an array of text parts.", param)
+def _template_messages(messages: Iterable[ChatMessage]) -> tuple[dict[str, str], ...]:
+    """Returns the messages as chat templates read them. Raises `BadRequest` for one without content, which only an
+    assistant's may lack, since an answer can.
+    """
+    return tuple([_template_message(index, message) for index, message in enumerate(messages)])
 
 
-def _template_message(message: ChatMessage) -> dict[str, str]:
-    """Returns the message as chat templates read it; `developer`, as newer clients say, becomes `system`."""
-    role = "system" if message.role == "developer" else message.role
-    named = {} if message.name is None else {"name": message.name}
-    return {"role": role, "content": message.content or "", **named}
+def _template_message(index: int, message: ChatMessage) -> dict[str, str]:
+    """Returns a message with content; `developer`, as newer clients say, becomes `system`."""
+    role, content, name = message["role"], message.get("content"), message.get("name")
+    if content is None and role != "assistant":
+        param = f"messages[{index}].content"
+        raise BadRequest(f"{param} is required: a string, or an array of text parts.", param)
+    read = {"role": "system" if role == "developer" else role, "content": content or ""}
+    return read if name is None else {**read, "name": name}
 
 
 def _prompts(prompt: Any, limits: Limits) -> tuple[Prompt, ...]:

@@ -90,11 +90,9 @@ def test_every_supported_field_arrives() -> None:
 
 
 def test_null_means_absent() -> None:
-    optional = {name for name, field in openai.ChatBody.model_fields.items() if not field.is_required()}
-    optional |= set(openai.ChatBody.neutral)
+    optional = openai.ChatBody.__optional_keys__ | set(openai.NEUTRAL_IN_CHAT)
     assert chat(**dict.fromkeys(optional)) == chat()
-    optional = {name for name, field in openai.CompletionBody.model_fields.items() if not field.is_required()}
-    optional |= set(openai.CompletionBody.neutral)
+    optional = openai.CompletionBody.__optional_keys__ | set(openai.NEUTRAL_IN_COMPLETION)
     assert completion(**dict.fromkeys(optional)) == completion()
 
 
@@ -297,10 +295,12 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=8,
 )
-FIELDS = sorted(openai.ChatBody.model_fields | openai.CompletionBody.model_fields | openai.TokenizeBody.model_fields)
+FIELDS = sorted(
+    {*openai.ChatBody.__annotations__, *openai.CompletionBody.__annotations__, *openai.TokenizeBody.__annotations__}
+)
 OBJECTS = st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=8), JSON, max_size=4)
 MESSAGES = st.lists(
-    st.dictionaries(st.sampled_from([*openai.ChatMessage.model_fields, "x"]), JSON | st.just("user"), max_size=3),
+    st.dictionaries(st.sampled_from([*openai.ChatMessage.__annotations__, "x"]), JSON | st.just("user"), max_size=3),
     max_size=3,
 )
 
