@@ -187,13 +187,12 @@ class Controller:
         for sequence in step.sampled[step.batch.num_decodes :]:  # only prefills bring first tokens
             if len(sequence.output) == 1:
                 self.control.calibration.first_token(sequence, now)
-        for sequence, _, reason in new_tokens:
-            if reason is not None:
-                self._answered(sequence, now)
-                self._ended(sequence, now)
+        for sequence, _ in step.ended:
+            self._answered(sequence, now)
+            self._ended(sequence, now)
         for observer in self.observers:
             try:
-                observer.updated(step, output, new_tokens, now)
+                observer.updated(step, output, now)
             except Exception as error:  # noqa: BLE001 - as in `_tell`
                 self.observer_failed(error)
         return new_tokens

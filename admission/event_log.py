@@ -1,6 +1,7 @@
 """The event log: each event of the core and each of its decisions, a line each, to be replayed and explained.
 
-One JSON array a line, times in seconds of the engine's clock:
+One JSON array a line. A moment t of the engine's clock and what elapsed are in whole nanoseconds, or in seconds where
+they have a decimal point; all other times are in seconds. How earlier versions differ is in `event_log_format`.
 
     ["log", version, engine settings, core settings, coefficients, knee, steps that these count as]   first
     ["gateway", t, Unix seconds, model, bytes of a KV block]     by whom it is recorded, and the time of day
@@ -17,7 +18,8 @@ One JSON array a line, times in seconds of the engine's clock:
     ["plan", t, step or null, decodes, checksum, [[id, tokens of prefill] ...], [preempted ...], [why, head] | null,
      {tenant: limit of its own that it is passed over for} or null for the same as before,
      [[each that was given up since the last plan, why] ...]]
-    ["done", t, step, elapsed, [id of each that an end token ended ...], [of each that reached max_tokens ...]]
+    ["done", t, step, elapsed, [id of each that an end token ended ...], [of each that reached max_tokens ...],
+     [of each for which the model computed no numbers to draw a token from ...]]
     ["lost", t, step, [preempted ...]]     there was no memory for it; it and those behind it did not take place
 
 Names of settings, choices, reasons and refusals, and the version, are those of `event_log_names`.
@@ -29,12 +31,13 @@ anything else shows at the first step that differs.
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 from json.encoder import encode_basestring_ascii
 from typing import Any
-from zlib import crc32
 
 from admission.controller import Controller
 from admission.core import CoreConfig, make_core
+from admission.event_log_format import FORMATS, in_seconds
 from admission.event_log_names import (
     FINISH_REASONS,
     OBSTACLES,
@@ -55,8 +58,8 @@ from admission.step_time import StepTime, StepTimeModel
 from backend.config import EngineConfig
 from backend.errors import ConfigError
 from backend.sampling_params import SamplingParams
-from backend.scheduler.batch import StepOutput
-from backend.scheduler.scheduled_step import NewToken, ScheduledStep, WaitReason
+from backend.scheduler.batch import NO_TOKEN, StepOutput
+from backend.scheduler.scheduled_step import ScheduledStep, WaitReason
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, Sequence
 
@@ -72,9 +75,11 @@ _encode = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
 class EventLog(CoreObserver):
     """Writes a line for each event and decision of a core. `write` gets whole lines without their end."""
 
-    def __init__(self, scheduler: Scheduler, write: Write) -> None:
+    def __init__(self, scheduler: Scheduler, write: Write, version: int = VERSION) -> None:
         self._scheduler = scheduler
         self._write = write
+        self._format = FORMATS[version]
+        self._moment = self._format.moment
         self._held: dict[str, WaitReason] = {}
         self._given_up: list[Sequence] = []  # since the last plan
         self._slots: list[int] = []  # of the last step
@@ -84,46 +89,42 @@ class EventLog(CoreObserver):
         """Write the first line: the configuration and the model that the core was made with."""
         fitted = model.fitted
         prior = [list(fitted.coefficients), fitted.knee, model.prior_weight]
-        self._log(["log", VERSION, engine_entry(engine), core_entry(config), *prior])
+        self._write(_encode(["log", self._format.version, engine_entry(engine), core_entry(config), *prior]))
 
     def serves(self, model: str, block_bytes: int, unix: float, now: float) -> None:
         """Write by which gateway the log is recorded, and the time of day in seconds since 1970."""
-        self._log(["gateway", now, unix, model, block_bytes])
+        self._log("gateway", now, unix, model, block_bytes)
 
     def requested(self, asked: Asked, now: float) -> None:
         prompts = [[prompt.prompt_tokens, prompt.most, prompt.is_declared] for prompt in asked.prompts]
         self._log(
-            [
-                *("request", now, asked.id, asked.tenant, asked.key, asked.service_tier, asked.body_bytes),
-                *(asked.first_token, asked.last_token, asked.interval, prompts, asked.refusal),
-            ]
+            *("request", now, asked.id, asked.tenant, asked.key, asked.service_tier, asked.body_bytes),
+            *(asked.first_token, asked.last_token, asked.interval, prompts, asked.refusal),
         )
 
     def arrived(self, sequence: Sequence, refusal: AdmissionRefused | None, now: float) -> None:
         prompt, why = len(sequence.prompt), REFUSALS.of(type(refusal)) if refusal else None
         self._log(
-            [
-                *("arrive", now, sequence.id, sequence.tenant, prompt, sequence.max_tokens),
-                *(sequence.token_limit - prompt, sequence.priority_class, sequence.token_interval, sequence.body_bytes),
-                *(sequence.first_token_by, sequence.done_by, sequence.first_token_target),
-                *(sequence.first_token_estimate, sequence.last_token_estimate, why),
-            ]
+            *("arrive", now, sequence.id, sequence.tenant, prompt, sequence.max_tokens),
+            *(sequence.token_limit - prompt, sequence.priority_class, sequence.token_interval, sequence.body_bytes),
+            *(sequence.first_token_by, sequence.done_by, sequence.first_token_target),
+            *(sequence.first_token_estimate, sequence.last_token_estimate, why),
         )
 
     def finished(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
-        self._log(["finish", now, sequence.id, FINISH_REASONS.of(reason)])
+        self._log("finish", now, sequence.id, FINISH_REASONS.of(reason))
 
     def gave_up(self, sequence: Sequence, now: float) -> None:
         self._given_up.append(sequence)
 
     def allowed(self, tenant: str, blocks: int | None, now: float) -> None:
-        self._log(["allow", now, tenant, blocks])
+        self._log("allow", now, tenant, blocks)
 
     def extended(self, sequence: Sequence, tokens: int, now: float) -> None:
-        self._log(["extend", now, sequence.id, tokens])
+        self._log("extend", now, sequence.id, tokens)
 
     def policy_changed(self, policy: SchedulingPolicy, now: float) -> None:
-        self._log(["policy", now, policy_entry(policy)])
+        self._log("policy", now, policy_entry(policy))
 
     def scheduled(self, step: ScheduledStep | None, now: float) -> None:
         """Write a plan. The two lines of every step are put together by hand: the encoder takes twice as long."""
@@ -135,16 +136,19 @@ class EventLog(CoreObserver):
             held = self._changed_holds()
         if self._given_up:
             ended = self._take_given_up()
-        self._write(f'["plan",{now!r},{planned},{preempted},{blocked},{held},{ended}]')
+        self._write(f'["plan",{self._moment(now)},{planned},{preempted},{blocked},{held},{ended}]')
 
-    def updated(self, step: ScheduledStep, output: StepOutput, new_tokens: list[NewToken], now: float) -> None:
-        ended = [(sequence, reason) for sequence, _, reason in new_tokens if reason is not None]
-        stopped = _ids([sequence for sequence, reason in ended if reason is FinishReason.STOP])
-        complete = _ids([sequence for sequence, reason in ended if reason is FinishReason.LENGTH])
-        self._write(f'["done",{now!r},{output.step},{output.elapsed!r},{stopped},{complete}]')
+    def updated(self, step: ScheduledStep, output: StepOutput, now: float) -> None:
+        stopped = complete = "[]"
+        if step.ended:
+            stopped = _ids([sequence for sequence, reason in step.ended if reason is FinishReason.STOP])
+            complete = _ids([sequence for sequence, reason in step.ended if reason is FinishReason.LENGTH])
+        failed = f",{_ids(step.failed)}" if self._format.tells_failed else ""
+        moment, elapsed = self._moment(now), self._moment(output.elapsed)
+        self._write(f'["done",{moment},{output.step},{elapsed},{stopped},{complete}{failed}]')
 
     def rolled_back(self, step: ScheduledStep, now: float) -> None:
-        self._log(["lost", now, step.batch.step, [sequence.id for sequence in self._scheduler.preempted]])
+        self._log("lost", now, step.batch.step, [sequence.id for sequence in self._scheduler.preempted])
 
     def _planned(self, step: ScheduledStep) -> str:
         """Returns what the line of a plan says of its step."""
@@ -153,8 +157,8 @@ class EventLog(CoreObserver):
             prefills = zip(step.sequences[decodes:], batch.lengths[decodes:], strict=True)
             chunks = ",".join([f"[{encode_basestring_ascii(sequence.id)},{length}]" for sequence, length in prefills])
         if batch.slots != self._slots:  # in most steps they are those of the step before
-            self._slots, self._slots_checksum = batch.slots, crc32(f"({batch.slots}, ".encode())
-        checksum = crc32(f"{batch.starts})".encode(), self._slots_checksum)
+            self._slots, self._slots_checksum = batch.slots, self._format.checksum_of_slots(batch.slots)
+        checksum = self._format.checksum(batch.starts, self._slots_checksum)
         return f"{batch.step},{decodes},{checksum},[{chunks}]"
 
     def _changed_holds(self) -> str:
@@ -165,16 +169,16 @@ class EventLog(CoreObserver):
         given_up, self._given_up = self._given_up, []
         return _encode([[one.id, FINISH_REASONS.of(one.finish_reason)] for one in given_up if one.finish_reason])
 
-    def _log(self, entry: Entry) -> None:
-        self._write(_encode(entry))
+    def _log(self, kind: str, now: float, *said: Any) -> None:
+        self._write(f'["{kind}",{self._moment(now)},{_encode(said)[1:]}')
 
 
 def make_logged_core(
-    config: CoreConfig, engine: EngineConfig, model: StepTimeModel, write: Write
+    config: CoreConfig, engine: EngineConfig, model: StepTimeModel, write: Write, version: int = VERSION
 ) -> tuple[Controller, EventLog]:
     """Makes a core, and the log that is the first of its observers; the log's first line is written."""
     core = make_core(config, engine, model)
-    event_log = EventLog(core.scheduler, write)
+    event_log = EventLog(core.scheduler, write, version)
     core.observers.insert(0, event_log)
     event_log.begin(config, engine, model)
     return core, event_log
@@ -226,10 +230,10 @@ def replay(
 
 
 def check_version(entry: Entry) -> None:
-    """Checks a log's first line. Raises `LogError` where it is none, or of another version."""
+    """Checks a log's first line. Raises `LogError` where it is none, or of a version that is not read any more."""
     if entry[0] != "log":
         raise LogError(1, "the log begins in the middle: its first segment is gone, or it is another file")
-    if entry[1] != VERSION:
+    if entry[1] not in FORMATS:
         raise LogError(1, f"a log of version {entry[1]}; this is version {VERSION}")
 
 
@@ -264,11 +268,11 @@ class _Replay:
         check_version(header)
         *_, coefficients, knee, prior_weight = header
         model = make_model(StepTime(tuple(coefficients), knee), prior_weight)
-        self._core, self._log = make_logged_core(*make_configs(header), model, write)
+        self._core, self._log = make_logged_core(*make_configs(header), model, write, header[1])
         self._sequences = sequences
 
     def apply(self, entry: Entry) -> None:
-        core, kind, now = self._core, entry[0], entry[1]
+        core, kind, now = self._core, entry[0], in_seconds(entry[1])
         if kind == "arrive":
             with suppress(AdmissionRefused):
                 core.arrive(_sequence_of(entry, self._sequences), now)
@@ -282,18 +286,17 @@ class _Replay:
             core.schedule(now)
             core.take_ended()
         elif kind == "done":
-            _, _, step, elapsed, ended, _ = entry
-            sampled = core.in_flight[0].sampled
-            tokens = [END if sequence.id in ended else 0 for sequence in sampled]
-            core.update_from_output(StepOutput(step, tokens, elapsed), now)
+            _, _, step, elapsed, ended, _, *failed = entry
+            drawn = dict.fromkeys(ended, END) | dict.fromkeys(chain(*failed), NO_TOKEN)
+            tokens = [drawn.get(sequence.id, 0) for sequence in core.in_flight[0].sampled]
+            core.update_from_output(StepOutput(step, tokens, in_seconds(elapsed)), now)
         elif kind == "lost":
             core.rollback(now)
         else:
-            self._apply_setting(entry)
+            self._apply_setting(kind, now, entry[2:])
 
-    def _apply_setting(self, entry: Entry) -> None:
+    def _apply_setting(self, kind: str, now: float, said: list[Any]) -> None:
         """Apply an entry that changes what holds from now on: a lease, a policy, or the gateway."""
-        kind, now, *said = entry
         if kind == "allow":
             tenant, blocks = said
             self._core.allow(tenant, blocks, now)

@@ -1,8 +1,9 @@
 """The names that an event log is written in, and what stands behind each of them in the code.
 
-On the left of each colon is what logs of this `VERSION` say, in the order in which they say it. It never changes while
-the version stays, or no log that was recorded could be decided again. On the right is what the code calls the same
-thing today, which follows the code wherever a field, a class or a value is renamed.
+On the left of each colon is what logs say, in the order in which they say it. It never changes while the version stays,
+or no log that was recorded could be decided again. On the right is what the code calls the same thing today, which
+follows the code wherever a field, a class or a value is renamed. Versions 11 and 12 have the same names; what else
+differs between them is in `event_log_format`.
 
 A field, a refusal or a value that is new gets a name here, in the order in which it is to be written. Since logs of
 before say nothing of it, `VERSION` rises with it, and those of tests/properties/core/recorded are recorded anew
@@ -19,7 +20,7 @@ from backend.config import Batching, EngineConfig, KVAllocation
 from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import FinishReason
 
-VERSION = 11
+VERSION = 12
 
 T = TypeVar("T")
 

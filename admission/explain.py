@@ -7,6 +7,7 @@ from typing import Any
 
 from admission.core import Overload
 from admission.event_log import check_version, reading
+from admission.event_log_format import in_seconds
 from admission.event_log_names import CHOICES
 
 REASONS = {
@@ -98,8 +99,9 @@ class _LogReader:
         if kind == "log":
             self._begin(entry)
         if kind in self._readers:
-            self._wait_until(said[0])
-            self._readers[kind](*said)
+            now = in_seconds(said[0])
+            self._wait_until(now)
+            self._readers[kind](now, *said[1:])
 
     def close(self) -> None:
         """Finish the histories of sequences that had not ended when the log did."""
@@ -184,7 +186,7 @@ class _LogReader:
                 history.waiting_since = now
         self._why = why
 
-    def _done(self, now: float, _: int, __: float, stopped: list[str], full: list[str]) -> None:
+    def _done(self, now: float, _: int, __: float, stopped: list[str], full: list[str], *___: list[str]) -> None:
         for history in self._open():
             if history.name in stopped:
                 history.end(now, "ended by an end token")

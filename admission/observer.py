@@ -4,7 +4,7 @@ from admission.outcome import AdmissionRefused
 from admission.request import Asked
 from admission.scheduling_policy import SchedulingPolicy
 from backend.scheduler.batch import StepOutput
-from backend.scheduler.scheduled_step import NewToken, ScheduledStep
+from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import FinishReason, Sequence
 
 
@@ -39,7 +39,7 @@ class CoreObserver:
     def scheduled(self, step: ScheduledStep | None, now: float) -> None:
         """A step was planned, or none could be. Nothing is told where as many steps are in flight as may be."""
 
-    def updated(self, step: ScheduledStep, output: StepOutput, new_tokens: list[NewToken], now: float) -> None:
+    def updated(self, step: ScheduledStep, output: StepOutput, now: float) -> None:
         """The oldest step in flight is done and accounted for."""
 
     def rolled_back(self, step: ScheduledStep, now: float) -> None:

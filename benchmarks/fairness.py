@@ -27,7 +27,7 @@ from admission.simulation.loop import Loop
 from admission.simulation.policy import parse_simulated_policy
 from admission.simulation.recorder import Objective, Recorder
 from backend.scheduler.batch import StepOutput
-from backend.scheduler.scheduled_step import NewToken, ScheduledStep
+from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import FinishReason
 from backend.scheduler.sequence import Sequence as Running
 from benchmarks.report import Report, Spread, scenario_parser
@@ -130,7 +130,7 @@ class FairnessObserver(CoreObserver):
         if step is not None:
             self.monitor.planned(step.admitted)
 
-    def updated(self, step: ScheduledStep, output: StepOutput, new_tokens: list[NewToken], now: float) -> None:
+    def updated(self, step: ScheduledStep, output: StepOutput, now: float) -> None:
         self.monitor.completed()
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from admission.core import PRIOR, CoreConfig, make_core
 from admission.event_log import replay
+from admission.event_log_format import in_seconds
 from admission.simulation.device import Device, Piece
 from admission.simulation.loop import Loop
 from admission.simulation.recorder import Objective, Recorder
@@ -149,9 +150,9 @@ class Measured:
         sequences: dict[str, Request] = {}
         for entry in replay(read_event_log(log), sequences, partial(CollectingModel, steps=measured.steps)):
             if entry[0] == "arrive":
-                measured._arrived(entry[1], sequences[entry[2]])
+                measured._arrived(in_seconds(entry[1]), sequences[entry[2]])
             elif entry[0] == "done":
-                measured._completed(entry[1])
+                measured._completed(in_seconds(entry[1]))
         return measured
 
     @property

@@ -4,8 +4,8 @@
 
 They say what the core decided when they were recorded, and whoever changes what it decides learns so from them: they
 are never recorded anew to make a test pass. A change that is meant to decide otherwise, or to write otherwise, raises
-the version of the log, since no log from before can be decided again. So this writes logs that are not there yet, or
-that are of another version than the log has now, and touches no other.
+the version of the log. So this writes logs that are not there yet, or that are of another version than the log has
+now, and touches no other. Logs of an earlier version that is still read lie in a folder with its number, and stay.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ SCENES: dict[str, Record] = {
     "paused_in_the_way": log_scenes.paused_in_the_way,
     "losses": log_scenes.losses,
     "cancels": log_scenes.cancels,
+    "failures": log_scenes.failures,
     "give_ups": log_scenes.give_ups,
     "controlled_delay": log_scenes.controlled_delay,
     "requests": log_scenes.requests,
@@ -91,6 +92,7 @@ RUNS: dict[str, Record] = {
     "static": partial(random_run, FCFS, 11, prefill_chunk=None, max_num_batched_tokens=64, **STATIC),
     "contiguous": partial(random_run, CoreConfig(), 12, **CONTIGUOUS),
     "static_contiguous": partial(random_run, CoreConfig(overload=Overload.UNBOUNDED), 13, **STATIC, **CONTIGUOUS),
+    "failing": partial(random_run, CoreConfig(), 14, losses=0.03, failures=0.1, num_blocks=20),
     "many_answers": many_answers,
     "flood": flood,
 }

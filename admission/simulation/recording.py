@@ -17,6 +17,7 @@ from statistics import median_low
 from typing import NamedTuple
 
 from admission.event_log import Entry, LogError, ReplayMismatch, asked_of, make_configs, replay
+from admission.event_log_format import in_seconds
 from admission.event_log_names import read_scheduling_policy
 from admission.request import AsIfRead, Asked, AskedPrompt
 from admission.simulation.arrival import NO_TARGET, Arrival, ClassTarget
@@ -71,7 +72,7 @@ class _Log:
             case "arrive":
                 self.arrived[entry[2]] = line, entry
             case "request":
-                self.asked.append((line, entry[1], asked_of(entry)))
+                self.asked.append((line, in_seconds(entry[1]), asked_of(entry)))
 
 
 class _Timed(StepTimeModel):
@@ -132,7 +133,7 @@ def _facts(log: _Log) -> TraceFacts:
     if log.gateway is None or not log.asked:
         return NO_FACTS
     _, then, unix, model, _ = log.gateway
-    return TraceFacts(True, True, True, model, unix + log.asked[0][1] - then)
+    return TraceFacts(True, True, True, model, unix + log.asked[0][1] - in_seconds(then))
 
 
 def _served(log: _Log) -> Served:
@@ -224,7 +225,8 @@ def _sequences(log: _Log, sequences: dict[str, Sequence]) -> list[Arrival]:
 
 
 def _arrival(line: int, entry: Entry, sequence: Sequence | None) -> Arrival:
-    _, time, _, tenant, prompt, max_tokens, _, priority_class, _, size, first_by, done_by, target, *_ = entry
+    _, arrived, _, tenant, prompt, max_tokens, _, priority_class, _, size, first_by, done_by, target, *_ = entry
+    time = in_seconds(arrived)
     is_clients = first_by is not None and (target is None or first_by - time > target)
     ended = _has_ended(sequence, (line, entry))
     return Arrival(

@@ -58,6 +58,8 @@ class ScheduledStep:
     admitted: list[Sequence] = field(default_factory=list)
     billed: list[tuple[Sequence, int]] = field(default_factory=list)  # prompt tokens not computed before
     paused: dict[Sequence, WaitReason] = field(default_factory=dict)  # at a limit of their tenants
+    ended: list[tuple[Sequence, FinishReason]] = field(default_factory=list)  # by its tokens, once they are known
+    failed: list[Sequence] = field(default_factory=list)  # those for which the model computed no numbers
     decode_context: int = 0  # tokens that the decodes attend to, in all
     planned_at: float = 0.0  # seconds, of the scheduler's owner's clock
     planning: float = 0.0  # seconds that planning it took, for whoever measures that
@@ -65,7 +67,7 @@ class ScheduledStep:
     @classmethod
     def empty(cls, step: int) -> "ScheduledStep":
         """Return a step without rows. Its lists are made here, because a dataclass takes twice as long to make them."""
-        return cls(Batch(step, 0, [], [], [], [], [], [], []), [], [], [], [], {})
+        return cls(Batch(step, 0, [], [], [], [], [], [], []), [], [], [], [], {}, [], [])
 
     @property
     def num_tokens(self) -> int:

@@ -370,6 +370,7 @@ class Scheduler:
                 continue
             if token_id == NO_TOKEN:  # whoever runs the engine ends it, with a word to its client
                 new_tokens.append((sequence, NO_TOKEN, None))
+                scheduled.failed.append(sequence)
                 self.counters.generation_tokens -= 1  # it is counted below with the others
                 continue
             generated = sequence.output
@@ -377,6 +378,8 @@ class Scheduler:
             reason = None
             if token_id in sequence.end_tokens or len(generated) >= sequence.max_tokens:
                 reason = self._end_of(sequence, token_id)
+                if reason is not None:
+                    scheduled.ended.append((sequence, reason))
             new_tokens.append((sequence, token_id, reason))
         if scheduled.billed:
             self.counters.prompt_tokens += sum(tokens for _, tokens in scheduled.billed)

@@ -14,8 +14,8 @@ class Running(Protocol):
     """Work that was launched on a stream."""
 
     def wait(self) -> float:
-        """Block until it is done. Returns seconds since the completion of the work before it (or its own launch, if
-        later).
+        """Block until it is done. Returns seconds, to whole nanoseconds, since the completion of the work before it (or
+        its own launch, if later).
         """
         ...
 
@@ -58,10 +58,10 @@ class CpuStream:
     captures = False
 
     def __init__(self) -> None:
-        self.completed_at = 0.0
+        self.completed_ns = 0
 
     def launch(self, work: Work) -> "Deferred":
-        return Deferred(self, work, time.perf_counter())
+        return Deferred(self, work, time.perf_counter_ns())
 
     def capture(self, work: Work) -> Graph:
         raise NotImplementedError("a CPU has no graphs")
@@ -76,13 +76,13 @@ class CpuStream:
 class Deferred:
     """Work that is done when it is waited for."""
 
-    def __init__(self, stream: CpuStream, work: Work, launched_at: float) -> None:
-        self._stream, self._work, self._launched_at = stream, work, launched_at
+    def __init__(self, stream: CpuStream, work: Work, launched_ns: int) -> None:
+        self._stream, self._work, self._launched_ns = stream, work, launched_ns
 
     def wait(self) -> float:
         self._work()
-        started, self._stream.completed_at = max(self._stream.completed_at, self._launched_at), time.perf_counter()
-        return self._stream.completed_at - started
+        started, self._stream.completed_ns = max(self._stream.completed_ns, self._launched_ns), time.perf_counter_ns()
+        return (self._stream.completed_ns - started) / 1e9
 
 
 class CudaStream:
@@ -126,8 +126,8 @@ class Span:
 
     def wait(self) -> float:
         self._end.synchronize()
-        seconds: float = self._begin.elapsed_time(self._end) / 1e3
-        return seconds
+        milliseconds: float = self._begin.elapsed_time(self._end)
+        return round(milliseconds * 1e6) / 1e9
 
 
 def make_device_stream(device: torch.device, captures: bool) -> DeviceStream:

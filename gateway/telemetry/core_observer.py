@@ -10,7 +10,7 @@ from admission.observer import CoreObserver
 from admission.outcome import AdmissionRefused
 from admission.request import Asked
 from backend.scheduler.batch import StepOutput
-from backend.scheduler.scheduled_step import NewToken, ScheduledStep
+from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import FinishReason, Sequence
 from gateway.telemetry.request_record import Chunk, SequenceTimeline, current
 
@@ -84,8 +84,8 @@ class CoreTelemetry(CoreObserver):
         if self.core.scheduler.preempted:
             self._note_preempted(now)
 
-    def updated(self, step: ScheduledStep, output: StepOutput, new_tokens: list[NewToken], now: float) -> None:
-        self._note_tokens(step, new_tokens, now)
+    def updated(self, step: ScheduledStep, output: StepOutput, now: float) -> None:
+        self._note_tokens(step, now)
         _notify(self.on_step, CompletedStep(step, step.planned_at, now, output.elapsed, step.planning))
 
     def rolled_back(self, step: ScheduledStep, now: float) -> None:
@@ -119,16 +119,15 @@ class CoreTelemetry(CoreObserver):
             if (timeline := self._timelines.get(sequence)) is not None:
                 timeline.preempted.append(now)
 
-    def _note_tokens(self, scheduled: ScheduledStep, new_tokens: list[NewToken], now: float) -> None:
+    def _note_tokens(self, scheduled: ScheduledStep, now: float) -> None:
         for sequence in scheduled.sampled[scheduled.batch.num_decodes :]:
             timeline = self._timelines.get(sequence)
             if timeline is not None:
                 timeline.prefilled = now
                 if len(sequence.output) == 1:
                     timeline.first_token = now
-        for sequence, _, reason in new_tokens:
-            if reason is not None:
-                self._ended(sequence, now)
+        for sequence, _ in scheduled.ended:
+            self._ended(sequence, now)
         if self._releasing:
             self._note_releases(now)
 

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 
 from admission.controller import Controller
-from backend.scheduler.batch import StepOutput
+from backend.scheduler.batch import NO_TOKEN, StepOutput
 from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import FinishReason, Sequence
 from tests.backend.sequences import END, TOKEN
@@ -19,6 +19,7 @@ class ClockedCore:
         self.now = now
         self.elapsed = 0.0  # in the last step that was completed
         self.launched: deque[ScheduledStep] = deque()
+        self.failing: set[str] = set()  # ids of the sequences for which the model computes no numbers
         self._seconds = seconds
 
     def add(self, sequence: Sequence) -> Sequence:
@@ -39,12 +40,17 @@ class ClockedCore:
         self.launched.append(step)
 
     def complete(self, ended: Collection[str] = ()) -> None:
-        """Complete the oldest step, in which those whose ids are given draw the token that ends them."""
+        """Complete the oldest step, in which those whose ids are given draw the token that ends them. Those that are
+        `failing` draw none, and are ended as `StepLoop` does it.
+        """
         step = self.launched.popleft()
         self.elapsed = self._seconds(step)
         self.now += self.elapsed
-        tokens = [END if sequence.id in ended else TOKEN for sequence in step.sampled]
+        drawn = dict.fromkeys(ended, END) | dict.fromkeys(self.failing, NO_TOKEN)
+        tokens = [drawn.get(sequence.id, TOKEN) for sequence in step.sampled]
         self.core.update_from_output(StepOutput(step.batch.step, tokens, self.elapsed), self.now)
+        for sequence in step.failed:
+            self.finish(sequence, FinishReason.FAILED)
 
     def lose(self) -> bool:
         """Let the device have no memory for the oldest step; returns whether to go on."""

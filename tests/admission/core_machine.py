@@ -20,7 +20,7 @@ from admission.prefill_sizer import PrefillSizer
 from admission.simulation.fairness_monitor import FairnessMonitor
 from admission.step_time import StepTimeModel, StepWork
 from backend.config import EngineConfig
-from backend.scheduler.batch import Batch, StepOutput
+from backend.scheduler.batch import NO_TOKEN, Batch, StepOutput
 from backend.scheduler.scheduled_step import NewToken
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from tests.backend.paper_device import PaperDevice, continuation
@@ -144,10 +144,12 @@ class CoreMachine(RuleBasedStateMachine):
             self.monitor.update()
 
     @precondition(lambda self: self.flying)
-    @rule(elapsed=st.floats(0.001, 2))
-    def complete(self, elapsed: float) -> None:
+    @rule(elapsed=st.floats(0.001, 2), failed=st.sampled_from((0, 0, 0, 1, 2)))
+    def complete(self, elapsed: float, failed: int = 0) -> None:
+        """The oldest step is done; the model computed no numbers for the first so many of its rows."""
         computed = self.device.execute(self.flying.popleft())
-        output = StepOutput(computed.step, computed.token_ids, elapsed)
+        tokens = [NO_TOKEN] * min(failed, len(computed.token_ids)) + computed.token_ids[failed:]
+        output = StepOutput(computed.step, tokens, elapsed)
         self.busy += elapsed
         new_tokens = self.core.update_from_output(output, self.now)
         assert self.twin.complete(output, self.now) == [(s.id, token, reason) for s, token, reason in new_tokens]
@@ -178,9 +180,18 @@ class CoreMachine(RuleBasedStateMachine):
     def take(self, new_tokens: list[NewToken]) -> None:
         for sequence, token, reason in new_tokens:
             assert not self.ends[sequence], "a token came after the end"
+            if token == NO_TOKEN:
+                self.fail(sequence)
+                continue
             assert sequence.output[self.tokens[sequence]] == token, "tokens are not contiguous"
             self.tokens[sequence] += 1
             self.ends[sequence] += reason is not None
+
+    def fail(self, sequence: Sequence) -> None:
+        """End it as the engine does."""
+        self.end_early(sequence)
+        self.core.finish(sequence, FinishReason.FAILED, self.now)
+        self.twin.finish(sequence, FinishReason.FAILED, self.now)
 
     def check_step(self, batch: Batch, waited: list[Sequence]) -> None:
         assert batch.slots, "an empty step was planned"

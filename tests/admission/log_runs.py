@@ -29,14 +29,21 @@ A100 = {"coefficients": [15e-3, 8.1e-5, 9.5e-5, 1.1e-7, 7.6e-7, 0.0, 0.0], "knee
 
 
 def random_run(
-    config: CoreConfig, seed: int, learned: bool = False, losses: float = 0.0, rounds: int = 90, **engine: Any
+    config: CoreConfig,
+    seed: int,
+    learned: bool = False,
+    losses: float = 0.0,
+    failures: float = 0.0,
+    rounds: int = 90,
+    **engine: Any,
 ) -> list[str]:
     """Let random events happen in so many rounds, and serve what is left then to its end.
 
     `learned`: it begins with the step times of an earlier run. `losses`: the share of the steps that are lost.
+    `failures`: the share of the rounds from which on the model computes no numbers for one of the latest.
     """
     prior = StepTimeModel.from_json(LEARNED) if learned else None
-    run = _RandomRun(StagedCore(config, seed, prior, **engine), losses)
+    run = _RandomRun(StagedCore(config, seed, prior, **engine), losses, failures)
     for number in range(rounds):
         run.round(number)
     return run.end()
@@ -45,9 +52,10 @@ def random_run(
 class _RandomRun:
     """Four tenants send requests with all that a request may have to a machine that is too small for them."""
 
-    def __init__(self, stage: StagedCore, losses: float) -> None:
+    def __init__(self, stage: StagedCore, losses: float, failures: float) -> None:
         self._stage = stage
         self._losses = losses
+        self._failures = failures
         self._random = stage.random
         self._sequences: list[Sequence] = []
         self._events: list[tuple[float, Callable[[], None]]] = [
@@ -68,6 +76,8 @@ class _RandomRun:
         for share, happens in self._events:
             if random.random() < share:
                 happens()
+        if self._failures and random.random() < self._failures:
+            stage.failing.update(sequence.id for sequence in self._some())
         stage.plan()
         if stage.launched and random.random() < self._losses:
             stage.lose()

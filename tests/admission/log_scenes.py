@@ -276,6 +276,28 @@ def cancels() -> list[str]:
     return stage.lines
 
 
+def failures() -> list[str]:
+    """The model computes no numbers for a prompt, between two tokens, in two rows at once, and after the end."""
+    stage = StagedCore(CoreConfig())
+    stage.failing |= {"failed-prompt", "failed-late", "failed-together-0", "failed-together-1"}
+    beside = stage.arrive("beside", 8, 24)
+    stage.arrive("failed-prompt", 12, 8, tenant="b")
+    stage.step(), stage.step()
+    together = [stage.arrive(f"failed-together-{n}", 6, 8, tenant="b") for n in range(2)]
+    stage.step(), stage.step(), stage.step()
+    assert [sequence.finish_reason for sequence in together] == [FinishReason.FAILED] * 2
+    between = stage.arrive("failed-between-tokens", 8, 24)
+    while len(between.output) < 3:
+        stage.step()
+    stage.failing.add("failed-between-tokens")
+    late = stage.arrive("failed-late", 6, 8, tenant="b")
+    stage.plan()
+    stage.finish(late)
+    stage.run()
+    assert (between.finish_reason, beside.finish_reason) == (FinishReason.FAILED, FinishReason.LENGTH)
+    return stage.lines
+
+
 def _preempted(stage: StagedCore, name: str, status: SequenceStatus) -> Sequence:
     """Have a sequence of a lower class give way; returns it once it is in this state."""
     sequence = stage.arrive(name, 40, 16, priority_class=2)

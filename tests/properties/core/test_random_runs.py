@@ -4,7 +4,9 @@ from collections import Counter
 
 import pytest
 
-from admission.core import Unit
+from admission.core import CoreConfig, Unit
+from admission.event_log import replay
+from tests.admission.log_runs import random_run
 from tests.properties.core.random_runs import random_cancellations, random_schedule
 
 
@@ -14,6 +16,20 @@ def test_the_service_of_backlogged_tenants_stays_within_the_bound_whatever_happe
     assert max(outcome.share for outcome in outcomes) <= 1
     assert max(outcome.share for outcome in outcomes) > 0.3, "a bound that is never approached proves little"
     assert sum(outcome.preemptions for outcome in outcomes) > 500
+
+
+@pytest.mark.parametrize("unit", Unit)
+def test_rows_without_numbers_lost_steps_and_clients_that_leave_are_decided_again_to_the_byte(unit: Unit) -> None:
+    config, kinds = CoreConfig(unit=unit), Counter[str]()
+    for seed in range(60):
+        engine = {"num_blocks": 16 + seed % 24, "steps_in_flight": 1 + seed % 2, "max_preemptions": 1 + seed % 4}
+        lines = random_run(config, seed, losses=0.04, failures=0.1, **engine)
+        entries = list(replay(lines))
+        assert len(entries) == len(lines)
+        kinds.update(entry[0] for entry in entries)
+        kinds["without numbers"] += sum(entry[0] == "done" and bool(entry[6]) for entry in entries)
+        kinds["preempted"] += sum(entry[0] == "plan" and bool(entry[6]) for entry in entries)
+    assert min(kinds[kind] for kind in ("without numbers", "lost", "finish", "preempted")) > 50
 
 
 def test_cancelling_in_any_state_leaves_nothing_behind() -> None:

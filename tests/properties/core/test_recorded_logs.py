@@ -4,6 +4,9 @@ One that is not has caught a change of what the core decides, or of how a log is
 version of the log rises and all logs are recorded anew (`scripts/record_logs.py`); where it is not, the line that
 differs says what happened. They are never recorded anew to make these tests pass. All names here are those of the log,
 which no renaming in the code may change.
+
+Some logs of each earlier version that is still read are kept in a folder with its number. Those of version 12 hold the
+same events as the thirty of version 11, from which they were written by a replay; `failures` and `failing` are new.
 """
 
 import builtins
@@ -18,8 +21,11 @@ from typing import Any
 import pytest
 
 from admission.event_log import VERSION, replay
+from admission.event_log_format import FORMATS
 
-LOGS = {path.name.removesuffix(".log.gz"): path for path in sorted(Path(__file__).with_name("recorded").iterdir())}
+RECORDED = Path(__file__).with_name("recorded")
+LOGS = {path.name.removesuffix(".log.gz"): path for path in sorted(RECORDED.glob("*.log.gz"))}
+EARLIER = sorted(RECORDED.glob("*/*.log.gz"))
 CHOICES = {
     "order": {
         *("fair", "fcfs", "round_robin", "shortest_first"),
@@ -60,7 +66,7 @@ def ends(log: list[Entry]) -> dict[str, str]:
                 found.setdefault(name, reason)
             case ["plan", *_, given_up]:
                 found |= given_up
-            case ["done", _, _, _, by_token, full]:
+            case ["done", _, _, _, by_token, full, _]:
                 found |= dict.fromkeys(by_token, "end token") | dict.fromkeys(full, "max_tokens")
     return found
 
@@ -79,6 +85,17 @@ def test_what_was_recorded_is_decided_again_to_the_byte(name: str) -> None:
     assert len(list(replay(recorded))) == len(recorded)
 
 
+@pytest.mark.parametrize("path", EARLIER, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_a_log_of_an_earlier_version_is_decided_again_to_the_byte(path: Path) -> None:
+    recorded = list(lines(path))
+    assert json.loads(recorded[0])[:2] == ["log", int(path.parent.name)]
+    assert len(list(replay(recorded))) == len(recorded)
+
+
+def test_a_log_of_each_version_that_is_read_is_kept() -> None:
+    assert {int(path.parent.name) for path in EARLIER} | {VERSION} == FORMATS.keys()
+
+
 @pytest.mark.parametrize("name", ["fair", "vtc", "flood", "served"])
 def test_a_python_that_sums_floats_exactly_decides_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `sum` does nearly, from Python 3.12 on."""
@@ -94,7 +111,7 @@ def test_a_python_that_sums_floats_exactly_decides_the_same(name: str, monkeypat
 
 
 def test_the_logs_are_small() -> None:
-    assert sum(path.stat().st_size for path in LOGS.values()) < 300 * 1024
+    assert sum(path.stat().st_size for path in [*LOGS.values(), *EARLIER]) < 300 * 1024
 
 
 # what they hold, so that it stays in them
@@ -144,6 +161,12 @@ def test_whoever_left_did_so_in_each_state(logs: dict[str, list[Entry]]) -> None
     after_its_end = [entry for entry in logs["cancels"] if entry[0] == "finish" and entry[2] == "stopped-by-token"]
     assert after_its_end, "whoever has ended is not ended again"
     assert {entry[3] for entry in every("finish", logs)} == {"cancelled", "stop", "failed"}
+
+
+def test_there_were_rows_without_numbers(logs: dict[str, list[Entry]]) -> None:
+    failed = [name for entry in logs["failures"] if entry[0] == "done" for name in entry[6]]
+    assert failed == ["failed-prompt", "failed-together-0", "failed-together-1", "failed-between-tokens"]
+    assert any(entry[0] == "done" and entry[6] for entry in logs["failing"])
 
 
 def test_whoever_was_given_up_was_so_for_each_reason(logs: dict[str, list[Entry]]) -> None:
