@@ -1,6 +1,6 @@
 """Admission of requests to one engine, as the gateway uses it."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 
 from admission.controller import Controller
@@ -29,12 +29,14 @@ class Admission:
         """Tell the core's observers what was asked of limits, and what they said."""
         self._core.requested(asked, self.clock())
 
-    def admit(self, sequence: Sequence) -> "AdmittedSequence":
+    def admit(
+        self, sequence: Sequence, make_stream: Callable[[Sequence], TokenStream] = TokenStream
+    ) -> "AdmittedSequence":
         """Returns a context that yields the tokens of a sequence, which ends with the block at the latest.
 
         Entering raises `AdmissionRefused` when it may not be queued, and `DeviceError` when the engine has failed.
         """
-        return AdmittedSequence(self._engine, sequence)
+        return AdmittedSequence(self._engine, sequence, make_stream)
 
     def extend(self, stream: TokenStream, tokens: int) -> None:
         """Let the stream's sequence generate so many tokens more."""
@@ -76,14 +78,15 @@ class Admission:
 class AdmittedSequence:
     """Queues a sequence for as long as its block runs: leaving it, as a disconnect makes it, aborts what goes on."""
 
-    __slots__ = ("_engine", "_sequence")
+    __slots__ = ("_engine", "_make_stream", "_sequence")
 
-    def __init__(self, engine: Engine, sequence: Sequence) -> None:
+    def __init__(self, engine: Engine, sequence: Sequence, make_stream: Callable[[Sequence], TokenStream]) -> None:
         self._engine = engine
         self._sequence = sequence
+        self._make_stream = make_stream
 
     def __enter__(self) -> TokenStream:
-        return self._engine.submit(self._sequence)
+        return self._engine.submit(self._sequence, self._make_stream)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -78,12 +78,12 @@ class Engine:
         """The sequences that have not ended, be they waiting or running."""
         return self._streams.keys()
 
-    def submit(self, sequence: Sequence) -> TokenStream:
+    def submit(self, sequence: Sequence, make_stream: Callable[[Sequence], TokenStream] = TokenStream) -> TokenStream:
         """Queue a sequence and return its stream; the core may refuse it with an error of its own."""
         if self.failed.done():
             raise self.failed.result()
         self.core.arrive(sequence, self.clock())
-        stream = self._streams[sequence] = TokenStream(sequence)
+        stream = self._streams[sequence] = make_stream(sequence)
         self.schedule_soon()
         return stream
 

@@ -11,6 +11,7 @@ import json
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -104,9 +105,9 @@ class InstantEngine(Engine):
         super().__init__(core, executor)
         self._words = words
 
-    def submit(self, sequence: Sequence) -> TokenStream:
+    def submit(self, sequence: Sequence, make_stream: Callable[[Sequence], TokenStream] = TokenStream) -> TokenStream:
         sequence.arrival = self.clock()
-        stream = TokenStream(sequence)
+        stream = make_stream(sequence)
         for index in range(sequence.max_tokens):
             sequence.output.append(self._words[index % len(self._words)])
             last = index == sequence.max_tokens - 1

@@ -13,11 +13,11 @@ INTERVAL = 0.001  # seconds between two samples
 
 PARTS: Mapping[str, Sequence[str]] = {
     "accept, head": ["gateway.http.connection:Connection.data_received"],
-    "auth": ["gateway.api.endpoint:Endpoint.authenticate", "gateway.api.service:Service.policy"],
+    "auth": ["gateway.api.endpoint:Endpoint.authenticate", "gateway.api.frontend:Frontend.policy"],
     "body": ["gateway.api.endpoint:Endpoint.read"],
-    "template": ["gateway.api.service:Service.render"],
-    "tokenize": ["gateway.api.service:Service.encode"],
-    "limits": ["gateway.api.endpoint:Endpoint.charge", "gateway.api.generation:GenerationEndpoint._lease_kv"],
+    "template": ["gateway.api.frontend:Frontend.render"],
+    "tokenize": ["gateway.api.frontend:Frontend.encode"],
+    "limits": [f"gateway.api.in_process_client:InProcessClient.{name}" for name in ("prepare", "reserve")],
     "admit": ["admission.admission:AdmittedSequence.__enter__"],
     "plan": ["admission.controller:Controller.schedule"],
     "launch": ["backend.step_loop:StepLoop.schedule"],
@@ -26,7 +26,7 @@ PARTS: Mapping[str, Sequence[str]] = {
     "deliver": ["backend.engine:Engine._deliver", "backend.stream:Delivery._drain"],
     "text": ["gateway.api.generation:TextStream.pieces", "gateway.api.generation:TextStream.choice"],
     "write": [f"gateway.http.responses:ResponseWriter.{name}" for name in ("reply", "stream", "end_stream")],
-    "settle": ["gateway.api.generation:GenerationEndpoint._settle"],
+    "settle": ["gateway.api.in_process_client:InProcessGeneration.settle_now"],
     "record": [f"gateway.telemetry.request_record:Telemetry.{name}" for name in ("begin", "ended")],
     "request, else": ["gateway.api.endpoint:Endpoint.__call__"],
 }

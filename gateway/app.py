@@ -29,9 +29,12 @@ from gateway.admin.overview import Process
 from gateway.admin.plane import admin_plane
 from gateway.admin.port import AdminPort, open_admin_port
 from gateway.announcement import Ready
-from gateway.api.body_reader import BodyReader
+from gateway.api.body_reader import open_body_reader
+from gateway.api.engine_client import Health
+from gateway.api.frontend import Frontend, ServedModel
+from gateway.api.in_process_client import InProcessClient
 from gateway.api.refusal_limiter import RefusalLimiter
-from gateway.api.routes import Health, make_app, make_probes
+from gateway.api.routes import make_app, make_probes
 from gateway.api.service import Service
 from gateway.background import beside
 from gateway.core import engine_options, open_core
@@ -79,7 +82,6 @@ async def open_service(
     engine: Engine,
     core_telemetry: CoreTelemetry,
     tenants: TenantSources,
-    active_requests: ActiveRequests,
     connections: ConnectionTable,
 ) -> AsyncIterator[Service]:
     """Yield a service over an engine. When the block is left, pending settlements and spans are sent.
@@ -92,12 +94,6 @@ async def open_service(
         open_tracing(settings, telemetry, core_telemetry, kv_shape) as tracing,
         open_quotas(settings, tenants.store_url) as quotas,
     ):
-        body_reader = BodyReader(
-            settings.max_body_bytes,
-            settings.max_unparsed_bytes,
-            settings.body_timeout,
-            model.engine_config.max_model_len,
-        )
         quotas.store.on_command.append(record_store_call)
         admission = Admission(engine, core)
         metrics = Metrics(
@@ -116,32 +112,30 @@ async def open_service(
         )
         count_losses(metrics.process, tracing)
         telemetry.on_end.append(RequestLog(kv_shape.block_bytes))
-        try:
-            yield Service(
-                model=settings.served_name,
-                created=int(time.time()),
-                end_tokens=model.end_tokens,
-                limits=Limits(model.config.vocab_size, model.engine_config.max_model_len, model.sampling_defaults),
-                default_max_tokens=settings.default_max_tokens,
-                tokenizer=model.tokenizer,
-                admission=admission,
-                keys=tenants.keys.ring,
-                policies=tenants.policies,
-                effective_policies=EffectivePolicies(tenants.policies),
-                quotas=quotas,
-                kv_leases=KvLeases(quotas.store, admission, kv_shape.block_bytes, engine.clock),
-                kv_shape=kv_shape,
-                metrics=metrics,
-                telemetry=telemetry,
-                core=core,
-                core_telemetry=core_telemetry,
-                active_requests=active_requests,
-                body_reader=body_reader,
-                refusal_limiter=RefusalLimiter(settings.refused_per_second, engine.clock),
-                seeds=random.Random(settings.seed),
-            )
-        finally:
-            body_reader.close()
+        yield Service(
+            model=settings.served_name,
+            created=int(time.time()),
+            end_tokens=model.end_tokens,
+            admission=admission,
+            keys=tenants.keys.ring,
+            policies=tenants.policies,
+            effective_policies=EffectivePolicies(tenants.policies),
+            quotas=quotas,
+            kv_leases=KvLeases(quotas.store, admission, kv_shape.block_bytes, engine.clock),
+            kv_shape=kv_shape,
+            metrics=metrics,
+            telemetry=telemetry,
+            core=core,
+            core_telemetry=core_telemetry,
+            refusal_limiter=RefusalLimiter(settings.refused_per_second, engine.clock),
+            seeds=random.Random(settings.seed),
+        )
+
+
+def served_model(settings: Settings, model: LoadedModel, service: Service) -> ServedModel:
+    """Returns what the API's clients see of a model."""
+    limits = Limits(model.config.vocab_size, model.engine_config.max_model_len, model.sampling_defaults)
+    return ServedModel(service.model, service.created, limits, settings.default_max_tokens, service.kv_shape)
 
 
 HEARTBEATS = 6  # within the time of a lease
@@ -255,9 +249,24 @@ async def serve_engine(
     active_requests = ActiveRequests(settings.write_timeout)
     policies, keys = tenants.policies, tenants.keys
     server = Server(settings, active_requests, on_started)
-    async with open_service(settings, model, engine, core_telemetry, tenants, active_requests, server.table) as service:
-        probes = make_probes(service, _health(server, engine))
-        server.config.app = make_app(service, probes, settings.metrics_on_tenant_port)
+    async with (
+        open_service(settings, model, engine, core_telemetry, tenants, server.table) as service,
+        open_body_reader(settings, model.engine_config.max_model_len) as body_reader,
+    ):
+        client = InProcessClient(service, _health(server, engine))
+        frontend = Frontend(
+            model=served_model(settings, model, service),
+            tokenizer=model.tokenizer,
+            keys=service.keys,
+            effective_policies=service.effective_policies,
+            telemetry=service.telemetry,
+            deliveries=service.metrics.deliveries,
+            active_requests=active_requests,
+            body_reader=body_reader,
+            engine=client,
+        )
+        probes = make_probes(frontend)
+        server.config.app = make_app(frontend, probes, settings.metrics_on_tenant_port)
         service.metrics.process.bind("sluice.tasks", lambda: len(asyncio.all_tasks()))
         engine.failed.add_done_callback(lambda _: server.end())
         engine.start()

@@ -39,6 +39,7 @@ these, and `Endpoint.__call__` sends them. 408 and 409 are never used: clients r
 
 import math
 import re
+from collections.abc import Mapping
 from typing import ClassVar
 
 import orjson
@@ -79,6 +80,7 @@ class ApiError(Exception):
         self.param = param
         self.retry_after = None if retry_after is None else min(max(retry_after, 0.001), MAX_RETRY_AFTER_S)
         self.details = details or {}
+        self.rate_headers: Mapping[str, str] = {}  # what is left of the limits that were looked at
 
     @property
     def discreet_param(self) -> str | None:
@@ -108,7 +110,7 @@ class ApiError(Exception):
         if self.retry_after is not None:
             headers["retry-after"] = str(math.ceil(self.retry_after))
             headers["retry-after-ms"] = str(math.ceil(self.retry_after * 1000))
-        return headers
+        return {**headers, **self.rate_headers}
 
 
 class BadRequest(ApiError):

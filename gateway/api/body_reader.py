@@ -13,8 +13,8 @@ from starlette.types import Receive, Scope
 from gateway.errors import ConcurrencyExceeded
 from gateway.http.json_body import BLOCK, JsonBody, JsonScanner
 from gateway.http.request_scope import BodyParts
+from gateway.settings.settings import Settings
 from gateway.telemetry.request_record import RequestRecord
-from gateway.tenants.auth import Principal
 
 INLINE = 8_192  # bytes that are parsed, or rendered, on the loop itself: a millisecond at most
 RETRY_SECONDS = 1.0
@@ -46,7 +46,8 @@ class BodyReader:
         self,
         scope: Scope,
         receive: Receive,
-        principal: Principal,
+        tenant: str,
+        key: str,
         record: RequestRecord,
         parse: Callable[[JsonBody], T],
     ) -> T:
@@ -55,9 +56,9 @@ class BodyReader:
         if parts.max_size <= INLINE:
             return parse(await _read_small(parts, record))
         if parts.max_size <= BLOCK:  # a connection buffers as much of any request
-            return await self._read(parts, principal.tenant, record, parse)
-        async with self._reserve_bytes(principal, parts.max_size):
-            return await self._read(parts, principal.tenant, record, parse)
+            return await self._read(parts, tenant, record, parse)
+        async with self._reserve_bytes(tenant, key, parts.max_size):
+            return await self._read(parts, tenant, record, parse)
 
     async def offload(self, tenant: str, size: int, function: Callable[[], T]) -> T:
         """Run a function whose time grows with `size`, in bytes: on the thread if that is large."""
@@ -88,10 +89,9 @@ class BodyReader:
         return await self.offload(tenant, len(body), lambda: parse(body))
 
     @asynccontextmanager
-    async def _reserve_bytes(self, principal: Principal, size: int) -> AsyncIterator[None]:
+    async def _reserve_bytes(self, tenant: str, key: str, size: int) -> AsyncIterator[None]:
         """Hold so many of the bytes that a key and its tenant may have unparsed."""
-        of_key = self._semaphore(principal.tenant, principal.key_id)
-        of_tenant = self._semaphore(principal.tenant, None)
+        of_key, of_tenant = self._semaphore(tenant, key), self._semaphore(tenant, None)
         async with of_key.hold(size, self._timeout), of_tenant.hold(size, self._timeout):
             yield
 
@@ -111,6 +111,16 @@ async def _read_small(parts: BodyParts, record: RequestRecord) -> JsonBody:
         raw += await parts.next()
         record.body_bytes = parts.size
     return JsonBody(raw)
+
+
+@asynccontextmanager
+async def open_body_reader(settings: Settings, max_model_len: int) -> AsyncIterator[BodyReader]:
+    """Yield a reader as the settings bound it, which ends with the block."""
+    reader = BodyReader(settings.max_body_bytes, settings.max_unparsed_bytes, settings.body_timeout, max_model_len)
+    try:
+        yield reader
+    finally:
+        reader.close()
 
 
 class RoundRobinLock:

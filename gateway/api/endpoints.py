@@ -1,6 +1,6 @@
 """The endpoints that generate nothing: models, limits, tokens, health, version and metrics."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from importlib.metadata import version
@@ -10,7 +10,7 @@ import orjson
 
 from admission.outcome import Outcome
 from gateway.api.endpoint import Call, Endpoint
-from gateway.api.service import Service
+from gateway.api.frontend import Frontend
 from gateway.errors import ApiError
 from gateway.http.responses import encode_headers
 from gateway.openai.replies import detokenized, model_card, models_list, tokenized
@@ -18,7 +18,7 @@ from gateway.openai.requests import parse_detokenize_request, parse_tokenize_req
 from gateway.telemetry.metrics.prometheus import CONTENT_TYPE
 from gateway.tenants.effective_policy import EffectivePolicy
 from quotas.policy.limit import Limit, Rate
-from quotas.reservation import Ask, LimitState, Usage
+from quotas.reservation import LimitState
 
 
 def limits_report(policy: EffectivePolicy, version: str, states: Sequence[LimitState]) -> dict[str, Any]:
@@ -53,16 +53,15 @@ class ModelsEndpoint(Endpoint):
     """Answers GET /v1/models and /v1/models/{model}."""
 
     async def answer(self, call: Call) -> Outcome:
-        service = self.service
-        principal = self.authenticate(call)
-        policy = service.policy(principal, "inference")
-        card = model_card(service.model, service.created, service.limits.max_model_len)
+        frontend, model = self.frontend, self.frontend.model
+        policy = frontend.policy(self.authenticate(call), "inference")
+        card = model_card(model.name, model.created, model.limits.max_model_len)
         name = call.scope.get("path_params", {}).get("model")
         if name is None:
-            allowed = policy.tenant.allows_model(service.model, policy.key)
+            allowed = policy.tenant.allows_model(model.name, policy.key)
             await call.response.reply(models_list([card] if allowed else []))
         else:
-            service.check_model(name)
+            frontend.check_model(name)
             policy.check_model(name)
             await call.response.reply(orjson.dumps(card))
         return Outcome.COMPLETED
@@ -72,11 +71,10 @@ class LimitsEndpoint(Endpoint):
     """Answers GET /v1/limits with the limits of the caller and what is left of them."""
 
     async def answer(self, call: Call) -> Outcome:
-        service = self.service
-        principal = self.authenticate(call)
-        policy = service.policy(principal, "limits")
-        states = await service.quotas.states(policy.name, policy.key, policy.charged)
-        body = limits_report(policy, service.policies.current.version, states)
+        frontend = self.frontend
+        policy = frontend.policy(self.authenticate(call), "limits")
+        states = await frontend.engine.limit_states(policy)
+        body = limits_report(policy, frontend.effective_policies.version, states)
         await call.response.reply(orjson.dumps(body))
         return Outcome.COMPLETED
 
@@ -89,20 +87,19 @@ class TokenizeEndpoint(Endpoint):
     """
 
     async def answer(self, call: Call) -> Outcome:
-        service, tokenizer = self.service, self.service.tokenizer
-        principal = self.authenticate(call)
-        policy = service.policy(principal, "inference")
-        with closing(await self.charge(call, policy, Ask())) as grant:
-            request = await self.read(call, principal, parse_tokenize_request)
-            _check_model(service, policy, request.model)
+        frontend, tokenizer = self.frontend, self.frontend.tokenizer
+        policy = frontend.policy(self.authenticate(call), "inference")
+        with closing(await self.charge(call, policy)) as charge:
+            request = await self.read(call, policy, parse_tokenize_request)
+            _check_model(frontend, policy, request.model)
             text = request.prompt
             if request.messages is not None:
-                text = await service.render(principal.tenant, request.messages, request.add_generation_prompt)
+                text = await frontend.render(policy.name, request.messages, request.add_generation_prompt)
             param = "prompt" if request.messages is None else "messages"
-            token_ids = await service.encode(principal.tenant, text or "", request.add_special_tokens, param)
+            token_ids = await frontend.encode(policy.name, text or "", request.add_special_tokens, param)
             strings = [tokenizer.id_to_token(token_id) for token_id in token_ids] if request.return_token_strs else None
-            grant.measure = Usage
-            await call.response.reply(tokenized(token_ids, service.limits.max_model_len, strings))
+            charge.was_served = True
+            await call.response.reply(tokenized(token_ids, frontend.model.limits.max_model_len, strings))
         return Outcome.COMPLETED
 
 
@@ -110,38 +107,35 @@ class DetokenizeEndpoint(Endpoint):
     """Answers POST /detokenize with the text of token ids. A call counts as one of `TokenizeEndpoint` does."""
 
     async def answer(self, call: Call) -> Outcome:
-        service = self.service
-        principal = self.authenticate(call)
-        policy = service.policy(principal, "inference")
-        with closing(await self.charge(call, policy, Ask())) as grant:
-            request = await self.read(call, principal, partial(parse_detokenize_request, limits=service.limits))
-            _check_model(service, policy, request.model)
-            text = service.tokenizer.decode(request.tokens, skip_special_tokens=False)
-            grant.measure = Usage
+        frontend = self.frontend
+        policy = frontend.policy(self.authenticate(call), "inference")
+        with closing(await self.charge(call, policy)) as charge:
+            request = await self.read(call, policy, partial(parse_detokenize_request, limits=frontend.model.limits))
+            _check_model(frontend, policy, request.model)
+            text = frontend.tokenizer.decode(request.tokens, skip_special_tokens=False)
+            charge.was_served = True
             await call.response.reply(detokenized(text))
         return Outcome.COMPLETED
 
 
-def _check_model(service: Service, policy: EffectivePolicy, model: str | None) -> None:
+def _check_model(frontend: Frontend, policy: EffectivePolicy, model: str | None) -> None:
     """Check the model, of which None means the served one. Raises `ModelNotFound`."""
     if model is not None:
-        service.check_model(model)
-    policy.check_model(service.model)
+        frontend.check_model(model)
+    policy.check_model(frontend.model.name)
 
 
 class HealthEndpoint(Endpoint):
-    """Answers GET /startupz, /livez and their like: 200 while `healthy`, else 503. They need no key."""
+    """Answers GET /startupz, /livez and their like: 200 while the probe holds, else 503. They need no key."""
 
-    def __init__(
-        self, service: Service, healthy: Callable[[], bool], details: Callable[[], dict[str, object]] = dict
-    ) -> None:
-        super().__init__(service)
-        self._healthy = healthy
-        self._details = details
+    def __init__(self, frontend: Frontend, probe: str, is_detailed: bool = False) -> None:
+        super().__init__(frontend)
+        self._probe = probe
+        self._is_detailed = is_detailed
 
     async def answer(self, call: Call) -> Outcome:
-        healthy = self._healthy()
-        body = orjson.dumps({"status": "ok" if healthy else "unavailable", **self._details()})
+        healthy, details = await self.frontend.engine.health(self._probe)
+        body = orjson.dumps({"status": "ok" if healthy else "unavailable", **(details if self._is_detailed else {})})
         await call.response.reply(body, 200 if healthy else 503)
         return Outcome.COMPLETED
 
@@ -157,8 +151,8 @@ class VersionEndpoint(Endpoint):
 class FailingEndpoint(Endpoint):
     """Answers every request with one error."""
 
-    def __init__(self, service: Service, error: ApiError) -> None:
-        super().__init__(service)
+    def __init__(self, frontend: Frontend, error: ApiError) -> None:
+        super().__init__(frontend)
         self._error = error
 
     async def answer(self, call: Call) -> Outcome:
@@ -169,7 +163,7 @@ class MetricsEndpoint(Endpoint):
     """Answers GET /metrics in Prometheus' text format."""
 
     async def answer(self, call: Call) -> Outcome:
-        await call.response.reply(self.service.metrics.prometheus_text(), headers=_METRICS)
+        await call.response.reply(await self.frontend.engine.metrics_text(), headers=_METRICS)
         return Outcome.COMPLETED
 
 

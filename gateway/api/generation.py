@@ -3,39 +3,29 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import ExitStack
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from admission.admission import Admission
-from admission.outcome import DeadlineInfeasible, Outcome, QueueFull
-from admission.request import Asked
-from backend.paged_kv.block_pool import blocks_for
-from backend.scheduler.sequence import FinishReason, Sequence
+from admission.outcome import Outcome
+from backend.scheduler.sequence import FinishReason
 from backend.stream import TokenStream
 from backend.text.detokenizer import IncrementalDetokenizer
 from gateway import sse
 from gateway.api.endpoint import Call, Endpoint
+from gateway.api.engine_client import Generation
+from gateway.api.frontend import Frontend
 from gateway.api.generation_request import Dialect, GenerationParams, Prompt, read_deadlines
-from gateway.api.quota_extender import QuotaExtender
-from gateway.api.refusals import name_in_log, queue_full, refusal_of, unmeetable
-from gateway.api.service import Service
 from gateway.errors import ApiError, DeadlineExceeded, ModelFailed, Preempted
 from gateway.http.request_scope import Exchange, RequestScope, has_come_whole
 from gateway.http.responses import ResponseWriter
 from gateway.openai.replies import Choice, Chunks, Identity, TokenUsage
 from gateway.openai.requests import GenerationRequest
-from gateway.telemetry.metrics.metrics import Metrics
+from gateway.telemetry.metrics.delivery import DeliveryMetrics
 from gateway.telemetry.request_record import RequestRecord
 from gateway.tenants.auth import Principal
 from gateway.tenants.effective_policy import EffectivePolicy
-from quotas.errors import QuotaError, QuotaRefused
-from quotas.quotas import Grant
-from quotas.reservation import Ask, Usage
 
 Result = TypeVar("Result")
-
-MINIMUM_ASK = Ask(1, 1, 1)  # every request asks for at least this
 
 
 class GenerationEndpoint(Endpoint):
@@ -44,57 +34,40 @@ class GenerationEndpoint(Endpoint):
     Whatever happens, leaving the scope ends the sequences and settles the quota, and exactly one outcome is counted.
     """
 
-    def __init__(self, service: Service, dialect: Dialect) -> None:
-        super().__init__(service)
+    def __init__(self, frontend: Frontend, dialect: Dialect) -> None:
+        super().__init__(frontend)
         self._dialect = dialect
 
     async def answer(self, call: Call) -> Outcome:
         call.record.operation = self._dialect.operation
         principal = self.authenticate(call)
-        policy = self.service.policy(principal, "inference")
+        policy = self.frontend.policy(principal, "inference")
         try:
             if policy.charged:
-                await self._refuse_unread(call, policy)
-            return await self._serve(call, principal)
+                await self.frontend.engine.refuse_unread(policy, call.record)
+            return await self._serve(call, principal, policy)
         except ApiError as error:
-            if error.outcome is Outcome.INVALID and call.response.started is None:
-                await self.refuse_spent(call, policy, MINIMUM_ASK)
+            if error.outcome is Outcome.INVALID and call.response.started is None and policy.charged:
+                await self.frontend.engine.refuse_spent(policy)
             raise
 
-    async def _refuse_unread(self, call: Call, policy: EffectivePolicy) -> None:
-        """Refuse before the body is read, if the key was refused lately and its limit is still spent.
-
-        The event log keeps such a request too. Raises `QuotaRefused`.
-        """
-        try:
-            await self.refuse_spent(call, policy, MINIMUM_ASK, is_certain=False)
-        except QuotaRefused as error:
-            name, key = policy.name, policy.key
-            self.service.admission.requested(Asked.unread(call.record.request_id, name, key, error.limit.name))
-            raise
-
-    async def _serve(self, call: Call, principal: Principal) -> Outcome:
-        service, dialect = self.service, self._dialect
-        arrived, has_come = service.admission.clock(), has_come_whole(call.scope)
-        request = await self.read(call, principal, lambda body: dialect.parse(body, service.limits))
+    async def _serve(self, call: Call, principal: Principal, policy: EffectivePolicy) -> Outcome:
+        frontend, dialect = self.frontend, self._dialect
+        arrived, has_come = frontend.telemetry.clock(), has_come_whole(call.scope)
+        request = await self.read(call, policy, lambda body: dialect.parse(body, frontend.model.limits))
         self._record_request(call.record, request)
         policy = self._present_policy(call, principal, has_come)
         deadlines = read_deadlines(call.scope["headers"], request.stream, time.time())
-        service.check_model(request.model)
+        frontend.check_model(request.model)
         policy.check_model(request.model)
         service_class = policy.service_class(request.service_tier)
         params = GenerationParams(request, dialect, policy, service_class, deadlines, arrived, call.record.body_bytes)
-        scope = service.active_requests.scope(call.scope, call.receive, call.send, service.telemetry.clock)
+        scope = frontend.active_requests.scope(call.scope, call.receive, call.send, frontend.telemetry.clock)
         async with scope:
             call.response.send, call.record.scope = scope.send, scope
-            prompts = await dialect.prompts(request, policy.name, service)
+            prompts = await dialect.prompts(request, policy.name, frontend)
             policy.check_prompts(len(prompts))
-            try:
-                await self._generate_within_quota(call, scope, params, prompts)
-            except DeadlineInfeasible as error:
-                raise unmeetable(error, deadlines.is_relative) from None
-            except QueueFull as error:
-                raise queue_full(error, service_class.name) from None
+            await self._generate(call, scope, params, prompts)
         if scope.error is not None:
             raise scope.error
         return scope.outcome or Outcome.COMPLETED
@@ -105,75 +78,45 @@ class GenerationEndpoint(Endpoint):
         Raises `InvalidApiKey` if the key was revoked meanwhile, and `Forbidden` if it may not generate any more.
         """
         if not had_come:
-            principal = self.service.keys.authenticate(call.response.request_header(b"authorization"))
-        return self.service.policy(principal, "inference")
+            principal = self.frontend.keys.authenticate(call.response.request_header(b"authorization"))
+        return self.frontend.policy(principal, "inference")
 
     def _record_request(self, record: RequestRecord, request: GenerationRequest) -> None:
         """Keep in the record what the client asks for."""
-        record.body_read = self.service.telemetry.clock()
-        record.model, record.request = request.model, request
-        record.policy_version = self.service.policies.current.version
+        record.body_read = self.frontend.telemetry.clock()
+        record.model, record.sampling, record.streams = request.model, request.sampling, request.stream
+        record.policy_version = self.frontend.effective_policies.version
 
-    async def _generate_within_quota(
-        self, call: Call, scope: RequestScope, params: GenerationParams, prompts: list[Prompt]
-    ) -> None:
-        """Reserve what the request may use, and generate within the reservation."""
-        service, record = self.service, call.record
-        identity = self._dialect.identify(params.request.model)
+    async def _generate(self, call: Call, scope: RequestScope, params: GenerationParams, prompts: list[Prompt]) -> None:
+        """Have the engine generate, within what it reserves for the request, and deliver the answer."""
+        frontend, record, request = self.frontend, call.record, params.request
+        identity = self._dialect.identify(request.model)
         record.response_id, record.service_class = identity.id, params.service_class.name
-        sequences = [params.sequence(f"{identity.id}-{index}", prompt, service) for index, prompt in enumerate(prompts)]
-        self._lease_kv(params.policy, sequences)
-        record.reserving = service.telemetry.clock()
-        grant = await self._reserve(call, identity.id, params, sequences)
+        record.num_choices = len(prompts)
+        detokenizers = [self._detokenizer(request, prompt) for prompt in prompts]
+        is_eager = request.stream or any(detokenizer.may_stop for detokenizer in detokenizers)
+        asked = params.engine_request(identity.id, prompts, frontend.model, is_eager)
+        generation = await frontend.engine.generate(asked, params.policy, record, scope.fail)
         try:
-            record.reserved, record.grant = service.telemetry.clock(), grant
-            with ExitStack() as admitted:
-                texts = [
-                    self._text_stream(admitted.enter_context(service.admission.admit(one)), params, prompt, record)
-                    for one, prompt in zip(sequences, prompts, strict=True)
-                ]
-                grant.measure = partial(_usage, texts, service)
-                if any(one.token_limit < one.most_tokens for one in sequences):
-                    extender = QuotaExtender(grant, service.admission, lambda error: scope.fail(refusal_of(error)))
-                    admitted.enter_context(extender).watch([text.tokens for text in texts])
-                call.response.add_headers(_estimate_headers(sequences))
-                await self._generate(call, grant, identity, params.request, texts)
+            call.response.add_headers(generation.headers)
+            texts = [
+                TextStream(stream, detokenizer, generation, frontend.deliveries)
+                for stream, detokenizer in zip(generation.streams, detokenizers, strict=True)
+            ]
+            await self._deliver(call.response, generation, identity, request, texts)
         finally:
-            grant.close()
+            generation.close()
 
-    def _lease_kv(self, policy: EffectivePolicy, sequences: list[Sequence]) -> None:
-        """Announce the longest of these sequences, if the tenant's KV memory is limited or was at its last request."""
-        kv_leases = self.service.kv_leases
-        if policy.kv_bytes is not None or policy.name in kv_leases.leases:
-            longest = max(one.most_tokens for one in sequences)
-            kv_leases.use(policy.name, policy.kv_bytes, blocks_for(longest, self.service.kv_shape.block_tokens))
-
-    async def _reserve(self, call: Call, request_id: str, params: GenerationParams, sequences: list[Sequence]) -> Grant:
-        """Reserve what the sequences may use, if any limit counts it, and record in the event log what was asked and
-        what came of it. Raises as `Quotas.reserve`.
-        """
-        policy, record = params.policy, self.service.admission.requested
-        try:
-            if policy.charged:
-                grant = await self.charge(call, policy, _ask(sequences))
-            else:
-                grant = Grant(self.service.quotas, policy.name, policy.key)
-        except QuotaError as error:
-            record(params.as_recorded(request_id, sequences, name_in_log(error)))
-            raise
-        record(params.as_recorded(request_id, sequences))
-        return grant
-
-    async def _generate(
+    async def _deliver(
         self,
-        call: Call,
-        grant: Grant,
+        response: ResponseWriter,
+        generation: Generation,
         identity: Identity,
         request: GenerationRequest,
         texts: list["TextStream"],
     ) -> None:
         """Deliver the answer. The quota is settled before its last byte, after which the client may send again."""
-        response, dialect = call.response, self._dialect
+        dialect = self._dialect
         if request.stream:
             chunks = [dialect.chunks(identity, request.include_usage, index) for index in range(len(texts))]
             await _gather(
@@ -182,39 +125,34 @@ class GenerationEndpoint(Endpoint):
                     for text, encoder in zip(texts, chunks, strict=True)
                 ]
             )
-            self._settle(call.record, grant)
+            await generation.settle()
             usage = chunks[0].usage(_token_usage(texts)) if request.include_usage else b""
             await response.end_stream(usage + sse.DONE)
         else:
             choices = await _gather([text.choice() for text in texts])
-            self._settle(call.record, grant)
+            await generation.settle()
             await response.reply(dialect.complete(identity, choices, _token_usage(texts)))
 
-    def _settle(self, record: RequestRecord, grant: Grant) -> None:
-        record.settling = self.service.telemetry.clock()
-        grant.settle()
-
-    def _text_stream(
-        self, stream: TokenStream, params: GenerationParams, prompt: Prompt, record: RequestRecord
-    ) -> "TextStream":
-        service, request = self.service, params.request
-        record.timelines.append(service.core_telemetry.timeline(stream.sequence))
-        detokenizer = IncrementalDetokenizer(
-            service.tokenizer,
+    def _detokenizer(self, request: GenerationRequest, prompt: Prompt) -> IncrementalDetokenizer:
+        return IncrementalDetokenizer(
+            self.frontend.tokenizer,
             request.sampling.stop,
             include_stop=request.include_stop,
             skip_special_tokens=request.skip_special_tokens,
             prompt_tail=prompt.tail,
             min_tokens=request.sampling.min_tokens,
         )
-        return TextStream(stream, detokenizer, service.admission, service.metrics)
 
 
 class TextStream:
     """Yields the text of one sequence as its tokens come: one piece for each token that completes any text."""
 
     def __init__(
-        self, tokens: TokenStream, detokenizer: IncrementalDetokenizer, admission: Admission, metrics: Metrics
+        self,
+        tokens: TokenStream,
+        detokenizer: IncrementalDetokenizer,
+        generation: Generation,
+        deliveries: DeliveryMetrics,
     ) -> None:
         self.finish_reason: FinishReason | None = None
         self.num_tokens = 0  # delivered: those sampled after a stop string are not
@@ -223,13 +161,8 @@ class TextStream:
         self.sequence = tokens.sequence
         self.may_stop = detokenizer.may_stop
         self._detokenizer = detokenizer
-        self._admission = admission
-        self._metrics = metrics
-
-    @property
-    def num_computed(self) -> int:
-        """Returns how many tokens the tenant pays for: those delivered, or all generated ones if it was cut short."""
-        return self.num_tokens if self.finish_reason is not None else len(self.sequence.output)
+        self._generation = generation
+        self._deliveries = deliveries
 
     async def pieces(self, receiver: Callable[[], bool] | None = None) -> list[str]:
         """Wait for tokens and return their text, in pieces that are not empty. The stream is complete once
@@ -253,7 +186,7 @@ class TextStream:
                 pieces.append(piece)
             if self.may_stop and detokenizer.stopped is not None:
                 self.finish_reason = FinishReason.STOP
-                self._admission.stop(self.tokens)
+                self._generation.stop(self.tokens, self.num_tokens)
                 break
         return pieces
 
@@ -280,7 +213,7 @@ class TextStream:
         return tokens
 
     def _note_delivery(self, count: int) -> None:
-        self._delivered_at = self._metrics.tokens_delivered(self.sequence, self.num_tokens, count, self._delivered_at)
+        self._delivered_at = self._deliveries.delivered(self.sequence, self.num_tokens, count, self._delivered_at)
 
     def _finish(self) -> str:
         """End the stream and return the text that was held back, in which a stop string may be complete only now."""
@@ -288,12 +221,6 @@ class TextStream:
         stopped = self._detokenizer.stopped is not None
         self.finish_reason = FinishReason.STOP if stopped else self.tokens.finish_reason
         return rest
-
-
-def _ask(sequences: list[Sequence]) -> Ask:
-    """Returns the most that these sequences of one request may use."""
-    num_prompt_tokens = sum(len(one.prompt) for one in sequences)
-    return Ask(1, num_prompt_tokens, sum(one.token_limit for one in sequences) - num_prompt_tokens)
 
 
 def _check_complete(reason: FinishReason) -> None:
@@ -305,27 +232,6 @@ def _check_complete(reason: FinishReason) -> None:
             raise ModelFailed
         case FinishReason.EXPIRED:
             raise DeadlineExceeded("The deadline of the request passed before it could be met.")
-
-
-def _estimate_headers(sequences: list[Sequence]) -> dict[str, str]:
-    """Returns headers with the milliseconds within which nine in ten first tokens, and last tokens, come."""
-    first = [s.first_token_estimate for s in sequences if s.first_token_estimate is not None]
-    last = [s.last_token_estimate for s in sequences if s.last_token_estimate is not None]
-    estimates = {"x-sluice-estimate-ttft-ms": first, "x-sluice-estimate-ms": last}
-    return {name: f"{1000 * max(seconds):.0f}" for name, seconds in estimates.items() if seconds}
-
-
-def _usage(texts: list[TextStream], service: Service) -> Usage:
-    """Returns what the request has used so far: nothing, not even one request, before anything was computed for it."""
-    now = service.admission.clock()
-    computed, generated, block_seconds = 0, 0, 0.0
-    for text in texts:
-        sequence = text.sequence
-        computed += sequence.num_billed_tokens
-        generated += text.num_computed
-        block_seconds += sequence.block_seconds(now)
-    byte_seconds = block_seconds * service.kv_shape.block_bytes
-    return Usage(computed, generated, kv_byte_seconds=byte_seconds, requests=1 if computed else 0)
 
 
 def _token_usage(texts: list[TextStream]) -> TokenUsage:

@@ -1,4 +1,4 @@
-"""A request to generate text: how its dialect reads it, how long its client will wait, and the sequences it becomes.
+"""A request to generate text: how its dialect reads it, how long its client will wait, and what it asks the engine for.
 
 The client's patience is read from its headers, of which the tightest holds:
 
@@ -19,9 +19,8 @@ from datetime import datetime
 from math import inf, isfinite
 from typing import Any
 
-from admission.request import Asked, AskedPrompt
-from backend.scheduler.sequence import Sequence
-from gateway.api.service import Service
+from gateway.api.engine_request import ClientDeadlines, EngineRequest
+from gateway.api.frontend import Frontend, ServedModel
 from gateway.errors import BadRequest, ContextLengthExceeded, Unsatisfiable, context_exceeded
 from gateway.http.json_body import JsonBody
 from gateway.openai.replies import (
@@ -69,7 +68,7 @@ class Dialect:
     def parse(self, body: JsonBody, limits: Limits) -> GenerationRequest:
         raise NotImplementedError
 
-    async def prompts(self, request: Any, tenant: str, service: Service) -> list[Prompt]:
+    async def prompts(self, request: Any, tenant: str, frontend: Frontend) -> list[Prompt]:
         raise NotImplementedError
 
     def identify(self, model: str) -> Identity:
@@ -81,9 +80,9 @@ class Dialect:
     def complete(self, identity: Identity, choices: list[Choice], usage: TokenUsage) -> bytes:
         raise NotImplementedError
 
-    async def encode(self, service: Service, tenant: str, text: str, add_special_tokens: bool) -> list[int]:
+    async def encode(self, frontend: Frontend, tenant: str, text: str, add_special_tokens: bool) -> list[int]:
         """Returns at least one token id. Raises `BadRequest` for a text that has none."""
-        token_ids = await service.encode(tenant, text, add_special_tokens, self.prompt_param)
+        token_ids = await frontend.encode(tenant, text, add_special_tokens, self.prompt_param)
         if not token_ids:
             raise BadRequest(f"{self.prompt_param} is empty: there is no token to continue from.", self.prompt_param)
         return token_ids
@@ -98,9 +97,9 @@ class ChatDialect(Dialect):
     def parse(self, body: JsonBody, limits: Limits) -> ChatRequest:
         return parse_chat_request(body, limits)
 
-    async def prompts(self, request: ChatRequest, tenant: str, service: Service) -> list[Prompt]:
-        text = await service.render(tenant, request.messages, request.add_generation_prompt)
-        return [Prompt(await self.encode(service, tenant, text, request.add_special_tokens), ())]
+    async def prompts(self, request: ChatRequest, tenant: str, frontend: Frontend) -> list[Prompt]:
+        text = await frontend.render(tenant, request.messages, request.add_generation_prompt)
+        return [Prompt(await self.encode(frontend, tenant, text, request.add_special_tokens), ())]
 
     def identify(self, model: str) -> Identity:
         return Identity.of_chat(model)
@@ -122,11 +121,11 @@ class CompletionDialect(Dialect):
     def parse(self, body: JsonBody, limits: Limits) -> CompletionRequest:
         return parse_completion_request(body, limits)
 
-    async def prompts(self, request: CompletionRequest, tenant: str, service: Service) -> list[Prompt]:
+    async def prompts(self, request: CompletionRequest, tenant: str, frontend: Frontend) -> list[Prompt]:
         prompts = []
         for given in request.prompts:
             if isinstance(given, str):
-                token_ids = await self.encode(service, tenant, given, request.add_special_tokens)
+                token_ids = await self.encode(frontend, tenant, given, request.add_special_tokens)
             else:
                 token_ids = list(given)
             prompts.append(Prompt(token_ids, token_ids[-PROMPT_TAIL:]))
@@ -143,16 +142,6 @@ class CompletionDialect(Dialect):
         return text_completion(identity, choices, usage)
 
 
-@dataclass(frozen=True, slots=True)
-class ClientDeadlines:
-    """The deadlines of a request, in seconds from its arrival; inf where the client sets none."""
-
-    first_token: float = inf
-    last_token: float = inf
-    interval: float = inf  # between two tokens
-    is_relative: bool = True  # counted from each attempt, so that another one may succeed
-
-
 @dataclass(slots=True)
 class GenerationParams:
     """A request with what its policy and its client's headers say of it. `arrived` is in seconds of the engine's
@@ -167,54 +156,33 @@ class GenerationParams:
     arrived: float
     num_bytes: int
 
-    def sequence(self, name: str, prompt: Prompt, service: Service) -> Sequence:
-        """Returns the sequence by which the engine continues one prompt. Raises `Unsatisfiable`."""
-        policy, sampling, num_prompt_tokens = self.policy, self.request.sampling, len(prompt.token_ids)
-        max_tokens = self._max_tokens(num_prompt_tokens, service)
-        ends = frozenset(sampling.stop_token_ids)
-        sequence = Sequence(
+    def engine_request(self, name: str, prompts: list[Prompt], model: ServedModel, is_eager: bool) -> EngineRequest:
+        """Returns what the engine is asked for under the response id `name`. Raises `Unsatisfiable`."""
+        return EngineRequest(
             id=name,
-            tenant=policy.name,
-            prompt=prompt.token_ids,
-            sampling=sampling,
-            max_tokens=max_tokens,
-            end_tokens=ends if sampling.ignore_eos else ends | service.end_tokens,
-            seed=service.draw_seed() if sampling.seed is None else sampling.seed,
+            tenant=self.policy.name,
+            key=self.policy.key,
+            prompts=[prompt.token_ids for prompt in prompts],
+            max_tokens=[self._max_tokens(len(prompt.token_ids), model) for prompt in prompts],
+            sampling=self.request.sampling,
+            service_tier=self.request.service_tier,
+            service_class=self.service_class.name,
             priority_class=self.service_class.level,
             token_interval=self._token_interval(),
             first_token_target=self.service_class.ttft,
             first_token_by=self._first_token_by(),
             done_by=self._moment(self.deadlines.last_token),
+            deadlines=self.deadlines,
             body_bytes=self.num_bytes,
-        )
-        if sampling.max_tokens is None:
-            expected = service.admission.expected_tokens(policy.name, max_tokens)
-            if (reservable := policy.reservable(num_prompt_tokens, expected)) is not None:
-                sequence.limit_to(reservable)
-        return sequence
-
-    def as_recorded(self, request_id: str, sequences: list[Sequence], refusal: str | None = None) -> Asked:
-        """Returns the request as the event log records it, with what refused it, if anything did."""
-        is_declared, deadlines = self.request.sampling.max_tokens is not None, self.deadlines
-        return Asked(
-            request_id,
-            self.policy.name,
-            self.policy.key,
-            self.request.service_tier,
-            self.num_bytes,
-            _known(deadlines.first_token),
-            _known(deadlines.last_token),
-            _known(deadlines.interval),
-            tuple([AskedPrompt(len(one.prompt), one.max_tokens, is_declared) for one in sequences]),
-            refusal,
+            is_eager=is_eager,
         )
 
-    def _max_tokens(self, num_prompt_tokens: int, service: Service) -> int:
+    def _max_tokens(self, num_prompt_tokens: int, model: ServedModel) -> int:
         """Returns the client's limit, or the default within what the context and the tenant's KV memory leave.
 
         Raises `Unsatisfiable`.
         """
-        policy, dialect, context = self.policy, self.dialect, service.limits.max_model_len
+        policy, dialect, context = self.policy, self.dialect, model.limits.max_model_len
         available = context - num_prompt_tokens
         if available < 1:
             raise context_exceeded(num_prompt_tokens, context, dialect.prompt_param)
@@ -225,13 +193,11 @@ class GenerationParams:
                 f"and {asked} of {field} were requested; lower {field} to {available} or shorten the prompt.",
                 field,
             )
-        kv_tokens = policy.kv_tokens(service.kv_shape)
+        kv_tokens = policy.kv_tokens(model.kv_shape)
         if kv_tokens is not None:
-            policy.check_kv(
-                num_prompt_tokens + (asked or 1), service.kv_shape, field if asked else dialect.prompt_param
-            )
+            policy.check_kv(num_prompt_tokens + (asked or 1), model.kv_shape, field if asked else dialect.prompt_param)
             available = min(available, kv_tokens - num_prompt_tokens)
-        default = service.default_max_tokens or dialect.default_max_tokens or available
+        default = model.default_max_tokens or dialect.default_max_tokens or available
         max_tokens = asked or min(available, default)
         _check_min_tokens(self.request.sampling.min_tokens, max_tokens)
         return max_tokens
@@ -263,10 +229,6 @@ def _check_min_tokens(min_tokens: int, max_tokens: int) -> None:
             "lower min_tokens, shorten the prompt, or set max_tokens.",
             "min_tokens",
         )
-
-
-def _known(seconds: float) -> float | None:
-    return seconds if seconds < inf else None
 
 
 NONE = ClientDeadlines()

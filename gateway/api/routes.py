@@ -1,7 +1,6 @@
 """The tenants' routes, and the probes that every port answers."""
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Mapping
 from functools import partial
 from typing import Any
 
@@ -21,52 +20,44 @@ from gateway.api.endpoints import (
     TokenizeEndpoint,
     VersionEndpoint,
 )
+from gateway.api.engine_client import ALIVE, READY, STARTED
+from gateway.api.frontend import Frontend
 from gateway.api.generation import GenerationEndpoint
 from gateway.api.generation_request import ChatDialect, CompletionDialect
-from gateway.api.service import Service
 from gateway.errors import ApiError, InternalError, MethodNotAllowed, RouteNotFound
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
-    """Says how the server is; each function is called for every probe. A server that drains is alive and not ready."""
-
-    started: Callable[[], bool]
-    alive: Callable[[], bool]
-    ready: Callable[[], bool]
-
-
-def make_probes(service: Service, health: Health) -> Mapping[str, ASGIApp]:
+def make_probes(frontend: Frontend) -> Mapping[str, ASGIApp]:
     """Returns by path the probes that tell an orchestrator how the server is; every port answers them."""
     return {
-        "/startupz": HealthEndpoint(service, health.started),
-        "/livez": HealthEndpoint(service, health.alive),
-        "/readyz": HealthEndpoint(service, health.ready, partial(_readiness, service)),
-        "/health": HealthEndpoint(service, health.ready),  # vLLM's and SGLang's, which routers and charts ask for
-        "/ping": HealthEndpoint(service, health.ready),  # SageMaker's
+        "/startupz": HealthEndpoint(frontend, STARTED),
+        "/livez": HealthEndpoint(frontend, ALIVE),
+        "/readyz": HealthEndpoint(frontend, READY, is_detailed=True),
+        "/health": HealthEndpoint(frontend, READY),  # vLLM's and SGLang's, which routers and charts ask for
+        "/ping": HealthEndpoint(frontend, READY),  # SageMaker's
     }
 
 
-def make_app(service: Service, probes: Mapping[str, ASGIApp], has_metrics: bool = False) -> ASGIApp:
+def make_app(frontend: Frontend, probes: Mapping[str, ASGIApp], has_metrics: bool = False) -> ASGIApp:
     """Returns the application with the tenants' routes. An unknown path or method is answered with an error of the same
     shape as the endpoints'.
     """
-    chat = GenerationEndpoint(service, ChatDialect())
-    completion = GenerationEndpoint(service, CompletionDialect())
+    chat = GenerationEndpoint(frontend, ChatDialect())
+    completion = GenerationEndpoint(frontend, CompletionDialect())
     routes = [
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/completions", completion, methods=["POST"]),
-        Route("/v1/models", ModelsEndpoint(service), methods=["GET"]),
-        Route("/v1/models/{model:path}", ModelsEndpoint(service), methods=["GET"]),
-        Route("/v1/limits", LimitsEndpoint(service), methods=["GET"]),
-        Route("/tokenize", TokenizeEndpoint(service), methods=["POST"]),
-        Route("/detokenize", DetokenizeEndpoint(service), methods=["POST"]),
-        Route("/version", VersionEndpoint(service), methods=["GET"]),
+        Route("/v1/models", ModelsEndpoint(frontend), methods=["GET"]),
+        Route("/v1/models/{model:path}", ModelsEndpoint(frontend), methods=["GET"]),
+        Route("/v1/limits", LimitsEndpoint(frontend), methods=["GET"]),
+        Route("/tokenize", TokenizeEndpoint(frontend), methods=["POST"]),
+        Route("/detokenize", DetokenizeEndpoint(frontend), methods=["POST"]),
+        Route("/version", VersionEndpoint(frontend), methods=["GET"]),
         *(Route(path, probe, methods=["GET"]) for path, probe in probes.items()),
     ]
     if has_metrics:
-        routes.append(Route("/metrics", MetricsEndpoint(service), methods=["GET"]))
-    unrouted: Any = partial(_unrouted, service)  # any ASGI application can be answered with, not only a Response
+        routes.append(Route("/metrics", MetricsEndpoint(frontend), methods=["GET"]))
+    unrouted: Any = partial(_unrouted, frontend)  # any ASGI application can be answered with, not only a Response
     app = Starlette(routes=routes, exception_handlers={HTTPException: unrouted})
     app.router.redirect_slashes = False
     return Shortcut(app, {("POST", "/v1/chat/completions"): chat, ("POST", "/v1/completions"): completion})
@@ -85,17 +76,7 @@ class Shortcut:
         return self._endpoints.get((scope["method"], scope["path"]), self._app)(scope, receive, send)
 
 
-def _readiness(service: Service) -> dict[str, object]:
-    """Returns what an operator should know of a server that is ready; the log has the rest."""
-    policies, store = service.policies, service.quotas.store
-    problem = "the edited policy is not valid, so the last valid one stays: see the log" if policies.problem else None
-    return {
-        "policy": {"version": policies.current.version, "problem": problem},
-        "quota_store": "connected" if store.is_connected else "unavailable",
-    }
-
-
-async def _unrouted(service: Service, request: StarletteRequest, error: HTTPException) -> ASGIApp:
+async def _unrouted(frontend: Frontend, request: StarletteRequest, error: HTTPException) -> ASGIApp:
     path = request.scope["path"]
     failure: ApiError = InternalError("The server failed to answer this request.")
     if error.status_code == 404:
@@ -103,4 +84,4 @@ async def _unrouted(service: Service, request: StarletteRequest, error: HTTPExce
     elif error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
         failure = MethodNotAllowed(f"{path:.200} does not answer {request.method}; use {allowed}.", allowed)
-    return FailingEndpoint(service, failure)
+    return FailingEndpoint(frontend, failure)

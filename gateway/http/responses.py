@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from os import urandom
 
 from starlette.types import Scope, Send
@@ -17,7 +17,7 @@ _SAFE_ID = re.compile(rb"[\w.:-]{1,128}", re.ASCII)
 Headers = list[tuple[bytes, bytes]]
 
 
-def encode_headers(headers: dict[str, str]) -> Headers:
+def encode_headers(headers: Mapping[str, str]) -> Headers:
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 
 
@@ -58,7 +58,7 @@ class ResponseWriter:
         self._starting: asyncio.Lock | None = None
         self._is_streaming = False  # the headers of a stream have been sent
 
-    def add_headers(self, headers: dict[str, str]) -> None:
+    def add_headers(self, headers: Mapping[str, str]) -> None:
         """Add headers to the response, whether it will be an answer or an error."""
         self._extra_headers += encode_headers(headers)
 

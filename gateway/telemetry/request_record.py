@@ -16,11 +16,11 @@ from starlette.types import Scope
 
 from admission.outcome import Outcome
 from admission.request import Asked
+from backend.sampling_params import SamplingParams
 from backend.scheduler.sequence import Sequence
 from gateway.errors import ApiError
 from gateway.http.request_scope import RequestScope
 from gateway.http.responses import ResponseWriter
-from gateway.openai.requests import GenerationRequest
 from quotas.quotas import Grant
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,9 @@ class RequestRecord:
     key: str | None = None  # its id
     model: str | None = None
     operation: str | None = None  # of the GenAI conventions; None: nothing is generated
-    request: GenerationRequest | None = None
+    sampling: SamplingParams | None = None  # as the client asked
+    streams: bool = False
+    num_choices: int = 1
     service_class: str | None = None
     policy_version: str | None = None
     asked: Asked | None = None  # what its tenant's limits were asked for

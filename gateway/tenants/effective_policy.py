@@ -1,10 +1,10 @@
 """The policy as it applies to one request: which class, how long, at whose cost."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from gateway.errors import Forbidden, ModelNotFound, Unsatisfiable
 from gateway.tenants.auth import Principal
-from gateway.tenants.live_policy import LivePolicy
 from gateway.tenants.rate_headers import RateHeaders
 from quotas.policy.limit import Limit, Resource
 from quotas.policy.policy import ClassPolicy, Policy, TenantPolicy
@@ -103,13 +103,24 @@ class EffectivePolicy:
         return max(1, min(expected, fits))
 
 
+class CurrentPolicy(Protocol):
+    """Has the policy in force, which is replaced whole."""
+
+    current: Policy
+
+
 class EffectivePolicies:
     """Caches the effective policy of every principal under the policy that holds now."""
 
-    def __init__(self, policies: LivePolicy) -> None:
+    def __init__(self, policies: CurrentPolicy) -> None:
         self._policies = policies
         self._policy = policies.current
         self._known: dict[Principal, EffectivePolicy] = {}
+
+    @property
+    def version(self) -> str:
+        """The version of the policy that holds now."""
+        return self._policies.current.version
 
     def of(self, principal: Principal) -> EffectivePolicy:
         if self._policies.current is not self._policy:

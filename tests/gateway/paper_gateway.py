@@ -23,6 +23,9 @@ from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.waiting_queue import WaitingQueue
 from backend.text.tokenizer import Tokenizer
 from gateway.api.body_reader import BodyReader
+from gateway.api.engine_client import Health
+from gateway.api.frontend import Frontend, ServedModel
+from gateway.api.in_process_client import InProcessClient
 from gateway.api.refusal_limiter import RefusalLimiter
 from gateway.api.routes import make_app
 from gateway.api.service import Service
@@ -127,9 +130,6 @@ class Gateway:
             model="paper",
             created=0,
             end_tokens=frozenset([END]),
-            limits=Limits(vocab_size=1024, max_model_len=CONFIG.max_model_len),
-            default_max_tokens=None,
-            tokenizer=tokenizer,
             admission=admission,
             keys=KeyRing(pepper, [demo_record(KEY, pepper)]),
             policies=policies,
@@ -141,12 +141,22 @@ class Gateway:
             telemetry=telemetry,
             core=core,
             core_telemetry=core_telemetry,
-            active_requests=self.active_requests,
-            body_reader=BodyReader(2**20, 2**30, timeout=3600, max_model_len=CONFIG.max_model_len),
             refusal_limiter=RefusalLimiter(10_000, self.engine.clock),
             seeds=random.Random(0),
         )
-        self.app: ASGIApp = make_app(service, {})
+        limits = Limits(vocab_size=1024, max_model_len=CONFIG.max_model_len)
+        frontend = Frontend(
+            model=ServedModel("paper", 0, limits, None, service.kv_shape),
+            tokenizer=tokenizer,
+            keys=service.keys,
+            effective_policies=service.effective_policies,
+            telemetry=telemetry,
+            deliveries=self.metrics.deliveries,
+            active_requests=self.active_requests,
+            body_reader=BodyReader(2**20, 2**30, timeout=3600, max_model_len=CONFIG.max_model_len),
+            engine=InProcessClient(service, Health(bool, bool, bool)),
+        )
+        self.app: ASGIApp = make_app(frontend, {})
 
 
 @dataclass

@@ -8,6 +8,7 @@ from admission.controller import Controller
 from backend.engine import Engine
 from gateway.http.connection_table import ConnectionTable
 from gateway.telemetry.core_observer import CoreTelemetry
+from gateway.telemetry.metrics.delivery import DeliveryMetrics
 from gateway.telemetry.metrics.engine import DisconnectMetrics, EngineMetrics
 from gateway.telemetry.metrics.labels import ClassNames
 from gateway.telemetry.metrics.process import ProcessMetrics, StoreMetrics, show_connections
@@ -62,8 +63,8 @@ class Metrics:
         self.process = ProcessMetrics(registry, policies, live)
         show_connections(registry, sources.connections)
         registry.gauge("sluice.stalled_writes", "Answers whose client does not read.", self._num_stalled)
-        self._vllm = VllmMetrics(registry, scheduler, clock)
-        self.tokens_delivered = self._vllm.tokens_delivered
+        self.deliveries = DeliveryMetrics(clock)
+        self._vllm = VllmMetrics(registry, scheduler, self.deliveries)
 
         sources.core_telemetry.on_admit.append(self._queue.admitted)
         sources.core_telemetry.on_step.append(self._engine.stepped)

@@ -6,15 +6,14 @@ from enum import StrEnum
 
 from admission.outcome import Outcome
 from gateway.errors import ApiError
+from gateway.telemetry.metrics.delivery import TIME_PER_OUTPUT_TOKEN, TIME_TO_FIRST_TOKEN
 from gateway.telemetry.metrics.labels import ClassNames, all_reasons, reason_of
 from gateway.telemetry.metrics.registry import Registry
 from gateway.telemetry.request_record import RequestRecord, SequenceTimeline
 from gateway.telemetry.semconv import ERROR_TYPE, GEN_AI_OPERATION_NAME, GEN_AI_PROVIDER_NAME, GEN_AI_REQUEST_MODEL
 
-# upper bounds of buckets in seconds; those of gen_ai are of the GenAI conventions for a server (August 2026)
+# upper bounds of buckets in seconds
 REQUEST_DURATION = tuple(round(0.01 * 2**power, 2) for power in range(14))  # to 81.92
-TIME_TO_FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
-TIME_PER_OUTPUT_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 RETRY_AFTER = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
 
 MAX_CLIENTS = 4096

@@ -2,7 +2,6 @@
 
 from admission.outcome import Outcome
 from backend.sampling_params import SamplingParams
-from gateway.openai.requests import CompletionRequest
 from gateway.telemetry import semconv
 from gateway.telemetry.core_observer import CompletedStep
 from gateway.telemetry.request_record import Chunk, RequestRecord, SequenceTimeline, StoreCall
@@ -88,33 +87,25 @@ def of_queue(record: RequestRecord, kv: KVShape, waited: float) -> Attributes:
 
 
 def of_generation(record: RequestRecord) -> Attributes:
-    request = record.request
     reasons = [timeline.sequence.finish_reason for timeline in record.timelines]
-    streams = request is not None and request.stream
     first_byte = None if record.first_byte is None else record.first_byte - record.began
     return {
         semconv.GEN_AI_OPERATION_NAME: record.operation,
         semconv.GEN_AI_PROVIDER_NAME: PROVIDER,
         semconv.GEN_AI_OUTPUT_TYPE: "text",
         semconv.GEN_AI_REQUEST_MODEL: record.model,
-        semconv.GEN_AI_REQUEST_STREAM: streams or None,
-        semconv.GEN_AI_REQUEST_CHOICE_COUNT: _choices(record),
-        **({} if request is None else _of_sampling(request.sampling)),
+        semconv.GEN_AI_REQUEST_STREAM: record.streams or None,
+        semconv.GEN_AI_REQUEST_CHOICE_COUNT: record.num_choices if record.num_choices > 1 else None,
+        **({} if record.sampling is None else _of_sampling(record.sampling)),
         semconv.GEN_AI_RESPONSE_ID: record.response_id,
         semconv.GEN_AI_RESPONSE_MODEL: record.model,
         semconv.GEN_AI_RESPONSE_FINISH_REASONS: [reason.value for reason in reasons if reason is not None] or None,
-        semconv.GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK: first_byte if streams else None,
+        semconv.GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK: first_byte if record.streams else None,
         semconv.GEN_AI_USAGE_INPUT_TOKENS: record.num_prompt_tokens,
         semconv.GEN_AI_USAGE_OUTPUT_TOKENS: record.num_output_tokens,
         semconv.TENANT_ID: record.tenant,
         semconv.SEQUENCES: len(record.timelines) if len(record.timelines) > 1 else None,
     }
-
-
-def _choices(record: RequestRecord) -> int | None:
-    """Returns the number of choices, which the conventions ask for only if it is not 1."""
-    request = record.request
-    return len(request.prompts) if isinstance(request, CompletionRequest) and len(request.prompts) > 1 else None
 
 
 def _of_sampling(sampling: SamplingParams) -> Attributes:

@@ -10,7 +10,6 @@ from gateway.api.body_reader import INLINE, BodyReader, RoundRobinLock
 from gateway.errors import ConcurrencyExceeded, RequestTooLarge
 from gateway.http.json_body import JsonBody
 from gateway.telemetry.request_record import RequestRecord, trace_context
-from gateway.tenants.auth import Principal
 
 MEBIBYTE = 2**20
 
@@ -41,7 +40,7 @@ class Upload:
         def parse(body: JsonBody) -> tuple[object, bool]:
             return body.loads(), threading.current_thread() is threading.main_thread()
 
-        return await body_reader.read(self.scope, self.receive, Principal(tenant, key), self.record, parse)
+        return await body_reader.read(self.scope, self.receive, tenant, key, self.record, parse)
 
 
 @pytest.mark.parametrize("size", [10, INLINE - 100, INLINE, 60_000, 70_000, MEBIBYTE - 100])
@@ -66,10 +65,10 @@ async def test_a_body_of_too_many_elements_is_refused_before_it_has_come(body_re
 
 async def test_a_key_has_half_of_its_tenants_bytes_and_small_bodies_need_none(body_reader: BodyReader) -> None:
     body, size = orjson.dumps({"prompt": "x" * 100_000}), MEBIBYTE
-    async with body_reader._reserve_bytes(Principal("t", "a"), size):
+    async with body_reader._reserve_bytes("t", "a", size):
         with pytest.raises(ConcurrencyExceeded, match="Your API key"):
             await Upload(body).read(body_reader, key="a")
-        async with body_reader._reserve_bytes(Principal("t", "b"), size):
+        async with body_reader._reserve_bytes("t", "b", size):
             with pytest.raises(ConcurrencyExceeded, match="Your tenant"):
                 await Upload(body).read(body_reader, key="c")
             for tenant, key, size in (("other", "c", 100_000), ("t", "a", 1000)):
@@ -85,7 +84,7 @@ async def test_who_waits_for_bytes_gets_them_in_order_when_others_leave() -> Non
     body_reader, order = BodyReader(MEBIBYTE, 2 * MEBIBYTE, timeout=3600, max_model_len=1024), []
 
     async def hold(name: str, size: int) -> None:
-        async with body_reader._reserve_bytes(Principal("t", "k"), size):
+        async with body_reader._reserve_bytes("t", "k", size):
             order.append(name)
             await asyncio.sleep(0)
 
@@ -95,7 +94,7 @@ async def test_who_waits_for_bytes_gets_them_in_order_when_others_leave() -> Non
     tasks[1].cancel()
     await asyncio.wait(tasks)
     assert order == ["large", "small", "other"]
-    async with body_reader._reserve_bytes(Principal("t", "k"), MEBIBYTE):
+    async with body_reader._reserve_bytes("t", "k", MEBIBYTE):
         body_reader.close()
 
 

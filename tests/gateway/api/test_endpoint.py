@@ -9,13 +9,17 @@ from starlette.types import Message
 
 from admission.outcome import Outcome
 from gateway.api.endpoint import Call, Endpoint
-from gateway.api.refusal_limiter import RefusalLimiter
 from gateway.errors import ShuttingDown
 from gateway.http.request_scope import TRANSPORT, ActiveRequests
 from gateway.telemetry.logs.log_format import JsonFormat
 from gateway.telemetry.request_record import RequestRecord, Telemetry
 
-UNCOUNTED = RefusalLimiter(1, lambda: 0.0)
+
+class Uncounted:
+    """An engine that delays no refusal."""
+
+    async def refused(self, *_: object) -> float:
+        return 0.0
 
 
 class Unforeseen(Endpoint):
@@ -28,8 +32,8 @@ async def test_an_unforeseen_error_is_logged_with_its_place_and_without_what_it_
 ) -> None:
     telemetry, request_records, sent = Telemetry(lambda: 0.0), list[RequestRecord](), list[Any]()
     telemetry.on_end.append(request_records.append)
-    service: Any = SimpleNamespace(
-        telemetry=telemetry, active_requests=ActiveRequests(write_timeout=30), refusal_limiter=UNCOUNTED
+    frontend: Any = SimpleNamespace(
+        telemetry=telemetry, active_requests=ActiveRequests(write_timeout=30), engine=Uncounted()
     )
     scope = {"type": "http", "method": "POST", "path": "/v1/x", "headers": [(b"x-request-id", b"r1")]}
 
@@ -39,7 +43,7 @@ async def test_an_unforeseen_error_is_logged_with_its_place_and_without_what_it_
     async def send(message: Any) -> None:
         sent.append(message)
 
-    await Unforeseen(service)(scope, receive, send)
+    await Unforeseen(frontend)(scope, receive, send)
     (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
     line = json.loads(JsonFormat().format(record))
     assert (line["message"], line["request_id"]) == ("a request failed", "r1")
@@ -70,8 +74,8 @@ class StuckReader:
 async def test_an_error_that_nobody_reads_is_given_up_with_its_connection() -> None:
     reader, telemetry, request_records = StuckReader(), Telemetry(lambda: 0.0), list[RequestRecord]()
     telemetry.on_end.append(request_records.append)
-    service: Any = SimpleNamespace(
-        telemetry=telemetry, active_requests=ActiveRequests(write_timeout=0.01), refusal_limiter=UNCOUNTED
+    frontend: Any = SimpleNamespace(
+        telemetry=telemetry, active_requests=ActiveRequests(write_timeout=0.01), engine=Uncounted()
     )
     extensions = {TRANSPORT: {"transport": reader}}
     scope = {"type": "http", "method": "POST", "path": "/v1/x", "headers": [], "extensions": extensions}
@@ -80,7 +84,7 @@ async def test_an_error_that_nobody_reads_is_given_up_with_its_connection() -> N
         return {"type": "http.request", "body": b""}
 
     async with asyncio.timeout(240):
-        await Refusing(service)(scope, receive, reader.send)
+        await Refusing(frontend)(scope, receive, reader.send)
     assert [(request_record.outcome, type(request_record.error)) for request_record in request_records] == [
         (Outcome.FAILED, ShuttingDown)
     ]

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from starlette.types import Message
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from admission.admission import Admission
 from backend.scheduler.sequence import FinishReason
 from backend.stream import Delivery, TokenStream
 from backend.text.detokenizer import IncrementalDetokenizer
 from backend.text.tokenizer import Tokenizer
+from gateway.api.engine_client import Generation
 from gateway.api.generation import ChoiceWriter, TextStream
 from gateway.http.connection_table import ConnectionTable
 from gateway.http.request_scope import TRANSPORT, Exchange
 from gateway.http.responses import ResponseWriter
 from gateway.openai.replies import ChatChunks, Identity
-from gateway.telemetry.metrics.metrics import Metrics
+from gateway.telemetry.metrics.delivery import DeliveryMetrics
 from tests.backend import tiny_tokenizers as tiny
 from tests.backend.sequences import make_sequence
 
@@ -64,9 +64,9 @@ class Served:
         self._tokens = TokenStream(make_sequence("r", "tenant", [5, 6, 7], 100))
         self._delivery = Delivery(asyncio.get_running_loop().call_soon)
         detokenizer = IncrementalDetokenizer(TOKENIZER, stop)
-        admission = cast(Admission, SimpleNamespace(stop=self._stop))
-        metrics = cast(Metrics, SimpleNamespace(tokens_delivered=self._count))
-        text = TextStream(self._tokens, detokenizer, admission, metrics)
+        generation = cast(Generation, SimpleNamespace(stop=self._stop))
+        deliveries = cast(DeliveryMetrics, SimpleNamespace(delivered=self._count))
+        text = TextStream(self._tokens, detokenizer, generation, deliveries)
         writer = ChoiceWriter(client.response, text, ChatChunks(IDENTITY, False), continuous_usage)
         self.task = asyncio.create_task(writer.write_all())
 
@@ -77,7 +77,8 @@ class Served:
             self._delivery.add(self._tokens)
             self._delivery.flush()
 
-    def _stop(self, _: TokenStream) -> None:
+    def _stop(self, _: TokenStream, num_tokens: int) -> None:
+        assert 0 < num_tokens <= self.counted
         self._is_stopped = True
 
     def _count(self, _sequence: object, before: int, count: int, _last: float) -> float:

@@ -25,7 +25,7 @@ def test_what_runs_and_waits(rig: Rig) -> None:
 
 
 def test_every_token_but_the_first_has_a_gap_however_they_are_delivered(rig: Rig) -> None:
-    deliver = rig.metrics.tokens_delivered
+    deliver = rig.metrics.deliveries.delivered
     last = deliver(sequence(), 0, 3, 0.0)
     deliver(sequence(), 3, 2, last)
     deliver(sequence(), 5, 0, last)
@@ -36,9 +36,9 @@ def test_every_token_but_the_first_has_a_gap_however_they_are_delivered(rig: Rig
 def test_the_first_token_and_the_gaps_between_the_others_are_timed(rig: Rig) -> None:
     request = sequence(arrival=10.0)
     rig.now = 10.5
-    last = rig.metrics.tokens_delivered(request, 0, 1, 0.0)
+    last = rig.metrics.deliveries.delivered(request, 0, 1, 0.0)
     rig.now = 10.9
-    rig.metrics.tokens_delivered(request, 1, 4, last)
+    rig.metrics.deliveries.delivered(request, 1, 4, last)
     assert rig.value(f"{TTFT}_sum") == 0.5
     assert rig.value(f"{GAP}_sum") == rig.value(f"{OLDER}_sum") == pytest.approx(0.4)
     assert rig.value(f"{GAP}_count") == 4

@@ -13,10 +13,9 @@ from starlette.routing import Route
 from admission.outcome import Outcome
 from backend.sampling_params import SamplingParams
 from backend.scheduler.sequence import FinishReason
-from gateway.api.routes import Health, Shortcut, make_app, make_probes
-from gateway.api.service import Service
+from gateway.api.frontend import Frontend
+from gateway.api.routes import Shortcut, make_app, make_probes
 from gateway.errors import InternalError, InvalidApiKey, Overloaded, RateLimited
-from gateway.openai.requests import ChatRequest
 from gateway.telemetry import semconv
 from gateway.telemetry.request_record import Chunk, RequestRecord, StoreCall, TraceContext
 from gateway.telemetry.tracing.sampler import SamplingReason
@@ -138,26 +137,9 @@ def test_the_queue_says_how_long_and_what_was_expected() -> None:
     assert (queue[semconv.ESTIMATE_TOKENS], queue[semconv.ESTIMATE_KV_BYTES]) == (33, 3000)
 
 
-def a_chat(**sampling: Any) -> ChatRequest:
-    return ChatRequest(
-        model="embedded",
-        sampling=SamplingParams(**sampling),
-        stream=True,
-        include_usage=False,
-        continuous_usage=False,
-        include_stop=False,
-        skip_special_tokens=True,
-        add_special_tokens=False,
-        service_tier=None,
-        user="a person",
-        messages=({"role": "user", "content": "a secret"},),
-        add_generation_prompt=True,
-    )
-
-
 def test_generation_follows_the_conventions() -> None:
-    request = a_chat(max_tokens=5, temperature=0.5, top_p=0.9, top_k=3, seed=11, presence_penalty=1.0)
-    chat = spans(operation="chat", request=request)["chat embedded"]
+    sampling = SamplingParams(max_tokens=5, temperature=0.5, top_p=0.9, top_k=3, seed=11, presence_penalty=1.0)
+    chat = spans(operation="chat", sampling=sampling, streams=True)["chat embedded"]
     assert attributes(chat) == {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "sluice",
@@ -186,9 +168,9 @@ def test_no_other_span_is_taken_for_a_generation() -> None:
 
 
 def test_nothing_that_a_client_wrote_or_was_written_is_in_a_span() -> None:
-    request = a_chat(stop=("a secret stop",))
+    sampling = SamplingParams(stop=("a secret stop",))
     made = made_of(
-        a_record(operation="chat", request=request, error=InternalError("a secret message"), grant=a_grant())
+        a_record(operation="chat", sampling=sampling, error=InternalError("a secret message"), grant=a_grant())
     )
     assert b"secret" not in encode_spans(made).SerializeToString()
     assert b"a person" not in encode_spans(made).SerializeToString()
@@ -334,8 +316,8 @@ def test_names_of_spans_are_few_whatever_is_asked_for() -> None:
 
 
 def test_every_route_of_the_tenants_port_is_known_by_its_name() -> None:
-    service, health = cast("Service", None), Health(started=bool, alive=bool, ready=bool)
-    app = make_app(service, make_probes(service, health), has_metrics=True)
+    frontend = cast("Frontend", None)
+    app = make_app(frontend, make_probes(frontend), has_metrics=True)
     assert isinstance(app, Shortcut) and isinstance(app._app, Starlette)
     assert {route.path_format for route in app._app.routes if isinstance(route, Route)} == ROUTES
 

@@ -1,0 +1,124 @@
+"""What answering a request takes of the engine, whichever process it runs in: limits, admission, tokens and health.
+
+`InProcessClient` asks an engine beside it, on the same event loop; `WorkerClient` asks one in another process.
+"""
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Protocol
+
+from backend.stream import TokenStream
+from gateway.api.engine_request import EngineRequest
+from gateway.errors import ApiError
+from gateway.telemetry.request_record import RequestRecord
+from gateway.tenants.effective_policy import EffectivePolicy
+from quotas.reservation import LimitState
+
+STARTED, ALIVE, READY = "started", "alive", "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Says how the server is; each function is called for every probe. A server that drains is alive and not ready."""
+
+    started: Callable[[], bool]
+    alive: Callable[[], bool]
+    ready: Callable[[], bool]
+
+    def of(self, probe: str) -> bool:
+        """Returns what one of `STARTED`, `ALIVE` and `READY` says."""
+        return {STARTED: self.started, ALIVE: self.alive, READY: self.ready}[probe]()
+
+
+class Generation(Protocol):
+    """One request that was admitted, from its first token until `close`."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers of the answer: what is left of the limits, and when its tokens are expected."""
+        ...
+
+    @property
+    def streams(self) -> Sequence[TokenStream]:
+        """The tokens of the answer to each prompt."""
+        ...
+
+    def stop(self, stream: TokenStream, num_tokens: int) -> None:
+        """End a stream whose text has reached a stop string after so many of its tokens."""
+        ...
+
+    async def settle(self) -> None:
+        """Charge what was used and return the rest, before the client has the last of its answer and may ask again."""
+        ...
+
+    def close(self) -> None:
+        """End the streams that go on, and settle if that was not done yet."""
+        ...
+
+
+class Charge(Protocol):
+    """One request that was charged to its tenant's limits and is computed without the engine."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers of the answer: what is left of the limits."""
+        ...
+
+    was_served: bool  # set by whoever answered it: otherwise it is given back
+
+    def close(self) -> None:
+        """Settle."""
+        ...
+
+
+class EngineClient(Protocol):
+    """Asks the engine. Whatever refuses raises an `ApiError`, whose headers tell what is left of the limits."""
+
+    @property
+    def refused_tenants(self) -> Set[str]:
+        """The tenants of whose requests any was refused for what it is: `check_refusals` passes all others."""
+        ...
+
+    async def generate(
+        self,
+        request: EngineRequest,
+        policy: EffectivePolicy,
+        record: RequestRecord,
+        fail: Callable[[ApiError], object],
+    ) -> Generation:
+        """Charge a request to its limits and queue it. `fail` is called with what ends it before its time, if anything
+        does. Raises `DeviceError` if the engine has failed.
+        """
+        ...
+
+    async def refuse_unread(self, policy: EffectivePolicy, record: RequestRecord) -> None:
+        """Refuse a request before it is read, if its key was refused lately and the limit is still spent."""
+        ...
+
+    async def refuse_spent(self, policy: EffectivePolicy) -> None:
+        """Refuse if a limit of the key is spent. A store that does not answer refuses nobody."""
+        ...
+
+    async def check_refusals(self, policy: EffectivePolicy) -> None:
+        """Refuse if too many requests of the key or its tenant were refused lately."""
+        ...
+
+    async def refused(self, error: ApiError, record: RequestRecord, peer: str, num_bytes: int) -> float:
+        """Count a refusal of a request of `num_bytes` from an IP address; returns the seconds by which to delay it."""
+        ...
+
+    async def charge(self, policy: EffectivePolicy) -> Charge:
+        """Charge one request that takes no tokens."""
+        ...
+
+    async def limit_states(self, policy: EffectivePolicy) -> Sequence[LimitState]:
+        """Returns the state of each limit that the key is charged to."""
+        ...
+
+    async def health(self, probe: str) -> tuple[bool, Mapping[str, object]]:
+        """Returns what a probe says of the server, and what an operator should know of one that is ready."""
+        ...
+
+    async def metrics_text(self) -> bytes:
+        """Returns every metric in Prometheus' text format."""
+        ...

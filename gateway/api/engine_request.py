@@ -1,0 +1,100 @@
+"""What the engine is asked for by one HTTP request: plain values, which may cross to another process."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
+from admission.request import Asked, AskedPrompt
+from backend.sampling_params import SamplingParams
+from backend.scheduler.sequence import Sequence
+from quotas.reservation import Ask
+
+
+@dataclass(frozen=True, slots=True)
+class ClientDeadlines:
+    """The deadlines of a request, in seconds from its arrival; inf where the client sets none."""
+
+    first_token: float = inf
+    last_token: float = inf
+    interval: float = inf  # between two tokens
+    is_relative: bool = True  # counted from each attempt, so that another one may succeed
+
+
+@dataclass(slots=True)
+class EngineRequest:
+    """A request to generate, checked and tokenized. Nobody changes it. Moments are in seconds of the engine's clock."""
+
+    id: str  # of the response
+    tenant: str
+    key: str  # id of the API key
+    prompts: list[list[int]]  # token ids
+    max_tokens: list[int]  # of the answer to each prompt
+    sampling: SamplingParams  # whose `max_tokens` is None if the client declared no length
+    service_tier: str | None
+    service_class: str
+    priority_class: int
+    token_interval: float | None
+    first_token_target: float | None
+    first_token_by: float | None
+    done_by: float | None
+    deadlines: ClientDeadlines
+    body_bytes: int
+    is_eager: bool = True  # tokens are of use as they come, and not only when the answer is complete
+
+    def sequences(self, end_tokens: frozenset[int], draw_seed: Callable[[], int]) -> list[Sequence]:
+        """Returns a sequence for each prompt. `end_tokens` are the model's; `draw_seed` gives the seed of a request
+        that brings none.
+        """
+        sampling = self.sampling
+        ends = frozenset(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            ends |= end_tokens
+        return [
+            Sequence(
+                id=f"{self.id}-{index}",
+                tenant=self.tenant,
+                prompt=prompt,
+                sampling=sampling,
+                max_tokens=max_tokens,
+                end_tokens=ends,
+                seed=draw_seed() if sampling.seed is None else sampling.seed,
+                priority_class=self.priority_class,
+                token_interval=self.token_interval,
+                first_token_target=self.first_token_target,
+                first_token_by=self.first_token_by,
+                done_by=self.done_by,
+                body_bytes=self.body_bytes,
+            )
+            for index, (prompt, max_tokens) in enumerate(zip(self.prompts, self.max_tokens, strict=True))
+        ]
+
+    def as_recorded(self, refusal: str | None = None) -> Asked:
+        """Returns the request as the event log records it, with what refused it, if anything did."""
+        deadlines, is_declared = self.deadlines, self.sampling.max_tokens is not None
+        return Asked(
+            self.id,
+            self.tenant,
+            self.key,
+            self.service_tier,
+            self.body_bytes,
+            _known(deadlines.first_token),
+            _known(deadlines.last_token),
+            _known(deadlines.interval),
+            tuple(
+                [
+                    AskedPrompt(len(prompt), most, is_declared)
+                    for prompt, most in zip(self.prompts, self.max_tokens, strict=True)
+                ]
+            ),
+            refusal,
+        )
+
+
+def ask_of(sequences: list[Sequence]) -> Ask:
+    """Returns the most that these sequences of one request may use."""
+    num_prompt_tokens = sum([len(one.prompt) for one in sequences])
+    return Ask(1, num_prompt_tokens, sum([one.token_limit for one in sequences]) - num_prompt_tokens)
+
+
+def _known(seconds: float) -> float | None:
+    return seconds if seconds < inf else None

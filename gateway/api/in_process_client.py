@@ -1,0 +1,266 @@
+"""Serves requests to generate on the engine of this process: it charges their limits, queues them and settles them."""
+
+import logging
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from contextlib import ExitStack
+from functools import partial
+
+from admission.outcome import AdmissionRefused, DeadlineInfeasible, QueueFull
+from admission.request import Asked
+from backend.paged_kv.block_pool import blocks_for
+from backend.scheduler.sequence import Sequence
+from backend.stream import TokenStream
+from gateway.api.engine_client import READY, Health
+from gateway.api.engine_request import EngineRequest, ask_of
+from gateway.api.quota_extender import QuotaExtender
+from gateway.api.refusals import name_in_log, queue_full, refusal_of, unmeetable
+from gateway.api.service import Service
+from gateway.errors import ApiError
+from gateway.telemetry.request_record import RequestRecord
+from gateway.tenants.effective_policy import EffectivePolicy
+from quotas.errors import QuotaError, QuotaRefused, StoreUnavailable
+from quotas.quotas import Grant
+from quotas.reservation import Ask, LimitState, Usage
+
+log = logging.getLogger(__name__)
+
+MINIMUM_ASK = Ask(1, 1, 1)  # every request asks for at least this
+
+Headers = Mapping[str, str]
+MakeStream = Callable[[Sequence], TokenStream]
+_NONE: Headers = {}
+
+
+class InProcessGeneration:
+    """One request that was admitted to the engine of this process; see `Generation`."""
+
+    def __init__(self, client: "InProcessClient", record: RequestRecord, grant: Grant, headers: Headers) -> None:
+        self.headers = headers
+        self.streams: list[TokenStream] = []
+        self._client = client
+        self._record = record
+        self._grant = grant
+        self._admitted = ExitStack()
+        self._num_delivered: dict[TokenStream, int] = {}  # of those that were stopped
+
+    def admit(self, sequence: Sequence, make_stream: MakeStream) -> None:
+        """Queue one of the request's sequences. Raises `AdmissionRefused` and `DeviceError`."""
+        admitted = self._client.service.admission.admit(sequence, make_stream)
+        self.streams.append(self._admitted.enter_context(admitted))
+        self._record.timelines.append(self._client.service.core_telemetry.timeline(sequence))
+
+    def begin(self, fail: Callable[[ApiError], object]) -> None:
+        """Charge from now on what the sequences use, and reserve more for those that may need it."""
+        self._grant.measure = partial(_usage, self._client.service, self.streams, self._num_delivered)
+        sequences = [stream.sequence for stream in self.streams]
+        if any(one.token_limit < one.most_tokens for one in sequences):
+            extender = QuotaExtender(self._grant, self._client.service.admission, lambda error: fail(refusal_of(error)))
+            self._admitted.enter_context(extender).watch(self.streams)
+        self.headers = {**self.headers, **_estimate_headers(sequences)}
+
+    def stop(self, stream: TokenStream, num_tokens: int) -> None:
+        self._num_delivered[stream] = num_tokens
+        self._client.service.admission.stop(stream)
+
+    async def settle(self) -> None:
+        self.settle_now()
+
+    def settle_now(self) -> None:
+        """Settle as `settle` does."""
+        self._record.settling = self._client.service.telemetry.clock()
+        self._grant.settle()
+
+    def close(self) -> None:
+        try:
+            self._admitted.close()
+        finally:
+            self._grant.close()
+
+
+class InProcessCharge:
+    """One request that was charged and is computed without the engine; see `Charge`."""
+
+    def __init__(self, grant: Grant, headers: Headers) -> None:
+        self.headers = headers
+        self.was_served = False
+        self._grant = grant
+
+    def close(self) -> None:
+        if self.was_served:
+            self._grant.measure = Usage
+        self._grant.close()
+
+
+class InProcessClient:
+    """Asks an engine of the same event loop; see `EngineClient`, whose every promise is kept here."""
+
+    def __init__(self, service: Service, health: Health) -> None:
+        self.service = service
+        self.refused_tenants: AbstractSet[str] = service.refusal_limiter.refused_tenants
+        self._health = health
+
+    async def generate(
+        self,
+        request: EngineRequest,
+        policy: EffectivePolicy,
+        record: RequestRecord,
+        fail: Callable[[ApiError], object],
+    ) -> InProcessGeneration:
+        sequences = self.prepare(request, policy, record)
+        if not policy.charged:
+            return self.admit(request, sequences, record, fail)
+        grant = await self.reserve(request, sequences, policy)
+        return self.admit(request, sequences, record, fail, grant, policy.rate_headers.of(grant.states))
+
+    def prepare(self, request: EngineRequest, policy: EffectivePolicy, record: RequestRecord) -> list[Sequence]:
+        """Returns the sequences of a request, limited at first to what is reserved for answers of undeclared length,
+        and announces the longest of them, if the tenant's KV memory is limited or was at its last request.
+        """
+        service, sequences = self.service, request.sequences(self.service.end_tokens, self.service.draw_seed)
+        if request.sampling.max_tokens is None:
+            for one in sequences:
+                expected = service.admission.expected_tokens(one.tenant, one.max_tokens)
+                if (reservable := policy.reservable(len(one.prompt), expected)) is not None:
+                    one.limit_to(reservable)
+        if policy.kv_bytes is not None or policy.name in service.kv_leases.leases:
+            longest = max([one.most_tokens for one in sequences])
+            service.kv_leases.use(policy.name, policy.kv_bytes, blocks_for(longest, service.kv_shape.block_tokens))
+        record.reserving = service.telemetry.clock()
+        return sequences
+
+    async def reserve(self, request: EngineRequest, sequences: list[Sequence], policy: EffectivePolicy) -> Grant:
+        """Charge what the sequences may use. Raises `ApiError`, and records in the event log why."""
+        quotas, outage = self.service.quotas, policy.tenant.on_store_outage
+        try:
+            return await quotas.reserve(policy.name, policy.key, policy.charged, ask_of(sequences), outage)
+        except QuotaError as error:
+            self.service.admission.requested(request.as_recorded(name_in_log(error)))
+            raise _refusal(error, policy) from None
+
+    def admit(
+        self,
+        request: EngineRequest,
+        sequences: list[Sequence],
+        record: RequestRecord,
+        fail: Callable[[ApiError], object],
+        grant: Grant | None = None,
+        headers: Headers = _NONE,
+        make_stream: MakeStream = TokenStream,
+    ) -> InProcessGeneration:
+        """Queue a request whose limits are charged; without a `grant`, no limit counts it. Raises as `generate`."""
+        service = self.service
+        grant = grant or Grant(service.quotas, request.tenant, request.key)
+        generation = InProcessGeneration(self, record, grant, headers)
+        try:
+            record.reserved, record.grant = service.telemetry.clock(), grant
+            service.admission.requested(request.as_recorded())
+            for sequence in sequences:
+                generation.admit(sequence, make_stream)
+            generation.begin(fail)
+        except AdmissionRefused as error:
+            generation.close()
+            raise _with_headers(_of_admission(error, request), headers) from None
+        except BaseException:
+            generation.close()
+            raise
+        return generation
+
+    async def refuse_unread(self, policy: EffectivePolicy, record: RequestRecord) -> None:
+        if not self.service.quotas.was_refused(policy.name, policy.key):
+            return
+        try:
+            await self._refuse_spent(policy)
+        except QuotaRefused as error:
+            unread = Asked.unread(record.request_id, policy.name, policy.key, error.limit.name)
+            self.service.admission.requested(unread)
+            raise _refusal(error, policy) from None
+
+    async def refuse_spent(self, policy: EffectivePolicy) -> None:
+        try:
+            await self._refuse_spent(policy)
+        except QuotaRefused as error:
+            raise _refusal(error, policy) from None
+
+    async def _refuse_spent(self, policy: EffectivePolicy) -> None:
+        try:
+            await self.service.quotas.refuse_spent(policy.name, policy.key, policy.charged, MINIMUM_ASK)
+        except StoreUnavailable as error:
+            log.debug("whether a limit is spent is not known: %s", error)
+
+    async def check_refusals(self, policy: EffectivePolicy) -> None:
+        self.service.refusal_limiter.check(policy.name, policy.key)
+
+    async def refused(self, error: ApiError, record: RequestRecord, peer: str, num_bytes: int) -> float:
+        return self.service.refusal_limiter.count(error, record.tenant, record.key, peer, num_bytes)
+
+    async def charge(self, policy: EffectivePolicy) -> InProcessCharge:
+        quotas, outage = self.service.quotas, policy.tenant.on_store_outage
+        try:
+            grant = await quotas.reserve(policy.name, policy.key, policy.charged, Ask(), outage)
+        except QuotaError as error:
+            raise _refusal(error, policy) from None
+        return InProcessCharge(grant, policy.rate_headers.of(grant.states))
+
+    async def limit_states(self, policy: EffectivePolicy) -> tuple[LimitState, ...]:
+        try:
+            return await self.service.quotas.states(policy.name, policy.key, policy.charged)
+        except QuotaError as error:
+            raise refusal_of(error) from None
+
+    async def health(self, probe: str) -> tuple[bool, Mapping[str, object]]:
+        details = readiness(self.service) if probe == READY else {}
+        return self._health.of(probe), details
+
+    async def metrics_text(self) -> bytes:
+        return self.service.metrics.prometheus_text()
+
+
+def readiness(service: Service) -> dict[str, object]:
+    """Returns what an operator should know of a server that is ready; the log has the rest."""
+    policies, store = service.policies, service.quotas.store
+    problem = "the edited policy is not valid, so the last valid one stays: see the log" if policies.problem else None
+    return {
+        "policy": {"version": policies.current.version, "problem": problem},
+        "quota_store": "connected" if store.is_connected else "unavailable",
+    }
+
+
+def _usage(service: Service, streams: list[TokenStream], num_delivered: dict[TokenStream, int]) -> Usage:
+    """Returns what a request has used so far: nothing, not even one request, before anything was computed for it.
+
+    Of a stream that was stopped, its tenant pays for what was delivered; of any other, for what was generated.
+    """
+    now = service.admission.clock()
+    computed, generated, block_seconds = 0, 0, 0.0
+    for stream in streams:
+        sequence = stream.sequence
+        computed += sequence.num_billed_tokens
+        generated += num_delivered.get(stream, len(sequence.output))
+        block_seconds += sequence.block_seconds(now)
+    byte_seconds = block_seconds * service.kv_shape.block_bytes
+    return Usage(computed, generated, kv_byte_seconds=byte_seconds, requests=1 if computed else 0)
+
+
+def _refusal(error: QuotaError, policy: EffectivePolicy) -> ApiError:
+    headers = policy.rate_headers.of(error.measure()) if isinstance(error, QuotaRefused) else {}
+    return _with_headers(refusal_of(error), headers)
+
+
+def _of_admission(error: AdmissionRefused, request: EngineRequest) -> ApiError:
+    if isinstance(error, DeadlineInfeasible):
+        return unmeetable(error, request.deadlines.is_relative)
+    return queue_full(error, request.service_class) if isinstance(error, QueueFull) else refusal_of(error)
+
+
+def _with_headers(error: ApiError, headers: Headers) -> ApiError:
+    error.rate_headers = headers
+    return error
+
+
+def _estimate_headers(sequences: list[Sequence]) -> dict[str, str]:
+    """Returns headers with the milliseconds within which nine in ten first tokens, and last tokens, come."""
+    first = [s.first_token_estimate for s in sequences if s.first_token_estimate is not None]
+    last = [s.last_token_estimate for s in sequences if s.last_token_estimate is not None]
+    estimates = {"x-sluice-estimate-ttft-ms": first, "x-sluice-estimate-ms": last}
+    return {name: f"{1000 * max(seconds):.0f}" for name, seconds in estimates.items() if seconds}
