@@ -5,71 +5,22 @@ import importlib
 import logging
 import os
 import shutil
-from ctypes import c_float, c_int, c_int64, c_void_p
-from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from backend.errors import ConfigError
 from backend.kernels import build
 from backend.kernels.linear import TiledLinear, packs, widened
-from backend.kernels.ops import Linear, Ops, StepInputs
+from backend.kernels.native import DTYPES, NO_WINDOW, NativeLayers, PackedLinear, declare, pointer
+from backend.kernels.ops import DecoderStack, Linear, Ops, RunLayers, StepInputs
 from backend.kernels.reference import ReferenceOps
 from backend.kernels.self_check import batch_dependent, disagreements
 from backend.kernels.torch_ops import TorchOps
 
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""The numbers by which `csrc/storage.h` knows the storage types."""
-
-NO_WINDOW = 2**62
-
-SIGNATURES: dict[str, tuple[type, ...]] = {
-    # dtype, out, x, weight, rows, size, eps, threads
-    "sluice_rms_norm": (c_int, *(c_void_p,) * 3, c_int64, c_int64, c_float, c_int),
-    # dtype, out, x, residual, weight, rows, size, eps, threads
-    "sluice_add_rms_norm": (c_int, *(c_void_p,) * 4, c_int64, c_int64, c_float, c_int),
-    # dtype, out, gate_up, rows, size, threads
-    "sluice_silu_mul": (c_int, c_void_p, c_void_p, c_int64, c_int64, c_int),
-    # dtype, q_out, qkv, cos_sin, q_norm, k_norm, eps, k_cache, v_cache, block_stride, head_stride, block_size,
-    # positions, slot_mapping, tokens, num_heads, num_kv_heads, dim, threads
-    "sluice_rope_and_store": (
-        *(c_int, *(c_void_p,) * 5, c_float, c_void_p, c_void_p),
-        *(*(c_int64,) * 3, c_void_p, c_void_p, *(c_int64,) * 4, c_int),
-    ),
-    # dtype, out, q, k_cache, v_cache, block_stride, head_stride, block_size, positions, query_start, context_lens,
-    # block_tables, table_width, num_seqs, num_heads, num_kv_heads, dim, scale, window, threads
-    "sluice_paged_attention": (
-        *(c_int, *(c_void_p,) * 4, *(c_int64,) * 3, *(c_void_p,) * 4),
-        *(*(c_int64,) * 5, c_float, c_int64, c_int),
-    ),
-    # dtype, packed, weight, outputs, inputs, threads
-    "sluice_pack_weight": (c_int, c_void_p, c_void_p, c_int64, c_int64, c_int),
-    # dtype, out, x, packed, bias, rows, outputs, inputs, threads
-    "sluice_linear": (c_int, *(c_void_p,) * 4, *(c_int64,) * 3, c_int),
-    "sluice_linear_panel": (),
-    "sluice_max_group": (),
-    "sluice_max_head_dim": (),
-    "sluice_head_dim_multiple": (),
-}
-
-
-def declare(library: ctypes.CDLL) -> ctypes.CDLL:
-    """Give every function its argument types. Raises AttributeError when the library lacks one."""
-    for name, argument_types in SIGNATURES.items():
-        function = getattr(library, name)
-        function.argtypes = argument_types
-        function.restype = None if argument_types else c_int
-    return library
-
-
 log = logging.getLogger(__name__)
 
 KINDS = ("auto", "native", "triton", "torch", "reference")
-
-PARALLEL_FROM = 1 << 15
-"""A row-wise operation on this many elements or more is spread over threads."""
 
 
 class CpuOps:
@@ -83,15 +34,12 @@ class CpuOps:
     sample = None
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        declare(library)
+        self._library = declare(library)
         self._rms_norm = library.sluice_rms_norm
         self._add_rms_norm = library.sluice_add_rms_norm
         self._silu_mul = library.sluice_silu_mul
         self._rope_and_store = library.sluice_rope_and_store
         self._paged_attention = library.sluice_paged_attention
-        self._pack_weight = library.sluice_pack_weight
-        self._linear = library.sluice_linear
-        self._panel: int = library.sluice_linear_panel()
         self._head_dim_multiple: int = library.sluice_head_dim_multiple()
         self._max_head_dim: int = library.sluice_max_head_dim()
         self._max_group: int = library.sluice_max_group()
@@ -105,31 +53,19 @@ class CpuOps:
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         if weight.dtype == torch.float16:
-            return widened(self._packed(weight.float(), bias))
+            return widened(PackedLinear(self._library, weight.float(), bias))
         if weight.dtype == torch.bfloat16 and packs(torch.bfloat16):
             product = TiledLinear(weight, bias)
             self.batch_invariant &= product.batch_invariant
             return product
-        return self._packed(weight, bias)
+        return PackedLinear(self._library, weight, bias)
 
-    def _packed(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        outputs, inputs = weight.shape
-        padded = -(-outputs // self._panel) * self._panel
-        packed = weight.new_empty((padded, inputs))
-        source = weight.contiguous()
-        shape = (outputs, inputs, torch.get_num_threads())
-        self._pack_weight(DTYPES[weight.dtype], packed.data_ptr(), source.data_ptr(), *shape)
-        wide = None if bias is None else functional.pad(bias.float(), (0, padded - outputs))
-        return partial(self._multiply, packed, wide, outputs)
-
-    def _multiply(self, packed: Tensor, bias: Tensor | None, outputs: int, x: Tensor) -> Tensor:
-        assert x.is_contiguous()
-        assert x.dtype == packed.dtype
-        rows, inputs = x.shape
-        out = x.new_empty((rows, outputs))
-        pointers = (out.data_ptr(), x.data_ptr(), packed.data_ptr(), _pointer(bias))
-        self._linear(DTYPES[x.dtype], *pointers, rows, outputs, inputs, torch.get_num_threads())
-        return out
+    def fuse(self, stack: DecoderStack) -> RunLayers | None:
+        shape = (stack.num_heads, stack.num_kv_heads, stack.head_dim)
+        packed = all(isinstance(linear, PackedLinear) for layer in stack.layers for linear in layer.linears)
+        if not packed or not self.supports(stack.final_norm.dtype, *shape):
+            return None
+        return NativeLayers(self._library, stack)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         assert x.is_contiguous()
@@ -138,7 +74,7 @@ class CpuOps:
         size = x.shape[-1]
         self._rms_norm(
             *(DTYPES[x.dtype], out.data_ptr(), x.data_ptr(), weight.data_ptr()),
-            *(x.numel() // size, size, eps, _threads(x)),
+            *(x.numel() // size, size, eps, torch.get_num_threads()),
         )
         return out
 
@@ -150,7 +86,7 @@ class CpuOps:
         size = x.shape[-1]
         self._add_rms_norm(
             *(DTYPES[x.dtype], out.data_ptr(), x.data_ptr(), residual.data_ptr(), weight.data_ptr()),
-            *(x.numel() // size, size, eps, _threads(x)),
+            *(x.numel() // size, size, eps, torch.get_num_threads()),
         )
         return out
 
@@ -158,7 +94,9 @@ class CpuOps:
         assert gate_up.is_contiguous()
         rows, width = gate_up.shape
         out = gate_up.new_empty((rows, width // 2))
-        self._silu_mul(DTYPES[gate_up.dtype], out.data_ptr(), gate_up.data_ptr(), rows, width // 2, _threads(gate_up))
+        self._silu_mul(
+            DTYPES[gate_up.dtype], out.data_ptr(), gate_up.data_ptr(), rows, width // 2, torch.get_num_threads()
+        )
         return out
 
     def rope_and_store(
@@ -185,10 +123,10 @@ class CpuOps:
         out = qkv.new_empty((tokens, num_heads, head_dim))
         self._rope_and_store(
             *(DTYPES[qkv.dtype], out.data_ptr(), qkv.data_ptr(), cos_sin.data_ptr()),
-            *(_pointer(q_norm), _pointer(k_norm), eps, k_cache.data_ptr(), v_cache.data_ptr()),
+            *(pointer(q_norm), pointer(k_norm), eps, k_cache.data_ptr(), v_cache.data_ptr()),
             *(k_cache.stride(0), k_cache.stride(1), k_cache.shape[2]),
             *(step.positions.data_ptr(), step.slot_mapping.data_ptr()),
-            *(tokens, num_heads, num_kv_heads, head_dim, _threads(qkv)),
+            *(tokens, num_heads, num_kv_heads, head_dim, torch.get_num_threads()),
         )
         return out
 
@@ -277,11 +215,3 @@ def _native(dtype: torch.dtype, wait: bool) -> CpuOps | None:
         ops.batch_invariant = False
         log.warning("compiled kernels compute %s in an order that depends on the batch", ", ".join(varying))
     return ops
-
-
-def _pointer(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
-def _threads(x: Tensor) -> int:
-    return torch.get_num_threads() if x.numel() >= PARALLEL_FROM else 1

@@ -63,6 +63,45 @@ Linear = Callable[[Tensor], Tensor]
 """Returns `x @ weight.T + bias` [rows, out_features] in x's dtype, for x [rows, in_features]."""
 
 
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """One layer's norms, and its products as the ops prepared them."""
+
+    input_norm: Tensor  # [hidden]
+    qkv: Linear
+    q_norm: Tensor | None  # [head_dim]
+    k_norm: Tensor | None
+    output: Linear
+    post_attention_norm: Tensor  # [hidden]
+    gate_up: Linear
+    down: Linear
+    window: int | None
+
+    @property
+    def linears(self) -> tuple[Linear, Linear, Linear, Linear]:
+        """Its products in the order in which they are computed."""
+        return self.qkv, self.output, self.gate_up, self.down
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderStack:
+    """All that stands between a decoder's embedding and its logits."""
+
+    layers: list[DecoderLayer]
+    final_norm: Tensor  # [hidden]
+    cos_sin: Tensor  # [max_position, head_dim] fp32
+    eps: float
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+RunLayers = Callable[[Tensor, StepInputs, Tensor], Tensor]
+"""Returns the normed hidden states [T, hidden] for embedded tokens of that shape, which it may write to, the step and
+the blocks of the KV cache.
+"""
+
+
 class Ops(Protocol):
     """The operations that `model.Decoder` calls. Shapes and promises are those of the functions of the same name in
     `reference`.
@@ -75,6 +114,13 @@ class Ops(Protocol):
         """Take over `weight` [out_features, in_features] and return its product.
 
         The implementation may repack the weight: the caller drops its own reference, so that one copy remains.
+        """
+        ...
+
+    def fuse(self, stack: DecoderStack) -> RunLayers | None:
+        """Return a function that runs all layers at once, to the same bits as the operations one by one.
+
+        None: the implementation has no such function, or not for these layers.
         """
         ...
 

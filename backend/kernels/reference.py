@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from backend.kernels.ops import Linear, StepInputs
+from backend.kernels.ops import DecoderStack, Linear, StepInputs
 
 E4M3_LARGEST = 448.0
 
@@ -115,10 +115,15 @@ def linear(weight: Tensor, bias: Tensor | None) -> Linear:
     return partial(torch.nn.functional.linear, weight=weight, bias=bias)
 
 
+def one_by_one(stack: DecoderStack) -> None:
+    """Return None: a decoder calls the operations one by one."""
+
+
 class ReferenceOps:
     """The functions of this module as the `Ops` that a decoder takes."""
 
     linear = staticmethod(linear)
+    fuse = staticmethod(one_by_one)
     rms_norm = staticmethod(rms_norm)
     add_rms_norm = staticmethod(add_rms_norm)
     silu_mul = staticmethod(silu_mul)

@@ -5,12 +5,11 @@ fused with the norm that follows it, so a layer is handed the previous branch's 
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from backend.kernels.ops import Linear, Ops, StepInputs
+from backend.kernels.ops import DecoderLayer, DecoderStack, Ops, StepInputs
 from backend.model.model_config import ModelConfig, RopeScaling
 from backend.model.weights import LayerWeights, Weights
 from backend.paged_kv.kv_cache import KVCache
@@ -67,21 +66,6 @@ def _yarn(frequencies: Tensor, scaling: RopeScaling, config: ModelConfig) -> Ten
     return 1.0 / (scaling.factor * frequencies) * (1 - keep) + 1.0 / frequencies * keep
 
 
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    """One layer's norms, and its products as the ops prepared them."""
-
-    input_norm: Tensor  # [hidden]
-    qkv: Linear
-    q_norm: Tensor | None  # [head_dim]
-    k_norm: Tensor | None
-    output: Linear
-    post_attention_norm: Tensor  # [hidden]
-    gate_up: Linear
-    down: Linear
-    window: int | None
-
-
 class Decoder:
     """A decoder-only transformer over a paged KV cache. Holds no state between steps but its weights.
 
@@ -96,13 +80,19 @@ class Decoder:
         self.cos_sin = rope_table(config, max_position).to(weights.embedding.device)  # [max_position, head_dim]
         self.layers = [_prepare(weights.layers.pop(0), ops, config.window(index)) for index in range(config.num_layers)]
         self.final_norm = weights.final_norm
+        heads = (config.num_heads, config.num_kv_heads, config.head_dim)
+        self._run_layers = ops.fuse(
+            DecoderStack(self.layers, self.final_norm, self.cos_sin, config.rms_norm_eps, *heads)
+        )
         self.lm_head = ops.linear(weights.lm_head, None)
 
     @torch.inference_mode()
     def forward(self, step: StepInputs, kv: KVCache) -> Tensor:
         """Run the step's tokens, storing their keys and values in `kv`; returns the final hidden states [T, hidden]."""
-        eps = self.config.rms_norm_eps
         residual = torch.nn.functional.embedding(step.token_ids, self.embedding)  # [T, hidden]
+        if self._run_layers is not None:
+            return self._run_layers(residual, step, kv.blocks)
+        eps = self.config.rms_norm_eps
         branch = torch.zeros_like(residual)
         for index, layer in enumerate(self.layers):
             x = self.ops.add_rms_norm(branch, residual, layer.input_norm, eps)
@@ -121,7 +111,7 @@ class Decoder:
         logits = self.lm_head(hidden)
         return logits.float() if out is None else out.copy_(logits)
 
-    def _attention(self, layer: _Layer, x: Tensor, step: StepInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+    def _attention(self, layer: DecoderLayer, x: Tensor, step: StepInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         config = self.config
         query = self.ops.rope_and_store(
             layer.qkv(x),
@@ -140,8 +130,8 @@ class Decoder:
         return layer.output(attended.flatten(1))
 
 
-def _prepare(weights: LayerWeights, ops: Ops, window: int | None) -> _Layer:
-    return _Layer(
+def _prepare(weights: LayerWeights, ops: Ops, window: int | None) -> DecoderLayer:
+    return DecoderLayer(
         input_norm=weights.input_norm,
         qkv=ops.linear(weights.qkv, weights.qkv_bias),
         q_norm=weights.q_norm,

@@ -15,6 +15,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "kernels.h"
 #include "vector.h"
 
 namespace sluice {
@@ -351,7 +352,6 @@ using namespace sluice;
 
 extern "C" {
 
-// Query heads of one KV head must fit a tile; `dim` must be a multiple of this.
 int sluice_max_group() { return TILE_ROWS; }
 int sluice_max_head_dim() { return MAX_HEAD_DIM; }
 int sluice_head_dim_multiple() { return LANES; }

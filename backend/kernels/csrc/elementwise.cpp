@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "kernels.h"
 #include "vector.h"
 
 namespace sluice {
@@ -56,6 +57,9 @@ struct Cache {
 };
 
 constexpr int64_t MAX_HEAD_DIM = 512;
+constexpr int64_t PARALLEL_FROM = 1 << 15;  // elements that are worth waking threads for
+
+inline int team(int64_t elements, int threads) { return elements < PARALLEL_FROM ? 1 : threads; }
 
 // One token: its row of qkv to the rotated queries and, unless it is negative, to its slot of the cache.
 template <class T>
@@ -96,7 +100,7 @@ void sluice_rms_norm(
     int dtype, void* out, const void* x, const void* weight, int64_t rows, int64_t size, float eps, int threads) {
     with_storage(dtype, [&](auto* storage) {
         using T = std::remove_pointer_t<decltype(storage)>;
-        parallel_for(rows, threads, [&](int64_t row) {
+        parallel_for(rows, team(rows * size, threads), [&](int64_t row) {
             normalise((T*)out + row * size, (const T*)x + row * size, (const T*)weight, size, eps);
         });
     });
@@ -107,7 +111,7 @@ void sluice_add_rms_norm(
     int threads) {
     with_storage(dtype, [&](auto* storage) {
         using T = std::remove_pointer_t<decltype(storage)>;
-        parallel_for(rows, threads, [&](int64_t row) {
+        parallel_for(rows, team(rows * size, threads), [&](int64_t row) {
             T* sum = (T*)residual + row * size;
             add(sum, (const T*)x + row * size, size);
             normalise((T*)out + row * size, sum, (const T*)weight, size, eps);
@@ -118,7 +122,7 @@ void sluice_add_rms_norm(
 void sluice_silu_mul(int dtype, void* out, const void* gate_up, int64_t rows, int64_t size, int threads) {
     with_storage(dtype, [&](auto* storage) {
         using T = std::remove_pointer_t<decltype(storage)>;
-        parallel_for(rows, threads, [&](int64_t row) {
+        parallel_for(rows, team(2 * rows * size, threads), [&](int64_t row) {
             gate((T*)out + row * size, (const T*)gate_up + row * 2 * size, size);
         });
     });
@@ -131,11 +135,12 @@ void sluice_rope_and_store(
     int64_t dim, int threads) {
     const Heads heads{num_heads, num_kv_heads, dim};
     const Cache cache{k_cache, v_cache, block_stride, head_stride, block_size};
+    const int64_t width = (num_heads + 2 * num_kv_heads) * dim;
     with_storage(dtype, [&](auto* storage) {
         using T = std::remove_pointer_t<decltype(storage)>;
-        parallel_for(tokens, threads, [&](int64_t t) {
+        parallel_for(tokens, team(tokens * width, threads), [&](int64_t t) {
             rope_and_store(
-                (T*)q_out + t * num_heads * dim, (const T*)qkv + t * (num_heads + 2 * num_kv_heads) * dim,
+                (T*)q_out + t * num_heads * dim, (const T*)qkv + t * width,
                 cos_sin + positions[t] * dim, (const T*)q_norm, (const T*)k_norm, eps, heads, cache, slot_mapping[t]);
         });
     });

@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "kernels.h"
 #include "vector.h"
 
 namespace sluice {
@@ -130,7 +131,6 @@ using namespace sluice;
 
 extern "C" {
 
-// A packed weight has room for a multiple of this many outputs, and so has its bias.
 int sluice_linear_panel() { return PANEL; }
 
 void sluice_pack_weight(int dtype, void* packed, const void* weight, int64_t outputs, int64_t inputs, int threads) {

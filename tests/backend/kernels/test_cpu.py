@@ -1,5 +1,5 @@
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -26,14 +26,6 @@ MIXED = [(1, 77), (3, 3), (1, 1), (40, 133), (1, 300), (2, 64), (65, 200)]
 
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
-
-
-@pytest.fixture(params=[1, 2])
-def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
 
 
 def assert_close(found: Tensor, expected: Tensor) -> None:

@@ -1,0 +1,150 @@
+// All layers of a decoder in one call, from the embedded tokens to the normed hidden states.
+//
+// The operations are those that Python would call one by one, in the same order and with the same numbers. Between two of
+// them no interpreter runs: its code and its objects have left the caches by then, because each product reads its weights
+// through them. The interpreter's lock is given up once for a step, and not once for each operation.
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels.h"
+#include "storage.h"
+
+namespace sluice {
+namespace {
+
+constexpr int64_t CACHE_LINE = 64;
+
+struct PackedLinear {
+    const void* weight;
+    const float* bias;
+    int64_t outputs, inputs;
+};
+
+struct Layer {
+    const void *input_norm, *q_norm, *k_norm, *post_attention_norm;
+    PackedLinear qkv, output, gate_up, down;
+    int64_t window;
+};
+
+struct Decoder {
+    const Layer* layers;
+    const void* final_norm;
+    const float* cos_sin;
+    int64_t num_layers, hidden, num_heads, num_kv_heads, dim;
+    float eps, scale;
+    int dtype;
+};
+
+// Strides are in elements: of a block, of a layer in it, from a layer's keys to its values, and of a head in those.
+struct Pool {
+    void* blocks;
+    int64_t block_stride, layer_stride, value_stride, head_stride, block_size;
+};
+
+struct Step {
+    const int64_t *positions, *slot_mapping;
+    const int32_t *query_start, *context_lens, *block_tables;
+    int64_t tokens, num_seqs, table_width;
+};
+
+int64_t item_bytes(const Decoder& decoder) { return decoder.dtype == FLOAT32 ? 4 : 2; }
+
+// Bytes of a tensor with so many columns, rounded up so that the next begins with a cache line.
+int64_t tensor_bytes(const Decoder& decoder, int64_t rows, int64_t columns) {
+    return (rows * columns * item_bytes(decoder) + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
+}
+
+// What stands between the branches of a layer. Those of attention and those of the MLP share their memory.
+struct Scratch {
+    char *branch, *qkv, *query, *attended, *gate_up, *activated;
+    int64_t bytes;
+
+    Scratch(const Decoder& decoder, int64_t rows, char* memory) {
+        const Layer& layer = decoder.layers[0];
+        const auto take = [&](char*& tensor, int64_t begin, int64_t columns) {
+            tensor = memory + begin;
+            return begin + tensor_bytes(decoder, rows, columns);
+        };
+        const int64_t shared = take(branch, 0, decoder.hidden);
+        int64_t end = take(qkv, shared, layer.qkv.outputs);
+        end = take(query, end, layer.output.inputs);
+        end = take(attended, end, layer.output.inputs);
+        bytes = take(activated, take(gate_up, shared, layer.gate_up.outputs), layer.down.inputs);
+        bytes = std::max(bytes, end);
+    }
+};
+
+struct Run {
+    const Decoder& decoder;
+    const Pool& pool;
+    const Step& step;
+    Scratch scratch;
+    void *x, *residual;
+    int threads;
+
+    void multiply(const PackedLinear& linear, void* out, const void* in) const {
+        sluice_linear(
+            decoder.dtype, out, in, linear.weight, linear.bias, step.tokens, linear.outputs, linear.inputs, threads);
+    }
+
+    // x = norm(residual + branch), and the sum stays in `residual`.
+    void add_norm(const void* weight) const {
+        sluice_add_rms_norm(
+            decoder.dtype, x, scratch.branch, residual, weight, step.tokens, decoder.hidden, decoder.eps, threads);
+    }
+
+    void attend(const Layer& layer, int64_t index) const {
+        char* keys = static_cast<char*>(pool.blocks) + index * pool.layer_stride * item_bytes(decoder);
+        char* values = keys + pool.value_stride * item_bytes(decoder);
+        multiply(layer.qkv, scratch.qkv, x);
+        sluice_rope_and_store(
+            decoder.dtype, scratch.query, scratch.qkv, decoder.cos_sin, layer.q_norm, layer.k_norm, decoder.eps, keys,
+            values, pool.block_stride, pool.head_stride, pool.block_size, step.positions, step.slot_mapping, step.tokens,
+            decoder.num_heads, decoder.num_kv_heads, decoder.dim, threads);
+        sluice_paged_attention(
+            decoder.dtype, scratch.attended, scratch.query, keys, values, pool.block_stride, pool.head_stride,
+            pool.block_size, step.positions, step.query_start, step.context_lens, step.block_tables, step.table_width,
+            step.num_seqs, decoder.num_heads, decoder.num_kv_heads, decoder.dim, decoder.scale, layer.window, threads);
+        multiply(layer.output, scratch.branch, scratch.attended);
+    }
+
+    void feed_forward(const Layer& layer) const {
+        multiply(layer.gate_up, scratch.gate_up, x);
+        sluice_silu_mul(decoder.dtype, scratch.activated, scratch.gate_up, step.tokens, layer.down.inputs, threads);
+        multiply(layer.down, scratch.branch, scratch.activated);
+    }
+
+    void layers() const {
+        std::memset(scratch.branch, 0, size_t(step.tokens * decoder.hidden * item_bytes(decoder)));
+        for (int64_t index = 0; index < decoder.num_layers; ++index) {
+            const Layer& layer = decoder.layers[index];
+            add_norm(layer.input_norm);
+            attend(layer, index);
+            add_norm(layer.post_attention_norm);
+            feed_forward(layer);
+        }
+        add_norm(decoder.final_norm);
+    }
+};
+
+}  // namespace
+}  // namespace sluice
+
+using namespace sluice;
+
+extern "C" {
+
+// The bytes of memory that a step of so many tokens needs beside its hidden states.
+int64_t sluice_layers_scratch(const Decoder* decoder, int64_t tokens) {
+    return Scratch(*decoder, tokens, nullptr).bytes;
+}
+
+// `residual` holds the embedded tokens [tokens, hidden] and is written to; `out` [tokens, hidden] gets the result.
+void sluice_layers(
+    const Decoder* decoder, const Pool* pool, const Step* step, void* out, void* residual, void* scratch, int threads) {
+    const Scratch tensors(*decoder, step->tokens, static_cast<char*>(scratch));
+    Run{*decoder, *pool, *step, tensors, out, residual, threads}.layers();
+}
+
+}  // extern "C"

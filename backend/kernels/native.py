@@ -1,0 +1,171 @@
+"""The C interface of the kernel library, and what keeps pointers for it: packed weights and stacks of layers."""
+
+import ctypes
+from ctypes import POINTER, Structure, byref, c_float, c_int, c_int64, c_void_p
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from backend.kernels.ops import DecoderLayer, DecoderStack, StepInputs
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""The numbers by which `csrc/storage.h` knows the storage types."""
+
+NO_WINDOW = 2**62
+
+SIGNATURES: dict[str, tuple[type, ...]] = {
+    # dtype, out, x, weight, rows, size, eps, threads
+    "sluice_rms_norm": (c_int, *(c_void_p,) * 3, c_int64, c_int64, c_float, c_int),
+    # dtype, out, x, residual, weight, rows, size, eps, threads
+    "sluice_add_rms_norm": (c_int, *(c_void_p,) * 4, c_int64, c_int64, c_float, c_int),
+    # dtype, out, gate_up, rows, size, threads
+    "sluice_silu_mul": (c_int, c_void_p, c_void_p, c_int64, c_int64, c_int),
+    # dtype, q_out, qkv, cos_sin, q_norm, k_norm, eps, k_cache, v_cache, block_stride, head_stride, block_size,
+    # positions, slot_mapping, tokens, num_heads, num_kv_heads, dim, threads
+    "sluice_rope_and_store": (
+        *(c_int, *(c_void_p,) * 5, c_float, c_void_p, c_void_p),
+        *(*(c_int64,) * 3, c_void_p, c_void_p, *(c_int64,) * 4, c_int),
+    ),
+    # dtype, out, q, k_cache, v_cache, block_stride, head_stride, block_size, positions, query_start, context_lens,
+    # block_tables, table_width, num_seqs, num_heads, num_kv_heads, dim, scale, window, threads
+    "sluice_paged_attention": (
+        *(c_int, *(c_void_p,) * 4, *(c_int64,) * 3, *(c_void_p,) * 4),
+        *(*(c_int64,) * 5, c_float, c_int64, c_int),
+    ),
+    # dtype, packed, weight, outputs, inputs, threads
+    "sluice_pack_weight": (c_int, c_void_p, c_void_p, c_int64, c_int64, c_int),
+    # dtype, out, x, packed, bias, rows, outputs, inputs, threads
+    "sluice_linear": (c_int, *(c_void_p,) * 4, *(c_int64,) * 3, c_int),
+    # decoder, tokens
+    "sluice_layers_scratch": (c_void_p, c_int64),
+    # decoder, pool, step, out, residual, scratch, threads
+    "sluice_layers": (*(c_void_p,) * 6, c_int),
+    "sluice_linear_panel": (),
+    "sluice_max_group": (),
+    "sluice_max_head_dim": (),
+    "sluice_head_dim_multiple": (),
+}
+
+
+def declare(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Give every function its argument types. Raises AttributeError when the library lacks one."""
+    for name, argument_types in SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes = argument_types
+        function.restype = None if argument_types else c_int
+    library.sluice_layers_scratch.restype = c_int64
+    return library
+
+
+class PackedLinear:
+    """The product with a weight that is packed for the library, in the weight's type."""
+
+    def __init__(self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None) -> None:
+        """Copy `weight` [out_features, in_features], which is fp32 or bf16."""
+        self.dtype = weight.dtype
+        self.outputs, self.inputs = weight.shape
+        panel: int = library.sluice_linear_panel()
+        padded = -(-self.outputs // panel) * panel
+        self._weight = weight.new_empty((padded, self.inputs))
+        self._bias = None if bias is None else functional.pad(bias.float(), (0, padded - self.outputs))
+        self.pointers = (self._weight.data_ptr(), pointer(self._bias))
+        source, shape = weight.contiguous(), (self.outputs, self.inputs)
+        library.sluice_pack_weight(
+            DTYPES[self.dtype], self.pointers[0], source.data_ptr(), *shape, torch.get_num_threads()
+        )
+        self._multiply = library.sluice_linear
+        self._code = DTYPES[self.dtype]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        assert x.is_contiguous()
+        assert x.dtype == self.dtype
+        rows = x.shape[0]
+        out = x.new_empty((rows, self.outputs))
+        shape = (rows, self.outputs, self.inputs)
+        self._multiply(self._code, out.data_ptr(), x.data_ptr(), *self.pointers, *shape, torch.get_num_threads())
+        return out
+
+
+class _Linear(Structure):
+    """`PackedLinear` of layers.cpp, as the other structures are those of the same name."""
+
+    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("outputs", c_int64), ("inputs", c_int64))
+
+    @classmethod
+    def of(cls, linear: PackedLinear) -> Self:
+        return cls(*linear.pointers, linear.outputs, linear.inputs)
+
+
+class _Layer(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("input_norm", "q_norm", "k_norm", "post_attention_norm")),
+        *((name, _Linear) for name in ("qkv", "output", "gate_up", "down")),
+        ("window", c_int64),
+    )
+
+
+class _Decoder(Structure):
+    _fields_ = (
+        *(("layers", POINTER(_Layer)), ("final_norm", c_void_p), ("cos_sin", c_void_p)),
+        *((name, c_int64) for name in ("num_layers", "hidden", "num_heads", "num_kv_heads", "dim")),
+        *(("eps", c_float), ("scale", c_float), ("dtype", c_int)),
+    )
+
+
+class _Pool(Structure):
+    _fields_ = (
+        ("blocks", c_void_p),
+        *((name, c_int64) for name in ("block_stride", "layer_stride", "value_stride", "head_stride", "block_size")),
+    )
+
+
+class _Step(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("positions", "slot_mapping", "query_start", "context_lens", "block_tables")),
+        *((name, c_int64) for name in ("tokens", "num_seqs", "table_width")),
+    )
+
+
+class NativeLayers:
+    """All layers of a decoder as one call of the library, for `Ops.fuse`. Each of its products is a `PackedLinear`."""
+
+    def __init__(self, library: ctypes.CDLL, stack: DecoderStack) -> None:
+        self._run, self._scratch_bytes = library.sluice_layers, library.sluice_layers_scratch
+        self._stack = stack  # whose tensors are pointed at
+        self._layers = (_Layer * len(stack.layers))(*map(_layer, stack.layers))
+        self._decoder = _Decoder(
+            *(self._layers, stack.final_norm.data_ptr(), stack.cos_sin.data_ptr()),
+            *(len(stack.layers), stack.final_norm.numel(), stack.num_heads, stack.num_kv_heads, stack.head_dim),
+            *(stack.eps, stack.head_dim**-0.5, DTYPES[stack.final_norm.dtype]),
+        )
+        self._of_decoder = byref(self._decoder)
+
+    def __call__(self, residual: Tensor, step: StepInputs, blocks: Tensor) -> Tensor:
+        assert residual.is_contiguous()
+        assert blocks.is_contiguous()
+        assert residual.dtype == blocks.dtype == self._stack.final_norm.dtype
+        tokens = residual.shape[0]
+        out = torch.empty_like(residual)
+        scratch = torch.empty(self._scratch_bytes(self._of_decoder, tokens), dtype=torch.uint8)
+        pool = _Pool(blocks.data_ptr(), *blocks.stride()[:4], blocks.shape[4])
+        numbers = _Step(
+            *(step.positions.data_ptr(), step.slot_mapping.data_ptr(), step.query_start.data_ptr()),
+            *(step.context_lens.data_ptr(), step.block_tables.data_ptr()),
+            *(tokens, step.num_seqs, step.block_tables.stride(0)),
+        )
+        pointers = (out.data_ptr(), residual.data_ptr(), scratch.data_ptr())
+        self._run(self._of_decoder, byref(pool), byref(numbers), *pointers, torch.get_num_threads())
+        return out
+
+
+def _layer(layer: DecoderLayer) -> _Layer:
+    norms = (layer.input_norm, layer.q_norm, layer.k_norm, layer.post_attention_norm)
+    linears = [linear for linear in layer.linears if isinstance(linear, PackedLinear)]
+    window = NO_WINDOW if layer.window is None else layer.window
+    return _Layer(*map(pointer, norms), *map(_Linear.of, linears), window)
+
+
+def pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
