@@ -8,13 +8,12 @@ al., 2024), with a hinge where a device turns from memory-bound to compute-bound
 hinge is continuous, so more work never predicts less time.
 """
 
-from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import isfinite, sqrt
-from operator import add
+from operator import add, mul
 from typing import Any
 
 NUM_COEFFICIENTS = 7
@@ -84,21 +83,14 @@ class StepTime:
 
     def seconds(self, work: StepWork) -> float:
         """Returns the seconds of the whole step."""
-        fixed, prefill, decode, decode_context, prefill_context, pairs, beyond = self.coefficients
-        above_knee = work.prefill_tokens + work.decode_tokens - self.knee
-        return fixed + (  # what `marginal` computes, without a call: this is asked several times a step
-            prefill * work.prefill_tokens
-            + decode * work.decode_tokens
-            + decode_context * work.decode_context
-            + prefill_context * work.prefill_context
-            + pairs * work.prefill_pairs
-            + (beyond * above_knee if above_knee > 0 else 0.0)
-        )
+        return self.coefficients[0] + self.marginal(work)
 
     def marginal(self, work: StepWork) -> float:
         """Returns the seconds of the step without its fixed part."""
         _, prefill, decode, decode_context, prefill_context, pairs, beyond = self.coefficients
         above_knee = work.prefill_tokens + work.decode_tokens - self.knee
+        if above_knee <= 0 and not (work.prefill_tokens or work.prefill_context):  # most steps: the other terms are 0
+            return decode * work.decode_tokens + decode_context * work.decode_context
         return (
             prefill * work.prefill_tokens
             + decode * work.decode_tokens
@@ -116,6 +108,23 @@ class _Evidence:
         self.gram = [[0.0] * NUM_COEFFICIENTS for _ in range(NUM_COEFFICIENTS)]
         self.moment = [0.0] * NUM_COEFFICIENTS
 
+    @classmethod
+    def of(
+        cls, features: Sequence[Sequence[float]], seconds: Sequence[float], weights: Sequence[float], keep: float
+    ) -> "_Evidence":
+        """Returns the evidence of some steps, the oldest first: each feature's values, what they took, their weights.
+
+        The sums of a feature that no step had are 0: most steps only decode, and have three of the seven.
+        """
+        evidence = cls()
+        seen = [i for i, values in enumerate(features) if any(values)]
+        for i in seen:
+            weighted = [weight * x for weight, x in zip(weights, features[i], strict=True)]
+            for j in seen:
+                evidence.gram[i][j] = _faded_sum(weighted, features[j], keep)
+            evidence.moment[i] = _faded_sum(weighted, seconds, keep)
+        return evidence
+
     def and_newer(self, newer: "_Evidence", keep: float, factor: float) -> "_Evidence":
         """Returns both together: these keep a share of their weight, as if each step had taken `factor` times
         as long.
@@ -128,29 +137,12 @@ class _Evidence:
         return both
 
 
-class _NewEvidence(_Evidence):
-    """The evidence of the steps since the last fit.
-
-    The sums of a feature that no step had are 0 and stay so: most steps only decode, and have three of the seven.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._seen: list[int] = []  # the features that some step had
-        self._unseen = list(range(NUM_COEFFICIENTS))
-
-    def add(self, x: Sequence[float], seconds: float, weight: float, keep: float) -> None:
-        """Add one step; the sums so far keep this share of their weight."""
-        if found := [i for i in self._unseen if x[i]]:
-            self._seen += found
-            self._unseen = [i for i in self._unseen if not x[i]]
-        seen, moment = self._seen, self.moment
-        for i in seen:
-            row = self.gram[i]
-            wxi = weight * x[i]
-            for j in seen:
-                row[j] = keep * row[j] + wxi * x[j]
-            moment[i] = keep * moment[i] + wxi * seconds
+def _faded_sum(xs: Sequence[float], ys: Sequence[float], keep: float) -> float:
+    """Returns the sum of the products, in which those so far keep a share of their weight whenever one is added."""
+    total = 0.0
+    for product in map(mul, xs, ys):
+        total = keep * total + product
+    return total
 
 
 class _ErrorSizes:
@@ -160,19 +152,16 @@ class _ErrorSizes:
 
     def __init__(self, expected: float) -> None:
         self.mean = expected
-        self._recent = deque([expected] * ENOUGH)
-        self._sorted = [expected] * ENOUGH
+        self._recent = deque([expected] * ENOUGH, maxlen=RECENT)
         self._to_replace = ENOUGH  # of what is remembered, what was expected and not measured
 
     def add(self, size: float) -> None:
-        ordered, recent = self._sorted, self._recent
-        if self._to_replace or len(recent) == RECENT:
-            self._to_replace -= self._to_replace > 0
-            del ordered[bisect_left(ordered, recent.popleft())]
-        recent.append(size)
-        insort(ordered, size)
+        if self._to_replace:
+            self._to_replace -= 1
+            self._recent.popleft()
+        self._recent.append(size)
         if size > STALL:
-            size = min(size, max(STALL, BEYOND * ordered[len(ordered) // 2]))
+            size = min(size, max(STALL, BEYOND * _median(self._recent)))
         self.mean += 0.02 * (size - self.mean)
 
 
@@ -196,8 +185,9 @@ class StepTimeModel:
         self.num_steps = 0
         self._keep = 1 - 1 / memory
         self._scale = _typical_features(prior.knee)
-        self._evidence, self._newer = _Evidence(), _NewEvidence()  # before and since the last fit
+        self._evidence = _Evidence()  # before the last fit
         self._steps: list[tuple[StepWork, float]] = []  # since the last fit
+        self._weights: list[float] = []  # of the first of them, as far as they were asked for
         self._sizes = _ErrorSizes(UNMEASURED)
         self._take_prior(prior, prior_weight)
 
@@ -206,20 +196,13 @@ class StepTimeModel:
         """The mean of |measured - predicted| / predicted of recent steps, each predicted before it was measured; stalls
         are cut.
         """
+        self._weigh()
         return self._sizes.mean
 
     def observe(self, work: StepWork, seconds: float) -> None:
         """Learn from one step that took `seconds` > 0."""
         if not (isfinite(seconds) and seconds > 0):
             return
-        predicted = expected = self.fitted.seconds(work)
-        if not seconds / FAR_OFF <= predicted <= seconds * FAR_OFF:
-            expected = min(max(predicted, seconds / FAR_OFF), seconds * FAR_OFF)
-        error = abs(seconds - predicted) / expected
-        self._sizes.add(error)
-        tolerance = 3 * max(self._sizes.mean, 0.01)
-        weight = tolerance / error if error > tolerance else 1.0
-        self._newer.add(self._features(work), seconds, weight / expected**2, self._keep)
         self._steps.append((work, seconds))
         self.num_steps += 1
         if self.num_steps % (16 if self.num_steps < 512 else 64) == 0:
@@ -241,18 +224,34 @@ class StepTimeModel:
             raise ValueError(f"steps must be at least 0, got {steps}")
         return cls(prior, prior_weight=min(steps, 200.0) + 8.0)
 
-    def _features(self, work: StepWork) -> Coefficients:
-        """Returns what each coefficient is multiplied by, over its scale."""
+    def _weigh(self) -> None:
+        """Work out the errors and the weights of the newest steps. That has time until somebody asks: doing it for many
+        together takes half of what it takes one by one.
+        """
+        sizes, predict = self._sizes, self.fitted.seconds
+        for work, seconds in self._steps[len(self._weights) :]:
+            predicted = expected = predict(work)
+            if not seconds / FAR_OFF <= predicted <= seconds * FAR_OFF:
+                expected = min(max(predicted, seconds / FAR_OFF), seconds * FAR_OFF)
+            error = abs(seconds - predicted) / expected
+            sizes.add(error)
+            tolerance = 3 * max(sizes.mean, 0.01)
+            weight = tolerance / error if error > tolerance else 1.0
+            self._weights.append(weight / expected**2)
+
+    def _features(self) -> list[list[float]]:
+        """Returns what each coefficient is multiplied by in each of the newest steps, over its scale."""
         fixed, prefill, decode, decode_context, prefill_context, pairs, beyond = self._scale
-        return (
-            1 / fixed,
-            work.prefill_tokens / prefill,
-            work.decode_tokens / decode,
-            work.decode_context / decode_context,
-            work.prefill_context / prefill_context,
-            work.prefill_pairs / pairs,
-            max(0, work.prefill_tokens + work.decode_tokens - self.fitted.knee) / beyond,
-        )
+        works, knee = [work for work, _ in self._steps], self.fitted.knee
+        return [
+            [1 / fixed] * len(works),
+            [work.prefill_tokens / prefill for work in works],
+            [work.decode_tokens / decode for work in works],
+            [work.decode_context / decode_context for work in works],
+            [work.prefill_context / prefill_context for work in works],
+            [work.prefill_pairs / pairs for work in works],
+            [max(0, work.prefill_tokens + work.decode_tokens - knee) / beyond for work in works],
+        ]
 
     def _take_prior(self, prior: StepTime, weight: float) -> None:
         """Take each coefficient of the prior as if `weight` typical steps had shown it."""
@@ -263,17 +262,19 @@ class StepTimeModel:
 
     def _refit(self) -> None:
         """Fit all steps; where that cannot explain the newest, scale the older ones to their speed."""
-        fitted, evidence = self._fit(1.0)
+        self._weigh()
+        newer = _Evidence.of(self._features(), [seconds for _, seconds in self._steps], self._weights, self._keep)
+        fitted, evidence = self._fit(newer, 1.0)
         if self._has_drifted(fitted):
             factor = max(1 + _median(self._errors(self.fitted)), 1 / FURTHEST)
-            fitted, evidence = self._fit(factor)
+            fitted, evidence = self._fit(newer, factor)
             self._sizes = _ErrorSizes(_median([abs(error) for error in self._errors(fitted)]))
         self.fitted, self._evidence = fitted, evidence
-        self._newer, self._steps = _NewEvidence(), []
+        self._steps, self._weights = [], []
 
-    def _fit(self, factor: float) -> tuple[StepTime, _Evidence]:
+    def _fit(self, newer: _Evidence, factor: float) -> tuple[StepTime, _Evidence]:
         """Returns a fit in which each step before the last fit counts as `factor` times as long, and its evidence."""
-        evidence = self._evidence.and_newer(self._newer, self._keep ** len(self._steps), factor)
+        evidence = self._evidence.and_newer(newer, self._keep ** len(self._steps), factor)
         start = [factor * c * s for c, s in zip(self.fitted.coefficients, self._scale, strict=True)]
         solution = non_negative_least_squares(evidence.gram, evidence.moment, start)
         a, b, c, d, e, f, g = (value / scale for value, scale in zip(solution, self._scale, strict=True))
@@ -288,11 +289,14 @@ class StepTimeModel:
 
     def _errors(self, fitted: StepTime) -> list[float]:
         """Returns the errors of the newest steps relative to their predictions; above 0 where a step took longer."""
-        pairs = [(fitted.seconds(work), seconds) for work, seconds in self._steps]
-        return [(seconds - predicted) / max(predicted, seconds / FURTHEST) for predicted, seconds in pairs]
+        errors = []
+        for work, seconds in self._steps:
+            predicted, least = fitted.seconds(work), seconds / FURTHEST
+            errors.append((seconds - predicted) / (predicted if predicted > least else least))  # noqa: FURB136 - as often
+        return errors
 
 
-def _median(values: Sequence[float]) -> float:
+def _median(values: Collection[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 

@@ -4,23 +4,35 @@
 timed with everything they call: the fair queue, the ledger, the step-time model, the forecast of memory. So is a
 refusal, of a request that cannot be in time: from its arrival, after a step that changed something, to the exception
 that says why not; every other one has a long prompt, whose age bonus is weighed as well.
+
+Then what a step in which everyone decodes costs the event loop, by the rows of the step: accounting, planning and
+launching as `StepLoop` does them, under the observers of a gateway (telemetry and metrics of the engine), with the
+event log and without. What is not in it is the delivery of tokens to clients.
 """
 
 import gc
 import sys
 import time
 from collections import deque
+from random import Random
 from statistics import mean, median
 from typing import Any
 
 from admission.controller import Controller
-from admission.core import CoreConfig, make_core
+from admission.core import PRIOR, CoreConfig, make_core
+from admission.event_log import make_logged_core
 from admission.outcome import DeadlineInfeasible
+from admission.step_time import StepTimeModel
 from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, StepOutput
 from backend.scheduler.sequence import Sequence
+from backend.step_loop import StepLoop
+from benchmarks.instructions import instructions
 from benchmarks.report import Report, Spread, scenario_parser
+from gateway.telemetry.core_observer import CoreTelemetry
+from gateway.telemetry.metrics.engine import EngineMetrics
+from gateway.telemetry.metrics.registry import Registry
 
 RUNNING = 256
 STEP = 7.4e-3  # seconds, of an 8B model on a large GPU at this batch
@@ -30,6 +42,10 @@ REFUSAL = "deciding a refusal, us"
 HOPELESS = 0.01  # seconds in which a refused request wants its first token
 PROMPTS = (200, 800)  # tokens of refused requests, by turns
 SMALL, LARGE = (1_000, 50), (100_000, 1_000)  # waiting, tenants
+ROWS = {16: 8.0, 256: 3.0, 1_000: 3.0}  # of a step, and the microseconds that a token may cost with the event log
+STEP_OF_ONE = 15.0  # microseconds that a step of one row may cost of the core alone
+STEP_NS = 7_400_000  # the same step in nanoseconds, in which real clocks count
+CORE, OBSERVED, LOGGED = "core alone", "with telemetry", "with telemetry and event log"
 
 
 class Machine:
@@ -102,6 +118,12 @@ def main(arguments: list[str] | None = None) -> int:
     report.at_most("growth to 100,000 waiting, 1,000 tenants", grown / cost, 1.5)
     for (_, tenants), row in zip((SMALL, LARGE), (small, large), strict=True):
         report.at_most(f"{REFUSAL}, {tenants:,} tenants", row[REFUSAL].median, 200)
+    decoding = [_measure_decodes(rows, what, runs, steps) for rows in (1, *ROWS) for what in (CORE, OBSERVED, LOGGED)]
+    report.add_table("the event loop's cost of a step in which all rows decode, median (extremes)", decoding)
+    costs = {(row["rows"], row["what"]): row["us a token"].median for row in decoding}
+    report.at_most("a step of one row, core alone, us", costs[1, CORE], STEP_OF_ONE)
+    for rows, most in ROWS.items():
+        report.at_most(f"a token at {rows:,} running, event log on, us", costs[rows, LOGGED], most)
     return report.finish(options.results)
 
 
@@ -118,6 +140,64 @@ def _measure(waiting: int, tenants: int, runs: int, steps: int) -> dict[str, Any
         gc.unfreeze()
     spreads = {STEADY: Spread.of(steady), TURNOVER: Spread.of(turnover), REFUSAL: Spread.of(refusals)}
     return {"waiting": waiting, "tenants": tenants, **spreads}
+
+
+class Decoding:
+    """A loop over steps in which every row decodes, on a clock of its own that counts nanoseconds."""
+
+    def __init__(self, rows: int, what: str) -> None:
+        engine = EngineConfig(
+            num_blocks=300 * rows,
+            max_model_len=4096,
+            max_num_seqs=rows,
+            max_num_batched_tokens=max(4096, rows),
+            prefill_chunk=512,
+        )
+        config, model = CoreConfig(max_waiting=10**6), StepTimeModel(PRIOR)
+        self._lines: list[str] = []
+        logged = make_logged_core(config, engine, model, self._lines.append)[0] if what == LOGGED else None
+        self._core = logged or make_core(config, engine, model)
+        if what != CORE:
+            metrics = EngineMetrics(Registry(), self._core.scheduler, 16 * 4096, dict)
+            CoreTelemetry(self._core).on_step.append(metrics.stepped)
+        self._random = Random(rows)
+        self._ns = 10**13
+        self._flying: deque[Batch] = deque()
+        self._loop = StepLoop(self._core, self._flying.append, lambda: self._ns / 1e9)
+        for n in range(rows):
+            prompt = [1] * self._random.randint(20, 300)
+            sampling = SamplingParams(temperature=0)
+            sequence = Sequence(f"chatcmpl-{n}-0", f"t{n % 50}", prompt, sampling, 3000, 0, frozenset([END]))
+            self._core.arrive(sequence, self._ns / 1e9)
+        self._loop.schedule()
+        while sum(1 for s in self._core.scheduler.running.values() if s.output) < rows:
+            self.step()
+
+    def step(self) -> tuple[float, int]:
+        """Microseconds of CPU and user instructions for a step from its output to the launch of the next."""
+        batch = self._flying.popleft()
+        elapsed = round(STEP_NS * self._random.uniform(0.95, 1.05))
+        self._ns += elapsed
+        output = StepOutput(batch.step, [5] * len(batch.sampled), elapsed / 1e9)
+        began, counted = time.thread_time_ns(), instructions()
+        self._loop.step(output)
+        counted, took = instructions() - counted, time.thread_time_ns() - began
+        self._lines.clear()
+        return took / 1e3, counted
+
+
+def _measure_decodes(rows: int, what: str, runs: int, steps: int) -> dict[str, Any]:
+    times, counts = [], []
+    for _ in range(runs):
+        loop = Decoding(rows, what)
+        gc.collect()
+        gc.freeze()
+        found = [loop.step() for _ in range(steps)]
+        times.append(median(took for took, _ in found) / rows)
+        counts.append(mean(count for _, count in found) / rows)
+        gc.unfreeze()
+    spreads = {"us a token": Spread.of(times), "instructions a token": Spread.of(counts)}
+    return {"rows": rows, "what": what, **spreads}
 
 
 def _refusal_after_a_step(machine: Machine, number: int) -> float:
