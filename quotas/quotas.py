@@ -66,7 +66,7 @@ class Quotas:
         self.store = store
         self._heartbeat = heartbeat
         self._live: dict[Grant, float] = {}  # those that limits count, and since when
-        self._settling: set[asyncio.Task[None]] = set()
+        self._settling: set[asyncio.Future[None]] = set()
         self._clock = asyncio.get_running_loop().time
         self._durations = RequestDurations()
         self._refused: set[tuple[str, str | None]] = set()  # tenants and keys whose last request was
@@ -118,10 +118,9 @@ class Quotas:
             self.store.book(grant.name, grant.key, usage)
             return
         grant.reservation.progress = usage
-        grant.settlement = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(self.store.settle(grant.reservation, usage))
-        self._settling.add(task)
-        task.add_done_callback(partial(self._settled, grant.settlement))
+        settlement = grant.settlement = asyncio.get_running_loop().create_future()
+        self._settling.add(settlement)
+        self.store.settle_soon(grant.reservation, usage, partial(self._settled, settlement))
 
     async def run(self) -> None:
         """Renew this replica's leases for as long as the server runs, and reconcile at once when the store is back."""
@@ -182,10 +181,10 @@ class Quotas:
         waiting.measure = refusal.measure
         return waiting
 
-    def _settled(self, settlement: "asyncio.Future[None]", task: "asyncio.Task[None]") -> None:
-        self._settling.discard(task)
+    def _settled(self, settlement: "asyncio.Future[None]", error: BaseException | None) -> None:
+        self._settling.discard(settlement)
         settlement.set_result(None)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if error is not None:
             log.warning("a settlement waits for the next heartbeat: %s", error)
 
 

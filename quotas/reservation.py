@@ -8,16 +8,16 @@ from typing import NamedTuple
 from quotas.policy.limit import Limit, Resource
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ask:
-    """The most that a request may use."""
+    """The most that a request may use. Nobody changes it."""
 
     requests: int = 1
     input_tokens: int = 0
     output_tokens: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.requests, self.input_tokens, self.output_tokens) < 0:
+        if self.requests < 0 or self.input_tokens < 0 or self.output_tokens < 0:
             raise ValueError(f"nothing negative can be asked for: {self}")
 
     def of(self, resource: Resource) -> int:

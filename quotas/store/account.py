@@ -5,7 +5,7 @@ import math
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -13,7 +13,7 @@ from quotas.errors import BudgetSpent, LimitExceeded, NeverFits, QuotaRefused
 from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
 from quotas.policy.policy import Outage
 from quotas.reservation import NO_USAGE, Ask, LimitState, Reservation, Usage
-from quotas.store.redis_link import words
+from quotas.store.redis_link import number, word, words
 from quotas.store.scripts import Script, Source
 
 SHORT = 32  # bytes of a string, from which on its length takes bytes of its own
@@ -132,7 +132,10 @@ class Account:
         self.limits = limits
         self.scales = tuple(limit.window.seconds if isinstance(limit.window, Rate) else 1 for limit in self.limits)
         self.state = state_key(tenant).encode()
-        self._rows = [(limit, limit.capacity * scale, scale) for limit, scale in zip(limits, self.scales, strict=True)]
+        self._rows = [
+            (limit, limit.capacity * scale, scale, limit.amount if isinstance(limit.window, Rate) else 0)
+            for limit, scale in zip(limits, self.scales, strict=True)
+        ]
         self.scopes = tuple(scope for scope in _scopes(self.limits) if scope)
         self.keys = [self.state, *([self._key_levels] if any(limit.key for limit in self.limits) else [])]
         self.life = SPARE + max((_life(limit) for limit in self.limits), default=0.0)
@@ -143,10 +146,12 @@ class Account:
         self.last_used = 0.0  # by the replica's clock
         columns = self._columns()
         self._spec = self._packed(columns[:4])
+        self._spec_word = words(self._spec)
         self._constants = words(
             self._packed(columns), b"%d" % round(lease * 1e6), b"%d" % round(self.life * 1e3), replica_field(replica)
         )
         self._heads: dict[tuple[Script, int], bytes] = {}
+        self._figures = struct.Struct(f"<{1 + len(limits)}d")  # the time, and what was used of each limit
 
     @property
     def generation(self) -> bytes:
@@ -166,8 +171,9 @@ class Account:
         head = self._heads.get((script, len(rest)))
         if head is None:
             head = self._heads[script, len(rest)] = self._head(source, len(rest))
-        numbers = (b"%d" % ask.requests, b"%d" % ask.input_tokens, b"%d" % ask.output_tokens)
-        return head + words(self.generation, field, *numbers, self._spec, *rest)
+        asked = number(ask.requests), number(ask.input_tokens), number(ask.output_tokens)
+        call = head + _known(self.generation) + word(field) + b"".join(asked) + self._spec_word
+        return call + words(*rest) if rest else call
 
     def settlement(self, source: Source, field: bytes, used: Usage) -> bytes:
         """Return the call of lua/settle.lua, in RESP."""
@@ -175,8 +181,8 @@ class Account:
         if head is None:
             head = b"*10\r\n" + words(b"EVALSHA", source.digest, b"1", self.state)
             self._heads[Script.SETTLE, 0] = head
-        counts = (used.requests, used.input_tokens, used.cached_tokens, used.output_tokens, round(used.kv_byte_seconds))
-        return head + words(field, *[b"%d" % count for count in counts])
+        counts = (used.requests, used.input_tokens, used.cached_tokens, used.output_tokens)
+        return head + word(field) + b"".join(map(number, counts)) + word(b"%d" % round(used.kv_byte_seconds))
 
     def remember(self, answer: list[bytes]) -> Levels:
         """Return the levels of an answer, and remember them in case the store loses them."""
@@ -197,13 +203,16 @@ class Account:
 
     def states(self, levels: Levels) -> tuple[LimitState, ...]:
         """Return the state of each limit. Amounts that are set aside for replicas count as remaining."""
-        now, rows = levels.now, zip(self._rows, self.used(levels), strict=True)
-        return tuple(
-            [
-                LimitState(limit, max(capacity - used, 0) // scale, _reset(limit, used, now))
-                for (limit, capacity, scale), used in rows
-            ]
-        )
+        now, *taken = map(int, self._figures.unpack_from(levels.doubles))
+        states = [
+            LimitState(
+                limit,
+                (capacity - used) // scale if used < capacity else 0,
+                used / rate if rate else _until_period_ends(limit, used, now),
+            )
+            for (limit, capacity, scale, rate), used in zip(self._rows, taken, strict=True)
+        ]
+        return tuple(states)
 
     def refusal(self, ask: Ask, levels: Levels) -> QuotaRefused:
         """Return the refusal with the longest wait among those of the limits that refuse."""
@@ -251,6 +260,9 @@ class Account:
         return b"*%d\r\n" % count + call + self._constants
 
 
+_known = lru_cache(maxsize=1024)(word)  # of a generation, which outlives many calls
+
+
 def key_name(key: str | None) -> str:
     return NO_KEY if key is None else quote(key, safe="", errors="surrogatepass")
 
@@ -292,12 +304,10 @@ def _life(limit: Limit) -> float:
     return 0.0
 
 
-def _reset(limit: Limit, used: int, now: int) -> float:
-    match limit.window:
-        case Rate():
-            return used / limit.amount
-        case Budget(period=period) if used:
-            return period.end(now) - now / 1e6
+def _until_period_ends(limit: Limit, used: int, now: int) -> float:
+    """Return the seconds until a budget that was used is full again; 0 for what is held at once."""
+    if used and isinstance(limit.window, Budget):
+        return limit.window.period.end(now) - now / 1e6
     return 0.0
 
 

@@ -88,15 +88,37 @@ class RedisClient:
         try:
             return await link.submit(packed)
         except ResponseError as error:
-            if not isinstance(error, NOT_SERVING) and not str(error).startswith(NOT_SERVING_CODES):
+            if (reason := self._outage(error, link)) is None:
                 raise
-            reason = StoreUnavailable(f"the quota store does not serve: {error}")
-            if isinstance(error, ReadOnlyError):
-                link.end(reason)  # after a failover another server stands behind the address
-            elif self._prober is None:
-                self._outage_begins()
-                self._prober = asyncio.create_task(self._probe(link))
             raise reason from error
+
+    def submit(self, packed: bytes, answered: Callable[[Any], object]) -> bool:
+        """Send a command without a task that waits: `answered` is called with its answer, or with the exception that
+        `send` would raise. Returns whether there is a connection to send it on.
+        """
+        if (link := self._link) is None:
+            return False
+
+        def done(answer: "asyncio.Future[Any]") -> None:
+            error = answer.exception()
+            if isinstance(error, ResponseError):
+                error = self._outage(error, link) or error
+            answered(answer.result() if error is None else error)
+
+        link.submit(packed).add_done_callback(done)
+        return True
+
+    def _outage(self, error: ResponseError, link: RedisLink) -> StoreUnavailable | None:
+        """Returns the outage that an error of the server means, which is looked after; None if it means none."""
+        if not isinstance(error, NOT_SERVING) and not str(error).startswith(NOT_SERVING_CODES):
+            return None
+        reason = StoreUnavailable(f"the quota store does not serve: {error}")
+        if isinstance(error, ReadOnlyError):
+            link.end(reason)  # after a failover another server stands behind the address
+        elif self._prober is None:
+            self._outage_begins()
+            self._prober = asyncio.create_task(self._probe(link))
+        return reason
 
     async def _probe(self, link: RedisLink) -> None:
         """Wait until the server takes writes again, or is lost. It answers meanwhile, so the link stays in use."""

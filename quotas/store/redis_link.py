@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 import hiredis
@@ -143,8 +144,18 @@ class RedisLink(asyncio.Protocol):
         return min(self._loop.time() - self._checked_at, self._pause)
 
 
+@lru_cache(maxsize=4096)
+def number(value: int) -> bytes:
+    """Returns a whole number as a word, from a cache: counts of requests and tokens come again and again."""
+    return word(b"%d" % value)
+
+
+def word(argument: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(argument), argument)
+
+
 def words(*arguments: bytes) -> bytes:
-    return b"".join([b"$%d\r\n%b\r\n" % (len(argument), argument) for argument in arguments])
+    return b"".join(map(word, arguments))
 
 
 def command(*arguments: bytes) -> bytes:

@@ -14,7 +14,7 @@ State that no longer differs from none expires.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from datetime import date
@@ -52,6 +52,7 @@ class RedisStore:
         self._fallback = OutageFallback(self._replica, monotonic)
         self._monotonic = monotonic
         self._accounts: dict[tuple[str, str | None], Account] = {}
+        self._settling: set[asyncio.Task[None]] = set()
 
     @classmethod
     def at(cls, url: str, timeout: float = TIMEOUT, lease: float = LEASE) -> "RedisStore":
@@ -165,9 +166,49 @@ class RedisStore:
 
         If the store is away, a later `heartbeat` does it; the caller never needs to repeat it.
         """
+        settled = asyncio.get_running_loop().create_future()
+
+        def done(error: BaseException | None) -> None:
+            if settled.done():
+                return  # the caller was cancelled
+            if error is None:
+                settled.set_result(None)
+            else:
+                settled.set_exception(error)
+
+        self.settle_soon(reservation, usage, done)
+        await settled
+
+    def settle_soon(
+        self, reservation: Reservation, usage: Usage, done: Callable[[BaseException | None], object]
+    ) -> None:
+        """Settle as `settle` does, and call `done` with None, or with what `settle` would raise. Where one command does
+        it, no task waits for the answer.
+        """
         match self._replica.find(reservation.id):
             case account, tracked if tracked.used is None:
-                await self._settle(account, tracked, usage)
+                if tracked.extensions or tracked.is_local:
+                    self._in_task(self._settle(account, tracked, usage), done)
+                    return
+                tracked.used = usage
+
+                def again() -> None:
+                    self._in_task(self._settle_at_store(account, tracked), done)
+
+                if not self._replica.settle_soon(account, tracked, done, again):
+                    again()
+            case _:
+                done(None)
+
+    def _in_task(self, settling: Coroutine[None, None, None], done: Callable[[BaseException | None], object]) -> None:
+        task = asyncio.create_task(settling)
+        self._settling.add(task)
+
+        def ended(_: "asyncio.Task[None]") -> None:
+            self._settling.discard(task)
+            done(None if task.cancelled() else task.exception())
+
+        task.add_done_callback(ended)
 
     async def _settle(self, account: Account, tracked: TrackedReservation, usage: Usage) -> None:
         used = usage
@@ -178,6 +219,9 @@ class RedisStore:
             self._fallback.settle(account, tracked, used)
             return
         tracked.used = used
+        await self._settle_at_store(account, tracked)
+
+    async def _settle_at_store(self, account: Account, tracked: TrackedReservation) -> None:
         with suppress(StoreUnavailable):  # a later heartbeat does it
             await self._replica.settle(account, tracked)
 

@@ -2,10 +2,10 @@
 
 import asyncio
 import secrets
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
-from quotas.errors import ConnectionLost, StoreFault
+from quotas.errors import ConnectionLost, QuotaError, StoreFault, StoreUnavailable
 from quotas.reservation import NOTHING, Ask, Usage
 from quotas.store.account import Account, Levels, TrackedReservation, replica_field
 from quotas.store.scripts import Script, ScriptRunner
@@ -140,6 +140,34 @@ class Replica:
             raise
         self.forget(account, tracked)
 
+    def settle_soon(
+        self,
+        account: Account,
+        tracked: TrackedReservation,
+        done: Callable[[QuotaError | None], object],
+        again: Callable[[], object],
+    ) -> bool:
+        """Settle a reservation that is over, without a task that waits. `done` is called if nothing is left to do now,
+        with an error that is worth a warning, and `again` if `settle` has to be called. Returns whether there is a
+        connection.
+        """
+
+        def answered(answer: list[bytes] | Exception) -> None:
+            if isinstance(answer, QuotaError):
+                tracked.settling = True  # it may have been executed
+            match answer:
+                case [b"OK"]:
+                    self.forget(account, tracked)
+                    done(None)
+                case StoreFault():
+                    done(answer)
+                case StoreUnavailable() if not isinstance(answer, ConnectionLost):
+                    done(None)  # the next heartbeat settles it
+                case _:
+                    again()
+
+        return self._runner.submit(Script.SETTLE, self._settlement(account, tracked), answered)
+
     async def heartbeat(self) -> None:
         overdue = [pair for pair in self._reservations.values() if pair[1].settling]
         await all_of(self.settle(account, tracked) for account, tracked in overdue)
@@ -207,13 +235,15 @@ class Replica:
         account.remember(answer)
 
     async def _settled(self, account: Account, tracked: TrackedReservation) -> bytes:
-        used = tracked.used or NOTHING
-        command = account.settlement(self._runner.scripts[Script.SETTLE], tracked.field, used)
+        command = self._settlement(account, tracked)
         try:
             return (await self._runner.run_once(Script.SETTLE, command))[0]
         except ConnectionLost:
             tracked.settling = True
             return (await self._runner.run_once(Script.SETTLE, command))[0]
+
+    def _settlement(self, account: Account, tracked: TrackedReservation) -> bytes:
+        return account.settlement(self._runner.scripts[Script.SETTLE], tracked.field, tracked.used or NOTHING)
 
     @staticmethod
     def _note_extension(tracked: TrackedReservation, ask: Ask, today: int) -> None:

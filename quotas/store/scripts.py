@@ -98,6 +98,10 @@ def _parse(text: bytes) -> dict[str, str]:
     return dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
 
 
+def _failure(script: Script, error: ResponseError) -> StoreFault:
+    return StoreFault(f"the quota store failed to {script}: {error}")
+
+
 class ScriptRunner:
     """Runs scripts on the server, and loads them where the server does not have them."""
 
@@ -116,19 +120,12 @@ class ScriptRunner:
         lost.
         """
         try:
-            return await self._executed(script, packed)
+            return await self.run_once(script, packed)
         except ConnectionLost:
-            return await self._executed(script, packed)
+            return await self.run_once(script, packed)
 
     async def run_once(self, script: Script, packed: bytes) -> list[bytes]:
         """Send it without a second try on a new connection: `ConnectionLost` leaves open whether it was executed."""
-        return await self._executed(script, packed)
-
-    def _packed(self, script: Script, keys: tuple[bytes, ...], *arguments: bytes) -> bytes:
-        return command(b"EVALSHA", self.scripts[script].digest, b"%d" % len(keys), *keys, *arguments)
-
-    async def _executed(self, script: Script, packed: bytes) -> list[bytes]:
-        """Run it and call the observers, whether it succeeds or fails."""
         began, failure = time.monotonic(), None
         try:
             return await self._answered(script, packed)
@@ -136,9 +133,30 @@ class ScriptRunner:
             failure = error
             raise
         finally:
-            ended = time.monotonic()
-            for observe in self.on_command:
-                observe(script, began, ended, failure)
+            self._observe(script, began, failure)
+
+    def _observe(self, script: Script, began: float, failure: Exception | None) -> None:
+        ended = time.monotonic()
+        for observe in self.on_command:
+            observe(script, began, ended, failure)
+
+    def submit(self, script: Script, packed: bytes, answered: Callable[[list[bytes] | Exception], object]) -> bool:
+        """Send it as `run_once` does, but without a task that waits: `answered` is called in the context of the caller
+        with the answer, or with what `run_once` would raise. `NoScriptError` alone is left to the caller, who runs it.
+        Returns whether there is a connection to send it on.
+        """
+        began = time.monotonic()
+
+        def done(answer: list[bytes] | Exception) -> None:
+            if not isinstance(answer, NoScriptError):
+                answer = _failure(script, answer) if isinstance(answer, ResponseError) else answer
+                self._observe(script, began, answer if isinstance(answer, Exception) else None)
+            answered(answer)
+
+        return self.client.submit(packed, done)
+
+    def _packed(self, script: Script, keys: tuple[bytes, ...], *arguments: bytes) -> bytes:
+        return command(b"EVALSHA", self.scripts[script].digest, b"%d" % len(keys), *keys, *arguments)
 
     async def _answered(self, script: Script, packed: bytes) -> list[bytes]:
         try:
@@ -148,7 +166,7 @@ class ScriptRunner:
                 await self.client.execute(b"SCRIPT", b"LOAD", self.scripts[script].text)
                 answer = await self.client.send(packed)
         except ResponseError as error:
-            raise StoreFault(f"the quota store failed to {script}: {error}") from error
+            raise _failure(script, error) from error
         return answer
 
     async def _prepare(self, link: RedisLink) -> None:

@@ -1,6 +1,7 @@
 """A store on paper: grants everything, and knows what has not been settled."""
 
 import asyncio
+from collections.abc import Callable
 from datetime import date
 
 from quotas.policy.limit import Limit
@@ -35,7 +36,13 @@ class PaperStore:
     async def extend(self, reservation: Reservation, more_output: int) -> None:
         assert reservation.id in self.outstanding, "extended after it was settled"
 
-    async def settle(self, reservation: Reservation, usage: Usage) -> None:
+    def settle_soon(
+        self, reservation: Reservation, usage: Usage, done: Callable[[BaseException | None], object]
+    ) -> None:
+        asyncio.get_running_loop().call_soon(self._settle, reservation, usage, done)
+
+    def _settle(self, reservation: Reservation, usage: Usage, done: Callable[[BaseException | None], object]) -> None:
+        done(None)
         del self.outstanding[reservation.id]
         assert 0 <= usage.input_tokens <= reservation.ask.input_tokens
         assert 0 <= usage.output_tokens <= reservation.ask.output_tokens

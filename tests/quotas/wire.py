@@ -1,6 +1,8 @@
 """The way from one replica to a store, as a test cuts it, and loses answers on it."""
 
-from quotas.errors import StoreUnavailable
+from collections.abc import Callable
+
+from quotas.errors import QuotaError, StoreUnavailable
 from quotas.store.redis_client import RedisClient
 from quotas.store.scripts import Script, ScriptRunner
 
@@ -14,6 +16,7 @@ class Wire(ScriptRunner):
         self.client: RedisClient = runner.client
         self.is_cut = False
         self.losses = 0  # of the next answers, those that do not arrive
+        self.loss: QuotaError = StoreUnavailable("the answer was lost")  # instead of them
 
     async def run_once(self, script: Script, packed: bytes) -> list[bytes]:
         self._check()
@@ -23,6 +26,16 @@ class Wire(ScriptRunner):
         self._check()
         return self._arrived(await super().run(script, packed))
 
+    def submit(self, script: Script, packed: bytes, answered: Callable[[list[bytes] | Exception], object]) -> bool:
+        def arrived(answer: list[bytes] | Exception) -> None:
+            try:
+                outcome = answer if isinstance(answer, Exception) else self._arrived(answer)
+            except QuotaError as lost:
+                outcome = lost
+            answered(outcome)
+
+        return not self.is_cut and super().submit(script, packed, arrived)
+
     def _check(self) -> None:
         if self.is_cut:
             raise StoreUnavailable("the wire is cut")
@@ -31,4 +44,4 @@ class Wire(ScriptRunner):
         if not self.losses:
             return answer
         self.losses -= 1
-        raise StoreUnavailable("the answer was lost")
+        raise self.loss

@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from uuid import uuid4
 
@@ -8,12 +9,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
-from quotas.errors import BudgetSpent, LimitExceeded, NeverFits
+from quotas.errors import (
+    BudgetSpent,
+    ConnectionLost,
+    LimitExceeded,
+    NeverFits,
+    QuotaError,
+    StoreFault,
+    StoreUnavailable,
+)
 from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
 from quotas.reservation import Ask, Usage
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import ScriptRunner
 from tests.examples import examples
+from tests.quotas.wire import Wire
 
 LEASE = 30.0
 SECOND = 10**6  # microseconds
@@ -113,6 +123,25 @@ async def test_a_second_settle_does_nothing(store: RedisStore, tenant: str) -> N
     once = await left(store, tenant)
     await store.settle(reservation, Usage())
     assert await left(store, tenant) == once
+
+
+@pytest.mark.parametrize("loss", [ConnectionLost(), StoreUnavailable(), StoreFault()], ids=repr)
+async def test_a_settlement_whose_answer_is_lost_is_settled_once(
+    store_url: str, store: RedisStore, tenant: str, loss: QuotaError
+) -> None:
+    runner = ScriptRunner(store_url, timeout=5)
+    await runner.client.connect()
+    wire = Wire(runner)
+    mine = RedisStore(wire)
+    reservation = await mine.reserve(tenant, "k1", LIMITS, Ask(1, 100, 200))
+    wire.losses, wire.loss = 1, loss
+    with pytest.raises(StoreFault) if isinstance(loss, StoreFault) else nullcontext():
+        await mine.settle(reservation, Usage(100, 50))
+    assert mine.num_unsettled == (not isinstance(loss, ConnectionLost)), "a new connection is asked at once"
+    await mine.heartbeat()
+    assert mine.num_unsettled == 0
+    assert await left(store, tenant) == less(requests=1, tokens=150, output_tokens=50)
+    await runner.client.close()
 
 
 async def test_settling_never_takes_more_than_was_reserved(store: RedisStore, tenant: str) -> None:
