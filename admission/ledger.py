@@ -151,8 +151,8 @@ class Ledger:
         if correction:
             self._ordering.correct([(tenant, correction * cost) for tenant, cost in charge.by_tenant.items()])
         factor = 1 + correction
-        for row, sequence in enumerate(charge.scheduled.sequences):
-            sequence.charged += charge.costs[row] * factor
+        for sequence, cost in zip(charge.scheduled.sequences, charge.costs):  # noqa: B905 - as in `FairQueue.charge`
+            sequence.charged += cost * factor
         self._model.observe(charge.work, elapsed)
 
     def lost(self) -> None:

@@ -11,9 +11,8 @@ hinge is continuous, so more work never predicts less time.
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from math import isfinite, sqrt
-from operator import add, mul
+from operator import mul
 from typing import Any
 
 NUM_COEFFICIENTS = 7
@@ -32,7 +31,10 @@ def plain_sum(values: Iterable[float]) -> float:
 
     From Python 3.12 on `sum` compensates for the rounding: what one version recorded another would not decide again.
     """
-    return reduce(add, values, 0.0)
+    total = 0.0
+    for value in values:
+        total += value
+    return total
 
 
 @dataclass(slots=True)  # one is made for each step and each chunk; frozen, making it takes three times as long

@@ -232,16 +232,16 @@ class FairQueue:
     def charge(self, sequences: abc.Sequence[Sequence], costs: abc.Sequence[float]) -> Mapping[str, float]:
         """Charge a step; what a sequence prepaid pays first, and its tenant pays the rest."""
         sums: dict[str, float] = {}
-        prepaid = self.prepaid
-        for row, sequence in enumerate(sequences):
-            tenant, cost = sequence.tenant, costs[row]
-            sums[tenant] = sums.get(tenant, 0.0) + cost
-            credit = prepaid.get(sequence, 0.0)
-            if credit >= cost:
-                prepaid[sequence] = credit - cost
+        prepaid, sum_of, prepaid_by = self.prepaid, sums.get, self.prepaid.get
+        for sequence, cost in zip(sequences, costs):  # noqa: B905 - being strict takes as long as ten rows
+            tenant = sequence.tenant
+            sums[tenant] = sum_of(tenant, 0.0) + cost
+            rest = prepaid_by(sequence, 0.0) - cost
+            if rest >= 0.0:
+                prepaid[sequence] = rest
             else:
                 prepaid[sequence] = 0.0
-                self.accounts[tenant].credit -= cost - credit
+                self.accounts[tenant].credit += rest
         for tenant, cost in sums.items():
             self.accounts[tenant].charged += cost
         return sums

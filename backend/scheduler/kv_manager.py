@@ -102,10 +102,12 @@ class KVManager:
         self.running: dict[str, Sequence] = {}  # in the order of admission
         self.freeing: dict[str, Sequence] = {}  # preempted, and named by steps in flight
         self.now = 0.0  # seconds of the engine's clock; whoever has a clock sets it
+        self.completed_step = -1  # the newest step that is no longer in flight; the scheduler sets it
         self._config = config
         self._block_size = config.block_size
         self._contiguous = config.kv_allocation is KVAllocation.CONTIGUOUS
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
+        self._leaving: set[Sequence] = set()  # ended or preempted, and named by steps in flight
         self._waiting = waiting
         self._held_tenants = held_tenants
         self._counters = counters
@@ -117,6 +119,10 @@ class KVManager:
     def running_of(self, tenant: str) -> list[Sequence]:
         """Return the tenant's running sequences, in the order of their admission."""
         return [sequence for sequence in self.running.values() if sequence.tenant == tenant]
+
+    def is_in_flight(self, sequence: Sequence) -> bool:
+        """Return True if a step in flight names the sequence."""
+        return sequence.last_step > self.completed_step
 
     # blocks
 
@@ -190,14 +196,19 @@ class KVManager:
 
     def free_idle(self, sequences: Iterable[Sequence]) -> None:
         """Free what may be freed now that a step which named these sequences is no longer in flight."""
-        for sequence in sequences:
-            if sequence.status is not _RUNNING:
-                self._free_if_idle(sequence)
+        if self._leaving:
+            for sequence in sequences:
+                if sequence.status is not _RUNNING:
+                    self._free_if_idle(sequence)
 
     def _free_if_idle(self, sequence: Sequence) -> None:
         """Free blocks and slot, unless a step in flight still names the sequence; a preempted one waits again."""
-        if sequence.in_flight or sequence.slot < 0:
+        if sequence.slot < 0:
             return
+        if self.is_in_flight(sequence):
+            self._leaving.add(sequence)
+            return
+        self._leaving.discard(sequence)
         self._free(sequence)
         self._held_tenants.resume(sequence.tenant)
         if sequence.status is _PREEMPTED:

@@ -107,7 +107,7 @@ class Preemption:
         yielded = False
         for tenant in tenants:
             own = self._kv_manager.running_of(tenant)
-            if len(own) > 1 and not any(s.in_flight or s in scheduled.sequences for s in own):
+            if len(own) > 1 and not any(self._kv_manager.is_in_flight(s) or s in scheduled.sequences for s in own):
                 self._yield(max(own, key=YOUNGEST))
                 yielded = True
         return yielded

@@ -96,7 +96,6 @@ class ScheduledStep:
             sequence.num_tokens += 1
             batch.sampled.append(row)
             self.sampled.append(sequence)
-        sequence.in_flight += 1
         sequence.last_step = batch.step
 
     def _bill(self, sequence: Sequence) -> None:
@@ -110,7 +109,6 @@ class ScheduledStep:
         """Set the sequences back to where they were before this step, the newest in flight, which was not computed."""
         for sequence, start in zip(self.sequences, self.batch.starts, strict=True):
             sequence.num_computed_tokens = start
-            sequence.in_flight -= 1
             sequence.last_step = -1
         for sequence in self.sampled:
             sequence.num_tokens -= 1

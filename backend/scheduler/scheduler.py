@@ -185,12 +185,12 @@ class Scheduler:
         block_size = self.config.block_size
         prefilling = []
         for sequence in list(self.running.values()):
-            start = sequence.num_computed_tokens
+            start, num_tokens = sequence.num_computed_tokens, sequence.num_tokens
             if start < sequence.num_admitted_tokens:
                 prefilling.append(sequence)
                 continue
-            if sequence.num_tokens in (start, sequence.token_limit):
-                if start < sequence.num_tokens < sequence.most_tokens:
+            if num_tokens == start or num_tokens == sequence.token_limit:  # noqa: PLR1714 - for each row of each step
+                if start < num_tokens < sequence.most_tokens:
                     scheduled.paused[sequence] = WaitReason.TOKENS
                 continue  # nothing to compute until its last token is known, or it may have another
             if sequence.status is not _RUNNING:
@@ -201,14 +201,13 @@ class Scheduler:
             starts.append(start)
             sequences.append(sequence)
             sequence.num_computed_tokens = start + 1
-            sequence.num_tokens += 1
-            sequence.in_flight += 1
+            sequence.num_tokens = num_tokens + 1
             sequence.last_step = step
-        batch.num_decodes = len(slots)
-        batch.lengths += [1] * len(slots)
-        batch.sampled += range(len(slots))
-        scheduled.sampled += sequences
-        scheduled.decode_context = sum(starts) + len(starts)
+        batch.num_decodes = rows = len(slots)
+        batch.lengths = [1] * rows
+        batch.sampled = list(range(rows))
+        scheduled.sampled = sequences.copy()
+        scheduled.decode_context = sum(starts) + rows
         return prefilling
 
     def _plan_prefills(self, prefilling: list[Sequence], scheduled: ScheduledStep) -> None:
@@ -356,15 +355,13 @@ class Scheduler:
         self.kv_manager.now = now
         scheduled = self.in_flight.popleft()
         assert scheduled.batch.step == output.step
+        self.kv_manager.completed_step = output.step
         if self._budget.is_cut:
             self._budget.computed()
-        for sequence in scheduled.sequences:
-            sequence.in_flight -= 1
         new_tokens: list[NewToken] = []
         sampled, token_ids = scheduled.sampled, output.token_ids
         assert len(sampled) == len(token_ids), f"{len(token_ids)} tokens for {len(sampled)} rows"
-        for row, token_id in enumerate(token_ids):
-            sequence = sampled[row]
+        for sequence, token_id in zip(sampled, token_ids):  # noqa: B905 - as the line above says
             if sequence.status is _FINISHED:
                 self.counters.late_tokens += 1
                 continue

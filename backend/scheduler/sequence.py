@@ -77,8 +77,7 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0  # counted when planned: true once the steps in flight are done
     num_admitted_tokens: int = 0  # prompt and output when it took the slot; the device sampled all that follow
-    in_flight: int = 0  # steps in flight that name it
-    last_step: int = -1  # the newest step that names it
+    last_step: int = -1  # the newest step that names it, and was not lost
     held_since: float = 0.0  # when its block-seconds were last counted, in seconds of the engine's clock
 
     def __post_init__(self) -> None:

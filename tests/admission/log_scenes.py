@@ -253,7 +253,7 @@ def cancels() -> list[str]:
     stage.complete()
     assert prefilling.status is SequenceStatus.RUNNING and prefilling.num_computed_tokens < len(prefilling.prompt)
     stage.finish(prefilling)
-    assert prefilling.in_flight, "steps in scheduled still name it"
+    assert stage.scheduler.kv_manager.is_in_flight(prefilling), "steps in scheduled still name it"
     stage.step()
     for sequence in (waiting[0], waiting[0], running[0]):
         stage.finish(sequence)
