@@ -112,18 +112,16 @@ class _Evidence:
 
     @classmethod
     def of(
-        cls, features: Sequence[Sequence[float]], seconds: Sequence[float], weights: Sequence[float], keep: float
+        cls, features: Mapping[int, Sequence[float]], seconds: Sequence[float], weights: Sequence[float], keep: float
     ) -> "_Evidence":
-        """Returns the evidence of some steps, the oldest first: each feature's values, what they took, their weights.
-
-        The sums of a feature that no step had are 0: most steps only decode, and have three of the seven.
+        """Returns the evidence of some steps, the oldest first: the values of each feature that any of them had, what
+        they took, and their weights.
         """
         evidence = cls()
-        seen = [i for i, values in enumerate(features) if any(values)]
-        for i in seen:
-            weighted = [weight * x for weight, x in zip(weights, features[i], strict=True)]
-            for j in seen:
-                evidence.gram[i][j] = _faded_sum(weighted, features[j], keep)
+        for i, values in features.items():
+            weighted = [weight * x for weight, x in zip(weights, values, strict=True)]
+            for j, others in features.items():
+                evidence.gram[i][j] = _faded_sum(weighted, others, keep)
             evidence.moment[i] = _faded_sum(weighted, seconds, keep)
         return evidence
 
@@ -241,19 +239,23 @@ class StepTimeModel:
             weight = tolerance / error if error > tolerance else 1.0
             self._weights.append(weight / expected**2)
 
-    def _features(self) -> list[list[float]]:
-        """Returns what each coefficient is multiplied by in each of the newest steps, over its scale."""
+    def _features(self) -> dict[int, list[float]]:
+        """Returns what each coefficient is multiplied by in each of the newest steps, over its scale; coefficients by
+        their places, without those that no step had: most steps only decode, and have three of the seven.
+        """
         fixed, prefill, decode, decode_context, prefill_context, pairs, beyond = self._scale
         works, knee = [work for work, _ in self._steps], self.fitted.knee
-        return [
-            [1 / fixed] * len(works),
-            [work.prefill_tokens / prefill for work in works],
-            [work.decode_tokens / decode for work in works],
-            [work.decode_context / decode_context for work in works],
-            [work.prefill_context / prefill_context for work in works],
-            [work.prefill_pairs / pairs for work in works],
-            [max(0, work.prefill_tokens + work.decode_tokens - knee) / beyond for work in works],
-        ]
+        features = {0: [1 / fixed] * len(works)}
+        if any(work.prefill_tokens or work.prefill_context for work in works):
+            features[1] = [work.prefill_tokens / prefill for work in works]
+            features[4] = [work.prefill_context / prefill_context for work in works]
+            features[5] = [work.prefill_pairs / pairs for work in works]
+        features[2] = [work.decode_tokens / decode for work in works]
+        features[3] = [work.decode_context / decode_context for work in works]
+        tokens = [work.prefill_tokens + work.decode_tokens for work in works]
+        if max(tokens) > knee:
+            features[6] = [max(0, count - knee) / beyond for count in tokens]
+        return features
 
     def _take_prior(self, prior: StepTime, weight: float) -> None:
         """Take each coefficient of the prior as if `weight` typical steps had shown it."""

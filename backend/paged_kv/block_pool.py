@@ -43,9 +43,12 @@ class PagedPool:
         return len(self._free)
 
     def allocate(self, count: int) -> list[int] | None:
-        if count > len(self._free):
+        rest = len(self._free) - count
+        if rest < 0:
             return None
-        blocks = [self._free.pop() for _ in range(count)]
+        blocks = self._free[rest:]
+        blocks.reverse()
+        del self._free[rest:]
         for block in blocks:
             self._owned[block] = 1
         return blocks

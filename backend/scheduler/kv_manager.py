@@ -136,7 +136,9 @@ class KVManager:
     def blocks_to_grow(self, sequence: Sequence, length: int) -> int:
         """Return how many blocks `length` more computed tokens need beyond those that the sequence holds."""
         needed = blocks_for(sequence.num_computed_tokens + length, self._block_size) - len(sequence.block_table)
-        return self.blocks_to_start(sequence) if self._contiguous and needed > 0 else max(needed, 0)
+        if needed <= 0:
+            return 0
+        return self.blocks_to_start(sequence) if self._contiguous else needed
 
     def watermark_blocks(self, sequence: Sequence, running: Collection[Sequence]) -> int:
         """Return how many blocks must stay free for those running when `sequence` is admitted.
