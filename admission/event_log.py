@@ -96,19 +96,23 @@ class EventLog(CoreObserver):
         self._log("gateway", now, unix, model, block_bytes)
 
     def requested(self, asked: Asked, now: float) -> None:
-        prompts = [[prompt.prompt_tokens, prompt.most, prompt.is_declared] for prompt in asked.prompts]
-        self._log(
-            *("request", now, asked.id, asked.tenant, asked.key, asked.service_tier, asked.body_bytes),
-            *(asked.first_token, asked.last_token, asked.interval, prompts, asked.refusal),
-        )
+        prompts = [
+            f"[{one.prompt_tokens},{one.most},{'true' if one.is_declared else 'false'}]" for one in asked.prompts
+        ]
+        who = f"{_text(asked.id)},{_text(asked.tenant)},{_text(asked.key)},{_text(asked.service_tier)}"
+        times = f"{_number(asked.first_token)},{_number(asked.last_token)},{_number(asked.interval)}"
+        said = f"{who},{asked.body_bytes},{times},[{','.join(prompts)}],{_text(asked.refusal)}"
+        self._write(f'["request",{self._moment(now)},{said}]')
 
     def arrived(self, sequence: Sequence, refusal: AdmissionRefused | None, now: float) -> None:
         prompt, why = len(sequence.prompt), REFUSALS.of(type(refusal)) if refusal else None
-        self._log(
-            *("arrive", now, sequence.id, sequence.tenant, prompt, sequence.max_tokens),
-            *(sequence.token_limit - prompt, sequence.priority_class, sequence.token_interval, sequence.body_bytes),
-            *(sequence.first_token_by, sequence.done_by, sequence.first_token_target),
-            *(sequence.first_token_estimate, sequence.last_token_estimate, why),
+        tokens = f"{prompt},{sequence.max_tokens},{sequence.token_limit - prompt}"
+        by = f"{_number(sequence.first_token_by)},{_number(sequence.done_by)},{_number(sequence.first_token_target)}"
+        promised = f"{_number(sequence.first_token_estimate)},{_number(sequence.last_token_estimate)}"
+        self._write(
+            f'["arrive",{self._moment(now)},{_text(sequence.id)},{_text(sequence.tenant)},{tokens},'
+            f"{sequence.priority_class},{_number(sequence.token_interval)},{sequence.body_bytes},"
+            f"{by},{promised},{_text(why)}]"
         )
 
     def finished(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
@@ -127,7 +131,9 @@ class EventLog(CoreObserver):
         self._log("policy", now, policy_entry(policy))
 
     def scheduled(self, step: ScheduledStep | None, now: float) -> None:
-        """Write a plan. The two lines of every step are put together by hand: the encoder takes twice as long."""
+        """Write a plan. Lines of each step and of each request are put together by hand: the encoder takes twice as
+        long.
+        """
         planned = "null,0,0,[]" if step is None else self._planned(step)
         preempted, blocked, held, ended = _ids(self._scheduler.preempted), "null", "null", "[]"
         if (reason := self._scheduler.wait_reason) and (head := self._scheduler.waiting_head):
@@ -249,6 +255,14 @@ def asked_of(entry: Entry) -> Asked:
     if not all(isinstance(text, str) for text in texts) or not all(isinstance(n, int | float) for n in numbers):
         raise ValueError("a request has names, and seconds")
     return asked
+
+
+def _text(text: str | None) -> str:
+    return "null" if text is None else encode_basestring_ascii(text)
+
+
+def _number(number: float | None) -> str:
+    return "null" if number is None else repr(number)
 
 
 def _ids(sequences: list[Sequence]) -> str:
