@@ -84,17 +84,21 @@ class LLM:
         prompts: abc.Sequence[Prompt],
         sampling: SamplingParams | abc.Sequence[SamplingParams] | None = None,
         progress: bool = True,
+        detokenize: bool = True,
     ) -> list[Completion]:
         """Continue every prompt; completions come in the order of the prompts.
 
-        `sampling` is shared, or one for each prompt; None is greedy until the model ends its text. Raises
-        `InvalidRequest` before anything runs when a prompt does not fit or is none. When it is interrupted, these
-        completions are lost, and others may be asked for.
+        `sampling` is shared, or one for each prompt; None is greedy until the model ends its text. Without `detokenize`
+        completions have token ids and an empty text. Raises `InvalidRequest` before anything runs when a prompt does
+        not fit or is none, or a stop string has no text to be looked for in. When it is interrupted, these completions
+        are lost, and others may be asked for.
         """
         if isinstance(prompts, str):
             raise InvalidRequest("prompts is one text; a list of prompts is expected", "prompts")
         each = self._sampling(sampling, len(prompts))
-        texts = [self._text(index, *pair) for index, pair in enumerate(zip(prompts, each, strict=True))]
+        if not detokenize and any(one.stop for one in each):
+            raise InvalidRequest("stop strings are looked for in text, and detokenize is False", "stop")
+        texts = [self._text(index, *pair, detokenize) for index, pair in enumerate(zip(prompts, each, strict=True))]
         by_sequence = {text.sequence: text for text in texts}
         try:
             for text in texts:
@@ -125,7 +129,7 @@ class LLM:
             raise InvalidRequest(f"{len(sampling)} sampling parameters were given for {count} prompts", "sampling")
         return list(sampling)
 
-    def _text(self, index: int, prompt: Prompt, sampling: SamplingParams) -> "_Text":
+    def _text(self, index: int, prompt: Prompt, sampling: SamplingParams, detokenize: bool) -> "_Text":
         token_ids = self._encode(index, prompt)
         self._check_in_vocabulary(f"prompt {index}", token_ids, "prompts")
         self._check_in_vocabulary("stop_token_ids", sampling.stop_token_ids, "stop_token_ids")
@@ -147,6 +151,8 @@ class LLM:
             end_tokens=ends if sampling.ignore_eos else ends | self.model.end_tokens,
             arrival=float(index),
         )
+        if not detokenize:
+            return _Text(sequence, None)
         tail = () if _is_chat(prompt) else token_ids
         detokenizer = IncrementalDetokenizer(
             self.model.tokenizer, sampling.stop, prompt_tail=tail, min_tokens=sampling.min_tokens
@@ -209,9 +215,9 @@ def _bar(total: int, shown: bool) -> Any:
 class _Text:
     """The completion of one prompt while it grows."""
 
-    def __init__(self, sequence: Sequence, detokenizer: IncrementalDetokenizer) -> None:
+    def __init__(self, sequence: Sequence, detokenizer: IncrementalDetokenizer | None) -> None:
         self.sequence = sequence
-        self._detokenizer = detokenizer
+        self._detokenizer = detokenizer  # None: token ids are all that is asked for
         self._pieces: list[str] = []
         self._token_ids: list[int] = []
 
@@ -219,14 +225,18 @@ class _Text:
         """Take one token. Returns True if the text is complete."""
         _, token_id, reason = delta
         self._token_ids.append(token_id)
-        self._pieces.append(self._detokenizer.push((token_id,)))
-        if self._detokenizer.stopped is not None:
+        detokenizer = self._detokenizer
+        if detokenizer is None:
+            return reason is not None
+        self._pieces.append(detokenizer.push((token_id,)))
+        if detokenizer.stopped is not None:
             scheduler.finish(self.sequence, FinishReason.STOP)
             return True
         if reason is not None:
-            self._pieces.append(self._detokenizer.finish())
+            self._pieces.append(detokenizer.finish())
         return reason is not None
 
     def completion(self) -> Completion:
-        stopped = self._detokenizer.stopped is not None or self.sequence.finish_reason is FinishReason.STOP
+        at_string = self._detokenizer is not None and self._detokenizer.stopped is not None
+        stopped = at_string or self.sequence.finish_reason is FinishReason.STOP
         return Completion(self.sequence.prompt, self._token_ids, "".join(self._pieces), "stop" if stopped else "length")

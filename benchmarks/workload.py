@@ -1,6 +1,6 @@
 """What engines are asked to generate: token ids in, a fixed number of tokens out, greedy, no end token."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 VOCAB_SIZE, MAX_POSITIONS = 8192, 1024  # of the measured model
@@ -16,6 +16,7 @@ class Workload:
     name: str
     prompts: list[list[int]]
     max_tokens: list[int]  # and exactly as many are generated
+    detokenize: bool = True  # whether text is made of them, by engines that do
 
     @property
     def num_output_tokens(self) -> int:
@@ -30,6 +31,11 @@ def mixed(num_requests: int = 64, seed: int = 0) -> Workload:
     prompts = lengths(rng, num_requests, 0.8, 8, 512, prompt_total)
     outputs = lengths(rng, num_requests, 1.0, 4, MAX_POSITIONS - 512, output_total)
     return Workload("mixed", [_prompt(rng, length) for length in prompts], outputs)
+
+
+def token_ids_only(workload: Workload) -> Workload:
+    """The same requests, of which nobody makes text."""
+    return replace(workload, name=f"{workload.name}, no text", detokenize=False)
 
 
 def varied(num_requests: int = 128, mean_tokens: int = 64, seed: int = 0) -> Workload:

@@ -70,6 +70,8 @@ class TiledLinear:
         if heights == (rows,):
             return self._product(x)
         padded = functional.pad(x, (0, 0, 0, sum(heights) - rows))
+        if len(heights) == 1:
+            return self._product(padded)[:rows]
         return torch.cat([self._product(part) for part in padded.split(heights)])[:rows]
 
     def _compile(self, heights: tuple[int, ...], weight: Tensor) -> tuple[int, ...]:

@@ -66,7 +66,7 @@ def load(options: Namespace) -> Iterator[Generate]:
     def generate(workload: Workload) -> Generated:
         sampling = [SamplingParams(max_tokens=n, temperature=0, ignore_eos=True) for n in workload.max_tokens]
         seen = llm.observed = Observed()
-        llm.generate(workload.prompts, sampling, progress=False)
+        llm.generate(workload.prompts, sampling, progress=False, detokenize=workload.detokenize)
         seconds = time.perf_counter() - seen.started
         extra = {"KV waste": seen.unused / seen.allocated, "steps": seen.steps, "largest batch": seen.largest_batch}
         return Generated(seconds, [seen.times[str(index)] for index in range(len(workload.prompts))], extra)

@@ -28,7 +28,11 @@ def load(options: Namespace) -> Iterator[Generate]:
         times: list[list[float]] = [[] for _ in workload.prompts]
         for index, (prompt, count) in enumerate(zip(workload.prompts, workload.max_tokens, strict=True)):
             sampling = SamplingParams(
-                temperature=0, max_tokens=count, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+                temperature=0,
+                max_tokens=count,
+                ignore_eos=True,
+                output_kind=RequestOutputKind.DELTA,
+                detokenize=workload.detokenize,
             )
             engine.add_request(str(index), {"prompt_token_ids": prompt}, sampling)
         while engine.has_unfinished_requests():

@@ -155,6 +155,24 @@ def test_stop_tokens_outside_the_vocabulary_are_refused(checkpoints: dict[str, P
         llm.generate([[1]], SamplingParams(max_tokens=10, min_tokens=5, stop_token_ids=(131,)), progress=False)
 
 
+def test_token_ids_alone_are_those_of_the_text(checkpoints: dict[str, Path]) -> None:
+    llm = LLM(str(checkpoints["qwen2"]), EngineOptions(max_model_len=50))
+    prompts = [[1, 2, 3], [4]]
+    sampling = SamplingParams(temperature=0, max_tokens=9)
+    with_text = llm.generate(prompts, sampling, progress=False)
+    assert any(each.text for each in with_text)
+    alone = llm.generate(prompts, sampling, progress=False, detokenize=False)
+    assert alone == [replace(each, text="") for each in with_text]
+
+
+def test_a_stop_string_without_text_is_refused(checkpoints: dict[str, Path]) -> None:
+    llm = LLM(str(checkpoints["qwen2"]), EngineOptions(max_model_len=50))
+    with pytest.raises(InvalidRequest, match="stop strings are looked for in text") as caught:
+        llm.generate([[1]], SamplingParams(max_tokens=3, stop=("a",)), progress=False, detokenize=False)
+    assert caught.value.param == "stop"
+    assert not llm.scheduler.has_work
+
+
 class InterruptedExecutor:
     """Whoever waits for its fifth step is interrupted."""
 

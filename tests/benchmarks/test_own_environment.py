@@ -39,3 +39,8 @@ def test_an_installation_that_was_cut_short_is_begun_anew(pip: list[list[str]]) 
     (programs.parent / module.INSTALLED).unlink()
     own_environment("tool==1.2")
     assert len(pip) == 2
+
+
+def test_what_is_compiled_is_all_that_comes_as_sources(pip: list[list[str]]) -> None:
+    own_environment("tool==1.2", also=("extra==3",), compiled=("tool",))
+    assert pip == [["install", "--only-binary=:all:", "--no-binary=tool", "tool==1.2", "extra==3"]]
