@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 #include <vector>
 
@@ -25,10 +26,28 @@ template <class T>
 struct Product {
     T* out;              // [rows, outputs]
     const float* x;      // [rows, inputs]
-    const T* weight;     // [panels, inputs, PANEL], zero past the last output
+    const T* weight;     // [panels, inputs, PANEL] in the order of `place`, zero past the last output
     const float* bias;   // [panels * PANEL], or null
     int64_t rows, outputs, inputs;
 };
+
+static_assert(VECS == 2, "a word holds two weights of bf16");
+
+// Where a panel keeps the weight of one of its outputs, and how the registers get them. Two of bf16 share a word, those
+// of a lane in the first register and in the second: a shift widens the one, a mask the other.
+inline int64_t place(const float*, int64_t column) { return column; }
+inline int64_t place(const BFloat16*, int64_t column) { return column % LANES * VECS + column / LANES; }
+
+inline void load_panel(Vec* w, const float* panel) {
+    for (int v = 0; v < VECS; ++v) w[v] = load(panel + v * LANES);
+}
+
+inline void load_panel(Vec* w, const BFloat16* panel) {
+    Bits words;
+    std::memcpy(&words, panel, sizeof words);
+    w[0] = (Vec)(words << 16);
+    w[1] = (Vec)(words & 0xffff0000u);
+}
 
 // R rows from `row` on times P panels from `panel` on. Few rows take several panels: one would leave the chains too few.
 template <int R, int P, class T>
@@ -40,7 +59,7 @@ __attribute__((noinline)) void multiply_tile(const Product<T>& product, int64_t 
     Vec acc[R][COLUMNS] = {};
     for (int64_t i = 0; i < inputs; ++i, weight += PANEL) {
         Vec w[COLUMNS];
-        for (int c = 0; c < COLUMNS; ++c) w[c] = load(weight + c / VECS * PANEL * inputs + c % VECS * LANES);
+        for (int p = 0; p < P; ++p) load_panel(w + p * VECS, weight + p * PANEL * inputs);
         for (int p = 0; p < P; ++p) __builtin_prefetch(weight + p * PANEL * inputs + AHEAD * PANEL);
         for (int r = 0; r < R; ++r) {
             const Vec input = spread(x[r * inputs + i]);
@@ -109,7 +128,9 @@ void pack(T* packed, const T* weight, int64_t outputs, int64_t inputs, int threa
         const int64_t first = panel * PANEL, columns = std::min<int64_t>(PANEL, outputs - first);
         T* to = packed + first * inputs;
         for (int64_t i = 0; i < inputs; ++i) {
-            for (int64_t c = 0; c < PANEL; ++c) to[i * PANEL + c] = c < columns ? weight[(first + c) * inputs + i] : T{};
+            for (int64_t c = 0; c < PANEL; ++c) {
+                to[i * PANEL + place(to, c)] = c < columns ? weight[(first + c) * inputs + i] : T{};
+            }
         }
     });
 }
