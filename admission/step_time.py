@@ -23,6 +23,7 @@ DRIFT = 0.15  # the relative error that most recent steps have in common, from w
 CHANCE = 5.0  # medians of the errors' spread, over the root of their number: what they may have in common by chance
 ENOUGH = 16  # steps, until what was expected of errors gives way to what was measured
 FURTHEST = 100.0  # times as long as predicted, that a step may have taken in one look
+TOGETHER = 16  # steps that are learned from together, which takes half of what it takes one by one
 STALL, BEYOND = 0.1, 4.0  # a relative error, and medians of them, that a larger one counts as at most
 
 
@@ -110,20 +111,17 @@ class _Evidence:
         self.gram = [[0.0] * NUM_COEFFICIENTS for _ in range(NUM_COEFFICIENTS)]
         self.moment = [0.0] * NUM_COEFFICIENTS
 
-    @classmethod
-    def of(
-        cls, features: Mapping[int, Sequence[float]], seconds: Sequence[float], weights: Sequence[float], keep: float
-    ) -> "_Evidence":
-        """Returns the evidence of some steps, the oldest first: the values of each feature that any of them had, what
-        they took, and their weights.
+    def add(
+        self, features: Mapping[int, Sequence[float]], seconds: Sequence[float], weights: Sequence[float], keep: float
+    ) -> None:
+        """Add steps, the oldest first: the values of each feature that any step had so far, what they took, and their
+        weights. The sums so far keep this share of their weight whenever a step is added.
         """
-        evidence = cls()
         for i, values in features.items():
-            weighted = [weight * x for weight, x in zip(weights, values, strict=True)]
+            row, weighted = self.gram[i], [weight * x for weight, x in zip(weights, values, strict=True)]
             for j, others in features.items():
-                evidence.gram[i][j] = _faded_sum(weighted, others, keep)
-            evidence.moment[i] = _faded_sum(weighted, seconds, keep)
-        return evidence
+                row[j] = _faded_sum(row[j], weighted, others, keep)
+            self.moment[i] = _faded_sum(self.moment[i], weighted, seconds, keep)
 
     def and_newer(self, newer: "_Evidence", keep: float, factor: float) -> "_Evidence":
         """Returns both together: these keep a share of their weight, as if each step had taken `factor` times
@@ -137,9 +135,8 @@ class _Evidence:
         return both
 
 
-def _faded_sum(xs: Sequence[float], ys: Sequence[float], keep: float) -> float:
-    """Returns the sum of the products, in which those so far keep a share of their weight whenever one is added."""
-    total = 0.0
+def _faded_sum(total: float, xs: Sequence[float], ys: Sequence[float], keep: float) -> float:
+    """Returns the total and the products added to it, before each of which the sum so far is multiplied by `keep`."""
     for product in map(mul, xs, ys):
         total = keep * total + product
     return total
@@ -185,9 +182,10 @@ class StepTimeModel:
         self.num_steps = 0
         self._keep = 1 - 1 / memory
         self._scale = _typical_features(prior.knee)
-        self._evidence = _Evidence()  # before the last fit
+        self._evidence, self._newer = _Evidence(), _Evidence()  # before and since the last fit
         self._steps: list[tuple[StepWork, float]] = []  # since the last fit
         self._weights: list[float] = []  # of the first of them, as far as they were asked for
+        self._had_prefill = self._was_beyond = False  # whether any of them had prefill, or tokens beyond the knee
         self._sizes = _ErrorSizes(UNMEASURED)
         self._take_prior(prior, prior_weight)
 
@@ -205,8 +203,10 @@ class StepTimeModel:
             return
         self._steps.append((work, seconds))
         self.num_steps += 1
-        if self.num_steps % (16 if self.num_steps < 512 else 64) == 0:
-            self._refit()
+        if self.num_steps % TOGETHER == 0:
+            self._learn(self._steps[-TOGETHER:])
+            if self.num_steps % (TOGETHER if self.num_steps < 512 else 64) == 0:
+                self._refit()
 
     def to_json(self) -> dict[str, Any]:
         """Returns the state that a later start needs to begin where this one ended."""
@@ -225,9 +225,7 @@ class StepTimeModel:
         return cls(prior, prior_weight=min(steps, 200.0) + 8.0)
 
     def _weigh(self) -> None:
-        """Work out the errors and the weights of the newest steps. That has time until somebody asks: doing it for many
-        together takes half of what it takes one by one.
-        """
+        """Work out the errors and the weights of the newest steps, which has time until somebody asks."""
         sizes, predict = self._sizes, self.fitted.seconds
         for work, seconds in self._steps[len(self._weights) :]:
             predicted = expected = predict(work)
@@ -239,23 +237,28 @@ class StepTimeModel:
             weight = tolerance / error if error > tolerance else 1.0
             self._weights.append(weight / expected**2)
 
-    def _features(self) -> dict[int, list[float]]:
-        """Returns what each coefficient is multiplied by in each of the newest steps, over its scale; coefficients by
-        their places, without those that no step had: most steps only decode, and have three of the seven.
+    def _learn(self, steps: list[tuple[StepWork, float]]) -> None:
+        """Add the newest steps to the evidence, by the features that any step had since the last fit. Most steps only
+        decode, and have three of the seven: the sums of the others are 0.
         """
-        fixed, prefill, decode, decode_context, prefill_context, pairs, beyond = self._scale
-        works, knee = [work for work, _ in self._steps], self.fitted.knee
-        features = {0: [1 / fixed] * len(works)}
-        if any(work.prefill_tokens or work.prefill_context for work in works):
-            features[1] = [work.prefill_tokens / prefill for work in works]
-            features[4] = [work.prefill_context / prefill_context for work in works]
-            features[5] = [work.prefill_pairs / pairs for work in works]
-        features[2] = [work.decode_tokens / decode for work in works]
-        features[3] = [work.decode_context / decode_context for work in works]
+        self._weigh()
+        works, knee = [work for work, _ in steps], self.fitted.knee
         tokens = [work.prefill_tokens + work.decode_tokens for work in works]
-        if max(tokens) > knee:
-            features[6] = [max(0, count - knee) / beyond for count in tokens]
-        return features
+        self._had_prefill = self._had_prefill or any(work.prefill_tokens for work in works)
+        self._was_beyond = self._was_beyond or max(tokens) > knee
+        amounts: dict[int, list[float]] = {
+            0: [1.0] * len(works),
+            2: [work.decode_tokens for work in works],
+            3: [work.decode_context for work in works],
+        }
+        if self._had_prefill:
+            amounts[1] = [work.prefill_tokens for work in works]
+            amounts[4] = [work.prefill_context for work in works]
+            amounts[5] = [work.prefill_pairs for work in works]
+        if self._was_beyond:
+            amounts[6] = [max(0, count - knee) for count in tokens]
+        features = {place: [amount / self._scale[place] for amount in each] for place, each in amounts.items()}
+        self._newer.add(features, [seconds for _, seconds in steps], self._weights[-len(steps) :], self._keep)
 
     def _take_prior(self, prior: StepTime, weight: float) -> None:
         """Take each coefficient of the prior as if `weight` typical steps had shown it."""
@@ -266,19 +269,18 @@ class StepTimeModel:
 
     def _refit(self) -> None:
         """Fit all steps; where that cannot explain the newest, scale the older ones to their speed."""
-        self._weigh()
-        newer = _Evidence.of(self._features(), [seconds for _, seconds in self._steps], self._weights, self._keep)
-        fitted, evidence = self._fit(newer, 1.0)
+        fitted, evidence = self._fit(1.0)
         if self._has_drifted(fitted):
             factor = max(1 + _median(self._errors(self.fitted)), 1 / FURTHEST)
-            fitted, evidence = self._fit(newer, factor)
+            fitted, evidence = self._fit(factor)
             self._sizes = _ErrorSizes(_median([abs(error) for error in self._errors(fitted)]))
         self.fitted, self._evidence = fitted, evidence
-        self._steps, self._weights = [], []
+        self._newer, self._steps, self._weights = _Evidence(), [], []
+        self._had_prefill = self._was_beyond = False
 
-    def _fit(self, newer: _Evidence, factor: float) -> tuple[StepTime, _Evidence]:
+    def _fit(self, factor: float) -> tuple[StepTime, _Evidence]:
         """Returns a fit in which each step before the last fit counts as `factor` times as long, and its evidence."""
-        evidence = self._evidence.and_newer(newer, self._keep ** len(self._steps), factor)
+        evidence = self._evidence.and_newer(self._newer, self._keep ** len(self._steps), factor)
         start = [factor * c * s for c, s in zip(self.fitted.coefficients, self._scale, strict=True)]
         solution = non_negative_least_squares(evidence.gram, evidence.moment, start)
         a, b, c, d, e, f, g = (value / scale for value, scale in zip(solution, self._scale, strict=True))
