@@ -226,6 +226,8 @@ class Connection(HttpToolsProtocol):
         self._entry.begin_request()
         super().on_headers_complete()
         self.cycle.transport = _AnswerTransport(self.transport, self._close_lingering)  # type: ignore[assignment]
+        if self._exchange is not None:
+            self._exchange.has_headers(self.cycle)
         self.headers = []  # what still comes are trailers, which nobody reads
 
     def _bad_headers(self) -> ApiError | None:

@@ -8,9 +8,11 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Self
+from weakref import ReferenceType, ref
 
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from admission.outcome import Outcome
 from gateway.errors import ApiError, BadRequest, RequestTimedOut, RequestTooLarge, ShuttingDown
@@ -20,10 +22,14 @@ _NONE: Mapping[str, Any] = {}
 TRANSPORT = "sluice.transport"  # key of the ASGI extension with the connection's transport and the `Exchange`
 
 
+_OK = STATUS_LINE[200]
+_CONTROLS = bytes(byte for byte in (*range(32), 127) if byte != ord("\t"))  # of which no header's value has any
+
+
 class Exchange:
     """One request and its answer on a connection of ours, which tells here what ASGI has no word for."""
 
-    __slots__ = ("_callback", "_entry", "_flow", "_is_over", "_transport", "is_complete")
+    __slots__ = ("_callback", "_cycle", "_entry", "_flow", "_is_over", "_transport", "is_complete")
 
     def __init__(self, transport: asyncio.WriteTransport, flow: FlowControl, entry: ConnectionEntry) -> None:
         self.is_complete = False  # the last byte of the request has come
@@ -31,7 +37,12 @@ class Exchange:
         self._flow = flow
         self._entry = entry
         self._callback: Callable[[], object] | None = None
+        self._cycle: ReferenceType[RequestResponseCycle] | None = None  # uvicorn's, once the headers are there
         self._is_over = False
+
+    def has_headers(self, cycle: RequestResponseCycle) -> None:
+        """Take note of uvicorn's state of the answer, which holds this exchange, and is not held by it."""
+        self._cycle = ref(cycle)
 
     @property
     def is_paused(self) -> bool:
@@ -46,6 +57,29 @@ class Exchange:
     def show_key(self, tenant: str) -> None:
         """Note in the connection table that the request has a valid key of this tenant."""
         self._entry.show_key(tenant)
+
+    def begin(self, headers: list[tuple[bytes, bytes]], length: int | None) -> bool:
+        """Write the head of an answer with status 200, past ASGI, and return whether that could be done. `length` is
+        that of its body, which `headers` name; None: it comes in chunks.
+
+        uvicorn looks at each header by itself, which takes as long as all else that is written. Here the values are
+        looked at together, and the names are our own; what may be wrong, or has to wait, is left to uvicorn.
+        """
+        cycle = None if self._cycle is None else self._cycle()
+        if cycle is None or cycle.response_started or cycle.scope["method"] != "POST" or not self.is_writable:
+            return False
+        head = [*cycle.default_headers, *headers]
+        if not cycle.keep_alive:
+            head.append((b"connection", b"close"))
+        if length is None:
+            head.append((b"transfer-encoding", b"chunked"))
+        lines = b"\r\n".join(map(b": ".join, head))
+        if len(lines.translate(None, _CONTROLS)) != len(lines) - 2 * (len(head) - 1):
+            return False  # more control characters than between the lines
+        cycle.response_started, cycle.waiting_for_100_continue = True, False
+        cycle.chunked_encoding, cycle.expected_content_length = length is None, length or 0
+        self._transport.write(_OK + lines + b"\r\n\r\n")
+        return True
 
     def write_chunk(self, data: bytes) -> bool:
         """Write a part of an answer that has begun in chunks, past ASGI, and return whether that could be done.

@@ -69,7 +69,7 @@ class ResponseWriter:
     async def reply(self, body: bytes, status: int = 200, headers: Headers = _JSON) -> None:
         """Send a whole response with this body."""
         length = (b"content-length", str(len(body)).encode())
-        await self._start(status, [*headers, length])
+        await self._start(status, [*headers, length], len(body))
         await self.send({"type": "http.response.body", "body": body})
 
     async def stream(self, events: bytes) -> None:
@@ -96,10 +96,11 @@ class ResponseWriter:
             self._starting = asyncio.Lock()
         async with self._starting:
             if self.started is None:
-                await self._start(200, _SSE)
+                await self._start(200, _SSE, None)
                 self._is_streaming = True
 
-    async def _start(self, status: int, headers: Headers) -> None:
+    async def _start(self, status: int, headers: Headers, length: int | None) -> None:
         self.started, self.status = self._clock(), status
         head = [*headers, *self._extra_headers, (b"x-request-id", self.request_id)]
-        await self.send({"type": "http.response.start", "status": status, "headers": head})
+        if status != 200 or self.exchange is None or not self.exchange.begin(head, length):
+            await self.send({"type": "http.response.start", "status": status, "headers": head})

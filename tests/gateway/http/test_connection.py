@@ -192,6 +192,38 @@ async def test_an_event_that_is_written_past_asgi_has_the_bytes_that_it_has_by_a
     assert written[0].count(b"9\r\ndata: 1\n\n\r\n") == 2
 
 
+@pytest.mark.parametrize(
+    "request_line",
+    [
+        b"POST /v1/x HTTP/1.1",
+        b"POST /v1/x HTTP/1.1\r\nconnection: close",
+        b"POST /v1/x HTTP/1.0",
+        b"HEAD /v1/x HTTP/1.1",
+    ],
+)
+@pytest.mark.parametrize("value", ["plain", "tab\tand \xe9", "a\r\nforged: yes", "bell\x07", "nul\x00"])
+async def test_a_head_that_is_written_past_asgi_has_the_bytes_that_it_has_by_asgi(
+    request_line: bytes, value: str
+) -> None:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if len(written) == 1:  # the second time by ASGI alone
+            del scope["extensions"]
+        response = ResponseWriter({**scope, "headers": [(b"x-request-id", b"r1")]}, send, lambda: 0.0)
+        response.add_headers({"x-some": value})
+        await response.reply(b"{}")
+
+    written: list[tuple[bytes, bool]] = []
+    for _ in range(2):
+        wire = Wire()
+        wire.protocol.app = answer
+        for _ in range(2):
+            await wire.send(request_line + b"\r\nhost: a\r\ncontent-length: 0\r\n\r\n")
+        written.append((wire.transport.written, wire.transport.closed))
+    assert written[0] == written[1]
+    is_fit = value in ("plain", "tab\tand \xe9")
+    assert written[0][0].startswith(b"HTTP/1.1 200 OK") if is_fit else written[0] == (b"", True)
+
+
 async def test_a_client_that_reads_too_slowly_holds_events_back_and_gets_all_of_them_in_order() -> None:
     wire, application = streamed()
     await wire.send(POST)
