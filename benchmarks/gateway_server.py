@@ -39,7 +39,7 @@ from backend.worker.simulated import SimulatedExecutor
 from benchmarks.machine import num_writes
 from benchmarks.parts import PartSampler
 from gateway.app import GC_THRESHOLDS, SWITCH_INTERVAL, TenantSources, open_store, serve, serve_engine
-from gateway.http.connection import bound_socket
+from gateway.http.server import open_ports
 from gateway.settings.settings import Settings
 from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.request_record import Chunk, SequenceTimeline
@@ -125,17 +125,17 @@ async def _serve(settings: Settings, device: Device, steps_in_flight: int, insta
     gc.set_threshold(*GC_THRESHOLDS)
     policies = LivePolicy(settings.policy)
     keys = KeySource(settings, policies.current)
-    with bound_socket("127.0.0.1", 0) as sock, open_store(settings) as store_url:
+    with open_ports("127.0.0.1", 0, settings.num_http_workers or 1) as socks, open_store(settings) as store_url:
         tenants = TenantSources(keys, policies, store_url)
         asyncio.get_running_loop().add_reader(sys.stdin, _tell, executor, device, sampler)
-        ready = json.dumps({"port": sock.getsockname()[1], "key": KEY})
+        ready = json.dumps({"port": socks[0].getsockname()[1], "key": KEY})
         announce = partial(print, ready, flush=True)
         if not instant:
-            await serve(settings, model, executor, tenants, sock, announce)
+            await serve(settings, model, executor, tenants, socks, announce)
             return
         core = make_core(CoreConfig(), model.engine_config)
         engine = InstantEngine(core, executor, words)
-        await serve_engine(settings, model, engine, InstantTelemetry(core), tenants, sock, announce)
+        await serve_engine(settings, model, engine, InstantTelemetry(core), tenants, socks, announce)
 
 
 def _simulated_model(steps_in_flight: int) -> LoadedModel:

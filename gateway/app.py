@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -38,9 +38,9 @@ from gateway.api.routes import make_app, make_probes
 from gateway.api.service import Service
 from gateway.background import beside
 from gateway.core import engine_options, open_core
-from gateway.http.connection_table import ConnectionTable
+from gateway.http.connection_table import ConnectionCounts
 from gateway.http.request_scope import ActiveRequests
-from gateway.http.server import Server, check_tls, open_port
+from gateway.http.server import Server, check_tls, open_ports
 from gateway.openai.requests import Limits
 from gateway.settings.settings import Settings
 from gateway.telemetry.core_observer import CoreTelemetry
@@ -52,11 +52,13 @@ from gateway.telemetry.metrics.push import pushing
 from gateway.telemetry.request_record import Telemetry, record_store_call
 from gateway.telemetry.tracing.tracing import open_tracing
 from gateway.tenants.effective_policy import EffectivePolicies, KVShape
-from gateway.tenants.key_source import KeySource
+from gateway.tenants.key_source import KeyChange, KeySource
 from gateway.tenants.key_store import KeyStore
 from gateway.tenants.kv_leases import KvLeases
 from gateway.tenants.live_policy import LivePolicy, scheduling_policy
 from gateway.watchdog import Watchdog
+from gateway.workers.messages import Setup, Update
+from gateway.workers.pool import WorkerPool
 from quotas.embedded.embedded_store import EmbeddedStore
 from quotas.errors import StoreUnavailable
 from quotas.policy.policy import Policy
@@ -82,7 +84,7 @@ async def open_service(
     engine: Engine,
     core_telemetry: CoreTelemetry,
     tenants: TenantSources,
-    connections: ConnectionTable,
+    connections: ConnectionCounts,
 ) -> AsyncIterator[Service]:
     """Yield a service over an engine. When the block is left, pending settlements and spans are sent.
 
@@ -187,20 +189,20 @@ def run_gateway(settings: Settings, announce: Announce) -> int:
     policies = LivePolicy(settings.policy)
     keys = KeySource(settings, policies.current)
     with (
-        open_port(settings.host, settings.port) as sock,
+        open_ports(settings.host, settings.port, settings.num_http_workers or 1) as socks,
         open_admin_port(settings) as admin,
         open_store(settings) as store_url,
     ):
         tenants = TenantSources(keys, policies, store_url)
         model = _load(settings)
-        ready = _ready(settings, model, sock, keys.demo_key, admin)
+        ready = _ready(settings, model, socks[0], keys.demo_key, admin)
 
         def started() -> None:
             log.info("serving %s at %s", ready.model, ready.url)
             announce(ready)
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            status = runner.run(serve(settings, model, model.runner, tenants, sock, started, admin))
+            status = runner.run(serve(settings, model, model.runner, tenants, socks, started, admin))
             if status:
                 _leave_within(EXIT_SECONDS, status)
     log.info("stopped with exit status %d", status)
@@ -220,7 +222,7 @@ async def serve(
     model: LoadedModel,
     executor: Executor,
     tenants: TenantSources,
-    sock: socket.socket,
+    socks: Sequence[socket.socket],
     on_started: Callable[[], object],
     admin: AdminPort | None = None,
 ) -> int:
@@ -229,7 +231,7 @@ async def serve(
         engine = Engine(core, executor, model.engine_config.steps_in_flight)
         try:
             core_telemetry = CoreTelemetry(core)
-            return await serve_engine(settings, model, engine, core_telemetry, tenants, sock, on_started, admin)
+            return await serve_engine(settings, model, engine, core_telemetry, tenants, socks, on_started, admin)
         finally:
             await engine.stop()
             model.tokenizer.close()
@@ -241,14 +243,16 @@ async def serve_engine(
     engine: Engine,
     core_telemetry: CoreTelemetry,
     tenants: TenantSources,
-    sock: socket.socket,
+    socks: Sequence[socket.socket],
     on_started: Callable[[], object],
     admin: AdminPort | None = None,
 ) -> int:
     """Run the gateway over an engine until a signal, or the engine's failure, ends it. Returns the exit status."""
     active_requests = ActiveRequests(settings.write_timeout)
     policies, keys = tenants.policies, tenants.keys
-    server = Server(settings, active_requests, on_started)
+    server = (
+        WorkerPool(settings, on_started) if settings.num_http_workers else Server(settings, active_requests, on_started)
+    )
     async with (
         open_service(settings, model, engine, core_telemetry, tenants, server.table) as service,
         open_body_reader(settings, model.engine_config.max_model_len) as body_reader,
@@ -266,7 +270,6 @@ async def serve_engine(
             engine=client,
         )
         probes = make_probes(frontend)
-        server.config.app = make_app(frontend, probes, settings.metrics_on_tenant_port)
         service.metrics.process.bind("sluice.tasks", lambda: len(asyncio.all_tasks()))
         engine.failed.add_done_callback(lambda _: server.end())
         engine.start()
@@ -280,8 +283,47 @@ async def serve_engine(
             beside(active_requests.sweep(), service.kv_leases.run(), watchdog.run(), service.metrics.run()),
             admin_plane(settings, service, keys, process, admin),
         ):
-            await server.serve(sockets=[sock])
+            if isinstance(server, WorkerPool):
+                make_setup = partial(_setup, settings, model, frontend.model, tenants, client)
+                _mirror(server, tenants, client.service)
+                await server.serve(socks, client, make_setup)
+            else:
+                server.config.app = make_app(frontend, probes, settings.metrics_on_tenant_port)
+                await server.serve(sockets=[*socks])
     return 1 if engine.failed.done() else 0
+
+
+def _setup(
+    settings: Settings, model: LoadedModel, served: ServedModel, tenants: TenantSources, client: InProcessClient
+) -> Setup:
+    """Returns what an HTTP worker that starts now has to know."""
+    return Setup(
+        settings=settings,
+        model=served,
+        model_dir=model.directory,
+        vocab_size=model.config.vocab_size,
+        pepper=tenants.keys.pepper,
+        keys=[*tenants.keys.in_force],
+        policy=tenants.policies.current,
+        refused_tenants={*client.service.refusal_limiter.refused_tenants},
+        refused_keys={*client.service.quotas.refused},
+    )
+
+
+def _mirror(pool: WorkerPool, tenants: TenantSources, service: Service) -> None:
+    """Have every edit of keys and policies hold in the workers of a pool, and show what they report."""
+
+    async def keys_changed(_: KeyChange) -> None:
+        await pool.update(Update(keys=[*tenants.keys.in_force]))
+
+    async def policy_changed(policy: Policy) -> None:
+        await pool.update(Update(policy=policy))
+
+    tenants.keys.on_change.append(keys_changed)
+    tenants.policies.on_change.append(policy_changed)
+    service.refusal_limiter.on_suspect.append(pool.suspect)
+    service.quotas.on_refused.append(lambda tenant, key: pool.suspect(tenant, key or ""))
+    pool.table.show(service.metrics.registry)
 
 
 async def _apply_policies(policies: LivePolicy, admission: Admission) -> None:
@@ -294,7 +336,7 @@ async def _apply_policies(policies: LivePolicy, admission: Admission) -> None:
     policies.on_change.append(apply)
 
 
-def _health(server: Server, engine: Engine) -> Health:
+def _health(server: Server | WorkerPool, engine: Engine) -> Health:
     return Health(
         started=lambda: server.started,
         alive=lambda: not engine.failed.done(),

@@ -69,7 +69,8 @@ class Quotas:
         self._settling: set[asyncio.Future[None]] = set()
         self._clock = asyncio.get_running_loop().time
         self._durations = RequestDurations()
-        self._refused: set[tuple[str, str | None]] = set()  # tenants and keys whose last request was
+        self.refused: set[tuple[str, str | None]] = set()  # tenants and keys whose last request was
+        self.on_refused: list[Callable[[str, str | None], object]] = []  # called with each that joins them
 
     async def reserve(self, name: str, key: str | None, limits: tuple[Limit, ...], ask: Ask, outage: Outage) -> Grant:
         """Charge `ask` to `limits`, all that requests of the tenant `name` with this key are charged to, or raise
@@ -81,13 +82,13 @@ class Quotas:
         if not limits:
             return Grant(self, name, key)
         grant = Grant(self, name, key, await self._reserve(name, key, limits, ask, outage))
-        self._refused.discard((name, key))
+        self.refused.discard((name, key))
         self._live[grant] = self._clock()
         return grant
 
     def was_refused(self, name: str, key: str | None) -> bool:
         """Return whether the last request of the tenant with this key was refused."""
-        return (name, key) in self._refused
+        return (name, key) in self.refused
 
     async def refuse_spent(self, name: str, key: str | None, limits: tuple[Limit, ...], ask: Ask) -> None:
         """Raise `QuotaRefused` if any limit has less left than `ask`, which is at most one of each.
@@ -100,7 +101,7 @@ class Quotas:
             refusal = _refusal(max(spent, key=_wait), ask)
             refusal.measure = lambda: states
             raise self._with_wait(name, refusal)
-        self._refused.discard((name, key))
+        self.refused.discard((name, key))
 
     def ended(self, grant: Grant) -> None:
         """Note that the request is over, and how long it took."""
@@ -169,8 +170,14 @@ class Quotas:
         try:
             return await self.store.reserve(name, key, limits, ask, outage)
         except (LimitExceeded, BudgetSpent) as refusal:
-            self._refused.add((name, key))
+            self._note_refused(name, key)
             raise self._with_wait(name, refusal) from None
+
+    def _note_refused(self, name: str, key: str | None) -> None:
+        if (name, key) not in self.refused:
+            self.refused.add((name, key))
+            for listener in self.on_refused:
+                listener(name, key)
 
     def _with_wait(self, name: str, refusal: QuotaRefused) -> QuotaRefused:
         """Give a refusal at the concurrency limit the wait that the tenant's other requests let expect."""

@@ -8,7 +8,7 @@ from gateway.admin.audit_log import AuditLog
 from gateway.admin.live_requests import LiveRequests
 from gateway.admin.policy import problem_of
 from gateway.errors import ApiError, AuditUnavailable, BadRequest, CancelledByAdmin, RequestNotFound
-from gateway.http.request_scope import RequestScope
+from gateway.telemetry.request_record import Cancellable
 from gateway.tenants.key_source import KeyChange
 from gateway.tenants.live_policy import LivePolicy
 from quotas.policy.policy import Policy
@@ -49,7 +49,7 @@ class Actions:
             raise RequestNotFound(f"The request {name!r:.150} ended by itself.")
         return {"cancelled": True}
 
-    def _cancellable(self, name: str) -> tuple[RequestScope, str]:
+    def _cancellable(self, name: str) -> tuple[Cancellable, str]:
         """Return the scope of a live request, and what the audit log calls the request."""
         request_record = self._requests.live(name)
         if request_record.scope is None:

@@ -101,7 +101,7 @@ class Endpoint:
         record, length = call.record, call.response.request_header(b"content-length") or b""
         num_bytes = int(length) if length.isdigit() else record.body_bytes
         peer, _ = call.scope.get("client") or ("", 0)
-        seconds = await self.frontend.engine.refused(refusal, record, peer, num_bytes)
+        seconds = await self.frontend.engine.refused(refusal, record.tenant, record.key, peer, num_bytes)
         if seconds and call.response.started is None:
             await self.frontend.active_requests.pause(seconds)
 

@@ -91,7 +91,7 @@ class EngineClient(Protocol):
         """
         ...
 
-    async def refuse_unread(self, policy: EffectivePolicy, record: RequestRecord) -> None:
+    async def refuse_unread(self, policy: EffectivePolicy, request_id: str) -> None:
         """Refuse a request before it is read, if its key was refused lately and the limit is still spent."""
         ...
 
@@ -103,7 +103,7 @@ class EngineClient(Protocol):
         """Refuse if too many requests of the key or its tenant were refused lately."""
         ...
 
-    async def refused(self, error: ApiError, record: RequestRecord, peer: str, num_bytes: int) -> float:
+    async def refused(self, error: ApiError, tenant: str | None, key: str | None, peer: str, num_bytes: int) -> float:
         """Count a refusal of a request of `num_bytes` from an IP address; returns the seconds by which to delay it."""
         ...
 

@@ -39,7 +39,8 @@ class EngineRequest:
     done_by: float | None
     deadlines: ClientDeadlines
     body_bytes: int
-    is_eager: bool = True  # tokens are of use as they come, and not only when the answer is complete
+    streams: bool = True  # tokens are of use as they come, and not only when the answer is complete
+    may_stop: bool = False  # its text may end it, of which the engine does not know
 
     def sequences(self, end_tokens: frozenset[int], draw_seed: Callable[[], int]) -> list[Sequence]:
         """Returns a sequence for each prompt. `end_tokens` are the model's; `draw_seed` gives the seed of a request

@@ -44,7 +44,7 @@ class GenerationEndpoint(Endpoint):
         policy = self.frontend.policy(principal, "inference")
         try:
             if policy.charged:
-                await self.frontend.engine.refuse_unread(policy, call.record)
+                await self.frontend.engine.refuse_unread(policy, call.record.request_id)
             return await self._serve(call, principal, policy)
         except ApiError as error:
             if error.outcome is Outcome.INVALID and call.response.started is None and policy.charged:
@@ -94,8 +94,7 @@ class GenerationEndpoint(Endpoint):
         record.response_id, record.service_class = identity.id, params.service_class.name
         record.num_choices = len(prompts)
         detokenizers = [self._detokenizer(request, prompt) for prompt in prompts]
-        is_eager = request.stream or any(detokenizer.may_stop for detokenizer in detokenizers)
-        asked = params.engine_request(identity.id, prompts, frontend.model, is_eager)
+        asked = params.engine_request(identity.id, prompts, frontend.model)
         generation = await frontend.engine.generate(asked, params.policy, record, scope.fail)
         try:
             call.response.add_headers(generation.headers)

@@ -156,7 +156,7 @@ class GenerationParams:
     arrived: float
     num_bytes: int
 
-    def engine_request(self, name: str, prompts: list[Prompt], model: ServedModel, is_eager: bool) -> EngineRequest:
+    def engine_request(self, name: str, prompts: list[Prompt], model: ServedModel) -> EngineRequest:
         """Returns what the engine is asked for under the response id `name`. Raises `Unsatisfiable`."""
         return EngineRequest(
             id=name,
@@ -174,7 +174,8 @@ class GenerationParams:
             done_by=self._moment(self.deadlines.last_token),
             deadlines=self.deadlines,
             body_bytes=self.num_bytes,
-            is_eager=is_eager,
+            streams=self.request.stream,
+            may_stop=bool(self.request.sampling.stop),
         )
 
     def _max_tokens(self, num_prompt_tokens: int, model: ServedModel) -> int:

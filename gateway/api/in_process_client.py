@@ -166,13 +166,13 @@ class InProcessClient:
             raise
         return generation
 
-    async def refuse_unread(self, policy: EffectivePolicy, record: RequestRecord) -> None:
+    async def refuse_unread(self, policy: EffectivePolicy, request_id: str) -> None:
         if not self.service.quotas.was_refused(policy.name, policy.key):
             return
         try:
             await self._refuse_spent(policy)
         except QuotaRefused as error:
-            unread = Asked.unread(record.request_id, policy.name, policy.key, error.limit.name)
+            unread = Asked.unread(request_id, policy.name, policy.key, error.limit.name)
             self.service.admission.requested(unread)
             raise _refusal(error, policy) from None
 
@@ -191,8 +191,8 @@ class InProcessClient:
     async def check_refusals(self, policy: EffectivePolicy) -> None:
         self.service.refusal_limiter.check(policy.name, policy.key)
 
-    async def refused(self, error: ApiError, record: RequestRecord, peer: str, num_bytes: int) -> float:
-        return self.service.refusal_limiter.count(error, record.tenant, record.key, peer, num_bytes)
+    async def refused(self, error: ApiError, tenant: str | None, key: str | None, peer: str, num_bytes: int) -> float:
+        return self.service.refusal_limiter.count(error, tenant, key, peer, num_bytes)
 
     async def charge(self, policy: EffectivePolicy) -> InProcessCharge:
         quotas, outage = self.service.quotas, policy.tenant.on_store_outage

@@ -33,6 +33,7 @@ class RefusalLimiter:
     def __init__(self, per_second: float, clock: Callable[[], float]) -> None:
         """`per_second` is the rate of a key; `clock` is in seconds and never goes back."""
         self.refused_tenants = set[str]()  # of whose requests any was refused for what it is: `check` passes all others
+        self.on_suspect: list[Callable[[str], object]] = []  # called with each tenant that joins them
         self._clock = clock
         self._requests = _Buckets(per_second)
         self._refusals = _Buckets(per_second * REFUSALS_SHARE)
@@ -60,10 +61,16 @@ class RefusalLimiter:
             return self._addresses.bucket((_network(peer), None), 1.0, now).take(cost, now)
         owners: list[tuple[_Owner, float]] = [((tenant, key), 1.0), ((tenant, None), TENANT_SHARE)]
         if error.outcome is Outcome.INVALID:
-            self.refused_tenants.add(tenant)
+            self._suspect(tenant)
             for owner, share in owners:
                 self._requests.bucket(owner, share, now).take(cost, now)
         return max(self._refusals.bucket(owner, share, now).take(cost, now) for owner, share in owners)
+
+    def _suspect(self, tenant: str) -> None:
+        if tenant not in self.refused_tenants:
+            self.refused_tenants.add(tenant)
+            for listener in self.on_suspect:
+                listener(tenant)
 
 
 class _Buckets:

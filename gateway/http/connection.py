@@ -30,9 +30,9 @@ _COMMENT = b"3\r\n:\n\n\r\n"  # means nothing in an event stream
 _TOO_LARGE = f"The request's headers exceed {MAX_HEADER_BYTES} bytes."
 
 
-def bound_socket(host: str, port: int) -> socket.socket:
+def bound_socket(host: str, port: int, shared: bool = False) -> socket.socket:
     """Returns a bound socket that does not listen yet. The connections that it will accept notice a dead peer, since
-    Linux passes its options on to them.
+    Linux passes its options on to them. Others may be bound to the port if all of them are `shared`.
 
     Raises `OSError` when the address cannot be bound.
     """
@@ -40,6 +40,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in (

@@ -12,10 +12,11 @@ time to show a key. A request that has shown a key and is there with all of its 
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from ipaddress import IPv6Address, ip_network
 from itertools import chain
+from typing import Protocol
 
 STRANGERS_SHARE = 4  # strangers keep 1 / so many of all connections
 SITE_BITS = 64  # an IPv6 subscriber has all addresses that share so many leading bits
@@ -32,6 +33,24 @@ class ConnectionState(IntEnum):
     IDLE = 1  # has shown one, and waits for a request
     UPLOADING = 2  # of a request with a key, not all of the body is there
     SERVING = 3  # a request with a key is there and not yet answered
+
+
+class ConnectionCounts(Protocol):
+    """What metrics show of a port's connections."""
+
+    @property
+    def num_evicted(self) -> Sequence[int]:
+        """How many were closed for others, by state."""
+        ...
+
+    @property
+    def num_refused(self) -> int:
+        """How many were turned away."""
+        ...
+
+    def num(self, state: ConnectionState) -> int:
+        """Returns how many are in this state."""
+        ...
 
 
 class ConnectionEntry:

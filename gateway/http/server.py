@@ -7,7 +7,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import uvicorn
 
@@ -31,6 +31,18 @@ def open_port(host: str, port: int, prefix: str = "--") -> socket.socket:
         return bound_socket(host, port)
     except OSError as error:
         raise ListenError(why_not_listening(error, host, port, prefix)) from None
+
+
+@contextmanager
+def open_ports(host: str, port: int, count: int) -> Iterator[list[socket.socket]]:
+    """Yield so many sockets bound to one port, among which the kernel divides its connections. Raises `ListenError`."""
+    with open_port(host, port) as alone:  # or another gateway's port could be shared unnoticed
+        if count == 1:
+            yield [alone]
+            return
+        port = alone.getsockname()[1]
+    with ExitStack() as stack:
+        yield [stack.enter_context(bound_socket(host, port, shared=True)) for _ in range(count)]
 
 
 def why_not_listening(error: OSError, host: str, port: int, prefix: str = "--") -> str:
@@ -77,6 +89,19 @@ def check_tls(settings: Settings) -> None:
 
 async def _nothing(scope: object, receive: object, send: object) -> None:
     """Stands in for the application until it is made."""
+
+
+@contextmanager
+def on_signals(callback: Callable[[], object]) -> Iterator[None]:
+    """Call back on every SIGINT and SIGTERM while the block runs."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, callback)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
 
 
 class HttpServer(uvicorn.Server):
@@ -153,14 +178,8 @@ class Server(HttpServer):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """The first signal drains, the second ends now. Uvicorn would raise it again before `serve` has cleaned up."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._signalled)
-        try:
+        with on_signals(self._signalled):
             yield
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
 
     def _signalled(self) -> None:
         if self.should_exit:

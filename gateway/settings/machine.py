@@ -35,3 +35,8 @@ def most_connections() -> int:
     if hard == resource.RLIM_INFINITY:
         return MOST_CONNECTIONS
     return min(MOST_CONNECTIONS, max(LEAST_CONNECTIONS, hard - SPARE_FILES))
+
+
+def most_http_workers() -> int:
+    """Returns how many HTTP workers the cores allow beside an engine: one for every 4, at most 8."""
+    return min(8, usable_cores() // 4)

@@ -70,6 +70,15 @@ class SettingFields(EngineFields):
 
     host: str = setting("network", "HOST", "127.0.0.1", "address to listen on", min_length=1)
     port: int = setting("network", "PORT", 8000, "port to listen on; 0: any free one", ge=0, le=65_535)
+    http_workers: IntOrAuto = setting(
+        "network",
+        "N",
+        None,
+        "processes that speak HTTP for the engine's; they divide connections among them, and a limit per address holds "
+        "in each. 0: none, the engine's process does; auto: one for every 4 cores, at most 8",
+        ge=0,
+        le=64,
+    )
     max_connections: int = setting(
         "network",
         "N",

@@ -10,7 +10,7 @@ from typing import Self
 
 from pydantic import ByteSize, SecretStr, field_validator, model_validator
 
-from gateway.settings.machine import LEAST_CONNECTIONS, MOST_CONNECTIONS, SPARE_FILES
+from gateway.settings.machine import LEAST_CONNECTIONS, MOST_CONNECTIONS, SPARE_FILES, most_http_workers
 from gateway.settings.secret_rules import MIN_ADMIN_KEY, is_token, placeholder, rule, weakness
 from gateway.settings.setting_fields import SettingFields
 
@@ -30,6 +30,11 @@ class Settings(SettingFields):
     def is_loopback(self) -> bool:
         """Returns whether only this machine can reach the gateway."""
         return _is_loopback(self.host)
+
+    @property
+    def num_http_workers(self) -> int:
+        """Returns how many processes speak HTTP for the engine's; 0 if that does itself."""
+        return most_http_workers() if self.http_workers is None else self.http_workers
 
     @property
     def open_files(self) -> int:

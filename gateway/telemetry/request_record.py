@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from random import getrandbits
+from typing import Protocol
 
 from starlette.types import Scope
 
@@ -19,7 +20,6 @@ from admission.request import Asked
 from backend.sampling_params import SamplingParams
 from backend.scheduler.sequence import Sequence
 from gateway.errors import ApiError
-from gateway.http.request_scope import RequestScope
 from gateway.http.responses import ResponseWriter
 from quotas.quotas import Grant
 
@@ -93,6 +93,18 @@ class SequenceTimeline:
     resumed: list[float] = field(default_factory=list)
 
 
+class Cancellable(Protocol):
+    """The scope in which a request is served, here or in another process; moments are of the engine's clock."""
+
+    error: ApiError | None  # what its client is sent, once it has been failed
+    ended_early: float | None  # when it was ended from outside
+    writing_since: float | None  # the last progress of the writes that wait
+
+    def fail(self, error: ApiError) -> None:
+        """End the request, unless it has ended; the client is sent `error`."""
+        ...
+
+
 @dataclass(slots=True)
 class StoreCall:
     """One command to the quota store on behalf of a request."""
@@ -141,7 +153,7 @@ class RequestRecord:
     ended: float | None = None
 
     # while it is served, and after
-    scope: RequestScope | None = None
+    scope: Cancellable | None = None
     grant: Grant | None = None
     timelines: list[SequenceTimeline] = field(default_factory=list)
     store_calls: list[StoreCall] = field(default_factory=list)  # at most `MAX_STORE_CALLS`
@@ -248,10 +260,12 @@ class Telemetry:
         current.set(record)
         return record
 
-    def ended(self, record: RequestRecord, outcome: Outcome) -> None:
-        """Note the end of a request and call the listeners, whose failures are logged and do not reach the client."""
+    def ended(self, record: RequestRecord, outcome: Outcome, at: float | None = None) -> None:
+        """Note the end of a request, now or at a moment before, and call the listeners, whose failures are logged and
+        do not reach the client.
+        """
         self.live.discard(record)
-        record.outcome, record.ended = outcome, self.clock()
+        record.outcome, record.ended = outcome, self.clock() if at is None else at
         for listener in self.on_end:
             try:
                 listener(record)

@@ -53,6 +53,11 @@ class KeyRing:
         """Return the tenants that have a key, valid or expired."""
         return {entry.principal.tenant for entry in self._entries.values()}
 
+    def find(self, key_id: str) -> Principal | None:
+        """Return the principal of the key with this id, whose secret somebody else has seen."""
+        entry = self._entries.get(key_id.encode())
+        return None if entry is None else entry.principal
+
     def of_tenant(self, tenant: str) -> list[Principal]:
         """Return the principals of the tenant's keys."""
         return [entry.principal for entry in self._entries.values() if entry.principal.tenant == tenant]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from admission.controller import Controller
 from backend.engine import Engine
-from gateway.http.connection_table import ConnectionTable
+from gateway.http.connection_table import ConnectionCounts
 from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.metrics.delivery import DeliveryMetrics
 from gateway.telemetry.metrics.engine import DisconnectMetrics, EngineMetrics
@@ -39,7 +39,7 @@ class Sources:
     store: RedisStore
     block_bytes: int
     memory: Callable[[], Mapping[str, float]]  # bytes of the device's memory by their use
-    connections: ConnectionTable  # of the tenants' port
+    connections: ConnectionCounts  # of the tenants' port
 
 
 class Metrics:

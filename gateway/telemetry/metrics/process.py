@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from backend.loader import LoadedModel
-from gateway.http.connection_table import ConnectionState, ConnectionTable
+from gateway.http.connection_table import ConnectionCounts, ConnectionState
 from gateway.telemetry.logs.logs import num_lines_dropped
 from gateway.telemetry.metrics.registry import Family, Kind, Registry
 from gateway.telemetry.tracing.tracing import Tracing
@@ -19,7 +19,7 @@ from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import Script
 
 
-def show_connections(registry: Registry, table: ConnectionTable) -> None:
+def show_connections(registry: Registry, table: ConnectionCounts) -> None:
     """Register the metrics of a port's connections."""
     states = [(state, (state.name.lower(),)) for state in ConnectionState]
     is_open = Family("sluice.connections", Kind.GAUGE, "", "Open connections, by what they are at.", ("state",))

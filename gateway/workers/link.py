@@ -1,0 +1,173 @@
+"""Frames over the Unix socket between the engine's process and an HTTP worker.
+
+A frame is a kind, a JSON part and a binary part: `<BII`, with the lengths of both, and these. All that is sent in one
+turn of the event loop shares a write. What a worker sends is JSON and numbers, of which the engine's process executes
+nothing; the other way, what a worker is set up with is pickled.
+"""
+
+import asyncio
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any, cast
+
+import orjson
+
+_HEADER = struct.Struct("<BII")
+FRAMES_PER_TURN = 16  # some 2 ms of requests: a flood at one worker does not keep the engine from its steps
+
+
+class Kind(IntEnum):
+    """What a frame says, in the order of a worker's life; each is described where it is sent."""
+
+    SETUP = 1  # to a worker
+    READY = 2
+    UPDATE = 3  # to a worker
+    UPDATED = 4
+    GENERATE = 5
+    ADMITTED = 6  # to a worker
+    REFUSED = 7  # to a worker
+    TOKENS = 8  # to a worker
+    STREAM_FAILED = 9  # to a worker
+    FAIL = 10  # to a worker
+    STOP = 11
+    CLOSE = 12
+    ENDED = 13
+    ASK = 14
+    ANSWER = 15  # to a worker
+    CLOSE_CHARGE = 16
+    SUSPECT = 17  # to a worker
+    STATS = 18
+    DRAIN = 19  # to a worker
+    END = 20  # to a worker
+
+
+Receiver = Callable[[Kind, Any, memoryview], object]
+
+
+class Link(asyncio.Protocol):
+    """One end of the socket. `receive` is called with each frame, whose binary part is valid during the call only, and
+    `lost` once the other end is gone.
+    """
+
+    def __init__(self, receive: Receiver, lost: Callable[[], object]) -> None:
+        self._receive = receive
+        self._lost = lost
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._pending: list[bytes] = []
+        self._received = deque[bytes]()
+        self._rest = b""  # the beginning of a frame
+        self._is_handling = False
+
+    def send(self, kind: Kind, message: Any = None, binary: bytes = b"") -> None:
+        """Send a frame at the end of this turn; to an end that is gone, nothing."""
+        if not self._pending:
+            self._loop.call_soon(self._flush)
+        self._pending.append(frame(kind, message, binary))
+
+    def close(self) -> None:
+        """Send what is pending and close the socket."""
+        self._flush()
+        if self._transport is not None:
+            self._transport.close()
+
+    # asyncio's callbacks
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._lost()
+
+    def data_received(self, data: bytes) -> None:
+        self._received.append(data)
+        if not self._is_handling:
+            self._handle()
+
+    def _handle(self) -> None:
+        """Handle a few frames, and those that are left in later turns; meanwhile nothing more is read."""
+        data = b"".join((self._rest, *self._received))
+        self._received.clear()
+        offset = 0
+        with memoryview(data) as view:
+            for _ in range(FRAMES_PER_TURN):
+                size = self._handle_one(view[offset:])
+                if not size:
+                    break
+                offset += size
+        self._rest = data[offset:]
+        was_handling, self._is_handling = self._is_handling, _is_whole(self._rest)
+        if self._is_handling:
+            self._loop.call_soon(self._handle)
+        if self._transport is not None and was_handling != self._is_handling:
+            (self._transport.pause_reading if self._is_handling else self._transport.resume_reading)()
+
+    def _handle_one(self, view: memoryview) -> int:
+        """Handle the first frame of the view and return its size; 0 if it is not whole."""
+        if len(view) < _HEADER.size:
+            return 0
+        sizes: tuple[int, int, int] = _HEADER.unpack_from(view)
+        kind, middle = sizes[0], _HEADER.size + sizes[1]
+        end = middle + sizes[2]
+        if end > len(view):
+            return 0
+        message = orjson.loads(view[_HEADER.size : middle]) if sizes[1] else None
+        self._receive(Kind(kind), message, view[middle:end])
+        return end
+
+    def _flush(self) -> None:
+        data, self._pending = b"".join(self._pending), []
+        if data and self._transport is not None:
+            self._transport.write(data)
+
+
+def frame(kind: Kind, message: Any = None, binary: bytes = b"") -> bytes:
+    """Returns the bytes of a frame. A lone surrogate in a text becomes "?"."""
+    encoded = b"" if message is None else _dumps(message)
+    return b"".join((_HEADER.pack(kind, len(encoded), len(binary)), encoded, binary))
+
+
+def read_frame(sock: socket.socket) -> tuple[Kind, bytes]:
+    """Read one frame from a blocking socket, which has no message; returns its kind and its binary part. Raises
+    `EOFError` if the other end is gone.
+    """
+    kind, message_size, binary_size = _HEADER.unpack(_read_exactly(sock, _HEADER.size))
+    assert not message_size
+    return Kind(kind), _read_exactly(sock, binary_size)
+
+
+def _read_exactly(sock: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        part = sock.recv(size - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return bytes(data)
+
+
+def _is_whole(data: bytes) -> bool:
+    """Returns whether the data begins with a whole frame."""
+    if len(data) < _HEADER.size:
+        return False
+    sizes: tuple[int, int, int] = _HEADER.unpack_from(data)
+    return len(data) >= _HEADER.size + sizes[1] + sizes[2]
+
+
+def _dumps(message: Any) -> bytes:
+    try:
+        return orjson.dumps(message)
+    except TypeError:
+        return orjson.dumps(_encodable(message))
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(item) for key, item in value.items()}
+    return [_encodable(item) for item in value] if isinstance(value, list | tuple) else value

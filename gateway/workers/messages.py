@@ -1,0 +1,184 @@
+"""Requests, records and errors as the lists that frames hold. An infinite time and an unknown one are both null."""
+
+from array import array
+from dataclasses import dataclass
+from functools import lru_cache
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from admission.outcome import Outcome
+from backend.sampling_params import SamplingParams
+from gateway.api.engine_request import ClientDeadlines, EngineRequest
+from gateway.api.frontend import ServedModel
+from gateway.errors import ApiError, error_like
+from gateway.settings.settings import Settings
+from gateway.telemetry.request_record import RequestRecord, TraceContext
+from gateway.tenants.key_store import KeyRecord
+from quotas.policy.policy import Policy
+
+Message = list[Any]
+
+
+@dataclass(slots=True)
+class Setup:
+    """What an HTTP worker has to know before it serves. It is pickled, and so never sent by a worker."""
+
+    settings: Settings
+    model: ServedModel
+    model_dir: Path
+    vocab_size: int
+    pepper: bytes
+    keys: list[KeyRecord]
+    policy: Policy
+    refused_tenants: set[str]
+    refused_keys: set[tuple[str, str | None]]
+
+
+@dataclass(slots=True)
+class Update:
+    """What takes the place of keys and of the policy; it is pickled like `Setup`. None: it stays."""
+
+    keys: list[KeyRecord] | None = None
+    policy: Policy | None = None
+
+
+def error_message(error: ApiError) -> Message:
+    return [type(error).__name__, vars(error)]
+
+
+def error_of(message: Message) -> ApiError:
+    return error_like(*message)
+
+
+def request_message(request: EngineRequest) -> tuple[Message, bytes]:
+    """Returns a request as a message, and its token ids as 32-bit numbers."""
+    sampling, deadlines = request.sampling, request.deadlines
+    drawn = [
+        *(sampling.max_tokens, sampling.min_tokens, sampling.temperature, sampling.top_p, sampling.top_k),
+        *(sampling.min_p, sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty),
+        *(sampling.seed, sampling.stop_token_ids, sampling.ignore_eos),
+    ]
+    until = [_known(deadlines.first_token), _known(deadlines.last_token), _known(deadlines.interval)]
+    token_ids = array("I")
+    for prompt in request.prompts:
+        token_ids.extend(prompt)
+    message = [
+        *(request.id, request.tenant, request.key),
+        *([len(prompt) for prompt in request.prompts], request.max_tokens, drawn),
+        *(request.service_tier, request.service_class, request.priority_class),
+        *(request.token_interval, request.first_token_target, request.first_token_by, request.done_by),
+        *(until, deadlines.is_relative, request.body_bytes, request.streams, request.may_stop),
+    ]
+    return message, token_ids.tobytes()
+
+
+def request_of(message: Message, binary: memoryview) -> EngineRequest:
+    """Returns the request of a message. Its stop strings stay with the worker, which looks for them."""
+    name, tenant, key, lengths, max_tokens, drawn, tier, service_class, priority_class, *rest = message
+    token_interval, first_token_target, first_token_by, done_by, until, is_relative, *others = rest
+    token_ids, prompts, start = array("I", bytes(binary)).tolist(), [], 0
+    for length in lengths:
+        prompts.append(token_ids[start : start + length])
+        start += length
+    *numbers, stop_token_ids, ignore_eos = drawn
+    sampling = _sampling(*numbers, tuple(stop_token_ids), ignore_eos)
+    first, last, interval = (inf if seconds is None else seconds for seconds in until)
+    deadlines = ClientDeadlines(first, last, interval, is_relative)
+    body_bytes, streams, may_stop = others
+    return EngineRequest(
+        id=name,
+        tenant=tenant,
+        key=key,
+        prompts=prompts,
+        max_tokens=max_tokens,
+        sampling=sampling,
+        service_tier=tier,
+        service_class=service_class,
+        priority_class=priority_class,
+        token_interval=token_interval,
+        first_token_target=first_token_target,
+        first_token_by=first_token_by,
+        done_by=done_by,
+        deadlines=deadlines,
+        body_bytes=body_bytes,
+        streams=streams,
+        may_stop=may_stop,
+    )
+
+
+@lru_cache(1024)
+def _sampling(
+    max_tokens: int | None,
+    min_tokens: int,
+    temperature: float,
+    top_p: float,
+    top_k: int,
+    min_p: float,
+    presence_penalty: float,
+    frequency_penalty: float,
+    repetition_penalty: float,
+    seed: int | None,
+    stop_token_ids: tuple[int, ...],
+    ignore_eos: bool,
+) -> SamplingParams:
+    """Returns parameters, which are checked once for all requests that have the same."""
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        stop_token_ids=stop_token_ids,
+        ignore_eos=ignore_eos,
+    )
+
+
+def record_message(record: RequestRecord) -> Message:
+    """Returns what is known of a request when the engine is asked, or when it ends without that."""
+    trace = record.trace
+    return [
+        *(record.request_id, record.method, record.path),
+        [f"{trace.trace_id:x}", trace.span_id, trace.parent_id, trace.client_samples, trace.state],
+        *(record.began, record.began_ns, record.num_retries),
+        *(record.tenant, record.key, record.model, record.operation, record.streams, record.num_choices),
+        *(record.service_class, record.policy_version, record.response_id),
+        *(record.body_bytes, record.authenticated, record.body_read),
+    ]
+
+
+def record_of(message: Message, sampling: SamplingParams | None = None) -> RequestRecord:
+    request_id, method, path, trace, began, began_ns, num_retries, *known = message
+    record = RequestRecord(
+        request_id, method, path, TraceContext(int(trace[0], 16), *trace[1:]), began, began_ns, num_retries
+    )
+    record.tenant, record.key, record.model, record.operation, record.streams, record.num_choices = known[:6]
+    record.service_class, record.policy_version, record.response_id = known[6:9]
+    record.body_bytes, record.authenticated, record.body_read = known[9:]
+    record.sampling = sampling
+    return record
+
+
+def end_message(record: RequestRecord) -> Message:
+    """Returns what is known of a request once it has ended."""
+    error = None if record.error is None else error_message(record.error)
+    ended_early = None if record.scope is None else record.scope.ended_early
+    return [record.outcome, record.status, record.first_byte, record.ended, record.body_bytes, ended_early, error]
+
+
+def end(record: RequestRecord, message: Message) -> tuple[Outcome, float]:
+    """Write into a record what its end was like; returns its outcome and its moment."""
+    outcome, record.status, record.first_byte, ended, record.body_bytes, ended_early, error = message
+    if record.scope is not None:
+        record.scope.ended_early = ended_early
+    record.error = None if error is None else error_of(error)
+    return Outcome(outcome), ended
+
+
+def _known(seconds: float) -> float | None:
+    return seconds if seconds < inf else None

@@ -1,0 +1,213 @@
+"""The HTTP workers of a gateway: started, started again when they die, and ended in order."""
+
+import asyncio
+import logging
+import pickle
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from gateway.api.in_process_client import InProcessClient
+from gateway.http.server import END_SECONDS, ListenError, on_signals
+from gateway.settings.settings import Settings
+from gateway.workers.link import Kind
+from gateway.workers.messages import Message, Setup, Update
+from gateway.workers.served_worker import ServedWorker
+from gateway.workers.stats import PoolStats, WorkerStats, add_latencies
+
+log = logging.getLogger(__name__)
+
+START_SECONDS = 60.0  # that a worker may take until it serves
+SILENT_SECONDS = 60.0  # without a report, after which a worker is killed
+UPDATE_SECONDS = 5.0  # that an edit waits for workers to take it up
+MIN_PAUSE, MAX_PAUSE = 0.1, 5.0  # seconds before a worker that has died is started again, doubled each time
+STEADY_SECONDS = 10.0  # of service, after which the pauses begin anew
+LEAVE_SECONDS = 10.0  # beyond its own timeouts, after which a worker that should have ended is killed
+
+
+MakeSetup = Callable[[], Setup]
+
+
+class WorkerPool:
+    """Has N processes serve the tenants' port, each on a socket of its own that stays open here: connections that the
+    kernel has given to a worker which has died wait for its successor.
+    """
+
+    def __init__(self, settings: Settings, on_started: Callable[[], object]) -> None:
+        self.started = False
+        self.should_exit = False
+        self.table = PoolStats(settings.num_http_workers, self._num_up)
+        self._served: list[ServedWorker | None] = [None] * settings.num_http_workers
+        self._on_started = on_started
+        self._patience = settings.drain_delay + settings.drain_timeout + END_SECONDS + LEAVE_SECONDS
+        self._ending = asyncio.Event()
+
+    def drain(self) -> None:
+        """Stop serving in an orderly way, as `Server.drain`."""
+        if not self.should_exit:
+            log.info("draining %d HTTP workers", self._num_up())
+            self._end(Kind.DRAIN)
+
+    def end(self) -> None:
+        """Stop now: requests in flight are ended with an error."""
+        self._end(Kind.END)
+
+    async def serve(self, sockets: Sequence[socket.socket], client: InProcessClient, setup: MakeSetup) -> None:
+        """Serve until `drain` or `end`, or a signal for either. Raises `ListenError` if a worker does not start."""
+        tasks = [
+            asyncio.create_task(_Seat(self, index, sock, client, setup).run()) for index, sock in enumerate(sockets)
+        ]
+        try:
+            with on_signals(self._signalled):
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            for task in [task for task in tasks if task.done()]:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def update(self, update: Update) -> None:
+        """Have keys or a policy hold in every worker, and wait until they do."""
+        pickled = pickle.dumps(update)
+        waiting = [asyncio.create_task(served.update(pickled)) for served in self._served if served is not None]
+        if waiting:
+            _, late = await asyncio.wait(waiting, timeout=UPDATE_SECONDS)
+            if late:
+                log.error("%d HTTP workers have not taken up an edit yet", len(late))
+
+    def suspect(self, tenant: str, key: str | None = None) -> None:
+        """Have every worker ask before it reads bodies; see `ServedWorker.suspect`."""
+        for served in filter(None, self._served):
+            served.suspect(tenant, key)
+
+    def seated(self, index: int, served: ServedWorker | None) -> None:
+        """Note who serves in a place, or that nobody does for now."""
+        self._served[index] = served
+        if served is None:
+            self.table.left(index)
+        elif self.should_exit:
+            served.link.send(Kind.END)
+
+    def ready(self) -> None:
+        """Note that one more worker serves; the gateway does once all do."""
+        if not self.started and self._num_up() == len(self._served):
+            self.started = True
+            self._on_started()
+
+    async def until_ending(self, seconds: float) -> None:
+        """Wait so long, or until the workers are told to end."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._ending.wait()
+
+    async def leave(self, exited: "asyncio.Task[int]") -> None:
+        """Wait until a worker has exited, once it was told to within its own timeouts and a little more."""
+        ending = asyncio.create_task(self._ending.wait())
+        try:
+            await asyncio.wait({exited, ending}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({exited}, timeout=self._patience)
+        finally:
+            ending.cancel()
+
+    def _end(self, kind: Kind) -> None:
+        self.should_exit = True
+        self._ending.set()
+        for served in filter(None, self._served):
+            served.link.send(kind)
+
+    def _signalled(self) -> None:
+        if self.should_exit:
+            self.end()
+        else:
+            self.drain()
+
+    def _num_up(self) -> int:
+        return sum(served is not None and served.ready.done() for served in self._served)
+
+
+class _Seat:
+    """The place of one worker, with its socket: one process after the other sits there."""
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        index: int,
+        sock: socket.socket,
+        client: InProcessClient,
+        setup: MakeSetup,
+    ) -> None:
+        self._pool = pool
+        self._index = index
+        self._sock = sock
+        self._client = client
+        self._setup = setup
+        self._heard = asyncio.Event()  # since it was cleared
+
+    async def run(self) -> None:
+        """Start a worker, and another when it has died, until the pool ends. Raises `ListenError` for one that dies
+        before the gateway serves.
+        """
+        pool, loop, pause = self._pool, asyncio.get_running_loop(), MIN_PAUSE
+        while not pool.should_exit:
+            began = loop.time()
+            status = await self._serve()
+            if pool.should_exit:
+                return
+            if not pool.started:
+                raise ListenError(
+                    f"an HTTP worker ended with status {status} before it served: the log may say why, and with "
+                    "--http-workers 0 there are none"
+                )
+            pool.table.num_restarts += 1
+            pause = MIN_PAUSE if loop.time() - began > STEADY_SECONDS else min(2 * pause, MAX_PAUSE)
+            log.error("HTTP worker %d ended with status %d; another starts in %.1f s", self._index, status, pause)
+            await pool.until_ending(pause)
+
+    async def _serve(self) -> int:
+        """Run one worker from its start to its end, and return its exit status."""
+        lost = asyncio.Event()
+        served = ServedWorker(self._client, self._reported, lost.set)
+        process = await self._start(served)
+        exited, watch = asyncio.create_task(process.wait()), asyncio.create_task(self._watch(served, process))
+        try:
+            await self._pool.leave(exited)
+        finally:
+            watch.cancel()
+            if process.returncode is None:
+                process.kill()
+            await lost.wait()
+            self._pool.seated(self._index, None)
+        return await exited
+
+    async def _start(self, served: ServedWorker) -> asyncio.subprocess.Process:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            files = (self._sock.fileno(), theirs.fileno())
+            command = [sys.executable, "-P", "-m", "gateway.workers.worker_process", *map(str, files)]
+            process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.DEVNULL, pass_fds=files)
+        ours.setblocking(False)
+        await asyncio.get_running_loop().create_unix_connection(lambda: served.link, sock=ours)
+        served.link.send(Kind.SETUP, None, pickle.dumps(self._setup()))
+        self._pool.seated(self._index, served)
+        return process
+
+    async def _watch(self, served: ServedWorker, process: asyncio.subprocess.Process) -> None:
+        """Kill a worker that does not come to serve, or that says nothing any more."""
+        await asyncio.wait({served.ready}, timeout=START_SECONDS)
+        if served.ready.done():
+            self._pool.ready()
+            with suppress(TimeoutError):
+                while True:
+                    self._heard.clear()
+                    async with asyncio.timeout(SILENT_SECONDS):
+                        await self._heard.wait()
+        log.error("HTTP worker %d does not answer and is killed", self._index)
+        process.kill()
+
+    def _reported(self, stats: WorkerStats, latencies: Message) -> None:
+        self._heard.set()
+        self._pool.table.by_worker[self._index] = stats
+        add_latencies(self._client.service.metrics.deliveries, latencies)

@@ -1,0 +1,321 @@
+"""Asks, from an HTTP worker, the engine of another process."""
+
+import asyncio
+import pickle
+from array import array
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from backend.errors import DeviceError
+from backend.scheduler.sequence import FinishReason, Sequence
+from backend.stream import Delivery, TokenStream
+from gateway.api.engine_request import EngineRequest
+from gateway.errors import ApiError
+from gateway.telemetry.request_record import RequestRecord
+from gateway.tenants.auth import KeyRing
+from gateway.tenants.effective_policy import EffectivePolicy
+from gateway.workers.link import Kind, Link
+from gateway.workers.messages import (
+    Message,
+    Update,
+    end_message,
+    error_message,
+    error_of,
+    record_message,
+    request_message,
+)
+from quotas.policy.policy import Policy
+from quotas.reservation import LimitState
+
+GONE = "the engine's process has ended"
+_NO_ENDS: frozenset[int] = frozenset()  # the engine knows which tokens end a sequence, and draws its seed
+
+
+class MirroredPolicy:
+    """The policy in force, as the engine's process says."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.current = policy
+
+
+class WorkerGeneration:
+    """One request that the engine was asked for; see `Generation`.
+
+    When the engine has ended all its streams it settles by itself, unless a stop string may end one here.
+    """
+
+    def __init__(
+        self,
+        client: "WorkerClient",
+        number: int,
+        sequences: list[Sequence],
+        may_stop: bool,
+        fail: Callable[[ApiError], object],
+    ) -> None:
+        self.headers: Mapping[str, str] = {}
+        self.streams = [TokenStream(sequence) for sequence in sequences]
+        self.admitted: asyncio.Future[Mapping[str, str]] = asyncio.get_running_loop().create_future()
+        self.fail = fail
+        self._client = client
+        self._number = number
+        self._may_stop = may_stop
+
+    def stop(self, stream: TokenStream, num_tokens: int) -> None:
+        stream.finish_reason = FinishReason.STOP
+        self._client.stop(self._number, self.streams.index(stream), num_tokens)
+
+    async def settle(self) -> None:
+        if self._may_stop:
+            await self._client.ask("settle", self._number)
+
+    def close(self) -> None:
+        is_closed = not self._may_stop and all(stream.finish_reason is not None for stream in self.streams)
+        self._client.close(self._number, len(self.streams), is_closed)
+
+
+class WorkerCharge:
+    """One request that was charged in the engine's process; see `Charge`."""
+
+    def __init__(self, link: Link, number: int, headers: Mapping[str, str]) -> None:
+        self.headers = headers
+        self.was_served = False
+        self._link = link
+        self._number = number
+
+    def close(self) -> None:
+        self._link.send(Kind.CLOSE_CHARGE, [self._number, self.was_served])
+
+
+class WorkerClient:
+    """Asks the engine at the other end of a link; see `EngineClient`. Keys and the policy here mirror the engine's.
+
+    Requests are numbered; the streams of one have its number and those that follow.
+    """
+
+    def __init__(
+        self,
+        keys: KeyRing,
+        policies: MirroredPolicy,
+        refused_tenants: set[str],
+        refused_keys: set[tuple[str, str | None]],
+        clock: Callable[[], float],
+    ) -> None:
+        self.refused_tenants = refused_tenants
+        self.link = Link(self._received, self._lost)
+        self.on_drain: Callable[[], object] = _nothing
+        self.on_end: Callable[[], object] = _nothing
+        self._refused_keys = refused_keys  # of whom to ask whether a limit is still spent
+        self._keys = keys
+        self._policies = policies
+        self._clock = clock
+        self._next_number = 0
+        self._numbers: dict[RequestRecord, int] = {}
+        self._generations: dict[int, WorkerGeneration] = {}
+        self._streams: dict[int, TokenStream] = {}
+        self._delivery = Delivery(asyncio.get_running_loop().call_soon)
+        self._questions: dict[int, asyncio.Future[Any]] = {}
+        self._is_lost = False
+        self._receivers: dict[Kind, Callable[[Any, memoryview], object]] = {
+            Kind.UPDATE: self._update,
+            Kind.ADMITTED: self._admitted,
+            Kind.REFUSED: self._refused,
+            Kind.TOKENS: self._take_tokens,
+            Kind.STREAM_FAILED: self._stream_failed,
+            Kind.FAIL: self._fail,
+            Kind.ANSWER: self._answered,
+            Kind.SUSPECT: self._suspect,
+            Kind.DRAIN: lambda *_: self.on_drain(),
+            Kind.END: lambda *_: self.on_end(),
+        }
+
+    # what endpoints ask
+
+    async def generate(
+        self,
+        request: EngineRequest,
+        policy: EffectivePolicy,
+        record: RequestRecord,
+        fail: Callable[[ApiError], object],
+    ) -> WorkerGeneration:
+        self._check_link()
+        sequences = request.sequences(_NO_ENDS, int)
+        number = self._next_number
+        self._next_number += len(sequences)
+        generation = self._generations[number] = WorkerGeneration(self, number, sequences, request.may_stop, fail)
+        for index, stream in enumerate(generation.streams):
+            stream.sequence.arrival = self._clock()
+            self._streams[number + index] = stream
+        self._numbers[record] = number
+        message, token_ids = request_message(request)
+        self.link.send(Kind.GENERATE, [number, record_message(record), message], token_ids)
+        try:
+            generation.headers = await generation.admitted
+        except ApiError:
+            self._forget(number, len(sequences))
+            raise
+        except BaseException:
+            generation.close()
+            raise
+        return generation
+
+    async def refuse_unread(self, policy: EffectivePolicy, request_id: str) -> None:
+        suspect = (policy.name, policy.key)
+        if suspect in self._refused_keys:
+            await self.ask("refuse_unread", *suspect, request_id)
+            self._refused_keys.discard(suspect)
+
+    async def refuse_spent(self, policy: EffectivePolicy) -> None:
+        await self.ask("refuse_spent", policy.name, policy.key)
+
+    async def check_refusals(self, policy: EffectivePolicy) -> None:
+        await self.ask("check_refusals", policy.name, policy.key)
+
+    async def refused(self, error: ApiError, tenant: str | None, key: str | None, peer: str, num_bytes: int) -> float:
+        if self._is_lost or error.status >= 500:  # as the limiter does
+            return 0.0
+        return float(await self.ask("refused", error_message(error), tenant, key, peer, num_bytes))
+
+    async def charge(self, policy: EffectivePolicy) -> WorkerCharge:
+        number, headers = await self.ask("charge", policy.name, policy.key)
+        return WorkerCharge(self.link, number, headers)
+
+    async def limit_states(self, policy: EffectivePolicy) -> list[LimitState]:
+        limits = {limit.name: limit for limit in policy.charged}
+        states = await self.ask("limit_states", policy.name, policy.key)
+        return [LimitState(limits[name], remaining, reset) for name, remaining, reset in states if name in limits]
+
+    async def health(self, probe: str) -> tuple[bool, Mapping[str, object]]:
+        holds, details = await self.ask("health", probe)
+        return holds, details
+
+    async def metrics_text(self) -> bytes:
+        text: str = await self.ask("metrics_text")
+        return text.encode()
+
+    async def ask(self, what: str, *told: Any) -> Any:
+        """Returns what the engine's process answers, or raises the `ApiError` that it answers with."""
+        self._check_link()
+        answer, number = asyncio.get_running_loop().create_future(), self._next_number
+        self._next_number += 1
+        self._questions[number] = answer
+        self.link.send(Kind.ASK, [number, what, *told])
+        try:
+            return await answer
+        finally:
+            del self._questions[number]
+
+    def ended(self, record: RequestRecord) -> None:
+        """Tell the engine's process of the end of any request."""
+        number = self._numbers.pop(record, None)
+        begun = record_message(record) if number is None else None
+        self.link.send(Kind.ENDED, [number, begun, end_message(record)])
+
+    def writing(self) -> list[Message]:
+        """Returns the requests of which a write waits for its client, each with the moment of its last progress."""
+        return [
+            [number, record.scope.writing_since]
+            for record, number in self._numbers.items()
+            if record.scope is not None and record.scope.writing_since is not None
+        ]
+
+    def stop(self, number: int, index: int, num_tokens: int) -> None:
+        """End one stream of a request after so many of its tokens: those that still come are nobody's."""
+        self._streams.pop(number + index, None)
+        self.link.send(Kind.STOP, [number, index, num_tokens])
+
+    def close(self, number: int, num_streams: int, is_closed: bool) -> None:
+        """Forget a request, which the engine is to end unless it has closed it by itself."""
+        self._forget(number, num_streams)
+        if not is_closed:
+            self.link.send(Kind.CLOSE, number)
+
+    def _forget(self, number: int, num_streams: int) -> None:
+        self._generations.pop(number, None)
+        for stream in range(number, number + num_streams):
+            self._streams.pop(stream, None)
+
+    def _check_link(self) -> None:
+        if self._is_lost:
+            raise DeviceError(GONE)
+
+    # what the engine's process says
+
+    def _received(self, kind: Kind, message: Any, binary: memoryview) -> None:
+        self._receivers[kind](message, binary)
+
+    def _lost(self) -> None:
+        """Fail all that waits for the engine, and have the server end."""
+        self._is_lost = True
+        for generation in self._generations.values():
+            if not generation.admitted.done():
+                generation.admitted.set_exception(DeviceError(GONE))
+        for stream in self._streams.values():
+            stream.fail(DeviceError(GONE))
+        for answer in self._questions.values():
+            if not answer.done():
+                answer.set_exception(DeviceError(GONE))
+        self.on_end()
+
+    def _update(self, number: int, binary: memoryview) -> None:
+        update: Update = pickle.loads(binary)  # noqa: S301 - of the process that started this one
+        if update.policy is not None:
+            self._policies.current = update.policy
+        if update.keys is not None:
+            self._keys.replace(update.keys)
+        self.link.send(Kind.UPDATED, number)
+
+    def _admitted(self, message: Message, _: memoryview) -> None:
+        number, headers = message
+        if (generation := self._generations.get(number)) is not None and not generation.admitted.done():
+            generation.admitted.set_result(headers)
+
+    def _refused(self, message: Message, _: memoryview) -> None:
+        number, error, device = message
+        if (generation := self._generations.get(number)) is not None and not generation.admitted.done():
+            generation.admitted.set_exception(DeviceError(device) if error is None else error_of(error))
+
+    def _take_tokens(self, ends: list[Message] | None, binary: memoryview) -> None:
+        """Take tokens of any number of streams: the numbers of these first, in 64 bits each, then the tokens."""
+        middle = len(binary) // 12 * 8
+        numbers, token_ids = array("Q", bytes(binary[:middle])), array("I", bytes(binary[middle:]))
+        streams = self._streams
+        for number, token_id in zip(numbers, token_ids, strict=True):
+            if (stream := streams.get(number)) is not None:
+                stream.sequence.output.append(token_id)
+                if stream.put(token_id, None):
+                    self._delivery.add(stream)
+        for number, reason in ends or ():
+            if (stream := streams.pop(number, None)) is not None:
+                stream.end(FinishReason(reason))
+        self._delivery.flush()
+
+    def _stream_failed(self, message: Message, _: memoryview) -> None:
+        number, error = message
+        if (stream := self._streams.pop(number, None)) is not None:
+            stream.fail(DeviceError(error))
+
+    def _fail(self, message: Message, _: memoryview) -> None:
+        number, error = message
+        if (generation := self._generations.get(number)) is not None:
+            generation.fail(error_of(error))
+
+    def _answered(self, message: Message, _: memoryview) -> None:
+        number, result, error = message
+        answer = self._questions.get(number)
+        if answer is None or answer.done():
+            return
+        if error is None:
+            answer.set_result(result)
+        else:
+            answer.set_exception(error_of(error))
+
+    def _suspect(self, message: Message, _: memoryview) -> None:
+        tenant, key = message
+        if key is None:
+            self.refused_tenants.add(tenant)
+        else:
+            self._refused_keys.add((tenant, key))
+
+
+def _nothing() -> None:
+    """Does nothing, before a server is there to be told."""

@@ -1,0 +1,103 @@
+"""One HTTP worker: a process that speaks HTTP and asks the engine of another. Started by `WorkerPool`, with two open
+files: the port to listen on and the link to the engine's process.
+
+It knows nothing but what that process tells it first, takes no signals, and ends when the link does.
+"""
+
+import asyncio
+import gc
+import math
+import pickle
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvloop
+
+from backend.text.tokenizer import Tokenizer
+from gateway.api.body_reader import open_body_reader
+from gateway.api.frontend import Frontend
+from gateway.api.routes import make_app, make_probes
+from gateway.background import beside
+from gateway.http.request_scope import ActiveRequests
+from gateway.http.server import Server
+from gateway.settings.settings import Settings
+from gateway.telemetry.logs.logs import STDERR, logging_to
+from gateway.telemetry.metrics.delivery import DeliveryMetrics
+from gateway.telemetry.request_record import Telemetry
+from gateway.tenants.auth import KeyRing
+from gateway.tenants.effective_policy import EffectivePolicies
+from gateway.workers.link import Kind, read_frame
+from gateway.workers.messages import Setup
+from gateway.workers.stats import report
+from gateway.workers.worker_client import MirroredPolicy, WorkerClient
+
+GC_THRESHOLDS = (50_000, 20, 100)  # a request makes thousands of objects, and hardly ever a cycle
+
+
+class WorkerServer(Server):
+    """Serves the tenants' port until it is told to end, by the link and not by signals."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def main() -> None:
+    """Serve until the engine's process says otherwise."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal sends them to all, and a supervisor may
+        signal.signal(number, signal.SIG_IGN)
+    port, link = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
+    kind, pickled = read_frame(link)
+    assert kind is Kind.SETUP
+    setup: Setup = pickle.loads(pickled)  # noqa: S301 - of the process that started this one
+    tokenizer = Tokenizer.from_dir(setup.model_dir, setup.vocab_size)
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+    with logging_to(STDERR, setup.settings), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(setup, tokenizer, port, link))
+
+
+async def _serve(setup: Setup, tokenizer: Tokenizer, port: socket.socket, link: socket.socket) -> None:
+    settings, clock = share(setup.settings), time.monotonic
+    keys, policies = KeyRing(setup.pepper, setup.keys), MirroredPolicy(setup.policy)
+    client = WorkerClient(keys, policies, setup.refused_tenants, setup.refused_keys, clock)
+    link.setblocking(False)
+    await asyncio.get_running_loop().create_unix_connection(lambda: client.link, sock=link)
+    telemetry, deliveries = Telemetry(clock), DeliveryMetrics(clock)
+    telemetry.on_end.append(client.ended)
+    active_requests = ActiveRequests(settings.write_timeout)
+    server = WorkerServer(settings, active_requests, lambda: client.link.send(Kind.READY))
+    client.on_drain, client.on_end = server.drain, server.end
+    async with open_body_reader(settings, setup.model.limits.max_model_len) as body_reader:
+        frontend = Frontend(
+            model=setup.model,
+            tokenizer=tokenizer,
+            keys=keys,
+            effective_policies=EffectivePolicies(policies),
+            telemetry=telemetry,
+            deliveries=deliveries,
+            active_requests=active_requests,
+            body_reader=body_reader,
+            engine=client,
+        )
+        server.config.app = make_app(frontend, make_probes(frontend), settings.metrics_on_tenant_port)
+        async with beside(active_requests.sweep(), report(client, server.table, deliveries)):
+            await server.serve(sockets=[port])
+    client.link.close()
+    tokenizer.close()
+
+
+def share(settings: Settings) -> Settings:
+    """Returns the settings of one worker: connections and unparsed bytes are divided among them."""
+    num_workers = settings.num_http_workers
+    unparsed = max(2 * settings.max_body_bytes, settings.max_unparsed_bytes // num_workers)
+    connections = math.ceil(settings.max_connections / num_workers)
+    return settings.model_copy(update={"max_connections": connections, "max_unparsed_bytes": unparsed})
+
+
+if __name__ == "__main__":
+    main()
