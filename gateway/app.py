@@ -59,6 +59,7 @@ from gateway.tenants.live_policy import LivePolicy, scheduling_policy
 from gateway.watchdog import Watchdog
 from gateway.workers.messages import Setup, Update
 from gateway.workers.pool import WorkerPool
+from gateway.workers.stats import PoolStats
 from quotas.embedded.embedded_store import EmbeddedStore
 from quotas.errors import StoreUnavailable
 from quotas.policy.policy import Policy
@@ -270,6 +271,7 @@ async def serve_engine(
             engine=client,
         )
         probes = make_probes(frontend)
+        (server.table if isinstance(server, WorkerPool) else PoolStats(0, int)).show(service.metrics.registry)
         service.metrics.process.bind("sluice.tasks", lambda: len(asyncio.all_tasks()))
         engine.failed.add_done_callback(lambda _: server.end())
         engine.start()
@@ -323,7 +325,6 @@ def _mirror(pool: WorkerPool, tenants: TenantSources, service: Service) -> None:
     tenants.policies.on_change.append(policy_changed)
     service.refusal_limiter.on_suspect.append(pool.suspect)
     service.quotas.on_refused.append(lambda tenant, key: pool.suspect(tenant, key or ""))
-    pool.table.show(service.metrics.registry)
 
 
 async def _apply_policies(policies: LivePolicy, admission: Admission) -> None:

@@ -4,6 +4,7 @@ Moments are in seconds of the engine's clock, which never goes back; `began_ns` 
 no prompt, no output and no key. `Telemetry` keeps the records of live requests and notifies listeners of each end.
 """
 
+import asyncio
 import logging
 import re
 import time
@@ -21,7 +22,7 @@ from backend.sampling_params import SamplingParams
 from backend.scheduler.sequence import Sequence
 from gateway.errors import ApiError
 from gateway.http.responses import ResponseWriter
-from quotas.quotas import Grant
+from quotas.reservation import Reservation
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +94,13 @@ class SequenceTimeline:
     resumed: list[float] = field(default_factory=list)
 
 
+class Granted(Protocol):
+    """What a request was granted of its limits; see `Grant`."""
+
+    reservation: Reservation | None
+    settlement: asyncio.Future[None] | None
+
+
 class Cancellable(Protocol):
     """The scope in which a request is served, here or in another process; moments are of the engine's clock."""
 
@@ -154,7 +162,7 @@ class RequestRecord:
 
     # while it is served, and after
     scope: Cancellable | None = None
-    grant: Grant | None = None
+    grant: Granted | None = None
     timelines: list[SequenceTimeline] = field(default_factory=list)
     store_calls: list[StoreCall] = field(default_factory=list)  # at most `MAX_STORE_CALLS`
 

@@ -39,6 +39,7 @@ class WorkerPool:
         self.started = False
         self.should_exit = False
         self.table = PoolStats(settings.num_http_workers, self._num_up)
+        self._sockets: Sequence[socket.socket] = ()
         self._served: list[ServedWorker | None] = [None] * settings.num_http_workers
         self._on_started = on_started
         self._patience = settings.drain_delay + settings.drain_timeout + END_SECONDS + LEAVE_SECONDS
@@ -56,6 +57,7 @@ class WorkerPool:
 
     async def serve(self, sockets: Sequence[socket.socket], client: InProcessClient, setup: MakeSetup) -> None:
         """Serve until `drain` or `end`, or a signal for either. Raises `ListenError` if a worker does not start."""
+        self._sockets = sockets
         tasks = [
             asyncio.create_task(_Seat(self, index, sock, client, setup).run()) for index, sock in enumerate(sockets)
         ]
@@ -115,6 +117,8 @@ class WorkerPool:
     def _end(self, kind: Kind) -> None:
         self.should_exit = True
         self._ending.set()
+        for sock in self._sockets:
+            sock.close()  # the port closes with the last worker that listens
         for served in filter(None, self._served):
             served.link.send(kind)
 

@@ -261,6 +261,7 @@ class ServedWorker:
         self._service.telemetry.live.add(record)
         try:
             policy = self._policy(asked.tenant, asked.key)
+            policy.require("inference")
             sequences = self._client.prepare(asked, policy, record)
             if not policy.charged:
                 self._admit(request, number, sequences)
@@ -310,9 +311,7 @@ class ServedWorker:
         principal = self._service.keys.find(key)
         if principal is None or principal.tenant != tenant:
             raise InvalidApiKey("Incorrect API key provided: it is unknown, revoked or expired.")
-        policy = self._service.effective_policies.of(principal)
-        policy.require("inference")
-        return policy
+        return self._service.effective_policies.of(principal)
 
     def _stop(self, message: Message, _: memoryview) -> None:
         number, index, num_tokens = message
