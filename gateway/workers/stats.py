@@ -11,7 +11,7 @@ from typing import Any
 
 from gateway.http.connection_table import ConnectionState, ConnectionTable
 from gateway.telemetry.metrics.delivery import DeliveryMetrics
-from gateway.telemetry.metrics.registry import Family, HistogramSeries, Kind, Registry
+from gateway.telemetry.metrics.registry import Family, HistogramSeries, Kind, Point, Registry
 from gateway.workers.link import Kind as FrameKind
 from gateway.workers.worker_client import WorkerClient
 
@@ -114,6 +114,6 @@ class PoolStats:
             family = Family(f"sluice.http_worker.{name}", Kind.GAUGE, unit, meaning, ("worker",))
             registry.read(family, partial(self._points, attribute))
 
-    def _points(self, attribute: str) -> list[tuple[tuple[str, ...], float]]:
-        points = [((str(index),), getattr(stats, attribute)) for index, stats in enumerate(self.by_worker)]
+    def _points(self, attribute: str) -> list[Point]:
+        points: list[Point] = [((str(index),), getattr(stats, attribute)) for index, stats in enumerate(self.by_worker)]
         return points or [(("",), 0.0)]  # a series that is there, so that dashboards find it

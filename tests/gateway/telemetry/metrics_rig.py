@@ -9,6 +9,7 @@ from gateway.http.connection_table import ConnectionTable
 from gateway.telemetry.metrics.metrics import Metrics, Sources
 from gateway.telemetry.request_record import RequestRecord, SequenceTimeline, Telemetry
 from gateway.tenants.live_policy import LivePolicy
+from gateway.workers.stats import PoolStats
 from tests.gateway.paper_store import PaperStore
 from tests.gateway.telemetry.core_run import CoreRun
 from tests.gateway.telemetry.records import a_record
@@ -89,6 +90,7 @@ class Rig(CoreRun):
                 ConnectionTable(8),
             )
         )
+        PoolStats(0, int).show(self.metrics.registry)
 
     def page(self) -> Page:
         return Page(self.metrics.prometheus_text().decode())
