@@ -9,7 +9,7 @@ all steps add up to the time the device was busy. In tokens, a prompt token cost
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from admission.orderings.ordering import Ordering
 from admission.step_time import StepTimeModel, StepWork, plain_sum, prefill_pairs, prefill_work
@@ -109,13 +109,8 @@ def work_of(scheduled: ScheduledStep) -> StepWork:
     return StepWork(tokens, decodes, scheduled.decode_context, context, pairs)
 
 
-class _Charge(NamedTuple):
-    """The charge for a step that is planned and not completed."""
-
-    scheduled: ScheduledStep
-    work: StepWork
-    costs: list[float]  # of each of its sequences
-    by_tenant: Mapping[str, float]
+_Charge = tuple[ScheduledStep, StepWork, list[float], Mapping[str, float]]
+"""The charge for a step that is planned and not completed: the step, its work, the costs of its rows and of tenants."""
 
 
 class Ledger:
@@ -140,26 +135,26 @@ class Ledger:
         work = work_of(scheduled)
         seconds = self._model.fitted.seconds(work)
         costs = self._tariff.costs(scheduled, seconds)
-        self._open.append(_Charge(scheduled, work, costs, self._ordering.charge(scheduled.sequences, costs)))
+        self._open.append((scheduled, work, costs, self._ordering.charge(scheduled.sequences, costs)))
         return seconds
 
     def completed(self, elapsed: float) -> None:
         """Correct the charges of the oldest step that was planned, which took this many seconds."""
-        charge = self._open.popleft()
-        total = plain_sum(charge.by_tenant.values())
+        scheduled, work, costs, by_tenant = self._open.popleft()
+        total = plain_sum(by_tenant.values())
         correction = self._tariff.correction(total, elapsed) / total if total else 0.0
         if correction:
-            self._ordering.correct([(tenant, correction * cost) for tenant, cost in charge.by_tenant.items()])
+            self._ordering.correct([(tenant, correction * cost) for tenant, cost in by_tenant.items()])
         factor = 1 + correction
-        for sequence, cost in zip(charge.scheduled.sequences, charge.costs):  # noqa: B905 - as in `FairQueue.charge`
+        for sequence, cost in zip(scheduled.sequences, costs):  # noqa: B905 - as in `FairQueue.charge`
             sequence.charged += cost * factor
-        self._model.observe(charge.work, elapsed)
+        self._model.observe(work, elapsed)
 
     def lost(self) -> None:
         """Return the charges of all steps that were planned and not completed, none of which took place."""
         while self._open:
-            charge = self._open.pop()
-            self._ordering.correct((tenant, -cost) for tenant, cost in charge.by_tenant.items())
+            *_, by_tenant = self._open.pop()
+            self._ordering.correct((tenant, -cost) for tenant, cost in by_tenant.items())
 
     def ended(self, sequence: Sequence) -> None:
         self._ordering.settle(sequence)

@@ -244,5 +244,7 @@ class KVManager:
         assert len(owned) + self.pool.num_free == self._config.num_blocks, "blocks were lost"
         held = Counter(s.tenant for s in holders for _ in s.block_table)
         assert held == self.allowances.held, "a tenant is not charged for what it holds"
+        leaving = {s for s in holders if s.slot >= 0 and s.status is not _RUNNING}
+        assert leaving == self._leaving, "what has left is not looked for"
         slots = [s.slot for s in holders if s.slot >= 0]
         assert sorted(slots + self._free_slots) == list(range(self._config.max_num_seqs)), "slots were lost"
