@@ -1,4 +1,8 @@
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -7,9 +11,27 @@ from torch import Tensor
 from backend.kernels import linear as linears
 from backend.kernels import reference
 from backend.kernels.linear import HEIGHTS, TiledLinear, best_linear, packs, tiles
+from tests.backend.families import save_checkpoint
 
+ROOT = Path(__file__).parents[3]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+SERVE = """
+import random
+import sys
+
+from backend import LLM, SamplingParams
+from backend.sizing import EngineOptions
+
+llm = LLM(sys.argv[1], EngineOptions(max_num_seqs=8, max_num_batched_tokens=128), dtype="float32", kernels="torch")
+print("loaded", flush=True)
+rng = random.Random(0)
+prompts = [[rng.randrange(131) for _ in range(rng.randint(1, 90))] for _ in range(40)]
+sampling = [SamplingParams(temperature=0, max_tokens=rng.randint(1, 20), ignore_eos=True) for _ in prompts]
+llm.generate(prompts, sampling, progress=False)
+print("served", flush=True)
+"""
 
 needs_onednn = pytest.mark.skipif(not packs(torch.float32), reason="oneDNN's packed products are not there")
 
@@ -41,6 +63,19 @@ def test_no_call_asks_onednn_for_rows_that_it_has_not_compiled(monkeypatch: pyte
     for rows in range(1, 700):
         product(torch.randn(rows, 10))
     assert compiled == set(asked) == set(HEIGHTS)
+
+
+@needs_onednn
+def test_an_engine_compiles_no_product_once_it_is_loaded(tmp_path: Path) -> None:
+    checkpoint = save_checkpoint("llama2", tmp_path)
+    environ = os.environ | {"ONEDNN_VERBOSE": "2", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", SERVE, str(checkpoint)]
+    said = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    loading, _, serving = said.partition("loaded\n")
+    assert serving.endswith("served\n")
+    assert "create:cache_miss" in loading
+    assert "create:cache_hit" in serving
+    assert "create:cache_miss" not in serving
 
 
 @needs_onednn
