@@ -31,6 +31,7 @@ class Ready:
     admin_port: int | None = None  # None: there is none
     admin_host: str = "127.0.0.1"
     admin_key: str = ""  # where it is
+    num_http_workers: int = 0
 
     @property
     def admin_url(self) -> str:
@@ -54,6 +55,8 @@ class Ready:
             f"  model     {self.model}: {_count(self.num_parameters)} parameters, {self.dtype}, on {self.device}",
             f"  KV cache  {format_bytes(self.kv_bytes)}: {tokens}, at most {self.max_model_len:,} tokens a request",
         ]
+        if self.num_http_workers:
+            lines += [f"  HTTP      {self.num_http_workers} worker{'s' if self.num_http_workers > 1 else ''}"]
         if not self.batch_invariant:
             lines += [
                 "  seeds     may draw other text beside other requests: these kernels add in an order of the batch's"

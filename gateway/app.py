@@ -390,5 +390,6 @@ def _ready(
         demo_key=demo_key if settings.is_loopback else None,  # stdout of a container is a log that others read
         admin_port=admin.number if admin else None,
         admin_host=settings.admin_host,
+        num_http_workers=settings.num_http_workers,
         admin_key="SLUICE_ADMIN_KEY" if settings.admin_key else str(KeyStore(settings.state_dir).admin_key_path),
     )

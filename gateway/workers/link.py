@@ -6,6 +6,7 @@ nothing; the other way, what a worker is set up with is pickled.
 """
 
 import asyncio
+import logging
 import socket
 import struct
 from collections import deque
@@ -14,6 +15,8 @@ from enum import IntEnum
 from typing import Any, cast
 
 import orjson
+
+log = logging.getLogger(__name__)
 
 _HEADER = struct.Struct("<BII")
 FRAMES_PER_TURN = 16  # some 2 ms of requests: a flood at one worker does not keep the engine from its steps
@@ -74,6 +77,11 @@ class Link(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
+    def abort(self) -> None:
+        """Close the socket at once: the other end counts as gone."""
+        if self._transport is not None:
+            self._transport.abort()
+
     # asyncio's callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -115,8 +123,12 @@ class Link(asyncio.Protocol):
         end = middle + sizes[2]
         if end > len(view):
             return 0
-        message = orjson.loads(view[_HEADER.size : middle]) if sizes[1] else None
-        self._receive(Kind(kind), message, view[middle:end])
+        try:
+            message = orjson.loads(view[_HEADER.size : middle]) if sizes[1] else None
+            self._receive(Kind(kind), message, view[middle:end])
+        except Exception:
+            log.exception("a frame could not be handled: its link is closed", extra={"discreet": True})
+            self.abort()
         return end
 
     def _flush(self) -> None:

@@ -79,3 +79,8 @@ def test_the_admin_plane_is_named_with_where_its_key_is() -> None:
 
 def test_the_demo_key_is_not_in_the_representation() -> None:
     assert "0123" not in repr(READY)
+
+
+def test_http_workers_are_counted_where_there_are_any() -> None:
+    assert "HTTP      2 workers\n" in str(replace(READY, num_http_workers=2))
+    assert "worker" not in str(READY)
