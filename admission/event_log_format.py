@@ -1,4 +1,4 @@
-"""How each version of the event log writes moments, checksums and tokens: all that is read is written again as it was.
+"""Each version of the event log has its way to write moments, checksums and tokens, in which it is written once more.
 
 | version | moments and durations | checksum | tokens that could not be drawn |
 |---|---|---|---|
