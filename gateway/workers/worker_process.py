@@ -65,13 +65,13 @@ async def _serve(setup: Setup, tokenizer: Tokenizer, port: socket.socket, link: 
     settings, clock = share(setup.settings), time.monotonic
     keys, policies = KeyRing(setup.pepper, setup.keys), MirroredPolicy(setup.policy)
     client = WorkerClient(keys, policies, setup.refused_tenants, setup.refused_keys, clock)
-    link.setblocking(False)
-    await asyncio.get_running_loop().create_unix_connection(lambda: client.link, sock=link)
     telemetry, deliveries = Telemetry(clock), DeliveryMetrics(clock)
     telemetry.on_end.append(client.ended)
     active_requests = ActiveRequests(settings.write_timeout)
     server = WorkerServer(settings, active_requests, lambda: client.link.send(Kind.READY))
-    client.on_drain, client.on_end = server.drain, server.end
+    client.on_drain, client.on_end = server.drain, server.end  # before the link is read, which may say so at once
+    link.setblocking(False)
+    await asyncio.get_running_loop().create_unix_connection(lambda: client.link, sock=link)
     async with open_body_reader(settings, setup.model.limits.max_model_len) as body_reader:
         frontend = Frontend(
             model=setup.model,
