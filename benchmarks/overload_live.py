@@ -114,9 +114,9 @@ def _measure(options: Namespace, core: int, trace: Sequence[Arrival], run: int, 
         capacity = _capacity(server, conversations, options.seconds)
         for name, factor in LOADS.items():
             asked = conversations.poisson(factor * capacity, options.seconds)
-            worked, heard = _cpu_seconds(server.pid), _offer(server, asked, options.seconds)
+            worked, heard = machine.cpu_seconds(server.pid), _offer(server, asked, options.seconds)
             row = _figures(asked, heard, options.seconds)
-            row["server busy"] = (_cpu_seconds(server.pid) - worked) / heard.seconds
+            row["server busy"] = (machine.cpu_seconds(server.pid) - worked) / heard.seconds
             for what, value in row.items():
                 figures[name].setdefault(what, []).append(value)
     return capacity
@@ -141,12 +141,6 @@ def _offer(server: Served, asked: Sequence[Asked], seconds: float) -> Heard:
             return clients.run(seconds + DRAIN, (one.due for one in asked), until_answered=True)
         finally:
             gc.enable()
-
-
-def _cpu_seconds(pid: int) -> float:
-    """That a process has used so far, all its threads together."""
-    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def _figures(asked: Sequence[Asked], heard: Heard, seconds: float) -> dict[str, float]:

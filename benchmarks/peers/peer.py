@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager
@@ -12,14 +13,19 @@ from typing import Any
 from benchmarks.workload import Workload
 
 MAX_NUM_SEQS = 32
+CPU_RATE = "tok/CPU-s"  # tokens a second of the engine's CPU time, which others on the machine change little
 
 
 @dataclass(slots=True)
 class Generated:
-    """One workload's run. `times` holds the arrival of each token of each request, in seconds from the start."""
+    """One workload's run. `times` holds the arrival of each token of each request, in seconds from the start.
+
+    `cpu_seconds` are those of the engine's process; None: it is the process that was asked.
+    """
 
     seconds: float
     times: list[list[float]]
+    cpu_seconds: float | None = None
     extra: dict[str, float] = field(default_factory=dict)
 
 
@@ -40,10 +46,13 @@ def answer_requests(options: Namespace, load: Callable[[Namespace], AbstractCont
         answer({"ready": True})
         for line in sys.stdin:
             workload = Workload(**json.loads(line))
+            began = time.process_time()
             done = generate(workload)
+            cpu_seconds = time.process_time() - began if done.cpu_seconds is None else done.cpu_seconds
             counts = [len(times) for times in done.times]
             assert counts == workload.max_tokens, f"{counts} tokens came, {workload.max_tokens} were asked for"
-            answer({"seconds": done.seconds, "times": done.times, "extra": done.extra})
+            extra = {CPU_RATE: workload.num_output_tokens / cpu_seconds} | done.extra
+            answer({"seconds": done.seconds, "times": done.times, "extra": extra})
 
 
 @contextmanager

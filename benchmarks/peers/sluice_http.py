@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.gateway_process import gateway_process
 from benchmarks.load import all_at_once, post
+from benchmarks.machine import cpu_seconds
 from benchmarks.peers.peer import Generate, Generated, answer_requests, parser
 from benchmarks.workload import Workload
 
@@ -32,8 +33,10 @@ def load(options: Namespace) -> Iterator[Generate]:
 
         def generate(workload: Workload) -> Generated:
             requests = [_request(*pair) for pair in zip(workload.prompts, workload.max_tokens, strict=True)]
+            before = cpu_seconds(server.pid)
             seconds, times = all_at_once(server.port, requests)
-            return Generated(seconds, [each[:-2] for each in times])  # the last two events: the finish and [DONE]
+            tokens = [each[:-2] for each in times]  # the last two events: the finish and [DONE]
+            return Generated(seconds, tokens, cpu_seconds(server.pid) - before)
 
         yield generate
 

@@ -69,7 +69,7 @@ def load(options: Namespace) -> Iterator[Generate]:
         llm.generate(workload.prompts, sampling, progress=False, detokenize=workload.detokenize)
         seconds = time.perf_counter() - seen.started
         extra = {"KV waste": seen.unused / seen.allocated, "steps": seen.steps, "largest batch": seen.largest_batch}
-        return Generated(seconds, [seen.times[str(index)] for index in range(len(workload.prompts))], extra)
+        return Generated(seconds, [seen.times[str(index)] for index in range(len(workload.prompts))], extra=extra)
 
     yield generate
 
