@@ -12,6 +12,7 @@ from opentelemetry.exporter.otlp.proto.common import trace_encoder
 from opentelemetry.exporter.otlp.proto.grpc import trace_exporter as grpc_exporter
 from opentelemetry.exporter.otlp.proto.http import trace_exporter as http_exporter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.trace import Link, SpanKind
 from opentelemetry.util.types import AttributeValue
 
@@ -31,17 +32,41 @@ _64_BITS = 2**64 - 1
 
 def encode_spans(spans: Sequence[FinishedSpan]) -> ExportTraceServiceRequest:
     """Returns what the SDK's function of this name does, for spans of one resource and scope, as all of ours are."""
-    request = trace_encoder.encode_spans(spans[:1])
-    if spans:
-        rest = b"".join([_field(b"\x12", _span(span)) for span in spans[1:]])
-        request.resource_spans[0].scope_spans[0].MergeFromString(rest)
+    request: ExportTraceServiceRequest = ExportTraceServiceRequest.FromString(
+        EncodedSpans(spans).SerializePartialToString()
+    )
     return request
 
 
+class EncodedSpans:
+    """A request that is only ever sent: as bytes, which need not become a message first."""
+
+    def __init__(self, spans: Sequence[FinishedSpan]) -> None:
+        self._spans = spans
+
+    def SerializePartialToString(self) -> bytes:  # noqa: N802 - protobuf's name, by which the exporter over HTTP asks
+        if not self._spans:
+            return b""
+        resource, scope, resource_url, scope_url = _origin(self._spans[0].resource)
+        spans = [_field(b"\x12", _span(span)) for span in self._spans]
+        return _field(b"\x0a", resource + _field(b"\x12", b"".join([scope, *spans, scope_url])) + resource_url)
+
+
+@lru_cache(4)
+def _origin(resource: Resource) -> tuple[bytes, bytes, bytes, bytes]:
+    """Returns the fields of a resource, of our scope, and of the URLs of their schemas, as the SDK encodes them."""
+    span = FinishedSpan("", 1, 1, None, None, False, (0, 0), {}, (), (), _INTERNAL, False, resource)
+    of_resource = trace_encoder.encode_spans([span]).resource_spans[0]
+    of_scope = of_resource.scope_spans[0]
+    resource_field = _field(b"\x0a", of_resource.resource.SerializeToString())
+    scope_field = _field(b"\x0a", of_scope.scope.SerializeToString())
+    return resource_field, scope_field, _text(b"\x1a", of_resource.schema_url), _text(b"\x1a", of_scope.schema_url)
+
+
 def encode_for_exporters() -> None:
-    """Let the SDK's exporters encode with `encode_spans`. One that does not look for it encodes as before."""
-    for module in (grpc_exporter, http_exporter):
-        vars(module)["encode_spans"] = encode_spans
+    """Let the SDK's exporters encode as here. One that does not look for `encode_spans` encodes as before."""
+    vars(grpc_exporter)["encode_spans"] = encode_spans
+    vars(http_exporter)["encode_spans"] = EncodedSpans
 
 
 def _span(span: FinishedSpan) -> bytes:
@@ -116,7 +141,7 @@ def _value(value: AttributeValue) -> bytes:
 
 @lru_cache(MAX_KEPT)
 def _text(tag: bytes, text: str) -> bytes:
-    return _field(tag, text.encode())
+    return _field(tag, text.encode()) if text else b""  # an empty field is none
 
 
 def _field(tag: bytes, content: bytes) -> bytes:

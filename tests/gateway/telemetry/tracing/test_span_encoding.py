@@ -10,7 +10,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind
 
 from gateway.telemetry.request_record import RequestRecord, TraceContext
 from gateway.telemetry.tracing.sampler import SamplingReason
-from gateway.telemetry.tracing.span_encoding import MAX_KEPT, encode_spans
+from gateway.telemetry.tracing.span_encoding import MAX_KEPT, EncodedSpans, encode_spans
 from gateway.telemetry.tracing.span_tree import SAMPLED, FinishedSpan, SpanEvent, SpanTree
 from gateway.telemetry.tracing.spans import spans_of
 from gateway.tenants.effective_policy import KVShape
@@ -30,6 +30,7 @@ links = ids.map(lambda number: Link(SpanContext(number << 64 | 7, number, False,
 
 def assert_as_the_sdk_writes(spans: list[FinishedSpan]) -> None:
     assert encode_spans(spans).SerializeToString() == trace_encoder.encode_spans(spans).SerializeToString()
+    assert EncodedSpans(spans).SerializePartialToString() == trace_encoder.encode_spans(spans).SerializeToString()
 
 
 @given(records(), st.sampled_from(SamplingReason))
