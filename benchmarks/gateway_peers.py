@@ -2,9 +2,9 @@
 
 Each proxy is alone on one core; the load generator, one Redis for all and LiteLLM's backend have the other. They take
 turns run by run. Answers have 32 tokens, whole or as 35 events. LiteLLM's backend is a bare server that has the whole
-answer at once, on the other core. Ours is judged like for like, over an engine that has it at once as well; beside it
-stands the gateway over an engine that makes each answer in 32 steps of no length, each planned, handed to the device
-thread and back, which is work that LiteLLM leaves to its backend.
+answer at once, on the other core. Ours is judged by the way that a user's request goes: over an engine that makes each
+answer in 32 steps of no length, each planned, handed to the device thread and back, which is work that LiteLLM leaves to
+its backend. Beside it stands the gateway over an engine that has the answer at once as well.
 Each counts requests and tokens of one key in Redis, for every request, against limits that nobody reaches: what is
 compared is the cost of enforcing them. A quick run leaves LiteLLM out.
 """
@@ -147,9 +147,9 @@ def _tell(report: Report, figures: Figures, limited: dict[str, bool]) -> None:
     report.at_most("load generator, share of its core", max(figures["generator busy"]), 0.9)
     if LITELLM in limited:
         report.notes = [f"{litellm_environment.REQUIREMENT}: how it is set up is in benchmarks/litellm_proxy.py"]
-        for what in ("req/s", "streams/s"):
-            report.at_least(f"{what} over LiteLLM", _ratio(figures, INSTANT, what), 20.0)
-            report.notes.append(f"{what} over LiteLLM, with 32 steps a request: {_ratio(figures, OURS, what):.1f}x")
+        for what, least in (("req/s", 20.0), ("streams/s", 35.0)):
+            report.at_least(f"{what} over LiteLLM", _ratio(figures, OURS, what), least)
+            report.notes.append(f"{what} over LiteLLM, instant engine: {_ratio(figures, INSTANT, what):.1f}x")
 
 
 def _ratio(figures: Figures, name: str, what: str) -> float:
