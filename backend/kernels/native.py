@@ -106,7 +106,7 @@ class _Layer(Structure):
     )
 
 
-class _Decoder(Structure):
+class _Stack(Structure):
     _fields_ = (
         *(("layers", POINTER(_Layer)), ("final_norm", c_void_p), ("cos_sin", c_void_p)),
         *((name, c_int64) for name in ("num_layers", "hidden", "num_heads", "num_kv_heads", "dim")),
@@ -135,7 +135,7 @@ class NativeLayers:
         self._run, self._scratch_bytes = library.sluice_layers, library.sluice_layers_scratch
         self._stack = stack  # whose tensors are pointed at
         self._layers = (_Layer * len(stack.layers))(*map(_layer, stack.layers))
-        self._decoder = _Decoder(
+        self._decoder = _Stack(
             *(self._layers, stack.final_norm.data_ptr(), stack.cos_sin.data_ptr()),
             *(len(stack.layers), stack.final_norm.numel(), stack.num_heads, stack.num_kv_heads, stack.head_dim),
             *(stack.eps, stack.head_dim**-0.5, DTYPES[stack.final_norm.dtype]),

@@ -27,7 +27,7 @@ struct Layer {
     int64_t window;
 };
 
-struct Decoder {
+struct Stack {
     const Layer* layers;
     const void* final_norm;
     const float* cos_sin;
@@ -48,10 +48,10 @@ struct Step {
     int64_t tokens, num_seqs, table_width;
 };
 
-int64_t item_bytes(const Decoder& decoder) { return decoder.dtype == FLOAT32 ? 4 : 2; }
+int64_t item_bytes(const Stack& decoder) { return decoder.dtype == FLOAT32 ? 4 : 2; }
 
 // Bytes of a tensor with so many columns, rounded up so that the next begins with a cache line.
-int64_t tensor_bytes(const Decoder& decoder, int64_t rows, int64_t columns) {
+int64_t tensor_bytes(const Stack& decoder, int64_t rows, int64_t columns) {
     return (rows * columns * item_bytes(decoder) + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
 }
 
@@ -60,7 +60,7 @@ struct Scratch {
     char *branch, *qkv, *query, *attended, *gate_up, *activated;
     int64_t bytes;
 
-    Scratch(const Decoder& decoder, int64_t rows, char* memory) {
+    Scratch(const Stack& decoder, int64_t rows, char* memory) {
         const Layer& layer = decoder.layers[0];
         const auto take = [&](char*& tensor, int64_t begin, int64_t columns) {
             tensor = memory + begin;
@@ -76,7 +76,7 @@ struct Scratch {
 };
 
 struct Run {
-    const Decoder& decoder;
+    const Stack& decoder;
     const Pool& pool;
     const Step& step;
     Scratch scratch;
@@ -136,13 +136,13 @@ using namespace sluice;
 extern "C" {
 
 // The bytes of memory that a step of so many tokens needs beside its hidden states.
-int64_t sluice_layers_scratch(const Decoder* decoder, int64_t tokens) {
+int64_t sluice_layers_scratch(const Stack* decoder, int64_t tokens) {
     return Scratch(*decoder, tokens, nullptr).bytes;
 }
 
 // `residual` holds the embedded tokens [tokens, hidden] and is written to; `out` [tokens, hidden] gets the result.
 void sluice_layers(
-    const Decoder* decoder, const Pool* pool, const Step* step, void* out, void* residual, void* scratch, int threads) {
+    const Stack* decoder, const Pool* pool, const Step* step, void* out, void* residual, void* scratch, int threads) {
     const Scratch tensors(*decoder, step->tokens, static_cast<char*>(scratch));
     Run{*decoder, *pool, *step, tensors, out, residual, threads}.layers();
 }
