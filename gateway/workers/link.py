@@ -97,9 +97,28 @@ class Link(asyncio.Protocol):
             self._handle()
 
     def _handle(self) -> None:
-        """Handle a few frames, and those that are left in later turns; meanwhile nothing more is read."""
+        """Handle a few frames, and those that are left in later turns; meanwhile nothing more is read.
+
+        Once the other end is gone, and all that it had was ended, nothing is begun for it any more.
+        """
+        if self._transport is None:
+            return
         data = b"".join((self._rest, *self._received))
         self._received.clear()
+        try:
+            self._rest = data[self._handle_some(data) :]
+        except Exception:
+            log.exception("a frame could not be handled: its link is closed", extra={"discreet": True})
+            self.abort()
+            return
+        was_handling, self._is_handling = self._is_handling, _is_whole(self._rest)
+        if self._is_handling:
+            self._loop.call_soon(self._handle)
+        if was_handling != self._is_handling:
+            (self._transport.pause_reading if self._is_handling else self._transport.resume_reading)()
+
+    def _handle_some(self, data: bytes) -> int:
+        """Handle a few frames, and return how long they are."""
         offset = 0
         with memoryview(data) as view:
             for _ in range(FRAMES_PER_TURN):
@@ -107,12 +126,7 @@ class Link(asyncio.Protocol):
                 if not size:
                     break
                 offset += size
-        self._rest = data[offset:]
-        was_handling, self._is_handling = self._is_handling, _is_whole(self._rest)
-        if self._is_handling:
-            self._loop.call_soon(self._handle)
-        if self._transport is not None and was_handling != self._is_handling:
-            (self._transport.pause_reading if self._is_handling else self._transport.resume_reading)()
+        return offset
 
     def _handle_one(self, view: memoryview) -> int:
         """Handle the first frame of the view and return its size; 0 if it is not whole."""
@@ -123,12 +137,8 @@ class Link(asyncio.Protocol):
         end = middle + sizes[2]
         if end > len(view):
             return 0
-        try:
-            message = orjson.loads(view[_HEADER.size : middle]) if sizes[1] else None
-            self._receive(Kind(kind), message, view[middle:end])
-        except Exception:
-            log.exception("a frame could not be handled: its link is closed", extra={"discreet": True})
-            self.abort()
+        message = orjson.loads(view[_HEADER.size : middle]) if sizes[1] else None
+        self._receive(Kind(kind), message, view[middle:end])
         return end
 
     def _flush(self) -> None:

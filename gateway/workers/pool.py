@@ -157,17 +157,20 @@ class _Seat:
         pool, loop, pause = self._pool, asyncio.get_running_loop(), MIN_PAUSE
         while not pool.should_exit:
             began = loop.time()
-            status = await self._serve()
+            try:
+                ended = f"ended with status {await self._serve()}"
+            except OSError as error:  # there is no memory, or no file, for another process right now
+                ended = f"could not be started ({error})"
             if pool.should_exit:
                 return
             if not pool.started:
                 raise ListenError(
-                    f"an HTTP worker ended with status {status} before it served: the log may say why, and with "
-                    "--http-workers 0 there are none"
+                    f"an HTTP worker {ended} before it served: the log may say why, and with --http-workers 0 there "
+                    "are none"
                 )
             pool.table.num_restarts += 1
             pause = MIN_PAUSE if loop.time() - began > STEADY_SECONDS else min(2 * pause, MAX_PAUSE)
-            log.error("HTTP worker %d ended with status %d; another starts in %.1f s", self._index, status, pause)
+            log.error("HTTP worker %d %s; another starts in %.1f s", self._index, ended, pause)
             await pool.until_ending(pause)
 
     async def _serve(self) -> int:
