@@ -1,0 +1,159 @@
+"""What the engine's process keeps of a request that an HTTP worker serves: its streams, and its scope."""
+
+import asyncio
+from array import array
+from collections.abc import Callable
+
+from backend.errors import DeviceError
+from backend.scheduler.sequence import FinishReason, Sequence
+from backend.stream import TokenStream
+from gateway.api.engine_request import EngineRequest
+from gateway.api.in_process_client import InProcessGeneration
+from gateway.errors import ApiError
+from gateway.workers.link import Kind, Link
+from gateway.workers.messages import error_message
+
+
+class RemoteStream(TokenStream):
+    """The stream of a sequence whose consumer is in a worker: it keeps nothing, and wakes nobody here.
+
+    A consumer that is not `eager` is sent the first token, by which it times the engine, and the rest with the last.
+    """
+
+    __slots__ = ("_is_eager", "_outbox", "number", "request")
+
+    def __init__(self, sequence: Sequence, number: int, request: "RemoteRequest", outbox: "Outbox") -> None:
+        super().__init__(sequence)
+        self.number = number
+        self.request = request
+        self._outbox = outbox
+        self._is_eager = request.asked.streams or request.asked.may_stop
+
+    def put(self, token_id: int, reason: FinishReason | None) -> bool:
+        generated = len(self.sequence.output)
+        if generated >= self._mark:
+            self._look_at_mark(generated)
+        if self._is_eager or generated == 1:
+            self._outbox.add(self.number, token_id)
+        if reason is not None:
+            self.end(reason)
+        return False
+
+    def end(self, reason: FinishReason) -> None:
+        if self.finish_reason is None:
+            self.finish_reason = reason
+            if not self._is_eager:
+                for token_id in self.sequence.output[1:]:
+                    self._outbox.add(self.number, token_id)
+            self._outbox.end(self)
+
+    def fail(self, error: DeviceError) -> None:
+        self._outbox.fail(self, error)
+
+
+class Outbox:
+    """Gathers the tokens of a step for all streams of one worker, which share a frame."""
+
+    def __init__(self, link: Link, stream_ended: Callable[[RemoteStream], object]) -> None:
+        self._link = link
+        self._stream_ended = stream_ended
+        self._call_soon = asyncio.get_running_loop().call_soon
+        self._numbers: list[int] = []
+        self._token_ids: list[int] = []
+        self._ended: list[RemoteStream] = []
+        self._is_scheduled = False
+
+    def add(self, number: int, token_id: int) -> None:
+        """Add a token of a stream."""
+        self._numbers.append(number)
+        self._token_ids.append(token_id)
+        if not self._is_scheduled:
+            self._schedule()
+
+    def end(self, stream: RemoteStream) -> None:
+        """Add that a stream has ended."""
+        self._ended.append(stream)
+        if not self._is_scheduled:
+            self._schedule()
+
+    def fail(self, stream: RemoteStream, error: DeviceError) -> None:
+        """Tell that the engine failed a stream."""
+        self._link.send(Kind.STREAM_FAILED, [stream.number, str(error)])
+
+    def _schedule(self) -> None:
+        """Send after what runs now: the core may not be called by those to whom it is handing its tokens."""
+        self._is_scheduled = True
+        self._call_soon(self._send)
+
+    def _send(self) -> None:
+        numbers, token_ids, ended = self._numbers, self._token_ids, self._ended
+        self._numbers, self._token_ids, self._ended, self._is_scheduled = [], [], [], False
+        for stream in ended:
+            self._stream_ended(stream)
+        ends = [[stream.number, stream.finish_reason] for stream in ended] or None
+        self._link.send(Kind.TOKENS, ends, array("Q", numbers).tobytes() + array("I", token_ids).tobytes())
+
+
+class RemoteRequest:
+    """A request of a worker, from when it asks the engine to its end; it is the scope of its record, see `Cancellable`,
+    and does not hold that in turn: such a ring would wait for the garbage collector.
+
+    It is settled once the engine has ended all its streams, which is before its client has the last token; or, where
+    a stop string may end one before that, when the worker says so.
+    """
+
+    def __init__(self, number: int, asked: EngineRequest, link: Link) -> None:
+        self.asked = asked
+        self.error: ApiError | None = None
+        self.ended_early: float | None = None
+        self.writing_since: float | None = None
+        self.task: asyncio.Task[None] | None = None  # while its limits are asked
+        self._number = number
+        self._link = link
+        self._generation: InProcessGeneration | None = None
+        self._has_ended = False
+        self._num_open = len(asked.prompts)  # streams that the engine has not ended
+
+    def admitted(self, generation: InProcessGeneration) -> None:
+        """Take the generation over, and tell the worker."""
+        self._generation = generation
+        self._link.send(Kind.ADMITTED, [self._number, generation.headers])
+
+    def refused(self, error: ApiError | None, device_error: str | None = None) -> None:
+        """Tell the worker that the request was refused, or that the engine has failed."""
+        self._link.send(Kind.REFUSED, [self._number, error and error_message(error), device_error])
+
+    def fail(self, error: ApiError) -> None:
+        if self.error is None and not self._has_ended:
+            self.error = error
+            self._link.send(Kind.FAIL, [self._number, error_message(error)])
+
+    def stop(self, index: int, num_tokens: int) -> None:
+        """End a stream, whose text has reached a stop string after so many of its tokens."""
+        if self._generation is not None:
+            self._generation.stop(self._generation.streams[index], num_tokens)
+
+    def stream_ended(self) -> None:
+        """Note that the engine has ended a stream."""
+        self._num_open -= 1
+        if self._num_open == 0 and not self.asked.may_stop:
+            self.settle()
+
+    def settle(self) -> None:
+        """Settle and close: all streams have ended, or were stopped."""
+        if self._generation is not None:
+            self._generation.settle_now()
+        self.close()
+
+    def close(self) -> None:
+        """End what goes on, and settle if that was not done yet; a second call does nothing."""
+        if self.task is not None:
+            self.task.cancel()
+        generation, self._generation = self._generation, None
+        if generation is not None:
+            generation.close()
+
+    def end(self) -> None:
+        """Close, and fail no more."""
+        self._has_ended = True
+        self.close()
