@@ -4,7 +4,7 @@ import asyncio
 import gc
 import json
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,9 +18,12 @@ from quotas.errors import LimitExceeded, StoreUnavailable
 from tests.backend.paper_device import PaperDevice, continuation
 from tests.examples import examples
 from tests.gateway.paper_gateway import CONFIG, END, KEY, Client, Gateway
+from tests.gateway.workers.paper_worker import through_worker
 
 NUM_CANCELLATIONS = examples(1_000)
 NUM_CLIENTS = 48
+
+dividing = pytest.mark.parametrize("has_worker", [False, True], ids=["one process", "through a worker"])
 
 
 def random_client(rng: random.Random) -> Client:
@@ -81,14 +84,19 @@ async def play(gateway: Gateway) -> None:
             group.create_task(stayer())
 
 
-async def test_random_cancellations_leave_nothing_behind(embedded_tokenizer: Tokenizer) -> None:
+@dividing
+async def test_random_cancellations_leave_nothing_behind(embedded_tokenizer: Tokenizer, has_worker: bool) -> None:
     before = asyncio.all_tasks()
     gateway = Gateway(embedded_tokenizer)
+    worker = await through_worker(gateway) if has_worker else None
     gateway.engine.start()
     await play(gateway)
     async with asyncio.timeout(240):
-        while gateway.scheduler.has_work:
+        while gateway.scheduler.has_work or gateway.service.telemetry.live:
             await asyncio.sleep(0.001)
+    if worker is not None:
+        assert worker.is_idle
+        await worker.close()
 
     gateway.scheduler.check_integrity()
     assert gateway.scheduler.pool.num_free == CONFIG.num_blocks
@@ -132,9 +140,13 @@ def body(prompt: list[int], **fields: Any) -> bytes:
     return json.dumps({"model": "paper", "prompt": prompt, "max_tokens": 6, **fields}).encode()
 
 
+@dividing
 @pytest.mark.parametrize("stream", [False, True])
-async def test_it_is_told_so_and_those_beside_it_are_served(broken_gateway: Gateway, stream: bool) -> None:
+async def test_it_is_told_so_and_those_beside_it_are_served(
+    broken_gateway: Gateway, stream: bool, has_worker: bool
+) -> None:
     gateway = broken_gateway
+    worker = await through_worker(gateway) if has_worker else None
     gateway.engine.start()
     broken = Client("/v1/completions", [body([5, BROKEN], stream=stream)])
     whole = Client("/v1/completions", [body([5, 6, 7], stream=stream)])
@@ -143,6 +155,8 @@ async def test_it_is_told_so_and_those_beside_it_are_served(broken_gateway: Gate
     error = json.loads(broken.sent[1]["body"])["error"]
     assert (error["type"], error["code"], "no numbers" in error["message"]) == ("internal_error", "model_failed", True)
     assert (b"x-should-retry", b"false") in broken.sent[0]["headers"]
+    if worker is not None:
+        await worker.close()
     assert gateway.outcomes == {Outcome.FAILED: 1, Outcome.COMPLETED: 1}
     assert gateway.scheduler.pool.num_free == gateway.scheduler.config.num_blocks
     await gateway.engine.stop()
@@ -161,11 +175,16 @@ def no_collector() -> Iterator[None]:
     gc.unfreeze()
 
 
-@pytest.fixture
-async def gateway(embedded_tokenizer: Tokenizer, no_collector: None) -> Gateway:
+@pytest.fixture(params=[False, True], ids=["one process", "through a worker"])
+async def gateway(
+    embedded_tokenizer: Tokenizer, no_collector: None, request: pytest.FixtureRequest
+) -> AsyncIterator[Gateway]:
     gateway = Gateway(embedded_tokenizer)
+    worker = await through_worker(gateway) if request.param else None
     gateway.engine.start()
-    return gateway
+    yield gateway
+    if worker is not None:
+        await worker.close()
 
 
 async def ask(gateway: Gateway, body: dict[str, Any], key: str = KEY, **headers: str) -> int:
@@ -201,6 +220,8 @@ async def rings(gateway: Gateway, act: Callable[[], Awaitable[object]]) -> int:
     for _ in range(REQUESTS):
         await act()
     await asyncio.sleep(0)
+    while gateway.service.telemetry.live:
+        await asyncio.sleep(0)
     found = forgotten()
     await gateway.engine.stop()
     return found

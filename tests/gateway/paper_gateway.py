@@ -126,7 +126,7 @@ class Gateway:
         self.metrics = Metrics(sources)
         self.outcomes: Counter[Outcome | None] = Counter()
         telemetry.on_end.append(lambda request_record: self.outcomes.update([request_record.outcome]))
-        service = Service(
+        self.service = service = Service(
             model="paper",
             created=0,
             end_tokens=frozenset([END]),
@@ -145,7 +145,8 @@ class Gateway:
             seeds=random.Random(0),
         )
         limits = Limits(vocab_size=1024, max_model_len=CONFIG.max_model_len)
-        frontend = Frontend(
+        self.client = InProcessClient(service, Health(bool, bool, bool))
+        self.frontend = Frontend(
             model=ServedModel("paper", 0, limits, None, service.kv_shape),
             tokenizer=tokenizer,
             keys=service.keys,
@@ -154,9 +155,9 @@ class Gateway:
             deliveries=self.metrics.deliveries,
             active_requests=self.active_requests,
             body_reader=BodyReader(2**20, 2**30, timeout=3600, max_model_len=CONFIG.max_model_len),
-            engine=InProcessClient(service, Health(bool, bool, bool)),
+            engine=self.client,
         )
-        self.app: ASGIApp = make_app(frontend, {})
+        self.app: ASGIApp = make_app(self.frontend, {})
 
 
 @dataclass
