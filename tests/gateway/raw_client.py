@@ -40,6 +40,11 @@ class RawClient:
         self._socket.settimeout(PATIENCE)
         self._socket.connect(("127.0.0.1", port or server.port))
 
+    @property
+    def port(self) -> int:
+        """Its own, by which the other end knows it."""
+        return int(self._socket.getsockname()[1])
+
     def send(self, *parts: bytes) -> None:
         for part in parts:
             self._socket.sendall(part)
