@@ -1,4 +1,4 @@
-"""What answering a request takes of the engine, whichever process it runs in: limits, admission, tokens and health.
+"""Names what answering a request takes of the engine, whichever process that runs in: limits, tokens and health.
 
 `InProcessClient` asks an engine beside it, on the same event loop; `WorkerClient` asks one in another process.
 """
@@ -67,7 +67,7 @@ class Charge(Protocol):
     was_served: bool  # set by whoever answered it: otherwise it is given back
 
     def close(self) -> None:
-        """Settle."""
+        """Settle what was charged."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What the engine is asked for by one HTTP request: plain values, which may cross to another process."""
+"""Says what the engine is asked for by one HTTP request: plain values, which may cross to another process."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -36,20 +36,20 @@ class ConnectionState(IntEnum):
 
 
 class ConnectionCounts(Protocol):
-    """What metrics show of a port's connections."""
+    """Counts the connections of a port for its metrics."""
 
     @property
     def num_evicted(self) -> Sequence[int]:
-        """How many were closed for others, by state."""
+        """The number of those that were closed for others, by state."""
         ...
 
     @property
     def num_refused(self) -> int:
-        """How many were turned away."""
+        """The number of those that were turned away."""
         ...
 
     def num(self, state: ConnectionState) -> int:
-        """Returns how many are in this state."""
+        """Returns how many connections are in this state."""
         ...
 
 

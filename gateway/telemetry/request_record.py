@@ -95,7 +95,7 @@ class SequenceTimeline:
 
 
 class Granted(Protocol):
-    """What a request was granted of its limits; see `Grant`."""
+    """A grant of what a request may use of its limits; see `Grant`."""
 
     reservation: Reservation | None
     settlement: asyncio.Future[None] | None
