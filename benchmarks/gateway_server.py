@@ -53,6 +53,7 @@ KEY = "sk-benchmark"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--step-ms", type=float, default=0.0, help="how long a step keeps the device busy")
+    parser.add_argument("--token-us", type=float, default=0.0, help="how much longer for each row it has")
     parser.add_argument("--steps-in-flight", type=int, default=2)
     parser.add_argument("--instant", action="store_true", help="an engine that answers whole at once, without steps")
     parser.add_argument("--sample", action="store_true", help="tell what each part of the gateway costs, see parts.py")
@@ -65,7 +66,7 @@ def main() -> None:
         sampler = PartSampler()
         if arguments.sample:
             sampler.start()
-        device = Device(arguments.step_ms / 1000)
+        device = Device(arguments.step_ms / 1e3, arguments.token_us / 1e6)
         runner.run(_serve(settings, device, arguments.steps_in_flight, arguments.instant, sampler))
 
 
@@ -78,13 +79,18 @@ class Device:
     """Says how long each step takes, and counts steps and the rows that they had."""
 
     step_seconds: float
+    row_seconds: float
     steps: int = 0
     rows: int = 0
 
     def __call__(self, batch: Batch) -> float:
         self.steps += 1
         self.rows += len(batch.slots)
-        return self.step_seconds
+        return self.step_seconds + self.row_seconds * len(batch.slots)
+
+    @property
+    def takes_time(self) -> bool:
+        return self.step_seconds + self.row_seconds > 0
 
 
 class InstantTelemetry(CoreTelemetry):
@@ -116,9 +122,9 @@ class InstantEngine(Engine):
 
 
 async def _serve(settings: Settings, device: Device, steps_in_flight: int, instant: bool, sampler: PartSampler) -> None:
-    model = _simulated_model(steps_in_flight)
+    model = _simulated_model(settings.max_num_seqs, steps_in_flight)
     words = model.tokenizer.encode(TEXT, add_special_tokens=False)
-    executor = SimulatedExecutor(device, lambda slot, position: words[position % len(words)], device.step_seconds > 0)
+    executor = SimulatedExecutor(device, lambda slot, position: words[position % len(words)], device.takes_time)
     sys.setswitchinterval(SWITCH_INTERVAL)
     gc.collect()
     gc.freeze()
@@ -138,14 +144,14 @@ async def _serve(settings: Settings, device: Device, steps_in_flight: int, insta
         await serve_engine(settings, model, engine, InstantTelemetry(core), tenants, socks, announce)
 
 
-def _simulated_model(steps_in_flight: int) -> LoadedModel:
+def _simulated_model(max_num_seqs: int, steps_in_flight: int) -> LoadedModel:
     """The embedded model's tokenizer and limits, and none of its weights."""
     directory = resolve_model("embedded")
     config = read_model_config(directory)
     engine_config = EngineConfig(
         num_blocks=40_000,
         max_model_len=config.max_position,
-        max_num_seqs=256,
+        max_num_seqs=max_num_seqs,
         max_num_batched_tokens=2048,
         steps_in_flight=steps_in_flight,
     )

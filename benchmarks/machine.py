@@ -3,7 +3,7 @@
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -32,8 +32,15 @@ def two_cores() -> tuple[int, int]:
 @contextmanager
 def on_core(core: int) -> Iterator[None]:
     """Processes started in the block run on `core` alone."""
+    with on_cores({core}):
+        yield
+
+
+@contextmanager
+def on_cores(cores: Collection[int]) -> Iterator[None]:
+    """This thread, and processes started in the block, run on `cores` until it is left."""
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {core})
+    os.sched_setaffinity(0, cores)
     try:
         yield
     finally:
@@ -50,6 +57,20 @@ def num_writes() -> int:
     """Returns how often this process has called the system to write, to sockets or to whatever else."""
     fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(fields["syscw"])
+
+
+def children(pid: int, module: str) -> list[int]:
+    """Returns the processes that this one has started to run a module, oldest first."""
+    runs = f"-m\0{module}\0".encode()
+    found = [int(path.name) for path in Path("/proc").glob("[0-9]*") if _parent(path) == pid]
+    return sorted(child for child in found if runs in Path(f"/proc/{child}/cmdline").read_bytes())
+
+
+def _parent(process: Path) -> int | None:
+    try:
+        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:  # it has ended
+        return None
 
 
 def _processor() -> str:

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,10 +24,10 @@ class Worker:
     """
 
     def __init__(
-        self, command: Sequence[str], core: int, env: Mapping[str, str] | None = None, directory: Path = ROOT
+        self, command: Sequence[str], core: int | None, env: Mapping[str, str] | None = None, directory: Path = ROOT
     ) -> None:
         self.command = list(command)
-        with on_core(core):
+        with nullcontext() if core is None else on_core(core):
             self._process = subprocess.Popen(
                 self.command,
                 cwd=directory,
@@ -54,6 +55,10 @@ class Worker:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.communicate()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def ask(self, request: object = None) -> dict[str, Any]:
         assert self._process.stdin is not None
