@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable
 from itertools import islice
-from sys import maxsize
 
 from backend.errors import DeviceError
 from backend.scheduler.sequence import FinishReason, Sequence
@@ -31,13 +30,13 @@ class TokenStream:
         self._waiter: asyncio.Future[None] | None = None
         self._receiver: Callable[[], bool] | None = None
         self._error: DeviceError | None = None
-        self._mark = maxsize
+        self._mark = 0  # tokens, of `_at_mark`
         self._at_mark: Callable[[], object] | None = None
 
     def call_at(self, count: int, callback: Callable[[], object]) -> None:
         """Call back once, when `count` tokens or more have been generated."""
         self._mark, self._at_mark = count, callback
-        self._look_at_mark(len(self.sequence.output))
+        self._look_at_mark()
 
     async def take(self, receiver: Callable[[], bool] | None = None) -> list[int]:
         """Return all tokens since the last call, at least one unless the stream has ended.
@@ -67,14 +66,13 @@ class TokenStream:
         """Append a token. Returns True if the consumer is to be woken for it."""
         self._pending.append(token_id)
         self.finish_reason = reason
-        generated = len(self.sequence.output)
-        if generated >= self._mark:
-            self._look_at_mark(generated)
-        return self.eager or reason is not None or generated == 1
+        if self._at_mark is not None and len(self.sequence.output) >= self._mark:
+            self._look_at_mark()
+        return self.eager or reason is not None or len(self.sequence.output) == 1
 
-    def _look_at_mark(self, generated: int) -> None:
-        if generated >= self._mark and self._at_mark is not None:
-            callback, self._mark, self._at_mark = self._at_mark, maxsize, None
+    def _look_at_mark(self) -> None:
+        if self._at_mark is not None and len(self.sequence.output) >= self._mark:
+            callback, self._at_mark = self._at_mark, None
             callback()
 
     def end(self, reason: FinishReason) -> None:

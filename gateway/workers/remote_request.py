@@ -30,11 +30,14 @@ class RemoteStream(TokenStream):
         self._is_eager = request.asked.streams or request.asked.may_stop
 
     def put(self, token_id: int, reason: FinishReason | None) -> bool:
-        generated = len(self.sequence.output)
-        if generated >= self._mark:
-            self._look_at_mark(generated)
-        if self._is_eager or generated == 1:
-            self._outbox.add(self.number, token_id)
+        if self._at_mark is not None and len(self.sequence.output) >= self._mark:
+            self._look_at_mark()
+        if self._is_eager or len(self.sequence.output) == 1:
+            outbox = self._outbox
+            outbox.numbers.append(self.number)
+            outbox.token_ids.append(token_id)
+            if not outbox.is_scheduled:
+                outbox.schedule()
         if reason is not None:
             self.end(reason)
         return False
@@ -43,8 +46,9 @@ class RemoteStream(TokenStream):
         if self.finish_reason is None:
             self.finish_reason = reason
             if not self._is_eager:
-                for token_id in self.sequence.output[1:]:
-                    self._outbox.add(self.number, token_id)
+                rest = self.sequence.output[1:]
+                self._outbox.numbers += [self.number] * len(rest)
+                self._outbox.token_ids += rest
             self._outbox.end(self)
 
     def fail(self, error: DeviceError) -> None:
@@ -52,42 +56,38 @@ class RemoteStream(TokenStream):
 
 
 class Outbox:
-    """Gathers the tokens of a step for all streams of one worker, which share a frame."""
+    """Gathers the tokens of a step for all streams of one worker, which share a frame.
+
+    Streams append to `numbers`, their own, and to `token_ids` themselves, and see that it is scheduled.
+    """
 
     def __init__(self, link: Link, stream_ended: Callable[[RemoteStream], object]) -> None:
         self._link = link
         self._stream_ended = stream_ended
         self._call_soon = asyncio.get_running_loop().call_soon
-        self._numbers: list[int] = []
-        self._token_ids: list[int] = []
+        self.numbers: list[int] = []
+        self.token_ids: list[int] = []
+        self.is_scheduled = False
         self._ended: list[RemoteStream] = []
-        self._is_scheduled = False
-
-    def add(self, number: int, token_id: int) -> None:
-        """Add a token of a stream."""
-        self._numbers.append(number)
-        self._token_ids.append(token_id)
-        if not self._is_scheduled:
-            self._schedule()
 
     def end(self, stream: RemoteStream) -> None:
         """Add that a stream has ended."""
         self._ended.append(stream)
-        if not self._is_scheduled:
-            self._schedule()
+        if not self.is_scheduled:
+            self.schedule()
 
     def fail(self, stream: RemoteStream, error: DeviceError) -> None:
         """Tell that the engine failed a stream."""
         self._link.send(Kind.STREAM_FAILED, [stream.number, str(error)])
 
-    def _schedule(self) -> None:
+    def schedule(self) -> None:
         """Send after what runs now: the core may not be called by those to whom it is handing its tokens."""
-        self._is_scheduled = True
+        self.is_scheduled = True
         self._call_soon(self._send)
 
     def _send(self) -> None:
-        numbers, token_ids, ended = self._numbers, self._token_ids, self._ended
-        self._numbers, self._token_ids, self._ended, self._is_scheduled = [], [], [], False
+        numbers, token_ids, ended = self.numbers, self.token_ids, self._ended
+        self.numbers, self.token_ids, self._ended, self.is_scheduled = [], [], [], False
         for stream in ended:
             self._stream_ended(stream)
         ends = [[stream.number, stream.finish_reason] for stream in ended] or None
