@@ -8,16 +8,19 @@ from functools import partial
 from gateway.api.routes import make_app
 from gateway.telemetry.metrics.delivery import DeliveryMetrics
 from gateway.telemetry.request_record import Telemetry
+from gateway.tenants.auth import KeyRing, demo_record
 from gateway.tenants.effective_policy import EffectivePolicies
 from gateway.workers.messages import Message
 from gateway.workers.served_worker import ServedWorker
 from gateway.workers.stats import WorkerStats
 from gateway.workers.worker_client import MirroredPolicy, WorkerClient
-from tests.gateway.paper_gateway import Gateway
+from tests.gateway.paper_gateway import KEY, Gateway
+
+PEPPER = bytes(32)
 
 
 class PaperWorker:
-    """Speaks HTTP for a gateway, whose `app` becomes the worker's."""
+    """Speaks HTTP for a gateway."""
 
     def __init__(self, gateway: Gateway) -> None:
         clock, service = gateway.engine.clock, gateway.service
@@ -26,19 +29,21 @@ class PaperWorker:
         self.served = ServedWorker(gateway.client, lambda *report: self.reports.append(report), self.lost.set)
         self.policies = MirroredPolicy(service.policies.current)
         refused_tenants, refused_keys = {*service.refusal_limiter.refused_tenants}, {*service.quotas.refused}
-        self.client = WorkerClient(service.keys, self.policies, refused_tenants, refused_keys, clock)
+        self.keys = KeyRing(PEPPER, [demo_record(KEY, PEPPER)])
+        self.client = WorkerClient(self.keys, self.policies, refused_tenants, refused_keys, clock)
         self.telemetry, self.deliveries = Telemetry(clock), DeliveryMetrics(clock)
         self.telemetry.on_end.append(self.client.ended)
         service.refusal_limiter.on_suspect.append(partial(self.served.suspect, key=None))
         service.quotas.on_refused.append(lambda tenant, key: self.served.suspect(tenant, key or ""))
         self.frontend = replace(
             gateway.frontend,
+            keys=self.keys,
             effective_policies=EffectivePolicies(self.policies),
             telemetry=self.telemetry,
             deliveries=self.deliveries,
             engine=self.client,
         )
-        gateway.app = make_app(self.frontend, {})
+        self.app = make_app(self.frontend, {})
 
     @property
     def is_idle(self) -> bool:
@@ -60,7 +65,8 @@ class PaperWorker:
 
 
 async def through_worker(gateway: Gateway) -> PaperWorker:
-    """Have a worker speak the gateway's HTTP."""
+    """Have a worker speak the gateway's HTTP: of several, the last."""
     worker = PaperWorker(gateway)
     await worker.connect()
+    gateway.app = worker.app
     return worker
