@@ -194,7 +194,11 @@ class _Seat:
         with theirs:
             files = (self._sock.fileno(), theirs.fileno())
             command = [sys.executable, "-P", "-m", "gateway.workers.worker_process", *map(str, files)]
-            process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.DEVNULL, pass_fds=files)
+            try:
+                process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.DEVNULL, pass_fds=files)
+            except BaseException:
+                ours.close()
+                raise
         ours.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: served.link, sock=ours)
         served.link.send(Kind.SETUP, None, pickle.dumps(self._setup()))
