@@ -1,0 +1,79 @@
+"""A worker's side of its link: what waits for an engine that is gone fails, and what is over is forgotten."""
+
+import asyncio
+
+import pytest
+
+from admission.outcome import Outcome
+from backend.errors import DeviceError
+from gateway.errors import BadRequest, CancelledByAdmin
+from tests.gateway.paper_gateway import Gateway
+from tests.gateway.workers.paper_worker import through_worker
+from tests.gateway.workers.test_served_worker import PROMPT, client_of, status, text_of, until
+
+
+async def test_an_engine_that_is_gone_fails_what_is_served_and_what_is_asked(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker, ends = await through_worker(gateway), []
+    worker.client.on_end = lambda: ends.append(True)
+    streaming, whole = client_of(PROMPT), client_of(PROMPT, stream=False)
+    tasks = [asyncio.create_task(client.ask(worker.app)) for client in (streaming, whole)]
+    await until(lambda: len(streaming.sent) > 3)
+    question = asyncio.create_task(worker.client.ask("health", "ready"))
+    await asyncio.sleep(0)
+    worker.served.link.abort()
+    await asyncio.gather(*tasks)
+    assert '"code":"internal_error"' in text_of(streaming) and "[DONE]" not in text_of(streaming)
+    assert whole.sent[0]["status"] == 500
+    with pytest.raises(DeviceError):
+        await question
+    assert ends == [True]
+    assert await status(worker.app, client_of(PROMPT)) == 500
+    with pytest.raises(DeviceError):
+        await worker.client.ask("health", "ready")
+    assert await worker.client.refused(BadRequest("no"), None, None, "192.0.2.1", 0) == 0.0
+    await until(lambda: worker.is_idle)
+
+
+async def test_a_request_that_is_cancelled_from_outside_tells_its_client(gateway: Gateway) -> None:
+    worker, client = await through_worker(gateway), client_of(PROMPT)
+    task = asyncio.create_task(client.ask(worker.app))
+    await until(lambda: len(client.sent) > 3)
+    (record,) = gateway.service.telemetry.live
+    assert record.scope is not None
+    record.scope.fail(CancelledByAdmin())
+    record.scope.fail(BadRequest("the first counts"))
+    await task
+    assert '"code":"cancelled"' in text_of(client)
+    await until(lambda: worker.is_idle and not gateway.service.telemetry.live)
+    assert gateway.outcomes == {Outcome.FAILED: 1}
+    record.scope.fail(CancelledByAdmin())  # it has ended: nobody is told
+    assert isinstance(record.scope.error, CancelledByAdmin)
+    await worker.close()
+
+
+async def test_a_write_that_waits_for_its_client_is_told_of(gateway: Gateway) -> None:
+    worker, client = await through_worker(gateway), client_of(PROMPT)
+    client.stops_reading_after = 3
+    task = asyncio.create_task(client.ask(worker.app))
+    await until(worker.client.writing)
+    ((number, since),) = worker.client.writing()
+    assert number in worker.served._requests and since > 0
+    client.left.set()
+    await task
+    assert worker.client.writing() == []
+    await until(lambda: worker.is_idle and not gateway.service.telemetry.live)
+    await worker.close()
+
+
+async def test_what_the_engine_answers_is_what_it_says_in_one_process(gateway: Gateway) -> None:
+    worker, engine = await through_worker(gateway), gateway.client
+    policy = worker.frontend.effective_policies.of(next(iter(worker.keys.of_tenant("demo"))))
+    assert await worker.client.health("ready") == await engine.health("ready")
+    assert (await worker.client.metrics_text()).split()[:50] == (await engine.metrics_text()).split()[:50]
+    assert await worker.client.limit_states(policy) == [*await engine.limit_states(policy)]
+    await worker.client.check_refusals(policy)
+    await worker.client.refuse_spent(policy)
+    await until(lambda: worker.is_idle)
+    await worker.close()
