@@ -5,7 +5,7 @@ import os
 import random
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -32,7 +32,8 @@ tenants:
   edited: {}
 """
 EDITED = POLICY.replace("edited: {}", "edited: {models: [none]}")
-ENDLESS = completion(max_tokens=1900, ignore_eos=True, stream=True)
+STREAM = completion(ignore_eos=True, stream=True)
+ENDLESS = STREAM | {"prompt": [[5, 6, 7]] * 8, "max_tokens": 1900}  # lasts for longer than what is done meanwhile
 
 
 class Site(TenantSite):
@@ -189,7 +190,7 @@ def test_what_is_served_is_seen_and_cancelled_whichever_worker_has_it(site: Site
             client.send(site.raw("acme", ENDLESS, traceparent=f"00-{trace}-00000000000000aa-01"))
             assert client.receive().startswith(b"HTTP/1.1 200")
             (row,) = server.admin("requests")["live"]
-            assert (row["tenant"], row["state"], row["max_tokens"]) == ("acme", "decoding", 1900)
+            assert (row["tenant"], row["state"], row["max_tokens"]) == ("acme", "decoding", 8 * 1900)
             assert server.admin(f"requests/{row['id']}/cancel", "POST") == {"cancelled": True}
             received = b""
             while b"cancelled" not in received:
@@ -254,9 +255,9 @@ def test_a_client_that_leaves_a_worker_frees_its_memory(site: Site) -> None:
             assert client.receive().startswith(b"HTTP/1.1 200")
         for (client,), leave in zip(clients.values(), (RawClient.close, RawClient.reset), strict=True):
             leave(client)
-    eventually(lambda: server.metric(released) == before + NUM_WORKERS)
+    eventually(lambda: server.metric(released) >= before + NUM_WORKERS)
     assert_left_nothing(site)
-    assert server.metric("vllm:generation_tokens_total") - generated < 1900 * NUM_WORKERS
+    assert server.metric("vllm:generation_tokens_total") - generated < 8 * 1900 * NUM_WORKERS
 
 
 def assert_left_nothing(site: Site) -> None:
@@ -282,7 +283,7 @@ def test_a_storm_of_clients_that_leave_leaves_nothing(site: Site) -> None:
         client.close()
 
     with ThreadPoolExecutor(8) as pool:
-        for one in [pool.submit(leave) for _ in range(examples(120))]:
+        for one in [pool.submit(leave) for _ in range(examples(60))]:
             one.result()
     assert_left_nothing(site)
     assert site.post("acme", max_tokens=1).status_code == 200
@@ -353,12 +354,11 @@ def rest(client: RawClient) -> bytes:
 # processes that end
 
 
-def begin(site: Site, clients: dict[int, list[RawClient]], max_tokens: int) -> None:
+def begin(site: Site, clients: Iterable[RawClient], body: object) -> None:
     """Have each client read a stream."""
-    every = [client for its in clients.values() for client in its]
-    for client in every:
-        client.send(site.raw("acme", ENDLESS | {"max_tokens": max_tokens}))
-    for client in every:
+    for client in clients:
+        client.send(site.raw("acme", body))
+    for client in clients:
         assert client.receive().startswith(b"HTTP/1.1 200")
 
 
@@ -374,8 +374,9 @@ def test_a_worker_is_killed_and_only_its_own_clients_notice(tmp_path: Path, caps
     with tenant_site(Site, tmp_path, POLICY, *flags(NUM_WORKERS), f"--event-log={log}") as site:
         server = site.server
         with clients_of_each(server, 3) as clients:
-            begin(site, clients, max_tokens=600)
             killed, kept = clients
+            begin(site, clients[killed], ENDLESS)
+            begin(site, clients[kept], STREAM | {"max_tokens": 600})
             os.kill(killed, signal.SIGKILL)
             for client in clients[killed]:
                 assert b"[DONE]" not in rest(client)
@@ -389,9 +390,9 @@ def test_a_worker_is_killed_and_only_its_own_clients_notice(tmp_path: Path, caps
         assert server.metric("sluice_http_worker_restarts_total") == 1
         eventually(lambda: site.limits("acme")["concurrent_requests"]["remaining"] == 100)
         used = 10_000_000 - site.limits("acme")["tokens"]["remaining"]
-        assert 3 * 600 < used < 6 * 600, "what was computed for those of the killed worker is paid, and no more"
+        assert 3 * 600 < used < 3 * 600 + 3 * 8 * 1900, "of the killed worker's, what was computed is paid and no more"
         with clients_of_each(server) as clients:  # also the one that came after
-            begin(site, clients, max_tokens=600)
+            begin(site, [client for (client,) in clients.values()], STREAM | {"max_tokens": 600})
             started = children(server)
             terminate_all(server)
             for (client,) in clients.values():
@@ -407,7 +408,7 @@ def test_the_first_signal_drains_every_worker_and_the_second_ends_what_is_left(t
     with tenant_site(Site, tmp_path, POLICY, *flags(NUM_WORKERS)) as site:
         server = site.server
         with clients_of_each(server) as clients:
-            begin(site, clients, max_tokens=1900)
+            begin(site, [client for (client,) in clients.values()], ENDLESS)
             started = children(server)
             server.process.send_signal(signal.SIGTERM)
             eventually(lambda: httpx.get(f"{server.url}/readyz").status_code == 503)
@@ -427,7 +428,7 @@ def test_workers_and_their_clients_are_not_left_behind_by_an_engine_that_is_kill
     with tenant_site(Site, tmp_path, POLICY, *flags(NUM_WORKERS)) as site:
         started = workers(site.server)
         with clients_of_each(site.server) as clients:
-            begin(site, clients, max_tokens=1900)
+            begin(site, [client for (client,) in clients.values()], ENDLESS)
             site.server.process.kill()
             for (client,) in clients.values():
                 assert b"[DONE]" not in rest(client)
