@@ -40,7 +40,7 @@ these, and `Endpoint.__call__` sends them. 408 and 409 are never used: clients r
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import orjson
 
@@ -386,19 +386,6 @@ def context_exceeded(num_tokens: int, max_model_len: int, param: str, at_least: 
     count = f"at least {num_tokens}" if at_least else f"{num_tokens}"
     context = f"This model's maximum context length is {max_model_len} tokens, answer included"
     return ContextLengthExceeded(f"{context}, but {param} holds {count} tokens.", param)
-
-
-def error_like(name: str, state: dict[str, Any]) -> ApiError:
-    """Returns an error of the class `name` with the attributes of another, such as `vars` shows them."""
-    (kind,) = [kind for kind in _subclasses(ApiError) if kind.__name__ == name]
-    error: ApiError = kind.__new__(kind, state["message"])
-    error.__dict__.update(state)
-    return error
-
-
-def _subclasses(kind: type[ApiError]) -> list[type[ApiError]]:
-    """Returns a class with all that are derived from it."""
-    return [kind, *(found for below in kind.__subclasses__() for found in _subclasses(below))]
 
 
 def translate(error: Exception) -> ApiError:

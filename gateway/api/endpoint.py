@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from admission.outcome import Outcome
 from backend.errors import DeviceError
-from gateway.api.engine_client import Charge
+from gateway.api.engine_client import RequestCharge
 from gateway.api.frontend import Frontend
 from gateway.api.refusals import refusal_of
 from gateway.errors import ApiError, InternalError, forget_origin
@@ -90,7 +90,7 @@ class Endpoint:
             await frontend.engine.check_refusals(policy)
         return await frontend.body_reader.read(call.scope, call.receive, policy.name, policy.key, call.record, parse)
 
-    async def charge(self, call: Call, policy: EffectivePolicy) -> Charge:
+    async def charge(self, call: Call, policy: EffectivePolicy) -> RequestCharge:
         """Charge a request that takes no tokens; the headers tell what is left of its limits."""
         charge = await self.frontend.engine.charge(policy)
         call.response.add_headers(charge.headers)

@@ -56,7 +56,7 @@ class Generation(Protocol):
         ...
 
 
-class Charge(Protocol):
+class RequestCharge(Protocol):
     """One request that was charged to its tenant's limits and is computed without the engine."""
 
     @property
@@ -107,7 +107,7 @@ class EngineClient(Protocol):
         """Count a refusal of a request of `num_bytes` from an IP address; returns the seconds by which to delay it."""
         ...
 
-    async def charge(self, policy: EffectivePolicy) -> Charge:
+    async def charge(self, policy: EffectivePolicy) -> RequestCharge:
         """Charge one request that takes no tokens."""
         ...
 

@@ -79,7 +79,7 @@ class InProcessGeneration:
 
 
 class InProcessCharge:
-    """One request that was charged and is computed without the engine; see `Charge`."""
+    """One request that was charged and is computed without the engine; see `RequestCharge`."""
 
     def __init__(self, grant: Grant, headers: Headers) -> None:
         self.headers = headers

@@ -22,8 +22,8 @@ _HEADER = struct.Struct("<BII")
 FRAMES_PER_TURN = 16  # some 2 ms of requests: a flood at one worker does not keep the engine from its steps
 
 
-class Kind(IntEnum):
-    """What a frame says, in the order of a worker's life; each is described where it is sent."""
+class FrameKind(IntEnum):
+    """Says what a frame holds, in the order of a worker's life; each is described where it is sent."""
 
     SETUP = 1  # to a worker
     READY = 2
@@ -47,13 +47,13 @@ class Kind(IntEnum):
     END = 20  # to a worker
 
 
-_KINDS = {kind.value: kind for kind in Kind}  # a look-up takes a tenth of the instructions of a call to the enum
+_KINDS = {kind.value: kind for kind in FrameKind}  # a look-up takes a tenth of the instructions of a call to the enum
 
 
-Receiver = Callable[[Kind, Any, memoryview], object]
+Receiver = Callable[[FrameKind, Any, memoryview], object]
 
 
-class Link(asyncio.Protocol):
+class WorkerLink(asyncio.Protocol):
     """One end of the socket. `receive` is called with each frame, whose binary part is valid during the call only, and
     `lost` once the other end is gone.
     """
@@ -68,7 +68,7 @@ class Link(asyncio.Protocol):
         self._rest = b""  # the beginning of a frame
         self._is_handling = False
 
-    def send(self, kind: Kind, message: Any = None, binary: bytes = b"") -> None:
+    def send(self, kind: FrameKind, message: Any = None, binary: bytes = b"") -> None:
         """Send a frame at the end of this turn; to an end that is gone, nothing."""
         if not self._pending:
             self._loop.call_soon(self._flush)
@@ -150,19 +150,19 @@ class Link(asyncio.Protocol):
             self._transport.write(data)
 
 
-def frame(kind: Kind, message: Any = None, binary: bytes = b"") -> bytes:
+def frame(kind: FrameKind, message: Any = None, binary: bytes = b"") -> bytes:
     """Returns the bytes of a frame. A lone surrogate in a text becomes "?"."""
     encoded = b"" if message is None else _dumps(message)
     return b"".join((_HEADER.pack(kind, len(encoded), len(binary)), encoded, binary))
 
 
-def read_frame(sock: socket.socket) -> tuple[Kind, bytes]:
+def read_frame(sock: socket.socket) -> tuple[FrameKind, bytes]:
     """Read one frame from a blocking socket, which has no message; returns its kind and its binary part. Raises
     `EOFError` if the other end is gone.
     """
     kind, message_size, binary_size = _HEADER.unpack(_read_exactly(sock, _HEADER.size))
     assert not message_size
-    return Kind(kind), _read_exactly(sock, binary_size)
+    return FrameKind(kind), _read_exactly(sock, binary_size)
 
 
 def _read_exactly(sock: socket.socket, size: int) -> bytes:

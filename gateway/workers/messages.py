@@ -11,7 +11,7 @@ from admission.outcome import Outcome
 from backend.sampling_params import SamplingParams
 from gateway.api.engine_request import ClientDeadlines, EngineRequest
 from gateway.api.frontend import ServedModel
-from gateway.errors import ApiError, error_like
+from gateway.errors import ApiError
 from gateway.settings.settings import Settings
 from gateway.telemetry.request_record import RequestRecord, TraceContext
 from gateway.tenants.key_store import KeyRecord
@@ -22,7 +22,7 @@ Message = list[Any]
 
 @dataclass(slots=True)
 class Setup:
-    """What an HTTP worker has to know before it serves. It is pickled, and so never sent by a worker."""
+    """Says what an HTTP worker has to know before it serves. It is pickled, and so never sent by a worker."""
 
     settings: Settings
     model: ServedModel
@@ -37,7 +37,7 @@ class Setup:
 
 @dataclass(slots=True)
 class Update:
-    """What takes the place of keys and of the policy; it is pickled like `Setup`. None: it stays."""
+    """Says what takes the place of keys and of the policy; it is pickled like `Setup`. None: it stays."""
 
     keys: list[KeyRecord] | None = None
     policy: Policy | None = None
@@ -48,7 +48,17 @@ def error_message(error: ApiError) -> Message:
 
 
 def error_of(message: Message) -> ApiError:
-    return error_like(*message)
+    """Returns the error of a message: of the same class, with the same attributes."""
+    name, state = message
+    (kind,) = [kind for kind in _subclasses(ApiError) if kind.__name__ == name]
+    error: ApiError = kind.__new__(kind, state["message"])
+    error.__dict__.update(state)
+    return error
+
+
+def _subclasses(kind: type[ApiError]) -> list[type[ApiError]]:
+    """Returns a class with all that are derived from it."""
+    return [kind, *(found for below in kind.__subclasses__() for found in _subclasses(below))]
 
 
 def request_message(request: EngineRequest) -> tuple[Message, bytes]:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from gateway.api.in_process_client import InProcessClient
 from gateway.http.server import END_SECONDS, ListenError, on_signals
 from gateway.settings.settings import Settings
-from gateway.workers.link import Kind
+from gateway.workers.link import FrameKind
 from gateway.workers.messages import Message, Setup, Update
 from gateway.workers.served_worker import ServedWorker
 from gateway.workers.stats import PoolStats, WorkerStats, add_latencies
@@ -49,11 +49,11 @@ class WorkerPool:
         """Stop serving in an orderly way, as `Server.drain`."""
         if not self.should_exit:
             log.info("draining %d HTTP workers", self._num_up())
-            self._end(Kind.DRAIN)
+            self._end(FrameKind.DRAIN)
 
     def end(self) -> None:
         """Stop now: requests in flight are ended with an error."""
-        self._end(Kind.END)
+        self._end(FrameKind.END)
 
     async def serve(self, sockets: Sequence[socket.socket], client: InProcessClient, setup: MakeSetup) -> None:
         """Serve until `drain` or `end`, or a signal for either. Raises `ListenError` if a worker does not start."""
@@ -91,7 +91,7 @@ class WorkerPool:
         if served is None:
             self.table.left(index)
         elif self.should_exit:
-            served.link.send(Kind.END)
+            served.link.send(FrameKind.END)
 
     def ready(self) -> None:
         """Note that one more worker serves; the gateway does once all do."""
@@ -114,7 +114,7 @@ class WorkerPool:
         finally:
             ending.cancel()
 
-    def _end(self, kind: Kind) -> None:
+    def _end(self, kind: FrameKind) -> None:
         self.should_exit = True
         self._ending.set()
         for sock in self._sockets:
@@ -201,7 +201,7 @@ class _Seat:
                 raise
         ours.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: served.link, sock=ours)
-        served.link.send(Kind.SETUP, None, pickle.dumps(self._setup()))
+        served.link.send(FrameKind.SETUP, None, pickle.dumps(self._setup()))
         self._pool.seated(self._index, served)
         return process
 

@@ -1,4 +1,4 @@
-"""What the engine's process keeps of a request that an HTTP worker serves: its streams, and its scope."""
+"""Keeps in the engine's process what there is of a request that an HTTP worker serves: its streams, and its scope."""
 
 import asyncio
 from array import array
@@ -10,7 +10,7 @@ from backend.stream import TokenStream
 from gateway.api.engine_request import EngineRequest
 from gateway.api.in_process_client import InProcessGeneration
 from gateway.errors import ApiError
-from gateway.workers.link import Kind, Link
+from gateway.workers.link import FrameKind, WorkerLink
 from gateway.workers.messages import error_message
 
 
@@ -61,7 +61,7 @@ class Outbox:
     Streams append to `numbers`, their own, and to `token_ids` themselves, and see that it is scheduled.
     """
 
-    def __init__(self, link: Link, stream_ended: Callable[[RemoteStream], object]) -> None:
+    def __init__(self, link: WorkerLink, stream_ended: Callable[[RemoteStream], object]) -> None:
         self._link = link
         self._stream_ended = stream_ended
         self._call_soon = asyncio.get_running_loop().call_soon
@@ -78,7 +78,7 @@ class Outbox:
 
     def fail(self, stream: RemoteStream, error: DeviceError) -> None:
         """Tell that the engine failed a stream."""
-        self._link.send(Kind.STREAM_FAILED, [stream.number, str(error)])
+        self._link.send(FrameKind.STREAM_FAILED, [stream.number, str(error)])
 
     def schedule(self) -> None:
         """Send after what runs now: the core may not be called by those to whom it is handing its tokens."""
@@ -91,7 +91,7 @@ class Outbox:
         for stream in ended:
             self._stream_ended(stream)
         ends = [[stream.number, stream.finish_reason] for stream in ended] or None
-        self._link.send(Kind.TOKENS, ends, array("Q", numbers).tobytes() + array("I", token_ids).tobytes())
+        self._link.send(FrameKind.TOKENS, ends, array("Q", numbers).tobytes() + array("I", token_ids).tobytes())
 
 
 class RemoteRequest:
@@ -102,7 +102,7 @@ class RemoteRequest:
     a stop string may end one before that, when the worker says so.
     """
 
-    def __init__(self, number: int, asked: EngineRequest, link: Link) -> None:
+    def __init__(self, number: int, asked: EngineRequest, link: WorkerLink) -> None:
         self.asked = asked
         self.error: ApiError | None = None
         self.ended_early: float | None = None
@@ -117,16 +117,16 @@ class RemoteRequest:
     def admitted(self, generation: InProcessGeneration) -> None:
         """Take the generation over, and tell the worker."""
         self._generation = generation
-        self._link.send(Kind.ADMITTED, [self._number, generation.headers])
+        self._link.send(FrameKind.ADMITTED, [self._number, generation.headers])
 
     def refused(self, error: ApiError | None, device_error: str | None = None) -> None:
         """Tell the worker that the request was refused, or that the engine has failed."""
-        self._link.send(Kind.REFUSED, [self._number, error and error_message(error), device_error])
+        self._link.send(FrameKind.REFUSED, [self._number, error and error_message(error), device_error])
 
     def fail(self, error: ApiError) -> None:
         if self.error is None and not self._has_ended:
             self.error = error
-            self._link.send(Kind.FAIL, [self._number, error_message(error)])
+            self._link.send(FrameKind.FAIL, [self._number, error_message(error)])
 
     def stop(self, index: int, num_tokens: int) -> None:
         """End a stream, whose text has reached a stop string after so many of its tokens."""

@@ -14,7 +14,7 @@ from gateway.api.refusals import refusal_of
 from gateway.errors import ApiError, InvalidApiKey
 from gateway.telemetry.request_record import RequestRecord, current
 from gateway.tenants.effective_policy import EffectivePolicy
-from gateway.workers.link import Kind, Link
+from gateway.workers.link import FrameKind, WorkerLink
 from gateway.workers.messages import Message, end, error_message, error_of, record_of, request_of
 from gateway.workers.remote_request import Outbox, RemoteRequest, RemoteStream
 from gateway.workers.stats import WorkerStats
@@ -35,7 +35,7 @@ class ServedWorker:
         on_lost: Callable[[], object],
     ) -> None:
         """`on_report` is called every second with the worker's figures and the latencies since the last time."""
-        self.link = Link(self._received, self._lost)
+        self.link = WorkerLink(self._received, self._lost)
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._client = client
         self._service = client.service
@@ -48,16 +48,16 @@ class ServedWorker:
         self._tasks = set[asyncio.Task[None]]()
         self._updates: dict[int, asyncio.Future[None]] = {}
         self._numbers = count()
-        self._receivers: dict[Kind, Callable[[Any, memoryview], object]] = {
-            Kind.READY: self._is_ready,
-            Kind.UPDATED: self._updated,
-            Kind.GENERATE: self._generate,
-            Kind.STOP: self._stop,
-            Kind.CLOSE: self._close,
-            Kind.ENDED: self._ended,
-            Kind.ASK: self._asked,
-            Kind.CLOSE_CHARGE: self._close_charge,
-            Kind.STATS: self._reported,
+        self._receivers: dict[FrameKind, Callable[[Any, memoryview], object]] = {
+            FrameKind.READY: self._is_ready,
+            FrameKind.UPDATED: self._updated,
+            FrameKind.GENERATE: self._generate,
+            FrameKind.STOP: self._stop,
+            FrameKind.CLOSE: self._close,
+            FrameKind.ENDED: self._ended,
+            FrameKind.ASK: self._asked,
+            FrameKind.CLOSE_CHARGE: self._close_charge,
+            FrameKind.STATS: self._reported,
         }
         self._questions: dict[str, Callable[..., Awaitable[Any]]] = {
             "settle": self._settle,
@@ -77,16 +77,16 @@ class ServedWorker:
             return
         number, done = next(self._numbers), asyncio.get_running_loop().create_future()
         self._updates[number] = done
-        self.link.send(Kind.UPDATE, number, pickled)
+        self.link.send(FrameKind.UPDATE, number, pickled)
         await done
 
     def suspect(self, tenant: str, key: str | None) -> None:
         """Have the worker ask before it reads a body with this key, of which a limit was spent; without a key, before
         any of the tenant's, of which one was refused for what it is.
         """
-        self.link.send(Kind.SUSPECT, [tenant, key])
+        self.link.send(FrameKind.SUSPECT, [tenant, key])
 
-    def _received(self, kind: Kind, message: Any, binary: memoryview) -> None:
+    def _received(self, kind: FrameKind, message: Any, binary: memoryview) -> None:
         self._receivers[kind](message, binary)
 
     def _lost(self) -> None:
@@ -211,7 +211,7 @@ class ServedWorker:
             if not isinstance(failure, ApiError):
                 log.error("a question of a worker failed", exc_info=failure, extra={"discreet": True})
             error = error_message(refusal)
-        self.link.send(Kind.ANSWER, [number, answer, error])
+        self.link.send(FrameKind.ANSWER, [number, answer, error])
 
     async def _settle(self, number: int) -> None:
         if number in self._requests:

@@ -1,4 +1,4 @@
-"""What HTTP workers report every second: their connections, the latencies of delivery, and how they fare."""
+"""Gathers what HTTP workers report every second: their connections, the latencies of delivery, and how they fare."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ from typing import Any
 from gateway.http.connection_table import ConnectionState, ConnectionTable
 from gateway.telemetry.metrics.delivery import DeliveryMetrics
 from gateway.telemetry.metrics.registry import Family, HistogramSeries, Kind, Point, Registry
-from gateway.workers.link import Kind as FrameKind
+from gateway.workers.link import FrameKind
 from gateway.workers.worker_client import WorkerClient
 
 INTERVAL = 1.0  # seconds

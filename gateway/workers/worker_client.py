@@ -14,7 +14,7 @@ from gateway.errors import ApiError
 from gateway.telemetry.request_record import RequestRecord
 from gateway.tenants.auth import KeyRing
 from gateway.tenants.effective_policy import EffectivePolicy
-from gateway.workers.link import Kind, Link
+from gateway.workers.link import FrameKind, WorkerLink
 from gateway.workers.messages import (
     Message,
     Update,
@@ -74,16 +74,16 @@ class WorkerGeneration:
 
 
 class WorkerCharge:
-    """One request that was charged in the engine's process; see `Charge`."""
+    """One request that was charged in the engine's process; see `RequestCharge`."""
 
-    def __init__(self, link: Link, number: int, headers: Mapping[str, str]) -> None:
+    def __init__(self, link: WorkerLink, number: int, headers: Mapping[str, str]) -> None:
         self.headers = headers
         self.was_served = False
         self._link = link
         self._number = number
 
     def close(self) -> None:
-        self._link.send(Kind.CLOSE_CHARGE, [self._number, self.was_served])
+        self._link.send(FrameKind.CLOSE_CHARGE, [self._number, self.was_served])
 
 
 class WorkerClient:
@@ -101,7 +101,7 @@ class WorkerClient:
         clock: Callable[[], float],
     ) -> None:
         self.refused_tenants = refused_tenants
-        self.link = Link(self._received, self._lost)
+        self.link = WorkerLink(self._received, self._lost)
         self.on_drain: Callable[[], object] = _nothing
         self.on_end: Callable[[], object] = _nothing
         self._refused_keys = refused_keys  # of whom to ask whether a limit is still spent
@@ -115,17 +115,17 @@ class WorkerClient:
         self._delivery = Delivery(asyncio.get_running_loop().call_soon)
         self._questions: dict[int, asyncio.Future[Any]] = {}
         self._is_lost = False
-        self._receivers: dict[Kind, Callable[[Any, memoryview], object]] = {
-            Kind.UPDATE: self._update,
-            Kind.ADMITTED: self._admitted,
-            Kind.REFUSED: self._refused,
-            Kind.TOKENS: self._take_tokens,
-            Kind.STREAM_FAILED: self._stream_failed,
-            Kind.FAIL: self._fail,
-            Kind.ANSWER: self._answered,
-            Kind.SUSPECT: self._suspect,
-            Kind.DRAIN: lambda *_: self.on_drain(),
-            Kind.END: lambda *_: self.on_end(),
+        self._receivers: dict[FrameKind, Callable[[Any, memoryview], object]] = {
+            FrameKind.UPDATE: self._update,
+            FrameKind.ADMITTED: self._admitted,
+            FrameKind.REFUSED: self._refused,
+            FrameKind.TOKENS: self._take_tokens,
+            FrameKind.STREAM_FAILED: self._stream_failed,
+            FrameKind.FAIL: self._fail,
+            FrameKind.ANSWER: self._answered,
+            FrameKind.SUSPECT: self._suspect,
+            FrameKind.DRAIN: lambda *_: self.on_drain(),
+            FrameKind.END: lambda *_: self.on_end(),
         }
 
     # what endpoints ask
@@ -147,7 +147,7 @@ class WorkerClient:
             self._streams[number + index] = stream
         self._numbers[record] = number
         message, token_ids = request_message(request)
-        self.link.send(Kind.GENERATE, [number, record_message(record), message], token_ids)
+        self.link.send(FrameKind.GENERATE, [number, record_message(record), message], token_ids)
         try:
             generation.headers = await generation.admitted
         except ApiError:
@@ -198,7 +198,7 @@ class WorkerClient:
         answer, number = asyncio.get_running_loop().create_future(), self._next_number
         self._next_number += 1
         self._questions[number] = answer
-        self.link.send(Kind.ASK, [number, what, *told])
+        self.link.send(FrameKind.ASK, [number, what, *told])
         try:
             return await answer
         finally:
@@ -208,7 +208,7 @@ class WorkerClient:
         """Tell the engine's process of the end of any request."""
         number = self._numbers.pop(record, None)
         begun = record_message(record) if number is None else None
-        self.link.send(Kind.ENDED, [number, begun, end_message(record)])
+        self.link.send(FrameKind.ENDED, [number, begun, end_message(record)])
 
     def writing(self) -> list[Message]:
         """Returns the requests of which a write waits for its client, each with the moment of its last progress."""
@@ -221,13 +221,13 @@ class WorkerClient:
     def stop(self, number: int, index: int, num_tokens: int) -> None:
         """End one stream of a request after so many of its tokens: those that still come are nobody's."""
         self._streams.pop(number + index, None)
-        self.link.send(Kind.STOP, [number, index, num_tokens])
+        self.link.send(FrameKind.STOP, [number, index, num_tokens])
 
     def close(self, number: int, num_streams: int, is_closed: bool) -> None:
         """Forget a request, which the engine is to end unless it has closed it by itself."""
         self._forget(number, num_streams)
         if not is_closed:
-            self.link.send(Kind.CLOSE, number)
+            self.link.send(FrameKind.CLOSE, number)
 
     def _forget(self, number: int, num_streams: int) -> None:
         self._generations.pop(number, None)
@@ -240,7 +240,7 @@ class WorkerClient:
 
     # what the engine's process says
 
-    def _received(self, kind: Kind, message: Any, binary: memoryview) -> None:
+    def _received(self, kind: FrameKind, message: Any, binary: memoryview) -> None:
         self._receivers[kind](message, binary)
 
     def _lost(self) -> None:
@@ -262,7 +262,7 @@ class WorkerClient:
             self._policies.current = update.policy
         if update.keys is not None:
             self._keys.replace(update.keys)
-        self.link.send(Kind.UPDATED, number)
+        self.link.send(FrameKind.UPDATED, number)
 
     def _admitted(self, message: Message, _: memoryview) -> None:
         number, headers = message

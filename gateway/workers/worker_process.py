@@ -30,7 +30,7 @@ from gateway.telemetry.metrics.delivery import DeliveryMetrics
 from gateway.telemetry.request_record import Telemetry
 from gateway.tenants.auth import KeyRing
 from gateway.tenants.effective_policy import EffectivePolicies
-from gateway.workers.link import Kind, read_frame
+from gateway.workers.link import FrameKind, read_frame
 from gateway.workers.messages import Setup
 from gateway.workers.stats import report
 from gateway.workers.worker_client import MirroredPolicy, WorkerClient
@@ -46,13 +46,13 @@ class WorkerServer(Server):
         yield
 
 
-def main() -> None:
+def run_worker() -> None:
     """Serve until the engine's process says otherwise."""
     for number in (signal.SIGINT, signal.SIGTERM):  # a terminal sends them to all, and a supervisor may
         signal.signal(number, signal.SIG_IGN)
     port, link = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     kind, pickled = read_frame(link)
-    assert kind is Kind.SETUP
+    assert kind is FrameKind.SETUP
     setup: Setup = pickle.loads(pickled)  # noqa: S301 - of the process that started this one
     tokenizer = Tokenizer.from_dir(setup.model_dir, setup.vocab_size)
     gc.freeze()
@@ -68,7 +68,7 @@ async def _serve(setup: Setup, tokenizer: Tokenizer, port: socket.socket, link: 
     telemetry, deliveries = Telemetry(clock), DeliveryMetrics(clock)
     telemetry.on_end.append(client.ended)
     active_requests = ActiveRequests(settings.write_timeout)
-    server = WorkerServer(settings, active_requests, lambda: client.link.send(Kind.READY))
+    server = WorkerServer(settings, active_requests, lambda: client.link.send(FrameKind.READY))
     client.on_drain, client.on_end = server.drain, server.end  # before the link is read, which may say so at once
     link.setblocking(False)
     await asyncio.get_running_loop().create_unix_connection(lambda: client.link, sock=link)
@@ -100,4 +100,4 @@ def share(settings: Settings) -> Settings:
 
 
 if __name__ == "__main__":
-    main()
+    run_worker()

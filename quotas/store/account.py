@@ -13,7 +13,7 @@ from quotas.errors import BudgetSpent, LimitExceeded, NeverFits, QuotaRefused
 from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
 from quotas.policy.policy import Outage
 from quotas.reservation import NO_USAGE, Ask, LimitState, Reservation, Usage
-from quotas.store.redis_link import number, word, words
+from quotas.store.redis_link import number_word, word, words
 from quotas.store.scripts import Script, Source
 
 SHORT = 32  # bytes of a string, from which on its length takes bytes of its own
@@ -171,7 +171,7 @@ class Account:
         head = self._heads.get((script, len(rest)))
         if head is None:
             head = self._heads[script, len(rest)] = self._head(source, len(rest))
-        asked = number(ask.requests), number(ask.input_tokens), number(ask.output_tokens)
+        asked = number_word(ask.requests), number_word(ask.input_tokens), number_word(ask.output_tokens)
         call = head + _known(self.generation) + word(field) + b"".join(asked) + self._spec_word
         return call + words(*rest) if rest else call
 
@@ -182,7 +182,7 @@ class Account:
             head = b"*10\r\n" + words(b"EVALSHA", source.digest, b"1", self.state)
             self._heads[Script.SETTLE, 0] = head
         counts = (used.requests, used.input_tokens, used.cached_tokens, used.output_tokens)
-        return head + word(field) + b"".join(map(number, counts)) + word(b"%d" % round(used.kv_byte_seconds))
+        return head + word(field) + b"".join(map(number_word, counts)) + word(b"%d" % round(used.kv_byte_seconds))
 
     def remember(self, answer: list[bytes]) -> Levels:
         """Return the levels of an answer, and remember them in case the store loses them."""

@@ -145,7 +145,7 @@ class RedisLink(asyncio.Protocol):
 
 
 @lru_cache(maxsize=4096)
-def number(value: int) -> bytes:
+def number_word(value: int) -> bytes:
     """Returns a whole number as a word, from a cache: counts of requests and tokens come again and again."""
     return word(b"%d" % value)
 

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.workers.link import FRAMES_PER_TURN, Kind, Link, frame, read_frame
+from gateway.workers.link import FRAMES_PER_TURN, FrameKind, WorkerLink, frame, read_frame
 
-Frame = tuple[Kind, Any, bytes]
+Frame = tuple[FrameKind, Any, bytes]
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 numbers = st.integers(-(2**63), 2**64 - 1)
 scalars = st.none() | st.booleans() | numbers | st.floats(allow_nan=False, allow_infinity=False) | texts
 messages = st.recursive(scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=3))
-frames = st.tuples(st.sampled_from(Kind), messages, st.binary(max_size=40))
+frames = st.tuples(st.sampled_from(FrameKind), messages, st.binary(max_size=40))
 
 
 class PaperTransport:
@@ -49,14 +49,14 @@ class PaperTransport:
 class PaperEnd:
     """One end of a link, whose frames are noted."""
 
-    def __init__(self, receive: Callable[[Kind, Any, memoryview], object] | None = None) -> None:
+    def __init__(self, receive: Callable[[FrameKind, Any, memoryview], object] | None = None) -> None:
         self.received: list[Frame] = []
         self.num_lost = 0
         self.transport = PaperTransport()
-        self.link = Link(receive or self.note, self.lost)
+        self.link = WorkerLink(receive or self.note, self.lost)
         self.link.connection_made(cast(asyncio.Transport, self.transport))
 
-    def note(self, kind: Kind, message: Any, binary: memoryview) -> None:
+    def note(self, kind: FrameKind, message: Any, binary: memoryview) -> None:
         self.received.append((kind, message, bytes(binary)))
 
     def lost(self) -> None:
@@ -87,7 +87,7 @@ def test_frames_come_whole_and_in_order_however_their_bytes_are_split(sent: list
 
 async def test_a_flood_is_handled_a_few_frames_in_a_turn_and_not_read_meanwhile() -> None:
     end = PaperEnd()
-    end.link.data_received(frame(Kind.STATS) * (3 * FRAMES_PER_TURN + 1))
+    end.link.data_received(frame(FrameKind.STATS) * (3 * FRAMES_PER_TURN + 1))
     counts = [len(end.received)]
     while not end.transport.is_reading:
         await asyncio.sleep(0)
@@ -98,7 +98,7 @@ async def test_a_flood_is_handled_a_few_frames_in_a_turn_and_not_read_meanwhile(
 async def test_nothing_is_begun_for_an_end_that_is_gone() -> None:
     """What it had was ended: a request that began after that would never end."""
     end = PaperEnd()
-    end.link.data_received(frame(Kind.GENERATE) * 100)
+    end.link.data_received(frame(FrameKind.GENERATE) * 100)
     end.link.connection_lost(None)
     for _ in range(20):
         await asyncio.sleep(0)
@@ -107,11 +107,13 @@ async def test_nothing_is_begun_for_an_end_that_is_gone() -> None:
 
 @pytest.mark.parametrize("position", [0, FRAMES_PER_TURN], ids=["first", "later turn"])
 async def test_a_frame_that_cannot_be_handled_closes_the_link(position: int, caplog: pytest.LogCaptureFixture) -> None:
-    def receive(kind: Kind, message: Any, binary: memoryview) -> None:
+    def receive(kind: FrameKind, message: Any, binary: memoryview) -> None:
         assert message != "wrong"
 
     end = PaperEnd(receive)
-    end.link.data_received(frame(Kind.STATS) * position + frame(Kind.ASK, "wrong") + frame(Kind.ASK, "wrong"))
+    end.link.data_received(
+        frame(FrameKind.STATS) * position + frame(FrameKind.ASK, "wrong") + frame(FrameKind.ASK, "wrong")
+    )
     for _ in range(5):
         await asyncio.sleep(0)
     assert end.transport.is_aborted
@@ -120,29 +122,29 @@ async def test_a_frame_that_cannot_be_handled_closes_the_link(position: int, cap
 
 async def test_an_unknown_kind_closes_the_link() -> None:
     end = PaperEnd()
-    end.link.data_received(b"\xff" + frame(Kind.ASK)[1:])
+    end.link.data_received(b"\xff" + frame(FrameKind.ASK)[1:])
     assert end.transport.is_aborted
     assert not end.received
 
 
 async def test_what_is_sent_in_one_turn_shares_a_write() -> None:
     end = PaperEnd()
-    end.link.send(Kind.ADMITTED, [1, {}])
-    end.link.send(Kind.TOKENS, None, b"12345678")
+    end.link.send(FrameKind.ADMITTED, [1, {}])
+    end.link.send(FrameKind.TOKENS, None, b"12345678")
     assert not end.transport.written
     await asyncio.sleep(0)
-    assert end.transport.written == [frame(Kind.ADMITTED, [1, {}]) + frame(Kind.TOKENS, None, b"12345678")]
-    end.link.send(Kind.STOP, [1, 0, 5])
+    assert end.transport.written == [frame(FrameKind.ADMITTED, [1, {}]) + frame(FrameKind.TOKENS, None, b"12345678")]
+    end.link.send(FrameKind.STOP, [1, 0, 5])
     end.link.close()
-    assert end.transport.written[1:] == [frame(Kind.STOP, [1, 0, 5])]
+    assert end.transport.written[1:] == [frame(FrameKind.STOP, [1, 0, 5])]
     assert end.transport.is_closed
 
 
 async def test_what_is_sent_to_an_end_that_is_gone_vanishes() -> None:
     end = PaperEnd()
-    end.link.send(Kind.STOP, [1, 0, 5])
+    end.link.send(FrameKind.STOP, [1, 0, 5])
     end.link.connection_lost(None)
-    end.link.send(Kind.CLOSE, 1)
+    end.link.send(FrameKind.CLOSE, 1)
     await asyncio.sleep(0)
     end.link.close()
     assert not end.transport.written
@@ -153,19 +155,19 @@ def test_a_lone_surrogate_becomes_a_question_mark() -> None:
 
     async def read() -> list[Frame]:
         end = PaperEnd()
-        end.link.data_received(frame(Kind.ENDED, odd))
+        end.link.data_received(frame(FrameKind.ENDED, odd))
         return end.received
 
-    assert asyncio.run(read()) == [(Kind.ENDED, ["?", {"a?b": [1, ["?", None]]}], b"")]
+    assert asyncio.run(read()) == [(FrameKind.ENDED, ["?", {"a?b": [1, ["?", None]]}], b"")]
 
 
 def test_a_blocking_end_reads_one_frame_that_comes_in_parts() -> None:
     mine, other = socket.socketpair()
     with mine, other:
-        raw = frame(Kind.SETUP, None, b"a" * 100) + frame(Kind.DRAIN)
+        raw = frame(FrameKind.SETUP, None, b"a" * 100) + frame(FrameKind.DRAIN)
         other.sendall(raw)
-        assert read_frame(mine) == (Kind.SETUP, b"a" * 100)
-        assert read_frame(mine) == (Kind.DRAIN, b"")
+        assert read_frame(mine) == (FrameKind.SETUP, b"a" * 100)
+        assert read_frame(mine) == (FrameKind.DRAIN, b"")
         other.sendall(raw[:50])
         other.shutdown(socket.SHUT_WR)
         with pytest.raises(EOFError):

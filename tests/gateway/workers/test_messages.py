@@ -16,7 +16,7 @@ from backend.sampling_params import SamplingParams
 from gateway.api.engine_request import ClientDeadlines, EngineRequest
 from gateway.errors import ApiError, BadRequest, DeadlineUnmeetable, MethodNotAllowed, RateLimited
 from gateway.telemetry.request_record import RequestRecord, TraceContext
-from gateway.workers.link import Kind, frame
+from gateway.workers.link import FrameKind, frame
 from gateway.workers.messages import (
     end,
     end_message,
@@ -32,7 +32,7 @@ from gateway.workers.remote_request import RemoteRequest
 
 def crossed(message: Any) -> Any:
     """A message as the other end of a link reads it."""
-    header, raw = 9, frame(Kind.ASK, message)
+    header, raw = 9, frame(FrameKind.ASK, message)
     return orjson.loads(raw[header:])
 
 
