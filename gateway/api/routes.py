@@ -82,6 +82,6 @@ async def _unrouted(frontend: Frontend, request: StarletteRequest, error: HTTPEx
     if error.status_code == 404:
         failure = RouteNotFound(f"Unknown request URL: {request.method} {path:.200}.")
     elif error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
+        allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
         failure = MethodNotAllowed(f"{path:.200} does not answer {request.method}; use {allowed}.", allowed)
     return FailingEndpoint(frontend, failure)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import ExitStack
 from itertools import count
 from typing import Any
 
@@ -92,17 +93,18 @@ class ServedWorker:
     def _lost(self) -> None:
         """End all that the worker had: its clients have lost their connections."""
         self._is_lost = True
-        for task in self._tasks:
-            task.cancel()
-        for charge in self._charges.values():
-            charge.close()
-        for request, record in self._requests.values():
-            request.end()
-            self._service.telemetry.ended(record, Outcome.FAILED)
-        for done in self._updates.values():
-            done.set_result(None)
-        self._requests, self._charges, self._updates = {}, {}, {}
-        self._on_lost()
+        with ExitStack() as ending:  # each of these, whatever another one raises
+            ending.callback(self._on_lost)
+            for done in self._updates.values():
+                ending.callback(done.set_result, None)
+            for request, record in self._requests.values():
+                ending.callback(self._service.telemetry.ended, record, Outcome.FAILED)
+                ending.callback(request.end)
+            for charge in self._charges.values():
+                ending.callback(charge.close)
+            for task in self._tasks:
+                ending.callback(task.cancel)
+            self._requests, self._charges, self._updates = {}, {}, {}
 
     def _is_ready(self, *_: object) -> None:
         self.ready.set_result(None)
