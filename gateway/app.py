@@ -97,7 +97,8 @@ async def open_service(
         open_tracing(settings, telemetry, core_telemetry, kv_shape) as tracing,
         open_quotas(settings, tenants.store_url) as quotas,
     ):
-        quotas.store.on_command.append(record_store_call)
+        if tracing is not None:
+            quotas.store.on_command.append(record_store_call)
         admission = Admission(engine, core)
         metrics = Metrics(
             Sources(
