@@ -134,7 +134,7 @@ def test_what_is_imported_is_named_by_the_wheel() -> None:
     homes = packages_distributions()
     named = {re.split("[^a-z0-9-]", requirement.lower())[0] for requirement in requires("sluice") or ()}
     for package in imported() - set(sys.stdlib_module_names) - set(ROOMS):
-        assert {home.lower() for home in homes[BROUGHT.get(package, package)]} & named, package
+        assert {home.lower().replace("_", "-") for home in homes[BROUGHT.get(package, package)]} & named, package
 
 
 def imported() -> set[str]:

@@ -106,12 +106,12 @@ class PoolStats:
         registry.total(
             "sluice.http_worker.restarts", "HTTP workers that had to be started again.", lambda: self.num_restarts
         )
-        for name, attribute, unit, meaning in (
-            ("loop.late", "loop_late", "s", "How late the event loop of an HTTP worker was in all."),
-            ("cpu", "cpu", "s", "Processor time of an HTTP worker."),
-            ("resident_memory", "resident_bytes", "By", "Memory of an HTTP worker in RAM."),
+        for name, kind, attribute, unit, meaning in (
+            ("loop.late", Kind.COUNTER, "loop_late", "s", "How late the event loop of an HTTP worker was in all."),
+            ("cpu", Kind.COUNTER, "cpu", "s", "Processor time of an HTTP worker."),
+            ("resident_memory", Kind.GAUGE, "resident_bytes", "By", "Memory of an HTTP worker in RAM."),
         ):
-            family = Family(f"sluice.http_worker.{name}", Kind.GAUGE, unit, meaning, ("worker",))
+            family = Family(f"sluice.http_worker.{name}", kind, unit, meaning, ("worker",))
             registry.read(family, partial(self._points, attribute))
 
     def _points(self, attribute: str) -> list[Point]:

@@ -38,9 +38,34 @@ TELEMETRY = (
     ),
     Panel(
         "Memory",
-        "Of the process, in RAM.",
+        "Of the process, and of each HTTP worker, in RAM.",
         "bytes",
-        (("process_resident_memory_bytes{@}", "{{instance}}"),),
+        (
+            ("process_resident_memory_bytes{@}", "{{instance}}"),
+            ("sluice_http_worker_resident_memory_bytes{@}", "{{instance}} HTTP worker {{worker}}"),
+        ),
+    ),
+    Panel(
+        "HTTP workers",
+        "Those that serve. Fewer than there were: one is being started again.",
+        "short",
+        (("sluice_http_workers{@}", "{{instance}}"),),
+    ),
+    Panel(
+        "HTTP workers that died",
+        "Each was started again, and the log says with which status it ended.",
+        "ops",
+        total("sluice_http_worker_restarts_total", "restarts"),
+    ),
+    Panel(
+        "Time of HTTP workers",
+        "Of a core each, and by which their event loops were late. All near one core: more workers.",
+        "percentunit",
+        (
+            ("rate(sluice_http_worker_cpu_seconds_total{@}[$__rate_interval])", "{{instance}} {{worker}} busy"),
+            ("rate(sluice_http_worker_loop_late_seconds_total{@}[$__rate_interval])", "{{instance}} {{worker}} late"),
+        ),
+        red=1.0,
     ),
     Panel(
         "Spans",
