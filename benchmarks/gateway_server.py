@@ -38,8 +38,9 @@ from backend.worker.model_runner import ModelRunner
 from backend.worker.simulated import SimulatedExecutor
 from benchmarks.machine import num_writes
 from benchmarks.parts import PartSampler
-from gateway.app import GC_THRESHOLDS, SWITCH_INTERVAL, TenantSources, open_store, serve, serve_engine
+from gateway.app import SWITCH_INTERVAL, TenantSources, open_store, serve, serve_engine
 from gateway.http.server import open_ports
+from gateway.settings.machine import GC_THRESHOLDS
 from gateway.settings.settings import Settings
 from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.request_record import Chunk, SequenceTimeline

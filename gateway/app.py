@@ -42,6 +42,7 @@ from gateway.http.connection_table import ConnectionCounts
 from gateway.http.request_scope import ActiveRequests
 from gateway.http.server import Server, check_tls, open_ports
 from gateway.openai.requests import Limits
+from gateway.settings.machine import GC_THRESHOLDS
 from gateway.settings.settings import Settings
 from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.logs.logs import STDERR
@@ -175,7 +176,6 @@ async def open_quotas(settings: Settings, url: str) -> AsyncIterator[Quotas]:
 
 
 EXIT_SECONDS = 10.0  # in which the rest is closed after a failure of the device
-GC_THRESHOLDS = (50_000, 20, 100)  # a request makes thousands of objects, and hardly ever a cycle
 SWITCH_INTERVAL = 1e-4  # seconds; torch on a CPU re-takes the interpreter lock at every op
 
 Announce = Callable[[Ready], object]

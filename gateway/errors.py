@@ -374,13 +374,6 @@ class DeadlineExceeded(ApiError):
     should_retry = False
 
 
-def forget_origin(error: ApiError) -> None:
-    """Drop the error's traceback and causes, whose frames hold the request, which holds the error: under overload the
-    garbage collector would stop the loop for tens of milliseconds to find such cycles.
-    """
-    error.__traceback__ = error.__context__ = error.__cause__ = None
-
-
 def context_exceeded(num_tokens: int, max_model_len: int, param: str, at_least: bool = False) -> ApiError:
     """Returns the refusal of a prompt that the context cannot hold."""
     count = f"at least {num_tokens}" if at_least else f"{num_tokens}"

@@ -12,7 +12,7 @@ from backend.errors import DeviceError
 from gateway.api.engine_client import RequestCharge
 from gateway.api.frontend import Frontend
 from gateway.api.refusals import refusal_of
-from gateway.errors import ApiError, InternalError, forget_origin
+from gateway.errors import ApiError, InternalError
 from gateway.http.json_body import JsonBody
 from gateway.http.request_scope import ClientGone, show_key
 from gateway.http.responses import ResponseWriter
@@ -34,6 +34,13 @@ class Call:
     send: Send
     response: ResponseWriter
     record: RequestRecord
+
+
+def _forget_origin(error: ApiError) -> None:
+    """Drop the error's traceback and causes, whose frames hold the request, which holds the error: under overload the
+    garbage collector would stop the loop for tens of milliseconds to find such cycles.
+    """
+    error.__traceback__ = error.__context__ = error.__cause__ = None
 
 
 def _ids(record: RequestRecord) -> dict[str, str]:
@@ -63,7 +70,7 @@ class Endpoint:
             outcome = refusal.outcome
             if isinstance(refusal, InternalError) and not isinstance(error, DeviceError):
                 log.error("a request failed", exc_info=error, extra={"discreet": True, "fields": _ids(record)})
-            forget_origin(refusal)
+            _forget_origin(refusal)
             await self._delay_refusal(call, refusal)
             with self.frontend.active_requests.abort_if_stalled(scope):
                 await response.fail(refusal)

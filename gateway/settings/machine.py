@@ -1,4 +1,4 @@
-"""Finds how many processor cores and open files this process may use."""
+"""Finds how many processor cores and open files this process may use, and how much memory it does."""
 
 import os
 import resource
@@ -9,6 +9,9 @@ ADMIN_CONNECTIONS = 32
 SPARE_FILES = 64 + ADMIN_CONNECTIONS  # descriptors kept for weights, logs and libraries beside the connections
 MOST_CONNECTIONS = 4096  # the highest default
 LEAST_CONNECTIONS = 16  # the lowest default
+GC_THRESHOLDS = (50_000, 20, 100)  # a request makes thousands of objects, and hardly ever a cycle
+_STATM = Path("/proc/self/statm")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def spare_cores() -> int:
@@ -40,3 +43,8 @@ def most_connections() -> int:
 def most_http_workers() -> int:
     """Returns how many HTTP workers the cores allow beside an engine: one for every 4, at most 8."""
     return min(8, usable_cores() // 4)
+
+
+def resident_bytes() -> int:
+    """Returns how much of this process's memory is in RAM."""
+    return int(_STATM.read_text().split()[1]) * _PAGE

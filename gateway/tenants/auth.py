@@ -22,6 +22,7 @@ DEMO = "demo"  # id of the demo key, and of its tenant
 SECRET_BYTES = 20
 _PREFIX = PREFIX.encode()
 _SPACES = b" \t"
+_INCORRECT = "Incorrect API key provided: it is unknown, revoked or expired."
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +54,12 @@ class KeyRing:
         """Return the tenants that have a key, valid or expired."""
         return {entry.principal.tenant for entry in self._entries.values()}
 
-    def find(self, key_id: str) -> Principal | None:
-        """Return the principal of the key with this id, whose secret somebody else has seen."""
+    def find(self, tenant: str, key_id: str) -> Principal:
+        """Return the principal of a tenant's key, whose secret somebody else has seen. Raises `InvalidApiKey`."""
         entry = self._entries.get(key_id.encode())
-        return None if entry is None else entry.principal
+        if entry is None or entry.principal.tenant != tenant:
+            raise InvalidApiKey(_INCORRECT)
+        return entry.principal
 
     def of_tenant(self, tenant: str) -> list[Principal]:
         """Return the principals of the tenant's keys."""
@@ -73,7 +76,7 @@ class KeyRing:
         is_present, is_replaced = entry.secret.opens(digest, now), entry.replaced.opens(digest, now)
         if is_present or is_replaced:
             return entry.principal
-        raise InvalidApiKey("Incorrect API key provided: it is unknown, revoked or expired.")
+        raise InvalidApiKey(_INCORRECT)
 
 
 @dataclass(frozen=True, slots=True)

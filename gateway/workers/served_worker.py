@@ -12,7 +12,7 @@ from backend.errors import DeviceError
 from backend.scheduler.sequence import Sequence
 from gateway.api.in_process_client import InProcessCharge, InProcessClient
 from gateway.api.refusals import refusal_of
-from gateway.errors import ApiError, InvalidApiKey
+from gateway.errors import ApiError
 from gateway.telemetry.request_record import RequestRecord, current
 from gateway.tenants.effective_policy import EffectivePolicy
 from gateway.workers.link import FrameKind, WorkerLink
@@ -174,10 +174,7 @@ class ServedWorker:
 
     def _policy(self, tenant: str, key: str) -> EffectivePolicy:
         """Returns what a key may do, by the keys and the policy as they are here and now."""
-        principal = self._service.keys.find(key)
-        if principal is None or principal.tenant != tenant:
-            raise InvalidApiKey("Incorrect API key provided: it is unknown, revoked or expired.")
-        return self._service.effective_policies.of(principal)
+        return self._service.effective_policies.of(self._service.keys.find(tenant, key))
 
     def _stop(self, message: Message, _: memoryview) -> None:
         number, index, num_tokens = message

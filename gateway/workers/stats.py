@@ -5,19 +5,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from os import sysconf
-from pathlib import Path
 from typing import Any
 
 from gateway.http.connection_table import ConnectionState, ConnectionTable
+from gateway.settings.machine import resident_bytes
 from gateway.telemetry.metrics.delivery import DeliveryMetrics
 from gateway.telemetry.metrics.registry import Family, HistogramSeries, Kind, Point, Registry
 from gateway.workers.link import FrameKind
 from gateway.workers.worker_client import WorkerClient
 
 INTERVAL = 1.0  # seconds
-_STATM = Path("/proc/self/statm")
-_PAGE = sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(slots=True)
@@ -45,14 +42,10 @@ async def report(client: WorkerClient, table: ConnectionTable, deliveries: Deliv
             table.num_refused,
             loop_late,
             time.process_time(),
-            _resident_bytes(),
+            resident_bytes(),
         ]
         latencies = [_taken(deliveries.first_token), _taken(deliveries.gap)]
         client.link.send(FrameKind.STATS, [client.writing(), stats, latencies])
-
-
-def _resident_bytes() -> int:
-    return int(_STATM.read_text().split()[1]) * _PAGE
 
 
 def _taken(series: HistogramSeries) -> list[Any]:

@@ -24,6 +24,7 @@ from gateway.api.routes import make_app, make_probes
 from gateway.background import beside
 from gateway.http.request_scope import ActiveRequests
 from gateway.http.server import Server
+from gateway.settings.machine import GC_THRESHOLDS
 from gateway.settings.settings import Settings
 from gateway.telemetry.logs.logs import STDERR, logging_to
 from gateway.telemetry.metrics.delivery import DeliveryMetrics
@@ -34,8 +35,6 @@ from gateway.workers.link import FrameKind, read_frame
 from gateway.workers.messages import Setup
 from gateway.workers.stats import report
 from gateway.workers.worker_client import MirroredPolicy, WorkerClient
-
-GC_THRESHOLDS = (50_000, 20, 100)  # a request makes thousands of objects, and hardly ever a cycle
 
 
 class WorkerServer(Server):

@@ -11,6 +11,7 @@ import torch
 
 from backend.loader import LoadedModel
 from gateway.http.connection_table import ConnectionCounts, ConnectionState
+from gateway.settings.machine import resident_bytes
 from gateway.telemetry.logs.logs import num_lines_dropped
 from gateway.telemetry.metrics.registry import Family, Kind, Registry
 from gateway.telemetry.tracing.tracing import Tracing
@@ -32,23 +33,18 @@ def show_connections(registry: Registry, table: ConnectionCounts) -> None:
 
 
 _PROC = Path("/proc/self")
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
 def show_resources(registry: Registry) -> None:
     """Register the resources of the process; each is read from the kernel when collected, in tens of microseconds."""
     started = _start_time()
-    registry.gauge("process.resident_memory", "Memory of the process in RAM.", _resident_bytes, "By")
+    registry.gauge("process.resident_memory", "Memory of the process in RAM.", resident_bytes, "By")
     registry.total("process.cpu", "Processor time of all its threads.", time.process_time, "s")
     registry.gauge("process.open_fds", "Open file descriptors.", _open_fds)
     registry.gauge("process.max_fds", "How many may be open.", _max_fds)
     registry.gauge("process.threads", "Threads, those of libraries included.", _threads)
     registry.gauge("process.start_time", "When it started, since the epoch.", lambda: started, "s")
-
-
-def _resident_bytes() -> int:
-    return int((_PROC / "statm").read_text().split()[1]) * _PAGE
 
 
 def _open_fds() -> int:
