@@ -42,8 +42,8 @@ class TenantHooks:
         self._forecast = forecast
         self._lengths = lengths
 
-    def admits(self, sequence: Sequence, running: Iterable[Sequence], num_free: int) -> bool:
-        return self._gate(sequence, running, num_free)
+    def admits(self, sequence: Sequence, running: Iterable[Sequence], num_free: int, num_held: int) -> bool:
+        return self._gate(sequence, running, num_free, num_held)
 
     def peak(self, sequences: Iterable[Sequence]) -> int:
         return self._forecast.blocks(sequences)
@@ -118,6 +118,13 @@ class Controller:
         """The tenant's lease on KV memory is this many blocks from now on; None: it needs none."""
         self.scheduler.allow(tenant, blocks)
         self._tell(lambda observer: observer.allowed(tenant, blocks, now))
+
+    def limit_cache(self, tenant: str, floor: int, ceiling: int | None, now: float) -> None:
+        """Of the tenant's blocks that are cached and idle, this many are kept from now on whatever others need, and no
+        more than `ceiling`; None: any number.
+        """
+        self.scheduler.limit_cache(tenant, floor, ceiling)
+        self._tell(lambda observer: observer.cache_limited(tenant, floor, ceiling, now))
 
     def extend(self, sequence: Sequence, tokens: int, now: float) -> None:
         """The sequence may generate `tokens` more than it was allowed so far."""

@@ -313,7 +313,7 @@ class Estimator:
         scheduler, typical = self._scheduler, self.typical
         running, config = scheduler.running, scheduler.config
         free = config.max_num_seqs - len(running)
-        memory = scheduler.pool.num_free * config.block_size / typical.total if typical.total else inf
+        memory = scheduler.kv_manager.num_available * config.block_size / typical.total if typical.total else inf
         places = min(free, memory)
         lacking = requests + 1 - places
         if lacking <= 0:

@@ -14,14 +14,17 @@ from backend.scheduler.sequence import Sequence
 
 OVER = 0.9  # of the answers like a newcomer's, when it is taken to be over
 
-Gate = Callable[[Sequence, Iterable[Sequence], int], bool]
-"""From a newcomer, those running and the free blocks: whether it may join. Its present tokens are known to fit."""
+Gate = Callable[[Sequence, Iterable[Sequence], int, int], bool]
+"""From a newcomer, those running, the free blocks and those of its blocks that somebody holds: whether it may join. Its
+present tokens are known to fit.
+"""
 
 
 class FuturePeak:
     """Admits while the future peak stays within the pool: mean demand plus `deviations` of its standard deviation.
 
-    1.28 deviations are the 90th percentile of a normal sum.
+    1.28 deviations are the 90th percentile of a normal sum. Blocks that are shared count once, and as if they stayed
+    until the last sequence ends.
     """
 
     def __init__(self, config: EngineConfig, lengths: OutputLengths, deviations: float = 1.28) -> None:
@@ -31,13 +34,13 @@ class FuturePeak:
         self._lengths = lengths
         self._deviations = deviations
 
-    def __call__(self, sequence: Sequence, running: Iterable[Sequence], num_free: int) -> bool:
+    def __call__(self, sequence: Sequence, running: Iterable[Sequence], num_free: int, num_held: int) -> bool:
         everyone = [sequence, *running]
         if sum(s.most_tokens for s in everyone) + 2 * self._slack * len(everyone) <= self._capacity:
             return True  # even if each becomes as long as it may
         generated = len(sequence.output)
         lasts = self._lengths.quantile(sequence.tenant, sequence.max_tokens, OVER, generated) - generated
-        return self.peak(everyone, lasts) <= self._capacity
+        return self.peak(everyone, lasts) - num_held * self._block_size <= self._capacity
 
     def blocks(self, sequences: Iterable[Sequence]) -> int:
         """Returns the blocks of KV memory in use at the fullest moment to come."""
@@ -45,13 +48,17 @@ class FuturePeak:
 
     def peak(self, sequences: Iterable[Sequence], steps: float = inf) -> float:
         """Returns the tokens of KV memory in use at the fullest moment to come, within so many steps."""
-        demands = []
+        demands, shared = [], 0
         for sequence in sequences:
             generated = len(sequence.output)
             mean, deviation = self._lengths.forecast(sequence.tenant, sequence.max_tokens, generated)
-            demands.append((mean - generated, sequence.num_tokens + self._slack, deviation * deviation))
+            holds = sequence.num_tokens + self._slack
+            if sequence.num_shared_blocks:
+                holds -= sequence.num_shared_blocks * self._block_size
+                shared += sequence.num_shared_blocks - sequence.num_unpaid_blocks
+            demands.append((mean - generated, holds, deviation * deviation))
         demands.sort(reverse=True)
-        peak = held = variance = 0.0
+        peak, held, variance = 0.0, float(shared * self._block_size), 0.0
         for count, (left, holds, square) in enumerate(demands, 1):
             held += holds
             variance += square
@@ -65,12 +72,12 @@ class MinimumFree:
     def __init__(self, min_free_blocks: int) -> None:
         self._min_free = min_free_blocks
 
-    def __call__(self, sequence: Sequence, running: Iterable[Sequence], num_free: int) -> bool:
+    def __call__(self, sequence: Sequence, running: Iterable[Sequence], num_free: int, num_held: int) -> bool:
         return num_free >= self._min_free
 
 
 class Optimistic:
     """Admits whatever fits now, and leaves the rest to preemption."""
 
-    def __call__(self, sequence: Sequence, running: Iterable[Sequence], num_free: int) -> bool:
+    def __call__(self, sequence: Sequence, running: Iterable[Sequence], num_free: int, num_held: int) -> bool:
         return True

@@ -30,6 +30,9 @@ class CoreObserver:
     def allowed(self, tenant: str, blocks: int | None, now: float) -> None:
         """The tenant may hold this many blocks from now on; None: any number."""
 
+    def cache_limited(self, tenant: str, floor: int, ceiling: int | None, now: float) -> None:
+        """Of the tenant's idle cached blocks, so many are kept whatever others need, and at most `ceiling`."""
+
     def extended(self, sequence: Sequence, tokens: int, now: float) -> None:
         """The sequence may generate this many tokens more than so far."""
 

@@ -6,6 +6,8 @@ from enum import StrEnum
 from backend.errors import ConfigError
 from backend.paged_kv.block_pool import blocks_for
 
+MAX_TABLE_ENTRIES = 2**20  # unless the pool has half as many blocks
+
 
 class Batching(StrEnum):
     """Batching decides when waiting sequences may join. Static, the baseline, lets a batch drain first."""
@@ -38,6 +40,7 @@ class EngineConfig:
     kv_allocation: KVAllocation = KVAllocation.PAGED
     steps_in_flight: int = 2
     max_preemptions: int = 8  # of one sequence
+    prefix_cache: bool = True  # sequences that begin with the same tokens share blocks; not where it is contiguous
 
     def __post_init__(self) -> None:
         for field in ("num_blocks", "max_model_len", "block_size", "max_num_seqs", "max_num_batched_tokens"):
@@ -69,6 +72,16 @@ class EngineConfig:
             f"prefill_chunk {self.prefill_chunk} must be between 1 and max_num_batched_tokens "
             f"{self.max_num_batched_tokens}, or off",
         )
+
+    @property
+    def max_table_entries(self) -> int:
+        """The blocks that the tables of all running sequences may name together, shared ones as often as they are.
+
+        A step may have to tell the device all of them, so the memory in which it is staged grows with this: it is what
+        every sequence could need, up to what sixteen million tokens do.
+        """
+        needed = self.max_num_seqs * self.blocks_for(self.max_model_len)
+        return min(needed, max(2 * self.num_blocks, MAX_TABLE_ENTRIES))
 
     def blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks hold `num_tokens` tokens."""

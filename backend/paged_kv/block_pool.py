@@ -42,6 +42,11 @@ class PagedPool:
     def num_free(self) -> int:
         return len(self._free)
 
+    @property
+    def free_blocks(self) -> list[int]:
+        """The free blocks, the one that is reused next last."""
+        return self._free.copy()
+
     def allocate(self, count: int) -> list[int] | None:
         rest = len(self._free) - count
         if rest < 0:

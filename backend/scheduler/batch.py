@@ -67,6 +67,7 @@ class Counters:
 
     admissions: int = 0  # a sequence that was preempted counts each time
     prompt_tokens: int = 0  # computed for the first time
+    cached_tokens: int = 0  # of prompts, found in the prefix cache and not computed
     recomputed_tokens: int = 0  # computed again after a preemption
     generation_tokens: int = 0
     late_tokens: int = 0  # sampled after their sequence had ended; discarded

@@ -21,10 +21,11 @@ class SchedulerHooks(Protocol):
         """
         ...
 
-    def admits(self, sequence: Sequence, running: Iterable[Sequence], num_free: int) -> bool:
+    def admits(self, sequence: Sequence, running: Iterable[Sequence], num_free: int, num_held: int) -> bool:
         """Return True if `num_free` blocks suffice for `sequence` to join `running`, which would not give way to it.
 
-        The scheduler has made sure that its tokens fit now; the question is what all of them may still need.
+        Some hold `num_held` of its blocks already, which it would share. The scheduler has made sure that its tokens
+        fit now; the question is what all of them may still need.
         """
         ...
 
@@ -52,11 +53,11 @@ class DefaultHooks:
     ) -> PrefillBudget:
         return FixedPrefillBudget(tokens)
 
-    def admits(self, sequence: Sequence, running: Iterable[Sequence], num_free: int) -> bool:
+    def admits(self, sequence: Sequence, running: Iterable[Sequence], num_free: int, num_held: int) -> bool:
         return True
 
     def peak(self, sequences: Iterable[Sequence]) -> int:
-        return sum(self._blocks_for(sequence.num_tokens) + 1 for sequence in sequences)
+        return sum(self._blocks_for(sequence.num_tokens) + 1 - sequence.num_unpaid_blocks for sequence in sequences)
 
     def admitted(self, sequence: Sequence) -> None:
         pass

@@ -71,20 +71,22 @@ class Preemption:
         own, may_be_preempted = sequence.priority_class, self._victims.may_be_preempted
         return [s for s in self._kv_manager.running.values() if s.priority_class <= own or not may_be_preempted(s)]
 
-    def preempt_for_head(self, sequence: Sequence, scheduled: ScheduledStep) -> None:
+    def preempt_for_head(self, sequence: Sequence, num_held: int, scheduled: ScheduledStep) -> None:
         """Free slots or memory for the head of the queue, which found none; it joins a step after this one.
+
+        Some hold `num_held` of its blocks already, which it would share.
 
         First goes a sequence that is paused at a limit of another tenant, because it computes nothing meanwhile; else
         sequences of a lower class. The head then goes next, whatever the queue has first: otherwise who gave way, and
         keeps its place in the queue, would take back what was freed.
         """
         before = len(self.preempted)
-        self._preempt_for_head(sequence, scheduled)
+        self._preempt_for_head(sequence, num_held, scheduled)
         gave_way = self.preempted[before:]
         of_its_tenant = any(s.tenant == sequence.tenant for s in gave_way)
         self.preemptor = sequence if gave_way and not of_its_tenant else None
 
-    def _preempt_for_head(self, sequence: Sequence, scheduled: ScheduledStep) -> None:
+    def _preempt_for_head(self, sequence: Sequence, num_held: int, scheduled: ScheduledStep) -> None:
         for victim in scheduled.paused:
             if victim.tenant != sequence.tenant and victim.status is SequenceStatus.RUNNING:
                 self._yield(victim)
@@ -95,7 +97,7 @@ class Preemption:
         if lower and not self._kv_manager.has_free_slot:
             self._preempt(lower.pop(0))
         watermark = self._kv_manager.watermark_blocks(sequence, running.values())
-        self._preempt_for(self._config.blocks_for(sequence.num_tokens) + watermark, lower)
+        self._preempt_for(self._config.blocks_for(sequence.num_tokens) - num_held + watermark, lower)
 
     def yield_to_oldest(self, scheduled: ScheduledStep) -> bool:
         """Where all of a tenant's sequences are paused for blocks, preempt the youngest. Returns True if any was.
@@ -138,13 +140,14 @@ class Preemption:
 
     def _preempt_for(self, needed: int, candidates: list[Sequence]) -> None:
         """Preempt candidates in their order until `needed` blocks are free or will be; nobody if all do not suffice."""
-        coming = self._kv_manager.pool.num_free + sum(len(s.block_table) for s in self._kv_manager.freeing.values())
-        if coming + sum(len(s.block_table) for s in candidates) < needed:
+        kv_manager = self._kv_manager
+        coming = kv_manager.num_available + sum(map(kv_manager.num_reclaimable, kv_manager.freeing.values()))
+        if coming + sum(map(kv_manager.num_reclaimable, candidates)) < needed:
             return
         for victim in candidates:
             if coming >= needed:
                 return
-            coming += len(victim.block_table)
+            coming += kv_manager.num_reclaimable(victim)
             self._preempt_for_memory(victim)
 
     def _preempt_for_memory(self, sequence: Sequence) -> None:

@@ -60,6 +60,8 @@ class ScheduledStep:
     paused: dict[Sequence, WaitReason] = field(default_factory=dict)  # at a limit of their tenants
     ended: list[tuple[Sequence, FinishReason]] = field(default_factory=list)  # by its tokens, once they are known
     failed: list[Sequence] = field(default_factory=list)  # those for which the model computed no numbers
+    hits: list[tuple[Sequence, int, list[int]]] = field(default_factory=list)  # cached blocks and their places
+    recomputed_tokens: int = 0  # that a preemption had lost
     decode_context: int = 0  # tokens that the decodes attend to, in all
     planned_at: float = 0.0  # seconds, of the scheduler's owner's clock
     planning: float = 0.0  # seconds that planning it took, for whoever measures that
@@ -67,7 +69,7 @@ class ScheduledStep:
     @classmethod
     def empty(cls, step: int) -> "ScheduledStep":
         """Return a step without rows. Its lists are made here, because a dataclass takes twice as long to make them."""
-        return cls(Batch(step, 0, [], [], [], [], [], [], []), [], [], [], [], {}, [], [])
+        return cls(Batch(step, 0, [], [], [], [], [], [], []), [], [], [], [], {}, [], [], [])
 
     @property
     def num_tokens(self) -> int:
@@ -77,6 +79,11 @@ class ScheduledStep:
         """Note that a sequence has just taken its slot, for the device as well."""
         self.admitted.append(sequence)
         self.batch.admitted.append(new_sequence(sequence))
+
+    def add_hit(self, sequence: Sequence, index: int, blocks: list[int]) -> None:
+        """Note that blocks with a prefix that was computed already are in a sequence's table, from `index` on."""
+        self.hits.append((sequence, index, blocks))
+        self.batch.new_blocks.append((sequence.slot, index, blocks))
 
     def add_prefill(self, sequence: Sequence, length: int) -> None:
         """Add a row that computes the next `length` tokens of a prompt, or of what is recomputed.
@@ -92,6 +99,8 @@ class ScheduledStep:
         self.sequences.append(sequence)
         sequence.num_computed_tokens = start + length
         self._bill(sequence)
+        if start < sequence.num_lost_tokens:
+            self.recomputed_tokens += min(start + length, sequence.num_lost_tokens) - start
         if sequence.num_computed_tokens == sequence.num_tokens:
             sequence.num_tokens += 1
             batch.sampled.append(row)
@@ -100,9 +109,9 @@ class ScheduledStep:
 
     def _bill(self, sequence: Sequence) -> None:
         """Count the prompt tokens that are computed for the first time: a recompute is not the tenant's doing."""
-        tokens = min(sequence.num_computed_tokens, len(sequence.prompt)) - sequence.num_billed_tokens
+        tokens = min(sequence.num_computed_tokens, len(sequence.prompt)) - sequence.num_prefilled_tokens
         if tokens > 0:
-            sequence.num_billed_tokens += tokens
+            sequence.num_prefilled_tokens += tokens
             self.billed.append((sequence, tokens))
 
     def undo(self) -> None:
@@ -113,7 +122,7 @@ class ScheduledStep:
         for sequence in self.sampled:
             sequence.num_tokens -= 1
         for sequence, tokens in self.billed:
-            sequence.num_billed_tokens -= tokens
+            sequence.num_prefilled_tokens -= tokens
 
 
 def new_sequence(sequence: Sequence) -> NewSequence:

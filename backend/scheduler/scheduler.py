@@ -11,7 +11,7 @@ from backend.config import Batching, EngineConfig, KVAllocation
 from backend.paged_kv.block_pool import BlockPool
 from backend.scheduler.batch import NO_TOKEN, Batch, Counters, StepOutput
 from backend.scheduler.hooks import DefaultHooks, SchedulerHooks
-from backend.scheduler.kv_manager import HeldTenants, KVManager
+from backend.scheduler.kv_manager import HeldTenants, KVManager, NameBlocks, PrefixHit
 from backend.scheduler.lost_steps import DeviceResync, TokenBudget
 from backend.scheduler.preemption import Preemption
 from backend.scheduler.scheduled_step import FixedPrefillBudget, NewToken, PrefillBudget, ScheduledStep, WaitReason
@@ -57,6 +57,7 @@ class Scheduler:
         self._is_static = config.batching is Batching.STATIC
         self._is_contiguous = config.kv_allocation is KVAllocation.CONTIGUOUS
         self._next_step = 0
+        self._untold: list[tuple[Sequence, int, list[int]]] = []  # hits of plans that came to nothing
         self._budget = TokenBudget(config.max_num_batched_tokens)
         self._resync = DeviceResync()
 
@@ -65,13 +66,14 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Its prompt and max_tokens must fit max_model_len."""
         assert 0 < len(sequence.prompt) < sequence.most_tokens <= self.config.max_model_len
+        sequence.num_told_names = len(sequence.block_names)
         sequence.admission_number = self.counters.admissions
         self.waiting.add(sequence)
         self._held_tenants.resume(sequence.tenant)
 
     def finish(self, sequence: Sequence, reason: FinishReason, now: float = 0.0) -> None:
         """End (abort) a sequence in any state, once: no token of it comes out after this, and its blocks are freed."""
-        self.kv_manager.now = now
+        self._begin(now)
         if sequence.status is _FINISHED:
             return
         if sequence.status is SequenceStatus.WAITING:
@@ -83,6 +85,10 @@ class Scheduler:
         """Let the tenant hold this many blocks from now on; None: any number."""
         self.kv_manager.allowances.allow(tenant, blocks)
         self._held_tenants.resume(tenant)
+
+    def limit_cache(self, tenant: str, floor: int, ceiling: int | None) -> None:
+        """Keep so many idle cached blocks of the tenant whatever others need, and at most `ceiling`; None: no limit."""
+        self.kv_manager.cache.limit(tenant, floor, ceiling)
 
     def demand(self, tenant: str) -> int:
         """Return the blocks that the tenant would hold if it might: those denied, and those its sequences may need."""
@@ -101,6 +107,16 @@ class Scheduler:
     @property
     def pool(self) -> BlockPool:
         return self.kv_manager.pool
+
+    def name_blocks_by(self, name_blocks: NameBlocks) -> None:
+        """Have blocks of output named by who knows tokens by their content; until then only those of prompts are."""
+        self.kv_manager.name_blocks = name_blocks
+
+    def _begin(self, now: float) -> None:
+        """Begin with an event."""
+        self.kv_manager.now = now
+        if self.kv_manager.newly_named:
+            self.kv_manager.newly_named.clear()
 
     @property
     def has_work(self) -> bool:
@@ -141,11 +157,12 @@ class Scheduler:
         """
         if len(self.in_flight) >= self.config.steps_in_flight:
             return None
-        self.kv_manager.now = now
+        self._begin(now)
         self.wait_reason, self.waiting_head = None, None
         self.preempted.clear()
         while not (scheduled := self._plan_step()).sequences:
             assert not scheduled.admitted, "a sequence was admitted to a step that does not take place"
+            self._untold += scheduled.hits
             if scheduled.paused and self._preemption.yield_to_oldest(scheduled):
                 continue
             if not self.in_flight and self._budget.restore():
@@ -170,6 +187,8 @@ class Scheduler:
         A decode that is left out delays a token that a client waits for; a prefill goes on in the next step.
         """
         scheduled = ScheduledStep.empty(self._next_step)
+        if self._untold:
+            self._tell_again(scheduled)
         prefilling = self._plan_decodes(scheduled)
         if prefilling or self.waiting:
             self._plan_prefills(prefilling, scheduled)
@@ -195,8 +214,10 @@ class Scheduler:
                 continue  # nothing to compute until its last token is known, or it may have another
             if sequence.status is not _RUNNING:
                 continue  # preempted for one before it
-            if start == len(sequence.block_table) * block_size and not self._grow(sequence, 1, scheduled):
-                continue
+            if start == len(sequence.block_table) * block_size:
+                self.kv_manager.name_known(sequence)
+                if not self._grow(sequence, 1, scheduled):
+                    continue
             slots.append(sequence.slot)
             starts.append(start)
             sequences.append(sequence)
@@ -222,13 +243,23 @@ class Scheduler:
         for sequence in prefilling:
             if sequence.priority_class:
                 self._admit_waiting(scheduled, budget, sequence.priority_class)
-            if sequence.status is _RUNNING and (length := self._chunk(sequence, budget)):
+            if sequence.status is not _RUNNING:
+                continue
+            hit = self.kv_manager.find(sequence, scheduled.batch.step)
+            length = self._chunk(sequence, hit, budget)
+            if self._take(sequence, hit, scheduled) and length:
                 self._prefill(sequence, length, scheduled, budget)
         self._admit_waiting(scheduled, budget, None)
 
-    def _chunk(self, sequence: Sequence, budget: PrefillBudget) -> int:
-        """Return how many tokens of a prefill this step can compute; 0 when it does not fit."""
-        start, uncomputed = sequence.num_computed_tokens, sequence.num_uncomputed_tokens
+    def _chunk(self, sequence: Sequence, hit: PrefixHit, budget: PrefillBudget) -> int:
+        """Return how many tokens of a prefill this step can compute beside what was found; 0 when it does not fit.
+
+        What another sequence computes in this very step is not computed twice, but found in the next.
+        """
+        if hit.is_being_computed:
+            return 0
+        found = len(hit.blocks) * self.config.block_size
+        start, uncomputed = sequence.num_computed_tokens + found, sequence.num_uncomputed_tokens - found
         if self.config.prefill_chunk is None:
             return uncomputed if budget.fits(start, uncomputed) == uncomputed else 0
         return budget.fits(start, min(uncomputed, self.config.prefill_chunk))
@@ -237,7 +268,26 @@ class Scheduler:
         start = sequence.num_computed_tokens
         if self._grow(sequence, length, scheduled):
             scheduled.add_prefill(sequence, length)
+            self.kv_manager.publish(sequence, start, scheduled.batch.step)
             budget.take(start, length)
+
+    def _take(self, sequence: Sequence, hit: PrefixHit, scheduled: ScheduledStep) -> bool:
+        """Let a running sequence share the blocks that were found, unless a limit of its tenant is in the way."""
+        if not hit.blocks:
+            return True
+        if not self.kv_manager.allowances.permits(sequence.tenant, len(hit.blocks) - hit.num_paid):
+            scheduled.paused[sequence] = WaitReason.ALLOWANCE
+            return False
+        index = len(sequence.block_table)
+        scheduled.add_hit(sequence, index, self.kv_manager.take(sequence, hit, scheduled.batch.step))
+        return True
+
+    def _tell_again(self, scheduled: ScheduledStep) -> None:
+        """Tell the device of hits of which it was not told, because what was planned then had no rows."""
+        hits, self._untold = self._untold, []
+        for sequence, index, blocks in hits:
+            if sequence.status is _RUNNING and sequence.block_table[index : index + len(blocks)] == blocks:
+                scheduled.add_hit(sequence, index, blocks)
 
     def _admit_waiting(self, scheduled: ScheduledStep, budget: PrefillBudget, above: int | None) -> None:
         """Admit heads of the queue, all or those of a class more urgent than `above`.
@@ -249,19 +299,20 @@ class Scheduler:
         while (sequence := self._head()) is not None:
             if above is not None and sequence.priority_class >= above:
                 break
-            length = self._chunk(sequence, budget)
-            self.wait_reason = self._why_wait(sequence, length, closed, scheduled)
+            hit = self.kv_manager.find(sequence, scheduled.batch.step)
+            length = self._chunk(sequence, hit, budget)
+            self.wait_reason = self._why_wait(sequence, hit, length, closed, scheduled)
             if self.wait_reason in _OWN_LIMITS:
                 self._held_tenants.hold(sequence.tenant, self.wait_reason)
                 self.wait_reason = None
                 continue
             if self.wait_reason in _LACKS:
-                self._preemption.preempt_for_head(sequence, scheduled)
+                self._preemption.preempt_for_head(sequence, hit.num_held, scheduled)
             if self.wait_reason is not None:
                 self.waiting_head = sequence
                 break
             self.waiting.remove(sequence)
-            self._start(sequence, scheduled)
+            self._start(sequence, hit, scheduled)
             if length:
                 self._prefill(sequence, length, scheduled, budget)
 
@@ -272,40 +323,46 @@ class Scheduler:
             return head
         return self.waiting.head()
 
-    def _why_wait(self, sequence: Sequence, length: int, closed: bool, scheduled: ScheduledStep) -> WaitReason | None:
+    def _why_wait(
+        self, sequence: Sequence, hit: PrefixHit, length: int, closed: bool, scheduled: ScheduledStep
+    ) -> WaitReason | None:
         """Return what keeps the head of the queue, whose first chunk has `length` tokens, from joining this step."""
         if sequence.num_tokens >= sequence.token_limit:
             return WaitReason.TOKENS
         has_allowance = self.kv_manager.allowances.allowed(sequence.tenant) is not None
-        if has_allowance and not self._limits.allows(sequence, scheduled):
+        if has_allowance and not self._limits.allows(sequence, hit, scheduled):
             return WaitReason.ALLOWANCE
-        return self._why_no_room(sequence, length, closed, scheduled)
+        return self._why_no_room(sequence, hit, length, closed, scheduled)
 
     def _why_no_room(
-        self, sequence: Sequence, length: int, closed: bool, scheduled: ScheduledStep
+        self, sequence: Sequence, hit: PrefixHit, length: int, closed: bool, scheduled: ScheduledStep
     ) -> WaitReason | None:
         if closed:
             return WaitReason.BATCH
         if self.kv_manager.freeing:
             return WaitReason.RELEASE
-        if length == 0 and (not self._is_static or not scheduled.sequences):
+        is_full = length == 0 and not hit.is_being_computed
+        if is_full and (not self._is_static or not scheduled.sequences):
             return WaitReason.BUDGET
         if not self.kv_manager.has_free_slot:
             return WaitReason.SLOTS
-        return None if self._fits(sequence) else WaitReason.MEMORY
+        return None if self._fits(sequence, hit) else WaitReason.MEMORY
 
-    def _fits(self, sequence: Sequence) -> bool:
+    def _fits(self, sequence: Sequence, hit: PrefixHit) -> bool:
         """Return True if all its tokens fit now, those running can grow, and the hooks expect memory to last."""
         watermark = self.kv_manager.watermark_blocks(sequence, self.running.values())
-        if not self.kv_manager.can_allocate(sequence, watermark):
+        if not self.kv_manager.can_allocate(sequence, hit, watermark):
             return False
         if not self.running or self._is_contiguous:
             return True
-        return self.hooks.admits(sequence, self._preemption.not_giving_way_to(sequence), self.pool.num_free)
+        running, num_free = self._preemption.not_giving_way_to(sequence), self.kv_manager.num_available
+        return self.hooks.admits(sequence, running, num_free, hit.num_held)
 
-    def _start(self, sequence: Sequence, scheduled: ScheduledStep) -> None:
+    def _start(self, sequence: Sequence, hit: PrefixHit, scheduled: ScheduledStep) -> None:
         self.kv_manager.admit(sequence)
         scheduled.admit(sequence)
+        if hit.blocks:
+            scheduled.add_hit(sequence, 0, self.kv_manager.take(sequence, hit, scheduled.batch.step))
         self.hooks.admitted(sequence)
 
     def _grow(self, sequence: Sequence, length: int, scheduled: ScheduledStep) -> bool:
@@ -334,13 +391,16 @@ class Scheduler:
         The next plan has its number, and only as many sequences run as it may have tokens. Returns False when steps
         have been lost for too long.
         """
-        self.kv_manager.now = now
+        self._begin(now)
         self.preempted.clear()
         self.counters.lost_steps += 1
         failed = self.in_flight[0]
-        while self.in_flight:
-            scheduled = self.in_flight.pop()
+        undone = [*reversed(self.in_flight)]
+        self.in_flight.clear()
+        for scheduled in undone:
             scheduled.undo()
+        self.kv_manager.lost(failed.batch.step)
+        for scheduled in undone:
             self.kv_manager.free_idle(scheduled.sequences)
         self._next_step = failed.batch.step
         feasible = self._budget.lost(failed.num_tokens)
@@ -352,10 +412,10 @@ class Scheduler:
 
     def update_from_output(self, output: StepOutput, now: float = 0.0) -> list[NewToken]:
         """Account for the oldest step in flight; returns its tokens in row order."""
-        self.kv_manager.now = now
+        self._begin(now)
         scheduled = self.in_flight.popleft()
         assert scheduled.batch.step == output.step
-        self.kv_manager.completed_step = output.step
+        self.kv_manager.completed(output.step)
         if self._budget.is_cut:
             self._budget.computed()
         new_tokens: list[NewToken] = []
@@ -380,6 +440,7 @@ class Scheduler:
             new_tokens.append((sequence, token_id, reason))
         if scheduled.billed:
             self.counters.prompt_tokens += sum(tokens for _, tokens in scheduled.billed)
+        self.counters.recomputed_tokens += scheduled.recomputed_tokens
         self.counters.generation_tokens += len(new_tokens)
         self.kv_manager.free_idle(scheduled.sequences)
         return new_tokens

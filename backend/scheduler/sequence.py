@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from backend.paged_kv.prefix_cache import BlockName
 from backend.sampling_params import SamplingParams
 
 PRESSING = 10.0  # seconds: a longer wait, such as a client's timeout of minutes, is no hurry
@@ -50,6 +51,8 @@ class Sequence:
     done_by: float | None = None  # the same for its last token
     first_token_target: float | None = None  # seconds from its arrival that its class is meant to keep
     body_bytes: int = 0  # of the request, which are kept while it waits
+    cache_root: bytes = b""  # of the names of its blocks: who has the same may share them; empty: it shares none
+    block_names: list[BlockName] = field(default_factory=list)  # of its full blocks; those of output are added later
 
     # written by admission
     age_bonus: float = 0.0  # seconds by which it counts as older in its queue: a long prompt has to start sooner
@@ -63,18 +66,23 @@ class Sequence:
     output: list[int] = field(default_factory=list)
     num_tokens: int = field(init=False)  # prompt and output, tokens that steps in flight sample included
     token_limit: int = field(init=False)  # of `num_tokens`: it pauses there; its maker may lower it
-    num_billed_tokens: int = 0  # prompt tokens computed at least once
+    num_prefilled_tokens: int = 0  # prompt tokens computed at least once, or found in the prefix cache
+    num_cached_tokens: int = 0  # those of them that were found, and never computed for it
     num_preemptions: int = 0  # for the memory or the slot of others
     num_yields: int = 0  # preemptions at a limit of its own tenant, or for a step that was lost
-    kv_block_seconds: float = 0.0  # blocks held, times how long
+    kv_block_seconds: float = 0.0  # blocks that its tenant was charged for on its account, times how long
     peak_blocks: int = 0  # the most that it held at a time
     num_kept_tokens: int = 0  # output tokens when it was last preempted
+    num_lost_tokens: int = 0  # tokens that were computed when it was last preempted
+    num_told_names: int = 0  # of `block_names`, those that it came with or that `KVManager.newly_named` has told
     watermark: int = 1  # blocks that must stay free for each running sequence when it is admitted; see `KVManager`
     admission_number: int = 0  # admissions of any sequence so far when it arrived, or was last admitted itself
 
     # written by the scheduler while it holds a slot
     slot: int = -1  # row of device state; -1: it holds none
     block_table: list[int] = field(default_factory=list)
+    num_shared_blocks: int = 0  # of its table, those that others hold as well
+    num_charged_blocks: int = 0  # those that its tenant is charged for on its account: of its own, others pay for some
     num_computed_tokens: int = 0  # counted when planned: true once the steps in flight are done
     num_admitted_tokens: int = 0  # prompt and output when it took the slot; the device sampled all that follow
     last_step: int = -1  # the newest step that names it, and was not lost
@@ -89,13 +97,27 @@ class Sequence:
         return self.num_tokens - self.num_computed_tokens
 
     @property
+    def num_unpaid_blocks(self) -> int:
+        """The blocks of its table for which its tenant is charged on the account of another sequence."""
+        return len(self.block_table) - self.num_charged_blocks
+
+    @property
     def most_tokens(self) -> int:
         """The most tokens that it may come to have, prompt included."""
         return len(self.prompt) + self.max_tokens
 
     def block_seconds(self, now: float) -> float:
-        """Return the blocks that it has held, times how long it held them, until `now`."""
-        return self.kv_block_seconds + len(self.block_table) * (now - self.held_since)
+        """Return the blocks that its tenant was charged for on its account, times how long, until `now`.
+
+        A block that several sequences of a tenant share is on the account of one of them at a time, so that theirs add
+        up to what the tenant held.
+        """
+        return self.kv_block_seconds + self.num_charged_blocks * (now - self.held_since)
+
+    @property
+    def num_billed_tokens(self) -> int:
+        """The prompt tokens that were computed for it, each once: recomputing is not the tenant's doing."""
+        return self.num_prefilled_tokens - self.num_cached_tokens
 
     @property
     def is_pressing(self) -> bool:

@@ -4,7 +4,7 @@ from operator import attrgetter
 
 from backend.config import EngineConfig
 from backend.scheduler.hooks import SchedulerHooks
-from backend.scheduler.kv_manager import KVManager
+from backend.scheduler.kv_manager import KVManager, PrefixHit
 from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence
 
@@ -24,17 +24,17 @@ class TenantLimits:
         self._kv_manager = kv_manager
         self._hooks = hooks
 
-    def allows(self, sequence: Sequence, scheduled: ScheduledStep) -> bool:
+    def allows(self, sequence: Sequence, hit: PrefixHit, scheduled: ScheduledStep) -> bool:
         """Return True if a waiting sequence may join a step: its tenant, who has an allowance, may hold the blocks to
-        start with, and those that all it runs may still need.
+        start with, of which it is charged for some already, and those that all it runs may still need.
         """
         tenant, allowances = sequence.tenant, self._kv_manager.allowances
         own = self._kv_manager.running_of(tenant)
         if any(s in scheduled.paused for s in own):
             return False
-        if not allowances.permits(tenant, self._kv_manager.blocks_to_start(sequence)):
+        if not allowances.permits(tenant, self._kv_manager.blocks_to_start(sequence) - hit.num_paid):
             return False
-        return allowances.permits_in_all(tenant, self._peak([*own, sequence]))
+        return allowances.permits_in_all(tenant, self._peak([*own, sequence]) - hit.num_paid)
 
     def demand(self, tenant: str) -> int:
         """Return the blocks that the tenant would hold if it might: those denied, and those its sequences may need."""

@@ -67,8 +67,8 @@ class Layout:
 
     @classmethod
     def of(cls, config: EngineConfig) -> "Layout":
-        seqs, width = config.max_num_seqs, config.blocks_for(config.max_model_len)
-        places, changes = seqs + MAX_PROMPTS, min(seqs * width, 2 * config.num_blocks)
+        seqs = config.max_num_seqs
+        places, changes = seqs + MAX_PROMPTS, config.max_table_entries
         by_name = dict.fromkeys(("token_ids", "positions", "slot_mapping"), config.max_num_batched_tokens)
         by_name |= {"query_start": places + 1, "context_lens": places, "slots": places}
         by_name |= {"table_places": changes, "table_blocks": changes}

@@ -1,5 +1,7 @@
 """A device on paper: executes batches on a dictionary of KV slots, and checks that every context reads back intact."""
 
+from collections.abc import Iterable
+
 from backend.scheduler.batch import Batch, StepOutput
 
 
@@ -42,6 +44,12 @@ class PaperDevice:
         assert cursor == len(batch.token_ids)
         sampled = [self._sample(batch, row) for row in batch.sampled]
         return StepOutput(batch.step, sampled, 0.0)
+
+    def poison(self, blocks: Iterable[int]) -> None:
+        """Lose what is in these blocks: nobody has them."""
+        for block in blocks:
+            for address in range(block * self.block_size, (block + 1) * self.block_size):
+                self.memory.pop(address, None)
 
     def _compute(self, slot: int, start: int, token_ids: list[int]) -> None:
         for position, token in enumerate(token_ids, start):

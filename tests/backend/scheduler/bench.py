@@ -2,12 +2,15 @@
 
 from collections import deque
 from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from backend.config import EngineConfig
+from backend.paged_kv.block_names import BlockNames
+from backend.paged_kv.block_pool import PagedPool
 from backend.scheduler.batch import Batch
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
@@ -36,15 +39,28 @@ class Bench:
     def __init__(self, **changes: object) -> None:
         self.config = make_config(**changes)
         self.scheduler = Scheduler(self.config, HoldingQueue(FirstComeFirstServed()))
+        self.names = BlockNames(b"secret", self.config.block_size)
+        self.scheduler.name_blocks_by(self.names.name)
         self.device = PaperDevice(self.config.block_size)
         self.in_flight: deque[Batch] = deque()
         self.batches: list[Batch] = []
         self._arrivals = count()
 
     def add(self, prompt_length: int, max_tokens: int, tenant: str = "t") -> Sequence:
+        """A sequence whose prompt is like no other."""
         n = next(self._arrivals)
-        prompt = [n + 10 + i for i in range(prompt_length)]
-        sequence = make_sequence(f"s{n}", tenant, prompt, max_tokens, [END], arrival=float(n))
+        return self._add(n, [n + 10 + i for i in range(prompt_length)], max_tokens, tenant)
+
+    def say(
+        self, prompt: list[int], max_tokens: int, tenant: str = "t", salt: str | None = None, **fields: int
+    ) -> Sequence:
+        """A sequence that shares what it begins with, with those of the same salt: by default of its tenant."""
+        root = self.names.root(salt or tenant)
+        return self._add(next(self._arrivals), prompt, max_tokens, tenant, cache_root=root, **fields)
+
+    def _add(self, n: int, prompt: list[int], max_tokens: int, tenant: str, **fields: Any) -> Sequence:
+        sequence = make_sequence(f"s{n}", tenant, prompt, max_tokens, [END], arrival=float(n), **fields)
+        self.names.name(sequence, len(prompt) // self.config.block_size)
         self.scheduler.add(sequence)
         return sequence
 
@@ -58,6 +74,8 @@ class Bench:
     def complete(self) -> None:
         self.scheduler.update_from_output(self.device.execute(self.in_flight.popleft()))
         self.scheduler.check_integrity()
+        if isinstance(self.scheduler.pool, PagedPool):
+            self.device.poison(self.scheduler.pool.free_blocks)
 
     def lose(self) -> None:
         self.in_flight.clear()
@@ -78,7 +96,7 @@ class Bench:
     def drain(self) -> None:
         for _ in range(MOST_STEPS):
             if not self.scheduler.has_work:
-                assert self.scheduler.pool.num_free == self.config.num_blocks
+                assert self.scheduler.pool.num_free + self.scheduler.kv_manager.cache.num_idle == self.config.num_blocks
                 return
             self.step()
         pytest.fail("the work did not end")
@@ -109,6 +127,8 @@ class BenchMachine(RuleBasedStateMachine):
         if hasattr(self, "bench"):
             self.bench.drain()
             self.check_ends()
+            self.bench.scheduler.kv_manager.cache.clear()
+            assert self.bench.scheduler.pool.num_free == self.bench.config.num_blocks
 
     def check_ends(self) -> None:
         for sequence in self.sequences:

@@ -1,0 +1,261 @@
+"""The prefix cache keeps full blocks of KV memory by what they hold, so that who begins with the same tokens shares
+them.
+
+A block's name stands for its tokens, all tokens before them, and whatever else its keys and values depend on (the chain
+of hashes in `block_names`). A block that has a name is full, and nobody writes to it again. Those who hold it are
+counted; one that nobody holds is idle, and its memory is anybody's: idle blocks are given up the least recently used
+first, a leaf before what it follows on, and of no tenant as many as its floor keeps.
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Mapping
+from heapq import heappop, heappush, heapreplace
+from itertools import count
+from typing import Generic, Protocol, TypeVar
+
+from backend.paged_kv.block_pool import BlockPool
+
+
+class BlockName:
+    """What one full block holds, together with all that comes before it. Two are the same only if they are identical.
+
+    Nothing depends on `ordinal` but a log that has to tell names apart.
+    """
+
+    __slots__ = ("__weakref__", "ordinal")
+
+    def __init__(self, ordinal: int) -> None:
+        self.ordinal = ordinal
+
+    def __repr__(self) -> str:
+        return f"BlockName({self.ordinal})"
+
+
+class Holder(Hashable, Protocol):
+    """Whoever may hold a block."""
+
+    @property
+    def tenant(self) -> str: ...
+
+
+H = TypeVar("H", bound=Holder)
+
+
+class CachedBlock(Generic[H]):
+    """A full block that has a name. Its contents are there once the step that computes them is done."""
+
+    __slots__ = ("block", "holders", "idle_since", "name", "step", "tenant")
+
+    def __init__(self, name: BlockName, block: int, step: int, holder: H) -> None:
+        self.name: BlockName | None = name  # None: what it holds cannot be trusted, and nobody finds it any more
+        self.block = block
+        self.step = step  # that computes its last token: whatever is launched behind that step may read it
+        self.holders: dict[H, None] = {holder: None}  # in the order in which they came
+        self.tenant = holder.tenant  # of the last holder, where it is idle
+        self.idle_since = 0  # by the cache's own count
+
+    def payer(self, tenant: str) -> H | None:
+        """Return the holder on whose account the tenant is charged for the block: the first that it has."""
+        return next((holder for holder in self.holders if holder.tenant == tenant), None)
+
+
+class PrefixCache(Generic[H]):
+    """Cached blocks by their names, and the idle ones in the order in which they are given up.
+
+    Every operation on a block is O(1), and giving one up O(log tenants); nothing looks at all of them.
+    """
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._by_name: dict[BlockName, CachedBlock[H]] = {}
+        self._by_block: dict[int, CachedBlock[H]] = {}
+        self._completed_step = -1
+        self._uncomputed: list[CachedBlock[H]] = []  # those of steps in flight, the oldest first
+        self._idle: dict[str, OrderedDict[int, CachedBlock[H]]] = {}  # by tenant, the least recently used first
+        self._floors: dict[str, int] = {}  # idle blocks that are kept for a tenant
+        self._ceilings: dict[str, int] = {}  # the most that it may have
+        self._oldest: list[tuple[int, str]] = []  # heap of those offered, by when their first was used, or before
+        self._offered: set[str] = set()  # at least all tenants above their floors, each once in the heap
+        self._uses = count(1)
+        self._num_idle = self._num_kept = 0
+        self.evictions = 0  # idle blocks given up so far
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    @property
+    def num_idle(self) -> int:
+        """The cached blocks that nobody holds."""
+        return self._num_idle
+
+    @property
+    def num_evictable(self) -> int:
+        """The idle blocks that are anybody's memory: those that no floor keeps."""
+        return self._num_idle - self._num_kept
+
+    def num_idle_of(self, tenant: str) -> int:
+        return len(self._idle_of(tenant))
+
+    def named(self, name: BlockName) -> CachedBlock[H] | None:
+        """Return the block of that name."""
+        return self._by_name.get(name)
+
+    def at(self, block: int) -> CachedBlock[H] | None:
+        """Return what the pool's block is to the cache; None where it has no name."""
+        return self._by_block.get(block)
+
+    def limit(self, tenant: str, floor: int, ceiling: int | None) -> None:
+        """Keep so many idle blocks of the tenant whatever others need, and at most `ceiling`; None: any number."""
+        idle = self.num_idle_of(tenant)
+        self._num_kept += min(floor, idle) - min(self._floors.get(tenant, 0), idle)
+        self._floors.pop(tenant, None)
+        self._ceilings.pop(tenant, None)
+        if floor:
+            self._floors[tenant] = floor
+        if ceiling is not None:
+            self._ceilings[tenant] = ceiling
+        self._keep_ceiling(tenant)
+        self._offer(tenant)
+
+    # blocks come and go
+
+    def publish(self, name: BlockName, block: int, step: int, holder: H) -> bool:
+        """Name a block that the holder alone has, and that `step` fills. False where another has the name already."""
+        if name in self._by_name:
+            return False
+        cached = CachedBlock(name, block, step, holder)
+        self._by_name[name] = cached
+        self._by_block[block] = cached
+        if step > self._completed_step:
+            self._uncomputed.append(cached)
+        return True
+
+    def completed(self, step: int) -> None:
+        """Note that a step is done, and those before it."""
+        self._completed_step, uncomputed = step, self._uncomputed
+        if uncomputed and uncomputed[0].step <= step:
+            self._uncomputed = [cached for cached in uncomputed if cached.step > step]
+
+    def uncomputed(self, step: int) -> list[CachedBlock[H]]:
+        """Return the blocks that this step in flight, and those behind it, are to fill."""
+        return [cached for cached in self._uncomputed if cached.step >= step]
+
+    def invalidate(self, blocks: Iterable[CachedBlock[H]]) -> None:
+        """Let nobody find these blocks any more, which somebody holds: they will not hold what their names say."""
+        invalid = {cached.block: cached for cached in blocks}
+        for cached in invalid.values():
+            if cached.name is not None:
+                del self._by_name[cached.name]
+                cached.name = None
+        self._uncomputed = [cached for cached in self._uncomputed if cached.block not in invalid]
+
+    def forget(self, cached: CachedBlock[H]) -> None:
+        """Leave a block that has no name any more to its only holder."""
+        assert cached.name is None and len(cached.holders) == 1
+        del self._by_block[cached.block]
+
+    def share(self, cached: CachedBlock[H], holder: H) -> None:
+        """Let one more hold the block."""
+        if not cached.holders:
+            self._no_longer_idle(cached)
+        cached.holders[holder] = None
+
+    def leave(self, cached: CachedBlock[H], holder: H) -> None:
+        """Let a holder go. The block is idle once it was the last: let those go first that follow on others."""
+        del cached.holders[holder]
+        if cached.holders:
+            return
+        if cached.name is None:
+            del self._by_block[cached.block]
+            self._pool.release([cached.block])
+            return
+        tenant = cached.tenant = holder.tenant
+        cached.idle_since = next(self._uses)
+        idle = self._idle.setdefault(tenant, OrderedDict())
+        idle[cached.block] = cached
+        self._num_idle += 1
+        self._num_kept += len(idle) <= self._floors.get(tenant, 0)
+        self._keep_ceiling(tenant)
+        self._offer(tenant)
+
+    def evict(self, count: int) -> int:
+        """Give up idle blocks until the pool has `count` more free; returns how many it has more."""
+        evicted = 0
+        while evicted < count and (tenant := self._least_recent()) is not None:
+            self._evict_first(tenant)
+            evicted += 1
+        return evicted
+
+    def clear(self) -> None:
+        """Give up every idle block, those kept for a floor too."""
+        for tenant in list(self._idle):
+            while self._idle.get(tenant):
+                self._evict_first(tenant)
+
+    def _idle_of(self, tenant: str) -> Mapping[int, CachedBlock[H]]:
+        return self._idle.get(tenant) or {}
+
+    def _least_recent(self) -> str | None:
+        """Return the tenant above its floor whose first idle block was used the longest ago."""
+        while self._oldest:
+            since, tenant = self._oldest[0]
+            idle = self._idle_of(tenant)
+            if len(idle) > self._floors.get(tenant, 0):
+                first = next(iter(idle.values())).idle_since
+                if first == since:
+                    return tenant
+                heapreplace(self._oldest, (first, tenant))
+            else:
+                heappop(self._oldest)
+                self._offered.discard(tenant)
+        return None
+
+    def _offer(self, tenant: str) -> None:
+        """Put a tenant among those whose blocks may be given up, if it is above its floor and not there yet."""
+        idle = self._idle_of(tenant)
+        if tenant not in self._offered and len(idle) > self._floors.get(tenant, 0):
+            self._offered.add(tenant)
+            heappush(self._oldest, (next(iter(idle.values())).idle_since, tenant))
+
+    def _keep_ceiling(self, tenant: str) -> None:
+        ceiling = self._ceilings.get(tenant)
+        while ceiling is not None and self.num_idle_of(tenant) > ceiling:
+            self._evict_first(tenant)
+
+    def _evict_first(self, tenant: str) -> None:
+        cached = next(iter(self._idle[tenant].values()))
+        assert cached.name is not None
+        self._no_longer_idle(cached)
+        del self._by_name[cached.name], self._by_block[cached.block]
+        self._pool.release([cached.block])
+        self.evictions += 1
+
+    def _no_longer_idle(self, cached: CachedBlock[H]) -> None:
+        idle = self._idle[cached.tenant]
+        del idle[cached.block]
+        self._num_idle -= 1
+        self._num_kept -= len(idle) < self._floors.get(cached.tenant, 0)
+        if not idle:
+            del self._idle[cached.tenant]
+
+    def check_integrity(self, held: Iterable[tuple[int, H]]) -> None:
+        """Assert that names, blocks, holders and idle blocks agree; `held` are all blocks of all block tables."""
+        named = [cached for cached in self._by_block.values() if cached.name is not None]
+        assert self._by_name.keys() == {cached.name for cached in named}, "a name has no block"
+        assert len(self._by_name) == len(named), "two blocks have one name"
+        holders: dict[int, set[H]] = {}
+        for block, holder in held:
+            holders.setdefault(block, set()).add(holder)
+        for block, cached in self._by_block.items():
+            assert cached.block == block, "a cached block is another than it was"
+            assert cached.holders.keys() == holders.get(block, set()), "a cached block has other holders than it counts"
+            idle = self._idle_of(cached.tenant)
+            assert bool(cached.holders) != (idle.get(block) is cached), "a cached block is neither held nor idle"
+        assert sum(map(len, self._idle.values())) == self._num_idle, "idle blocks were lost"
+        kept = sum(min(len(idle), self._floors.get(tenant, 0)) for tenant, idle in self._idle.items())
+        assert kept == self._num_kept, "floors keep another number of blocks than is counted"
+        assert self._num_idle == 0 or self.num_evictable == 0 or self._least_recent(), "no idle block can be given up"
+        assert all(self._by_block.get(cached.block) is cached for cached in self._uncomputed), "a block was forgotten"
+        for tenant, idle in self._idle.items():
+            used = [cached.idle_since for cached in idle.values()]
+            assert used == sorted(used), f"idle blocks of {tenant} are out of order"

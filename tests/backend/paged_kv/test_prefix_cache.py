@@ -1,0 +1,245 @@
+"""Sequences that begin alike share blocks: what they hold is right, whatever happens to whom."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from backend.scheduler.batch import NO_TOKEN, StepOutput
+from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
+from tests.backend.scheduler.bench import Bench, BenchMachine, expected
+from tests.examples import examples
+
+PROMPT = list(range(100, 113))  # three blocks of 4, and a token
+
+
+def computed(bench: Bench) -> int:
+    """The tokens that all steps so far computed of prompts."""
+    return sum(sum(batch.lengths[batch.num_decodes :]) for batch in bench.batches)
+
+
+def finish(bench: Bench, *sequences: Sequence) -> None:
+    bench.drain()
+    assert [s.output for s in sequences] == [expected(s) for s in sequences]
+
+
+def test_a_prompt_that_was_computed_is_found() -> None:
+    bench = Bench()
+    first = bench.say(PROMPT, 4)
+    finish(bench, first)
+    second = bench.say(PROMPT, 6)
+    finish(bench, second)
+    assert (first.num_cached_tokens, first.num_billed_tokens) == (0, 13)
+    assert (second.num_cached_tokens, second.num_billed_tokens) == (12, 1)
+    assert computed(bench) == 14 == bench.scheduler.counters.prompt_tokens
+
+
+def test_of_a_prompt_that_is_found_whole_the_last_block_is_computed_again() -> None:
+    bench = Bench()
+    finish(bench, bench.say(PROMPT[:12], 4))
+    again = bench.say(PROMPT[:12], 4)
+    finish(bench, again)
+    assert again.num_cached_tokens == 8
+
+
+def test_the_next_turn_finds_the_answer_to_the_last() -> None:
+    bench = Bench(max_model_len=64)
+    turn = bench.say(PROMPT, 9)
+    finish(bench, turn)
+    following = bench.say([*turn.prompt, *turn.output, 7, 8, 9], 4)
+    finish(bench, following)
+    assert following.num_cached_tokens == (13 + len(turn.output)) // 4 * 4
+
+
+def test_other_tenants_find_nothing_unless_they_have_one_salt() -> None:
+    bench = Bench()
+    finish(bench, bench.say(PROMPT, 4, "a"), bench.say(PROMPT, 4, "group", salt="one"))
+    stranger, member = bench.say(PROMPT, 4, "b"), bench.say(PROMPT, 4, "c", salt="one")
+    finish(bench, stranger, member)
+    assert (stranger.num_cached_tokens, member.num_cached_tokens) == (0, 12)
+
+
+def test_those_who_wait_for_one_prompt_at_once_compute_it_once() -> None:
+    bench = Bench(max_num_batched_tokens=8, prefill_chunk=8)
+    crowd = [bench.say([*PROMPT, n], 6) for n in range(4)]
+    bench.steps(1)
+    assert [s.status for s in crowd] == [SequenceStatus.RUNNING] * 4, "who follows has its slot"
+    finish(bench, *crowd)
+    assert [s.num_cached_tokens for s in crowd] == [0, 12, 12, 12]
+    assert computed(bench) == 14 + 3 * 2
+
+
+def test_who_follows_takes_over_when_its_leader_is_cancelled() -> None:
+    bench = Bench(max_num_batched_tokens=4, prefill_chunk=4)
+    leader, follower = bench.say([*PROMPT, 1], 4), bench.say([*PROMPT, 2], 4)
+    bench.plan()
+    bench.scheduler.finish(leader, FinishReason.CANCELLED)
+    finish(bench, follower)
+    assert follower.num_cached_tokens == 4, "the step that was on its way is used"
+
+
+def test_a_lost_step_undoes_those_who_depend_on_it() -> None:
+    bench = Bench(max_num_batched_tokens=16, prefill_chunk=16)
+    leader = bench.say([*PROMPT, 1], 4)
+    bench.plan()
+    follower = bench.say([*PROMPT, 2], 4)
+    bench.plan()
+    assert (follower.num_cached_tokens, len(follower.block_table)) == (12, 4)
+    bench.lose()
+    assert (follower.num_cached_tokens, follower.num_computed_tokens) == (0, 0)
+    finish(bench, leader, follower)
+    assert leader.num_billed_tokens + leader.num_cached_tokens == 14
+    assert follower.num_billed_tokens + follower.num_cached_tokens == 14
+
+
+def test_what_was_preempted_is_found_again() -> None:
+    bench = Bench(num_blocks=10)
+    sequences = [bench.say([n, *range(20, 25)], 25) for n in range(4)]
+    finish(bench, *sequences)
+    assert bench.scheduler.counters.preemptions > 0
+    lost = sum(s.num_lost_tokens for s in sequences)
+    assert bench.scheduler.counters.recomputed_tokens < lost
+    assert all(s.num_cached_tokens == 0 for s in sequences), "they had computed it themselves"
+
+
+def test_a_tenant_is_charged_once_for_what_its_sequences_share() -> None:
+    bench = Bench()
+    held = bench.scheduler.kv_manager.allowances.held
+    finish(bench, bench.say(PROMPT, 4, "a", salt="group"))
+    two = [bench.say([*PROMPT, 1], 8, "a", salt="group"), bench.say([*PROMPT, 2], 8, "a", salt="group")]
+    other = bench.say([*PROMPT, 3], 8, "b", salt="group")
+    bench.steps(2)
+    assert [len(s.block_table) for s in (*two, other)] == [4, 4, 4]
+    assert (held["a"], held["b"]) == (5, 4), "three are shared, and one each is its own"
+    assert bench.scheduler.kv_manager.num_available == bench.config.num_blocks - 6
+    bench.scheduler.finish(two[0], FinishReason.CANCELLED)
+    bench.steps(2)
+    assert (held["a"], two[1].num_charged_blocks) == (len(two[1].block_table),) * 2, "who is left pays"
+    finish(bench, two[1], other)
+
+
+def test_who_shares_a_lease_too_small_for_two_prompts_runs_beside_the_other() -> None:
+    bench = Bench()
+    bench.scheduler.allow("a", 7)
+    finish(bench, bench.say(PROMPT, 4, "a"))
+    both = [bench.say([*PROMPT, n], 3, "a") for n in range(2)]
+    bench.steps(2)
+    assert len(bench.scheduler.running) == 2
+    finish(bench, *both)
+
+
+def test_idle_blocks_make_way_the_least_recently_used_first_and_leaves_before_what_they_follow_on() -> None:
+    bench = Bench(num_blocks=10)
+    old, new = list(range(100, 113)), list(range(200, 213))
+    finish(bench, bench.say(old, 3))
+    finish(bench, bench.say(new, 3))
+    finish(bench, bench.say(old[:5], 3))  # its first block was used last
+    finish(bench, bench.say(list(range(300, 316)), 7))
+    again = [bench.say([*old], 3), bench.say([*new], 3)]
+    finish(bench, *again)
+    assert [s.num_cached_tokens for s in again] == [4, 8]
+
+
+def test_a_floor_keeps_blocks_and_a_ceiling_gives_them_up() -> None:
+    bench = Bench(num_blocks=14)
+    cache = bench.scheduler.kv_manager.cache
+    cache.limit("a", 3, None)
+    cache.limit("b", 0, 1)
+    finish(bench, bench.say(PROMPT, 3, "a"), bench.say(PROMPT, 3, "b"))
+    assert (cache.num_idle_of("a"), cache.num_idle_of("b")) == (3, 1)
+    for n in range(6):
+        finish(bench, bench.say(list(range(300 + 20 * n, 320 + 20 * n)), 9, "flood"))
+    kept = bench.say(PROMPT, 3, "a")
+    finish(bench, kept)
+    assert kept.num_cached_tokens == 12
+    cache.limit("a", 0, None)
+    assert cache.num_evictable == cache.num_idle
+
+
+def test_nobody_finds_what_a_sequence_computed_that_failed() -> None:
+    bench = Bench()
+    failed = bench.say(PROMPT, 4)
+    while not failed.output and bench.plan():
+        batch = bench.in_flight.popleft()
+        bench.device.execute(batch)
+        bench.scheduler.update_from_output(StepOutput(batch.step, [NO_TOKEN] * len(batch.sampled), 0.0))
+        if batch.sampled:
+            break
+    bench.scheduler.finish(failed, FinishReason.FAILED)
+    bench.scheduler.check_integrity()
+    again = bench.say(PROMPT, 4)
+    finish(bench, again)
+    assert again.num_cached_tokens == 0
+
+
+class SharingMachine(BenchMachine):
+    @initialize(
+        num_blocks=st.integers(8, 14),
+        depth=st.integers(1, 2),
+        budget=st.integers(4, 12),
+        chunk=st.sampled_from([None, 3, 4, 8]),
+    )
+    def configure(self, num_blocks: int, depth: int, budget: int, chunk: int | None) -> None:
+        self.begin(
+            num_blocks=num_blocks,
+            max_model_len=24,
+            max_num_batched_tokens=24 if chunk is None else max(budget, chunk),
+            prefill_chunk=chunk,
+            steps_in_flight=depth,
+        )
+
+    @rule(
+        common=st.integers(0, 13),
+        own=st.lists(st.integers(0, 1), min_size=1, max_size=4),
+        output=st.integers(1, 8),
+        tenant=st.sampled_from(["a", "b"]),
+        salt=st.sampled_from([None, "group"]),
+        priority_class=st.integers(0, 1),
+    )
+    def arrive(
+        self, common: int, own: list[int], output: int, tenant: str, salt: str | None, priority_class: int
+    ) -> None:
+        prompt = [*PROMPT[:common], *own][: 24 - output]
+        sequence = self.bench.say(prompt, output, tenant, salt, priority_class=priority_class)
+        self.sequences.append(sequence)
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data(), output=st.integers(1, 6), new=st.integers(0, 3))
+    def follow_up(self, data: st.DataObject, output: int, new: int) -> None:
+        turn = data.draw(st.sampled_from(self.sequences))
+        prompt = [*turn.prompt, *turn.output, new][: 24 - output]
+        self.sequences.append(self.bench.say(prompt, output, turn.tenant))
+
+    @rule()
+    def plan(self) -> None:
+        self.bench.plan()
+
+    @precondition(lambda self: self.bench.in_flight)
+    @rule()
+    def complete(self) -> None:
+        self.bench.complete()
+
+    @precondition(lambda self: self.bench.in_flight)
+    @rule()
+    def lose(self) -> None:
+        self.bench.lose()
+
+    @rule(tenant=st.sampled_from(["a", "b"]), blocks=st.one_of(st.none(), st.integers(6, 10)))
+    def allow(self, tenant: str, blocks: int | None) -> None:
+        self.bench.scheduler.allow(tenant, blocks)
+
+    @rule(tenant=st.sampled_from(["a", "b"]), floor=st.integers(0, 1), more=st.one_of(st.none(), st.integers(0, 4)))
+    def limit(self, tenant: str, floor: int, more: int | None) -> None:
+        self.bench.scheduler.kv_manager.cache.limit(tenant, floor, None if more is None else floor + more)
+
+    def check_ends(self) -> None:
+        super().check_ends()
+        counters = self.bench.scheduler.counters
+        assert counters.prompt_tokens == sum(s.num_billed_tokens for s in self.sequences)
+        for sequence in self.sequences:
+            assert 0 <= sequence.num_cached_tokens <= sequence.num_prefilled_tokens <= len(sequence.prompt)
+            if sequence.output:
+                assert sequence.num_prefilled_tokens == len(sequence.prompt)
+
+
+TestSharing = SharingMachine.TestCase
+TestSharing.settings = settings(max_examples=examples(400), stateful_step_count=60, deadline=None)
