@@ -1,144 +1,38 @@
-"""The KV manager knows which sequences hold which slots and blocks of the device, and on whose account.
+"""The KV manager takes sequences through the batch: into a slot, and out of it once the device is done with them.
 
-A slot is a sequence's row of device state, a block is `block_size` tokens of KV memory. Sequences that begin with the
-same tokens share the blocks that hold them: each of their tenants is charged for such a block, once.
+A slot is a sequence's row of device state, a block is `block_size` tokens of KV memory.
 """
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
-from sys import maxsize
+from collections.abc import Iterable
 
-from backend.config import EngineConfig, KVAllocation
-from backend.paged_kv.block_pool import BlockPool, ContiguousPool, PagedPool, blocks_for
-from backend.paged_kv.prefix_cache import CachedBlock, PrefixCache
+from backend.config import EngineConfig
+from backend.scheduler.allowances import HeldTenants
 from backend.scheduler.batch import Counters
-from backend.scheduler.scheduled_step import WaitReason
+from backend.scheduler.block_tables import BlockTables
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from backend.scheduler.waiting_queue import WaitingQueue
 
 _RUNNING, _PREEMPTED = SequenceStatus.RUNNING, SequenceStatus.PREEMPTED
 """In Python 3.11 looking a member up in an enum takes as long as three calls; steps ask for each of their rows."""
 
-_POOLS: dict[KVAllocation, type[PagedPool] | type[ContiguousPool]] = {
-    KVAllocation.PAGED: PagedPool,
-    KVAllocation.CONTIGUOUS: ContiguousPool,
-}
-
-
-class Allowances:
-    """Counts the blocks that each tenant holds, and those that it may hold: any number, unless `allow` says otherwise.
-
-    What a tenant may hold is a lease that the gateway renews; planning reads it and never waits for it. Blocks are
-    charged as they are allocated and credited as they are freed. A lease may be cut below what is held: nothing is
-    taken away for that, but nothing more is allocated either until enough has been freed.
-    """
-
-    def __init__(self) -> None:
-        self.held: Counter[str] = Counter()
-        self.requested: dict[str, int] = {}  # by tenants that were denied blocks, all that they would hold
-        self._allowed: dict[str, int] = {}
-
-    def allow(self, tenant: str, blocks: int | None) -> None:
-        """Let the tenant hold this many blocks from now on; None: any number."""
-        if blocks is None:
-            self._allowed.pop(tenant, None)
-        else:
-            self._allowed[tenant] = blocks
-        self.requested.pop(tenant, None)
-
-    def allowed(self, tenant: str) -> int | None:
-        return self._allowed.get(tenant)
-
-    def permits(self, tenant: str, blocks: int) -> bool:
-        """Return True if the tenant may hold `blocks` more."""
-        return not self._allowed or self.permits_in_all(tenant, self.held[tenant] + blocks)
-
-    def permits_in_all(self, tenant: str, blocks: int) -> bool:
-        """Return True if the tenant may come to hold `blocks` altogether; a denial is remembered in `requested`."""
-        if blocks <= self._allowed.get(tenant, maxsize):
-            return True
-        self.requested[tenant] = max(blocks, self.requested.get(tenant, 0))
-        return False
-
-    def charge(self, tenant: str, blocks: int) -> None:
-        self.held[tenant] += blocks
-
-    def credit(self, tenant: str, blocks: int) -> None:
-        self.held[tenant] -= blocks
-        if not self.held[tenant]:
-            del self.held[tenant]
-
-    def check_integrity(self) -> None:
-        assert all(blocks > 0 for blocks in self.held.values()), "a tenant holds less than nothing"
-
-
-class HeldTenants:
-    """The tenants that the queue holds back at a limit of their own; the queue hears of changes alone."""
-
-    def __init__(self, waiting: WaitingQueue) -> None:
-        self.reasons: dict[str, WaitReason] = {}  # by tenant, the limit that was met
-        self._waiting = waiting
-
-    def hold(self, tenant: str, reason: WaitReason) -> None:
-        self.reasons[tenant] = reason
-        self._waiting.hold(tenant, reason)
-
-    def resume(self, tenant: str) -> None:
-        """Let the queue offer the tenant's sequences again, if it was held: something has changed for it."""
-        if self.reasons.pop(tenant, None) is not None:
-            self._waiting.hold(tenant, None)
-
-
-Cached = CachedBlock[Sequence]
-
-NameBlocks = Callable[[Sequence, int], None]
-"""This names the first so many blocks of a sequence, all of whose tokens are known, as far as they have no names."""
-
-
-@dataclass(slots=True)
-class PrefixHit:
-    """The cached blocks with which a sequence's tokens begin, from where its block table ends."""
-
-    blocks: list[Cached] = field(default_factory=list)
-    num_held: int = 0  # those that somebody holds: sharing them takes no memory
-    num_paid: int = 0  # those that a sequence of its tenant holds
-    is_being_computed: bool = False  # the block after them is, by the step that is being planned
-
-
-_NO_HIT = PrefixHit()
-
 
 class KVManager:
-    """Gives sequences their slots and blocks, and frees them. It decides nothing: the scheduler is its only caller.
+    """Gives sequences their slots, and frees slots and blocks. It decides nothing: the scheduler is its only caller.
 
     Blocks and slot of a sequence that ends or is preempted are freed when the last step in flight that names it
-    completes, never earlier: until then the device may still write to them. What is freed stays in the prefix cache,
-    as far as it has names, until its memory is needed.
+    completes, never earlier: until then the device may still write to them.
     """
 
     def __init__(
         self, config: EngineConfig, waiting: WaitingQueue, held_tenants: HeldTenants, counters: Counters
     ) -> None:
-        self.pool: BlockPool = _POOLS[config.kv_allocation](config.num_blocks)
-        self.cache = PrefixCache[Sequence](self.pool)
-        self.allowances = Allowances()
+        self.blocks = BlockTables(config, counters)
+        self.pool, self.cache, self.allowances = self.blocks.pool, self.blocks.cache, self.blocks.allowances
         self.running: dict[str, Sequence] = {}  # in the order of admission
         self.freeing: dict[str, Sequence] = {}  # preempted, and named by steps in flight
-        self.now = 0.0  # seconds of the engine's clock; whoever has a clock sets it
-        self.completed_step = -1  # the newest step that is no longer in flight
-        self.num_shared = 0  # blocks that more than one sequence holds
-        self.name_blocks: NameBlocks = lambda sequence, count: None  # whoever knows tokens by their content sets it
-        self.newly_named: list[tuple[Sequence, int]] = []  # that were freed, and which of their names are new
         self._config = config
-        self._block_size = config.block_size
-        self._contiguous = config.kv_allocation is KVAllocation.CONTIGUOUS
-        self._caches = config.prefix_cache and not self._contiguous
-        self._num_entries = 0  # of the block tables of all who hold slots
-        self._max_entries = config.max_table_entries - config.num_blocks  # as if all of them were to grow
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._leaving: set[Sequence] = set()  # ended or preempted, and named by steps in flight
-        self._found: list[tuple[int, Sequence, int, int]] = []  # in steps in flight: step, who, from where to where
         self._waiting = waiting
         self._held_tenants = held_tenants
         self._counters = counters
@@ -150,7 +44,7 @@ class KVManager:
     @property
     def num_available(self) -> int:
         """The blocks that may be allocated: those that are free, and those that are cached for nobody in particular."""
-        return self.pool.num_free + self.cache.num_evictable
+        return self.blocks.num_available
 
     def running_of(self, tenant: str) -> list[Sequence]:
         """Return the tenant's running sequences, in the order of their admission."""
@@ -158,221 +52,7 @@ class KVManager:
 
     def is_in_flight(self, sequence: Sequence) -> bool:
         """Return True if a step in flight names the sequence."""
-        return sequence.last_step > self.completed_step
-
-    def completed(self, step: int) -> None:
-        """Note that a step is done: what it was to compute is there."""
-        self.completed_step = step
-        self.cache.completed(step)
-        if self._found and self._found[0][0] <= step:
-            certain = [found for found in self._found if found[0] <= step]
-            self._counters.cached_tokens += sum(after - before for _, _, before, after in certain)
-            self._found = [found for found in self._found if found[0] > step]
-
-    # blocks
-
-    def blocks_to_start(self, sequence: Sequence) -> int:
-        """Return the blocks for all tokens that the sequence has; contiguous: that it may ever have.
-
-        The last token is never computed, so it needs no memory.
-        """
-        return blocks_for(sequence.most_tokens - 1 if self._contiguous else sequence.num_tokens, self._block_size)
-
-    def blocks_to_grow(self, sequence: Sequence, length: int) -> int:
-        """Return how many blocks `length` more computed tokens need beyond those that the sequence holds."""
-        needed = blocks_for(sequence.num_computed_tokens + length, self._block_size) - len(sequence.block_table)
-        if needed <= 0:
-            return 0
-        return self.blocks_to_start(sequence) if self._contiguous else needed
-
-    def watermark_blocks(self, sequence: Sequence, running: Collection[Sequence]) -> int:
-        """Return how many blocks must stay free for those running when `sequence` is admitted.
-
-        Each is left as many as the watermark of `sequence` says, and none more than it may come to need. The watermark
-        doubles whenever others took the memory of `sequence`, so that all can get further each time it returns.
-        """
-        if sequence.watermark == 1:
-            return len(running)
-        each, size = sequence.watermark, self._block_size
-        return sum(min(each, blocks_for(s.most_tokens - 1, size) - len(s.block_table)) for s in running)
-
-    def can_allocate(self, sequence: Sequence, hit: PrefixHit, watermark_blocks: int) -> bool:
-        """Return True if the blocks that the sequence starts with are free, and `watermark_blocks` beside them."""
-        needed = self.blocks_to_start(sequence) - hit.num_held
-        if hit.blocks and self._num_entries + self.blocks_to_start(sequence) > self._max_entries:
-            return False
-        if not self._contiguous:
-            return self.num_available >= needed + watermark_blocks
-        run = self.pool.allocate(needed)
-        self.pool.release(run or [])
-        return run is not None
-
-    def allocate(self, sequence: Sequence, count: int) -> list[int] | None:
-        """Append `count` blocks to the sequence's block table and return them; None when so many are not free.
-
-        Where idle blocks have to be given up, it is before any of them is taken.
-        """
-        lacking = count - self.pool.num_free
-        if lacking > 0 and (lacking > self.cache.num_evictable or self.cache.evict(lacking) < lacking):
-            return None
-        blocks = self.pool.allocate(count)
-        if blocks is not None:
-            self._count_block_seconds(sequence)
-            self._append(sequence, blocks)
-            sequence.num_charged_blocks += count
-            self.allowances.charge(sequence.tenant, count)
-        return blocks
-
-    def num_reclaimable(self, sequence: Sequence) -> int:
-        """Return how many blocks are available once the sequence has left them: those that nobody else holds."""
-        return len(sequence.block_table) - sequence.num_shared_blocks
-
-    # blocks that are shared
-
-    def find(self, sequence: Sequence, step: int) -> PrefixHit:
-        """Return what the prefix cache has of the sequence's tokens behind its block table, for a row of this step.
-
-        Its last token is not looked for, so that a row is left to compute, from which the next one is sampled; nor are
-        blocks that the same step fills, of which a row behind could not be sure.
-        """
-        table, names, size = sequence.block_table, sequence.block_names, self._block_size
-        index = len(table)
-        most = min(len(names), (sequence.num_tokens - 1) // size)
-        if index >= most or not self._caches or sequence.num_computed_tokens != index * size:
-            return _NO_HIT
-        hit, tenant = PrefixHit(), sequence.tenant
-        for name in names[index:most]:
-            cached = self.cache.named(name)
-            if cached is None:
-                break
-            if cached.step >= step:
-                hit.is_being_computed = True
-                break
-            hit.blocks.append(cached)
-            if cached.holders:
-                hit.num_held += 1
-                hit.num_paid += cached.payer(tenant) is not None
-        return hit
-
-    def take(self, sequence: Sequence, hit: PrefixHit, step: int) -> list[int]:
-        """Append the blocks that were found to the sequence's block table, as if it had computed what they hold."""
-        self._count_block_seconds(sequence)
-        for cached in hit.blocks:
-            self._share(sequence, cached)
-        blocks = [cached.block for cached in hit.blocks]
-        self._append(sequence, blocks)
-        sequence.num_computed_tokens = len(sequence.block_table) * self._block_size
-        before, after = sequence.num_prefilled_tokens, min(sequence.num_computed_tokens, len(sequence.prompt))
-        if after > before:
-            sequence.num_prefilled_tokens = after
-            sequence.num_cached_tokens += after - before
-            self._found.append((step, sequence, before, after))
-        return blocks
-
-    def publish(self, sequence: Sequence, start: int, step: int) -> None:
-        """Name the blocks that a row of this step fills, which begins at the sequence's token `start`."""
-        names, table = sequence.block_names, sequence.block_table
-        if not names or not self._caches:
-            return
-        size = self._block_size
-        for index in range(start // size, min(len(names), sequence.num_computed_tokens // size)):
-            self.cache.publish(names[index], table[index], step, sequence)
-
-    def lost(self, step: int) -> None:
-        """Undo what depended on this step and those behind it, which were not computed: the rows are undone already.
-
-        Whoever shares a block that one of them was to fill leaves it, and all that follows it.
-        """
-        lost = self.cache.uncomputed(step)
-        cut: dict[Sequence, int] = {}  # the places in their tables from which on they are undone
-        for cached in lost:
-            for follower in list(cached.holders)[1:]:
-                cut[follower] = min(follower.block_table.index(cached.block), cut.get(follower, maxsize))
-        self.cache.invalidate(lost)
-        for sequence, index in cut.items():
-            self._count_block_seconds(sequence)
-            self._leave(sequence, sequence.block_table[index:])
-            del sequence.block_table[index:]
-            sequence.num_computed_tokens = min(sequence.num_computed_tokens, index * self._block_size)
-        for _, sequence, before, after in self._found:
-            undone = after - max(before, cut.get(sequence, maxsize) * self._block_size)
-            if undone > 0:
-                sequence.num_prefilled_tokens -= undone
-                sequence.num_cached_tokens -= undone
-        self._found = []
-        for cached in lost:
-            if cached.holders:
-                self.cache.forget(cached)
-
-    def name_known(self, sequence: Sequence) -> None:
-        """Name the blocks whose tokens are known by now: a few at a time, for there may be many in the end."""
-        if self._caches:
-            self.name_blocks(sequence, (len(sequence.prompt) + len(sequence.output)) // self._block_size)
-
-    def _share(self, sequence: Sequence, cached: Cached) -> None:
-        holders = cached.holders
-        if holders:
-            if len(holders) == 1:
-                next(iter(holders)).num_shared_blocks += 1
-                self.num_shared += 1
-            sequence.num_shared_blocks += 1
-        if cached.payer(sequence.tenant) is None:
-            sequence.num_charged_blocks += 1
-            self.allowances.charge(sequence.tenant, 1)
-        self.cache.share(cached, sequence)
-
-    def _append(self, sequence: Sequence, blocks: list[int]) -> None:
-        sequence.block_table += blocks
-        self._num_entries += len(blocks)
-        sequence.peak_blocks = max(sequence.peak_blocks, len(sequence.block_table))
-
-    def _leave(self, sequence: Sequence, blocks: list[int]) -> None:
-        """Let the sequence go of the last blocks of its table; whoever it paid for pays from now on."""
-        self._num_entries -= len(blocks)
-        private = []
-        for block in reversed(blocks):  # a block is idle before the one that it follows on
-            cached = self.cache.at(block)
-            if cached is None:
-                private.append(block)
-            else:
-                self._leave_shared(sequence, cached)
-        private.reverse()
-        self.pool.release(private)
-        sequence.num_charged_blocks -= len(private)
-        self.allowances.credit(sequence.tenant, len(private))
-
-    def _leave_shared(self, sequence: Sequence, cached: Cached) -> None:
-        has_paid = cached.payer(sequence.tenant) is sequence
-        if len(cached.holders) > 1:
-            sequence.num_shared_blocks -= 1
-        self.cache.leave(cached, sequence)
-        if len(cached.holders) == 1:
-            next(iter(cached.holders)).num_shared_blocks -= 1
-            self.num_shared -= 1
-        if not has_paid:
-            return
-        sequence.num_charged_blocks -= 1
-        heir = cached.payer(sequence.tenant)
-        if heir is None:
-            self.allowances.credit(sequence.tenant, 1)
-        else:
-            self._count_block_seconds(heir)
-            heir.num_charged_blocks += 1
-
-    def _publish_all(self, sequence: Sequence) -> None:
-        """Name every full block of a sequence that leaves: tokens that were accepted and computed, and none else."""
-        known = len(sequence.prompt) + len(sequence.output)
-        full = min(sequence.num_computed_tokens, known) // self._block_size
-        self.name_blocks(sequence, full)
-        names, told = sequence.block_names, sequence.num_told_names
-        if len(names) > told:
-            self.newly_named.append((sequence, told))
-            sequence.num_told_names = len(names)
-        for index in range(min(full, len(names))):
-            if self.cache.at(sequence.block_table[index]) is None:
-                self.cache.publish(names[index], sequence.block_table[index], self.completed_step, sequence)
-
-    # a sequence's way through the batch
+        return sequence.last_step > self.blocks.completed_step
 
     def admit(self, sequence: Sequence) -> None:
         """Let the sequence run from now on, in a slot of its own and without blocks yet."""
@@ -391,14 +71,13 @@ class KVManager:
         self._free_if_idle(sequence)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """End the sequence, whether it ran or not. What one that failed has computed is of no use to others."""
+        """End the sequence, whether it ran or not."""
         self.running.pop(sequence.id, None)
         self.freeing.pop(sequence.id, None)
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
         if reason is FinishReason.FAILED:
-            cached = [self.cache.at(block) for block in sequence.block_table]
-            self.cache.invalidate([one for one in cached if one is not None])
+            self.blocks.distrust(sequence)
         self._free_if_idle(sequence)
 
     def free_idle(self, sequences: Iterable[Sequence]) -> None:
@@ -416,7 +95,9 @@ class KVManager:
             self._leaving.add(sequence)
             return
         self._leaving.discard(sequence)
-        self._free(sequence)
+        self.blocks.free(sequence)
+        self._free_slots.append(sequence.slot)
+        sequence.slot = -1
         self._held_tenants.resume(sequence.tenant)
         if sequence.status is _PREEMPTED:
             sequence.num_lost_tokens = sequence.num_computed_tokens
@@ -425,43 +106,12 @@ class KVManager:
             del self.freeing[sequence.id]
             self._waiting.restore(sequence)
 
-    def _free(self, sequence: Sequence) -> None:
-        if self._caches and sequence.finish_reason is not FinishReason.FAILED:
-            self._publish_all(sequence)
-        self._count_block_seconds(sequence)
-        self._leave(sequence, sequence.block_table)
-        self._free_slots.append(sequence.slot)
-        sequence.block_table, sequence.slot = [], -1
-
-    def _count_block_seconds(self, sequence: Sequence) -> None:
-        """Add up the sequence's block-seconds, before what it is charged for changes."""
-        sequence.kv_block_seconds += sequence.num_charged_blocks * (self.now - sequence.held_since)
-        sequence.held_since = self.now
-
     def check_integrity(self, in_flight: Iterable[Sequence]) -> None:
-        """Assert that every slot is free or held by exactly one sequence that runs, was preempted or is in flight; that
-        every block is free, cached, or held by one such sequence, unless it has a name by which several share it; and
-        that each tenant is charged for the blocks that its sequences hold, once.
+        """Assert that every slot is free or held by exactly one sequence that runs, was preempted or is in flight, and
+        the integrity of the blocks that these hold.
         """
         holders = {*self.running.values(), *self.freeing.values(), *in_flight}
-        self.pool.check_integrity()
-        self.allowances.check_integrity()
-        self.cache.check_integrity((block, s) for s in holders for block in s.block_table)
-        uses = Counter(block for s in holders for block in s.block_table)
-        shared = {block for block, count in uses.items() if count > 1}
-        assert all(len(set(s.block_table)) == len(s.block_table) for s in holders), "a table has a block twice"
-        assert all(self.cache.at(block) is not None for block in shared), "two sequences own one block"
-        assert len(shared) == self.num_shared, "shared blocks are miscounted"
-        assert sum(uses.values()) == self._num_entries, "tables have another number of entries than is counted"
-        total = len(uses) + self.cache.num_idle + self.pool.num_free
-        assert total == self._config.num_blocks, "blocks were lost"
-        held = Counter(tenant for tenant, _ in {(s.tenant, block) for s in holders for block in s.block_table})
-        assert held == self.allowances.held, "a tenant is not charged for what it holds"
-        charged: Counter[str] = Counter()
-        for s in holders:
-            assert s.num_shared_blocks == len(shared.intersection(s.block_table)), f"{s.id} miscounts what it shares"
-            charged[s.tenant] += s.num_charged_blocks
-        assert +charged == held, "what sequences are charged for is not what their tenants are"
+        self.blocks.check_integrity(holders)
         leaving = {s for s in holders if s.slot >= 0 and s.status is not _RUNNING}
         assert leaving == self._leaving, "what has left is not looked for"
         slots = [s.slot for s in holders if s.slot >= 0]

@@ -96,7 +96,7 @@ class Preemption:
         lower = self._victims.choose(below, None)
         if lower and not self._kv_manager.has_free_slot:
             self._preempt(lower.pop(0))
-        watermark = self._kv_manager.watermark_blocks(sequence, running.values())
+        watermark = self._kv_manager.blocks.watermark_blocks(sequence, running.values())
         self._preempt_for(self._config.blocks_for(sequence.num_tokens) - num_held + watermark, lower)
 
     def yield_to_oldest(self, scheduled: ScheduledStep) -> bool:
@@ -141,13 +141,13 @@ class Preemption:
     def _preempt_for(self, needed: int, candidates: list[Sequence]) -> None:
         """Preempt candidates in their order until `needed` blocks are free or will be; nobody if all do not suffice."""
         kv_manager = self._kv_manager
-        coming = kv_manager.num_available + sum(map(kv_manager.num_reclaimable, kv_manager.freeing.values()))
-        if coming + sum(map(kv_manager.num_reclaimable, candidates)) < needed:
+        coming = kv_manager.num_available + sum(map(kv_manager.blocks.num_reclaimable, kv_manager.freeing.values()))
+        if coming + sum(map(kv_manager.blocks.num_reclaimable, candidates)) < needed:
             return
         for victim in candidates:
             if coming >= needed:
                 return
-            coming += kv_manager.num_reclaimable(victim)
+            coming += kv_manager.blocks.num_reclaimable(victim)
             self._preempt_for_memory(victim)
 
     def _preempt_for_memory(self, sequence: Sequence) -> None:

@@ -7,11 +7,14 @@ Iteration-level scheduling is Orca's (Yu et al., 2022), paged memory with preemp
 from collections import deque
 from operator import attrgetter
 
-from backend.config import Batching, EngineConfig, KVAllocation
+from backend.config import Batching, EngineConfig
 from backend.paged_kv.block_pool import BlockPool
+from backend.scheduler.allowances import HeldTenants
 from backend.scheduler.batch import NO_TOKEN, Batch, Counters, StepOutput
+from backend.scheduler.block_tables import NameBlocks, PrefixHit
 from backend.scheduler.hooks import DefaultHooks, SchedulerHooks
-from backend.scheduler.kv_manager import HeldTenants, KVManager, NameBlocks, PrefixHit
+from backend.scheduler.joining import Joining
+from backend.scheduler.kv_manager import KVManager
 from backend.scheduler.lost_steps import DeviceResync, TokenBudget
 from backend.scheduler.preemption import Preemption
 from backend.scheduler.scheduled_step import FixedPrefillBudget, NewToken, PrefillBudget, ScheduledStep, WaitReason
@@ -54,8 +57,8 @@ class Scheduler:
         self._preemption = Preemption(config, self.kv_manager, self.hooks, self.counters)
         self.preempted = self._preemption.preempted  # by the last plan, or by the last lost step
         self.ended: list[Sequence] = []  # by planning, and not taken yet
+        self._joining = Joining(config, self.kv_manager, self._limits, self._preemption, self.hooks)
         self._is_static = config.batching is Batching.STATIC
-        self._is_contiguous = config.kv_allocation is KVAllocation.CONTIGUOUS
         self._next_step = 0
         self._untold: list[tuple[Sequence, int, list[int]]] = []  # hits of plans that came to nothing
         self._budget = TokenBudget(config.max_num_batched_tokens)
@@ -110,13 +113,13 @@ class Scheduler:
 
     def name_blocks_by(self, name_blocks: NameBlocks) -> None:
         """Have blocks of output named by who knows tokens by their content; until then only those of prompts are."""
-        self.kv_manager.name_blocks = name_blocks
+        self.kv_manager.blocks.name_blocks = name_blocks
 
     def _begin(self, now: float) -> None:
         """Begin with an event."""
-        self.kv_manager.now = now
-        if self.kv_manager.newly_named:
-            self.kv_manager.newly_named.clear()
+        self.kv_manager.blocks.now = now
+        if self.kv_manager.blocks.newly_named:
+            self.kv_manager.blocks.newly_named.clear()
 
     @property
     def has_work(self) -> bool:
@@ -215,7 +218,7 @@ class Scheduler:
             if sequence.status is not _RUNNING:
                 continue  # preempted for one before it
             if start == len(sequence.block_table) * block_size:
-                self.kv_manager.name_known(sequence)
+                self.kv_manager.blocks.name_known(sequence)
                 if not self._grow(sequence, 1, scheduled):
                     continue
             slots.append(sequence.slot)
@@ -245,7 +248,7 @@ class Scheduler:
                 self._admit_waiting(scheduled, budget, sequence.priority_class)
             if sequence.status is not _RUNNING:
                 continue
-            hit = self.kv_manager.find(sequence, scheduled.batch.step)
+            hit = self.kv_manager.blocks.find(sequence, scheduled.batch.step)
             length = self._chunk(sequence, hit, budget)
             if self._take(sequence, hit, scheduled) and length:
                 self._prefill(sequence, length, scheduled, budget)
@@ -268,7 +271,7 @@ class Scheduler:
         start = sequence.num_computed_tokens
         if self._grow(sequence, length, scheduled):
             scheduled.add_prefill(sequence, length)
-            self.kv_manager.publish(sequence, start, scheduled.batch.step)
+            self.kv_manager.blocks.publish(sequence, start, scheduled.batch.step)
             budget.take(start, length)
 
     def _take(self, sequence: Sequence, hit: PrefixHit, scheduled: ScheduledStep) -> bool:
@@ -279,7 +282,7 @@ class Scheduler:
             scheduled.paused[sequence] = WaitReason.ALLOWANCE
             return False
         index = len(sequence.block_table)
-        scheduled.add_hit(sequence, index, self.kv_manager.take(sequence, hit, scheduled.batch.step))
+        scheduled.add_hit(sequence, index, self.kv_manager.blocks.take(sequence, hit, scheduled.batch.step))
         return True
 
     def _tell_again(self, scheduled: ScheduledStep) -> None:
@@ -299,9 +302,9 @@ class Scheduler:
         while (sequence := self._head()) is not None:
             if above is not None and sequence.priority_class >= above:
                 break
-            hit = self.kv_manager.find(sequence, scheduled.batch.step)
+            hit = self.kv_manager.blocks.find(sequence, scheduled.batch.step)
             length = self._chunk(sequence, hit, budget)
-            self.wait_reason = self._why_wait(sequence, hit, length, closed, scheduled)
+            self.wait_reason = self._joining.why_wait(sequence, hit, length, scheduled, closed=closed)
             if self.wait_reason in _OWN_LIMITS:
                 self._held_tenants.hold(sequence.tenant, self.wait_reason)
                 self.wait_reason = None
@@ -323,61 +326,26 @@ class Scheduler:
             return head
         return self.waiting.head()
 
-    def _why_wait(
-        self, sequence: Sequence, hit: PrefixHit, length: int, closed: bool, scheduled: ScheduledStep
-    ) -> WaitReason | None:
-        """Return what keeps the head of the queue, whose first chunk has `length` tokens, from joining this step."""
-        if sequence.num_tokens >= sequence.token_limit:
-            return WaitReason.TOKENS
-        has_allowance = self.kv_manager.allowances.allowed(sequence.tenant) is not None
-        if has_allowance and not self._limits.allows(sequence, hit, scheduled):
-            return WaitReason.ALLOWANCE
-        return self._why_no_room(sequence, hit, length, closed, scheduled)
-
-    def _why_no_room(
-        self, sequence: Sequence, hit: PrefixHit, length: int, closed: bool, scheduled: ScheduledStep
-    ) -> WaitReason | None:
-        if closed:
-            return WaitReason.BATCH
-        if self.kv_manager.freeing:
-            return WaitReason.RELEASE
-        is_full = length == 0 and not hit.is_being_computed
-        if is_full and (not self._is_static or not scheduled.sequences):
-            return WaitReason.BUDGET
-        if not self.kv_manager.has_free_slot:
-            return WaitReason.SLOTS
-        return None if self._fits(sequence, hit) else WaitReason.MEMORY
-
-    def _fits(self, sequence: Sequence, hit: PrefixHit) -> bool:
-        """Return True if all its tokens fit now, those running can grow, and the hooks expect memory to last."""
-        watermark = self.kv_manager.watermark_blocks(sequence, self.running.values())
-        if not self.kv_manager.can_allocate(sequence, hit, watermark):
-            return False
-        if not self.running or self._is_contiguous:
-            return True
-        running, num_free = self._preemption.not_giving_way_to(sequence), self.kv_manager.num_available
-        return self.hooks.admits(sequence, running, num_free, hit.num_held)
-
     def _start(self, sequence: Sequence, hit: PrefixHit, scheduled: ScheduledStep) -> None:
         self.kv_manager.admit(sequence)
         scheduled.admit(sequence)
         if hit.blocks:
-            scheduled.add_hit(sequence, 0, self.kv_manager.take(sequence, hit, scheduled.batch.step))
+            scheduled.add_hit(sequence, 0, self.kv_manager.blocks.take(sequence, hit, scheduled.batch.step))
         self.hooks.admitted(sequence)
 
     def _grow(self, sequence: Sequence, length: int, scheduled: ScheduledStep) -> bool:
         """Allocate blocks for `length` more tokens, preempting others if need be; False when there are none yet."""
-        kv_manager, held = self.kv_manager, len(sequence.block_table)
-        needed = kv_manager.blocks_to_grow(sequence, length)
+        tables, held = self.kv_manager.blocks, len(sequence.block_table)
+        needed = tables.blocks_to_grow(sequence, length)
         if not needed:
             return True
-        if not kv_manager.allowances.permits(sequence.tenant, needed):
+        if not tables.allowances.permits(sequence.tenant, needed):
             scheduled.paused[sequence] = WaitReason.ALLOWANCE
             return False
-        blocks = kv_manager.allocate(sequence, needed)
+        blocks = tables.allocate(sequence, needed)
         if blocks is None:
             self._preemption.preempt_for_running(sequence, needed, scheduled.batch.step)
-            blocks = kv_manager.allocate(sequence, needed)
+            blocks = tables.allocate(sequence, needed)
         if blocks is None:
             return False
         scheduled.batch.new_blocks.append((sequence.slot, held, blocks))
@@ -399,7 +367,7 @@ class Scheduler:
         self.in_flight.clear()
         for scheduled in undone:
             scheduled.undo()
-        self.kv_manager.lost(failed.batch.step)
+        self.kv_manager.blocks.lost(failed.batch.step)
         for scheduled in undone:
             self.kv_manager.free_idle(scheduled.sequences)
         self._next_step = failed.batch.step
@@ -415,7 +383,7 @@ class Scheduler:
         self._begin(now)
         scheduled = self.in_flight.popleft()
         assert scheduled.batch.step == output.step
-        self.kv_manager.completed(output.step)
+        self.kv_manager.blocks.completed(output.step)
         if self._budget.is_cut:
             self._budget.computed()
         new_tokens: list[NewToken] = []

@@ -3,8 +3,9 @@
 from operator import attrgetter
 
 from backend.config import EngineConfig
+from backend.scheduler.block_tables import PrefixHit
 from backend.scheduler.hooks import SchedulerHooks
-from backend.scheduler.kv_manager import KVManager, PrefixHit
+from backend.scheduler.kv_manager import KVManager
 from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence
 
@@ -32,7 +33,7 @@ class TenantLimits:
         own = self._kv_manager.running_of(tenant)
         if any(s in scheduled.paused for s in own):
             return False
-        if not allowances.permits(tenant, self._kv_manager.blocks_to_start(sequence) - hit.num_paid):
+        if not allowances.permits(tenant, self._kv_manager.blocks.blocks_to_start(sequence) - hit.num_paid):
             return False
         return allowances.permits_in_all(tenant, self._peak([*own, sequence]) - hit.num_paid)
 

@@ -1,0 +1,71 @@
+"""What each tenant holds of the KV memory and may hold, and those whose sequences wait for a limit of their own."""
+
+from collections import Counter
+from sys import maxsize
+
+from backend.scheduler.scheduled_step import WaitReason
+from backend.scheduler.waiting_queue import WaitingQueue
+
+
+class Allowances:
+    """Counts the blocks that each tenant holds, and those that it may hold: any number, unless `allow` says otherwise.
+
+    What a tenant may hold is a lease that the gateway renews; planning reads it and never waits for it. Blocks are
+    charged as they are allocated and credited as they are freed. A lease may be cut below what is held: nothing is
+    taken away for that, but nothing more is allocated either until enough has been freed.
+    """
+
+    def __init__(self) -> None:
+        self.held: Counter[str] = Counter()
+        self.requested: dict[str, int] = {}  # by tenants that were denied blocks, all that they would hold
+        self._allowed: dict[str, int] = {}
+
+    def allow(self, tenant: str, blocks: int | None) -> None:
+        """Let the tenant hold this many blocks from now on; None: any number."""
+        if blocks is None:
+            self._allowed.pop(tenant, None)
+        else:
+            self._allowed[tenant] = blocks
+        self.requested.pop(tenant, None)
+
+    def allowed(self, tenant: str) -> int | None:
+        return self._allowed.get(tenant)
+
+    def permits(self, tenant: str, blocks: int) -> bool:
+        """Return True if the tenant may hold `blocks` more."""
+        return not self._allowed or self.permits_in_all(tenant, self.held[tenant] + blocks)
+
+    def permits_in_all(self, tenant: str, blocks: int) -> bool:
+        """Return True if the tenant may come to hold `blocks` altogether; a denial is remembered in `requested`."""
+        if blocks <= self._allowed.get(tenant, maxsize):
+            return True
+        self.requested[tenant] = max(blocks, self.requested.get(tenant, 0))
+        return False
+
+    def charge(self, tenant: str, blocks: int) -> None:
+        self.held[tenant] += blocks
+
+    def credit(self, tenant: str, blocks: int) -> None:
+        self.held[tenant] -= blocks
+        if not self.held[tenant]:
+            del self.held[tenant]
+
+    def check_integrity(self) -> None:
+        assert all(blocks > 0 for blocks in self.held.values()), "a tenant holds less than nothing"
+
+
+class HeldTenants:
+    """The tenants that the queue holds back at a limit of their own; the queue hears of changes alone."""
+
+    def __init__(self, waiting: WaitingQueue) -> None:
+        self.reasons: dict[str, WaitReason] = {}  # by tenant, the limit that was met
+        self._waiting = waiting
+
+    def hold(self, tenant: str, reason: WaitReason) -> None:
+        self.reasons[tenant] = reason
+        self._waiting.hold(tenant, reason)
+
+    def resume(self, tenant: str) -> None:
+        """Let the queue offer the tenant's sequences again, if it was held: something has changed for it."""
+        if self.reasons.pop(tenant, None) is not None:
+            self._waiting.hold(tenant, None)

@@ -1,0 +1,67 @@
+"""Says whether the head of the queue may join a step: its tenant's limits, the step's room, slots and memory."""
+
+from backend.config import Batching, EngineConfig, KVAllocation
+from backend.scheduler.block_tables import PrefixHit
+from backend.scheduler.hooks import SchedulerHooks
+from backend.scheduler.kv_manager import KVManager
+from backend.scheduler.preemption import Preemption
+from backend.scheduler.scheduled_step import ScheduledStep, WaitReason
+from backend.scheduler.sequence import Sequence
+from backend.scheduler.tenant_limits import TenantLimits
+
+
+class Joining:
+    """Finds what a sequence lacks that is next in the queue."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        kv_manager: KVManager,
+        limits: TenantLimits,
+        preemption: Preemption,
+        hooks: SchedulerHooks,
+    ) -> None:
+        self._kv_manager, self._limits = kv_manager, limits
+        self._preemption, self._hooks = preemption, hooks
+        self._is_static = config.batching is Batching.STATIC
+        self._is_contiguous = config.kv_allocation is KVAllocation.CONTIGUOUS
+
+    def why_wait(
+        self, sequence: Sequence, hit: PrefixHit, length: int, scheduled: ScheduledStep, *, closed: bool
+    ) -> WaitReason | None:
+        """Return what keeps the sequence, whose first chunk has `length` tokens, from joining this step.
+
+        `closed`: the batch takes nobody before it has drained.
+        """
+        if sequence.num_tokens >= sequence.token_limit:
+            return WaitReason.TOKENS
+        has_allowance = self._kv_manager.allowances.allowed(sequence.tenant) is not None
+        if has_allowance and not self._limits.allows(sequence, hit, scheduled):
+            return WaitReason.ALLOWANCE
+        if closed:
+            return WaitReason.BATCH
+        return self._why_no_room(sequence, hit, length, scheduled)
+
+    def _why_no_room(
+        self, sequence: Sequence, hit: PrefixHit, length: int, scheduled: ScheduledStep
+    ) -> WaitReason | None:
+        """Return what is lacking. Who waits for another to compute its prefix needs no room in the step."""
+        if self._kv_manager.freeing:
+            return WaitReason.RELEASE
+        is_full = length == 0 and not hit.is_being_computed
+        if is_full and (not self._is_static or not scheduled.sequences):
+            return WaitReason.BUDGET
+        if not self._kv_manager.has_free_slot:
+            return WaitReason.SLOTS
+        return None if self._fits(sequence, hit) else WaitReason.MEMORY
+
+    def _fits(self, sequence: Sequence, hit: PrefixHit) -> bool:
+        """Return True if all its tokens fit now, those running can grow, and the hooks expect memory to last."""
+        tables, running = self._kv_manager.blocks, self._kv_manager.running
+        watermark = tables.watermark_blocks(sequence, running.values())
+        if not tables.can_allocate(sequence, hit, watermark):
+            return False
+        if not running or self._is_contiguous:
+            return True
+        beside = self._preemption.not_giving_way_to(sequence)
+        return self._hooks.admits(sequence, beside, tables.num_available, hit.num_held)
