@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from backend.scheduler.scheduled_step import ScheduledStep, new_sequence
-from backend.scheduler.sequence import Sequence
+from backend.scheduler.sequence import Sequence, SequenceStatus
 
 RECOVERY = 1024  # steps in which a budget that was next to nothing is whole again
 MOST_LOSSES = 16  # in a row, which take any budget down to one token and leave some to wait for memory
@@ -47,16 +47,25 @@ class TokenBudget:
 
 
 class DeviceResync:
-    """After a lost step, sends the device again what the lost steps said of sequences and block tables.
+    """Sends the device again what it was not told of sequences and block tables, or may not have taken in.
 
-    The device may have taken in any part of a lost step, so all of it is sent again, whether it is known or not.
+    It may have taken in any part of a lost step, so all of it is sent again, whether it is known or not.
     """
 
     def __init__(self) -> None:
+        self.untold: list[tuple[Sequence, int, list[int]]] = []  # hits of plans without rows, which are not sent
         self.out_of_sync: list[Sequence] = []  # since the last lost step; empty where there was none
 
     def begin(self, running: Iterable[Sequence]) -> None:
         self.out_of_sync = list(running)
+
+    def tell_hits(self, scheduled: ScheduledStep) -> None:
+        """Add to the step the hits of which the device was not told, for those who still run with them."""
+        hits, self.untold = self.untold, []
+        for sequence, index, blocks in hits:
+            held = sequence.block_table[index : index + len(blocks)]
+            if sequence.status is SequenceStatus.RUNNING and held == blocks:
+                scheduled.add_hit(sequence, index, blocks)
 
     def add_to(self, scheduled: ScheduledStep) -> None:
         """Add to the step, ahead of its own changes, what the device may not know.

@@ -60,7 +60,6 @@ class Scheduler:
         self._joining = Joining(config, self.kv_manager, self._limits, self._preemption, self.hooks)
         self._is_static = config.batching is Batching.STATIC
         self._next_step = 0
-        self._untold: list[tuple[Sequence, int, list[int]]] = []  # hits of plans that came to nothing
         self._budget = TokenBudget(config.max_num_batched_tokens)
         self._resync = DeviceResync()
 
@@ -165,7 +164,7 @@ class Scheduler:
         self.preempted.clear()
         while not (scheduled := self._plan_step()).sequences:
             assert not scheduled.admitted, "a sequence was admitted to a step that does not take place"
-            self._untold += scheduled.hits
+            self._resync.untold += scheduled.hits
             if scheduled.paused and self._preemption.yield_to_oldest(scheduled):
                 continue
             if not self.in_flight and self._budget.restore():
@@ -190,8 +189,8 @@ class Scheduler:
         A decode that is left out delays a token that a client waits for; a prefill goes on in the next step.
         """
         scheduled = ScheduledStep.empty(self._next_step)
-        if self._untold:
-            self._tell_again(scheduled)
+        if self._resync.untold:
+            self._resync.tell_hits(scheduled)
         prefilling = self._plan_decodes(scheduled)
         if prefilling or self.waiting:
             self._plan_prefills(prefilling, scheduled)
@@ -284,13 +283,6 @@ class Scheduler:
         index = len(sequence.block_table)
         scheduled.add_hit(sequence, index, self.kv_manager.blocks.take(sequence, hit, scheduled.batch.step))
         return True
-
-    def _tell_again(self, scheduled: ScheduledStep) -> None:
-        """Tell the device of hits of which it was not told, because what was planned then had no rows."""
-        hits, self._untold = self._untold, []
-        for sequence, index, blocks in hits:
-            if sequence.status is _RUNNING and sequence.block_table[index : index + len(blocks)] == blocks:
-                scheduled.add_hit(sequence, index, blocks)
 
     def _admit_waiting(self, scheduled: ScheduledStep, budget: PrefillBudget, above: int | None) -> None:
         """Admit heads of the queue, all or those of a class more urgent than `above`.
