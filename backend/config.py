@@ -74,6 +74,11 @@ class EngineConfig:
         )
 
     @property
+    def shares_blocks(self) -> bool:
+        """True if sequences may share blocks: a contiguous run is one sequence's own."""
+        return self.prefix_cache and self.kv_allocation is KVAllocation.PAGED
+
+    @property
     def max_table_entries(self) -> int:
         """The blocks that the tables of all running sequences may name together, shared ones as often as they are.
 

@@ -1,12 +1,13 @@
 """Offline use takes a list of prompts and returns texts, on the same scheduler, kernels and sampler as the server."""
 
 import random
+import secrets
 import sys
 import time
 from collections import abc
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, Literal, Self
@@ -35,10 +36,12 @@ class Completion:
     token_ids: list[int]
     text: str
     finish_reason: Literal["stop", "length"]
+    num_cached_tokens: int = field(default=0, compare=False)  # of the prompt, found in the prefix cache
 
 
 class LLM:
-    """A model that continues prompts, many at a time.
+    """A model that continues prompts, many at a time. What prompts begin with alike is computed once, in this call and
+    in those that follow, for as long as there is memory to keep it.
 
     >>> llm = LLM("embedded")
     >>> llm.generate([[{"role": "user", "content": "Count from 3 to 6."}]])[0].text
@@ -62,7 +65,10 @@ class LLM:
 
     @classmethod
     def of(cls, model: LoadedModel, executor: Executor, seed: int = 0) -> Self:
-        """Make an LLM over a model that is loaded already, on an executor of the caller's choice."""
+        """Make an LLM over a model that is loaded already, on an executor of the caller's choice.
+
+        The memory of keys and values is this one's from now on: it finds there what it has left.
+        """
         llm = cls.__new__(cls)
         llm._set_up(model, executor, seed)
         return llm
@@ -78,6 +84,8 @@ class LLM:
         config = replace(self.model.engine_config, max_preemptions=sys.maxsize)  # nobody is given up for others
         self.scheduler = Scheduler(config, HoldingQueue(FirstComeFirstServed()))
         self._engine = OfflineEngine(self.scheduler, self._executor)
+        self._names = self.model.block_names(secrets.token_bytes(32))
+        self.scheduler.name_blocks_by(self._names.name)
 
     def generate(
         self,
@@ -151,6 +159,9 @@ class LLM:
             end_tokens=ends if sampling.ignore_eos else ends | self.model.end_tokens,
             arrival=float(index),
         )
+        if self.scheduler.config.shares_blocks:
+            sequence.cache_root = self._names.root()
+            self._names.name(sequence, len(token_ids) // self.scheduler.config.block_size)
         if not detokenize:
             return _Text(sequence, None)
         tail = () if _is_chat(prompt) else token_ids
@@ -239,4 +250,10 @@ class _Text:
     def completion(self) -> Completion:
         at_string = self._detokenizer is not None and self._detokenizer.stopped is not None
         stopped = at_string or self.sequence.finish_reason is FinishReason.STOP
-        return Completion(self.sequence.prompt, self._token_ids, "".join(self._pieces), "stop" if stopped else "length")
+        return Completion(
+            self.sequence.prompt,
+            self._token_ids,
+            "".join(self._pieces),
+            "stop" if stopped else "length",
+            self.sequence.num_cached_tokens,
+        )

@@ -16,6 +16,7 @@ from backend.model.hub import resolve_model
 from backend.model.model_config import ModelConfig, read_model_config, read_sampling_defaults
 from backend.model.shards import Shards
 from backend.model.weights import Weights, load_weights
+from backend.paged_kv.block_names import BlockNames
 from backend.paged_kv.kv_cache import KVCache, block_bytes
 from backend.sizing import DEVICE_TOKEN_BUDGET, EngineOptions, free_memory, size_engine
 from backend.text.tokenizer import Tokenizer
@@ -52,6 +53,13 @@ class LoadedModel:
     def kv_bytes(self) -> int:
         config = self.engine_config
         return config.num_blocks * block_bytes(self.config, config.block_size, self.runner.kv.dtype)
+
+    def block_names(self, secret: bytes) -> BlockNames:
+        """Make the names of blocks of this model's keys and values: those of a revision on a hub are in a directory of
+        their own.
+        """
+        identity = (str(self.directory.resolve()), str(self.dtype), str(self.runner.kv.dtype))
+        return BlockNames(secret, self.engine_config.block_size, identity)
 
 
 def load_model(

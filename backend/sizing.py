@@ -32,6 +32,7 @@ class EngineOptions:
     kv_allocation: KVAllocation = KVAllocation.PAGED
     steps_in_flight: int = 2
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    prefix_cache: bool = True
 
     def cache_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return the type of keys and values of a model computed in `dtype`: that one, or e4m3 of 8 bits."""
@@ -69,6 +70,7 @@ def size_engine(
         batching=options.batching,
         kv_allocation=options.kv_allocation,
         steps_in_flight=options.steps_in_flight,
+        prefix_cache=options.prefix_cache,
     )
 
 

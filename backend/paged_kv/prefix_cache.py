@@ -254,7 +254,7 @@ class PrefixCache(Generic[H]):
         assert sum(map(len, self._idle.values())) == self._num_idle, "idle blocks were lost"
         kept = sum(min(len(idle), self._floors.get(tenant, 0)) for tenant, idle in self._idle.items())
         assert kept == self._num_kept, "floors keep another number of blocks than is counted"
-        assert self._num_idle == 0 or self.num_evictable == 0 or self._least_recent(), "no idle block can be given up"
+        assert self.num_evictable == 0 or self._least_recent() is not None, "no idle block can be given up"
         assert all(self._by_block.get(cached.block) is cached for cached in self._uncomputed), "a block was forgotten"
         for tenant, idle in self._idle.items():
             used = [cached.idle_since for cached in idle.values()]

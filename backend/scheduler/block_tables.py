@@ -58,9 +58,10 @@ class BlockTables:
         self._config = config
         self._block_size = config.block_size
         self._contiguous = config.kv_allocation is KVAllocation.CONTIGUOUS
-        self._caches = config.prefix_cache and not self._contiguous
+        self._caches = config.shares_blocks
         self._num_entries = 0  # of all block tables
-        self._max_entries = config.max_table_entries - config.num_blocks  # as if all of them were to grow
+        can_fill = config.max_table_entries < config.max_num_seqs * config.blocks_for(config.max_model_len)
+        self._max_entries = config.max_table_entries - config.num_blocks if can_fill else maxsize  # room to grow
         self._found: list[tuple[int, Sequence, int, int]] = []  # in steps in flight: step, who, from where to where
         self._counters = counters
 

@@ -46,6 +46,12 @@ class KVManager:
         """The blocks that may be allocated: those that are free, and those that are cached for nobody in particular."""
         return self.blocks.num_available
 
+    @property
+    def num_held(self) -> int:
+        """The blocks that sequences hold."""
+        pool = self.blocks.pool
+        return pool.num_blocks - pool.num_free - self.blocks.cache.num_idle
+
     def running_of(self, tenant: str) -> list[Sequence]:
         """Return the tenant's running sequences, in the order of their admission."""
         return [sequence for sequence in self.running.values() if sequence.tenant == tenant]

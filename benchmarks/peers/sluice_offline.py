@@ -44,7 +44,7 @@ class ObservedLLM(LLM):
         seen, scheduler = self.observed, self.scheduler
         for sequence, _, _ in new_tokens:
             seen.times.setdefault(sequence.id, []).append(now - seen.started)
-        slots = (scheduler.config.num_blocks - scheduler.pool.num_free) * scheduler.config.block_size
+        slots = scheduler.kv_manager.num_held * scheduler.config.block_size
         seen.allocated += slots * (now - before)
         seen.unused += scheduler.num_kv_slots_unused * (now - before)
         seen.largest_batch = max(seen.largest_batch, len(scheduler.running))

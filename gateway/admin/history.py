@@ -156,7 +156,7 @@ class History:
                 len(scheduler.running),
                 self._waiting() if scheduler.waiting else {},
                 self._waits(),
-                scheduler.config.num_blocks - scheduler.pool.num_free,
+                scheduler.kv_manager.num_held,
                 counters.prompt_tokens,
                 counters.generation_tokens,
             )

@@ -143,7 +143,7 @@ def _engine(service: Service, history: History) -> dict[str, Any]:
         "oldest_wait": history.series.oldest_wait,
         "max_num_seqs": config.max_num_seqs,
         "kv_blocks": config.num_blocks,
-        "kv_blocks_used": config.num_blocks - scheduler.pool.num_free,
+        "kv_blocks_used": scheduler.kv_manager.num_held,
         "block_bytes": service.kv_shape.block_bytes,
         "block_tokens": config.block_size,
         "busy": history.series.busy,

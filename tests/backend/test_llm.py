@@ -65,7 +65,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def outputs(llm: LLM, sampling: SamplingParams) -> list[list[int]]:
     completions = llm.generate(prompts(), sampling, progress=False)
-    assert llm.scheduler.pool.num_free == llm.model.engine_config.num_blocks
+    assert llm.scheduler.kv_manager.num_held == 0
     return [completion.token_ids for completion in completions]
 
 

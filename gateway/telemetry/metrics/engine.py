@@ -60,9 +60,9 @@ class EngineMetrics:
         registry.total("sluice.lost_steps", "Steps the device had no memory for.", lambda: counters.lost_steps)
 
     def _count_memory(self, registry: Registry, memory: Callable[[], Mapping[str, float]]) -> None:
-        pool = self._scheduler.pool
-        registry.gauge("sluice.kv.blocks", "KV blocks in the pool.", lambda: pool.num_blocks)
-        registry.gauge("sluice.kv.blocks_used", "KV blocks held by sequences.", lambda: pool.num_blocks - pool.num_free)
+        kv = self._scheduler.kv_manager
+        registry.gauge("sluice.kv.blocks", "KV blocks in the pool.", lambda: kv.blocks.pool.num_blocks)
+        registry.gauge("sluice.kv.blocks_used", "KV blocks held by sequences.", lambda: kv.num_held)
         registry.gauge("sluice.kv.wasted", "KV memory allocated that holds no token yet.", self._wasted, "By")
         uses = Family("sluice.device.memory", Kind.GAUGE, "By", "Memory of the model.", ("use",))
         registry.read(uses, lambda: [((use,), held) for use, held in memory().items()])

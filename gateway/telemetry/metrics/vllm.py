@@ -27,11 +27,11 @@ class VllmMetrics:
         self._stopped, self._complete, self._aborted = (successes.at(reason) for reason in ("stop", "length", "abort"))
 
     def _show_state(self, registry: Registry, scheduler: Scheduler) -> None:
-        config, pool = scheduler.config, scheduler.pool
+        config, kv = scheduler.config, scheduler.kv_manager
         registry.gauge("vllm:num_requests_running", "Sequences in the batch.", lambda: len(scheduler.running))
         registry.gauge("vllm:num_requests_waiting", "Sequences that wait.", lambda: len(scheduler.waiting))
         for name in ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"):
-            registry.gauge(name, "KV blocks used; 1 is all.", lambda: 1 - pool.num_free / config.num_blocks)
+            registry.gauge(name, "KV blocks used; 1 is all.", lambda: kv.num_held / config.num_blocks)
         info = Family("vllm:cache_config_info", Kind.GAUGE, "", "The KV pool.", ("block_size", "num_gpu_blocks"))
         registry.read(info, lambda: [((str(config.block_size), str(config.num_blocks)), 1)])
 
