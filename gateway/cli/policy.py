@@ -239,8 +239,9 @@ def _show(namespace: Namespace) -> int:
 
 
 def _only(policy: Policy, tenant: str) -> Policy:
-    """Return the policy with its version, but with one tenant alone."""
-    return replace(policy, tenants={tenant: policy.tenant(tenant)})
+    """Return the policy with its version, but with one tenant alone and the group that it shares with."""
+    groups = {group: members for group, members in policy.prefix_sharing.items() if tenant in members}
+    return replace(policy, tenants={tenant: policy.tenant(tenant)}, prefix_sharing=groups)
 
 
 def _diff(namespace: Namespace) -> int:

@@ -32,6 +32,7 @@ class EffectivePolicy:
         self.rate_headers = RateHeaders(self.charged)
         self.models = self.tenant.models_of(principal.key_id)  # None: all
         self.scopes = _scopes(principal, self.tenant)
+        self.cache_scope = policy.cache_scope(principal.tenant)  # among whom its prompts may be found in the cache
         self.kv_bytes = min(
             (limit.amount for limit in self.limits if limit.resource is Resource.KV_BYTES), default=None
         )

@@ -1,6 +1,6 @@
 """Reads policies from trees of text. Every mistake is noted, and something sensible takes its place."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -13,6 +13,7 @@ from quotas.policy.policy import (
     CLASSES,
     DEFAULTS,
     SCOPES,
+    CacheLimits,
     ClassPolicy,
     KeyPolicy,
     Lateness,
@@ -22,7 +23,7 @@ from quotas.policy.policy import (
     TenantPolicy,
     Unnamed,
 )
-from quotas.policy.problems import Mark, Problems, listed, quoted
+from quotas.policy.problems import Mark, Problems, did_you_mean, listed, quoted
 from quotas.policy.schema import MAX_CLASSES, NO_PRICE, UNLIMITED, fields_of
 from quotas.policy.section import Section, one_of
 from quotas.policy.yaml_nodes import Fields, Items, Node, Scalar
@@ -195,6 +196,7 @@ class TenantReader:
             limits=read_limits(limits, None, base.limits),
             on_store_outage=section.value("on_store_outage", words.outage, base.on_store_outage),
             price=_read_price(section, base.price),
+            prefix_cache=_read_cache_limits(section.section("prefix_cache"), base.prefix_cache),
         )
         keys = section.section("keys") if name else None
         return replace(tenant, keys=self._read_keys(keys, tenant)) if keys else tenant
@@ -270,6 +272,48 @@ def _read_price(section: Section, base: Price | None) -> Price | None:
     return Price(input=given, output=output, cached_input=cached, currency=currency)
 
 
+def _read_cache_limits(section: Section | None, base: CacheLimits) -> CacheLimits:
+    if section is None:
+        return base
+    section.refuse_unknown(fields_of("prefix_cache"))
+    floor = section.value("floor", partial(units.size, least=0), base.floor)
+    ceiling = section.value("ceiling", _ceiling, base.ceiling)
+    if ceiling is None or floor <= ceiling:
+        return CacheLimits(floor, ceiling)
+    if "floor" in section:
+        section.wrong("floor", f"is above the ceiling, {units.show_size(ceiling)}: lower it, or raise the ceiling")
+    else:
+        section.wrong("ceiling", f"is below the floor of defaults, {units.show_size(floor)}: raise it, or lower floor")
+    return base
+
+
+def _ceiling(text: str) -> int | None:
+    return None if text == UNLIMITED else units.size(text, least=0)
+
+
+def _read_sharing(section: Section | None, tenants: Collection[str], is_whole: bool) -> dict[str, tuple[str, ...]]:
+    """Return the groups with two tenants and more, each with its tenants in order."""
+    groups: dict[str, tuple[str, ...]] = {}
+    group_of: dict[str, str] = {}
+
+    def member(group: str, text: str) -> str:
+        tenant = words.tenant_name(text)
+        if is_whole and tenant not in tenants:
+            raise ValueError(f"is no tenant of this policy: name it under tenants{did_you_mean(tenant, tenants)}")
+        if group_of.setdefault(tenant, group) != group:
+            raise ValueError(
+                f"is in group {group_of[tenant]} already: a tenant shares with one group, leave it out here"
+            )
+        return tenant
+
+    for group, members in section.lists(words.group_name, member) if section else ():
+        groups[group] = tuple(sorted(members))
+        node = section.node(group) if section else None
+        if section and isinstance(node, Items) and len(node.nodes) == 1:
+            section.wrong(group, "has one tenant, who shares with nobody: name two or more, or leave the group out")
+    return groups
+
+
 def parse(trees: Mapping[str, Node], problems: Problems, is_whole: bool) -> Policy:
     """Return the policy of the files, which are given by name.
 
@@ -292,7 +336,9 @@ def parse(trees: Mapping[str, Node], problems: Problems, is_whole: bool) -> Poli
     having = _holder(tops, "unnamed_tenants")
     allow: Unnamed = "allow"
     unnamed = having.value("unnamed_tenants", words.unnamed, allow) if having else allow
-    return Policy.of(classes, default, {name: tenant for name, (_, tenant) in found.items()}, unnamed)
+    named = {name: tenant for name, (_, tenant) in found.items()}
+    sharing = _read_sharing(_only(tops, "prefix_sharing"), named, is_whole)
+    return Policy.of(classes, default, named, unnamed, sharing)
 
 
 def _only(tops: list[Section], name: str) -> Section | None:

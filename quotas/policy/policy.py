@@ -54,6 +54,16 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheLimits:
+    """Of a tenant's KV memory that is cached and in nobody's use: the bytes that are kept for it whatever others need,
+    and the most that it may have.
+    """
+
+    floor: int = 0
+    ceiling: int | None = None  # None: what nobody needs
+
+
+@dataclass(frozen=True, slots=True)
 class KeyPolicy:
     """Narrows what requests with one API key may do. Its limits hold besides the tenant's."""
 
@@ -78,6 +88,7 @@ class TenantPolicy:
     limits: tuple[Limit, ...] = ()
     on_store_outage: Outage = "lease"
     price: Price | None = None
+    prefix_cache: CacheLimits = CacheLimits()
     keys: Mapping[str, KeyPolicy] = field(default_factory=dict)  # by id
 
     def key(self, key_id: str | None) -> KeyPolicy | None:
@@ -111,6 +122,7 @@ class Policy:
     default: TenantPolicy  # of tenants that are not named; its name is empty
     tenants: Mapping[str, TenantPolicy]
     unnamed_tenants: Unnamed = "allow"  # whether the keys of tenants that are not named open anything
+    prefix_sharing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # tenants by group; each in one at most
 
     @staticmethod
     def of(
@@ -118,10 +130,11 @@ class Policy:
         default: TenantPolicy,
         tenants: Mapping[str, TenantPolicy] | None = None,
         unnamed_tenants: Unnamed = "allow",
+        prefix_sharing: Mapping[str, tuple[str, ...]] | None = None,
     ) -> "Policy":
-        tenants = dict(tenants or {})
-        version = _version(classes, default, tenants, unnamed_tenants)
-        return Policy(version, classes, default, tenants, unnamed_tenants)
+        tenants, groups = dict(tenants or {}), dict(prefix_sharing or {})
+        version = _version(classes, default, tenants, unnamed_tenants, groups)
+        return Policy(version, classes, default, tenants, unnamed_tenants, groups)
 
     def admits(self, tenant: str) -> bool:
         """Return whether requests of this tenant are served at all."""
@@ -129,6 +142,23 @@ class Policy:
 
     def tenant(self, name: str) -> TenantPolicy:
         return self.tenants.get(name, self.default)
+
+    def cache_scope(self, tenant: str) -> str:
+        """Return the name of those among whom the tenant may find cached prefixes: its own, or one that no tenant can
+        have and that stands for a group as it is now. Nobody finds there what members left who are none any more.
+        """
+        for group, members in self.prefix_sharing.items():
+            if tenant in members:
+                digest = sha256(",".join(sorted(members)).encode()).hexdigest()[:16]
+                return f"group:{group}:{digest}"
+        return tenant
+
+    def cache_limits(self, tenant: str) -> CacheLimits:
+        """Return what holds of the tenant's cached memory. No floor is kept for one that is not named, since nobody
+        could say how many there will be.
+        """
+        limits = self.tenant(tenant).prefix_cache
+        return limits if tenant in self.tenants else CacheLimits(ceiling=limits.ceiling)
 
     def class_named(self, name: str) -> ClassPolicy:
         return next(entry for entry in self.classes if entry.name == name)
@@ -155,12 +185,14 @@ def _version(
     default: TenantPolicy,
     tenants: Mapping[str, TenantPolicy],
     unnamed_tenants: Unnamed,
+    prefix_sharing: Mapping[str, tuple[str, ...]],
 ) -> str:
     content = [
         [asdict(entry) for entry in classes],
         asdict(default),
         [asdict(tenants[name]) for name in sorted(tenants)],
         unnamed_tenants,
+        {group: sorted(members) for group, members in prefix_sharing.items()},
     ]
     return sha256(json.dumps(content, default=str, sort_keys=True).encode()).hexdigest()[:12]
 

@@ -5,7 +5,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from quotas.policy.policy import Policy
-from quotas.policy.policy_text import class_fields, tenant_fields
+from quotas.policy.policy_text import class_fields, sharing_groups, tenant_fields
 
 UNSET = "unset"
 
@@ -38,9 +38,10 @@ def policy_diff(old: Policy, new: Policy) -> list[str]:
 
 def policy_changes(old: Policy, new: Policy) -> list[Change]:
     """Return every field that differs once all defaults are filled in: first of the classes, then of tenants that are
-    not named, then of each tenant that either policy names.
+    not named, then of each tenant that either policy names, then of groups that share.
     """
-    return [*_classes(old, new), *_tenants(old, new)]
+    groups = _section("prefix_sharing", "prefix_sharing", sharing_groups(old), sharing_groups(new))
+    return [*_classes(old, new), *_tenants(old, new), *groups]
 
 
 def _classes(old: Policy, new: Policy) -> Iterator[Change]:

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from quotas.policy.limit import TENANT_ONLY, Limit, Rate, Resource
-from quotas.policy.policy import ClassPolicy, KeyPolicy, Policy, Price, TenantPolicy
+from quotas.policy.policy import CacheLimits, ClassPolicy, KeyPolicy, Policy, Price, TenantPolicy
 from quotas.policy.schema import NO_PRICE, UNLIMITED
 from quotas.policy.units import show_count, show_duration, show_number, show_price, show_size
 
@@ -21,9 +21,14 @@ def policy_text(policy: Policy) -> str:
         "defaults": tenant_fields(policy.default),
         "tenants": {name: tenant_fields(policy.tenants[name]) for name in sorted(policy.tenants)},
         "unnamed_tenants": policy.unnamed_tenants,
+        "prefix_sharing": sharing_groups(policy),
     }
     text = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=120)
     return f"# version {policy.version}\n{text}"
+
+
+def sharing_groups(policy: Policy) -> Plain:
+    return {group: sorted(policy.prefix_sharing[group]) for group in sorted(policy.prefix_sharing)}
 
 
 def class_fields(entry: ClassPolicy) -> Plain:
@@ -46,6 +51,7 @@ def tenant_fields(tenant: TenantPolicy) -> Plain:
         "limits": {resource.value: _limits(tenant.limits, resource) for resource in Resource},
         "on_store_outage": tenant.on_store_outage,
         "price": _price(tenant.price) if tenant.price else NO_PRICE,
+        "prefix_cache": _cache_limits(tenant.prefix_cache),
     }
     return fields | ({"keys": {key.id: _key(key) for key in tenant.keys.values()}} if tenant.keys else {})
 
@@ -86,6 +92,11 @@ def _price(price: Price) -> Plain:
         "cached_input": show_price(price.cached_input),
         "currency": price.currency,
     }
+
+
+def _cache_limits(limits: CacheLimits) -> Plain:
+    ceiling = UNLIMITED if limits.ceiling is None else show_size(limits.ceiling)
+    return {"floor": show_size(limits.floor), "ceiling": ceiling}
 
 
 def _count(amount: int) -> str | int:

@@ -24,6 +24,7 @@ LATENESS: tuple[Lateness, ...] = get_args(Lateness)
 UNNAMED: tuple[Unnamed, ...] = get_args(Unnamed)
 
 TENANT_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+GROUP_NAME = TENANT_NAME
 CLASS_NAME = r"[a-z][a-z0-9_-]{0,31}"
 KEY_ID = r"[A-Za-z0-9]{1,64}"  # a dash ends the id within a key
 HMAC = r"[0-9A-Fa-f]{64}"
@@ -38,7 +39,7 @@ def _text(pattern: str, description: str) -> Schema:
 
 
 def _number(kind: str, pattern: str, description: str, **more: Any) -> Schema:
-    """Describe text that may be written without a unit, so that YAML takes it for a number."""
+    """Describe text that YAML takes for a number, where it is written without a unit, or is a name such as 1e3."""
     return {**_text(pattern, description), "type": ["string", kind], "minimum": 0, **more}
 
 
@@ -140,6 +141,15 @@ def _price() -> Schema:
     return {"anyOf": [_requiring(priced, "input", "output", "currency"), {"const": NO_PRICE}]}
 
 
+def _prefix_cache() -> Schema:
+    size = _text(SIZE, "Such as 64MiB; 0B for none.")
+    return _fields(
+        "KV memory that is cached for the tenant and in nobody's use.",
+        floor=size | {"description": "What is kept whatever others need, such as 64MiB; default: none."},
+        ceiling={"anyOf": [size | {"description": "The most, such as 1GiB."}, {"const": UNLIMITED}]},
+    )
+
+
 def _defaults() -> dict[str, Schema]:
     return {
         "weight": _number("number", NUMBER, "Share of the machine when others wait too.", minimum=0.001, maximum=1000),
@@ -149,6 +159,7 @@ def _defaults() -> dict[str, Schema]:
         "limits": _ref("limits"),
         "on_store_outage": {"enum": list(OUTAGES), "description": "What happens when the quota store is away."},
         "price": _price(),
+        "prefix_cache": _ref("prefix_cache"),
     }
 
 
@@ -175,6 +186,12 @@ def _schema() -> Schema:
             "enum": list(UNNAMED),
             "description": "Whether tenants that are not named here are served, as defaults says; default: allow.",
         },
+        prefix_sharing=_named(
+            GROUP_NAME,
+            "Groups of tenants that find each other's cached prefixes; a tenant is in one at most.",
+            _list(_number("number", TENANT_NAME, "A tenant of this policy."), "The tenants of the group.")
+            | {"minItems": 2},
+        ),
     )
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -191,6 +208,7 @@ def _schema() -> Schema:
                 keys=_named(KEY_ID, "API keys of this tenant, by id.", _ref("key")),
             ),
             "limits": _limits(list(Resource), "What may be spent or held; unlimited lifts one of the defaults."),
+            "prefix_cache": _prefix_cache(),
             "rate": _rate(),
             "key": _key(),
         },

@@ -1,6 +1,7 @@
 """Sections: mappings of a policy file, whose fields are read one by one, each problem noted at its place and path."""
 
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from typing import TypeVar
 
 from quotas.policy.problems import Mark, Problems, did_you_mean, listed, quoted
@@ -105,6 +106,15 @@ class Section:
             section = None if read is None else self.as_section(node, self._path_of(read))
             if read is not None and section is not None:
                 yield read, mark, section
+
+    def lists(
+        self, convert_name: Convert[str], convert: Callable[[str, str], T]
+    ) -> "Iterator[tuple[str, tuple[T, ...]]]":
+        """Return each entry as its name and the values of its list; `convert` reads one, given its entry's name."""
+        for name, (mark, _) in self._entries.items():
+            read = self.convert(Scalar(mark, name, is_plain=False), self.path, convert_name, None)
+            if read is not None:
+                yield read, self.values(name, partial(convert, read), ())
 
     def as_section(self, node: Node, path: str) -> "Section | None":
         if isinstance(node, Scalar) and node.is_absent:

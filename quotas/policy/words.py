@@ -9,7 +9,18 @@ from functools import partial
 
 from quotas.policy import units
 from quotas.policy.policy import SCOPES, SERVICE_TIERS
-from quotas.policy.schema import CLASS_NAME, CURRENCY, HMAC, KEY_ID, LATENESS, MODEL, OUTAGES, TENANT_NAME, UNNAMED
+from quotas.policy.schema import (
+    CLASS_NAME,
+    CURRENCY,
+    GROUP_NAME,
+    HMAC,
+    KEY_ID,
+    LATENESS,
+    MODEL,
+    OUTAGES,
+    TENANT_NAME,
+    UNNAMED,
+)
 from quotas.policy.section import one_of
 
 
@@ -23,6 +34,11 @@ tenant_name = partial(
     _matching,
     TENANT_NAME,
     "is no name of a tenant: 1 to 64 letters, digits, dots, dashes and underscores, the first a letter or a digit",
+)
+group_name = partial(
+    _matching,
+    GROUP_NAME,
+    "is no name of a group: 1 to 64 letters, digits, dots, dashes and underscores, the first a letter or a digit",
 )
 class_name = partial(
     _matching,

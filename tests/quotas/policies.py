@@ -22,6 +22,7 @@ from quotas.policy.limit import (
 from quotas.policy.policy import (
     SCOPES,
     SERVICE_TIERS,
+    CacheLimits,
     ClassPolicy,
     KeyPolicy,
     Lateness,
@@ -126,6 +127,13 @@ def class_lists(draw: st.DrawFn) -> tuple[ClassPolicy, ...]:
 
 
 @st.composite
+def cache_limits(draw: st.DrawFn) -> CacheLimits:
+    ceiling = draw(st.none() | st.just(0) | amounts)
+    floor = draw(st.just(0) | amounts)
+    return CacheLimits(floor if ceiling is None else min(floor, ceiling), ceiling)
+
+
+@st.composite
 def tenants(draw: st.DrawFn, name: str, classes: tuple[ClassPolicy, ...]) -> TenantPolicy:
     highest = draw(st.sampled_from(classes))
     price = st.builds(Price, prices, prices, prices, st.sampled_from(["EUR", "USD"]))
@@ -138,6 +146,7 @@ def tenants(draw: st.DrawFn, name: str, classes: tuple[ClassPolicy, ...]) -> Ten
         limits=_ordered(draw(limit_sets())),
         on_store_outage=draw(st.sampled_from(["closed", "open", "lease"])),
         price=draw(st.none() | price),
+        prefix_cache=draw(cache_limits()),
     )
 
 
@@ -165,7 +174,8 @@ def policies(draw: st.DrawFn) -> Policy:
         ids = [f"{index}e{number}" for number in range(draw(st.integers(0, 2)))]
         own = {key_id: draw(keys(key_id, tenant, classes)) for key_id in ids}
         found[name] = TenantPolicy(**{**_fields(tenant), "keys": own})
-    return Policy.of(classes, draw(tenants("", classes)), found, draw(st.sampled_from(UNNAMED)))
+    sharing = {draw(names): tuple(sorted(found)[:2])} if len(found) > 1 and draw(st.booleans()) else {}
+    return Policy.of(classes, draw(tenants("", classes)), found, draw(st.sampled_from(UNNAMED)), sharing)
 
 
 def _fields(tenant: TenantPolicy) -> dict[str, Any]:

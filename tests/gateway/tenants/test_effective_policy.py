@@ -60,6 +60,16 @@ def test_a_tier_is_served_up_to_what_the_tenant_may(tier: str | None, level: int
     assert effective().service_class(tier).level == level
 
 
+def test_cached_prefixes_are_found_within_a_tenants_group_whatever_its_key() -> None:
+    names = ("acme", "acme-eu", "other")
+    tenants = {name: replace(DEFAULTS, name=name) for name in names}
+    policy = Policy.of(CLASSES, DEFAULTS, tenants, "allow", {"acme": ("acme", "acme-eu")})
+    acme, acme_eu, other = (EffectivePolicy(policy, Principal(name, "k1", SCOPES)).cache_scope for name in names)
+    assert acme == acme_eu
+    assert acme not in names
+    assert other == "other"
+
+
 def test_a_sequence_that_the_kv_limit_can_never_hold_is_refused() -> None:
     limited = effective(limits=(Limit(Resource.KV_BYTES, 5 * 4096 + 4095),))
     assert limited.kv_tokens(SHAPE) == 80

@@ -1,11 +1,22 @@
+from collections.abc import Mapping
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quotas.policy.limit import MAX_AMOUNT, MAX_RATE, Budget, BudgetPeriod, Limit, Rate, Resource, Window
-from quotas.policy.policy import SERVICE_TIERS, ClassPolicy, KeyPolicy, Policy, TenantPolicy
+from quotas.policy.policy import (
+    DEFAULTS,
+    SERVICE_TIERS,
+    CacheLimits,
+    ClassPolicy,
+    KeyPolicy,
+    Policy,
+    TenantPolicy,
+    Unnamed,
+)
 from tests.examples import examples
-from tests.quotas.policies import policies
+from tests.quotas.policies import parsed, policies
 
 CLASSES = (
     ClassPolicy("fast", 0, ("fast", "priority")),
@@ -137,8 +148,41 @@ def test_whatever_is_asked_the_class_is_allowed(found: Policy, service_tier: str
 @given(policies())
 def test_the_version_depends_on_the_content_alone(found: Policy) -> None:
     turned = dict(reversed(found.tenants.items()))
-    assert Policy.of(found.classes, found.default, turned, found.unnamed_tenants).version == found.version
+    groups = {group: members[::-1] for group, members in found.prefix_sharing.items()}
+
+    def version(tenants: Mapping[str, TenantPolicy], unnamed: Unnamed, groups: Mapping[str, tuple[str, ...]]) -> str:
+        return Policy.of(found.classes, found.default, tenants, unnamed, groups).version
+
+    assert version(turned, found.unnamed_tenants, groups) == found.version
     more = {**found.tenants, "one-more-tenant": found.default}
-    assert Policy.of(found.classes, found.default, more, found.unnamed_tenants).version != found.version
+    assert version(more, found.unnamed_tenants, groups) != found.version
     (other,) = {"allow", "refuse"} - {found.unnamed_tenants}
-    assert Policy.of(found.classes, found.default, found.tenants, other).version != found.version
+    assert version(found.tenants, other, groups) != found.version
+    assert version(found.tenants, found.unnamed_tenants, {**groups, "new": ("a", "b")}) != found.version
+
+
+def test_a_tenant_finds_its_own_prefixes_and_those_of_its_group() -> None:
+    found = parsed("prefix_sharing: {x: [a, b], a: [c, d]}\ntenants: {a: , b: , c: , d: , alone: }")
+    scopes = {tenant: found.cache_scope(tenant) for tenant in ("a", "b", "c", "d", "alone", "stranger")}
+    assert scopes["a"] == scopes["b"] != scopes["c"] == scopes["d"]
+    assert (scopes["alone"], scopes["stranger"]) == ("alone", "stranger")
+    assert ":" in scopes["a"], "no tenant's name has a colon"
+
+
+@pytest.mark.parametrize("after", ["x: [a, b]", "x: [a, c]", "y: [a, b, c]", ""])
+def test_when_a_group_changes_nobody_finds_what_was_shared_in_it_before(after: str) -> None:
+    tenants = "\ntenants: {a: , b: , c: }"
+    before = parsed(f"prefix_sharing: {{x: [a, b, c]}}{tenants}")
+    changed = parsed(f"prefix_sharing: {{{after}}}{tenants}")
+    assert before.cache_scope("a") not in {changed.cache_scope(tenant) for tenant in "abc"}
+
+
+def test_the_order_in_which_a_group_is_written_changes_nothing() -> None:
+    one, other = (Policy.of(CLASSES, DEFAULTS, {}, "allow", {"x": members}) for members in (("a", "b"), ("b", "a")))
+    assert one.cache_scope("a") == other.cache_scope("a")
+
+
+def test_no_floor_is_kept_for_tenants_that_are_not_named() -> None:
+    found = parsed("defaults: {prefix_cache: {floor: 1MiB, ceiling: 2MiB}}\ntenants: {a: }")
+    assert found.cache_limits("a") == CacheLimits(2**20, 2**21)
+    assert found.cache_limits("stranger") == CacheLimits(0, 2**21)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
-from quotas.policy.policy import DEFAULT_POLICY, ClassPolicy, Policy, Price, QueueLimits
+from quotas.policy.policy import DEFAULT_POLICY, CacheLimits, ClassPolicy, Policy, Price, QueueLimits
 from quotas.policy.policy_file import PolicyError, parse_policy, read_policy
 from quotas.policy.policy_text import policy_text
 from quotas.policy.yaml_nodes import MAX_BYTES
@@ -144,6 +144,16 @@ MISTAKES = [
     ("tenants: {a: {rpm: 600}}", '"rpm" is not a field; here it is limits: {requests: 600/min}'),
     ("tenants: {a: {limits: {tpm_limit: 1}}}", '"tpm_limit" is not a field; here it is limits: {tokens: 100k/min}'),
     ("defaults: {max_parallel_requests: 5}", "here it is limits: {concurrent_requests: 32}"),
+    ("tenants: {a: {prefix_cache: {floor: 64}}}", 'tenants.a.prefix_cache.floor: "64" is not a size'),
+    ("tenants: {a: {prefix_cache: {floor: unlimited}}}", "is not a size"),
+    ("tenants: {a: {prefix_cache: {cieling: 1GiB}}}", 'did you mean "ceiling"?'),
+    ("tenants: {a: {prefix_cache: 1GiB}}", "should hold fields"),
+    ("prefix_sharing: [a, b]\ntenants: {a: , b: }", "prefix_sharing: should hold fields"),
+    ("prefix_sharing: {x: a}\ntenants: {a: , b: }", 'prefix_sharing.x: should be a list such as [a, b], got "a"'),
+    ("prefix_sharing: {a b: [a, b]}\ntenants: {a: , b: }", '"a b" is no name of a group'),
+    ("prefix_sharing: {x: [a]}\ntenants: {a: , b: }",
+     "a.yaml:1:21: prefix_sharing.x: has one tenant, who shares with nobody: name two or more"),
+    ("prefix_sharing: {x: [a, b, a]}\ntenants: {a: , b: }", '"a" is a second time in the list'),
     ("classes:", "has 0 classes, not 1 to 16"),
     ("classes: {A: {}}", '"A" is no name of a class'),
     ("classes: {a: {service_tiers: [default]}}", '"default" is the default_class of each tenant'),
@@ -170,6 +180,14 @@ MISTAKES_THAT_NO_SCHEMA_SEES = [
     ("classes: {a: {service_tiers: [fast]}, b: {service_tiers: [fast]}}", '"fast" asks for class a already'),
     ("classes: {a: {aging: 1s}}", "the first class is overtaken by none"),
     ("classes: {a: , b: {aging: 9s}, c: {aging: 8s}}", "is shorter than that of b, which is more urgent"),
+    ("tenants: {a: {prefix_cache: {floor: 2GiB, ceiling: 1GiB}}}",
+     "a.yaml:1:37: tenants.a.prefix_cache.floor: is above the ceiling, 1GiB: lower it, or raise the ceiling"),
+    ("defaults: {prefix_cache: {floor: 2MiB}}\ntenants: {a: {prefix_cache: {ceiling: 1MiB}}}",
+     "tenants.a.prefix_cache.ceiling: is below the floor of defaults, 2MiB: raise it, or lower floor"),
+    ("prefix_sharing: {x: [acme, acme_eu]}\ntenants: {acme: , acme-eu: }",
+     'prefix_sharing.x: "acme_eu" is no tenant of this policy: name it under tenants; did you mean "acme-eu"?'),
+    ("prefix_sharing: {x: [a, b], y: [b, c]}\ntenants: {a: , b: , c: }",
+     'a.yaml:1:33: prefix_sharing.y: "b" is in group x already: a tenant shares with one group'),
     ("", "a.yaml: holds nothing"),
     ("# nothing\n", "a.yaml: holds nothing"),
 ]  # fmt: skip
@@ -194,6 +212,22 @@ def test_a_class_of_a_file_that_cannot_be_read_is_not_missed_in_the_others() -> 
     assert "is not YAML" in problem
 
 
+def test_cached_memory_has_a_floor_and_a_ceiling_each_as_the_defaults_have_it_where_a_tenant_does_not_say() -> None:
+    found = parsed(
+        "defaults: {prefix_cache: {ceiling: 1GiB}}\n"
+        "tenants: {a: {prefix_cache: {floor: 64MiB}}, b: {prefix_cache: {ceiling: unlimited}}, c: }"
+    )
+    assert found.tenant("a").prefix_cache == CacheLimits(2**26, 2**30)
+    assert found.tenant("b").prefix_cache == CacheLimits(0, None)
+    assert found.tenant("c").prefix_cache == CacheLimits(0, 2**30)
+    assert parsed("tenants: {a: }").tenant("a").prefix_cache == CacheLimits()
+
+
+def test_a_group_may_have_tenants_of_several_files() -> None:
+    sources = {"a": b"tenants: {acme-eu: }", "b": b"prefix_sharing: {acme: [acme-eu, acme]}", "c": b"tenants: {acme: }"}
+    assert parse_policy(sources).prefix_sharing == {"acme": ("acme", "acme-eu")}
+
+
 def test_files_are_one_policy() -> None:
     sources = {"c": b"classes: {x: {}}", "d": b"defaults: {weight: 2}", "t": b"tenants: {a: }", "u": b"tenants: {b: }"}
     found = parse_policy(sources)
@@ -207,6 +241,7 @@ def test_files_are_one_policy() -> None:
         ("tenants: {a: }", "tenants: {a: }", "b.yaml:1:11: tenants.a: is a second time here, after a.yaml:1:11"),
         ("classes: {a: }", "classes: {b: }", "b.yaml:1:10: classes: is in a.yaml already"),
         ("defaults: {}", "defaults: {}", "b.yaml:1:11: defaults: is in a.yaml already"),
+        ("prefix_sharing: {}", "prefix_sharing: {}", "b.yaml:1:17: prefix_sharing: is in a.yaml already"),
     ],
 )
 def test_what_two_files_say_of_the_same_is_refused(first: str, second: str, complaint: str) -> None:

@@ -29,6 +29,9 @@ VALID = (
     "defaults:\ntenants: {no: {on_store_outage: open}}",
     "unnamed_tenants: refuse\ntenants: {a: }",
     "unnamed_tenants: allow",
+    "defaults: {prefix_cache: {floor: 0B, ceiling: 1GiB}}\ntenants: {a: {prefix_cache: {ceiling: unlimited}}}",
+    "prefix_sharing: {acme: [a, b], 010: [c, no]}\ntenants: {a: , b: , c: , no: }",
+    "prefix_sharing:\ntenants: {a: {prefix_cache: }}",
 )
 INVALID = (
     *(text for text, _ in MISTAKES),
