@@ -159,8 +159,10 @@ class _Level:
 class Backlog:
     """The waiting work of all tenants, kept up by telling it of every sequence that begins or ceases to wait."""
 
-    def __init__(self, cost: Callable[[int, float], float]) -> None:
-        """`cost` returns the seconds of engine time of a whole request, by the tokens of its prompt and its output."""
+    def __init__(self, cost: Callable[[int, float, int], float]) -> None:
+        """`cost` returns the seconds of engine time of a whole request, by the tokens of its prompt, of its output, and
+        those of its prompt that are cached.
+        """
         self.total = Load()
         self._cost = cost
         self._tenants = defaultdict[str, TenantBacklog](TenantBacklog)  # with work; who waited longest in front
@@ -172,8 +174,8 @@ class Backlog:
 
     def load_of(self, sequence: Sequence, output: float) -> Load:
         """Returns the work that a sequence adds while it waits, whose output is expected to have so many tokens."""
-        seconds = self._cost(len(sequence.prompt), output)
-        return Load(1, sequence.num_tokens, sequence.body_bytes, seconds)
+        seconds = self._cost(len(sequence.prompt), output, sequence.num_pinned_tokens)
+        return Load(1, sequence.num_tokens - sequence.num_pinned_tokens, sequence.body_bytes, seconds)
 
     def add(self, sequence: Sequence, load: Load) -> None:
         """Count a sequence that waits from now on, and the work that it adds. A second time changes nothing."""

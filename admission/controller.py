@@ -42,8 +42,10 @@ class TenantHooks:
         self._forecast = forecast
         self._lengths = lengths
 
-    def admits(self, sequence: Sequence, running: Iterable[Sequence], num_free: int, num_held: int) -> bool:
-        return self._gate(sequence, running, num_free, num_held)
+    def admits(
+        self, sequence: Sequence, running: Iterable[Sequence], num_free: int, num_held: int, num_kept: int
+    ) -> bool:
+        return self._gate(sequence, running, num_free, num_held, num_kept)
 
     def peak(self, sequences: Iterable[Sequence]) -> int:
         return self._forecast.blocks(sequences)
@@ -98,9 +100,11 @@ class Controller:
     def arrive(self, sequence: Sequence, now: float) -> None:
         """Queue it. Raises an `AdmissionRefused` that says why not, and then keeps nothing of it."""
         sequence.arrival = now
+        self.scheduler.pin(sequence, now)
         try:
             load = self.control.admit(sequence, now)
         except AdmissionRefused as refusal:
+            self.scheduler.unpin(sequence)
             self._tell_arrived(sequence, refusal, now)
             raise
         self.scheduler.add(sequence)

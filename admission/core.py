@@ -168,7 +168,7 @@ def _gate(config: CoreConfig, forecast: FuturePeak) -> Gate:
 
 def _estimate(tariff: Tariff, lengths: OutputLengths) -> Estimate:
     """Returns an estimate of a sequence's cost, as far as is known when it arrives."""
-    return lambda s: tariff.estimate(len(s.prompt), lengths.mean(s.tenant, s.max_tokens))
+    return lambda s: tariff.estimate(len(s.prompt), lengths.mean(s.tenant, s.max_tokens), s.num_pinned_tokens)
 
 
 def _deadline(config: CoreConfig) -> Callable[[Sequence], float]:

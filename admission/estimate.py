@@ -179,9 +179,11 @@ class Estimator:
         model: StepTimeModel,
         lengths: OutputLengths,
         aging: Aging,
-        prepaid: Callable[[int, float], float],
+        prepaid: Callable[[int, float, int], float],
     ) -> None:
-        """`prepaid` returns the amount that a request prepays, by the tokens of its prompt and its expected output."""
+        """`prepaid` returns the amount that a request prepays, by the tokens of its prompt, of its expected output, and
+        those of its prompt that are cached.
+        """
         self._scheduler, self._backlog, self._pipeline = scheduler, backlog, pipeline
         self._model, self._lengths = model, lengths
         self.aging, self._prepaid = aging, prepaid
@@ -194,8 +196,8 @@ class Estimator:
 
     def arrived(self, sequence: Sequence, output: float) -> None:
         """Learn from a newcomer, whose answer is expected to have so many tokens."""
-        prompt = len(sequence.prompt)
-        self.typical.observe(prompt, prompt + output, self._prepaid(prompt, output))
+        prompt, cached = len(sequence.prompt), sequence.num_pinned_tokens
+        self.typical.observe(prompt - cached, prompt - cached + output, self._prepaid(prompt, output, cached))
         answer = self._answers.get(sequence.tenant, output)
         self._answers[sequence.tenant] = answer + _FORGET * (output - answer)
 
@@ -203,7 +205,7 @@ class Estimator:
         """Returns the estimate for a sequence that arrives now."""
         step = self._step(sequence)
         a_token = step.seconds / step.prefill_tokens
-        prompt, typical = len(sequence.prompt) * a_token, self.typical.prompt * a_token
+        prompt, typical = (len(sequence.prompt) - sequence.num_pinned_tokens) * a_token, self.typical.prompt * a_token
         age_bonus = AGE_BONUS * max(0.0, prompt - typical) if sequence.is_pressing else 0.0
         own, others = self._ahead(sequence, now, age_bonus) if self._backlog.total.count else (_NOTHING, _NOTHING)
         wait = self._wait(own, others, step)
@@ -216,7 +218,8 @@ class Estimator:
     def alone(self, sequence: Sequence) -> float:
         """Returns the seconds of prefill on a machine that does nothing else: no schedule is faster."""
         config, model = self._scheduler.config, self._model.fitted
-        steps, rest = divmod(sequence.num_tokens, config.max_num_batched_tokens)
+        cached = self._scheduler.num_cached_tokens(sequence)
+        steps, rest = divmod(sequence.num_tokens - cached, config.max_num_batched_tokens)
         whole = model.seconds(StepWork(prefill_tokens=config.max_num_batched_tokens))
         return steps * whole + (model.seconds(StepWork(prefill_tokens=rest)) if rest else 0.0)
 
@@ -229,7 +232,10 @@ class Estimator:
             if prefilling.priority_class <= sequence.priority_class:
                 in_progress += prefilling.num_admitted_tokens - prefilling.num_computed_tokens
         interval = min([s.token_interval for s in running if s.token_interval is not None], default=None)
-        budget, mean_context = scheduler.token_budget - decodes, len(sequence.prompt) // 2
+        budget, mean_context = (
+            scheduler.token_budget - decodes,
+            (len(sequence.prompt) + sequence.num_pinned_tokens) // 2,
+        )
         prefill = max(1, scheduler.prefill_budget(decodes, context, interval).fits(mean_context, budget))
         work = StepWork(prefill, decodes, context, mean_context, prefill * mean_context)
         seconds = self._model.fitted.seconds(work)

@@ -30,8 +30,8 @@ class Tariff(Protocol):
         """Returns one cost for each sequence of the step, which is predicted to take so many seconds."""
         ...
 
-    def estimate(self, prompt: int, output: float) -> float:
-        """Returns the cost of a whole request, by its numbers of tokens."""
+    def estimate(self, prompt: int, output: float, cached: int = 0) -> float:
+        """Returns the cost of a whole request, by its numbers of tokens; `cached` of the prompt's are not computed."""
         ...
 
     def correction(self, charged: float, elapsed: float) -> float:
@@ -55,8 +55,8 @@ class TokenTariff:
             costs[row] += self.output
         return costs
 
-    def estimate(self, prompt: int, output: float) -> float:
-        return self.prompt * prompt + self.output * output
+    def estimate(self, prompt: int, output: float, cached: int = 0) -> float:
+        return self.prompt * (prompt - cached) + self.output * output
 
     def correction(self, charged: float, elapsed: float) -> float:
         return 0.0
@@ -85,11 +85,13 @@ class EngineTimeTariff:
         self._parts += weight * (parts - self._parts)
         return [part * seconds / parts for part in marginal]
 
-    def estimate(self, prompt: int, output: float) -> float:
+    def estimate(self, prompt: int, output: float, cached: int = 0) -> float:
         """Returns the cost with a share of the fixed part of steps; no more than in steps of its own."""
         model = self._model.fitted
         fixed, _, decode, context, _, _, _ = model.coefficients
-        own = model.marginal(prefill_work(0, prompt)) + output * (decode + context * (prompt + output / 2))
+        own = model.marginal(prefill_work(cached, prompt - cached)) + output * (
+            decode + context * (prompt + output / 2)
+        )
         shared = own * self._total / self._parts if self._parts else own
         return min(shared, own + (1 + output) * fixed)
 
@@ -122,13 +124,15 @@ class Ledger:
         self._model = model
         self._open: deque[_Charge] = deque()
 
-    def prepaid(self, prompt: int, output: float) -> float:
-        """Returns the amount that a request prepays: for its prompt, and a share of the output expected of it."""
-        return self._tariff.estimate(prompt, PREPAID_SHARE * output)
+    def prepaid(self, prompt: int, output: float, cached: int = 0) -> float:
+        """Returns the amount that a request prepays: for what is not cached of its prompt, and a share of the output
+        expected of it.
+        """
+        return self._tariff.estimate(prompt, PREPAID_SHARE * output, cached)
 
     def prepay(self, sequence: Sequence, output: float) -> None:
         """Let a sequence that was admitted prepay; its answer is expected to have `output` tokens."""
-        self._ordering.prepay(sequence, self.prepaid(len(sequence.prompt), output))
+        self._ordering.prepay(sequence, self.prepaid(len(sequence.prompt), output, sequence.num_computed_tokens))
 
     def planned(self, scheduled: ScheduledStep) -> float:
         """Charge a step that was planned; returns the seconds that it is predicted to take."""

@@ -14,9 +14,9 @@ from backend.scheduler.sequence import Sequence
 
 OVER = 0.9  # of the answers like a newcomer's, when it is taken to be over
 
-Gate = Callable[[Sequence, Iterable[Sequence], int, int], bool]
-"""From a newcomer, those running, the free blocks and those of its blocks that somebody holds: whether it may join. Its
-present tokens are known to fit.
+Gate = Callable[[Sequence, Iterable[Sequence], int, int, int], bool]
+"""From a newcomer, those running, the free blocks, those of its blocks that somebody holds, and those that are kept for
+others: whether it may join. Its present tokens are known to fit.
 """
 
 
@@ -34,13 +34,16 @@ class FuturePeak:
         self._lengths = lengths
         self._deviations = deviations
 
-    def __call__(self, sequence: Sequence, running: Iterable[Sequence], num_free: int, num_held: int) -> bool:
+    def __call__(
+        self, sequence: Sequence, running: Iterable[Sequence], num_free: int, num_held: int, num_kept: int
+    ) -> bool:
         everyone = [sequence, *running]
-        if sum(s.most_tokens for s in everyone) + 2 * self._slack * len(everyone) <= self._capacity:
+        capacity = self._capacity - num_kept * self._block_size
+        if sum(s.most_tokens for s in everyone) + 2 * self._slack * len(everyone) <= capacity:
             return True  # even if each becomes as long as it may
         generated = len(sequence.output)
         lasts = self._lengths.quantile(sequence.tenant, sequence.max_tokens, OVER, generated) - generated
-        return self.peak(everyone, lasts) - num_held * self._block_size <= self._capacity
+        return self.peak(everyone, lasts) - num_held * self._block_size <= capacity
 
     def blocks(self, sequences: Iterable[Sequence]) -> int:
         """Returns the blocks of KV memory in use at the fullest moment to come."""
@@ -72,12 +75,16 @@ class MinimumFree:
     def __init__(self, min_free_blocks: int) -> None:
         self._min_free = min_free_blocks
 
-    def __call__(self, sequence: Sequence, running: Iterable[Sequence], num_free: int, num_held: int) -> bool:
+    def __call__(
+        self, sequence: Sequence, running: Iterable[Sequence], num_free: int, num_held: int, num_kept: int
+    ) -> bool:
         return num_free >= self._min_free
 
 
 class Optimistic:
     """Admits whatever fits now, and leaves the rest to preemption."""
 
-    def __call__(self, sequence: Sequence, running: Iterable[Sequence], num_free: int, num_held: int) -> bool:
+    def __call__(
+        self, sequence: Sequence, running: Iterable[Sequence], num_free: int, num_held: int, num_kept: int
+    ) -> bool:
         return True

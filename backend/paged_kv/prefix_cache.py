@@ -78,6 +78,7 @@ class PrefixCache(Generic[H]):
         self._offered: set[str] = set()  # at least all tenants above their floors, each once in the heap
         self._uses = count(1)
         self._num_idle = self._num_kept = 0
+        self.num_floor_blocks = 0  # idle blocks that floors may come to keep
         self.evictions = 0  # idle blocks given up so far
 
     def __len__(self) -> int:
@@ -92,6 +93,11 @@ class PrefixCache(Generic[H]):
     def num_evictable(self) -> int:
         """The idle blocks that are anybody's memory: those that no floor keeps."""
         return self._num_idle - self._num_kept
+
+    @property
+    def num_kept(self) -> int:
+        """The idle blocks that floors keep."""
+        return self._num_kept
 
     def num_idle_of(self, tenant: str) -> int:
         return len(self._idle_of(tenant))
@@ -108,7 +114,7 @@ class PrefixCache(Generic[H]):
         """Keep so many idle blocks of the tenant whatever others need, and at most `ceiling`; None: any number."""
         idle = self.num_idle_of(tenant)
         self._num_kept += min(floor, idle) - min(self._floors.get(tenant, 0), idle)
-        self._floors.pop(tenant, None)
+        self.num_floor_blocks += floor - self._floors.pop(tenant, 0)
         self._ceilings.pop(tenant, None)
         if floor:
             self._floors[tenant] = floor

@@ -14,6 +14,7 @@ from backend.paged_kv.block_pool import BlockPool, ContiguousPool, PagedPool, bl
 from backend.paged_kv.prefix_cache import CachedBlock, PrefixCache
 from backend.scheduler.allowances import Allowances
 from backend.scheduler.batch import Counters
+from backend.scheduler.pin import BlockHolder, Pin
 from backend.scheduler.sequence import FinishReason, Sequence
 
 _POOLS: dict[KVAllocation, type[PagedPool] | type[ContiguousPool]] = {
@@ -21,7 +22,9 @@ _POOLS: dict[KVAllocation, type[PagedPool] | type[ContiguousPool]] = {
     KVAllocation.CONTIGUOUS: ContiguousPool,
 }
 
-Cached = CachedBlock[Sequence]
+PINNED = 8  # one in so many blocks may be kept for those that wait: the rest is for those that run
+
+Cached = CachedBlock[BlockHolder]
 
 NameBlocks = Callable[[Sequence, int], None]
 """This names the first so many blocks of a sequence, all of whose tokens are known, as far as they have no names."""
@@ -48,7 +51,7 @@ class BlockTables:
 
     def __init__(self, config: EngineConfig, counters: Counters) -> None:
         self.pool: BlockPool = _POOLS[config.kv_allocation](config.num_blocks)
-        self.cache = PrefixCache[Sequence](self.pool)
+        self.cache = PrefixCache[BlockHolder](self.pool)
         self.allowances = Allowances()
         self.now = 0.0  # seconds of the engine's clock; whoever has a clock sets it
         self.completed_step = -1  # the newest step that is no longer in flight
@@ -62,6 +65,10 @@ class BlockTables:
         self._num_entries = 0  # of all block tables
         can_fill = config.max_table_entries < config.max_num_seqs * config.blocks_for(config.max_model_len)
         self._max_entries = config.max_table_entries - config.num_blocks if can_fill else maxsize  # room to grow
+        self._pins: dict[Sequence, Pin] = {}  # of those that wait
+        self._pinned: Counter[int] = Counter()  # blocks, by how many pins hold each
+        self._most_pinned = config.num_blocks // PINNED
+        self._most_kept = config.num_blocks - config.blocks_for(config.max_model_len)  # by pins and floors together
         self._found: list[tuple[int, Sequence, int, int]] = []  # in steps in flight: step, who, from where to where
         self._counters = counters
 
@@ -127,6 +134,7 @@ class BlockTables:
         if blocks is not None:
             self._count_block_seconds(sequence)
             self._append(sequence, blocks)
+            sequence.peak_blocks = max(sequence.peak_blocks, len(sequence.block_table))
             sequence.num_charged_blocks += count
             self.allowances.charge(sequence.tenant, count)
         return blocks
@@ -169,6 +177,7 @@ class BlockTables:
             self._share(sequence, cached)
         blocks = [cached.block for cached in hit.blocks]
         self._append(sequence, blocks)
+        sequence.peak_blocks = max(sequence.peak_blocks, len(sequence.block_table))
         sequence.num_computed_tokens = len(sequence.block_table) * self._block_size
         before, after = sequence.num_prefilled_tokens, min(sequence.num_computed_tokens, len(sequence.prompt))
         if after > before:
@@ -176,6 +185,50 @@ class BlockTables:
             sequence.num_cached_tokens += after - before
             self._found.append((step, sequence, before, after))
         return blocks
+
+    def pin(self, sequence: Sequence, step: int) -> None:
+        """Keep what the prefix cache has of a waiting sequence's prompt until `unpin`, if that can be counted on.
+
+        It cannot where so much is kept for those that wait that the longest sequence might not fit, nor for a tenant
+        with an allowance, whose running sequences may come to need all of it. Nothing is kept then.
+        """
+        tenant, hit = sequence.tenant, self.find(sequence, step)
+        if not hit.blocks or self.allowances.allowed(tenant) is not None:
+            return
+        blocks = [cached.block for cached in hit.blocks]
+        most = min(self._most_pinned, self._most_kept - self.cache.num_floor_blocks)
+        if len(self._pinned) + sum(block not in self._pinned for block in blocks) > most:
+            return
+        pin = self._pins[sequence] = Pin(sequence.id, tenant, held_since=self.now)
+        self._pinned.update(blocks)
+        for cached in hit.blocks:
+            self._share(pin, cached)
+        self._append(pin, blocks)
+        pin.num_computed_tokens = sequence.num_pinned_tokens = len(blocks) * self._block_size
+
+    def unpin(self, sequence: Sequence) -> None:
+        """Keep nothing for the sequence any more: it has taken it, or has ended. What keeping it cost is its own."""
+        pin = self._pins.pop(sequence, None)
+        if pin is None:
+            return
+        self._count_block_seconds(pin)
+        sequence.kv_block_seconds += pin.kv_block_seconds
+        sequence.num_pinned_tokens = 0
+        self._forget_pinned(pin.block_table)
+        self._leave(pin, pin.block_table)
+
+    def allow(self, tenant: str, blocks: int | None) -> None:
+        """Let the tenant hold this many blocks from now on, for those alone that run; None: any number."""
+        self.allowances.allow(tenant, blocks)
+        if blocks is not None:
+            for sequence in [waiting for waiting in self._pins if waiting.tenant == tenant]:
+                self.unpin(sequence)
+
+    def _forget_pinned(self, blocks: list[int]) -> None:
+        self._pinned.subtract(blocks)
+        for block in blocks:
+            if not self._pinned[block]:
+                del self._pinned[block]
 
     def publish(self, sequence: Sequence, start: int, step: int) -> None:
         """Name the blocks that a row of this step fills, which begins at the sequence's token `start`."""
@@ -192,16 +245,20 @@ class BlockTables:
         Whoever shares a block that one of them was to fill leaves it, and all that follows it.
         """
         lost = self.cache.uncomputed(step)
-        cut: dict[Sequence, int] = {}  # the places in their tables from which on they are undone
+        cut: dict[BlockHolder, int] = {}  # the places in their tables from which on they are undone
         for cached in lost:
             for follower in list(cached.holders)[1:]:
                 cut[follower] = min(follower.block_table.index(cached.block), cut.get(follower, maxsize))
         self.cache.invalidate(lost)
-        for sequence, index in cut.items():
-            self._count_block_seconds(sequence)
-            self._leave(sequence, sequence.block_table[index:])
-            del sequence.block_table[index:]
-            sequence.num_computed_tokens = min(sequence.num_computed_tokens, index * self._block_size)
+        for holder, index in cut.items():
+            self._count_block_seconds(holder)
+            if isinstance(holder, Pin):
+                self._forget_pinned(holder.block_table[index:])
+            self._leave(holder, holder.block_table[index:])
+            del holder.block_table[index:]
+            holder.num_computed_tokens = min(holder.num_computed_tokens, index * self._block_size)
+        for sequence, pin in self._pins.items():
+            sequence.num_pinned_tokens = pin.num_computed_tokens
         for _, sequence, before, after in self._found:
             undone = after - max(before, cut.get(sequence, maxsize) * self._block_size)
             if undone > 0:
@@ -217,25 +274,24 @@ class BlockTables:
         if self._caches:
             self.name_blocks(sequence, (len(sequence.prompt) + len(sequence.output)) // self._block_size)
 
-    def _share(self, sequence: Sequence, cached: Cached) -> None:
+    def _share(self, holder: BlockHolder, cached: Cached) -> None:
         holders = cached.holders
         if holders:
             if len(holders) == 1:
                 next(iter(holders)).num_shared_blocks += 1
                 self.num_shared += 1
-            sequence.num_shared_blocks += 1
-        if cached.payer(sequence.tenant) is None:
-            sequence.num_charged_blocks += 1
-            self.allowances.charge(sequence.tenant, 1)
-        self.cache.share(cached, sequence)
+            holder.num_shared_blocks += 1
+        if cached.payer(holder.tenant) is None:
+            holder.num_charged_blocks += 1
+            self.allowances.charge(holder.tenant, 1)
+        self.cache.share(cached, holder)
 
-    def _append(self, sequence: Sequence, blocks: list[int]) -> None:
-        sequence.block_table += blocks
+    def _append(self, holder: BlockHolder, blocks: list[int]) -> None:
+        holder.block_table += blocks
         self._num_entries += len(blocks)
-        sequence.peak_blocks = max(sequence.peak_blocks, len(sequence.block_table))
 
-    def _leave(self, sequence: Sequence, blocks: list[int]) -> None:
-        """Let the sequence go of the last blocks of its table; whoever it paid for pays from now on."""
+    def _leave(self, holder: BlockHolder, blocks: list[int]) -> None:
+        """Let a holder go of the last blocks of its table; whoever it paid for pays from now on."""
         self._num_entries -= len(blocks)
         private = []
         for block in reversed(blocks):  # a block is idle before the one that it follows on
@@ -243,26 +299,26 @@ class BlockTables:
             if cached is None:
                 private.append(block)
             else:
-                self._leave_shared(sequence, cached)
+                self._leave_shared(holder, cached)
         private.reverse()
         self.pool.release(private)
-        sequence.num_charged_blocks -= len(private)
-        self.allowances.credit(sequence.tenant, len(private))
+        holder.num_charged_blocks -= len(private)
+        self.allowances.credit(holder.tenant, len(private))
 
-    def _leave_shared(self, sequence: Sequence, cached: Cached) -> None:
-        has_paid = cached.payer(sequence.tenant) is sequence
+    def _leave_shared(self, holder: BlockHolder, cached: Cached) -> None:
+        has_paid = cached.payer(holder.tenant) is holder
         if len(cached.holders) > 1:
-            sequence.num_shared_blocks -= 1
-        self.cache.leave(cached, sequence)
+            holder.num_shared_blocks -= 1
+        self.cache.leave(cached, holder)
         if len(cached.holders) == 1:
             next(iter(cached.holders)).num_shared_blocks -= 1
             self.num_shared -= 1
         if not has_paid:
             return
-        sequence.num_charged_blocks -= 1
-        heir = cached.payer(sequence.tenant)
+        holder.num_charged_blocks -= 1
+        heir = cached.payer(holder.tenant)
         if heir is None:
-            self.allowances.credit(sequence.tenant, 1)
+            self.allowances.credit(holder.tenant, 1)
         else:
             self._count_block_seconds(heir)
             heir.num_charged_blocks += 1
@@ -295,15 +351,19 @@ class BlockTables:
         cached = [self.cache.at(block) for block in sequence.block_table]
         self.cache.invalidate([one for one in cached if one is not None])
 
-    def _count_block_seconds(self, sequence: Sequence) -> None:
-        """Add up the sequence's block-seconds, before what it is charged for changes."""
-        sequence.kv_block_seconds += sequence.num_charged_blocks * (self.now - sequence.held_since)
-        sequence.held_since = self.now
+    def _count_block_seconds(self, holder: BlockHolder) -> None:
+        """Add up a holder's block-seconds, before what it is charged for changes."""
+        holder.kv_block_seconds += holder.num_charged_blocks * (self.now - holder.held_since)
+        holder.held_since = self.now
 
-    def check_integrity(self, holders: Collection[Sequence]) -> None:
-        """Assert that every block is free, cached, or held by one of these sequences, unless it has a name by which
-        several share it; and that each tenant is charged for the blocks that its sequences hold, once.
+    def check_integrity(self, sequences: Collection[Sequence]) -> None:
+        """Assert that every block is free, cached, or held by one of these sequences or by a pin, unless it has a name
+        by which several share it; and that each tenant is charged for the blocks that are held for it, once.
         """
+        holders: list[BlockHolder] = [*sequences, *self._pins.values()]
+        assert all(waiting.slot < 0 for waiting in self._pins), "blocks are kept for a sequence that runs"
+        assert self._pinned == Counter(block for pin in self._pins.values() for block in pin.block_table), "lost a pin"
+        assert len(self._pinned) <= self._most_pinned, "too much is kept for those that wait"
         self.pool.check_integrity()
         self.allowances.check_integrity()
         self.cache.check_integrity((block, s) for s in holders for block in s.block_table)

@@ -21,11 +21,14 @@ class SchedulerHooks(Protocol):
         """
         ...
 
-    def admits(self, sequence: Sequence, running: Iterable[Sequence], num_free: int, num_held: int) -> bool:
+    def admits(
+        self, sequence: Sequence, running: Iterable[Sequence], num_free: int, num_held: int, num_kept: int
+    ) -> bool:
         """Return True if `num_free` blocks suffice for `sequence` to join `running`, which would not give way to it.
 
-        Some hold `num_held` of its blocks already, which it would share. The scheduler has made sure that its tokens
-        fit now; the question is what all of them may still need.
+        Some hold `num_held` of its blocks already, which it would share; `num_kept` blocks are cached for their tenants
+        and nobody's to take. The scheduler has made sure that its tokens fit now; the question is what all of them may
+        still need.
         """
         ...
 
@@ -53,7 +56,9 @@ class DefaultHooks:
     ) -> PrefillBudget:
         return FixedPrefillBudget(tokens)
 
-    def admits(self, sequence: Sequence, running: Iterable[Sequence], num_free: int, num_held: int) -> bool:
+    def admits(
+        self, sequence: Sequence, running: Iterable[Sequence], num_free: int, num_held: int, num_kept: int
+    ) -> bool:
         return True
 
     def peak(self, sequences: Iterable[Sequence]) -> int:

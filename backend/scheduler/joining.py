@@ -64,4 +64,4 @@ class Joining:
         if not running or self._is_contiguous:
             return True
         beside = self._preemption.not_giving_way_to(sequence)
-        return self._hooks.admits(sequence, beside, tables.num_available, hit.num_held)
+        return self._hooks.admits(sequence, beside, tables.num_available, hit.num_held, tables.cache.num_kept)

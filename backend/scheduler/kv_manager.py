@@ -78,6 +78,7 @@ class KVManager:
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End the sequence, whether it ran or not."""
+        self.blocks.unpin(sequence)
         self.running.pop(sequence.id, None)
         self.freeing.pop(sequence.id, None)
         sequence.status = SequenceStatus.FINISHED

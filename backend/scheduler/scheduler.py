@@ -73,6 +73,19 @@ class Scheduler:
         self.waiting.add(sequence)
         self._held_tenants.resume(sequence.tenant)
 
+    def pin(self, sequence: Sequence, now: float = 0.0) -> None:
+        """Keep what is cached of its prompt until it has a slot or has ended, so that it can be counted on."""
+        self._begin(now)
+        self.kv_manager.blocks.pin(sequence, self._next_step)
+
+    def num_cached_tokens(self, sequence: Sequence) -> int:
+        """Return the tokens with which a waiting sequence begins that are cached, or computed by steps in flight."""
+        return len(self.kv_manager.blocks.find(sequence, self._next_step).blocks) * self.config.block_size
+
+    def unpin(self, sequence: Sequence) -> None:
+        """Keep nothing for it: it was refused, and does not come to wait."""
+        self.kv_manager.blocks.unpin(sequence)
+
     def finish(self, sequence: Sequence, reason: FinishReason, now: float = 0.0) -> None:
         """End (abort) a sequence in any state, once: no token of it comes out after this, and its blocks are freed."""
         self._begin(now)
@@ -85,7 +98,7 @@ class Scheduler:
 
     def allow(self, tenant: str, blocks: int | None) -> None:
         """Let the tenant hold this many blocks from now on; None: any number."""
-        self.kv_manager.allowances.allow(tenant, blocks)
+        self.kv_manager.blocks.allow(tenant, blocks)
         self._held_tenants.resume(tenant)
 
     def limit_cache(self, tenant: str, floor: int, ceiling: int | None) -> None:
@@ -323,6 +336,7 @@ class Scheduler:
         scheduled.admit(sequence)
         if hit.blocks:
             scheduled.add_hit(sequence, 0, self.kv_manager.blocks.take(sequence, hit, scheduled.batch.step))
+        self.kv_manager.blocks.unpin(sequence)
         self.hooks.admitted(sequence)
 
     def _grow(self, sequence: Sequence, length: int, scheduled: ScheduledStep) -> bool:

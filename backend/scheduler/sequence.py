@@ -73,6 +73,7 @@ class Sequence:
     kv_block_seconds: float = 0.0  # blocks that its tenant was charged for on its account, times how long
     peak_blocks: int = 0  # the most that it held at a time
     num_kept_tokens: int = 0  # output tokens when it was last preempted
+    num_pinned_tokens: int = 0  # prompt tokens that the prefix cache kept for it when it came
     num_lost_tokens: int = 0  # tokens that were computed when it was last preempted
     num_told_names: int = 0  # of `block_names`, those that it came with or that `KVManager.newly_named` has told
     watermark: int = 1  # blocks that must stay free for each running sequence when it is admitted; see `KVManager`

@@ -19,7 +19,7 @@ def sequence(n: int, tenant: str = "a", prompt: int = 8, level: int = 0, arrival
 
 
 def backlog() -> Backlog:
-    return Backlog(lambda prompt, output: 0.1 * prompt)
+    return Backlog(lambda prompt, output, cached: 0.1 * prompt)
 
 
 def wait(queue: Backlog, sequence: Sequence) -> None:

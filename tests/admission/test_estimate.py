@@ -13,6 +13,7 @@ from admission.outcome import DeadlineInfeasible
 from admission.output_length import OutputLengths
 from admission.step_time import StepTime, StepTimeModel, StepWork
 from backend.config import EngineConfig
+from backend.paged_kv.block_names import BlockNames
 from backend.scheduler.sequence import Sequence
 from tests.admission.clocked_core import ClockedCore
 from tests.backend.sequences import make_sequence
@@ -162,6 +163,33 @@ def test_a_deadline_that_no_slot_comes_free_for_is_refused() -> None:
         machine.arrive(SHORT, tenant="b", first_token_by=machine.now + 5.0)
     assert refusal.value.estimate > 5 and not refusal.value.own_backlog
     machine.arrive(SHORT, tenant="b", first_token_by=machine.now + 60.0)
+
+
+def test_what_is_cached_of_a_prompt_shortens_what_it_is_told_and_what_others_wait_for() -> None:
+    """STEP has 10 us a token of prefill: of 3,200 tokens, 32 ms; steps beside it take 10 ms each."""
+    names = BlockNames(b"secret", 16)
+
+    def prompt(machine: Machine, name: str, **fields: object) -> Sequence:
+        sequence = make_sequence(name, "a", list(range(3200)), SHORT, cache_root=names.root("a"), **fields)
+        names.name(sequence, 200)
+        return machine.add(sequence)
+
+    machine = Machine()
+    assert machine.first_token_of(prompt(machine, "first", first_token_target=2.0)) > 0.03
+    machine.steps(20)
+    machine.fill()
+    told = machine.arrive(SHORT, tenant="b").first_token_estimate
+    uncached = make_sequence("other", "c", 3200, SHORT, first_token_target=2.0)
+    cached = prompt(machine, "again", first_token_target=2.0)
+    assert cached.num_pinned_tokens == 3184 and machine.core.backlog.of("a").tokens < 200
+    assert told is not None and cached.first_token_estimate is not None
+    assert machine.add(uncached).first_token_estimate > cached.first_token_estimate + 0.03  # type: ignore[operator]
+    with pytest.raises(DeadlineInfeasible):
+        prompt(machine, "late", first_token_by=machine.now + 0.01)
+    machine.finish(cached)
+    machine.scheduler.check_integrity()
+    idle = machine.scheduler.kv_manager.cache.num_idle
+    assert idle >= 199, "nothing is kept for who was refused or has left"
 
 
 def test_urgent_work_takes_the_slot_of_a_lower_class_and_is_told_so() -> None:

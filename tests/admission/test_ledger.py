@@ -1,7 +1,9 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from admission.core import CoreConfig, Unit, make_core
-from admission.ledger import EngineTimeTariff
+from admission.ledger import EngineTimeTariff, TokenTariff
 from admission.step_time import StepTime, StepTimeModel, StepWork
 from backend.config import EngineConfig
 from backend.scheduler.batch import Batch
@@ -46,3 +48,13 @@ def test_no_request_is_expected_to_cost_more_than_in_steps_of_its_own() -> None:
     for _ in range(400):
         tariff.costs(ScheduledStep(decodes), model.fitted.seconds(work))
     assert 0.012 < tariff.estimate(7, 24) < 0.02, "two decode in each step"
+
+
+@given(st.integers(1, 4000), st.integers(0, 4000), st.floats(0, 2000))
+def test_what_is_cached_of_a_prompt_is_not_prepaid(prompt: int, cached: int, output: float) -> None:
+    cached = min(cached, prompt - 1)
+    tariff = EngineTimeTariff(StepTimeModel(StepTime((0.001, 4e-5, 4e-5, 3e-7, 1e-7, 1e-9, 0.0))))
+    assert tariff.estimate(prompt, output, cached) <= tariff.estimate(prompt, output)
+    assert TokenTariff().estimate(prompt, output, cached) + cached == pytest.approx(
+        TokenTariff().estimate(prompt, output)
+    )

@@ -32,8 +32,8 @@ def test_the_peak_within_so_many_steps_is_the_fullest_of_their_moments(running: 
 def test_a_short_answer_joins_long_ones_that_fill_memory_only_when_it_is_over() -> None:
     gate = FuturePeak(ENGINE, OutputLengths())
     running = [make(10, 400, generated=20) for _ in range(5)]
-    assert not gate(make(10, 400), running, num_free=80, num_held=0)
-    assert gate(make(10, 8), running, num_free=80, num_held=0)
+    assert not gate(make(10, 400), running, num_free=80, num_held=0, num_kept=0)
+    assert gate(make(10, 8), running, num_free=80, num_held=0, num_kept=0)
 
 
 def test_an_answer_that_may_be_long_is_believed_to_be_short_when_its_tenants_were() -> None:
@@ -42,14 +42,14 @@ def test_an_answer_that_may_be_long_is_believed_to_be_short_when_its_tenants_wer
     for tenant, length in (("long", 400), ("short", 8)):
         for _ in range(10):
             lengths.observe(tenant, 300, length)
-    assert not gate(make(10, 300, tenant="long"), running, num_free=80, num_held=0)
-    assert gate(make(10, 300, tenant="short"), running, num_free=80, num_held=0)
+    assert not gate(make(10, 300, tenant="long"), running, num_free=80, num_held=0, num_kept=0)
+    assert gate(make(10, 300, tenant="short"), running, num_free=80, num_held=0, num_kept=0)
 
 
 def test_what_is_full_before_the_newcomer_is_over_keeps_it_out_however_short_it_is() -> None:
     gate = FuturePeak(ENGINE, OutputLengths())
     running = [make(180, 40, generated=10) for _ in range(5)]
-    assert not gate(make(10, 8), running, num_free=4, num_held=0)
+    assert not gate(make(10, 8), running, num_free=4, num_held=0, num_kept=0)
 
 
 def test_blocks_that_are_shared_count_once() -> None:

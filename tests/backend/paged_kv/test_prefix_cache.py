@@ -155,6 +155,33 @@ def test_a_floor_keeps_blocks_and_a_ceiling_gives_them_up() -> None:
     assert cache.num_evictable == cache.num_idle
 
 
+def test_what_was_counted_on_for_one_that_waits_is_kept_until_it_runs() -> None:
+    bench = Bench(num_blocks=32)
+    cache, counted = bench.scheduler.kv_manager.cache, list(range(200, 209))
+    finish(bench, bench.say(counted, 3, "a"))
+    crowd = [bench.say(list(range(300 + 40 * n, 330 + 40 * n)), 9, "flood") for n in range(4)]
+    bench.steps(3)
+    waiting = bench.say(counted, 3, "a", is_pinned=True)
+    later = bench.say(counted, 3, "a", is_pinned=True)
+    assert waiting.num_pinned_tokens == later.num_pinned_tokens == 8
+    crowd += [bench.say(list(range(600 + 40 * n, 630 + 40 * n)), 9, "flood") for n in range(4)]
+    bench.scheduler.finish(later, FinishReason.CANCELLED)
+    finish(bench, waiting, *crowd)
+    assert (waiting.num_cached_tokens, waiting.num_pinned_tokens) == (8, 0) and cache.evictions > 0
+
+
+def test_no_more_is_kept_for_those_that_wait_than_leaves_room_for_those_that_run() -> None:
+    bench = Bench(num_blocks=32)
+    for n in range(3):
+        finish(bench, bench.say(list(range(200 * n, 200 * n + 13)), 3))
+    pinned = [bench.say(list(range(200 * n, 200 * n + 13)), 3, is_pinned=True).num_pinned_tokens for n in range(3)]
+    assert pinned == [12, 0, 0]
+    bench.drain()
+    bench.scheduler.allow("t", 9)
+    assert bench.say(list(range(13)), 3, is_pinned=True).num_pinned_tokens == 0, "its lease is for those that run"
+    bench.drain()
+
+
 def test_nobody_finds_what_a_sequence_computed_that_failed() -> None:
     bench = Bench()
     failed = bench.say(PROMPT, 4)
@@ -173,7 +200,7 @@ def test_nobody_finds_what_a_sequence_computed_that_failed() -> None:
 
 class SharingMachine(BenchMachine):
     @initialize(
-        num_blocks=st.integers(8, 14),
+        num_blocks=st.one_of(st.integers(8, 14), st.integers(24, 40)),
         depth=st.integers(1, 2),
         budget=st.integers(4, 12),
         chunk=st.sampled_from([None, 3, 4, 8]),
@@ -194,13 +221,21 @@ class SharingMachine(BenchMachine):
         tenant=st.sampled_from(["a", "b"]),
         salt=st.sampled_from([None, "group"]),
         priority_class=st.integers(0, 1),
+        is_pinned=st.booleans(),
     )
     def arrive(
-        self, common: int, own: list[int], output: int, tenant: str, salt: str | None, priority_class: int
+        self,
+        common: int,
+        own: list[int],
+        output: int,
+        tenant: str,
+        salt: str | None,
+        priority_class: int,
+        is_pinned: bool,
     ) -> None:
         prompt = [*PROMPT[:common], *own][: 24 - output]
-        sequence = self.bench.say(prompt, output, tenant, salt, priority_class=priority_class)
-        self.sequences.append(sequence)
+        fields = dict(priority_class=priority_class, is_pinned=is_pinned)
+        self.sequences.append(self.bench.say(prompt, output, tenant, salt, **fields))
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data(), output=st.integers(1, 6), new=st.integers(0, 3))

@@ -58,9 +58,13 @@ class Bench:
         root = self.names.root(salt or tenant)
         return self._add(next(self._arrivals), prompt, max_tokens, tenant, cache_root=root, **fields)
 
-    def _add(self, n: int, prompt: list[int], max_tokens: int, tenant: str, **fields: Any) -> Sequence:
+    def _add(
+        self, n: int, prompt: list[int], max_tokens: int, tenant: str, is_pinned: bool = False, **fields: Any
+    ) -> Sequence:
         sequence = make_sequence(f"s{n}", tenant, prompt, max_tokens, [END], arrival=float(n), **fields)
         self.names.name(sequence, len(prompt) // self.config.block_size)
+        if is_pinned:
+            self.scheduler.pin(sequence)
         self.scheduler.add(sequence)
         return sequence
 
