@@ -10,9 +10,11 @@ they have a decimal point; all other times are in seconds. How earlier versions 
                 what was asked of a tenant's limits, before it arrives or instead; refused: which limit, or why;
                 without prompts: refused before it was read, as nothing was left of the limit
     ["arrive", t, id, tenant, prompt tokens, max_tokens, allowed tokens, class, interval, body bytes,
-     first token by, done by, first token's target, first and last token as promised, refusal or null]
+     first token by, done by, first token's target, first and last token as promised, refusal or null,
+     blocks of the prompt]
     ["finish", t, id, reason]
     ["allow", t, tenant, blocks or null]
+    ["cache", t, tenant, floor, ceiling or null]     of its cached blocks that nobody holds
     ["extend", t, id, tokens]
     ["policy", t, [weights, offsets, bounds, may_wait]]
     ["plan", t, step or null, decodes, checksum, [[id, tokens of prefill] ...], [preempted ...], [why, head] | null,
@@ -22,10 +24,17 @@ they have a decimal point; all other times are in seconds. How earlier versions 
      [of each for which the model computed no numbers to draw a token from ...]]
     ["lost", t, step, [preempted ...]]     there was no memory for it; it and those behind it did not take place
 
+Blocks that may be shared are runs of ordinals (`event_log_blocks`). `finish`, `plan`, `done` and `lost` end with an
+object where there is something of the prefix cache to tell, and without one otherwise:
+
+    {"found": {id: blocks of its prompt, or of what is recomputed, that this plan found}, "evicted": blocks given up
+     since the last plan that says so, "idle": cached blocks that nobody holds then,
+     "blocks": {id: blocks of its output, named as it left them}}
+
 Names of settings, choices, reasons and refusals, and the version, are those of `event_log_names`.
 
-No prompt and no token is in it. The checksum is over slots and starts of all rows, so that a replay that decides
-anything else shows at the first step that differs.
+No prompt, no token and no hash of any is in it. The checksum is over slots and starts of all rows, so that a replay
+that decides anything else shows at the first step that differs.
 """
 
 import json
@@ -37,6 +46,7 @@ from typing import Any
 
 from admission.controller import Controller
 from admission.core import CoreConfig, make_core
+from admission.event_log_blocks import CacheFindings, NewlyNamed, ReplayedNames, runs_of
 from admission.event_log_format import FORMATS, in_seconds
 from admission.event_log_names import (
     FINISH_REASONS,
@@ -84,12 +94,18 @@ class EventLog(CoreObserver):
         self._given_up: list[Sequence] = []  # since the last plan
         self._slots: list[int] = []  # of the last step
         self._slots_checksum = 0
+        self._newly_named = NewlyNamed(scheduler.kv_manager.blocks)
+        self._findings = CacheFindings(scheduler.kv_manager.blocks)
 
     def begin(self, config: CoreConfig, engine: EngineConfig, model: StepTimeModel) -> None:
         """Write the first line: the configuration and the model that the core was made with."""
         fitted = model.fitted
         prior = [list(fitted.coefficients), fitted.knee, model.prior_weight]
-        self._write(_encode(["log", self._format.version, engine_entry(engine), core_entry(config), *prior]))
+        self._write(
+            _encode(
+                ["log", self._format.version, engine_entry(engine, self._format.version), core_entry(config), *prior]
+            )
+        )
 
     def serves(self, model: str, block_bytes: int, unix: float, now: float) -> None:
         """Write by which gateway the log is recorded, and the time of day in seconds since 1970."""
@@ -112,17 +128,22 @@ class EventLog(CoreObserver):
         self._write(
             f'["arrive",{self._moment(now)},{_text(sequence.id)},{_text(sequence.tenant)},{tokens},'
             f"{sequence.priority_class},{_number(sequence.token_interval)},{sequence.body_bytes},"
-            f"{by},{promised},{_text(why)}]"
+            f"{by},{promised},{_text(why)}{self._blocks_of(sequence)}]"
         )
 
     def finished(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
-        self._log("finish", now, sequence.id, FINISH_REASONS.of(reason))
+        ended = f"{_text(sequence.id)},{_text(FINISH_REASONS.of(reason))}"
+        self._write(f'["finish",{self._moment(now)},{ended}{self._cached()}]')
 
     def gave_up(self, sequence: Sequence, now: float) -> None:
         self._given_up.append(sequence)
+        self._newly_named.collect()
 
     def allowed(self, tenant: str, blocks: int | None, now: float) -> None:
         self._log("allow", now, tenant, blocks)
+
+    def cache_limited(self, tenant: str, floor: int, ceiling: int | None, now: float) -> None:
+        self._log("cache", now, tenant, floor, ceiling)
 
     def extended(self, sequence: Sequence, tokens: int, now: float) -> None:
         self._log("extend", now, sequence.id, tokens)
@@ -142,7 +163,8 @@ class EventLog(CoreObserver):
             held = self._changed_holds()
         if self._given_up:
             ended = self._take_given_up()
-        self._write(f'["plan",{self._moment(now)},{planned},{preempted},{blocked},{held},{ended}]')
+        cached = self._cached(self._findings.take(step)) if self._format.tells_blocks else ""
+        self._write(f'["plan",{self._moment(now)},{planned},{preempted},{blocked},{held},{ended}{cached}]')
 
     def updated(self, step: ScheduledStep, output: StepOutput, now: float) -> None:
         stopped = complete = "[]"
@@ -151,10 +173,11 @@ class EventLog(CoreObserver):
             complete = _ids([sequence for sequence, reason in step.ended if reason is FinishReason.LENGTH])
         failed = f",{_ids(step.failed)}" if self._format.tells_failed else ""
         moment, elapsed = self._moment(now), self._moment(output.elapsed)
-        self._write(f'["done",{moment},{output.step},{elapsed},{stopped},{complete}{failed}]')
+        self._write(f'["done",{moment},{output.step},{elapsed},{stopped},{complete}{failed}{self._cached()}]')
 
     def rolled_back(self, step: ScheduledStep, now: float) -> None:
-        self._log("lost", now, step.batch.step, [sequence.id for sequence in self._scheduler.preempted])
+        preempted = _ids(self._scheduler.preempted)
+        self._write(f'["lost",{self._moment(now)},{step.batch.step},{preempted}{self._cached()}]')
 
     def _planned(self, step: ScheduledStep) -> str:
         """Returns what the line of a plan says of its step."""
@@ -166,6 +189,19 @@ class EventLog(CoreObserver):
             self._slots, self._slots_checksum = batch.slots, self._format.checksum_of_slots(batch.slots)
         checksum = self._format.checksum(batch.starts, self._slots_checksum)
         return f"{batch.step},{decodes},{checksum},[{chunks}]"
+
+    def _blocks_of(self, sequence: Sequence) -> str:
+        """Returns how the line of an arrival ends: with the blocks of the prompt, by which others may share them."""
+        if not self._format.tells_blocks:
+            return ""
+        return f",{_encode(runs_of(name.ordinal for name in sequence.block_names))}" if sequence.block_names else ",[]"
+
+    def _cached(self, said: dict[str, Any] | None = None) -> str:
+        """Returns how a line ends: with what there is to tell of the prefix cache, mostly nothing."""
+        blocks = self._newly_named.take()
+        if not (said or blocks) or not self._format.tells_blocks:
+            return ""
+        return f",{_encode((said or {}) | ({'blocks': blocks} if blocks else {}))}"
 
     def _changed_holds(self) -> str:
         self._held = dict(self._scheduler.held_tenants)
@@ -284,12 +320,18 @@ class _Replay:
         model = make_model(StepTime(tuple(coefficients), knee), prior_weight)
         self._core, self._log = make_logged_core(*make_configs(header), model, write, header[1])
         self._sequences = sequences
+        self._names = ReplayedNames()
+        self._tells_blocks = FORMATS[header[1]].tells_blocks
+        self._core.scheduler.name_blocks_by(self._names.name)
 
     def apply(self, entry: Entry) -> None:
         core, kind, now = self._core, entry[0], in_seconds(entry[1])
+        if isinstance(entry[-1], dict):
+            *entry, cached = entry
+            self._names.tell(cached.get("blocks", {}))
         if kind == "arrive":
             with suppress(AdmissionRefused):
-                core.arrive(_sequence_of(entry, self._sequences), now)
+                core.arrive(self._sequence_of(entry), now)
         elif kind == "request":
             core.requested(asked_of(entry), now)
         elif kind == "finish":
@@ -314,6 +356,9 @@ class _Replay:
         if kind == "allow":
             tenant, blocks = said
             self._core.allow(tenant, blocks, now)
+        elif kind == "cache":
+            tenant, floor, ceiling = said
+            self._core.limit_cache(tenant, floor, ceiling, now)
         elif kind == "policy":
             self._core.policy_changed(read_scheduling_policy(said[0]), now)
         elif kind == "gateway":
@@ -324,12 +369,13 @@ class _Replay:
         else:
             raise ValueError(f"an entry of unknown kind {kind!r}")
 
-
-def _sequence_of(entry: Entry, sequences: dict[str, Sequence]) -> Sequence:
-    _, _, name, tenant, prompt, max_tokens, allowed, level, interval, body_bytes, first_by, done_by, target, *_ = entry
-    sequence = Sequence(name, tenant, [0] * prompt, SamplingParams(), max_tokens, 0, frozenset([END]))
-    sequence.priority_class, sequence.token_interval, sequence.body_bytes = level, interval, body_bytes
-    sequence.first_token_by, sequence.done_by, sequence.first_token_target = first_by, done_by, target
-    sequence.limit_to(allowed)
-    sequences[name] = sequence
-    return sequence
+    def _sequence_of(self, entry: Entry) -> Sequence:
+        _, _, name, tenant, prompt, max_tokens, allowed, level, interval, size, first_by, done_by, target, *rest = entry
+        sequence = Sequence(name, tenant, [0] * prompt, SamplingParams(), max_tokens, 0, frozenset([END]))
+        sequence.priority_class, sequence.token_interval, sequence.body_bytes = level, interval, size
+        sequence.first_token_by, sequence.done_by, sequence.first_token_target = first_by, done_by, target
+        if self._tells_blocks:
+            sequence.block_names = self._names.of(rest[-1])
+        sequence.limit_to(allowed)
+        self._sequences[name] = sequence
+        return sequence

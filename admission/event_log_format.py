@@ -1,9 +1,10 @@
 """Each version of the event log has its way to write moments, checksums and tokens, in which it is written once more.
 
-| version | moments and durations | checksum | tokens that could not be drawn |
-|---|---|---|---|
-| 11 | seconds | over text | not told: a replay draws some, and decides otherwise from then on |
-| 12 | whole nanoseconds as an integer, others in seconds | over bytes | told by the ids of their sequences |
+| version | moments and durations | checksum | tokens that could not be drawn | blocks of the prefix cache |
+|---|---|---|---|---|
+| 11 | seconds | over text | not told: a replay draws some, and decides otherwise from then on | there was none |
+| 12 | whole nanoseconds as an integer, others in seconds | over bytes | told by their sequences' ids | there was none |
+| 13 | as in 12 | as in 12 | as in 12 | told: of prompts, of output, found, given up |
 
 Whole nanoseconds are written in under half of the instructions that the shortest decimal of a float takes, and a
 checksum over bytes in an eighth of those over text.
@@ -26,6 +27,7 @@ class Format:
     checksum_of_slots: Callable[[list[int]], int]
     checksum: Callable[[list[int], int], int]  # over starts, continuing that over slots
     tells_failed: bool  # whether `done` has a list of the sequences for which no numbers were computed
+    tells_blocks: bool  # whether arrivals end with a list of blocks, and other lines with what the prefix cache did
 
 
 def _in_nanoseconds(seconds: float) -> str:
@@ -53,8 +55,10 @@ FORMATS = {
             lambda slots: crc32(f"({slots}, ".encode()),
             lambda starts, slots: crc32(f"{starts})".encode(), slots),
             tells_failed=False,
+            tells_blocks=False,
         ),
-        Format(12, _in_nanoseconds, _checksum_of_bytes, _checksum_of_bytes, tells_failed=True),
+        Format(12, _in_nanoseconds, _checksum_of_bytes, _checksum_of_bytes, tells_failed=True, tells_blocks=False),
+        Format(13, _in_nanoseconds, _checksum_of_bytes, _checksum_of_bytes, tells_failed=True, tells_blocks=True),
     )
 }
 """The versions that can be replayed, by their numbers."""

@@ -2,8 +2,8 @@
 
 On the left of each colon is what logs say, in the order in which they say it. It never changes while the version stays,
 or no log that was recorded could be decided again. On the right is what the code calls the same thing today, which
-follows the code wherever a field, a class or a value is renamed. Versions 11 and 12 have the same names; what else
-differs between them is in `event_log_format`.
+follows the code wherever a field, a class or a value is renamed. A setting that is younger than the oldest version is
+in `SINCE`; what else differs between versions is in `event_log_format`.
 
 A field, a refusal or a value that is new gets a name here, in the order in which it is to be written. Since logs of
 before say nothing of it, `VERSION` rises with it, and those of tests/properties/core/recorded are recorded anew
@@ -20,7 +20,7 @@ from backend.config import Batching, EngineConfig, KVAllocation
 from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import FinishReason
 
-VERSION = 12
+VERSION = 13
 
 T = TypeVar("T")
 
@@ -60,8 +60,11 @@ ENGINE_FIELDS = Names(
         "kv_allocation": "kv_allocation",
         "steps_in_flight": "steps_in_flight",
         "max_preemptions": "max_preemptions",
+        "prefix_cache": "prefix_cache",
     }
 )
+SINCE: Mapping[str, tuple[int, Any]] = {"prefix_cache": (13, False)}
+"""By the field's name in the log, the version that was the first to say it, and what it was before."""
 CORE_FIELDS = Names(
     {
         "order": "order",
@@ -149,12 +152,12 @@ BOUNDS = ("count", "tokens", "bytes", "seconds")  # the same of `QueueBounds`
 
 def core_entry(config: CoreConfig) -> dict[str, Any]:
     """Returns what the first line of a log says of a core's configuration."""
-    return _entry(config, CORE_FIELDS)
+    return _entry(config, CORE_FIELDS, VERSION)
 
 
-def engine_entry(config: EngineConfig) -> dict[str, Any]:
-    """Returns what the first line of a log says of an engine's configuration."""
-    return _entry(config, ENGINE_FIELDS)
+def engine_entry(config: EngineConfig, version: int = VERSION) -> dict[str, Any]:
+    """Returns what the first line of a log of this version says of an engine's configuration."""
+    return _entry(config, ENGINE_FIELDS, version)
 
 
 def read_core_config(entry: Mapping[str, Any]) -> CoreConfig:
@@ -163,12 +166,14 @@ def read_core_config(entry: Mapping[str, Any]) -> CoreConfig:
 
 
 def read_engine_config(entry: Mapping[str, Any]) -> EngineConfig:
-    """Reads an `engine_entry`. Raises `KeyError`, `TypeError` or `ConfigError` where it is none."""
-    return EngineConfig(**_values(entry, ENGINE_FIELDS))
+    """Reads an `engine_entry` of any version. Raises `KeyError`, `TypeError` or `ConfigError` where it is none."""
+    before = {name: value for name, (_, value) in SINCE.items()}
+    return EngineConfig(**_values(before | dict(entry), ENGINE_FIELDS))
 
 
-def _entry(config: CoreConfig | EngineConfig, fields: Names[str]) -> dict[str, Any]:
-    return {name: _said(name, getattr(config, field)) for name, field in fields.items()}
+def _entry(config: CoreConfig | EngineConfig, fields: Names[str], version: int) -> dict[str, Any]:
+    said = [(name, field) for name, field in fields.items() if name not in SINCE or SINCE[name][0] <= version]
+    return {name: _said(name, getattr(config, field)) for name, field in said}
 
 
 def _said(name: str, value: Any) -> Any:

@@ -84,6 +84,8 @@ class _LogReader:
         self._given_up = _GIVEN_UP
         self._previous = 0.0  # when the last entry was made
         self._held: dict[str, str] = {}  # tenants that are skipped, each with the limit of its own that it has met
+        self._prompts: dict[str, int] = {}  # lengths in tokens
+        self._engine: dict[str, Any] = {}  # its settings
         self._why: list[str] | None = None  # what the last plan says of the queue: the obstacle and whose it is
         self._readers: dict[str, Callable[..., None]] = {
             "request": self._asked,
@@ -113,6 +115,7 @@ class _LogReader:
 
     def _begin(self, entry: list[Any]) -> None:
         check_version(entry)
+        self._engine = entry[2]
         if CHOICES["overload"][entry[3]["overload"]] is Overload.CONTROLLED_DELAY:
             self._given_up = _GIVEN_UP | {"expired": "given up: the queue had stood for too long"}
 
@@ -150,7 +153,8 @@ class _LogReader:
             return
         history = self.histories[name] = _SequenceHistory(name, tenant, now, waiting_since=now)
         history.say(now, f"arrived: tenant {tenant}, class {level}, {prompt} prompt tokens, max_tokens {most}")
-        *_, first_by, done_by, _, first, last, refusal = rest
+        _, _, first_by, done_by, _, first, last, refusal, *_ = rest
+        self._prompts[name] = prompt
         for what, by in (("first", first_by), ("last", done_by)):
             if by is not None:
                 history.say(now, f"its {what} token is of no use after {by - now:.3f} s")
@@ -170,36 +174,46 @@ class _LogReader:
         why: Any,
         held: dict[str, str] | None,
         given_up: list[list[str]],
+        cached: dict[str, Any] | None = None,
     ) -> None:
+        cached = cached or {}
         self._held = self._held if held is None else held
         why_given_up = dict(given_up)
         for history in self._open():
             if history.name in why_given_up:
                 history.end(now, self._given_up[why_given_up[history.name]])
                 continue
+            if blocks := cached.get("found", {}).get(history.name):
+                history.admitted(now)
+                history.say(now, self._found(history.name, blocks))
             for name, length in chunks:
                 if name == history.name:
                     history.admitted(now)
-                    history.say(now, f"prefill of {length} tokens in step {step}")
+                    history.say(now, f"prefill of {length} tokens in step {step}{_evicted(cached)}")
             if history.name in preempted:
                 history.say(now, "preempted: its memory was needed; it will be computed again")
                 history.waiting_since = now
         self._why = why
 
-    def _done(self, now: float, _: int, __: float, stopped: list[str], full: list[str], *___: list[str]) -> None:
+    def _found(self, name: str, blocks: int) -> str:
+        """Returns what is said of blocks that were found; of one that was preempted, they may be of its answer too."""
+        tokens, prompt = blocks * self._engine["block_size"], self._prompts[name]
+        return f"of its {prompt} prompt tokens {min(tokens, prompt)} were cached, and are not computed"
+
+    def _done(self, now: float, _: int, __: float, stopped: list[str], full: list[str], *___: Any) -> None:
         for history in self._open():
             if history.name in stopped:
                 history.end(now, "ended by an end token")
             elif history.name in full:
                 history.end(now, "ended: it has as many tokens as it may")
 
-    def _lost(self, now: float, step: int, preempted: list[str]) -> None:
+    def _lost(self, now: float, step: int, preempted: list[str], *_: Any) -> None:
         for history in self._open():
             if history.name in preempted:
                 history.say(now, f"preempted: the device had no memory for step {step}; it will be computed again")
                 history.waiting_since = now
 
-    def _finish(self, now: float, name: str, reason: str) -> None:
+    def _finish(self, now: float, name: str, reason: str, *_: Any) -> None:
         if name in self.histories:
             self.histories[name].end(now, _ENDINGS.get(reason, reason))
 
@@ -215,6 +229,13 @@ _GIVEN_UP = {
     "expired": "given up: its deadline had passed, or could not be met any more",
     "preempted": "ended: it lost its memory as often as it may, and nobody else could give any",
 }
+
+
+def _evicted(cached: dict[str, Any]) -> str:
+    """Returns what is added where cached blocks were given up for the memory of this step, or since the one before."""
+    if "evicted" not in cached:
+        return ""
+    return f"; {cached['evicted']} cached blocks were given up for memory, {cached['idle']} that nobody holds are left"
 
 
 def _reason(history: _SequenceHistory, why: list[str] | None, held: dict[str, str]) -> str:

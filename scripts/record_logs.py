@@ -93,6 +93,10 @@ RUNS: dict[str, Record] = {
     "contiguous": partial(random_run, CoreConfig(), 12, **CONTIGUOUS),
     "static_contiguous": partial(random_run, CoreConfig(overload=Overload.UNBOUNDED), 13, **STATIC, **CONTIGUOUS),
     "failing": partial(random_run, CoreConfig(), 14, losses=0.03, failures=0.1, num_blocks=20),
+    "sharing": partial(
+        random_run, CoreConfig(), 19, losses=0.08, failures=0.03, rounds=130, is_shared=True, num_blocks=26
+    ),
+    "cache_off": partial(random_run, CoreConfig(), 15, rounds=50, is_shared=True, prefix_cache=False),
     "many_answers": many_answers,
     "flood": flood,
 }

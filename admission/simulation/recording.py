@@ -244,9 +244,15 @@ def _arrival(line: int, entry: Entry, sequence: Sequence | None) -> Arrival:
     )
 
 
+REFUSAL = 15  # its place in an `arrive` entry
 _ENDED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 def _has_ended(sequence: Sequence | None, arrived: tuple[int, Entry] | None) -> bool:
     """Returns whether the length of the sequence's answer is known."""
-    return sequence is not None and arrived is not None and arrived[1][-1] is None and sequence.finish_reason in _ENDED
+    return (
+        sequence is not None
+        and arrived is not None
+        and arrived[1][REFUSAL] is None
+        and sequence.finish_reason in _ENDED
+    )

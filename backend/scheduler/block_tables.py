@@ -231,12 +231,15 @@ class BlockTables:
                 del self._pinned[block]
 
     def publish(self, sequence: Sequence, start: int, step: int) -> None:
-        """Name the blocks that a row of this step fills, which begins at the sequence's token `start`."""
+        """Name the blocks that a row of this step fills, which begins at the sequence's token `start`.
+
+        Names that are not told yet are not used, though they may be known: what is decided depends on told ones alone.
+        """
         names, table = sequence.block_names, sequence.block_table
         if not names or not self._caches:
             return
         size = self._block_size
-        for index in range(start // size, min(len(names), sequence.num_computed_tokens // size)):
+        for index in range(start // size, min(sequence.num_told_names, sequence.num_computed_tokens // size)):
             self.cache.publish(names[index], table[index], step, sequence)
 
     def lost(self, step: int) -> None:

@@ -35,15 +35,18 @@ def random_run(
     losses: float = 0.0,
     failures: float = 0.0,
     rounds: int = 90,
+    is_shared: bool = False,
     **engine: Any,
 ) -> list[str]:
     """Let random events happen in so many rounds, and serve what is left then to its end.
 
     `learned`: it begins with the step times of an earlier run. `losses`: the share of the steps that are lost.
     `failures`: the share of the rounds from which on the model computes no numbers for one of the latest.
+    `is_shared`: prompts begin as others did, or with what these became, and tenants' caches are limited.
     """
     prior = StepTimeModel.from_json(LEARNED) if learned else None
-    run = _RandomRun(StagedCore(config, seed, prior, **engine), losses, failures)
+    kind = _SharingRun if is_shared else _RandomRun
+    run = kind(StagedCore(config, seed, prior, **engine), losses, failures)
     for number in range(rounds):
         run.round(number)
     return run.end()
@@ -120,7 +123,7 @@ class _RandomRun:
         try:
             sequence = stage.arrive(
                 name,
-                prompt.prompt_tokens,
+                self._prompt(asked.tenant, prompt.prompt_tokens),
                 prompt.most,
                 asked.tenant,
                 may_have=None if prompt.is_declared else random.randint(0, 12),
@@ -134,6 +137,9 @@ class _RandomRun:
         except AdmissionRefused:
             return
         self._sequences.append(sequence)
+
+    def _prompt(self, tenant: str, length: int) -> int | list[int]:
+        return length
 
     def _complete(self) -> None:
         stopped = {sequence.id for sequence in self._sequences if self._random.random() < 0.04}
@@ -173,6 +179,30 @@ class _RandomRun:
     def _stall(self) -> None:
         """Let the process stand still, so that deadlines pass."""
         self._stage.now += 0.6
+
+
+class _SharingRun(_RandomRun):
+    """Tenants have system prompts, and conversations that go on."""
+
+    def __init__(self, stage: StagedCore, losses: float, failures: float) -> None:
+        super().__init__(stage, losses, failures)
+        self._events.append((0.1, self._limit_cache))
+
+    def _prompt(self, tenant: str, length: int) -> int | list[int]:
+        """Returns a turn that follows on another of the tenant, or the first of a conversation."""
+        random = self._random
+        earlier = [sequence for sequence in self._sequences[-20:] if sequence.tenant == tenant]
+        if earlier and random.random() < 0.6:
+            one = random.choice(earlier)
+            before = [*one.prompt, *one.output]
+        else:
+            before = [random.choice((7, 8))] * 14
+        added = [random.randrange(10, 13)] * random.randint(1, 9)
+        return [*before, *added][: self._stage.engine.max_model_len - 2]
+
+    def _limit_cache(self) -> None:
+        floor, ceiling = self._random.choice(((0, None), (4, None), (2, 8), (0, 3)))
+        self._stage.limit_cache(self._random.choice(TENANTS), floor, ceiling)
 
 
 def many_answers(seed: int = 4, count: int = 440) -> list[str]:

@@ -9,6 +9,7 @@ from admission.ledger import work_of
 from admission.outcome import AdmissionRefused
 from admission.step_time import StepTime, StepTimeModel
 from backend.config import EngineConfig
+from backend.paged_kv.block_names import BlockNames
 from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence
 from tests.admission.clocked_core import ClockedCore
@@ -41,13 +42,28 @@ class StagedCore(ClockedCore):
         core, self.log = make_logged_core(config, self.engine, prior or StepTimeModel(PRIOR), self.lines.append)
         super().__init__(core, self._took, START)
         self.random = Random(seed)
+        self._names = BlockNames(b"staged", self.engine.block_size)
+        self.scheduler.name_blocks_by(self._names.name)
 
     def arrive(
-        self, name: str, prompt: int = 8, output: int = 8, tenant: str = "a", may_have: int | None = None, **fields: Any
+        self,
+        name: str,
+        prompt: int | list[int] = 8,
+        output: int = 8,
+        tenant: str = "a",
+        may_have: int | None = None,
+        **fields: Any,
     ) -> Sequence:
-        """`may_have`: the tokens of the answer that it may generate at first. Raises `AdmissionRefused`."""
-        most = min(output, self.engine.max_model_len - prompt)
+        """A prompt of given tokens shares blocks with others of its tenant, one of so many shares none.
+
+        `may_have`: the tokens of the answer that it may generate at first. Raises `AdmissionRefused`.
+        """
+        length = prompt if isinstance(prompt, int) else len(prompt)
+        most = min(output, self.engine.max_model_len - length)
         sequence = make_sequence(name, tenant, prompt, most, **fields)
+        if not isinstance(prompt, int):
+            sequence.cache_root = self._names.root(tenant)
+            self._names.name(sequence, length // self.engine.block_size)
         if may_have is not None:
             sequence.limit_to(may_have)
         return self.add(sequence)
@@ -62,6 +78,9 @@ class StagedCore(ClockedCore):
 
     def allow(self, tenant: str, blocks: int | None) -> None:
         self.core.allow(tenant, blocks, self.now)
+
+    def limit_cache(self, tenant: str, floor: int, ceiling: int | None) -> None:
+        self.core.limit_cache(tenant, floor, ceiling, self.now)
 
     def extend(self, sequence: Sequence, tokens: int) -> None:
         self.core.extend(sequence, tokens, self.now)

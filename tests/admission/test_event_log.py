@@ -5,7 +5,7 @@ import pytest
 
 from admission.controller import Controller
 from admission.core import PRIOR, CoreConfig, MemoryGate, Order, Unit, make_core
-from admission.event_log import LogError, make_logged_core, replay
+from admission.event_log import LogError, make_configs, make_logged_core, replay
 from admission.request import Asked, AskedPrompt
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
 from admission.step_time import StepTimeModel, StepWork
@@ -174,3 +174,61 @@ def test_recording_a_core_changes_no_decision(seed: int) -> None:
     config, engine = CoreConfig(quantum=0.01), EngineConfig(**SMALL)
     recorded = make_logged_core(config, engine, StepTimeModel(PRIOR), lambda line: None)[0]
     assert decisions(recorded, seed) == decisions(make_core(config, engine), seed)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_replay_finds_and_gives_up_the_same_cached_blocks(seed: int) -> None:
+    lines = random_run(CONFIGS["fair"], seed, losses=0.03, rounds=300, is_shared=True, num_blocks=24)
+    assert any(isinstance(json.loads(line)[-1], dict) for line in lines)
+    check_replay(lines)
+
+
+def test_blocks_are_told_by_runs_of_ordinals_and_output_as_it_is_left() -> None:
+    stage = StagedCore(CONFIGS["fair"], num_blocks=12, max_model_len=48)
+    stage.arrive("first", [7] * 9, 4)
+    stage.drain()
+    stage.arrive("second", [7] * 9 + [TOKEN] * 4 + [8] * 5, 2)
+    stage.arrive("apart", 9, 1)
+    stage.drain()
+    stage.limit_cache("a", 2, None)
+    stage.arrive("large", [9] * 30, 4, tenant="b")
+    stage.drain()
+    entries = [json.loads(line) for line in stage.lines]
+    assert [entry[16] for entry in entries if entry[0] == "arrive"] == [[[1, 2]], [[1, 4]], [], [[5, 7]]]
+    said = [entry[-1] for entry in entries if isinstance(entry[-1], dict)]
+    assert {"blocks": {"first": [[3, 1]]}} in said and {"found": {"second": 3}} in said
+    assert {"evicted": 1, "idle": 3} in said
+    assert ["cache", "a", 2, None] in [[kind, *rest] for kind, _, *rest in entries]
+    check_replay(stage.lines)
+
+
+def test_no_decision_depends_on_a_name_that_the_log_has_not_told_yet() -> None:
+    """A block that was named as it filled is known to the core, which lost the step that was to compute it again."""
+    stage = StagedCore(CoreConfig(memory=MemoryGate.OPTIMISTIC), max_num_seqs=2, num_blocks=60)
+    other = stage.arrive("other", [5] * 3, 40, priority_class=1)
+    low = stage.arrive("low", [7] * 5, 20, priority_class=2)
+    while len(low.output) < 2:
+        stage.plan()
+        while stage.launched:
+            stage.complete()
+    stage.arrive("high", 3, 1, first_token_by=stage.now + 5)
+    stage.steps(4)
+    assert low.num_preemptions == 1
+    stage.plan()
+    stage.lose()
+    assert len(low.block_names) > low.num_told_names
+    stage.finish(other)
+    follower = stage.arrive("follower", [*low.prompt, *low.output, TOKEN, TOKEN], 2, priority_class=2)
+    stage.drain()
+    assert follower.num_cached_tokens
+    check_replay(stage.lines)
+
+
+def test_a_log_from_before_the_prefix_cache_has_none() -> None:
+    stage = StagedCore(CONFIGS["fair"])
+    stage.arrive("one", 6, 2)
+    header, *_ = stage.run()
+    entry = json.loads(header)
+    assert entry[2]["prefix_cache"] is True and make_configs(entry)[1].prefix_cache
+    del entry[2]["prefix_cache"]
+    assert not make_configs(entry)[1].prefix_cache

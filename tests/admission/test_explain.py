@@ -3,8 +3,11 @@ from typing import Any
 
 import pytest
 
+from admission.core import CoreConfig
 from admission.event_log import VERSION, LogError
 from admission.explain import explain
+from tests.admission.staged_core import StagedCore
+from tests.backend.sequences import TOKEN
 
 HEADER: list[Any] = ["log", VERSION, {}, {"overload": "deadline"}, [], 512]
 LOG = [
@@ -150,3 +153,19 @@ def test_a_line_that_is_no_entry_is_named(line: str) -> None:
 def test_a_log_of_another_version_is_not_guessed_at() -> None:
     with pytest.raises(LogError, match="a log of version 3"):
         explain(['["log",3]'], "r")
+
+
+def test_what_was_cached_and_what_was_given_up_is_told() -> None:
+    stage = StagedCore(CoreConfig(), num_blocks=12, max_model_len=48)
+    stage.arrive("first", [7] * 9, 4)
+    stage.drain()
+    stage.arrive("second", [7] * 9 + [TOKEN] * 4 + [8] * 5, 2)
+    stage.drain()
+    stage.arrive("large", [9] * 40, 4, tenant="b")
+    lines = stage.run()
+    story = explain(lines, "second")
+    assert "    0.000 s  of its 18 prompt tokens 12 were cached, and are not computed" in story
+    assert "    0.000 s  prefill of 6 tokens in step 4" in story
+    assert not any("cached" in line for line in explain(lines, "first"))
+    (given_up,) = (line for line in explain(lines, "large") if "given up" in line)
+    assert given_up.endswith("; 2 cached blocks were given up for memory, 2 that nobody holds are left")

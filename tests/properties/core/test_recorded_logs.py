@@ -6,7 +6,8 @@ differs says what happened. They are never recorded anew to make these tests pas
 which no renaming in the code may change.
 
 Some logs of each earlier version that is still read are kept in a folder with its number. Those of version 12 hold the
-same events as the thirty of version 11, from which they were written by a replay; `failures` and `failing` are new.
+same events as those of version 11, from which they were written by a replay; `failures` and `failing` were new. Version
+13 has a prefix cache, which `sharing` fills.
 """
 
 import builtins
@@ -43,7 +44,19 @@ Entry = list[Any]
 @pytest.fixture(scope="module")
 def logs() -> dict[str, list[Entry]]:
     """The entries of each log, by its name."""
-    return {name: [json.loads(line) for line in lines(path)] for name, path in LOGS.items()}
+    return {name: [without_cache(json.loads(line)) for line in lines(path)] for name, path in LOGS.items()}
+
+
+@pytest.fixture(scope="module")
+def cached() -> list[tuple[str, dict[str, Any]]]:
+    """What entries of all logs tell of the prefix cache, each with its kind."""
+    entries = (json.loads(line) for path in LOGS.values() for line in lines(path))
+    return [(entry[0], entry[-1]) for entry in entries if isinstance(entry[-1], dict) and entry[0] != "log"]
+
+
+def without_cache(entry: Entry) -> Entry:
+    """Returns an entry as it would be if nothing happened in the prefix cache."""
+    return entry[:-1] if isinstance(entry[-1], dict) and entry[0] != "log" else entry
 
 
 def lines(path: Path) -> Iterator[str]:
@@ -60,7 +73,7 @@ def ends(log: list[Entry]) -> dict[str, str]:
     found: dict[str, str] = {}
     for entry in log:
         match entry:
-            case ["arrive", _, name, *_, str(refusal)]:
+            case ["arrive", _, name, *_, str(refusal), _]:
                 found[name] = refusal
             case ["finish", _, name, reason]:
                 found.setdefault(name, reason)
@@ -111,7 +124,7 @@ def test_a_python_that_sums_floats_exactly_decides_the_same(name: str, monkeypat
 
 
 def test_the_logs_are_small() -> None:
-    assert sum(path.stat().st_size for path in [*LOGS.values(), *EARLIER]) < 300 * 1024
+    assert sum(path.stat().st_size for path in [*LOGS.values(), *EARLIER]) < 360 * 1024
 
 
 # what they hold, so that it stays in them
@@ -121,6 +134,7 @@ def test_they_hold_every_kind_of_entry(logs: dict[str, list[Entry]]) -> None:
     kinds = Counter(entry[0] for log in logs.values() for entry in log)
     assert kinds.keys() == {
         *("log", "gateway", "request", "arrive", "finish", "allow", "extend", "policy", "plan", "done", "lost"),
+        "cache",
     }
     assert min(kinds.values()) >= 5
 
@@ -146,7 +160,7 @@ def test_every_refusal_is_in_them_by_each_reason_for_it(logs: dict[str, list[Ent
     }
     assert Counter(ends(logs["shared_bounds"]).values())["QueueFull"] == 8, "by each unit, of all and of a class"
     assert Counter(ends(logs["tenant_bounds"]).values())["TenantQueueFull"] == 4
-    told = Counter(entry[-1] for entry in every("arrive", logs) if entry[-1])
+    told = Counter(entry[15] for entry in every("arrive", logs) if entry[15])
     assert told.keys() == set(refused.values()) and min(told.values()) > 20
 
 
@@ -203,6 +217,17 @@ def test_whoever_waits_does_so_for_each_obstacle(logs: dict[str, list[Entry]]) -
     assert {entry[7][0] for entry in plans if entry[7]} == {"batch", "release", "budget", "slots", "memory"}
     assert {limit for entry in plans for limit in (entry[8] or {}).values()} == {"allowance", "tokens"}
     assert any(entry[2] is None for entry in plans) and any(entry[3] and entry[5] for entry in plans)
+
+
+def test_blocks_are_found_given_up_and_named(cached: list[tuple[str, dict[str, Any]]]) -> None:
+    told = Counter(f"{kind} {what}" for kind, said in cached for what in said)
+    wanted = ("plan found", "plan evicted", "plan idle", "done blocks", "finish blocks", "plan blocks", "lost blocks")
+    assert [what for what in wanted if not told[what]] == []
+
+
+def test_caches_have_floors_and_ceilings(logs: dict[str, list[Entry]]) -> None:
+    limits = {tuple(entry[3:]) for entry in every("cache", logs)}
+    assert any(floor for floor, _ in limits) and {ceiling is None for _, ceiling in limits} == {True, False}
 
 
 def test_leases_are_given_cut_and_lifted_and_extensions_come_in_time_and_late(logs: dict[str, list[Entry]]) -> None:
