@@ -52,6 +52,11 @@ class Admission:
         self._core.allow(tenant, blocks, self.clock())
         self._engine.schedule_soon()
 
+    def limit_cache(self, tenant: str, floor: int, ceiling: int | None) -> None:
+        """Keep so many of the tenant's idle cached blocks whatever others need, and at most `ceiling`."""
+        self._core.limit_cache(tenant, floor, ceiling, self.clock())
+        self._engine.schedule_soon()
+
     def demand(self, tenant: str) -> int:
         """Returns the blocks that the tenant would hold if it might."""
         return self._core.scheduler.demand(tenant)

@@ -52,11 +52,12 @@ from gateway.telemetry.metrics.process import count_losses, memory_by_use
 from gateway.telemetry.metrics.push import pushing
 from gateway.telemetry.request_record import Telemetry, record_store_call
 from gateway.telemetry.tracing.tracing import open_tracing
+from gateway.tenants.cache_limits import CacheLimiter, KVPool, room_problems
 from gateway.tenants.effective_policy import EffectivePolicies, KVShape
 from gateway.tenants.key_source import KeyChange, KeySource
 from gateway.tenants.key_store import KeyStore
 from gateway.tenants.kv_leases import KvLeases
-from gateway.tenants.live_policy import LivePolicy, scheduling_policy
+from gateway.tenants.live_policy import LivePolicy
 from gateway.watchdog import Watchdog
 from gateway.workers.messages import Setup, Update
 from gateway.workers.pool import WorkerPool
@@ -90,9 +91,11 @@ async def open_service(
 ) -> AsyncIterator[Service]:
     """Yield a service over an engine. When the block is left, pending settlements and spans are sent.
 
-    Raises `StoreUnsuitable`.
+    Raises `StoreUnsuitable`, and `PolicyError` for a policy whose floors leave no room to serve.
     """
     kv_shape = KVShape(model.engine_config.block_size, model.kv_bytes // model.engine_config.num_blocks)
+    kv_pool = KVPool.of(model.engine_config, kv_shape.block_bytes)
+    tenants.policies.require(partial(room_problems, pool=kv_pool))
     telemetry, core = Telemetry(engine.clock), core_telemetry.core
     async with (
         open_tracing(settings, telemetry, core_telemetry, kv_shape) as tracing,
@@ -127,6 +130,7 @@ async def open_service(
             effective_policies=EffectivePolicies(tenants.policies),
             quotas=quotas,
             kv_leases=KvLeases(quotas.store, admission, kv_shape.block_bytes, engine.clock),
+            cache_limiter=CacheLimiter(admission, kv_pool, tenants.policies.current),
             kv_shape=kv_shape,
             metrics=metrics,
             telemetry=telemetry,
@@ -276,7 +280,7 @@ async def serve_engine(
         service.metrics.process.bind("sluice.tasks", lambda: len(asyncio.all_tasks()))
         engine.failed.add_done_callback(lambda _: server.end())
         engine.start()
-        await _apply_policies(policies, service.admission)
+        await service.follow_policies()
         watchdog = Watchdog(engine, core_telemetry.core, settings.step_timeout, engine.clock)
         device = str(model.runner.device)
         process = Process(version("sluice"), device, probes, lambda: server.should_exit, server.drain)
@@ -326,16 +330,6 @@ def _mirror(pool: WorkerPool, tenants: TenantSources, service: Service) -> None:
     tenants.policies.on_change.append(policy_changed)
     service.refusal_limiter.on_suspect.append(pool.suspect)
     service.quotas.on_refused.append(lambda tenant, key: pool.suspect(tenant, key or ""))
-
-
-async def _apply_policies(policies: LivePolicy, admission: Admission) -> None:
-    """Have the weights and classes of the present policy hold, and those of each that takes its place."""
-
-    async def apply(policy: Policy) -> None:
-        admission.policy_changed(scheduling_policy(policy))
-
-    await apply(policies.current)
-    policies.on_change.append(apply)
 
 
 def _health(server: Server | WorkerPool, engine: Engine) -> Health:

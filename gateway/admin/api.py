@@ -114,7 +114,7 @@ class Api:
 
     async def check_policy(self, request: AdminRequest) -> Json:
         pasted = read(PastedPolicy, JsonBody.of(request.body))
-        return await self._policy_check.of(pasted, self._service.policies.current)
+        return await self._policy_check.of(pasted, self._service.policies.current, self._service.policies.checks)
 
     async def what_if(self, request: AdminRequest) -> Json:
         return await self._what_ifs.of(read(PastedPolicy, JsonBody.of(request.body)))

@@ -1,16 +1,17 @@
 """The policy in force on the admin port: what it says, what was changed when, and a check of pasted edits."""
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from gateway.errors import RequestTooLarge
 from gateway.http.json_body import Wire
-from gateway.tenants.live_policy import MAX_CHANGES, Edition, LivePolicy
+from gateway.tenants.live_policy import MAX_CHANGES, Check, Edition, LivePolicy, check_policy
 from quotas.policy.policy import Policy, TenantPolicy
 from quotas.policy.policy_diff import policy_diff
 from quotas.policy.policy_file import PolicyError, parse_policy
-from quotas.policy.policy_text import class_fields, policy_text, tenant_fields
+from quotas.policy.policy_text import class_fields, policy_text, sharing_groups, tenant_fields
 from quotas.policy.problems import Problem
 
 Plain = dict[str, Any]
@@ -43,6 +44,7 @@ def effective(policy: Policy) -> Plain:
         "classes": {entry.name: class_fields(entry) for entry in policy.classes},
         "defaults": _tenant(tenant_fields(policy.default)),
         "tenants": {name: _tenant(tenant_fields(policy.tenants[name])) for name in sorted(policy.tenants)},
+        "prefix_sharing": sharing_groups(policy),
     }
 
 
@@ -77,11 +79,11 @@ class PolicyCheck:
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
 
-    async def of(self, pasted: PastedPolicy, current: Policy) -> Plain:
-        """Return the problems of a pasted policy by line, or what it would change."""
+    async def of(self, pasted: PastedPolicy, current: Policy, checks: Iterable[Check] = ()) -> Plain:
+        """Return the problems of a pasted policy by line, those that `checks` find too, or what it would change."""
         source = pasted.source()
         async with self._lock:
-            return await asyncio.to_thread(_checked, source, current)
+            return await asyncio.to_thread(_checked, source, current, checks)
 
     async def text(self, policy: Policy) -> Plain:
         """Return a policy as the text of a file, without hashes of keys; None in its place where it is too long to
@@ -92,9 +94,10 @@ class PolicyCheck:
         return {"version": policy.version, "text": text if len(text) <= MAX_POLICY_BYTES else None}
 
 
-def _checked(source: bytes, current: Policy) -> Plain:
+def _checked(source: bytes, current: Policy, checks: Iterable[Check]) -> Plain:
     try:
         policy = parse_policy({NAME: source})
+        check_policy(policy, {NAME: source}, checks)
     except PolicyError as error:
         return {"valid": False, "problems": [_problem(problem) for problem in error.problems]}
     changes = policy_diff(without_hashes(current), without_hashes(policy))

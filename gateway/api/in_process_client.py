@@ -115,7 +115,8 @@ class InProcessClient:
 
     def prepare(self, request: EngineRequest, policy: EffectivePolicy, record: RequestRecord) -> list[Sequence]:
         """Returns the sequences of a request, limited at first to what is reserved for answers of undeclared length,
-        and announces the longest of them, if the tenant's KV memory is limited or was at its last request.
+        and announces the longest of them, if the tenant's KV memory is limited or was at its last request, and the
+        tenant.
         """
         service, sequences = self.service, request.sequences(self.service.end_tokens, self.service.draw_seed)
         if request.sampling.max_tokens is None:
@@ -126,6 +127,7 @@ class InProcessClient:
         if policy.kv_bytes is not None or policy.name in service.kv_leases.leases:
             longest = max([one.most_tokens for one in sequences])
             service.kv_leases.use(policy.name, policy.kv_bytes, blocks_for(longest, service.kv_shape.block_tokens))
+        service.cache_limiter.use(policy.name)
         record.reserving = service.telemetry.clock()
         return sequences
 

@@ -10,9 +10,11 @@ from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.metrics.metrics import Metrics
 from gateway.telemetry.request_record import Telemetry
 from gateway.tenants.auth import KeyRing
+from gateway.tenants.cache_limits import CacheLimiter
 from gateway.tenants.effective_policy import EffectivePolicies, KVShape
 from gateway.tenants.kv_leases import KvLeases
-from gateway.tenants.live_policy import LivePolicy
+from gateway.tenants.live_policy import LivePolicy, scheduling_policy
+from quotas.policy.policy import Policy
 from quotas.quotas import Quotas
 
 
@@ -29,6 +31,7 @@ class Service:
     effective_policies: EffectivePolicies
     quotas: Quotas
     kv_leases: KvLeases
+    cache_limiter: CacheLimiter
     kv_shape: KVShape
     metrics: Metrics
     telemetry: Telemetry
@@ -36,6 +39,18 @@ class Service:
     core_telemetry: CoreTelemetry
     refusal_limiter: RefusalLimiter
     seeds: random.Random
+
+    async def follow_policies(self) -> None:
+        """Have the engine work by the present policy (weights, classes, bounds, cached memory), and by each that takes
+        its place.
+        """
+
+        async def apply(policy: Policy) -> None:
+            self.admission.policy_changed(scheduling_policy(policy))
+            await self.cache_limiter.policy_changed(policy)
+
+        await apply(self.policies.current)
+        self.policies.on_change.append(apply)
 
     def draw_seed(self) -> int:
         """Returns a seed for a request that brings none."""

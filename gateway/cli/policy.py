@@ -6,6 +6,7 @@ from argparse import ArgumentParser, Namespace, _SubParsersAction
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from gateway.table import printable, table
 from gateway.tenants.effective_policy import EffectivePolicy
 from gateway.tenants.key_source import KnownKey, any_key_of, find_key
 from gateway.tenants.key_store import KeyStore, KeyStoreError
+from gateway.tenants.live_policy import check_policy
 from gateway.tenants.unnamed_tenants import unnamed_tenant_lines
 from quotas.embedded.errors import EmbeddedStoreError
 from quotas.errors import QuotaError
@@ -25,7 +27,7 @@ from quotas.limiter import refusals
 from quotas.policy.limit import Budget, Limit, Rate, Resource
 from quotas.policy.policy import SERVICE_TIERS, ClassPolicy, Policy
 from quotas.policy.policy_diff import policy_diff
-from quotas.policy.policy_file import PolicyError, policy_files, read_policy
+from quotas.policy.policy_file import PolicyError, parse_policy, policy_files, read_policy, read_sources
 from quotas.policy.policy_text import policy_text
 from quotas.policy.schema import schema_text
 from quotas.policy.units import show_count, show_duration, show_size
@@ -148,7 +150,13 @@ def add_policy_command(commands: "_SubParsersAction[Any]") -> None:
     actions = policy.add_subparsers(title="commands", metavar="COMMAND")
     check = actions.add_parser("check", help="say what is wrong, with file, line and column; exit status 0 or 1")
     check.add_argument("paths", metavar="PATH", type=Path, nargs="+", help=f"{PATH}; each is checked by itself")
-    add_flags(check, only={"state_dir": "where keys are looked for whose tenants the policy does not name"})
+    add_flags(
+        check,
+        only={
+            "state_dir": "where keys are looked for whose tenants the policy does not name",
+            "kv_memory_bytes": "KV memory that the policy's floors have to leave some of",
+        },
+    )
     check.set_defaults(run=_check)
     show = actions.add_parser("show", help="print what holds for each tenant, defaults filled in, as YAML")
     show.add_argument("path", metavar="PATH", type=Path, help=PATH)
@@ -206,7 +214,9 @@ def _check(namespace: Namespace) -> int:
 
 def _check_one(path: Path, settings: Settings, is_alone: bool) -> int:
     try:
-        policy = read_policy(path)
+        sources = read_sources(path)
+        policy = parse_policy(sources)
+        check_policy(policy, sources, [partial(_floors_beyond, settings.kv_memory_bytes)])
         num_files = len(policy_files(path))
     except PolicyError as error:
         return _invalid(error, INVALID)
@@ -217,6 +227,15 @@ def _check_one(path: Path, settings: Settings, is_alone: bool) -> int:
     if is_alone:
         _warn_of_unnamed(policy, settings)
     return 0
+
+
+def _floors_beyond(most: int | None, policy: Policy) -> Iterator[tuple[str, str]]:
+    """Yield the largest floor, if all together take the KV memory whole. How much must be left the engine knows."""
+    floors = {tenant: policy.cache_limits(tenant).floor for tenant in sorted(policy.tenants)}
+    if most is not None and sum(floors.values()) >= most:
+        kept = f"floors keep {show_size(sum(floors.values()))} in all, and --kv-memory-bytes is {show_size(most)}"
+        largest = max(floors, key=lambda tenant: floors[tenant])
+        yield f"tenants.{largest}.prefix_cache.floor", f"{kept}: one sequence of max_model_len must fit beside them"
 
 
 def _warn_of_unnamed(policy: Policy, settings: Settings) -> None:

@@ -18,6 +18,7 @@ def configuration(settings: Settings) -> list[Check]:
         file_checks.open_files(settings),
         file_checks.state_dir(settings),
         file_checks.policy(settings),
+        *model_checks.floors(settings),
         file_checks.keys(settings),
         file_checks.tls(settings),
         *network_checks.ports(settings),

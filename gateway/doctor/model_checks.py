@@ -8,6 +8,7 @@ from backend.loader import select_device, select_dtype, size_for_device
 from backend.model.hub import resolve_config
 from backend.model.model_config import ModelConfig, read_model_config
 from backend.model.shards import Shards
+from backend.paged_kv.block_pool import blocks_for
 from backend.paged_kv.kv_cache import block_bytes
 from backend.roofline import Footprint, show_bytes
 from backend.sizing import free_memory, size_engine
@@ -16,6 +17,9 @@ from gateway.core import engine_options
 from gateway.doctor.check import Check, ok, problem, warning
 from gateway.settings.machine import usable_cores
 from gateway.settings.settings import Settings
+from gateway.tenants.cache_limits import KVPool, room_problems
+from gateway.tenants.live_policy import LivePolicy
+from quotas.policy.policy_file import PolicyError
 
 SPARE_MEMORY = 0.1  # of what is free: for requests, logits and libraries
 
@@ -89,6 +93,21 @@ def _check_weights_fit(weights: int, free: int) -> None:
             f"the weights take {show_bytes(weights)}, and {show_bytes(free)} are free: a 16-bit --dtype or a smaller "
             "model, or more memory"
         )
+
+
+def floors(settings: Settings) -> list[Check]:
+    """Check that the policy's floors of cached memory leave room to serve, if it has any."""
+    try:
+        current = LivePolicy(settings.policy).current
+        if not any(current.cache_limits(tenant).floor for tenant in current.tenants):
+            return []
+        plan = plan_memory(settings, read_model_config(resolve_config(settings.model)), free_memory())
+    except (PolicyError, BackendError):
+        return []  # which another check tells
+    longest = blocks_for(plan.max_model_len, settings.block_size)
+    pool = KVPool(plan.num_blocks, plan.kv // plan.num_blocks, plan.max_model_len, longest)
+    problems = [problem("floors", f"{field}: {message}") for field, message in room_problems(current, pool)]
+    return problems or [ok("floors", "what the policy keeps of cached memory leaves room for the longest sequence")]
 
 
 def threads(settings: Settings, cores: int | None = None) -> Check:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,12 +13,31 @@ from gateway.tenants.file_watch import FileWatcher, signature
 from quotas.policy.limit import Resource
 from quotas.policy.policy import DEFAULT_POLICY, Policy, QueueLimits, TenantPolicy
 from quotas.policy.policy_diff import policy_diff
-from quotas.policy.policy_file import PolicyError, policy_files, read_policy
+from quotas.policy.policy_file import PolicyError, field_places, parse_policy, policy_files, read_policy, read_sources
+from quotas.policy.problems import Mark, Problem
 
 log = logging.getLogger(__name__)
 
 MAX_EDITIONS = 50  # that are remembered
 MAX_CHANGES = 500  # lines of each
+
+
+Check = Callable[[Policy], Iterable[tuple[str, str]]]
+"""Returns the fields of a valid policy that this gateway could not keep to, each with what is wrong with it."""
+
+
+def check_policy(policy: Policy, sources: Mapping[str, bytes], checks: Iterable[Check]) -> None:
+    """Raises `PolicyError` for a policy that a check finds something in, at the places that its files have."""
+    found = [problem for check in checks for problem in check(policy)]
+    if found:
+        places = field_places(sources)
+        raise PolicyError(Problem(_place(field, places, sources), field, message) for field, message in found)
+
+
+def _place(field: str, places: Mapping[str, Mark], sources: Iterable[str]) -> Mark:
+    """Return the place of a field, or of the default that it is inherited from."""
+    _, _, inherited = field.split(".", 2)
+    return places.get(field) or places.get(f"defaults.{inherited}") or Mark(next(iter(sources), ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +62,7 @@ class LivePolicy:
         self._first_read = signature(self.files())  # of the files, before they were read
         self.current: Policy = DEFAULT_POLICY if path is None else read_policy(path)
         self.problem: PolicyError | None = None
+        self.checks: list[Check] = []
         self.num_reloads = 0
         self.num_failures = 0
         self.on_change: list[Callable[[Policy], Awaitable[object]]] = []
@@ -64,6 +84,11 @@ class LivePolicy:
         except PolicyError:
             return (self._path,)
 
+    def require(self, check: Check) -> None:
+        """Take up no policy from now on in which `check` finds something. Raises `PolicyError` for the present one."""
+        check_policy(self.current, {} if self._path is None else read_sources(self._path), [check])
+        self.checks.append(check)
+
     async def watch(self) -> None:
         """Take up edits for as long as the server runs, those since the files were first read included."""
         await FileWatcher(self.files, self.reload, self._first_read).run()
@@ -76,7 +101,7 @@ class LivePolicy:
 
     async def _reload(self, path: Path) -> None:
         try:
-            policy, changes = await asyncio.to_thread(_read, path, self.current)
+            policy, changes = await asyncio.to_thread(_read, path, self.current, self.checks)
         except PolicyError as error:
             self.problem = error
             self.num_failures += 1
@@ -94,9 +119,11 @@ class LivePolicy:
                 await changed(policy)
 
 
-def _read(path: Path, current: Policy) -> tuple[Policy, tuple[str, ...]]:
+def _read(path: Path, current: Policy, checks: Iterable[Check]) -> tuple[Policy, tuple[str, ...]]:
     """Read the files and return the policy and what it changes. Raises `PolicyError`."""
-    policy = read_policy(path)
+    sources = read_sources(path)
+    policy = parse_policy(sources)
+    check_policy(policy, sources, checks)
     return policy, tuple(policy_diff(current, policy)[:MAX_CHANGES])
 
 

@@ -264,6 +264,9 @@ def test_an_edited_policy_takes_effect_and_a_bad_edit_does_not(site: Site) -> No
     assert "not valid" in ready.json()["policy"]["problem"]
     assert site.server.metric("sluice_policy_reload_failures_total") == 1
     assert site.server.metric("sluice_policy_info", ready.json()["policy"]["version"]) == 1
+    site.policy.write_text(POLICY.replace("narrow: {}", "narrow: {prefix_cache: {floor: 1TiB}}"))
+    eventually(lambda: "tenants.narrow.prefix_cache.floor: floors keep" in site.server.log.read_text())
+    assert httpx.get(f"{site.server.url}/readyz").json()["policy"] == ready.json()["policy"]
     site.policy.write_text(POLICY)
     eventually(lambda: httpx.get(f"{site.server.url}/readyz").json()["policy"]["problem"] is None)
 

@@ -104,6 +104,15 @@ def test_a_port_that_is_taken_is_said_in_one_line(server: ServerProcess, tmp_pat
     assert "Traceback" not in done.stderr
 
 
+def test_floors_that_leave_no_room_to_serve_are_said_at_the_start_with_their_place(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("tenants:\n  acme: {prefix_cache: {floor: 1TiB}}\n")
+    done = sluice("serve", "--port", "0", "--state-dir", tmp_path, "--policy", policy, "--threads", "1")
+    assert done.returncode == 2
+    assert f"{policy}:2:25: tenants.acme.prefix_cache.floor: floors keep 1,024.00 GiB" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_demo_key_that_others_can_use_is_not_printed(tmp_path: Path) -> None:
     chosen = "sk-of-the-harbour-master-1887"
     with running_server(tmp_path, "--threads", "1", "--host", "0.0.0.0", "--demo-key", chosen) as server:

@@ -36,6 +36,7 @@ from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.metrics.metrics import Metrics, Sources
 from gateway.telemetry.request_record import Telemetry
 from gateway.tenants.auth import KeyRing, demo_record
+from gateway.tenants.cache_limits import CacheLimiter, KVPool
 from gateway.tenants.effective_policy import EffectivePolicies, KVShape
 from gateway.tenants.kv_leases import KvLeases
 from gateway.tenants.live_policy import LivePolicy
@@ -136,6 +137,7 @@ class Gateway:
             effective_policies=EffectivePolicies(policies),
             quotas=Quotas(self.store, heartbeat=3600),
             kv_leases=KvLeases(self.store, admission, 1024, self.engine.clock),
+            cache_limiter=CacheLimiter(admission, KVPool.of(CONFIG, 1024), policies.current),
             kv_shape=KVShape(CONFIG.block_size, 1024),
             metrics=self.metrics,
             telemetry=telemetry,

@@ -6,6 +6,7 @@ import pytest
 from gateway.admin.policy import MAX_POLICY_BYTES, PastedPolicy, PolicyCheck, policy_report
 from gateway.errors import RequestTooLarge
 from gateway.tenants.live_policy import MAX_CHANGES, LivePolicy
+from quotas.policy.policy import Policy
 from quotas.policy.policy_file import parse_policy
 
 HASH = "ab" * 32
@@ -33,6 +34,17 @@ async def test_what_is_wrong_is_told_with_its_line(check: PolicyCheck) -> None:
     assert not report["valid"]
     places = [(problem["line"], problem["path"]) for problem in report["problems"]]
     assert places == [(2, "tenants.acme"), (3, "tenants.b.weight")]
+
+
+async def test_what_this_gateway_could_not_keep_to_is_told_with_its_line(check: PolicyCheck) -> None:
+    def find(policy: Policy) -> list[tuple[str, str]]:
+        return [("tenants.b.prefix_cache.floor", "leaves no room")]
+
+    pasted = PastedPolicy(text="tenants:\n  b:\n    prefix_cache: {floor: 1GiB}\n")
+    report = await check.of(pasted, CURRENT, [find])
+    (problem,) = report["problems"]
+    assert not report["valid"]
+    assert problem == {"line": 3, "column": 20, "path": "tenants.b.prefix_cache.floor", "message": "leaves no room"}
 
 
 async def test_the_policy_in_force_as_text_is_an_edit_that_changes_nothing_and_tells_no_hash(

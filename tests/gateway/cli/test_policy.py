@@ -93,6 +93,19 @@ def test_check_lists_stored_keys_whose_tenant_is_not_named(tmp_path: Path, old: 
     assert (done.status, done.err) == (0, ""), "a policy that names nobody says the same of all"
 
 
+def test_check_compares_floors_with_the_kv_memory_that_it_is_told(tmp_path: Path, sluice: Sluice) -> None:
+    text = "tenants:\n  a: {prefix_cache: {floor: 1GiB}}\n  b: {prefix_cache: {floor: 2GiB}}\n"
+    path = written(tmp_path, "floors", text)
+    assert sluice("policy", "check", path).status == 0
+    assert sluice("policy", "check", path, "--kv-memory-bytes", "4GiB").status == 0
+    done = sluice("policy", "check", path, "--kv-memory-bytes", "3GiB")
+    assert done.status == 1
+    assert done.err.splitlines()[0] == (
+        f"{path}:3:22: tenants.b.prefix_cache.floor: floors keep 3GiB in all, and --kv-memory-bytes is 3GiB: one "
+        "sequence of max_model_len must fit beside them"
+    )
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_what_show_prints_is_the_same_policy(path: Path, tmp_path: Path, printed: Printed) -> None:
     shown = written(tmp_path, "shown", printed("policy", "show", path))

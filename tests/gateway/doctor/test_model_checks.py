@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from backend.errors import ConfigError
@@ -47,6 +49,23 @@ def test_weights_that_do_not_fit() -> None:
         model_checks.plan_memory(Settings(device="cpu"), config, free=2**20)
     plan = model_checks.plan_memory(Settings(device="cpu"), config, free=4 * GIB)
     assert plan.kv + plan.weights < plan.free
+
+
+@pytest.mark.parametrize(("floor", "verdicts"), [("0B", []), ("64KiB", [OK]), ("1GiB", [PROBLEM])])
+def test_floors_of_the_policy_against_the_memory(tmp_path: Path, floor: str, verdicts: list[Verdict]) -> None:
+    (tmp_path / "p.yaml").write_text(f"tenants: {{acme: {{prefix_cache: {{floor: {floor}}}}}}}")
+    checks = model_checks.floors(
+        Settings(device="cpu", kv_memory_bytes="16MiB", max_model_len=1024, policy=tmp_path / "p.yaml")
+    )
+    assert [check.verdict for check in checks] == verdicts
+    assert not checks or verdicts == [OK] or "tenants.acme.prefix_cache.floor: floors keep" in checks[0].found
+
+
+def test_floors_are_not_judged_where_policy_or_model_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text("tenants: {acme: {prefix_cache: {floor: 1GiB}}}")
+    assert not model_checks.floors(Settings(model="/nowhere", policy=tmp_path / "p.yaml"))
+    (tmp_path / "p.yaml").write_text("tenant: {}")
+    assert not model_checks.floors(Settings(policy=tmp_path / "p.yaml"))
 
 
 def test_little_memory_left_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

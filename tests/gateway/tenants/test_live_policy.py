@@ -6,7 +6,7 @@ from typing import TypeVar
 import pytest
 
 from gateway.background import beside
-from gateway.tenants.live_policy import Edition, LivePolicy
+from gateway.tenants.live_policy import Check, Edition, LivePolicy
 from quotas.policy.policy import DEFAULT_POLICY, Policy
 from quotas.policy.policy_file import PolicyError
 
@@ -64,6 +64,34 @@ async def test_an_invalid_edit_changes_nothing_and_is_reported_until_it_is_mende
     assert str(held.problem) in caplog.text
     await edit(held, TWO)
     assert held.problem is None and held.current.tenant("acme").weight == 3
+
+
+def heavier_than(most: float) -> Check:
+    return lambda policy: [
+        (f"tenants.{name}.weight", f"is above {most:g}: lower it")
+        for name, tenant in policy.tenants.items()
+        if tenant.weight > most
+    ]
+
+
+async def test_an_edit_that_the_gateway_cannot_keep_to_changes_nothing_and_is_told_at_its_place(tmp_path: Path) -> None:
+    held = policies(tmp_path / "p.yaml")
+    held.require(heavier_than(2))
+    before = held.current
+    await edit(held, TWO)
+    assert held.current is before
+    assert str(held.problem) == f"{tmp_path / 'p.yaml'}:3:5: tenants.acme.weight: is above 2: lower it"
+    await edit(held, "defaults: {weight: 4}\ntenants: {acme: }\n")
+    assert str(held.problem) == f"{tmp_path / 'p.yaml'}:1:12: tenants.acme.weight: is above 2: lower it"
+    await edit(held, "tenants: {acme: {weight: 1}}\n")
+    assert held.problem is None and held.current.tenant("acme").weight == 1
+
+
+def test_a_policy_that_the_gateway_cannot_keep_to_is_nothing_to_begin_with(tmp_path: Path) -> None:
+    held = policies(tmp_path / "p.yaml")
+    with pytest.raises(PolicyError, match=r"p\.yaml:3:5: tenants\.acme\.weight: is above 1"):
+        held.require(heavier_than(1))
+    LivePolicy(None).require(heavier_than(1))
 
 
 async def test_an_edit_of_comments_alone_changes_nothing(tmp_path: Path) -> None:

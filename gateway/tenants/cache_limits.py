@@ -1,0 +1,105 @@
+"""Keeps the engine's limits on cached KV memory at what the policy says, and refuses policies that leave no room."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from backend.config import EngineConfig, KVAllocation
+from backend.roofline import show_bytes
+from quotas.policy.policy import Policy
+
+TURN = 100  # tenants whose limits change before others have a turn on the event loop
+
+
+class CachedMemory(Protocol):
+    """The engine's view of idle cached blocks: what is kept for a tenant, and the most that it may have."""
+
+    def limit_cache(self, tenant: str, floor: int, ceiling: int | None) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class KVPool:
+    """The KV memory of one engine."""
+
+    num_blocks: int
+    block_bytes: int
+    max_model_len: int
+    longest: int  # blocks of a sequence of `max_model_len`
+    caches: bool = True  # whether anything stays in it that nobody uses
+
+    @staticmethod
+    def of(config: EngineConfig, block_bytes: int) -> "KVPool":
+        caches = config.prefix_cache and config.kv_allocation is KVAllocation.PAGED
+        longest = config.blocks_for(config.max_model_len)
+        return KVPool(config.num_blocks, block_bytes, config.max_model_len, longest, caches)
+
+    def cache_limits(self, policy: Policy, tenant: str) -> tuple[int, int | None]:
+        """Return the tenant's floor and ceiling in whole blocks, with no more than the policy says above either."""
+        limits = policy.cache_limits(tenant)
+        floor, ceiling = -(-limits.floor // self.block_bytes), limits.ceiling
+        if ceiling is None:
+            return floor, None
+        most = ceiling // self.block_bytes
+        return min(floor, most), most
+
+
+def room_problems(policy: Policy, pool: KVPool) -> Iterator[tuple[str, str]]:
+    """Yield a field of the policy and what is wrong with it, if its floors leave no room for the longest sequence."""
+    floors = {tenant: pool.cache_limits(policy, tenant)[0] for tenant in policy.tenants}
+    kept = sum(floors.values())
+    lacking = kept + pool.longest - pool.num_blocks
+    if not pool.caches or not kept or lacking <= 0:
+        return
+    largest = max(sorted(floors), key=lambda tenant: floors[tenant])
+    sizes = [_size(blocks, pool) for blocks in (kept, pool.num_blocks, pool.longest, lacking)]
+    message = (
+        f"floors keep {sizes[0]} in all, the KV pool has {sizes[1]}, and one sequence of max_model_len "
+        f"{pool.max_model_len} takes {sizes[2]}, so that it could never run: lower floors by {sizes[3]}, raise "
+        "--kv-memory-bytes by as much, or lower --max-model-len"
+    )
+    yield f"tenants.{largest}.prefix_cache.floor", message
+
+
+def _size(blocks: int, pool: KVPool) -> str:
+    return f"{show_bytes(blocks * pool.block_bytes)} ({blocks} block{'' if blocks == 1 else 's'})"
+
+
+class CacheLimiter:
+    """Tells the engine what each tenant's cached memory is limited to: of tenants that the policy names as soon as it
+    holds, of others when they first ask for something.
+    """
+
+    def __init__(self, memory: CachedMemory, pool: KVPool, policy: Policy) -> None:
+        self._memory = memory
+        self._pool = pool
+        self._policy = policy
+        self._limits: dict[str, tuple[int, int | None]] = {}  # that hold in the engine, of tenants that have any
+        self._others: set[str] = set()  # tenants that have asked for something and were not named then
+
+    async def policy_changed(self, policy: Policy) -> None:
+        """Have the limits of this policy hold from now on; floors are lowered before any is raised."""
+        self._policy = policy
+        tenants = sorted({*policy.tenants, *self._limits, *self._others})
+        floors = {tenant: self._pool.cache_limits(policy, tenant)[0] for tenant in tenants}
+        tenants.sort(key=lambda tenant: floors[tenant] > self._limits.get(tenant, (0, None))[0])
+        for index, tenant in enumerate(tenants):
+            if index % TURN == TURN - 1:
+                await asyncio.sleep(0)
+            self._limit(tenant)
+
+    def use(self, tenant: str) -> None:
+        """Announce a request of the tenant."""
+        if tenant not in self._others and tenant not in self._policy.tenants:
+            self._others.add(tenant)
+            self._limit(tenant)
+
+    def _limit(self, tenant: str) -> None:
+        limits = floor, ceiling = self._pool.cache_limits(self._policy, tenant)
+        if limits == self._limits.get(tenant, (0, None)):
+            return
+        if limits == (0, None):
+            del self._limits[tenant]
+        else:
+            self._limits[tenant] = limits
+        self._memory.limit_cache(tenant, floor, ceiling)
