@@ -185,6 +185,11 @@ class RequestRecord:
         return sum([len(timeline.sequence.prompt) for timeline in self.timelines])
 
     @property
+    def num_cached_tokens(self) -> int:
+        """Returns how many of the prompt tokens were found in the prefix cache."""
+        return sum([timeline.sequence.num_cached_tokens for timeline in self.timelines])
+
+    @property
     def num_output_tokens(self) -> int:
         """Returns how many tokens were generated, delivered or not."""
         return sum([len(timeline.sequence.output) for timeline in self.timelines])

@@ -63,6 +63,7 @@ GEN_AI_RESPONSE_MODEL = "gen_ai.response.model"
 GEN_AI_RESPONSE_FINISH_REASONS = "gen_ai.response.finish_reasons"
 GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"  # seconds
 GEN_AI_USAGE_INPUT_TOKENS = "gen_ai.usage.input_tokens"
+GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS = "gen_ai.usage.cache_read.input_tokens"
 GEN_AI_USAGE_OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
 
 # ours: who asked, and what came of it
@@ -92,6 +93,7 @@ CHUNKS = "sluice.prefill.chunks"
 SEQUENCES = "sluice.sequences"
 SEQUENCE_INDEX = "sluice.sequence.index"
 INPUT_TOKENS = "sluice.sequence.input_tokens"
+CACHED_TOKENS = "sluice.sequence.cached_tokens"
 OUTPUT_TOKENS = "sluice.sequence.output_tokens"
 
 # ours: one step of the engine, and a chunk's place in it

@@ -50,11 +50,12 @@ class RequestLog:
         return fields
 
     def _generation(self, request: RequestRecord, ended: float) -> dict[str, Any]:
-        prompt_tokens = output_tokens = preemptions = 0
+        prompt_tokens = cached_tokens = output_tokens = preemptions = 0
         engine_time = block_seconds = 0.0
         for timeline in request.timelines:
             sequence = timeline.sequence
             prompt_tokens += len(sequence.prompt)
+            cached_tokens += sequence.num_cached_tokens
             output_tokens += len(sequence.output)
             preemptions += sequence.num_preemptions
             engine_time += sequence.charged
@@ -66,6 +67,7 @@ class RequestLog:
             "class": request.service_class,
             "response_id": request.response_id,
             "prompt_tokens": prompt_tokens,
+            "cached_tokens": cached_tokens,
             "output_tokens": output_tokens,
             "queue_seconds": None if queued is None else round((request.admitted or ended) - queued, 6),
             "first_token_seconds": None if first_token is None else round(first_token - request.began, 6),

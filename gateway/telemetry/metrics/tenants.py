@@ -52,7 +52,8 @@ class TenantTotals:
     `service` is in the unit of account: seconds of engine time unless tokens were chosen.
     """
 
-    prompt_tokens: int = 0
+    prompt_tokens: int = 0  # computed
+    cached_tokens: int = 0  # of prompts, found in the prefix cache
     output_tokens: int = 0
     block_seconds: float = 0.0
     service: float = 0.0
@@ -60,6 +61,7 @@ class TenantTotals:
     def add(self, timeline: SequenceTimeline, now: float) -> None:
         sequence = timeline.sequence
         self.prompt_tokens += sequence.num_billed_tokens
+        self.cached_tokens += sequence.num_cached_tokens
         self.output_tokens += len(sequence.output)
         self.block_seconds += sequence.block_seconds(now)
         self.service += sequence.charged
@@ -73,7 +75,7 @@ class TenantUsage:
         self._labels = labels
         self._live = live
         self._ended: dict[str, TenantTotals] = {}
-        self._shown: dict[str, int] = {}  # prompt tokens
+        self._shown: dict[str, tuple[int, int]] = {}  # tokens of prompts, computed and cached
 
     def ended(self, record: RequestRecord) -> None:
         for timeline in record.timelines:
@@ -82,14 +84,16 @@ class TenantUsage:
     def read(self, now: float) -> dict[str, TenantTotals]:
         """Returns the usage by label, in O(sequences of live requests).
 
-        Prompt tokens count when their step is planned. A lost step takes them back, but the counter never goes down.
+        Tokens of prompts count when their step is planned. A lost step takes them back, but no counter goes down.
         """
         usage = {label: replace(one) for label, one in self._ended.items()}
         for record in self._live:
             for timeline in record.timelines:
                 self._of(usage, timeline).add(timeline, now)
         for label, one in usage.items():
-            one.prompt_tokens = self._shown[label] = max(one.prompt_tokens, self._shown.get(label, 0))
+            computed, cached = self._shown.get(label, (0, 0))
+            one.prompt_tokens, one.cached_tokens = max(one.prompt_tokens, computed), max(one.cached_tokens, cached)
+            self._shown[label] = one.prompt_tokens, one.cached_tokens
         return usage
 
     def _of(self, usage: dict[str, TenantTotals], timeline: SequenceTimeline) -> TenantTotals:
@@ -198,9 +202,13 @@ class TenantMetrics:
 
     def _tokens(self) -> list[Point]:
         return [
-            point
+            ((label, kind), count)
             for label, usage in self._used.items()
-            for point in (((label, "prompt"), usage.prompt_tokens), ((label, "output"), usage.output_tokens))
+            for kind, count in (
+                ("prompt", usage.prompt_tokens),
+                ("cached", usage.cached_tokens),
+                ("output", usage.output_tokens),
+            )
         ]
 
     def _waiting(self) -> Iterable[tuple[str, float]]:

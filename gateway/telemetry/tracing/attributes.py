@@ -102,6 +102,7 @@ def of_generation(record: RequestRecord) -> Attributes:
         semconv.GEN_AI_RESPONSE_FINISH_REASONS: [reason.value for reason in reasons if reason is not None] or None,
         semconv.GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK: first_byte if record.streams else None,
         semconv.GEN_AI_USAGE_INPUT_TOKENS: record.num_prompt_tokens,
+        semconv.GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS: record.num_cached_tokens or None,
         semconv.GEN_AI_USAGE_OUTPUT_TOKENS: record.num_output_tokens,
         semconv.TENANT_ID: record.tenant,
         semconv.SEQUENCES: len(record.timelines) if len(record.timelines) > 1 else None,
@@ -121,7 +122,11 @@ def _of_sampling(sampling: SamplingParams) -> Attributes:
 
 
 def of_prefill(timeline: SequenceTimeline) -> Attributes:
-    return {semconv.INPUT_TOKENS: len(timeline.sequence.prompt), semconv.CHUNKS: len(timeline.chunks)}
+    return {
+        semconv.INPUT_TOKENS: len(timeline.sequence.prompt),
+        semconv.CACHED_TOKENS: timeline.sequence.num_cached_tokens or None,
+        semconv.CHUNKS: len(timeline.chunks),
+    }
 
 
 def of_decode(timeline: SequenceTimeline) -> Attributes:

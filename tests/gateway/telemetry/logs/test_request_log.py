@@ -22,6 +22,7 @@ def line(caplog: pytest.LogCaptureFixture, **changes: Any) -> tuple[int, dict[st
 def test_a_line_has_the_ids_the_outcome_the_tokens_and_the_times(caplog: pytest.LogCaptureFixture) -> None:
     timeline = a_timeline()
     timeline.sequence.charged, timeline.sequence.kv_block_seconds, timeline.sequence.num_preemptions = 0.03, 0.12, 1
+    timeline.sequence.num_cached_tokens = 8
     level, fields = line(caplog, timelines=[timeline], num_retries=2)
     assert level == logging.INFO
     assert fields == {
@@ -43,6 +44,7 @@ def test_a_line_has_the_ids_the_outcome_the_tokens_and_the_times(caplog: pytest.
         "class": "standard",
         "response_id": "cmpl-1",
         "prompt_tokens": 10,
+        "cached_tokens": 8,
         "output_tokens": 4,
         "queue_seconds": 0.006,
         "first_token_seconds": 0.03,
