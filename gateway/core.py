@@ -117,4 +117,5 @@ def engine_options(settings: Settings) -> EngineOptions:
         kv_memory_fraction=settings.kv_memory_fraction,
         batching=Batching(settings.batching),
         kv_allocation=KVAllocation(settings.kv_allocation),
+        prefix_cache=settings.prefix_cache == "on",
     )

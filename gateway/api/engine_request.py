@@ -41,6 +41,7 @@ class EngineRequest:
     body_bytes: int
     streams: bool = True  # tokens are of use as they come, and not only when the answer is complete
     may_stop: bool = False  # its text may end it, of which the engine does not know
+    cache_salt: str | None = None  # who has another, or none, does not share its blocks
 
     def sequences(self, end_tokens: frozenset[int], draw_seed: Callable[[], int]) -> list[Sequence]:
         """Returns a sequence for each prompt. `end_tokens` are the model's; `draw_seed` gives the seed of a request

@@ -234,7 +234,11 @@ def _check_complete(reason: FinishReason) -> None:
 
 
 def _token_usage(texts: list[TextStream]) -> TokenUsage:
-    return TokenUsage(sum(len(text.sequence.prompt) for text in texts), sum(text.num_tokens for text in texts))
+    return TokenUsage(
+        prompt_tokens=sum(len(text.sequence.prompt) for text in texts),
+        completion_tokens=sum(text.num_tokens for text in texts),
+        cached_tokens=sum(text.sequence.num_cached_tokens for text in texts),
+    )
 
 
 class ChoiceWriter:
@@ -280,6 +284,7 @@ class ChoiceWriter:
         chunks, usage = self._chunks, self._usage
         if usage is not None:
             usage.completion_tokens = self._text.num_tokens
+            usage.cached_tokens = self._text.sequence.num_cached_tokens
             return [chunks.text("".join(pieces), usage)] if pieces else []
         return list(map(chunks.text, pieces))
 

@@ -176,6 +176,7 @@ class GenerationParams:
             body_bytes=self.num_bytes,
             streams=self.request.stream,
             may_stop=bool(self.request.sampling.stop),
+            cache_salt=self.request.cache_salt,
         )
 
     def _max_tokens(self, num_prompt_tokens: int, model: ServedModel) -> int:

@@ -1,5 +1,6 @@
 """Serves requests to generate on the engine of this process: it charges their limits, queues them and settles them."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
@@ -107,13 +108,14 @@ class InProcessClient:
         record: RequestRecord,
         fail: Callable[[ApiError], object],
     ) -> InProcessGeneration:
-        sequences = self.prepare(request, policy, record)
+        sequences = self.prepare(request, policy)
+        await self.name_blocks(sequences)
         if not policy.charged:
             return self.admit(request, sequences, record, fail)
-        grant = await self.reserve(request, sequences, policy)
+        grant = await self.reserve(request, sequences, policy, record)
         return self.admit(request, sequences, record, fail, grant, policy.rate_headers.of(grant.states))
 
-    def prepare(self, request: EngineRequest, policy: EffectivePolicy, record: RequestRecord) -> list[Sequence]:
+    def prepare(self, request: EngineRequest, policy: EffectivePolicy) -> list[Sequence]:
         """Returns the sequences of a request, limited at first to what is reserved for answers of undeclared length,
         and announces the longest of them, if the tenant's KV memory is limited or was at its last request, and the
         tenant.
@@ -128,11 +130,27 @@ class InProcessClient:
             longest = max([one.most_tokens for one in sequences])
             service.kv_leases.use(policy.name, policy.kv_bytes, blocks_for(longest, service.kv_shape.block_tokens))
         service.cache_limiter.use(policy.name)
-        record.reserving = service.telemetry.clock()
+        if service.prompt_names is not None:
+            service.prompt_names.begin(sequences, policy.cache_scope, request.cache_salt)
         return sequences
 
-    async def reserve(self, request: EngineRequest, sequences: list[Sequence], policy: EffectivePolicy) -> Grant:
+    def name_some_blocks(self, sequences: list[Sequence]) -> bool:
+        """Name blocks of the prompts, as many as the event loop has time for; returns whether all have names now."""
+        names = self.service.prompt_names
+        return names is None or names.name_some(sequences)
+
+    async def name_blocks(self, sequences: list[Sequence]) -> None:
+        """Name the blocks of the prompts: of short ones at once, of others between what else the event loop does."""
+        have_names = self.name_some_blocks(sequences)
+        while not have_names:
+            await asyncio.sleep(0)
+            have_names = self.name_some_blocks(sequences)
+
+    async def reserve(
+        self, request: EngineRequest, sequences: list[Sequence], policy: EffectivePolicy, record: RequestRecord
+    ) -> Grant:
         """Charge what the sequences may use. Raises `ApiError`, and records in the event log why."""
+        record.reserving = self.service.telemetry.clock()
         quotas, outage = self.service.quotas, policy.tenant.on_store_outage
         try:
             return await quotas.reserve(policy.name, policy.key, policy.charged, ask_of(sequences), outage)
@@ -156,6 +174,8 @@ class InProcessClient:
         generation = InProcessGeneration(self, record, grant, headers)
         try:
             record.reserved, record.grant = service.telemetry.clock(), grant
+            if record.reserving is None:
+                record.reserving = record.reserved
             service.admission.requested(request.as_recorded())
             for sequence in sequences:
                 generation.admit(sequence, make_stream)
@@ -231,17 +251,21 @@ def readiness(service: Service) -> dict[str, object]:
 def _usage(service: Service, streams: list[TokenStream], num_delivered: dict[TokenStream, int]) -> Usage:
     """Returns what a request has used so far: nothing, not even one request, before anything was computed for it.
 
-    Of a stream that was stopped, its tenant pays for what was delivered; of any other, for what was generated.
+    What a prompt has found in the prefix cache counts among its input tokens, once any of it was computed: the last
+    token always is. Of a stream that was stopped, its tenant pays for what was delivered; of any other, for what was
+    generated.
     """
     now = service.admission.clock()
-    computed, generated, block_seconds = 0, 0, 0.0
+    processed, cached, generated, block_seconds = 0, 0, 0, 0.0
     for stream in streams:
         sequence = stream.sequence
-        computed += sequence.num_billed_tokens
+        if sequence.num_billed_tokens:
+            processed += sequence.num_prefilled_tokens
+            cached += sequence.num_cached_tokens
         generated += num_delivered.get(stream, len(sequence.output))
         block_seconds += sequence.block_seconds(now)
     byte_seconds = block_seconds * service.kv_shape.block_bytes
-    return Usage(computed, generated, kv_byte_seconds=byte_seconds, requests=1 if computed else 0)
+    return Usage(processed, generated, cached, byte_seconds, requests=1 if processed else 0)
 
 
 def _refusal(error: QuotaError, policy: EffectivePolicy) -> ApiError:

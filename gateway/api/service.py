@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from admission.admission import Admission
 from admission.controller import Controller
+from gateway.api.prompt_names import PromptNames
 from gateway.api.refusal_limiter import RefusalLimiter
 from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.metrics.metrics import Metrics
@@ -38,6 +39,7 @@ class Service:
     core: Controller
     core_telemetry: CoreTelemetry
     refusal_limiter: RefusalLimiter
+    prompt_names: PromptNames | None  # None: no sequence finds what another has computed
     seeds: random.Random
 
     async def follow_policies(self) -> None:

@@ -22,6 +22,7 @@ from gateway.http.json_body import EXACT, MAX_FIELDS, BodyType, JsonBody, json_o
 MAX_MESSAGES = 2048
 MAX_CONTENT_PARTS = 64
 MAX_PROMPTS = 128
+MAX_SALT = 256  # characters
 
 Tier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 Prompt = str | tuple[int, ...]
@@ -98,6 +99,7 @@ class GenerationBody(TypedDict, total=False):
     include_stop_str_in_output: bool | None
     skip_special_tokens: bool | None
     add_special_tokens: bool | None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None
     # about the request, without effect on its answer
     service_tier: Tier | None
     user: str | None
@@ -109,7 +111,7 @@ class GenerationBody(TypedDict, total=False):
 _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "n": [1], "best_of": [1], "logit_bias": [{}], "store": [False], "response_format": [{"type": "text"}],
     "structured_outputs": (), "prompt_logprobs": (), "truncate_prompt_tokens": (), "use_beam_search": [False],
-    "length_penalty": [1, 1.0], "spaces_between_special_tokens": [True], "priority": [0], "cache_salt": (),
+    "length_penalty": [1, 1.0], "spaces_between_special_tokens": [True], "priority": [0],
 }  # fmt: skip
 
 
@@ -191,6 +193,7 @@ class GenerationRequest:
     add_special_tokens: bool  # when the prompt is encoded
     service_tier: Tier | None
     user: str | None
+    cache_salt: str | None = None  # its blocks are shared only with requests that have the same
     length_field: str = "max_tokens"  # the one that bounds the answer
 
 
@@ -284,6 +287,7 @@ def _shared(
         "add_special_tokens": _default(body.get("add_special_tokens"), add_special_tokens),
         "service_tier": body.get("service_tier"),
         "user": body.get("user"),
+        "cache_salt": body.get("cache_salt"),
         "length_field": "max_completion_tokens" if is_newer else "max_tokens",
     }
 

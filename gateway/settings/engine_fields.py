@@ -166,6 +166,13 @@ class EngineFields(BaseSettings):
         lt=1,
     )
     block_size: int = setting("memory", "TOKENS", 16, "tokens in one block of the KV cache", ge=1, le=1024)
+    prefix_cache: Literal["on", "off"] = setting(
+        "memory",
+        "on|off",
+        "on",
+        "on: requests of a tenant share the KV memory of what their prompts begin with, and find there what earlier "
+        "ones have left; --kv-allocation contiguous shares nothing",
+    )
     kv_allocation: Literal["paged", "contiguous"] = setting(
         "memory", "HOW", "paged", "contiguous reserves a whole context for every sequence: a baseline to measure by"
     )

@@ -12,14 +12,6 @@ from quotas.policy.policy_diff import Change
 from quotas.policy.problems import Mark
 
 MOST_LINES = 60
-UNCACHED = "prefix caching is not simulated"
-NEVER_SIMULATED = {
-    "on_store_outage": "the quota store never fails in a simulation",
-    "prefix_cache.floor": UNCACHED,
-    "prefix_cache.ceiling": UNCACHED,
-    "price.cached_input": f"{UNCACHED}: every prompt token costs what `input` says",
-}
-"""Fields of tenants, and why they make no difference to any simulation."""
 
 Places = Mapping[str, Mark]
 """The place of each field of a policy, from `quotas.policy.policy_file.field_places`."""
@@ -110,8 +102,6 @@ def _reason(change: Change, seen: Seen) -> str | None:
     match kind:
         case "classes":
             return _of_class(name, change.field, seen)
-        case "prefix_sharing":
-            return UNCACHED
         case "tenants" if change.scope not in seen.sources:
             return "the trace has no requests of this tenant"
         case "defaults" | "" if change.field != "classes" and not seen.has_unnamed:
@@ -135,9 +125,13 @@ def _of_tenant(change: Change, seen: Seen) -> str | None:
             return _of_key(f"{change.scope}.keys.{key}", ".".join(rest), seen)
         case ["models"] if seen.facts.model is None:
             return "the trace does not say which models were asked for"
+        case ["on_store_outage"]:
+            return "the quota store never fails in a simulation"
+        case ["price", "cached_input"]:
+            return "prefix caching is not simulated: every prompt token costs what `input` says"
         case ["limits", "kv_bytes"] if not seen.knows_kv_bytes:
             return "the device does not say what a token takes: give it kv_bytes_per_token"
-    return NEVER_SIMULATED.get(change.field)
+    return None
 
 
 def _of_key(source: str, field: str, seen: Seen) -> str | None:

@@ -78,7 +78,7 @@ def request_message(request: EngineRequest) -> tuple[Message, bytes]:
         *([len(prompt) for prompt in request.prompts], request.max_tokens, drawn),
         *(request.service_tier, request.service_class, request.priority_class),
         *(request.token_interval, request.first_token_target, request.first_token_by, request.done_by),
-        *(until, deadlines.is_relative, request.body_bytes, request.streams, request.may_stop),
+        *(until, deadlines.is_relative, request.body_bytes, request.streams, request.may_stop, request.cache_salt),
     ]
     return message, token_ids.tobytes()
 
@@ -95,7 +95,7 @@ def request_of(message: Message, binary: memoryview) -> EngineRequest:
     sampling = _sampling(*numbers, tuple(stop_token_ids), ignore_eos)
     first, last, interval = (inf if seconds is None else seconds for seconds in until)
     deadlines = ClientDeadlines(first, last, interval, is_relative)
-    body_bytes, streams, may_stop = others
+    body_bytes, streams, may_stop, cache_salt = others
     return EngineRequest(
         id=name,
         tenant=tenant,
@@ -114,6 +114,7 @@ def request_of(message: Message, binary: memoryview) -> EngineRequest:
         body_bytes=body_bytes,
         streams=streams,
         may_stop=may_stop,
+        cache_salt=cache_salt,
     )
 
 

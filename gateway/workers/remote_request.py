@@ -32,7 +32,10 @@ class RemoteStream(TokenStream):
     def put(self, token_id: int, reason: FinishReason | None) -> bool:
         if self._at_mark is not None and len(self.sequence.output) >= self._mark:
             self._look_at_mark()
-        if self._is_eager or len(self.sequence.output) == 1:
+        is_first = len(self.sequence.output) == 1
+        if is_first and self.sequence.num_cached_tokens:
+            self._outbox.cached.append([self.number, self.sequence.num_cached_tokens])
+        if self._is_eager or is_first:
             outbox = self._outbox
             outbox.numbers.append(self.number)
             outbox.token_ids.append(token_id)
@@ -67,6 +70,7 @@ class Outbox:
         self._call_soon = asyncio.get_running_loop().call_soon
         self.numbers: list[int] = []
         self.token_ids: list[int] = []
+        self.cached: list[list[int]] = []  # streams that begin, each with what of its prompt was found in the cache
         self.is_scheduled = False
         self._ended: list[RemoteStream] = []
 
@@ -86,12 +90,13 @@ class Outbox:
         self._call_soon(self._send)
 
     def _send(self) -> None:
-        numbers, token_ids, ended = self.numbers, self.token_ids, self._ended
-        self.numbers, self.token_ids, self._ended, self.is_scheduled = [], [], [], False
+        numbers, token_ids, cached, ended = self.numbers, self.token_ids, self.cached, self._ended
+        self.numbers, self.token_ids, self.cached, self._ended, self.is_scheduled = [], [], [], [], False
         for stream in ended:
             self._stream_ended(stream)
-        ends = [[stream.number, stream.finish_reason] for stream in ended] or None
-        self._link.send(FrameKind.TOKENS, ends, array("Q", numbers).tobytes() + array("I", token_ids).tobytes())
+        ends = [[stream.number, stream.finish_reason] for stream in ended]
+        told = [ends, cached] if ends or cached else None
+        self._link.send(FrameKind.TOKENS, told, array("Q", numbers).tobytes() + array("I", token_ids).tobytes())
 
 
 class RemoteRequest:

@@ -124,8 +124,8 @@ class ServedWorker:
         try:
             policy = self._policy(asked.tenant, asked.key)
             policy.require("inference")
-            sequences = self._client.prepare(asked, policy, record)
-            if not policy.charged:
+            sequences = self._client.prepare(asked, policy)
+            if self._client.name_some_blocks(sequences) and not policy.charged:
                 self._admit(request, record, number, sequences)
                 return
         except Exception as error:  # noqa: BLE001 - each becomes an answer
@@ -144,9 +144,13 @@ class ServedWorker:
     ) -> None:
         current.set(record)
         try:
-            grant = await self._client.reserve(request.asked, sequences, policy)
+            await self._client.name_blocks(sequences)
+            grant, headers = None, _NONE
+            if policy.charged:
+                grant = await self._client.reserve(request.asked, sequences, policy, record)
+                headers = policy.rate_headers.of(grant.states)
             request.task = None  # from here on nothing waits
-            self._admit(request, record, number, sequences, grant, policy.rate_headers.of(grant.states))
+            self._admit(request, record, number, sequences, grant, headers)
         except Exception as error:  # noqa: BLE001 - each becomes an answer
             request.task = None
             _refuse(request, error)

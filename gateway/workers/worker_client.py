@@ -274,17 +274,23 @@ class WorkerClient:
         if (generation := self._generations.get(number)) is not None and not generation.admitted.done():
             generation.admitted.set_exception(DeviceError(device) if error is None else error_of(error))
 
-    def _take_tokens(self, ends: list[Message] | None, binary: memoryview) -> None:
-        """Take tokens of any number of streams: the numbers of these first, in 64 bits each, then the tokens."""
+    def _take_tokens(self, told: tuple[list[Message], list[Message]] | None, binary: memoryview) -> None:
+        """Take tokens of any number of streams: the numbers of these first, in 64 bits each, then the tokens. What is
+        told beside them are the streams that end, and those that begin with tokens of the prefix cache.
+        """
+        ends, cached = told or ((), ())
         middle = len(binary) // 12 * 8
         numbers, token_ids = array("Q", bytes(binary[:middle])), array("I", bytes(binary[middle:]))
         streams = self._streams
+        for number, num_tokens in cached:
+            if (stream := streams.get(number)) is not None:
+                stream.sequence.num_cached_tokens = num_tokens
         for number, token_id in zip(numbers, token_ids, strict=True):
             if (stream := streams.get(number)) is not None:
                 stream.sequence.output.append(token_id)
                 if stream.put(token_id, None):
                     self._delivery.add(stream)
-        for number, reason in ends or ():
+        for number, reason in ends:
             if (stream := streams.pop(number, None)) is not None:
                 stream.end(FinishReason(reason))
         self._delivery.flush()

@@ -17,7 +17,7 @@ from gateway.telemetry.request_record import RequestRecord
 from quotas.errors import LimitExceeded, StoreUnavailable
 from tests.backend.paper_device import PaperDevice, continuation
 from tests.examples import examples
-from tests.gateway.paper_gateway import CONFIG, END, KEY, Client, Gateway
+from tests.gateway.paper_gateway import END, KEY, Client, Gateway
 from tests.gateway.workers.paper_worker import through_worker
 
 NUM_CANCELLATIONS = examples(1_000)
@@ -99,7 +99,7 @@ async def test_random_cancellations_leave_nothing_behind(embedded_tokenizer: Tok
         await worker.close()
 
     gateway.scheduler.check_integrity()
-    assert gateway.scheduler.pool.num_free == CONFIG.num_blocks
+    assert gateway.scheduler.kv_manager.num_held == 0
     assert not gateway.scheduler.blocks_in_flight
     assert gateway.engine.num_streams == 0
     assert not gateway.active_requests._scopes
@@ -158,7 +158,7 @@ async def test_it_is_told_so_and_those_beside_it_are_served(
     if worker is not None:
         await worker.close()
     assert gateway.outcomes == {Outcome.FAILED: 1, Outcome.COMPLETED: 1}
-    assert gateway.scheduler.pool.num_free == gateway.scheduler.config.num_blocks
+    assert gateway.scheduler.kv_manager.num_held == 0
     await gateway.engine.stop()
 
 

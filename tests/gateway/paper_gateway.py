@@ -15,6 +15,7 @@ from admission.core import CoreConfig, MemoryGate, make_core
 from admission.outcome import Outcome
 from backend.config import EngineConfig
 from backend.engine import Engine
+from backend.paged_kv.block_names import BlockNames
 from backend.paged_kv.block_pool import PagedPool
 from backend.scheduler.batch import Batch, StepOutput
 from backend.scheduler.hooks import SchedulerHooks
@@ -26,6 +27,7 @@ from gateway.api.body_reader import BodyReader
 from gateway.api.engine_client import Health
 from gateway.api.frontend import Frontend, ServedModel
 from gateway.api.in_process_client import InProcessClient
+from gateway.api.prompt_names import PromptNames
 from gateway.api.refusal_limiter import RefusalLimiter
 from gateway.api.routes import make_app
 from gateway.api.service import Service
@@ -125,6 +127,8 @@ class Gateway:
             "paper", self.engine, core, core_telemetry, telemetry, policies, self.store, 1024, dict, ConnectionTable(8)
         )
         self.metrics = Metrics(sources)
+        names = BlockNames(bytes(32), CONFIG.block_size)
+        core.scheduler.name_blocks_by(names.name)
         self.outcomes: Counter[Outcome | None] = Counter()
         telemetry.on_end.append(lambda request_record: self.outcomes.update([request_record.outcome]))
         self.service = service = Service(
@@ -144,6 +148,7 @@ class Gateway:
             core=core,
             core_telemetry=core_telemetry,
             refusal_limiter=RefusalLimiter(10_000, self.engine.clock),
+            prompt_names=PromptNames(names, CONFIG.block_size),
             seeds=random.Random(0),
         )
         limits = Limits(vocab_size=1024, max_model_len=CONFIG.max_model_len)

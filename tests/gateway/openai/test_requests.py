@@ -128,6 +128,15 @@ def test_unsupported_completion_fields_are_refused_by_name(field: str, value: An
     assert refused(completion, **{field: value}).param == field
 
 
+@pytest.mark.parametrize("value", ["", "x" * 257, 5, True, ["x"], {}])
+def test_a_cache_salt_is_a_string_of_1_to_256_characters(value: Any) -> None:
+    for parse, fields in ((chat, {}), (completion, {"prompt": "1"})):
+        refusal = refused(parse, **fields, cache_salt=value)
+        assert refusal.param == "cache_salt" and "cache_salt" in refusal.message
+        assert parse(**fields, cache_salt="x" * 256).cache_salt == "x" * 256
+        assert parse(**fields, cache_salt=None) == parse(**fields)
+
+
 @pytest.mark.parametrize("value", [-1, 0, 1.0, "5", True, 10**30, [], 2**63])
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
 def test_token_limits_are_positive_integers(field: str, value: Any) -> None:

@@ -83,16 +83,6 @@ def test_no_edit_is_no_difference() -> None:
             "classes.interactive.service_tiers at edited.yaml:1: the trace has no service tiers",
         ),
         ("classes: {interactive: {}, standard: {queue: {bytes: 1MiB}}}\n" + BEFORE, NO_FACTS, "how long bodies are"),
-        (
-            "tenants: {acme: {prefix_cache: {floor: 1MiB}}, globex: {}}",
-            FACTS,
-            "not simulated: tenants.acme.prefix_cache.floor at edited.yaml:1: prefix caching is not simulated",
-        ),
-        (
-            "tenants: {acme: {}, globex: {}}\nprefix_sharing:\n  both: [acme, globex]",
-            FACTS,
-            "not simulated: prefix_sharing.both at edited.yaml:3: prefix caching is not simulated",
-        ),
     ],
 )
 def test_what_an_edit_could_not_show_is_said_by_line(after: str, facts: TraceFacts, told: str) -> None:

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from backend.text.tokenizer import Tokenizer
-from tests.gateway.paper_gateway import CONFIG, Gateway
+from tests.gateway.paper_gateway import Gateway
 
 
 @pytest.fixture
@@ -18,6 +18,6 @@ async def gateway(embedded_tokenizer: Tokenizer) -> AsyncIterator[Gateway]:
             await asyncio.sleep(0)
     assert not gateway.service.telemetry.live
     assert not gateway.store.outstanding
-    assert gateway.scheduler.pool.num_free == CONFIG.num_blocks
+    assert gateway.scheduler.kv_manager.num_held == 0
     assert gateway.engine.num_streams == 0
     await gateway.engine.stop()

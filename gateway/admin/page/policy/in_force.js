@@ -32,7 +32,6 @@ export class InForce {
         text("price", "Price", MINOR),
         text("outage", "Without store", { least: true }),
         text("keys", "Keys named", MINOR),
-        text("cached", "Cached prefixes", MINOR),
       ],
       key: ({ name, isDefault }) => `${isDefault} ${name}`,
       matches: (row, words) => `${row.name} ${row.limits} ${row.classes}`.toLowerCase().includes(words),
@@ -41,7 +40,7 @@ export class InForce {
   }
 
   show({ version, history, has_files: hasFiles, effective, problem }) {
-    const { classes, defaults, tenants, prefix_sharing: groups } = effective;
+    const { classes, defaults, tenants } = effective;
     const named = Object.entries(tenants);
     const since = history.find((edition) => edition.version === version);
     const from = hasFiles ? "" : ", the built-in one";
@@ -50,8 +49,7 @@ export class InForce {
     setText(byId("policy-problem"), problem ? `An edit was not taken: ${shown(problem, 600)}` : "");
     byId("policy-reload").hidden = !hasFiles;
     byId("policy-classes").replaceChildren(plainTable("Classes", CLASSES, Object.entries(classes).map(classCells)));
-    const groupOf = groupsByTenant(groups);
-    const rows = named.map(([name, fields]) => tenantRow(name, fields, false, groupOf.get(name)));
+    const rows = named.map(([name, fields]) => tenantRow(name, fields, false));
     this.tenants.update([tenantRow(OTHERS, defaults, true), ...rows]);
   }
 }
@@ -63,7 +61,7 @@ function classCells([name, level]) {
   return [name, ...cells, queue.join(", ")].map((cell) => (cell ? shown(cell, 60) : ""));
 }
 
-function tenantRow(name, fields, isDefault, group) {
+function tenantRow(name, fields, isDefault) {
   const { highest_class: highest, default_class: usual, limits, price } = fields;
   return {
     name,
@@ -75,18 +73,7 @@ function tenantRow(name, fields, isDefault, group) {
     price: price === "none" ? "" : `${price.input} in, ${price.output} out, ${price.currency}`,
     outage: fields.on_store_outage,
     keys: Object.keys(fields.keys ?? {}).join(", "),
-    cached: cachedInWords(isDefault ? { ...fields.prefix_cache, floor: "0B" } : fields.prefix_cache, group),
   };
-}
-
-function groupsByTenant(groups) {
-  return new Map(Object.entries(groups ?? {}).flatMap(([group, members]) => members.map((name) => [name, group])));
-}
-
-function cachedInWords({ floor = "0B", ceiling = "unlimited" } = {}, group) {
-  const kept = floor === "0B" ? [] : [`${floor} kept`];
-  const most = ceiling === "unlimited" ? [] : [`at most ${ceiling}`];
-  return [...kept, ...most, ...(group ? [`shared in ${group}`] : [])].join(", ");
 }
 
 function limitsInWords(limits) {

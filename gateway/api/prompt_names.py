@@ -1,0 +1,41 @@
+"""Names the blocks of prompts as they arrive: by their names the engine finds what it has computed before."""
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+from backend.paged_kv.block_names import BlockNames
+from backend.scheduler.sequence import Sequence
+
+MOST_AT_ONCE = 128  # blocks: some 3 µs each, so that naming holds the event loop for less than half a millisecond
+MOST_ROOTS = 1024  # that are remembered, of a tenant or of a salt of its clients
+
+
+class PromptNames:
+    """Writes `cache_root` and `block_names` of sequences that have not arrived yet."""
+
+    def __init__(self, names: BlockNames, block_size: int) -> None:
+        self._names = names
+        self._block_size = block_size
+        self._root = lru_cache(MOST_ROOTS)(names.root)
+
+    def begin(self, sequences: Iterable[Sequence], scope: str, salt: str | None) -> None:
+        """Say who may share the blocks of these sequences: all of the scope; with a salt, those of the scope that have
+        the same.
+        """
+        root = self._root(scope) if salt is None else self._root(scope, salt)
+        for sequence in sequences:
+            sequence.cache_root = root
+
+    def name_some(self, sequences: Iterable[Sequence]) -> bool:
+        """Name the next full blocks of their prompts, `MOST_AT_ONCE` at most; returns whether all have names now."""
+        room, size = MOST_AT_ONCE, self._block_size
+        for sequence in sequences:
+            named, full = len(sequence.block_names), len(sequence.prompt) // size
+            if named < full:
+                if room == 0:
+                    return False
+                self._names.name(sequence, min(full, named + room))
+                room -= len(sequence.block_names) - named
+                if len(sequence.block_names) < full:
+                    return False
+        return True
