@@ -6,7 +6,7 @@ from functools import lru_cache
 from backend.paged_kv.block_names import BlockNames
 from backend.scheduler.sequence import Sequence
 
-MOST_AT_ONCE = 128  # blocks: some 3 µs each, so that naming holds the event loop for less than half a millisecond
+BLOCKS_AT_ONCE, TOKENS_AT_ONCE = 128, 2048  # what takes a quarter of a millisecond, in which the event loop is held
 MOST_ROOTS = 1024  # that are remembered, of a tenant or of a salt of its clients
 
 
@@ -16,6 +16,7 @@ class PromptNames:
     def __init__(self, names: BlockNames, block_size: int) -> None:
         self._names = names
         self._block_size = block_size
+        self._at_once = max(1, min(BLOCKS_AT_ONCE, TOKENS_AT_ONCE // block_size))
         self._root = lru_cache(MOST_ROOTS)(names.root)
 
     def begin(self, sequences: Iterable[Sequence], scope: str, salt: str | None) -> None:
@@ -27,8 +28,10 @@ class PromptNames:
             sequence.cache_root = root
 
     def name_some(self, sequences: Iterable[Sequence]) -> bool:
-        """Name the next full blocks of their prompts, `MOST_AT_ONCE` at most; returns whether all have names now."""
-        room, size = MOST_AT_ONCE, self._block_size
+        """Name the next full blocks of their prompts, up to `BLOCKS_AT_ONCE` and `TOKENS_AT_ONCE`; returns whether all
+        have names now.
+        """
+        room, size = self._at_once, self._block_size
         for sequence in sequences:
             named, full = len(sequence.block_names), len(sequence.prompt) // size
             if named < full:

@@ -135,17 +135,17 @@ def test_a_salt_that_is_none_is_refused_by_name(site: Site, salt: Any) -> None:
 def test_limits_count_what_was_found_and_the_bill_prices_it(site: Site) -> None:
     before = {resource: entry["remaining"] for resource, entry in site.limits("billed").items()}
     bill = billed(site)
-    prompt = a_prompt(200)
+    prompt = a_prompt(193)  # all but one token of which is found
     for _ in range(3):
         site.ask("billed", prompt)
     after = {resource: entry["remaining"] for resource, entry in site.limits("billed").items()}
-    assert before["input_tokens"] - after["input_tokens"] == 600
-    assert before["tokens"] - after["tokens"] == 600 + 3 * 4
+    assert before["input_tokens"] - after["input_tokens"] == 3 * 193
+    assert before["tokens"] - after["tokens"] == 3 * 193 + 3 * 4
     eventually(lambda: billed(site)["requests"] == bill["requests"] + 3)
     used = {name: amount - bill[name] for name, amount in billed(site).items()}
-    cached = 2 * whole_blocks(199)
-    assert (used["input_tokens"], used["cached_tokens"], used["output_tokens"]) == (600, cached, 12)
-    assert used["cost"] == pytest.approx(((600 - cached) * 1 + cached * 0.1 + 12 * 2) / 1e6)
+    cached = 2 * 192
+    assert (used["input_tokens"], used["cached_tokens"], used["output_tokens"]) == (3 * 193, cached, 12)
+    assert used["cost"] == pytest.approx(((3 * 193 - cached) * 1 + cached * 0.1 + 12 * 2) / 1e6)
 
 
 def billed(site: Site) -> dict[str, float]:
