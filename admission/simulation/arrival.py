@@ -1,8 +1,10 @@
 """The requests of a workload: when each comes, how long it is, and whose it is."""
 
+from itertools import zip_longest
 from math import inf
 from typing import NamedTuple
 
+from admission.simulation.contents import Content
 from backend.sampling_params import SamplingParams
 from backend.scheduler.sequence import Sequence
 
@@ -33,6 +35,8 @@ class Arrival(NamedTuple):
     body_bytes: int = 0
     refused_by: str | None = None  # the limit that refused it where it was recorded: not judged anew without limits
     more_prompts: tuple[tuple[int, int, int], ...] = ()  # of the same request: lengths, answers' lengths, max_tokens
+    content: Content | None = None  # of its prompt and its answer; None: nobody knows, and it shares nothing
+    more_contents: tuple[Content | None, ...] = ()  # of its other prompts
 
     @property
     def declared_tokens(self) -> int:
@@ -48,12 +52,22 @@ class Arrival(NamedTuple):
         """The prompts of the request, each as a request of its own."""
         if not self.more_prompts:
             return (self,)
-        alone = self._replace(more_prompts=())
+        alone = self._replace(more_prompts=(), more_contents=())
         others = [
-            alone._replace(prompt_tokens=prompt, output_tokens=output, max_tokens=most)
-            for prompt, output, most in self.more_prompts
+            alone._replace(prompt_tokens=prompt, output_tokens=output, max_tokens=most, content=content)
+            for (prompt, output, most), content in zip_longest(self.more_prompts, self.more_contents)
         ]
         return (alone, *others)
+
+    def repeated(self, repetition: int) -> "Arrival":
+        """Returns the same request in a repetition of the trace, which shares nothing with the others."""
+        contents = [one and one._replace(repetition=repetition) for one in (self.content, *self.more_contents)]
+        return self._replace(content=contents[0], more_contents=tuple(contents[1:]))
+
+    @property
+    def alike(self) -> "Arrival":
+        """Another request, of the same lengths: it shares nothing."""
+        return self._replace(content=None, more_contents=())
 
 
 class ClassTarget(NamedTuple):
@@ -68,7 +82,7 @@ NO_TARGET = ClassTarget()
 
 
 def sequence_of(number: int, arrival: Arrival, now: float, target: ClassTarget) -> Sequence:
-    """Makes the sequence of an arrival, without content. Its seed is the length of its answer, which only the device
+    """Makes the sequence of an arrival, without tokens. Its seed is the length of its answer, which only the device
     looks at.
     """
     declared = arrival.declared_tokens

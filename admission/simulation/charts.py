@@ -62,6 +62,8 @@ def charts(results: Results) -> list[Chart]:
         _over_time("Requests waiting", "requests", format_number, runs, lambda s: (s.depth.interval, s.depth.values)),
         _over_time("Age of the oldest waiting", "age", format_duration, runs, lambda s: (s.age.interval, s.age.values)),
     ]
+    if any(summary.hit_rate for summaries in runs for summary in summaries):
+        drawn.append(_cached(runs))
     if len(_names(runs)) > 1:
         drawn += [*_by_tenant(runs), *_gaps(runs)]
     return drawn
@@ -92,6 +94,16 @@ def _outcomes(runs: Sequence[Runs], reasons: Sequence[str], good: str) -> Bars:
 
 def _refused_for(reason: str) -> Callable[[Summary], float]:
     return lambda summary: summary.refusals.get(reason, 0) / summary.offered
+
+
+def _cached(runs: Sequence[Runs]) -> Bars:
+    """Draws what the prefix cache saved: for all, and by tenant where there are several."""
+    names = _names(runs)
+    quantities: dict[str, Callable[[Summary], float | None]] = {"all": lambda s: s.hit_rate}
+    if len(names) > 1:
+        quantities |= {name: _of_tenant(name, lambda tenant: tenant.hit_rate) for name in names}
+    note = "share of the prompt tokens that were found, and not computed"
+    return _bars("Prompt tokens cached", note, format_percent, runs, quantities)
 
 
 def _distribution(

@@ -59,6 +59,14 @@ class SimulatedGateway(Protocol):
         """Returns the KV memory that the tenant may hold; None: any number of blocks."""
         ...
 
+    def cache_scope(self, tenant: str) -> str:
+        """Returns the name of those who find what the tenant has cached."""
+        ...
+
+    def cache_limits(self, tenant: str) -> tuple[int, int | None]:
+        """Returns how many of its idle cached blocks are kept for the tenant, and how many it may have; None: any."""
+        ...
+
     def reserve(self, arrival: Arrival, lengths: OutputLengths, now: float) -> SimulatedGrant:
         """Charges the request to its limits; `lengths` are those of answers so far.
 
@@ -72,6 +80,10 @@ class GatewayRules(Protocol):
 
     def gateway(self) -> SimulatedGateway: ...
 
-    def price(self, tenant: str, prompt_tokens: int, output_tokens: int) -> tuple[float, str] | None:
-        """Returns the cost of these tokens to the tenant, and the currency; None: it pays nothing."""
+    def price(
+        self, tenant: str, prompt_tokens: int, cached_tokens: int, output_tokens: int
+    ) -> tuple[float, str] | None:
+        """Returns the cost of these tokens to the tenant, and the currency; None: it pays nothing. The prompt tokens
+        are those that were computed, without those that were cached.
+        """
         ...

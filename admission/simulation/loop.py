@@ -20,6 +20,7 @@ from admission.outcome import AdmissionRefused
 from admission.request import EXTEND_MARGIN, EXTEND_STEP, EXTEND_TIMEOUT
 from admission.simulation.arrival import END, NO_TARGET, Arrival, ClassTarget, sequence_of
 from admission.simulation.clients import Clients, NoRetries
+from admission.simulation.contents import SimulatedNames
 from admission.simulation.device import Device
 from admission.simulation.gateway_rules import (
     DEFAULT_RETRY_AFTER,
@@ -50,7 +51,7 @@ class _RunningRequest:
 
     grant: SimulatedGrant
     running: set[Sequence]
-    prompt_tokens: int = 0  # of answers that have ended
+    prompt_tokens: int = 0  # of answers that have ended, cached ones too
     output_tokens: int = 0
 
 
@@ -85,13 +86,15 @@ class Loop:
         self._target = gateway.target if gateway else target  # by class
         self._gateway = gateway
         self._clients = clients or NoRetries()
+        self._names = SimulatedNames(core.scheduler.config.block_size)
+        core.scheduler.name_blocks_by(self._names.name)
         self._due: list[tuple[float, int, Arrival]] = []  # heap of what is yet to arrive
         self._steps: deque[_SimulatedStep] = deque()
         self._done_at = 0.0  # of the newest step
         self._timers: list[tuple[float, int, Callable[[float], None]]] = []
         self._number = count()
         self._ends: dict[int, int] = {}  # by slot: the position at which an answer ends that may be longer
-        self._allowed: set[str] = set()  # tenants whose KV memory has been bounded as the gateway says
+        self._allowed: set[str] = set()  # tenants whose KV memory and cache have been bounded as the gateway says
         self._requests: dict[Sequence, _RunningRequest] = {}  # of the requests that a gateway let in
         self._extensions: dict[Sequence, _Extension] = {}
 
@@ -182,6 +185,8 @@ class Loop:
         if arrival.tenant not in self._allowed:
             self._allowed.add(arrival.tenant)
             self._core.allow(arrival.tenant, gateway.allowed_blocks(arrival.tenant), now)
+            if (limits := gateway.cache_limits(arrival.tenant)) != (0, None):
+                self._core.limit_cache(arrival.tenant, *limits, now)
         request = _RunningRequest(grant, set())
         try:
             for prompt, tokens in zip(prompts, grant.tokens, strict=True):
@@ -200,7 +205,13 @@ class Loop:
         number = next(self._number)
         sequence = sequence_of(number, prompt, now, self._target(prompt.priority_class))
         sequence.limit_to(tokens)
-        self._core.arrive(sequence, now)
+        scope = self._gateway.cache_scope(prompt.tenant) if self._gateway else prompt.tenant
+        self._names.arrives(sequence, scope, prompt.content)
+        try:
+            self._core.arrive(sequence, now)
+        except AdmissionRefused:
+            self._names.forget(sequence)
+            raise
         self._recorder.queued(sequence, prompt)
         if prompt.patience < inf:
             self._at(now + prompt.patience, partial(self._leave, sequence))
@@ -243,7 +254,7 @@ class Loop:
             return
         self._extensions.pop(sequence, None)
         request.running.remove(sequence)
-        request.prompt_tokens += sequence.num_billed_tokens
+        request.prompt_tokens += sequence.num_prefilled_tokens
         request.output_tokens += len(sequence.output)
         if not request.running:
             request.grant.settle(request.prompt_tokens, request.output_tokens)

@@ -105,6 +105,8 @@ GROUPS: dict[str, tuple[RunMetric, ...]] = {
     "machine": (
         RunMetric("prompt tokens a second", lambda s: s.prompt_rate, format_number),
         RunMetric("output tokens a second", lambda s: s.output_rate, format_number),
+        RunMetric("prompt tokens cached", lambda s: s.hit_rate, format_percent),
+        RunMetric("cached blocks given up", lambda s: s.evictions, format_number),
         RunMetric("device busy", lambda s: s.busy, format_percent),
         RunMetric("preemptions", lambda s: s.preemptions, format_number),
         RunMetric("tokens computed again", lambda s: s.recomputed_tokens, format_number),
@@ -161,8 +163,10 @@ CLASS_COLUMNS: dict[str, Callable[[ClassSummary], str]] = {
 
 
 def tenant_rows(tenants: Sequence[TenantSummary]) -> list[list[str]]:
-    """Returns the headings, then a row for each tenant; with its spend, where any tenant has one."""
+    """Returns the headings, then a row for each tenant; with what it found cached and its spend, where any has some."""
     columns = dict(TENANT_COLUMNS)
+    if any(tenant.hit_rate for tenant in tenants):
+        columns["prompt cached"] = lambda t: format_percent(t.hit_rate)
     if any(tenant.spend is not None for tenant in tenants):
         columns["spend"] = lambda t: NOTHING if t.spend is None else f"{format_money(t.spend)} {t.currency}"
     return [list(columns), *([show(tenant) for show in columns.values()] for tenant in tenants)]

@@ -4,6 +4,7 @@ fcfs                                   an ordering alone
 quantum=0.1,max_num_seqs=128           any field of `CoreConfig` and `EngineConfig`
 order=fair,weights=gold:4+free:1       weights by tenant, joined by +
 kv_tokens=10000                        memory in tokens instead of num_blocks
+prefix_cache=off                       without a prefix cache
 """
 
 from collections.abc import Callable, Mapping
@@ -163,6 +164,12 @@ def _integer(text: str) -> int:
     return int(text)
 
 
+def _switch(text: str) -> bool:
+    if text not in ("on", "off"):
+        raise ValueError("must be on or off")
+    return text == "on"
+
+
 def _number(text: str) -> float:
     try:
         return float(text)
@@ -199,6 +206,7 @@ def _weights(text: str) -> dict[str, float]:
 
 _READERS: dict[object, Callable[[str], object]] = {
     int: _integer,
+    bool: _switch,
     float: _number,
     int | None: _optional_integer,
     float | None: _optional_number,

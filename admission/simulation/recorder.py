@@ -61,6 +61,7 @@ class TenantRecord:
     good: int = 0
     refused: int = 0
     prompt_tokens: int = 0  # computed for the first time
+    cached_tokens: int = 0  # prompt tokens that never were, as the prefix cache had them
     output_tokens: int = 0
     seconds: float = 0.0  # of the device
     waiting: int = 0
@@ -179,7 +180,9 @@ class Recorder:
             works[sequence.tenant] = works.get(sequence.tenant, _NOTHING) + work
             request = self._tracked[sequence]
             computed = min(start + length, request.arrival.prompt_tokens)
-            request.tenant.prompt_tokens += max(0, computed - request.num_prefilled)
+            cached = max(0, min(start, computed) - request.num_prefilled)
+            request.tenant.cached_tokens += cached
+            request.tenant.prompt_tokens += max(0, computed - request.num_prefilled - cached)
             request.num_prefilled = max(request.num_prefilled, computed)
         return works
 

@@ -21,6 +21,7 @@ from admission.event_log_format import in_seconds
 from admission.event_log_names import read_scheduling_policy
 from admission.request import AsIfRead, Asked, AskedPrompt
 from admission.simulation.arrival import NO_TARGET, Arrival, ClassTarget
+from admission.simulation.contents import Content
 from admission.simulation.device import Device, Served, device_of
 from admission.simulation.errors import TraceError
 from admission.step_time import StepTime, StepTimeModel, StepWork
@@ -35,6 +36,8 @@ class TraceFacts(NamedTuple):
     has_body_bytes: bool = False
     model: str | None = None  # that all requests were for
     began: float | None = None  # Unix seconds of the first arrival
+    has_contents: bool = False  # what prompts share
+    is_recorded: bool = False  # by a gateway, to whom tenants that may not share had nothing in common
 
 
 NO_FACTS = TraceFacts()
@@ -60,6 +63,10 @@ class _Log:
     policy: Entry | None = None  # the last
     arrived: dict[str, tuple[int, Entry]] = field(default_factory=dict)  # by id of the sequence
     asked: list[tuple[int, float, Asked]] = field(default_factory=list)
+
+    @property
+    def block_size(self) -> int:
+        return int(self.header[2]["block_size"])
 
     def add(self, line: int, entry: Entry) -> None:
         match entry[0]:
@@ -182,6 +189,7 @@ def _request(
         (prompt.prompt_tokens, _length(sequences.get(name), log.arrived.get(name), prompt, usual), prompt.most)
         for name, prompt in zip(names, asked.prompts, strict=True)
     ]
+    contents = [_content(sequences.get(name), log.block_size) for name in names]
     first, *_ = asked.prompts
     served = log.arrived.get(names[0])
     return Arrival(
@@ -200,6 +208,8 @@ def _request(
         body_bytes=asked.body_bytes,
         refused_by=asked.refusal,
         more_prompts=tuple(prompts[1:]),
+        content=contents[0],
+        more_contents=tuple(contents[1:]),
     )
 
 
@@ -221,10 +231,17 @@ def _answer_lengths(sequences: dict[str, Sequence]) -> dict[str, int]:
 
 def _sequences(log: _Log, sequences: dict[str, Sequence]) -> list[Arrival]:
     """Returns each sequence that came to a core without a gateway."""
-    return [_arrival(line, entry, sequences.get(name)) for name, (line, entry) in log.arrived.items()]
+    return [_arrival(line, entry, sequences.get(name), log.block_size) for name, (line, entry) in log.arrived.items()]
 
 
-def _arrival(line: int, entry: Entry, sequence: Sequence | None) -> Arrival:
+def _content(sequence: Sequence | None, block_size: int) -> Content | None:
+    """Returns what the prompt and the answer of a sequence share with others, by the ordinals of their blocks."""
+    if sequence is None or not sequence.block_names:
+        return None
+    return Content(tuple(name.ordinal for name in sequence.block_names), block_size)
+
+
+def _arrival(line: int, entry: Entry, sequence: Sequence | None, block_size: int) -> Arrival:
     _, arrived, _, tenant, prompt, max_tokens, _, priority_class, _, size, first_by, done_by, target, *_ = entry
     time = in_seconds(arrived)
     is_clients = first_by is not None and (target is None or first_by - time > target)
@@ -241,6 +258,7 @@ def _arrival(line: int, entry: Entry, sequence: Sequence | None) -> Arrival:
         done_within=None if done_by is None else done_by - time,
         asked_class=priority_class,
         body_bytes=size,
+        content=_content(sequence, block_size),
     )
 
 

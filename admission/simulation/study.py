@@ -103,9 +103,10 @@ class SimulatedRun:
 
     def summary(self, until: float = inf, seed: int = 1) -> Summary:
         """End the run; returns the summary of what has happened."""
-        seconds, recomputed = self.loop.end(until), self._core.scheduler.counters.recomputed_tokens
+        seconds, scheduler = self.loop.end(until), self._core.scheduler
+        counters, evictions = scheduler.counters, scheduler.kv_manager.cache.evictions
         cost = self._policy.rules and self._policy.rules.price
-        return summarise(self._recorder, seed, seconds, recomputed, self._policy.class_names, cost or FREE)
+        return summarise(self._recorder, seed, seconds, counters, evictions, self._policy.class_names, cost or FREE)
 
 
 def simulate_run(
@@ -134,7 +135,9 @@ def simulate_run(
 def capacity(
     policy: SimulatedPolicy, workload: Workload, device: Device, progress: Progress = lambda requests: None
 ) -> float:
-    """Returns the requests a second that the device completes when all are there at once and nothing bounds them."""
+    """Returns the requests a second that the device completes when all are there at once, nothing bounds them and
+    nothing is cached.
+    """
     core = replace(policy.core, overload=Overload.UNBOUNDED)
     scheduling = policy.scheduling_policy and replace(policy.scheduling_policy, bounds=(), may_wait={})
     unbounded = replace(policy, core=core, scheduling_policy=scheduling, targets=(), rules=None)

@@ -6,6 +6,7 @@ from statistics import median
 
 from admission.simulation.recorder import ClassRecord, Recorder, TenantRecord
 from admission.simulation.statistics import jain_fairness_index, quantile
+from backend.scheduler.batch import Counters
 
 CURVE = tuple(n / 100 for n in range(1, 101))  # shares at which distributions are drawn
 MOST_TENANTS = 100  # that a summary lists, the most served first
@@ -42,6 +43,7 @@ class TenantSummary:
     first_token: Tail
     spend: float | None = None  # None: its policy has no price for it
     currency: str = ""
+    hit_rate: float = 0.0  # share of its prompt tokens that were cached
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +92,14 @@ class Summary:
     tenants: tuple[TenantSummary, ...]
     classes: tuple[ClassSummary, ...]  # the most urgent first; those that no request was of are left out
     spend: dict[str, float]  # of all tenants, by currency
+    hit_rate: float = 0.0  # share of the prompt tokens that were cached, and not computed
+    evictions: int = 0  # cached blocks that were given up for memory
 
 
-Cost = Callable[[str, int, int], tuple[float, str] | None]
-"""Returns the cost of a tenant's prompt and output tokens, with the currency; None: it pays nothing."""
+Cost = Callable[[str, int, int, int], tuple[float, str] | None]
+"""Returns the cost of a tenant's computed prompt tokens, cached ones and output tokens, with the currency; None: it
+pays nothing.
+"""
 FREE: Cost = lambda *_: None  # noqa: E731 - a constant
 
 
@@ -101,7 +107,8 @@ def summarise(
     recorder: Recorder,
     seed: int,
     seconds: float,
-    recomputed_tokens: int,
+    counters: Counters,
+    evictions: int,
     class_names: Sequence[str] = (),
     cost: Cost = FREE,
 ) -> Summary:
@@ -126,7 +133,7 @@ def summarise(
         busy=recorder.busy / seconds if seconds else 0.0,
         steps=recorder.steps,
         preemptions=recorder.preemptions,
-        recomputed_tokens=recomputed_tokens,
+        recomputed_tokens=counters.recomputed_tokens,
         first_token=_tail(first),
         interval=Tail(*recorder.intervals.quantiles((0.5, 0.9, 0.99))),
         per_token=_tail(sorted(recorder.token_times)),
@@ -141,13 +148,24 @@ def summarise(
         tenants=_tenants(tenants, recorder.busy, seconds, cost),
         classes=tuple(_class(level, recorder.classes[level], class_names) for level in sorted(recorder.classes)),
         spend=_spend(tenants, cost),
+        hit_rate=_hit_rate(tenants),
+        evictions=evictions,
     )
+
+
+def _hit_rate(tenants: Sequence[TenantRecord]) -> float:
+    cached = sum(tenant.cached_tokens for tenant in tenants)
+    return cached / (cached + sum(tenant.prompt_tokens for tenant in tenants)) if cached else 0.0
+
+
+def _cost_of(tenant: TenantRecord, cost: Cost) -> tuple[float, str] | None:
+    return cost(tenant.name, tenant.prompt_tokens, tenant.cached_tokens, tenant.output_tokens)
 
 
 def _spend(tenants: Sequence[TenantRecord], cost: Cost) -> dict[str, float]:
     total: dict[str, float] = {}
     for tenant in tenants:
-        spent = cost(tenant.name, tenant.prompt_tokens, tenant.output_tokens)
+        spent = _cost_of(tenant, cost)
         if spent is not None:
             total[spent[1]] = total.get(spent[1], 0.0) + spent[0]
     return dict(sorted(total.items()))
@@ -170,7 +188,7 @@ def _tenants(tenants: Sequence[TenantRecord], busy: float, seconds: float, cost:
     service = sum(tenant.service for tenant in tenants)
     largest = sorted(tenants, key=lambda tenant: tenant.service, reverse=True)[:MOST_TENANTS]
     return tuple(
-        _tenant(tenant, service, busy, seconds, cost(tenant.name, tenant.prompt_tokens, tenant.output_tokens))
+        _tenant(tenant, service, busy, seconds, _cost_of(tenant, cost))
         for tenant in sorted(largest, key=lambda tenant: tenant.name)
     )
 
@@ -191,6 +209,7 @@ def _tenant(
         first_token=_tail(sorted(tenant.first_token_times)),
         spend=spent[0] if spent else None,
         currency=spent[1] if spent else "",
+        hit_rate=_hit_rate([tenant]),
     )
 
 

@@ -4,7 +4,8 @@ at 0 s.
 `azure`     CSV with TIMESTAMP, ContextTokens, GeneratedTokens: the Azure LLM inference traces of 2023 (Patel et al.,
             2024) and of 2024 (Stojkovic et al., 2025), whose timestamps have a zone
 `mooncake`  JSON lines with timestamp in ms, input_length, output_length, hash_ids (Qin et al., 2024). Its timestamps
-            are coarse: `Workload` spreads requests that share one.
+            are coarse: `Workload` spreads requests that share one. A hash id stands for 512 tokens and all before
+            them: by it prompts share what they begin with.
 `sluice`    our own event log, whole: see `recording`
 
 Each may be compressed with gzip.
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from admission.simulation.arrival import Arrival
+from admission.simulation.contents import Content
 from admission.simulation.device import Device
 from admission.simulation.errors import OptionError, TraceError
 from admission.simulation.recording import NO_FACTS, TraceFacts, read_recording
@@ -50,6 +52,7 @@ _AZURE_FIELDS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)?")
 _NUMBER = re.compile(r"\s*\d{1,15}\s*")
 _MOST = 10**15 - 1  # tokens or milliseconds
+MOONCAKE_UNIT = 512  # tokens that a hash id stands for
 
 
 class Traffic(NamedTuple):
@@ -84,6 +87,8 @@ def read_traffic(path: Path, format_name: str = "auto", log_lines: LogLines = _l
     arrivals = sorted(read.arrivals, key=itemgetter(slice(4)))
     start = arrivals[0].time
     facts = read.facts if kind == "sluice" else NO_FACTS._replace(began=start if kind == "azure" else None)
+    has_contents = any(arrival.content for arrival in arrivals)
+    facts = facts._replace(has_contents=has_contents, is_recorded=kind == "sluice")
     return Traffic([arrival._replace(time=arrival.time - start) for arrival in arrivals], read.device, facts)
 
 
@@ -143,7 +148,13 @@ def _mooncake_arrival(path: Path, line: int, text: str) -> Arrival:
     output = _count(path, line, "output_length", entry.get("output_length"), at_least=1)
     hashes = entry.get("hash_ids")
     session = hashes[:2][-1] if isinstance(hashes, list) and hashes and isinstance(hashes[-1], int) else line
-    return Arrival(milliseconds / 1000, prompt, output, session=session if isinstance(session, int) else line)
+    content = Content(tuple(hashes), MOONCAKE_UNIT, prompt) if isinstance(hashes, list) and _are_ids(hashes) else None
+    session = session if isinstance(session, int) else line
+    return Arrival(milliseconds / 1000, prompt, output, session=session, content=content)
+
+
+def _are_ids(hashes: list[Any]) -> bool:
+    return all(type(one) is int for one in hashes)
 
 
 READERS: dict[str, Reader] = {"azure": azure, "mooncake": mooncake}

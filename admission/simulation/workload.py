@@ -87,7 +87,7 @@ class Flood:
         flooding = []
         time = self.start + random.expovariate(self.rate)
         while time < self.start + self.seconds:
-            flooding.append(random.choice(trace)._replace(time=time, tenant=self.tenant))
+            flooding.append(random.choice(trace).alike._replace(time=time, tenant=self.tenant))
             time += random.expovariate(self.rate)
         return flooding
 
@@ -121,9 +121,9 @@ class Workload:
     """The workload of a run. `requests` beyond the trace's length repeat it. Raises `OptionError` where parts
     contradict.
 
-    At a `rate` the arrivals are Poisson, with lengths drawn from the trace; else they are the trace's, `speedup` times
-    as fast. The seed decides the arrivals' times (at a rate, and within a time that several traced requests share),
-    their tenants and their classes.
+    At a `rate` the arrivals are Poisson, with lengths drawn from the trace, and share nothing; else they are the
+    trace's, `speedup` times as fast. The seed decides the arrivals' times (at a rate, and within a time that several
+    traced requests share), their tenants and their classes.
     """
 
     trace: tuple[Arrival, ...]
@@ -185,14 +185,14 @@ class Workload:
         time = 0.0
         for _ in range(self.size):
             time += random.expovariate(self.rate)
-            yield random.choice(self.trace)._replace(time=time)
+            yield random.choice(self.trace).alike._replace(time=time)
 
     def _replayed(self, random: Random) -> Iterator[Arrival]:
         spread = list(_spread(self.trace, random))
         length = spread[-1].time + spread[-1].time / max(1, len(spread) - 1)  # a mean gap between repetitions
         for n in range(self.size):
             repetition, index = divmod(n, len(spread))
-            arrival = spread[index]
+            arrival = spread[index].repeated(repetition) if repetition else spread[index]
             yield arrival._replace(time=(repetition * length + arrival.time) / self.speedup)
 
 

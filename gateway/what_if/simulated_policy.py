@@ -33,11 +33,14 @@ class PolicyRules:
     def gateway(self) -> "PolicyGateway":
         return PolicyGateway(self)
 
-    def price(self, tenant: str, prompt_tokens: int, output_tokens: int) -> tuple[float, str] | None:
+    def price(
+        self, tenant: str, prompt_tokens: int, cached_tokens: int, output_tokens: int
+    ) -> tuple[float, str] | None:
         price = self.policy.tenant(tenant).price
         if price is None:
             return None
-        return float(price.input * prompt_tokens + price.output * output_tokens), price.currency
+        prompts = price.input * prompt_tokens + price.cached_input * cached_tokens
+        return float(prompts + price.output * output_tokens), price.currency
 
 
 class PolicyGateway:
@@ -69,6 +72,16 @@ class PolicyGateway:
         if effective.kv_bytes is None or self._kv_shape is None:
             return None
         return effective.kv_bytes // self._kv_shape.block_bytes
+
+    def cache_scope(self, tenant: str) -> str:
+        return self._policy.cache_scope(tenant)
+
+    def cache_limits(self, tenant: str) -> tuple[int, int | None]:
+        limits, shape = self._policy.cache_limits(tenant), self._kv_shape
+        if shape is None:
+            return 0, None
+        ceiling = None if limits.ceiling is None else limits.ceiling // shape.block_bytes
+        return limits.floor // shape.block_bytes, ceiling
 
     def reserve(self, arrival: Arrival, lengths: OutputLengths, now: float) -> "UncountedGrant":
         """Reserves as `gateway.api` does for a real request. Raises `GatewayRefused`."""

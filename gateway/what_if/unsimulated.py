@@ -12,6 +12,7 @@ from quotas.policy.policy_diff import Change
 from quotas.policy.problems import Mark
 
 MOST_LINES = 60
+NO_CONTENTS = "the trace does not say what prompts share: nothing is found in the prefix cache"
 
 Places = Mapping[str, Mark]
 """The place of each field of a policy, from `quotas.policy.policy_file.field_places`."""
@@ -102,6 +103,8 @@ def _reason(change: Change, seen: Seen) -> str | None:
     match kind:
         case "classes":
             return _of_class(name, change.field, seen)
+        case "prefix_sharing":
+            return _of_sharing(seen)
         case "tenants" if change.scope not in seen.sources:
             return "the trace has no requests of this tenant"
         case "defaults" | "" if change.field != "classes" and not seen.has_unnamed:
@@ -127,10 +130,18 @@ def _of_tenant(change: Change, seen: Seen) -> str | None:
             return "the trace does not say which models were asked for"
         case ["on_store_outage"]:
             return "the quota store never fails in a simulation"
-        case ["price", "cached_input"]:
-            return "prefix caching is not simulated: every prompt token costs what `input` says"
-        case ["limits", "kv_bytes"] if not seen.knows_kv_bytes:
+        case ["price", "cached_input"] | ["prefix_cache", _] if not seen.facts.has_contents:
+            return NO_CONTENTS
+        case ["limits", "kv_bytes"] | ["prefix_cache", _] if not seen.knows_kv_bytes:
             return "the device does not say what a token takes: give it kv_bytes_per_token"
+    return None
+
+
+def _of_sharing(seen: Seen) -> str | None:
+    if not seen.facts.has_contents:
+        return NO_CONTENTS
+    if seen.facts.is_recorded:
+        return "blocks in an event log are told apart by those who shared them then: nobody can share more"
     return None
 
 

@@ -8,13 +8,14 @@ from admission.core import PRIOR, CoreConfig
 from admission.event_log import make_logged_core
 from admission.request import Asked, AskedPrompt
 from admission.simulation.arrival import Arrival
+from admission.simulation.contents import Content
 from admission.simulation.errors import TraceError
 from admission.simulation.recording import TraceFacts
 from admission.simulation.traces import read_trace, read_traffic
 from admission.step_time import StepTimeModel
 from backend.config import EngineConfig
 from backend.scheduler.batch import StepOutput
-from tests.admission.simulation.runs import DEVICE, recorded, write
+from tests.admission.simulation.runs import DEVICE, recorded, simulated, write
 from tests.backend.sequences import make_sequence
 
 
@@ -29,6 +30,19 @@ def test_our_own_log_says_whose_each_request_was_and_how_long_its_answer_became(
     assert [a.output_tokens for a in read[:12]] == [a.output_tokens for a in arrivals[:12]]
     assert sorted({a.output_tokens for a in read[12:]}) == [5, 40]  # 40: refused, so nobody knows
     assert read[11].time == pytest.approx(1.1)
+
+
+def test_what_prompts_and_answers_shared_is_found_again_when_a_log_is_simulated(tmp_path: Path) -> None:
+    sessions = [Arrival(20.0 * n, 90 + 70 * (n // 3), 40, content=Content.of_session(n % 3)) for n in range(15)]
+    unknown = [Arrival(20.0 * n + 10, 200, 8) for n in range(5)]
+    recorder, lines = recorded("fair", sorted([*sessions, *unknown]))
+    found = recorder.tenants[""].cached_tokens
+    traffic = read_traffic(write(tmp_path / "log", *lines))
+    again, _, _ = simulated("fair", traffic.arrivals)
+    assert again.tenants[""].cached_tokens == found > 1000
+    assert traffic.facts.has_contents and sum(arrival.content is None for arrival in traffic.arrivals) == 5
+    smaller, _, _ = simulated("fair,block_size=8", traffic.arrivals)
+    assert smaller.tenants[""].cached_tokens >= found, "blocks of another size hold the same contents"
 
 
 def test_a_gateways_log_says_what_was_asked_and_what_limits_refused(tmp_path: Path) -> None:
@@ -57,7 +71,7 @@ def test_a_gateways_log_says_what_was_asked_and_what_limits_refused(tmp_path: Pa
     assert (first.deadline, first.done_within, first.interval) == (None, 9.0, 0.5)
     assert (second.time, second.refused_by, second.is_declared, second.deadline) == (1.0, "tokens/min", False, 3.0)
     assert (second.prompt_tokens, second.output_tokens, second.max_tokens) == (15, 3, 200)  # as its tenant's others
-    assert read.facts == TraceFacts(True, True, True, "embedded", 1e9 + 2.0)
+    assert read.facts == TraceFacts(True, True, True, "embedded", 1e9 + 2.0, is_recorded=True)
     assert read.device is not None and read.device.kv_bytes_per_token == 2048 / 16
 
 

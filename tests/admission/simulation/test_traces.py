@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from admission.simulation.contents import Content
 from admission.simulation.errors import OptionError, TraceError
-from admission.simulation.traces import read_trace
+from admission.simulation.traces import read_trace, read_traffic
 from tests.admission.simulation.runs import write
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
@@ -39,6 +40,14 @@ def test_mooncake_times_are_milliseconds_and_a_session_shares_its_second_block(t
     ]
     first, second = read_trace(write(tmp_path / "t.jsonl", *map(json.dumps, entries)))
     assert second.time == 3.0 and first.session == second.session == 7
+    assert (first.content, second.content) == (Content((0, 7), 512, 600), Content((0, 7, 8), 512, 900))
+
+
+def test_a_trace_without_hashes_says_nothing_of_contents(tmp_path: Path) -> None:
+    entry = {"timestamp": 0, "input_length": 600, "output_length": 5}
+    path = write(tmp_path / "t.jsonl", *map(json.dumps, (entry, entry | {"hash_ids": ["a"]})))
+    traffic = read_traffic(path)
+    assert [arrival.content for arrival in traffic.arrivals] == [None, None] and not traffic.facts.has_contents
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,18 @@ def test_it_prints_the_comparison_and_writes_the_files(trace: Path, tmp_path: Pa
     assert "<svg" in (tmp_path / "report.html").read_text()
 
 
+def test_a_cache_that_is_off_or_larger_is_compared(tmp_path: Path, simulate: Simulate) -> None:
+    path = tmp_path / "conversations.jsonl"
+    told = [{"timestamp": 9000 * n, "hash_ids": [n % 5, 5 + n // 5, *([n + 100] * (n % 2))]} for n in range(30)]
+    lengths = {"input_length": 1024, "output_length": 4}
+    path.write_text("\n".join(json.dumps(one | lengths) for one in told))
+    flags = ["--policy", "kv_tokens=2048", "--compare", "kv_tokens=100000", "--compare", "prefix_cache=off"]
+    done = simulate(path, *flags, "--html", tmp_path / "page.html")
+    small, large, off = (run["hit_rate"] for run in done.runs)
+    assert 0 == off <= small < large
+    assert "prompt tokens cached" in done.out and "Prompt tokens cached" in (tmp_path / "page.html").read_text()
+
+
 def test_a_policy_file_is_a_policy_and_so_is_its_edit(
     trace: Path, tmp_path: Path, simulate: Simulate, sluice: Sluice
 ) -> None:
@@ -189,7 +201,7 @@ def test_an_event_log_without_a_policy_is_simulated_as_it_was_recorded(tmp_path:
     log = tmp_path / "events.log"
     log.write_bytes(gzip.compress("".join(f"{line}\n" for line in lines).encode()))
     entries = [json.loads(line) for line in lines]
-    refused = sum(entry[0] == "arrive" and entry[-1] is not None for entry in entries)
+    refused = sum(entry[0] == "arrive" and entry[15] is not None for entry in entries)
     completed = sum(len(entry[4]) + len(entry[5]) for entry in entries if entry[0] == "done")
     for flags, name in (([], "as recorded"), (["--policy", "order=vtc"], "order=vtc")):
         (policy,) = simulate(log, *flags).policies

@@ -83,6 +83,18 @@ def test_no_edit_is_no_difference() -> None:
             "classes.interactive.service_tiers at edited.yaml:1: the trace has no service tiers",
         ),
         ("classes: {interactive: {}, standard: {queue: {bytes: 1MiB}}}\n" + BEFORE, NO_FACTS, "how long bodies are"),
+        ("tenants: {acme: {prefix_cache: {floor: 1MiB}}, globex: {}}", FACTS, "does not say what prompts share"),
+        (
+            "tenants: {acme: {price: {input: 1/1M, cached_input: 0.5/1M, output: 1/1M, currency: EUR}}, globex: {}}",
+            FACTS,
+            "tenants.acme.price.cached_input at edited.yaml:1: the trace does not say what prompts share",
+        ),
+        (BEFORE + "\nprefix_sharing: {all: [acme, globex]}", FACTS, "does not say what prompts share"),
+        (
+            BEFORE + "\nprefix_sharing: {all: [acme, globex]}",
+            FACTS._replace(has_contents=True, is_recorded=True),
+            "prefix_sharing.all at edited.yaml:2: blocks in an event log are told apart by those who shared them then",
+        ),
     ],
 )
 def test_what_an_edit_could_not_show_is_said_by_line(after: str, facts: TraceFacts, told: str) -> None:

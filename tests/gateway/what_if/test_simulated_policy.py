@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from admission.simulation.arrival import Arrival
+from admission.simulation.contents import Content
 from admission.simulation.device import DEVICES
 from admission.simulation.recording import NO_FACTS, TraceFacts
 from admission.simulation.study import simulate_run
@@ -171,3 +172,55 @@ def test_a_policy_without_limits_changes_nothing_but_what_it_says() -> None:
     plain = served("tenants: {acme: {}}", asks)
     unlimited = served("tenants: {acme: {limits: {requests: 1M/s, tokens: 1B/s}}}", asks)
     assert replace(plain, spend={}) == replace(unlimited, spend={})
+
+
+BLOCK_BYTES = 131_072 * 16  # of the device's model
+
+
+def turns(tenant: str, session: int, seconds: float, count: int, **said: Any) -> list[Arrival]:
+    """A conversation of which each turn begins with the one before."""
+    content = Content.of_session(session)
+    return [Arrival(seconds * (n + 1), 320, 16, tenant=tenant, content=content, **said) for n in range(count)]
+
+
+def flood(seconds: float, count: int) -> list[Arrival]:
+    """Another tenant's requests, each with contents of its own that it leaves in the cache."""
+    return [Arrival(seconds * n, 400, 16, tenant="flood", content=Content.of_session(1000 + n)) for n in range(count)]
+
+
+def hits(summary: Summary) -> dict[str, float]:
+    return {tenant.name: round(tenant.hit_rate, 2) for tenant in summary.tenants}
+
+
+def test_a_floor_keeps_what_a_tenant_has_cached_under_the_flood_of_another() -> None:
+    arrivals = sorted([*turns("acme", 1, 10.0, 6), *flood(0.25, 240)])
+    small = {"num_blocks": 120, "max_model_len": 1024}
+    without = served("tenants: {acme: {}, flood: {}}", arrivals, **small)
+    kept = served(
+        f"tenants: {{acme: {{prefix_cache: {{floor: {30 * BLOCK_BYTES}B}}}}, flood: {{}}}}", arrivals, **small
+    )
+    assert hits(without) == {"acme": 0.0, "flood": 0.0} and without.evictions > 1000
+    assert hits(kept)["acme"] == round(5 * 304 / (6 * 320), 2), (
+        "each turn but the first, but for its last token's block"
+    )
+    large = served("tenants: {acme: {}, flood: {}}", arrivals, num_blocks=20_000, max_model_len=1024)
+    assert hits(large)["acme"] == hits(kept)["acme"] and not large.evictions
+
+
+def test_a_ceiling_bounds_what_a_tenant_leaves_in_the_cache() -> None:
+    bounded = served("defaults: {prefix_cache: {ceiling: 0B}}", turns("acme", 1, 10.0, 6))
+    assert hits(bounded) == {"acme": 0.0} and bounded.evictions
+
+
+def test_tenants_of_one_group_find_what_the_others_have_cached_and_nobody_else_does() -> None:
+    arrivals = sorted([*turns("acme", 1, 10.0, 4), *turns("acme-eu", 1, 11.0, 4), *turns("beta", 1, 12.0, 1)])
+    named = "tenants: {acme: {}, acme-eu: {}, beta: {}}"
+    apart = hits(served(named, arrivals))
+    shared = hits(served(named + "\nprefix_sharing: {acme-all: [acme, acme-eu]}", arrivals))
+    assert shared["acme"] == apart["acme"] and shared["acme-eu"] > apart["acme-eu"] and shared["beta"] == 0
+
+
+def test_cached_prompt_tokens_cost_what_the_policy_says_of_them() -> None:
+    price = "defaults: {price: {input: 1000/1k, cached_input: 250/1k, output: 0/1k, currency: EUR}}"
+    summary = served(price, turns("acme", 1, 10.0, 2))
+    assert summary.spend == {"EUR": 320 + 16 + 304 / 4}

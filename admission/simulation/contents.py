@@ -1,0 +1,75 @@
+"""What simulated prompts and answers share: blocks have names by what a trace says of contents, which holds no token.
+
+Contents are known in units of so many tokens from the beginning on. The id of a unit stands for its tokens and all
+before them, so that two prompts share as much as their ids agree in. Whatever a trace says nothing about has no name,
+and is never found.
+"""
+
+from itertools import count
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+from backend.paged_kv.prefix_cache import BlockName
+from backend.scheduler.sequence import Sequence, SequenceStatus
+
+
+class Content(NamedTuple):
+    """What the tokens of a prompt, and of the answer behind it, are."""
+
+    ids: tuple[int, ...]  # of units from the prompt's first token on
+    unit: int | None  # tokens in each; None: the one id stands for all tokens, of prompt and answer
+    length: int | None = None  # tokens that are known: those of the prompt alone; None: as many as the ids say
+    repetition: int = 0  # of the trace: nothing is shared between two
+
+    @classmethod
+    def of_session(cls, session: int) -> "Content":
+        """Returns the content of each request of a session: it begins with the prompt before it and with its answer."""
+        return cls((session,), None)
+
+    def id_at(self, token: int) -> int | None:
+        """Returns the id of the unit that has the token at this position; None where nobody knows."""
+        if self.length is not None and token >= self.length:
+            return None
+        unit = 0 if self.unit is None else token // self.unit
+        return self.ids[unit] if unit < len(self.ids) else None
+
+
+class SimulatedNames:
+    """Names the blocks of simulated sequences, for as long as anybody uses the names."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._names: WeakValueDictionary[tuple[object, ...], BlockName] = WeakValueDictionary()
+        self._ordinals = count(1)
+        self._contents: dict[str, tuple[str, Content]] = {}  # of sequences that may still be named, with their scopes
+
+    def arrives(self, sequence: Sequence, scope: str, content: Content | None) -> None:
+        """Name the full blocks of a prompt, which are found by those of the same scope."""
+        if content is None:
+            return
+        self._contents[sequence.id] = scope, content
+        self.name(sequence, len(sequence.prompt) // self._block_size)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Forget a sequence that was refused."""
+        self._contents.pop(sequence.id, None)
+
+    def name(self, sequence: Sequence, num_blocks: int) -> None:
+        """Name the first so many blocks of a sequence, as far as what they hold is known."""
+        if sequence.id not in self._contents:
+            return
+        scope, content = self._contents[sequence.id]
+        names, size = sequence.block_names, self._block_size
+        for index in range(len(names), num_blocks):
+            unit = content.id_at((index + 1) * size - 1)
+            if unit is None:
+                break
+            names.append(self._name((scope, content.repetition, content.unit, unit, index)))
+        if sequence.status is SequenceStatus.FINISHED:
+            self.forget(sequence)
+
+    def _name(self, key: tuple[object, ...]) -> BlockName:
+        name = self._names.get(key)
+        if name is None:
+            name = self._names[key] = BlockName(next(self._ordinals))
+        return name
