@@ -105,7 +105,8 @@ def floors(settings: Settings) -> list[Check]:
     except (PolicyError, BackendError):
         return []  # which another check tells
     longest = blocks_for(plan.max_model_len, settings.block_size)
-    pool = KVPool(plan.num_blocks, plan.kv // plan.num_blocks, plan.max_model_len, longest)
+    caches = settings.prefix_cache == "on" and settings.kv_allocation == "paged"
+    pool = KVPool(plan.num_blocks, plan.kv // plan.num_blocks, plan.max_model_len, longest, caches)
     problems = [problem("floors", f"{field}: {message}") for field, message in room_problems(current, pool)]
     return problems or [ok("floors", "what the policy keeps of cached memory leaves room for the longest sequence")]
 

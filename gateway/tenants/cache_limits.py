@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from backend.config import EngineConfig, KVAllocation
+from backend.config import EngineConfig
 from backend.roofline import show_bytes
 from quotas.policy.policy import Policy
 
@@ -30,9 +30,8 @@ class KVPool:
 
     @staticmethod
     def of(config: EngineConfig, block_bytes: int) -> "KVPool":
-        caches = config.prefix_cache and config.kv_allocation is KVAllocation.PAGED
         longest = config.blocks_for(config.max_model_len)
-        return KVPool(config.num_blocks, block_bytes, config.max_model_len, longest, caches)
+        return KVPool(config.num_blocks, block_bytes, config.max_model_len, longest, config.shares_blocks)
 
     def cache_limits(self, policy: Policy, tenant: str) -> tuple[int, int | None]:
         """Return the tenant's floor and ceiling in whole blocks, with no more than the policy says above either."""

@@ -61,6 +61,14 @@ def test_floors_of_the_policy_against_the_memory(tmp_path: Path, floor: str, ver
     assert not checks or verdicts == [OK] or "tenants.acme.prefix_cache.floor: floors keep" in checks[0].found
 
 
+def test_floors_take_no_memory_where_nothing_is_cached(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text("tenants: {acme: {prefix_cache: {floor: 1GiB}}}")
+    (check,) = model_checks.floors(
+        Settings(device="cpu", kv_memory_bytes="16MiB", prefix_cache="off", policy=tmp_path / "p.yaml")
+    )
+    assert check.verdict is OK
+
+
 def test_floors_are_not_judged_where_policy_or_model_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text("tenants: {acme: {prefix_cache: {floor: 1GiB}}}")
     assert not model_checks.floors(Settings(model="/nowhere", policy=tmp_path / "p.yaml"))
