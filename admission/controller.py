@@ -15,6 +15,7 @@ from admission.prefill_sizer import PrefillSizer
 from admission.request import Asked
 from admission.scheduling_policy import SchedulingPolicy
 from admission.step_time import Pipeline, StepTimeModel
+from admission.swap_choice import SwapChoice
 from backend.scheduler.batch import Batch, StepOutput
 from backend.scheduler.scheduled_step import NewToken, ScheduledStep
 from backend.scheduler.scheduler import Scheduler
@@ -34,8 +35,10 @@ class TenantHooks:
         gate: Gate,
         forecast: FuturePeak,
         lengths: OutputLengths,
+        swap_choice: SwapChoice,
     ) -> None:
         self.prefill_budget = sizer.prefill_budget
+        self.swaps = swap_choice.swaps
         self._ordering = ordering
         self._ledger = ledger
         self._gate = gate

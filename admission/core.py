@@ -22,6 +22,7 @@ from admission.overload import AdmissionControl, ControlledDelay, DeadlineExpiry
 from admission.prefill_sizer import PrefillSizer
 from admission.scheduling_policy import QueueBounds
 from admission.step_time import Pipeline, StepTime, StepTimeModel
+from admission.swap_choice import SwapChoice
 from backend.config import EngineConfig
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence
@@ -131,10 +132,11 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
     lengths = OutputLengths()
     tariff: Tariff = EngineTimeTariff(model) if config.unit is Unit.ENGINE_TIME else TokenTariff()
     ordering = _ORDERINGS[config.order](config, _estimate(tariff, lengths))
-    ledger = Ledger(ordering, tariff, model)
+    ledger = Ledger(ordering, tariff, model, engine.block_copy_seconds)
     sizer = PrefillSizer(engine, model, config.prefill_share)
     forecast = FuturePeak(engine, lengths)
-    hooks = TenantHooks(ordering, ledger, sizer, _gate(config, forecast), forecast, lengths)
+    swap_choice = SwapChoice(engine, model)
+    hooks = TenantHooks(ordering, ledger, sizer, _gate(config, forecast), forecast, lengths, swap_choice)
     waiting = ordering if isinstance(ordering, FairQueue) else HoldingQueue(ordering)
     scheduler = Scheduler(engine, waiting, hooks)
     clock = tariff if isinstance(tariff, EngineTimeTariff) else EngineTimeTariff(model)

@@ -118,10 +118,12 @@ _Charge = tuple[ScheduledStep, StepWork, list[float], Mapping[str, float]]
 class Ledger:
     """Charges steps to an ordering's tenants, in the order in which they are planned and completed."""
 
-    def __init__(self, ordering: Ordering, tariff: Tariff, model: StepTimeModel) -> None:
+    def __init__(self, ordering: Ordering, tariff: Tariff, model: StepTimeModel, block_copy_seconds: float) -> None:
+        """`block_copy_seconds`: what a step takes longer for each block that it copies to the host or back."""
         self._ordering = ordering
         self._tariff = tariff
         self._model = model
+        self._copy_seconds = block_copy_seconds
         self._open: deque[_Charge] = deque()
 
     def prepaid(self, prompt: int, output: float, cached: int = 0) -> float:
@@ -137,7 +139,7 @@ class Ledger:
     def planned(self, scheduled: ScheduledStep) -> float:
         """Charge a step that was planned; returns the seconds that it is predicted to take."""
         work = work_of(scheduled)
-        seconds = self._model.fitted.seconds(work)
+        seconds = self._model.fitted.seconds(work) + scheduled.batch.num_copies * self._copy_seconds
         costs = self._tariff.costs(scheduled, seconds)
         self._open.append((scheduled, work, costs, self._ordering.charge(scheduled.sequences, costs)))
         return seconds
@@ -152,7 +154,7 @@ class Ledger:
         factor = 1 + correction
         for sequence, cost in zip(scheduled.sequences, costs):  # noqa: B905 - as in `FairQueue.charge`
             sequence.charged += cost * factor
-        self._model.observe(work, elapsed)
+        self._model.observe(work, elapsed - scheduled.batch.num_copies * self._copy_seconds)
 
     def lost(self) -> None:
         """Return the charges of all steps that were planned and not completed, none of which took place."""

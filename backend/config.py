@@ -40,6 +40,8 @@ class EngineConfig:
     kv_allocation: KVAllocation = KVAllocation.PAGED
     steps_in_flight: int = 2
     max_preemptions: int = 8  # of one sequence
+    num_host_blocks: int = 0  # in the host's memory, to which blocks are swapped
+    block_copy_seconds: float = 0.0  # that copying one block to the host, or back, takes
     prefix_cache: bool = True  # sequences that begin with the same tokens share blocks; not where it is contiguous
 
     def __post_init__(self) -> None:

@@ -127,7 +127,9 @@ def place_model(
         engine_config = size_engine(options, config, dtype, free_memory())
         decoder = Decoder(config, weights, ops, engine_config.max_model_len)
     kv = KVCache(config, engine_config.num_blocks, engine_config.block_size, kv_dtype, device)
-    return ModelRunner(decoder, kv, engine_config)
+    runner = ModelRunner(decoder, kv, engine_config)
+    runner.measure_copies()
+    return runner
 
 
 def _check_size(options: EngineOptions, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> EngineConfig:

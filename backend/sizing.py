@@ -33,6 +33,7 @@ class EngineOptions:
     steps_in_flight: int = 2
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     prefix_cache: bool = True
+    swap_space_bytes: int = 0  # of the host's memory
 
     def cache_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return the type of keys and values of a model computed in `dtype`: that one, or e4m3 of 8 bits."""
@@ -70,6 +71,7 @@ def size_engine(
         batching=options.batching,
         kv_allocation=options.kv_allocation,
         steps_in_flight=options.steps_in_flight,
+        num_host_blocks=_host_blocks(options, per_block),
         prefix_cache=options.prefix_cache,
     )
 
@@ -85,6 +87,16 @@ def _kv_bytes(options: EngineOptions, per_block: int, max_model_len: int, free_b
     if options.kv_memory_fraction is not None:
         return min(usable, int(free_bytes * options.kv_memory_fraction))
     return min(usable, free_bytes if dedicated else min(KV_BYTES, free_bytes // 4))
+
+
+def _host_blocks(options: EngineOptions, per_block: int) -> int:
+    """Return the blocks of the host's memory to which others are swapped."""
+    if options.swap_space_bytes > (free := free_memory()):
+        asked = show_bytes(options.swap_space_bytes)
+        raise ConfigError(f"swap_space_bytes asks for {asked} of the host's memory, and {show_bytes(free)} are free")
+    if options.swap_space_bytes and not (options.prefix_cache and options.kv_allocation is KVAllocation.PAGED):
+        raise ConfigError("swap_space_bytes needs the prefix cache and paged blocks: what is swapped is found by it")
+    return options.swap_space_bytes // per_block
 
 
 def _check_one_sequence_fits(

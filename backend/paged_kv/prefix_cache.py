@@ -8,7 +8,7 @@ first, a leaf before what it follows on, and of no tenant as many as its floor k
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from heapq import heappop, heappush, heapreplace
 from itertools import count
 from typing import Generic, Protocol, TypeVar
@@ -44,12 +44,14 @@ H = TypeVar("H", bound=Holder)
 class CachedBlock(Generic[H]):
     """A full block that has a name. Its contents are there once the step that computes them is done."""
 
-    __slots__ = ("block", "holders", "idle_since", "name", "step", "tenant")
+    __slots__ = ("block", "holders", "idle_since", "is_copied", "is_wanted", "name", "step", "tenant")
 
-    def __init__(self, name: BlockName, block: int, step: int, holder: H) -> None:
+    def __init__(self, name: BlockName, block: int, step: int, holder: H, *, is_copied: bool = False) -> None:
         self.name: BlockName | None = name  # None: what it holds cannot be trusted, and nobody finds it any more
         self.block = block
         self.step = step  # that computes its last token: whatever is launched behind that step may read it
+        self.is_copied = is_copied  # from host memory, by that step, and not computed by its first holder
+        self.is_wanted = False  # idle, and its last holder was preempted: it will come back for it
         self.holders: dict[H, None] = {holder: None}  # in the order in which they came
         self.tenant = holder.tenant  # of the last holder, where it is idle
         self.idle_since = 0  # by the cache's own count
@@ -79,6 +81,8 @@ class PrefixCache(Generic[H]):
         self._uses = count(1)
         self._num_idle = self._num_kept = 0
         self.num_floor_blocks = 0  # idle blocks that floors may come to keep
+        self.evicted: Callable[[CachedBlock[H]], object] = lambda cached: None  # told of each that is given up
+        self.reused: Callable[[str], object] = lambda tenant: None  # told of each of a tenant's that is idle no more
         self.evictions = 0  # idle blocks given up so far
 
     def __len__(self) -> int:
@@ -125,11 +129,11 @@ class PrefixCache(Generic[H]):
 
     # blocks come and go
 
-    def publish(self, name: BlockName, block: int, step: int, holder: H) -> bool:
+    def publish(self, name: BlockName, block: int, step: int, holder: H, *, is_copied: bool = False) -> bool:
         """Name a block that the holder alone has, and that `step` fills. False where another has the name already."""
         if name in self._by_name:
             return False
-        cached = CachedBlock(name, block, step, holder)
+        cached = CachedBlock(name, block, step, holder, is_copied=is_copied)
         self._by_name[name] = cached
         self._by_block[block] = cached
         if step > self._completed_step:
@@ -164,6 +168,8 @@ class PrefixCache(Generic[H]):
         """Let one more hold the block."""
         if not cached.holders:
             self._no_longer_idle(cached)
+            cached.is_wanted = False
+            self.reused(cached.tenant)
         cached.holders[holder] = None
 
     def leave(self, cached: CachedBlock[H], holder: H) -> None:
@@ -233,6 +239,7 @@ class PrefixCache(Generic[H]):
         assert cached.name is not None
         self._no_longer_idle(cached)
         del self._by_name[cached.name], self._by_block[cached.block]
+        self.evicted(cached)
         self._pool.release([cached.block])
         self.evictions += 1
 

@@ -40,6 +40,13 @@ class Batch:
     sampled: list[int] = field(default_factory=list)
     new_blocks: list[tuple[int, int, list[int]]] = field(default_factory=list)  # slot, index in its table, blocks
     admitted: list[NewSequence] = field(default_factory=list)
+    swap_out: list[tuple[int, int]] = field(default_factory=list)  # block, host block; copied before all else
+    swap_in: list[tuple[int, int]] = field(default_factory=list)  # host block, block; copied then, in this order
+
+    @property
+    def num_copies(self) -> int:
+        """The blocks that are copied to the host's memory or back."""
+        return len(self.swap_out) + len(self.swap_in)
 
 
 NO_TOKEN = -1
@@ -72,6 +79,8 @@ class Counters:
     generation_tokens: int = 0
     late_tokens: int = 0  # sampled after their sequence had ended; discarded
     preemptions: int = 0  # for the memory or the slot of others
+    swapped_out: int = 0  # blocks copied to the host's memory
+    swapped_in: int = 0  # and back
     lost_steps: int = 0  # for lack of memory on the device
     yields: int = 0  # preemptions of a tenant's youngest for its oldest, at a limit of its own
     rollback_preemptions: int = 0  # because a step was lost

@@ -11,11 +11,13 @@ from sys import maxsize
 
 from backend.config import EngineConfig, KVAllocation
 from backend.paged_kv.block_pool import BlockPool, ContiguousPool, PagedPool, blocks_for
-from backend.paged_kv.prefix_cache import CachedBlock, PrefixCache
+from backend.paged_kv.host_pool import HostBlock
+from backend.paged_kv.prefix_cache import BlockName, CachedBlock, PrefixCache
 from backend.scheduler.allowances import Allowances
 from backend.scheduler.batch import Counters
 from backend.scheduler.pin import BlockHolder, Pin
-from backend.scheduler.sequence import FinishReason, Sequence
+from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
+from backend.scheduler.swapping import Swapping
 
 _POOLS: dict[KVAllocation, type[PagedPool] | type[ContiguousPool]] = {
     KVAllocation.PAGED: PagedPool,
@@ -23,6 +25,7 @@ _POOLS: dict[KVAllocation, type[PagedPool] | type[ContiguousPool]] = {
 }
 
 PINNED = 8  # one in so many blocks may be kept for those that wait: the rest is for those that run
+COPIES = 4  # tokens that a step may copy back for a sequence, for each that it may compute
 
 Cached = CachedBlock[BlockHolder]
 
@@ -35,9 +38,15 @@ class PrefixHit:
     """The cached blocks with which a sequence's tokens begin, from where its block table ends."""
 
     blocks: list[Cached] = field(default_factory=list)
+    swapped: list[HostBlock] = field(default_factory=list)  # those behind them that the host has
+    is_cut: bool = False  # the host has more than one step may copy
     num_held: int = 0  # those that somebody holds: sharing them takes no memory
     num_paid: int = 0  # those that a sequence of its tenant holds
     is_being_computed: bool = False  # the block after them is, by the step that is being planned
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.blocks) + len(self.swapped)
 
 
 _NO_HIT = PrefixHit()
@@ -69,6 +78,8 @@ class BlockTables:
         self._pinned: Counter[int] = Counter()  # blocks, by how many pins hold each
         self._most_pinned = config.num_blocks // PINNED
         self._most_kept = config.num_blocks - config.blocks_for(config.max_model_len)  # by pins and floors together
+        self.swapping = Swapping(config, self.cache, counters)
+        self._most_copied = max(1, COPIES * config.max_num_batched_tokens // config.block_size)
         self._found: list[tuple[int, Sequence, int, int]] = []  # in steps in flight: step, who, from where to where
         self._counters = counters
 
@@ -81,6 +92,7 @@ class BlockTables:
         """Note that a step is done: what it was to compute is there."""
         self.completed_step = step
         self.cache.completed(step)
+        self.swapping.completed_step = step
         if self._found and self._found[0][0] <= step:
             certain = [found for found in self._found if found[0] <= step]
             self._counters.cached_tokens += sum(after - before for _, _, before, after in certain)
@@ -114,7 +126,7 @@ class BlockTables:
     def can_allocate(self, sequence: Sequence, hit: PrefixHit, watermark_blocks: int) -> bool:
         """Return True if the blocks that the sequence starts with are free, and `watermark_blocks` beside them."""
         needed = self.blocks_to_start(sequence) - hit.num_held
-        if hit.blocks and self._num_entries + self.blocks_to_start(sequence) > self._max_entries:
+        if hit.num_blocks and self._num_entries + self.blocks_to_start(sequence) > self._max_entries:
             return False
         if not self._contiguous:
             return self.num_available >= needed + watermark_blocks
@@ -157,9 +169,12 @@ class BlockTables:
         if index >= most or not self._caches or sequence.num_computed_tokens != index * size:
             return _NO_HIT
         hit, tenant = PrefixHit(), sequence.tenant
-        for name in names[index:most]:
-            cached = self.cache.named(name)
+        for position in range(index, most):
+            cached = self.cache.named(names[position])
             if cached is None:
+                hit.swapped = self._find_swapped(names[position:most])
+                hit.is_cut = len(hit.swapped) > self._most_copied
+                del hit.swapped[self._most_copied :]
                 break
             if cached.step >= step:
                 hit.is_being_computed = True
@@ -171,12 +186,17 @@ class BlockTables:
         return hit
 
     def take(self, sequence: Sequence, hit: PrefixHit, step: int) -> list[int]:
-        """Append the blocks that were found to the sequence's block table, as if it had computed what they hold."""
+        """Append the blocks that were found to the sequence's block table, as if it had computed what they hold.
+
+        Those that the host has are copied back by the step, into memory for which there is room.
+        """
         self._count_block_seconds(sequence)
         for cached in hit.blocks:
             self._share(sequence, cached)
         blocks = [cached.block for cached in hit.blocks]
         self._append(sequence, blocks)
+        if hit.swapped:
+            blocks += self._copy_back(sequence, hit.swapped, step)
         sequence.peak_blocks = max(sequence.peak_blocks, len(sequence.block_table))
         sequence.num_computed_tokens = len(sequence.block_table) * self._block_size
         before, after = sequence.num_prefilled_tokens, min(sequence.num_computed_tokens, len(sequence.prompt))
@@ -185,6 +205,27 @@ class BlockTables:
             sequence.num_cached_tokens += after - before
             self._found.append((step, sequence, before, after))
         return blocks
+
+    def _copy_back(self, sequence: Sequence, swapped: list[HostBlock], step: int) -> list[int]:
+        """Append blocks to the sequence's table to which the step copies these; none where there is no room."""
+        with self.swapping.keeping(swapped):  # making room may give up others there
+            blocks = self.allocate(sequence, len(swapped))
+        if blocks is None:
+            return []
+        for host_block, block in zip(swapped, blocks, strict=True):
+            self.swapping.copy_back(host_block, block)
+            self.cache.publish(host_block.name, block, step, sequence, is_copied=True)
+        return blocks
+
+    def _find_swapped(self, names: list[BlockName]) -> list[HostBlock]:
+        """Return the host's blocks with which these names begin, as far as one needs to know."""
+        found: list[HostBlock] = []
+        for name in names[: self._most_copied + 1]:
+            host_block = self.swapping.named(name)
+            if host_block is None or self.cache.named(name) is not None:
+                break
+            found.append(host_block)
+        return found
 
     def pin(self, sequence: Sequence, step: int) -> None:
         """Keep what the prefix cache has of a waiting sequence's prompt until `unpin`, if that can be counted on.
@@ -250,8 +291,9 @@ class BlockTables:
         lost = self.cache.uncomputed(step)
         cut: dict[BlockHolder, int] = {}  # the places in their tables from which on they are undone
         for cached in lost:
-            for follower in list(cached.holders)[1:]:
+            for follower in list(cached.holders)[not cached.is_copied :]:
                 cut[follower] = min(follower.block_table.index(cached.block), cut.get(follower, maxsize))
+        self.swapping.lost(step)
         self.cache.invalidate(lost)
         for holder, index in cut.items():
             self._count_block_seconds(holder)
@@ -345,6 +387,9 @@ class BlockTables:
         """
         if self._caches and sequence.finish_reason is not FinishReason.FAILED:
             self._publish_all(sequence)
+        if sequence.status is SequenceStatus.PREEMPTED:
+            for cached in [cached for block in sequence.block_table if (cached := self.cache.at(block))]:
+                cached.is_wanted = True
         self._count_block_seconds(sequence)
         self._leave(sequence, sequence.block_table)
         sequence.block_table = []
@@ -369,6 +414,7 @@ class BlockTables:
         assert len(self._pinned) <= self._most_pinned, "too much is kept for those that wait"
         self.pool.check_integrity()
         self.allowances.check_integrity()
+        self.swapping.host.check_integrity()
         self.cache.check_integrity((block, s) for s in holders for block in s.block_table)
         uses = Counter(block for s in holders for block in s.block_table)
         shared = {block for block, count in uses.items() if count > 1}

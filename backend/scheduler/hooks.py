@@ -40,6 +40,12 @@ class SchedulerHooks(Protocol):
         """Note that the sequence has just joined, perhaps again after a preemption: the next head may depend on it."""
         ...
 
+    def swaps(self, probability: float) -> bool:
+        """Return True if a block that is given up is worth a copy to the host, and one back if it is used again, which
+        is so probable.
+        """
+        ...
+
     def victim_rank(self, sequence: Sequence) -> tuple[float, ...]:
         """Return a key; of the sequences of the lowest class, the one with the largest key is preempted first."""
         ...
@@ -66,6 +72,9 @@ class DefaultHooks:
 
     def admitted(self, sequence: Sequence) -> None:
         pass
+
+    def swaps(self, probability: float) -> bool:
+        return True
 
     def victim_rank(self, sequence: Sequence) -> tuple[float, ...]:
         return (sequence.arrival,)

@@ -52,6 +52,7 @@ class Scheduler:
         self._held_tenants = HeldTenants(waiting)
         self.held_tenants = self._held_tenants.reasons  # those of which nobody is admitted, each with the limit it met
         self.kv_manager = KVManager(config, waiting, self._held_tenants, self.counters)
+        self.kv_manager.blocks.swapping.swaps = self.hooks.swaps
         self.running: dict[str, Sequence] = self.kv_manager.running  # in the order of admission
         self._limits = TenantLimits(config, self.kv_manager, self.hooks)
         self._preemption = Preemption(config, self.kv_manager, self.hooks, self.counters)
@@ -192,6 +193,7 @@ class Scheduler:
         self._next_step += 1
         scheduled.planned_at = now
         self.in_flight.append(scheduled)
+        self.kv_manager.blocks.swapping.plan(scheduled.batch)
         if self._resync.out_of_sync:
             self._resync.add_to(scheduled)
         return scheduled.batch
@@ -269,12 +271,15 @@ class Scheduler:
     def _chunk(self, sequence: Sequence, hit: PrefixHit, budget: PrefillBudget) -> int:
         """Return how many tokens of a prefill this step can compute beside what was found; 0 when it does not fit.
 
-        What another sequence computes in this very step is not computed twice, but found in the next.
+        What another sequence computes in this very step is not computed twice, but found in the next; nor is what the
+        host has, beyond a block that keeps the step from having no row.
         """
         if hit.is_being_computed:
             return 0
-        found = len(hit.blocks) * self.config.block_size
+        found = hit.num_blocks * self.config.block_size
         start, uncomputed = sequence.num_computed_tokens + found, sequence.num_uncomputed_tokens - found
+        if hit.is_cut:
+            return budget.fits(start, self.config.block_size)
         if self.config.prefill_chunk is None:
             return uncomputed if budget.fits(start, uncomputed) == uncomputed else 0
         return budget.fits(start, min(uncomputed, self.config.prefill_chunk))
@@ -288,9 +293,9 @@ class Scheduler:
 
     def _take(self, sequence: Sequence, hit: PrefixHit, scheduled: ScheduledStep) -> bool:
         """Let a running sequence share the blocks that were found, unless a limit of its tenant is in the way."""
-        if not hit.blocks:
+        if not hit.num_blocks:
             return True
-        if not self.kv_manager.allowances.permits(sequence.tenant, len(hit.blocks) - hit.num_paid):
+        if not self.kv_manager.allowances.permits(sequence.tenant, hit.num_blocks - hit.num_paid):
             scheduled.paused[sequence] = WaitReason.ALLOWANCE
             return False
         index = len(sequence.block_table)
@@ -334,7 +339,7 @@ class Scheduler:
     def _start(self, sequence: Sequence, hit: PrefixHit, scheduled: ScheduledStep) -> None:
         self.kv_manager.admit(sequence)
         scheduled.admit(sequence)
-        if hit.blocks:
+        if hit.num_blocks:
             scheduled.add_hit(sequence, 0, self.kv_manager.blocks.take(sequence, hit, scheduled.batch.step))
         self.kv_manager.blocks.unpin(sequence)
         self.hooks.admitted(sequence)

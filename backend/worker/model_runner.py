@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -24,6 +24,7 @@ from backend.worker.device_stream import DeviceStream, Running, make_device_stre
 from backend.worker.graph_shapes import GraphShapes, StepShape
 from backend.worker.sampler import Choose, SlotSampler
 from backend.worker.staging import Layout, Staged, Stager
+from backend.worker.swapper import Swapper
 
 
 class StepSampler(Protocol):
@@ -87,6 +88,7 @@ class ModelRunner:
         if self._device_stream.captures:
             self._logits = torch.zeros((seqs, decoder.config.vocab_size), dtype=torch.float32, device=self.device)
         self._sampler = self._make_sampler()
+        self._swapper = Swapper(kv, config.num_host_blocks) if config.num_host_blocks else None
         self._staged: deque[Staged] = deque()  # steps launched and not completed
         self._newest = -1  # step
 
@@ -118,6 +120,11 @@ class ModelRunner:
             self._device_stream.recover()  # the device may be reading it
             self.stager.release_all()
         self._staged.clear()
+
+    def measure_copies(self) -> None:
+        """Measure what copying a block to the host takes, before anything runs: the planner decides by it."""
+        if self._swapper is not None:
+            self.config = replace(self.config, block_copy_seconds=self._swapper.measure())
 
     def warm_up(self) -> None:
         """Run every kind of step over block 0 and record the graphs, so that no request pays for what happens once.
@@ -168,11 +175,16 @@ class ModelRunner:
         staged = self.stager.stage(batch, shape or StepShape.of(batch))
         self._staged.append(staged)
         choose = self._sampler.stage(staged) if staged.num_sampled else None
-        work = partial(self._run, staged, choose, None if shape is None else self.graphs)
+        copies = batch if batch.num_copies else None
+        work = partial(self._run, staged, choose, None if shape is None else self.graphs, copies)
         return LaunchedStep(self, batch.step, staged, self._device_stream.launch(work))
 
     @torch.inference_mode()
-    def _run(self, staged: Staged, choose: Choose | None, graphs: StepGraphs | None) -> None:
+    def _run(
+        self, staged: Staged, choose: Choose | None, graphs: StepGraphs | None, copies: Batch | None = None
+    ) -> None:
+        if copies is not None and self._swapper is not None:
+            self._swapper.copy(copies)
         self._receive(staged)
         logits = self._compute(staged.shape, staged.num_sampled) if graphs is None else graphs.replay(staged.shape)
         if choose is None:

@@ -21,16 +21,19 @@ class PaperDevice:
         self.tables: dict[int, list[int]] = {}
         self.known: dict[int, list[int]] = {}  # per slot: every token so far, sampled ones too
         self.memory: dict[int, tuple[int, int]] = {}  # KV slot: (position, token)
+        self.host: dict[int, list[tuple[int, int] | None]] = {}  # host block: what was copied to it
 
     def execute(self, batch: Batch) -> StepOutput:
+        self._copy(batch)
         for admitted in batch.admitted:
             self.tables[admitted.slot] = []
             self.known[admitted.slot] = list(admitted.token_ids)
         for slot, index, blocks in batch.new_blocks:
             table = self.tables[slot]
             assert index <= len(table), "blocks arrive out of order"
-            assert table[index:] == blocks[: len(table) - index], "a block is another than it was"
-            table[index:] = blocks
+            known = table[index : index + len(blocks)]
+            assert known == blocks[: len(known)], "a block is another than it was"
+            table[index : index + len(blocks)] = blocks
         assert len(set(batch.slots)) == len(batch.slots), "a slot appears twice in one step"
         cursor = 0
         for row, (slot, start, length) in enumerate(zip(batch.slots, batch.starts, batch.lengths, strict=True)):
@@ -45,10 +48,23 @@ class PaperDevice:
         sampled = [self._sample(batch, row) for row in batch.sampled]
         return StepOutput(batch.step, sampled, 0.0)
 
+    def _copy(self, batch: Batch) -> None:
+        for block, host_block in batch.swap_out:
+            content = [self.memory.get(address) for address in self._addresses(block)]
+            assert None not in content, "a block was swapped out that is not whole"
+            self.host[host_block] = content
+        for host_block, block in batch.swap_in:
+            for address, token in zip(self._addresses(block), self.host[host_block], strict=True):
+                assert token is not None
+                self.memory[address] = token
+
+    def _addresses(self, block: int) -> range:
+        return range(block * self.block_size, (block + 1) * self.block_size)
+
     def poison(self, blocks: Iterable[int]) -> None:
         """Lose what is in these blocks: nobody has them."""
         for block in blocks:
-            for address in range(block * self.block_size, (block + 1) * self.block_size):
+            for address in self._addresses(block):
                 self.memory.pop(address, None)
 
     def _compute(self, slot: int, start: int, token_ids: list[int]) -> None:

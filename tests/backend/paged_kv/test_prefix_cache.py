@@ -198,15 +198,62 @@ def test_nobody_finds_what_a_sequence_computed_that_failed() -> None:
     assert again.num_cached_tokens == 0
 
 
+def test_what_is_given_up_is_swapped_out_and_found_again_on_the_host() -> None:
+    bench = Bench(num_blocks=10, num_host_blocks=40)
+    counters = bench.scheduler.counters
+    finish(bench, bench.say(PROMPT, 3))
+    for n in range(3):
+        finish(bench, bench.say(list(range(300 + 40 * n, 330 + 40 * n)), 7))
+    assert counters.swapped_out > 0
+    again = bench.say(PROMPT, 4)
+    finish(bench, again)
+    assert again.num_cached_tokens == 12 and counters.swapped_in == 3
+
+
+def test_what_was_preempted_comes_back_from_the_host() -> None:
+    bench = Bench(num_blocks=10, num_host_blocks=40)
+    sequences = [bench.say([n, *range(20, 25)], 25) for n in range(4)]
+    finish(bench, *sequences)
+    counters = bench.scheduler.counters
+    assert counters.preemptions > 0 and counters.swapped_in > 0
+    assert counters.recomputed_tokens <= 4 * counters.preemptions, "no more than what is in no full block"
+
+
+def test_a_lost_step_takes_its_copies_back() -> None:
+    bench = Bench(num_blocks=10, num_host_blocks=40)
+    finish(bench, bench.say(PROMPT, 3))
+    for n in range(3):
+        finish(bench, bench.say(list(range(300 + 40 * n, 330 + 40 * n)), 7))
+    again = bench.say(PROMPT, 4)
+    bench.plan()
+    assert again.num_cached_tokens == 12
+    bench.lose()
+    assert again.num_cached_tokens == 0
+    finish(bench, again)
+    assert again.num_cached_tokens == 12
+
+
+def test_a_block_that_is_not_worth_two_copies_is_dropped() -> None:
+    bench = Bench(num_blocks=10, num_host_blocks=8)
+    asked: list[float] = []
+    bench.scheduler.kv_manager.blocks.swapping.swaps = lambda probability: bool(asked.append(probability))
+    for n in range(3):
+        finish(bench, bench.say(list(range(300 + 40 * n, 330 + 40 * n)), 7))
+    assert asked and bench.scheduler.counters.swapped_out == 0
+    assert asked == sorted(asked, reverse=True), "nothing of this tenant came back so far"
+
+
 class SharingMachine(BenchMachine):
     @initialize(
         num_blocks=st.one_of(st.integers(8, 14), st.integers(24, 40)),
         depth=st.integers(1, 2),
         budget=st.integers(4, 12),
         chunk=st.sampled_from([None, 3, 4, 8]),
+        host=st.sampled_from([0, 3, 12]),
     )
-    def configure(self, num_blocks: int, depth: int, budget: int, chunk: int | None) -> None:
+    def configure(self, num_blocks: int, depth: int, budget: int, chunk: int | None, host: int) -> None:
         self.begin(
+            num_host_blocks=host,
             num_blocks=num_blocks,
             max_model_len=24,
             max_num_batched_tokens=24 if chunk is None else max(budget, chunk),

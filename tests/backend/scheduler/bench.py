@@ -79,7 +79,9 @@ class Bench:
         self.scheduler.update_from_output(self.device.execute(self.in_flight.popleft()))
         self.scheduler.check_integrity()
         if isinstance(self.scheduler.pool, PagedPool):
-            self.device.poison(self.scheduler.pool.free_blocks)
+            leaving = self.scheduler.kv_manager.blocks.swapping.leaving
+            leaving |= {block for batch in self.in_flight for block, _ in batch.swap_out}
+            self.device.poison(set(self.scheduler.pool.free_blocks) - leaving)
 
     def lose(self) -> None:
         self.in_flight.clear()

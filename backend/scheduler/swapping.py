@@ -1,0 +1,109 @@
+"""Swapping moves blocks that are given up to the host's memory, and back when they are found there.
+
+What was preempted keeps its blocks in the prefix cache, so that swapping it out and giving up idle blocks are one
+thing: a block leaves the device when its memory is needed, and goes to the host if that is worth two copies.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from backend.config import EngineConfig
+from backend.paged_kv.host_pool import UNPLANNED, HostBlock, HostPool
+from backend.paged_kv.prefix_cache import BlockName, CachedBlock, PrefixCache
+from backend.scheduler.batch import Batch, Counters
+from backend.scheduler.pin import BlockHolder
+
+LEARNING = 0.02  # share of a tenant's rate of return that each of its blocks replaces
+UNKNOWN = 0.5  # the rate of return before any block of a tenant was used again or lost
+
+Swaps = Callable[[float], bool]
+"""This says whether a block is worth being kept on the host, by how probable it is that it will be used again."""
+
+
+class Swapping:
+    """Keeps the host's level of the prefix cache, and the copies that the next step has to make."""
+
+    def __init__(self, config: EngineConfig, cache: PrefixCache[BlockHolder], counters: Counters) -> None:
+        self.host = HostPool(config.num_host_blocks)
+        self.swaps: Swaps = lambda probability: True  # whoever knows what computing takes sets it
+        self.completed_step = -1
+        self._cache = cache
+        self._counters = counters
+        self._returns: dict[str, float] = {}  # by tenant, how many of its idle blocks were used again
+        self._out: list[tuple[int, HostBlock]] = []  # copies that no step carries out yet
+        self._in: list[tuple[HostBlock, int]] = []
+        if config.num_host_blocks:
+            cache.evicted, cache.reused = self._evicted, self._reused
+
+    def named(self, name: BlockName) -> HostBlock | None:
+        """Return the host's block of that name."""
+        return self.host.named(name) if self.host.num_blocks else None
+
+    @contextmanager
+    def keeping(self, host_blocks: Iterable[HostBlock]) -> Iterator[None]:
+        """Give up none of these while the block of code runs."""
+        read = [(host_block, host_block.read) for host_block in host_blocks]
+        for host_block, _ in read:
+            host_block.read = UNPLANNED
+        try:
+            yield
+        finally:
+            for host_block, before in read:
+                host_block.read = before
+
+    def copy_back(self, host_block: HostBlock, block: int) -> None:
+        """Have the next step copy a host block to the device before it computes anything."""
+        host_block.read = UNPLANNED
+        self.host.used(host_block)
+        self._in.append((host_block, block))
+        self._reused(host_block.tenant)
+
+    @property
+    def leaving(self) -> set[int]:
+        """The blocks that the next step copies to the host: what they hold is still needed, whoever has them by then."""
+        return {block for block, _ in self._out}
+
+    def plan(self, batch: Batch) -> None:
+        """Have a step make the copies that are due."""
+        if not (self._out or self._in):
+            return
+        for _, host_block in self._out:
+            host_block.written = batch.step
+        for host_block, _ in self._in:
+            host_block.read = batch.step
+        batch.swap_out = [(block, host_block.block) for block, host_block in self._out]
+        batch.swap_in = [(host_block.block, block) for host_block, block in self._in]
+        self._counters.swapped_out += len(self._out)
+        self._counters.swapped_in += len(self._in)
+        self._out, self._in = [], []
+
+    def lost(self, step: int) -> None:
+        """Undo the copies of this step and those behind it, of which nobody knows how many were made. Who was to have
+        what comes back does not have it any more.
+        """
+        self.host.lost(step)
+        for host_block, _ in self._in:
+            host_block.read = -1
+        self._in = []
+
+    def _evicted(self, cached: CachedBlock[BlockHolder]) -> None:
+        name = cached.name
+        if name is None or self.host.named(name) is not None:
+            return
+        probability = 1.0 if cached.is_wanted else self._returns.get(cached.tenant, UNKNOWN)
+        host_block = None
+        if self.swaps(probability):
+            host_block, given_up = self.host.store(name, cached.tenant, self.completed_step)
+            if given_up is not None:
+                self._learn(given_up.tenant, 0.0)
+        if host_block is None:
+            self._learn(cached.tenant, 0.0)
+        else:
+            self._out.append((cached.block, host_block))
+
+    def _reused(self, tenant: str) -> None:
+        self._learn(tenant, 1.0)
+
+    def _learn(self, tenant: str, outcome: float) -> None:
+        before = self._returns.get(tenant, UNKNOWN)
+        self._returns[tenant] = before + LEARNING * (outcome - before)
