@@ -61,9 +61,15 @@ ENGINE_FIELDS = Names(
         "steps_in_flight": "steps_in_flight",
         "max_preemptions": "max_preemptions",
         "prefix_cache": "prefix_cache",
+        "num_host_blocks": "num_host_blocks",
+        "block_copy_seconds": "block_copy_seconds",
     }
 )
-SINCE: Mapping[str, tuple[int, Any]] = {"prefix_cache": (13, False)}
+SINCE: Mapping[str, tuple[int, Any]] = {
+    "prefix_cache": (13, False),
+    "num_host_blocks": (13, 0),
+    "block_copy_seconds": (13, 0.0),
+}
 """By the field's name in the log, the version that was the first to say it, and what it was before."""
 CORE_FIELDS = Names(
     {

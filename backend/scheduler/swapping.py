@@ -60,7 +60,7 @@ class Swapping:
 
     @property
     def leaving(self) -> set[int]:
-        """The blocks that the next step copies to the host: what they hold is still needed, whoever has them by then."""
+        """The blocks that the next step copies to the host: until then what they hold is needed."""
         return {block for block, _ in self._out}
 
     def plan(self, batch: Batch) -> None:

@@ -76,6 +76,17 @@ def test_greedy_tokens_are_those_of_transformers(checkpoints: dict[str, Path], f
     assert outputs(llm, GREEDY) == oracle(family)
 
 
+@pytest.mark.parametrize("family", ["llama3-scaling", "mistral-window", "qwen2"])
+def test_what_was_swapped_out_comes_back_bit_for_bit(checkpoints: dict[str, Path], family: str) -> None:
+    """Of fourteen blocks most are given up before anybody asks for them again."""
+    llm = LLM(str(checkpoints[family]), replace(SCARCE, swap_space_bytes=2**22))
+    assert outputs(llm, GREEDY) == outputs(llm, GREEDY) == oracle(family)
+    counters = llm.scheduler.counters
+    assert counters.preemptions > 0 and counters.swapped_in > 0
+    again = outputs(llm, DRAWN)
+    assert again == outputs(LLM(str(checkpoints[family]), SCARCE), DRAWN)
+
+
 def test_preemption_does_not_change_a_token(checkpoints: dict[str, Path]) -> None:
     llm = LLM(str(checkpoints["qwen2"]), SCARCE)
     assert outputs(llm, GREEDY) == oracle("qwen2")
@@ -108,6 +119,14 @@ def test_a_step_without_memory_does_not_change_a_token(checkpoints: dict[str, Pa
     llm = LLM.of(model, ScarceExecutor(model.runner))
     assert outputs(llm, GREEDY) == oracle("qwen2")
     assert llm.scheduler.counters.lost_steps > 10
+
+
+def test_nor_does_one_that_was_to_swap_blocks(checkpoints: dict[str, Path]) -> None:
+    model = LLM(str(checkpoints["qwen2"]), replace(SCARCE, swap_space_bytes=2**22)).model
+    llm = LLM.of(model, ScarceExecutor(model.runner))
+    assert outputs(llm, GREEDY) == outputs(llm, GREEDY) == oracle("qwen2")
+    counters = llm.scheduler.counters
+    assert counters.lost_steps > 10 and counters.swapped_in > 0
 
 
 def test_the_same_seed_draws_the_same_text_in_any_batch(checkpoints: dict[str, Path]) -> None:
