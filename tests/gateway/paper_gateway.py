@@ -129,6 +129,8 @@ class Gateway:
         self.metrics = Metrics(sources)
         names = BlockNames(bytes(32), CONFIG.block_size)
         core.scheduler.name_blocks_by(names.name)
+        with patch("gateway.api.prompt_names.BLOCKS_AT_ONCE", 4):  # so that prompts of a few words take turns, too
+            prompt_names = PromptNames(names, CONFIG.block_size)
         self.outcomes: Counter[Outcome | None] = Counter()
         telemetry.on_end.append(lambda request_record: self.outcomes.update([request_record.outcome]))
         self.service = service = Service(
@@ -148,7 +150,7 @@ class Gateway:
             core=core,
             core_telemetry=core_telemetry,
             refusal_limiter=RefusalLimiter(10_000, self.engine.clock),
-            prompt_names=PromptNames(names, CONFIG.block_size),
+            prompt_names=prompt_names,
             seeds=random.Random(0),
         )
         limits = Limits(vocab_size=1024, max_model_len=CONFIG.max_model_len)
