@@ -161,14 +161,15 @@ def billed(site: Site) -> dict[str, float]:
 def test_metrics_and_the_log_say_what_was_found(site: Site) -> None:
     def used() -> tuple[float, ...]:
         labels = [f'tenant="gamma",kind="{kind}"' for kind in ("prompt", "cached")]
-        return tuple(site.server.metric("sluice_tenant_tokens_total", label) for label in labels)
+        shown = [site.server.metric(f"vllm:prefix_cache_{what}_total") for what in ("queries", "hits")]
+        return *(site.server.metric("sluice_tenant_tokens_total", label) for label in labels), *shown
 
     prompt = a_prompt(133)
     site.ask("gamma", prompt)
     eventually(site.server.is_idle)
-    computed, cached = used()
+    computed, cached, queries, hits = used()
     site.ask("gamma", prompt)
-    eventually(lambda: used() == (computed + 5, cached + 128))
+    eventually(lambda: used() == (computed + 5, cached + 128, queries + 133, hits + 128))
     eventually(
         lambda: re.search(r'"prompt_tokens": ?133, ?"cached_tokens": ?128\b', site.server.log.read_text()) is not None
     )

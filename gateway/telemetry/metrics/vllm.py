@@ -38,6 +38,12 @@ class VllmMetrics:
     def _show_totals(self, registry: Registry, scheduler: Scheduler) -> None:
         counters = scheduler.counters
         registry.total("vllm:prompt_tokens_total", "Prompt tokens computed.", lambda: counters.prompt_tokens)
+        registry.total(
+            "vllm:prefix_cache_queries_total",
+            "Prompt tokens looked for in the prefix cache.",
+            lambda: counters.prompt_tokens + counters.cached_tokens,
+        )
+        registry.total("vllm:prefix_cache_hits_total", "Prompt tokens found there.", lambda: counters.cached_tokens)
         registry.total("vllm:generation_tokens_total", "Tokens generated.", lambda: counters.generation_tokens)
         registry.total("vllm:num_preemptions_total", "Preemptions.", lambda: sum(counters.all_preemptions))
 
