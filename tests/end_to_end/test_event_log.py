@@ -107,6 +107,29 @@ def test_a_request_that_waited_is_told_why(
         assert "max_num_seqs sequences were running" in request_record
 
 
+def test_what_a_request_found_in_the_cache_is_replayed_explained_and_simulated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, (key,) = tmp_path / "log", make_keys(tmp_path / "state", "acme").values()
+    with running_server(tmp_path, *FLAGS, f"--event-log={log}") as server:
+        prompts = (LONG_PROMPT, f"{LONG_PROMPT} and on, 11, 12, 13,")
+        asks = [completion(prompt=prompt, max_tokens=40, ignore_eos=True) for prompt in prompts]
+        first, second = (server.post("/v1/completions", key=key, **ask).json() for ask in asks)
+        eventually(lambda: count(log, lambda entry: entry[0] == "done" and entry[4] + entry[5]) == 2)
+    prompt, cached = (second["usage"][name] for name in ("prompt_tokens", "prompt_tokens_details"))
+    found = cached["cached_tokens"]
+    assert found > 100 and not first["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert count(log, lambda entry: entry[0] == "done" and isinstance(entry[-1], dict) and entry[-1]["blocks"]) == 2
+    assert LONG_PROMPT not in log.read_text()
+    assert cli.main(["replay", "--log", str(log)]) == 0
+    assert cli.main(["explain", second["id"], "--log", str(log)]) == 0
+    assert f"of its {prompt} prompt tokens {found} were cached, and are not computed" in capsys.readouterr().out
+    report = tmp_path / "report.json"
+    assert cli.main(["simulate", "--trace", str(log), "--json", str(report)]) == 0
+    (policy,) = json.loads(report.read_text())["policies"]
+    assert policy["runs"][0]["hit_rate"] == pytest.approx(found / (first["usage"]["prompt_tokens"] + prompt))
+
+
 def test_whoever_asks_by_the_id_of_a_refusal_is_told_where_the_response_id_is(
     recordings: tuple[Recording, Recording], capsys: pytest.CaptureFixture[str]
 ) -> None:
