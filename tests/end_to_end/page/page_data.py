@@ -27,7 +27,9 @@ tenants:
     limits: {tokens: [100k/min, 20M/day], requests: {rate: 600/min, burst: 900}, kv_bytes: 256MiB}
     price: {input: 0.5/1M, output: 2/1M, currency: EUR}
     keys: {1f0c77aa: {limits: {requests: 5/min}}}
+    prefix_cache: {floor: 64MiB, ceiling: 1GiB}
   globex: {models: [qwen3-0.6b], limits: {concurrent_requests: 8}}
+prefix_sharing: {friends: [acme, globex]}
 """
 
 Json = dict[str, Any]

@@ -110,6 +110,8 @@ def test_what_is_in_force_and_what_was_changed_when(policy: Page, gateway: FakeG
     assert policy.column("#policy-tenants", 1) == ["all others", "acme", "globex"]
     assert "tokens 100k/min and 20M/day" in policy.column("#policy-tenants", 4)[1]
     assert "0.5/1M in, 2/1M out, EUR" in policy.column("#policy-tenants", 6)[1]
+    cached = ["", "64MiB kept, at most 1GiB, shared in friends", "shared in friends"]
+    assert policy.column("#policy-tenants", 9) == cached
     editions = policy.texts("#policy-history summary")
     assert ["1 change" in editions[0], "2 changes" in editions[1], "started with" in editions[2]] == [True] * 3
     policy.click("#policy-history summary")

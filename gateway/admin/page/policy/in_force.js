@@ -32,6 +32,7 @@ export class InForce {
         text("price", "Price", MINOR),
         text("outage", "Without store", { least: true }),
         text("keys", "Keys named", MINOR),
+        text("cached", "Cached prefixes", MINOR),
       ],
       key: ({ name, isDefault }) => `${isDefault} ${name}`,
       matches: (row, words) => `${row.name} ${row.limits} ${row.classes}`.toLowerCase().includes(words),
@@ -40,7 +41,7 @@ export class InForce {
   }
 
   show({ version, history, has_files: hasFiles, effective, problem }) {
-    const { classes, defaults, tenants } = effective;
+    const { classes, defaults, tenants, prefix_sharing: groups } = effective;
     const named = Object.entries(tenants);
     const since = history.find((edition) => edition.version === version);
     const from = hasFiles ? "" : ", the built-in one";
@@ -49,7 +50,8 @@ export class InForce {
     setText(byId("policy-problem"), problem ? `An edit was not taken: ${shown(problem, 600)}` : "");
     byId("policy-reload").hidden = !hasFiles;
     byId("policy-classes").replaceChildren(plainTable("Classes", CLASSES, Object.entries(classes).map(classCells)));
-    const rows = named.map(([name, fields]) => tenantRow(name, fields, false));
+    const groupOf = groupsByTenant(groups);
+    const rows = named.map(([name, fields]) => tenantRow(name, fields, false, groupOf.get(name)));
     this.tenants.update([tenantRow(OTHERS, defaults, true), ...rows]);
   }
 }
@@ -61,7 +63,7 @@ function classCells([name, level]) {
   return [name, ...cells, queue.join(", ")].map((cell) => (cell ? shown(cell, 60) : ""));
 }
 
-function tenantRow(name, fields, isDefault) {
+function tenantRow(name, fields, isDefault, group) {
   const { highest_class: highest, default_class: usual, limits, price } = fields;
   return {
     name,
@@ -73,7 +75,18 @@ function tenantRow(name, fields, isDefault) {
     price: price === "none" ? "" : `${price.input} in, ${price.output} out, ${price.currency}`,
     outage: fields.on_store_outage,
     keys: Object.keys(fields.keys ?? {}).join(", "),
+    cached: cachedInWords(isDefault ? { ...fields.prefix_cache, floor: "0B" } : fields.prefix_cache, group),
   };
+}
+
+function groupsByTenant(groups) {
+  return new Map(Object.entries(groups ?? {}).flatMap(([group, members]) => members.map((name) => [name, group])));
+}
+
+function cachedInWords({ floor = "0B", ceiling = "unlimited" } = {}, group) {
+  const kept = floor === "0B" ? [] : [`${floor} kept`];
+  const most = ceiling === "unlimited" ? [] : [`at most ${ceiling}`];
+  return [...kept, ...most, ...(group ? [`shared in ${group}`] : [])].join(", ");
 }
 
 function limitsInWords(limits) {
