@@ -96,6 +96,17 @@ RUNS: dict[str, Record] = {
     "sharing": partial(
         random_run, CoreConfig(), 19, losses=0.08, failures=0.03, rounds=130, is_shared=True, num_blocks=26
     ),
+    "swapping": partial(
+        random_run,
+        CoreConfig(),
+        16,
+        losses=0.05,
+        rounds=80,
+        is_shared=True,
+        num_blocks=24,
+        num_host_blocks=40,
+        block_copy_seconds=1e-5,
+    ),
     "cache_off": partial(random_run, CoreConfig(), 15, rounds=50, is_shared=True, prefix_cache=False),
     "many_answers": many_answers,
     "flood": flood,

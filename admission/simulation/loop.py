@@ -86,6 +86,7 @@ class Loop:
         self._target = gateway.target if gateway else target  # by class
         self._gateway = gateway
         self._clients = clients or NoRetries()
+        self._copy_seconds = core.scheduler.config.block_copy_seconds  # of a block, to the host or back
         self._names = SimulatedNames(core.scheduler.config.block_size)
         core.scheduler.name_blocks_by(self._names.name)
         self._due: list[tuple[float, int, Arrival]] = []  # heap of what is yet to arrive
@@ -280,7 +281,7 @@ class Loop:
 
     def _submit(self, batch: Batch, now: float) -> None:
         scheduled = self._core.scheduler.in_flight[-1]
-        elapsed = self._device.seconds(work_of(scheduled))
+        elapsed = self._device.seconds(work_of(scheduled)) + batch.num_copies * self._copy_seconds
         self._done_at = max(self._done_at, now) + elapsed
         for sequence in scheduled.admitted:
             self._note_end(sequence)

@@ -118,3 +118,15 @@ def test_an_answer_of_which_the_trace_says_nothing_is_not_found() -> None:
     longer = prompt._replace(time=APART, prompt_tokens=400, content=Content((1,), UNIT, 400))
     recorder, _, _ = simulated("fair", [prompt, longer])
     assert recorder.tenants[""].cached_tokens == 160
+
+
+def test_copies_to_the_host_take_their_time_and_what_was_swapped_is_found() -> None:
+    first = Arrival(0.0, 1600, 8, content=Content((1, 2, 3, 4), UNIT))
+    other = Arrival(APART, 1600, 8, content=Content((5, 6, 7, 8), UNIT))
+    arrivals = [first, other, first._replace(time=2 * APART)]
+    small = "fair,num_blocks=110,max_model_len=1700,num_host_blocks=400"
+    recorder, core, _ = simulated(f"{small},block_copy_seconds=1e-6", arrivals)
+    slower, _, _ = simulated(f"{small},block_copy_seconds=2e-5", arrivals)
+    assert recorder.tenants[""].cached_tokens > 1000 and slower.tenants[""].cached_tokens > 1000
+    assert slower.first_token_times[2] > recorder.first_token_times[2] + 50 * 1.5e-5
+    core.scheduler.check_integrity()
