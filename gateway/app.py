@@ -7,7 +7,6 @@ import gc
 import logging
 import os
 import random
-import secrets
 import socket
 import sys
 import threading
@@ -23,7 +22,6 @@ import uvloop
 from tqdm import tqdm
 
 from admission.admission import Admission
-from admission.controller import Controller
 from backend.engine import Engine
 from backend.loader import LoadedModel, load_model
 from backend.worker.executor import Executor
@@ -35,12 +33,11 @@ from gateway.api.body_reader import open_body_reader
 from gateway.api.engine_client import Health
 from gateway.api.frontend import Frontend, ServedModel
 from gateway.api.in_process_client import InProcessClient
-from gateway.api.prompt_names import PromptNames
 from gateway.api.refusal_limiter import RefusalLimiter
 from gateway.api.routes import make_app, make_probes
 from gateway.api.service import Service
 from gateway.background import beside
-from gateway.core import engine_options, open_core
+from gateway.core import engine_options, make_prompt_names, open_core
 from gateway.http.connection_table import ConnectionCounts
 from gateway.http.request_scope import ActiveRequests
 from gateway.http.server import Server, check_tls, open_ports
@@ -140,21 +137,9 @@ async def open_service(
             core=core,
             core_telemetry=core_telemetry,
             refusal_limiter=RefusalLimiter(settings.refused_per_second, engine.clock),
-            prompt_names=_prompt_names(model, core),
+            prompt_names=make_prompt_names(model, core),
             seeds=random.Random(settings.seed),
         )
-
-
-def _prompt_names(model: LoadedModel, core: Controller) -> PromptNames | None:
-    """Returns who names the blocks of prompts, and has those of answers named like them; None: no block is shared.
-
-    The secret of the names is of this process alone, as is the cache: nobody outside can tell what a name stands for.
-    """
-    if not model.engine_config.shares_blocks:
-        return None
-    names = model.block_names(secrets.token_bytes(32))
-    core.scheduler.name_blocks_by(names.name)
-    return PromptNames(names, model.engine_config.block_size)
 
 
 def served_model(settings: Settings, model: LoadedModel, service: Service) -> ServedModel:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ from admission.step_time import StepTimeModel
 from backend.config import Batching, KVAllocation
 from backend.loader import LoadedModel
 from backend.sizing import EngineOptions
+from gateway.api.prompt_names import PromptNames
 from gateway.settings.settings import Settings
 from gateway.telemetry.event_log_file import EventLogFile
 
@@ -103,6 +105,18 @@ def _save(path: Path, step_time: StepTimeModel) -> None:
         draft = path.with_suffix(f".{os.getpid()}")
         draft.write_text(json.dumps(step_time.to_json()))
         draft.replace(path)
+
+
+def make_prompt_names(model: LoadedModel, core: Controller) -> PromptNames | None:
+    """Returns who names the blocks of prompts, and has those of answers named like them; None: no block is shared.
+
+    The secret of the names is of this process alone, as is the cache: nobody outside can tell what a name stands for.
+    """
+    if not model.engine_config.shares_blocks:
+        return None
+    names = model.block_names(secrets.token_bytes(32))
+    core.scheduler.name_blocks_by(names.name)
+    return PromptNames(names, model.engine_config.block_size)
 
 
 def engine_options(settings: Settings) -> EngineOptions:
