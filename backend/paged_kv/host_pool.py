@@ -4,7 +4,7 @@ A block comes here when it is given up on the device and is worth two copies, an
 its place is needed: giving it up on the device once more is free then.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from sys import maxsize
 
 from backend.paged_kv.prefix_cache import BlockName
@@ -30,6 +30,7 @@ class HostPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
+        self.held: Counter[str] = Counter()  # by tenant
         self._free = list(range(num_blocks - 1, -1, -1))
         self._by_name: OrderedDict[BlockName, HostBlock] = OrderedDict()  # the least recently used first
 
@@ -56,6 +57,7 @@ class HostPool:
                 return None, None
             self._drop(given_up)
         host_block = self._by_name[name] = HostBlock(name, self._free.pop(), tenant)
+        self.held[tenant] += 1
         return host_block, given_up
 
     def lost(self, step: int) -> None:
@@ -74,8 +76,14 @@ class HostPool:
     def _drop(self, host_block: HostBlock) -> None:
         del self._by_name[host_block.name]
         self._free.append(host_block.block)
+        self.held[host_block.tenant] -= 1
+        if not self.held[host_block.tenant]:
+            del self.held[host_block.tenant]
 
     def check_integrity(self) -> None:
         used = [host_block.block for host_block in self._by_name.values()]
         assert sorted([*used, *self._free]) == list(range(self.num_blocks)), "host blocks were lost"
+        assert self.held == Counter(host_block.tenant for host_block in self._by_name.values()), (
+            "a tenant is miscounted"
+        )
         assert all(one.name is name for name, one in self._by_name.items()), "a host block has another name"

@@ -7,8 +7,8 @@ counted; one that nobody holds is idle, and its memory is anybody's: idle blocks
 first, a leaf before what it follows on, and of no tenant as many as its floor keeps.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from heapq import heappop, heappush, heapreplace
 from itertools import count
 from typing import Generic, Protocol, TypeVar
@@ -105,6 +105,18 @@ class PrefixCache(Generic[H]):
 
     def num_idle_of(self, tenant: str) -> int:
         return len(self._idle_of(tenant))
+
+    def idle_by_tenant(self) -> Counter[str]:
+        """Return how many idle blocks each tenant used last."""
+        return Counter({tenant: len(idle) for tenant, idle in self._idle.items()})
+
+    def kept_by_tenant(self) -> Counter[str]:
+        """Return how many idle blocks each tenant's floor keeps."""
+        return Counter({tenant: min(floor, self.num_idle_of(tenant)) for tenant, floor in self._floors.items()})
+
+    def idle_blocks(self) -> Iterator[tuple[str, list[int]]]:
+        """Yield the idle blocks of each tenant."""
+        return ((tenant, list(idle)) for tenant, idle in self._idle.items())
 
     def named(self, name: BlockName) -> CachedBlock[H] | None:
         """Return the block of that name."""

@@ -88,6 +88,16 @@ class BlockTables:
         """The blocks that may be allocated: those that are free, and those that are cached for nobody in particular."""
         return self.pool.num_free + self.cache.num_evictable
 
+    @property
+    def num_pinned(self) -> int:
+        """The blocks that are kept for sequences that wait."""
+        return len(self._pinned)
+
+    @property
+    def pins(self) -> Collection[Pin]:
+        """What is kept for each of them."""
+        return self._pins.values()
+
     def completed(self, step: int) -> None:
         """Note that a step is done: what it was to compute is there."""
         self.completed_step = step

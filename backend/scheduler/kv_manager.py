@@ -47,6 +47,10 @@ class KVManager:
         return self.blocks.num_available
 
     @property
+    def block_size(self) -> int:
+        return self._config.block_size
+
+    @property
     def num_held(self) -> int:
         """The blocks that sequences hold."""
         pool = self.blocks.pool

@@ -27,6 +27,7 @@ class Swapping:
         self.host = HostPool(config.num_host_blocks)
         self.swaps: Swaps = lambda probability: True  # whoever knows what computing takes sets it
         self.completed_step = -1
+        self.declined = 0  # blocks given up so far that the host did not take
         self._cache = cache
         self._counters = counters
         self._returns: dict[str, float] = {}  # by tenant, how many of its idle blocks were used again
@@ -97,6 +98,7 @@ class Swapping:
             if given_up is not None:
                 self._learn(given_up.tenant, 0.0)
         if host_block is None:
+            self.declined += 1
             self._learn(cached.tenant, 0.0)
         else:
             self._out.append((cached.block, host_block))

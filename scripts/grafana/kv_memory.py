@@ -1,15 +1,16 @@
 """What holds the memory of keys and values."""
 
 from scripts.grafana.panel import Panel
-from scripts.grafana.queries import level, rate, total
+from scripts.grafana.queries import level, per, rate, total
 
 KV = (
     Panel(
         "KV blocks",
-        "Used and in the pool, by replica.",
+        "Used, idle with something cached, and in the pool, by replica.",
         "none",
         (
             ("sluice_kv_blocks_used{@}", "{{instance}} used"),
+            ("sluice_kv_blocks_cached{@}", "{{instance}} idle, cached"),
             ("sluice_kv_blocks{@}", "{{instance}} pool"),
         ),
     ),
@@ -21,10 +22,71 @@ KV = (
         stack=True,
     ),
     Panel(
-        "Wasted",
+        "KV bytes charged, by tenant",
+        "Held by each tenant's sequences, and kept by its floor. What tenants share counts for each of them.",
+        "bytes",
+        level("sluice_kv_charged_bytes", "tenant"),
+        stack=True,
+    ),
+    Panel(
+        "Kept by floors, by tenant",
+        "Idle memory that others cannot have.",
+        "bytes",
+        level("sluice_kv_kept_bytes", "tenant"),
+        stack=True,
+    ),
+    Panel(
+        "Idle, by tenant",
+        "Cached and held by nobody: anybody's memory when it is needed, but for what floors keep.",
+        "bytes",
+        level("sluice_kv_cached_bytes", "tenant"),
+        stack=True,
+    ),
+    Panel(
+        "Shared, pinned, kept",
+        "Blocks that several sequences hold, that wait for a sequence, and that floors keep while nobody uses them.",
+        "none",
+        (
+            ("sum(sluice_kv_blocks_shared{@})", "shared"),
+            ("sum(sluice_kv_blocks_pinned{@})", "pinned"),
+            ("sum(sluice_kv_blocks_kept{@})", "kept"),
+        ),
+    ),
+    Panel(
+        "Prefix cache hits",
+        "Share of the prompt tokens that were found, and not computed.",
+        "percentunit",
+        per("sluice_prefix_cache_hits_total", "sluice_prefix_cache_queries_total", "hits"),
+    ),
+    Panel(
+        "Given up and swapped",
+        "Blocks a second: idle ones given up, and those copied to the host's memory and back.",
+        "ops",
+        (
+            *total("sluice_prefix_cache_evictions_total", "given up"),
+            *total("sluice_kv_swaps_declined_total", "not taken by the host"),
+            *rate("sluice_kv_swapped_blocks_total", "to"),
+        ),
+    ),
+    Panel(
+        "Host blocks",
+        "In the host's memory, and room there.",
+        "none",
+        (("sum(sluice_kv_host_blocks_used{@})", "used"), ("sum(sluice_kv_host_blocks{@})", "room")),
+    ),
+    Panel(
+        "Swapped, by tenant",
+        "In the host's memory.",
+        "bytes",
+        level("sluice_kv_swapped_bytes", "tenant"),
+        stack=True,
+    ),
+    Panel(
+        "Wasted, by tenant",
         "Allocated, and no token is in it yet.",
         "bytes",
-        (("sum(sluice_kv_wasted_bytes{@})", "wasted"),),
+        level("sluice_kv_wasted_bytes", "tenant"),
+        stack=True,
     ),
     Panel(
         "Preemptions, by cause",

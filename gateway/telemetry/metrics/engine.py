@@ -1,4 +1,4 @@
-"""Metrics of the engine: steps, batches and KV memory, and how fast a disconnect frees its blocks."""
+"""Metrics of the engine: steps, batches and the device's memory, and how fast a disconnect frees KV blocks."""
 
 from collections.abc import Callable, Mapping
 
@@ -17,13 +17,10 @@ DISCONNECT = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 
 
 
 class EngineMetrics:
-    """Counts steps, batches and KV memory; `memory` returns the bytes of the device's memory by their use."""
+    """Counts steps and batches; `memory` returns the bytes of the device's memory by their use."""
 
-    def __init__(
-        self, registry: Registry, scheduler: Scheduler, block_bytes: int, memory: Callable[[], Mapping[str, float]]
-    ) -> None:
+    def __init__(self, registry: Registry, scheduler: Scheduler, memory: Callable[[], Mapping[str, float]]) -> None:
         self._scheduler = scheduler
-        self._block_bytes = block_bytes
         self._busy = 0.0
         self._completed, self._decodes = 0.0, 0  # of the last step
         self._gap = 0.0  # between the last two tokens of rows that decoded in both of the last steps; 0: none did
@@ -60,10 +57,6 @@ class EngineMetrics:
         registry.total("sluice.lost_steps", "Steps the device had no memory for.", lambda: counters.lost_steps)
 
     def _count_memory(self, registry: Registry, memory: Callable[[], Mapping[str, float]]) -> None:
-        kv = self._scheduler.kv_manager
-        registry.gauge("sluice.kv.blocks", "KV blocks in the pool.", lambda: kv.blocks.pool.num_blocks)
-        registry.gauge("sluice.kv.blocks_used", "KV blocks held by sequences.", lambda: kv.num_held)
-        registry.gauge("sluice.kv.wasted", "KV memory allocated that holds no token yet.", self._wasted, "By")
         uses = Family("sluice.device.memory", Kind.GAUGE, "By", "Memory of the model.", ("use",))
         registry.read(uses, lambda: [((use,), held) for use, held in memory().items()])
 
@@ -100,10 +93,6 @@ class EngineMetrics:
 
     def _num_left(self) -> int:
         return self._scheduler.counters.admissions - len(self._scheduler.running)
-
-    def _wasted(self) -> float:
-        slots = self._scheduler.num_kv_slots_unused
-        return slots * self._block_bytes / self._scheduler.config.block_size
 
 
 class DisconnectMetrics:

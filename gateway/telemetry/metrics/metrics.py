@@ -10,6 +10,7 @@ from gateway.http.connection_table import ConnectionCounts
 from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.metrics.delivery import DeliveryMetrics
 from gateway.telemetry.metrics.engine import DisconnectMetrics, EngineMetrics
+from gateway.telemetry.metrics.kv_memory import KVMetrics
 from gateway.telemetry.metrics.labels import ClassNames
 from gateway.telemetry.metrics.process import ProcessMetrics, StoreMetrics, show_connections
 from gateway.telemetry.metrics.prometheus import exposition
@@ -57,7 +58,8 @@ class Metrics:
         self._requests = RequestMetrics(registry, sources.model, classes)
         self._disconnects = DisconnectMetrics(registry, self._num_orphans)
         self._queue = QueueMetrics(registry, core, classes, clock)
-        self._engine = EngineMetrics(registry, scheduler, sources.block_bytes, sources.memory)
+        self._engine = EngineMetrics(registry, scheduler, sources.memory)
+        KVMetrics(registry, scheduler)
         self._tenants = TenantMetrics(registry, core, live, policies, sources.block_bytes, clock)
         self._store = StoreMetrics(registry, sources.store)
         self.process = ProcessMetrics(registry, policies, live)

@@ -8,6 +8,7 @@ from admission.controller import Controller
 from admission.orderings.fair_queue import DeficitAccount, FairQueue
 from admission.outcome import Outcome
 from admission.simulation.statistics import jain_fairness_index
+from backend.scheduler.kv_accounts import KVAccounts
 from gateway.telemetry.metrics.labels import OTHER, TenantLabels
 from gateway.telemetry.metrics.registry import Family, Kind, Point, Registry
 from gateway.telemetry.request_record import RequestRecord, SequenceTimeline
@@ -149,13 +150,24 @@ class TenantMetrics:
             registry.read(Family(name, Kind.GAUGE, unit, meaning, ("tenant",)), lambda: _points(self._summed(read())))
 
         scheduler = self._core.scheduler
-        held, running = scheduler.kv_manager.allowances.held, scheduler.running
+        running = scheduler.running
         show("sluice.running.sequences", "In the batch.", lambda: ((s.tenant, 1) for s in running.values()))
         show(
             "sluice.running.tokens", "In their contexts.", lambda: ((s.tenant, s.num_tokens) for s in running.values())
         )
         show("sluice.waiting.sequences", "Waiting for the engine.", self._waiting)
-        show("sluice.kv.bytes", "KV memory held.", lambda: ((t, n * self._block_bytes) for t, n in held.items()), "By")
+        kv, each = KVAccounts(scheduler.kv_manager), self._block_bytes
+
+        def show_blocks(name: str, meaning: str, count: Callable[[], Mapping[str, int]], size: float = each) -> None:
+            show(name, meaning, lambda: ((tenant, number * size) for tenant, number in count().items()), "By")
+
+        show_blocks("sluice.kv.bytes", "KV memory held.", kv.held)
+        show_blocks("sluice.kv.charged", "KV memory held, or kept by the tenant's floor.", kv.charged)
+        show_blocks("sluice.kv.cached", "Idle KV memory of the prefix cache.", kv.idle)
+        show_blocks("sluice.kv.kept", "What of it the tenant's floor keeps.", kv.kept)
+        show_blocks("sluice.kv.swapped", "KV memory that the host has.", kv.swapped)
+        per_slot = each / scheduler.config.block_size
+        show_blocks("sluice.kv.wasted", "KV memory allocated that holds no token yet.", kv.unused_slots, per_slot)
 
     def _show_usage(self, registry: Registry) -> None:
         def show(name: str, meaning: str, unit: str, value: Callable[[TenantTotals], float]) -> None:

@@ -1,9 +1,11 @@
 """A core and its telemetry on a virtual clock, without a device."""
 
+from collections.abc import Iterable
 from time import perf_counter
 
 from admission.core import CoreConfig, make_core
 from backend.config import EngineConfig
+from backend.paged_kv.prefix_cache import BlockName
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import StepOutput
 from backend.scheduler.sequence import FinishReason, Sequence
@@ -20,11 +22,18 @@ class CoreRun:
         self.now = 100.0
 
     def arrive(
-        self, name: str, prompt: int = 6, max_tokens: int = 4, tenant: str = "acme", level: int = 0
+        self,
+        name: str,
+        prompt: int = 6,
+        max_tokens: int = 4,
+        tenant: str = "acme",
+        level: int = 0,
+        names: Iterable[BlockName] = (),  # of the prompt's full blocks
     ) -> SequenceTimeline:
         sequence = Sequence(
             name, tenant, [1] * prompt, SamplingParams(), max_tokens, 0, frozenset(), priority_class=level
         )
+        sequence.block_names = list(names)
         self.core.arrive(sequence, self.now)
         return self.core_telemetry.timeline(sequence)
 

@@ -1,0 +1,92 @@
+"""Accounts of KV memory: what its blocks are used for, and on whose account they are, as of now."""
+
+from collections import Counter
+
+from backend.scheduler.kv_manager import KVManager
+
+
+class KVAccounts:
+    """Reads off what the scheduler keeps anyway: each figure costs O(1), each one by tenant O(tenants) or O(running).
+
+    Blocks are physical: one that several sequences share is one block, held and not idle. Those by tenant are charged:
+    a shared block counts for each tenant that holds it, once, so that their sum may be more than there are. Nobody is
+    charged for an idle block, unless a floor keeps it for its tenant. Host blocks are apart from both.
+    """
+
+    def __init__(self, kv_manager: KVManager) -> None:
+        self._kv = kv_manager
+        self._blocks, self._cache = kv_manager.blocks, kv_manager.cache
+        self._swapping = kv_manager.blocks.swapping
+
+    @property
+    def num_held(self) -> int:
+        """The blocks that sequences hold, those kept for waiting ones among them."""
+        return self._kv.num_held
+
+    @property
+    def num_shared(self) -> int:
+        """Those of them that more than one holds."""
+        return self._blocks.num_shared
+
+    @property
+    def num_pinned(self) -> int:
+        """Those of them that are kept for sequences that wait."""
+        return self._blocks.num_pinned
+
+    @property
+    def num_idle(self) -> int:
+        """The blocks that are cached and held by nobody."""
+        return self._cache.num_idle
+
+    @property
+    def num_kept(self) -> int:
+        """Those of them that floors keep."""
+        return self._cache.num_kept
+
+    @property
+    def num_swapped(self) -> int:
+        """The blocks that the host's memory has."""
+        return self._swapping.host.num_used
+
+    @property
+    def num_host_blocks(self) -> int:
+        """The blocks for which the host's memory has room."""
+        return self._swapping.host.num_blocks
+
+    @property
+    def evictions(self) -> int:
+        """The idle blocks given up since the start."""
+        return self._cache.evictions
+
+    @property
+    def swaps_declined(self) -> int:
+        """Those of them that the host did not take: not worth two copies, or every place was in use."""
+        return self._swapping.declined
+
+    def held(self) -> Counter[str]:
+        """Return the blocks that each tenant's sequences hold."""
+        return Counter(self._kv.allowances.held)
+
+    def idle(self) -> Counter[str]:
+        """Return the idle blocks that each tenant used last."""
+        return self._cache.idle_by_tenant()
+
+    def kept(self) -> Counter[str]:
+        """Return those of them that its floor keeps."""
+        return self._cache.kept_by_tenant()
+
+    def charged(self) -> Counter[str]:
+        """Return the blocks that each tenant answers for: those that it holds, and those that its floor keeps."""
+        return self.held() + self.kept()
+
+    def swapped(self) -> Counter[str]:
+        """Return the host blocks of each tenant."""
+        return Counter(self._swapping.host.held)
+
+    def unused_slots(self) -> Counter[str]:
+        """Return the token slots that are allocated to each tenant's running sequences and hold no token yet."""
+        unused: Counter[str] = Counter()
+        for sequence in self._kv.running.values():
+            slots = len(sequence.block_table) * self._kv.block_size
+            unused[sequence.tenant] += slots - sequence.num_computed_tokens
+        return unused

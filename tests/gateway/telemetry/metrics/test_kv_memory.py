@@ -1,0 +1,96 @@
+import pytest
+
+from backend.paged_kv.prefix_cache import BlockName
+from tests.gateway.telemetry.metrics_rig import BLOCK_BYTES, Rig
+
+NAMES = [BlockName(ordinal) for ordinal in range(40)]
+
+
+def names(first: int, count: int) -> list[BlockName]:
+    return NAMES[first : first + count]
+
+
+def test_idle_blocks_are_cached_and_nobody_is_charged_for_them(rig: Rig) -> None:
+    rig.arrive("a", prompt=12, names=names(0, 3))
+    rig.run()
+    page = rig.page()
+    assert page.value("sluice_kv_blocks_cached") == 3 and page.value("sluice_kv_blocks_used") == 0
+    assert page.value("sluice_kv_cached_bytes", tenant="acme") == 3 * BLOCK_BYTES
+    assert page.value("sluice_kv_bytes") == page.value("sluice_kv_charged_bytes") == page.value("sluice_kv_kept_bytes")
+    assert page.value("sluice_kv_charged_bytes") == 0
+
+
+def test_what_a_floor_keeps_is_on_its_tenants_account(rig: Rig) -> None:
+    rig.core.limit_cache("acme", 2, None, rig.now)
+    rig.arrive("a", prompt=12, names=names(0, 3))
+    rig.run()
+    page = rig.page()
+    assert page.value("sluice_kv_blocks_kept") == 2
+    assert page.value("sluice_kv_kept_bytes", tenant="acme") == 2 * BLOCK_BYTES
+    assert page.value("sluice_kv_charged_bytes", tenant="acme") == 2 * BLOCK_BYTES
+    assert page.value("sluice_kv_bytes") == 0
+
+
+def test_a_shared_block_is_one_block_and_charged_to_each_of_its_tenants(rig: Rig) -> None:
+    rig.arrive("a", prompt=9, max_tokens=20, names=names(0, 2))
+    rig.step()
+    rig.step()
+    rig.arrive("b", prompt=9, max_tokens=20, tenant="zeta", names=names(0, 2))
+    rig.arrive("c", prompt=9, max_tokens=20, tenant="zeta", names=names(0, 2))
+    rig.step()
+    page = rig.page()
+    assert page.value("sluice_kv_blocks_shared") == 2
+    assert page.value("sluice_kv_blocks_used") == 2 + 3, "what they share, and a block of each"
+    assert page.value("sluice_kv_bytes", tenant="acme") == 3 * BLOCK_BYTES
+    assert page.value("sluice_kv_bytes", tenant="zeta") == 4 * BLOCK_BYTES
+
+
+def test_blocks_that_wait_for_a_sequence_are_pinned(rig: Rig) -> None:
+    rig.arrive("a", prompt=9, names=names(0, 2))
+    rig.run()
+    for number in range(8):
+        rig.arrive(str(number), prompt=4, max_tokens=30, tenant="zeta")
+    for _ in range(4):
+        rig.step()
+    rig.arrive("b", prompt=9, names=names(0, 2))
+    page = rig.page()
+    assert page.value("sluice_kv_blocks_pinned") == 2
+    assert page.value("sluice_kv_bytes", tenant="acme") == 2 * BLOCK_BYTES
+
+
+def test_tokens_found_and_looked_for(rig: Rig) -> None:
+    for name in "ab":
+        rig.arrive(name, prompt=9, names=names(0, 2))
+        rig.run()
+    page = rig.page()
+    assert page.value("sluice_prefix_cache_queries_total") == page.value("vllm:prefix_cache_queries_total") == 18
+    assert page.value("sluice_prefix_cache_hits_total") == page.value("vllm:prefix_cache_hits_total") == 8
+
+
+@pytest.mark.parametrize("num_host_blocks", [0, 3])
+def test_what_is_given_up_is_swapped_as_far_as_the_host_has_room(num_host_blocks: int) -> None:
+    rig = Rig(num_blocks=8, num_host_blocks=num_host_blocks)
+    rig.arrive("a", prompt=20, max_tokens=2, names=names(0, 5))
+    rig.run()
+    rig.arrive("b", prompt=28, max_tokens=2, tenant="zeta", names=names(10, 7))
+    rig.run()
+    page = rig.page()
+    given_up = page.value("sluice_prefix_cache_evictions_total")
+    assert given_up > num_host_blocks
+    assert page.value("sluice_kv_host_blocks") == num_host_blocks
+    assert page.value("sluice_kv_host_blocks_used") == num_host_blocks
+    assert page.value("sluice_kv_swapped_bytes", tenant="acme" if num_host_blocks else "other") == (
+        num_host_blocks * BLOCK_BYTES
+    )
+    out, declined = (
+        page.value("sluice_kv_swapped_blocks_total", to="host"),
+        page.value("sluice_kv_swaps_declined_total"),
+    )
+    assert out + declined == (given_up if num_host_blocks else 0)
+
+
+def test_what_is_allocated_and_unused_is_known_by_tenant(rig: Rig) -> None:
+    rig.arrive("a", prompt=6, max_tokens=9)
+    rig.step()
+    page = rig.page()
+    assert page.value("sluice_kv_wasted_bytes", tenant="acme") == 2 * BLOCK_BYTES / 4
