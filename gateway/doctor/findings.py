@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from gateway.doctor import engine_findings, queue_findings, service_findings
+from gateway.doctor import engine_findings, kv_findings, queue_findings, service_findings
 from gateway.doctor.finding import Finding, Severity
 from gateway.doctor.snapshot import Samples, Snapshot, Window
 
@@ -14,11 +14,14 @@ _JUDGES: tuple[Callable[[Window], Finding | None], ...] = (
     service_findings.invalid_policy,
     engine_findings.small_batches,
     engine_findings.preemptions,
+    kv_findings.thrashing,
     engine_findings.lost_steps,
     engine_findings.low_utilisation,
     engine_findings.long_prefills,
     engine_findings.slow_answers,
     engine_findings.slow_planning,
+    kv_findings.cache_never_hits,
+    kv_findings.starving_floor,
     queue_findings.held_by_own_limit,
     queue_findings.flood_of_work,
     queue_findings.flood_of_refusals,
@@ -39,6 +42,7 @@ _JUDGES: tuple[Callable[[Window], Finding | None], ...] = (
 _JUDGES_OF_COUNTERS = (
     service_findings.store_away,
     engine_findings.preemptions,
+    kv_findings.thrashing,
     engine_findings.lost_steps,
     engine_findings.slow_answers,
     queue_findings.refusing,

@@ -1,0 +1,99 @@
+"""Findings about KV memory that is cached: what is given up too soon, never found again, or kept from those in need."""
+
+from admission.explain import REASONS
+from gateway.doctor.finding import Finding, plain_reason
+from gateway.doctor.snapshot import Snapshot, Window
+
+RECOMPUTED = 0.1  # of the tokens of prefills: twice what preemptions may cost, see `engine_findings.PREEMPTED`
+LOST = 0.5  # of the hits that there were before: less than that comes and goes with what is asked
+LEAST_HITS = 0.05  # of the prompt tokens, before: who found less has little to lose
+GIVEN_UP = 0.1  # of the pool's blocks: less is what a full cache gives up for what is new
+NEVER = 0.01  # of the prompt tokens: what tenants who ask alike by chance would find
+LEAST_TOKENS = (
+    100_000.0  # of prompts, from which it is known what they begin with; also those of before, in `thrashing`
+)
+LEAST_JOINED = 10.0  # sequences; fewer may be as different as they like
+STARVING = 0.1  # of the pool's blocks: less, and memory would be full all the same
+
+JOINED = "sluice_batch_joined_total"
+QUERIES, HITS = "sluice_prefix_cache_queries_total", "sluice_prefix_cache_hits_total"
+
+
+def thrashing(window: Window) -> Finding | None:
+    """Blocks are given up, and what they held is computed again: by whoever lost it, or by those who come back."""
+    given_up, joined = window.increase("sluice_prefix_cache_evictions_total"), window.increase(JOINED)
+    if given_up < GIVEN_UP * window.after.engine["kv_blocks"] or joined < LEAST_JOINED:
+        return None
+    found_before, found = _hit_share(window), _hits(window)
+    prefilled, again = window.increase("sluice_prefill_tokens_total"), window.increase("sluice_recomputed_tokens_total")
+    loses_hits = found_before >= LEAST_HITS and found < LOST * found_before and bool(window.increase(QUERIES))
+    recomputes = again > 0 and again >= RECOMPUTED * prefilled
+    if not (loses_hits or recomputes):
+        return None
+    hits = f"; {found:.0%} of the prompt tokens were found in the prefix cache, {found_before:.0%} before"
+    recomputed = f"; {again:,.0f} of {prefilled:,.0f} tokens of prefills were computed again after a preemption"
+    return Finding(
+        "thrashing",
+        "KV memory is given up and computed again",
+        f"{given_up:,.0f} cached blocks were given up in {window.seconds:.1f} s, of a pool of "
+        f"{window.after.engine['kv_blocks']:,}{hits * loses_hits}{recomputed * recomputes}",
+        "give KV memory more (--kv-memory-bytes), lower --max-num-seqs, or keep what matters: a tenant's "
+        "prefix_cache.floor in the policy",
+    )
+
+
+def cache_never_hits(window: Window) -> Finding | None:
+    samples = window.after.samples
+    asked, found = samples.total(QUERIES), samples.total(HITS)
+    if asked < LEAST_TOKENS or found >= NEVER * asked or not window.increase(QUERIES):
+        return None
+    return Finding(
+        "cache_never_hits",
+        "the prefix cache finds next to nothing",
+        f"{found:,.0f} of {asked:,.0f} prompt tokens were found since the start; "
+        f"{samples.total('sluice_kv_blocks_cached'):,.0f} idle blocks are cached",
+        "see that clients send the same cache_salt with each request of a conversation, or none, and that prompts do "
+        "not begin with what changes each time, as a date or an id does; if they are all different, --prefix-cache off "
+        "saves the work",
+    )
+
+
+def starving_floor(window: Window) -> Finding | None:
+    kept, blocks = window.throughout("sluice_kv_blocks_kept"), window.after.engine["kv_blocks"]
+    keeper, its_bytes = _keeper(window.after)
+    waiting = min(_waits_for_memory(window.before, keeper), _waits_for_memory(window.after, keeper))
+    if kept < STARVING * blocks or not waiting:
+        return None
+    return Finding(
+        "starving_floor",
+        "floors keep memory idle that others wait for",
+        f"{kept:,.0f} of {blocks:,} KV blocks were idle and kept by floors all the time, most of them for {keeper} "
+        f"({its_bytes / 2**20:,.1f} MiB), while {waiting} of others waited for memory",
+        f"lower prefix_cache.floor of {keeper} in the policy, or give KV memory more (--kv-memory-bytes)",
+    )
+
+
+def _hits(window: Window) -> float:
+    """Return the share of the prompt tokens that were found in this time."""
+    return window.increase(HITS) / max(1.0, window.increase(QUERIES))
+
+
+def _hit_share(window: Window) -> float:
+    """Return the share of the prompt tokens that were found before this time; 0 where there were too few to say."""
+    samples = window.before.samples
+    asked = samples.total(QUERIES)
+    return samples.total(HITS) / asked if asked >= LEAST_TOKENS else 0.0
+
+
+def _keeper(snapshot: Snapshot) -> tuple[str, float]:
+    """Return the tenant whose floor keeps most, and the bytes of it."""
+    series = snapshot.samples.series.get("sluice_kv_kept_bytes", [])
+    kept = [(value, labels.get("tenant", "")) for labels, value in series]
+    most, name = max(kept, default=(0.0, ""))
+    return name, most
+
+
+def _waits_for_memory(snapshot: Snapshot, keeper: str) -> int:
+    """Return how many of other tenants wait for memory."""
+    rows = [row for row in snapshot.waiting if row["tenant"] != keeper]
+    return sum(plain_reason(row["reason"]) == REASONS["memory"] for row in rows)
