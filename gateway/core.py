@@ -132,4 +132,5 @@ def engine_options(settings: Settings) -> EngineOptions:
         batching=Batching(settings.batching),
         kv_allocation=KVAllocation(settings.kv_allocation),
         prefix_cache=settings.prefix_cache == "on",
+        swap_space_bytes=settings.swap_space_bytes,
     )

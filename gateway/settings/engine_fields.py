@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from pydantic import ByteSize
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gateway.settings.field import ENV_PREFIX, BytesOrAuto, ChunkOrAuto, FractionOrAuto, IntOrAuto, NameOrAuto, setting
@@ -172,6 +173,14 @@ class EngineFields(BaseSettings):
         "on",
         "on: requests of a tenant share the KV memory of what their prompts begin with, and find there what earlier "
         "ones have left; --kv-allocation contiguous shares nothing",
+    )
+    swap_space_bytes: ByteSize = setting(
+        "memory",
+        "BYTES",
+        ByteSize(0),
+        "host memory for KV blocks that are given up and worth two copies, such as 4GiB; 0: what is given up is computed "
+        "again. On a CPU more --kv-memory-bytes is better: both are the host's",
+        ge=0,
     )
     kv_allocation: Literal["paged", "contiguous"] = setting(
         "memory", "HOW", "paged", "contiguous reserves a whole context for every sequence: a baseline to measure by"
