@@ -22,7 +22,7 @@ from admission.overload import AdmissionControl, ControlledDelay, DeadlineExpiry
 from admission.prefill_sizer import PrefillSizer
 from admission.scheduling_policy import QueueBounds
 from admission.step_time import Pipeline, StepTime, StepTimeModel
-from admission.swap_choice import SwapChoice
+from admission.swap_choice import Swap, SwapChoice
 from backend.config import EngineConfig
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence
@@ -101,6 +101,7 @@ class CoreConfig:
     seconds_per_class: float = 2.0  # of waiting, that make up for one class
     memory: MemoryGate = MemoryGate.FORECAST
     min_free_blocks: int = 0
+    swap: Swap = Swap.MEASURED
     prefill_share: float = 1.0  # of the token budget, where no decode was promised an interval
     deadline_debt_limit: float = 1.0  # the same, for work with a deadline to be served in the order of age
     overload: Overload = Overload.DEADLINE
@@ -135,7 +136,7 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
     ledger = Ledger(ordering, tariff, model, engine.block_copy_seconds)
     sizer = PrefillSizer(engine, model, config.prefill_share)
     forecast = FuturePeak(engine, lengths)
-    swap_choice = SwapChoice(engine, model)
+    swap_choice = SwapChoice(config.swap, engine, model)
     hooks = TenantHooks(ordering, ledger, sizer, _gate(config, forecast), forecast, lengths, swap_choice)
     waiting = ordering if isinstance(ordering, FairQueue) else HoldingQueue(ordering)
     scheduler = Scheduler(engine, waiting, hooks)

@@ -103,7 +103,13 @@ class EventLog(CoreObserver):
         prior = [list(fitted.coefficients), fitted.knee, model.prior_weight]
         self._write(
             _encode(
-                ["log", self._format.version, engine_entry(engine, self._format.version), core_entry(config), *prior]
+                [
+                    "log",
+                    self._format.version,
+                    engine_entry(engine, self._format.version),
+                    core_entry(config, self._format.version),
+                    *prior,
+                ]
             )
         )
 

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 from admission.core import CoreConfig, MemoryGate, Order, Overload, Unit
 from admission.outcome import AdmissionRefused, DeadlineInfeasible, QueueFull, TenantQueueFull
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
+from admission.swap_choice import Swap
 from backend.config import Batching, EngineConfig, KVAllocation
 from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import FinishReason
@@ -69,6 +70,7 @@ SINCE: Mapping[str, tuple[int, Any]] = {
     "prefix_cache": (13, False),
     "num_host_blocks": (13, 0),
     "block_copy_seconds": (13, 0.0),
+    "swap": (13, "measured"),
 }
 """By the field's name in the log, the version that was the first to say it, and what it was before."""
 CORE_FIELDS = Names(
@@ -81,6 +83,7 @@ CORE_FIELDS = Names(
         "seconds_per_class": "seconds_per_class",
         "memory": "memory",
         "min_free_blocks": "min_free_blocks",
+        "swap": "swap",
         "prefill_share": "prefill_share",
         "leeway": "deadline_debt_limit",
         "overload": "overload",
@@ -98,6 +101,7 @@ CORE_FIELDS = Names(
 CHOICES: Mapping[str, Names[Any]] = {  # by the field's name in the log, the values that it may have
     "batching": Names({"continuous": Batching.CONTINUOUS, "static": Batching.STATIC}),
     "kv_allocation": Names({"paged": KVAllocation.PAGED, "contiguous": KVAllocation.CONTIGUOUS}),
+    "swap": Names({"measured": Swap.MEASURED, "always": Swap.ALWAYS, "never": Swap.NEVER}),
     "order": Names(
         {
             "fair": Order.FAIR,
@@ -156,9 +160,9 @@ POLICY_FIELDS = (
 BOUNDS = ("count", "tokens", "bytes", "seconds")  # the same of `QueueBounds`
 
 
-def core_entry(config: CoreConfig) -> dict[str, Any]:
-    """Returns what the first line of a log says of a core's configuration."""
-    return _entry(config, CORE_FIELDS, VERSION)
+def core_entry(config: CoreConfig, version: int = VERSION) -> dict[str, Any]:
+    """Returns what the first line of a log of this version says of a core's configuration."""
+    return _entry(config, CORE_FIELDS, version)
 
 
 def engine_entry(config: EngineConfig, version: int = VERSION) -> dict[str, Any]:
@@ -167,14 +171,13 @@ def engine_entry(config: EngineConfig, version: int = VERSION) -> dict[str, Any]
 
 
 def read_core_config(entry: Mapping[str, Any]) -> CoreConfig:
-    """Reads a `core_entry`. Raises `KeyError`, `ValueError` or `TypeError` where it is none."""
+    """Reads a `core_entry` of any version. Raises `KeyError`, `ValueError` or `TypeError` where it is none."""
     return CoreConfig(**_values(entry, CORE_FIELDS))
 
 
 def read_engine_config(entry: Mapping[str, Any]) -> EngineConfig:
     """Reads an `engine_entry` of any version. Raises `KeyError`, `TypeError` or `ConfigError` where it is none."""
-    before = {name: value for name, (_, value) in SINCE.items()}
-    return EngineConfig(**_values(before | dict(entry), ENGINE_FIELDS))
+    return EngineConfig(**_values(entry, ENGINE_FIELDS))
 
 
 def _entry(config: CoreConfig | EngineConfig, fields: Names[str], version: int) -> dict[str, Any]:
@@ -189,7 +192,8 @@ def _said(name: str, value: Any) -> Any:
 
 
 def _values(entry: Mapping[str, Any], fields: Names[str]) -> dict[str, Any]:
-    return {field: CHOICES[name][entry[name]] if name in CHOICES else entry[name] for name, field in fields.items()}
+    said = {name: value for name, (_, value) in SINCE.items()} | dict(entry)
+    return {field: CHOICES[name][said[name]] if name in CHOICES else said[name] for name, field in fields.items()}
 
 
 def policy_entry(policy: SchedulingPolicy) -> list[Any]:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from admission.core import CoreConfig, MemoryGate, Order, Overload, Unit
 from admission.event_log import VERSION, replay
+from admission.swap_choice import Swap
 from backend.config import Batching, KVAllocation
 from tests.admission import log_scenes
 from tests.admission.log_runs import flood, many_answers, random_run
@@ -95,6 +96,12 @@ RUNS: dict[str, Record] = {
     "failing": partial(random_run, CoreConfig(), 14, losses=0.03, failures=0.1, num_blocks=20),
     "sharing": partial(
         random_run, CoreConfig(), 19, losses=0.08, failures=0.03, rounds=130, is_shared=True, num_blocks=26
+    ),
+    "swap_always": partial(
+        random_run, CoreConfig(swap=Swap.ALWAYS), 21, rounds=60, is_shared=True, num_blocks=26, num_host_blocks=30
+    ),
+    "swap_never": partial(
+        random_run, CoreConfig(swap=Swap.NEVER), 21, rounds=60, is_shared=True, num_blocks=26, num_host_blocks=30
     ),
     "swapping": partial(
         random_run,

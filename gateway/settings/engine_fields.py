@@ -178,8 +178,8 @@ class EngineFields(BaseSettings):
         "memory",
         "BYTES",
         ByteSize(0),
-        "host memory for KV blocks that are given up and worth two copies, such as 4GiB; 0: what is given up is computed "
-        "again. On a CPU more --kv-memory-bytes is better: both are the host's",
+        "host memory for KV blocks that are given up and worth two copies, such as 4GiB; 0: what is given up is "
+        "computed again. On a CPU more --kv-memory-bytes is better: both are the host's",
         ge=0,
     )
     kv_allocation: Literal["paged", "contiguous"] = setting(
