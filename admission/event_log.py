@@ -99,19 +99,9 @@ class EventLog(CoreObserver):
 
     def begin(self, config: CoreConfig, engine: EngineConfig, model: StepTimeModel) -> None:
         """Write the first line: the configuration and the model that the core was made with."""
-        fitted = model.fitted
+        fitted, version = model.fitted, self._format.version
         prior = [list(fitted.coefficients), fitted.knee, model.prior_weight]
-        self._write(
-            _encode(
-                [
-                    "log",
-                    self._format.version,
-                    engine_entry(engine, self._format.version),
-                    core_entry(config, self._format.version),
-                    *prior,
-                ]
-            )
-        )
+        self._write(_encode(["log", version, engine_entry(engine, version), core_entry(config, version), *prior]))
 
     def serves(self, model: str, block_bytes: int, unix: float, now: float) -> None:
         """Write by which gateway the log is recorded, and the time of day in seconds since 1970."""
