@@ -47,7 +47,7 @@ def test_an_answer_that_may_be_long_is_believed_to_be_short_when_its_tenants_wer
 
 
 def test_what_is_full_before_the_newcomer_is_over_keeps_it_out_however_short_it_is() -> None:
-    gate = FuturePeak(ENGINE, OutputLengths())
+    gate = FuturePeak(ENGINE, OutputLengths(), deviations=0)
     running = [make(180, 40, generated=10) for _ in range(5)]
     assert not gate(make(10, 8), running, num_free=4, num_held=0, num_kept=0)
 
