@@ -194,6 +194,8 @@ def test_within_a_tenant_whoever_gave_way_is_back_in_its_place() -> None:
 
 def test_what_a_lower_class_may_still_need_of_memory_keeps_no_urgent_work_waiting() -> None:
     bench = Bench(CoreConfig(memory=MemoryGate.FORECAST), num_blocks=32)
+    bench.arrive(prompt=4, output=110, level=2, tenant="a")
+    bench.drain()  # so that it is known how long such answers are
     lower = bench.arrive(prompt=4, output=110, level=2, tenant="a")
     bench.step()
     alike = bench.arrive(prompt=4, output=110, level=2, tenant="b")
