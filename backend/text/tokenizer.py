@@ -37,6 +37,7 @@ class Tokenizer:
         """`special_tokens` maps names such as eos_token to their text."""
         core.no_truncation()
         core.no_padding()
+        remember_no_words(core.model)
         self._core = core
         self._chat_template = chat_template
         self._special_tokens = dict(special_tokens or {})
@@ -121,6 +122,17 @@ class Tokenizer:
     def _special_id(self, name: str) -> int | None:
         text = self._special_tokens.get(name)
         return None if text is None else self._core.token_to_id(text)
+
+
+def remember_no_words(model: Any) -> None:
+    """Have a model of the library keep no words that it has split, where it would.
+
+    All tenants' texts go through one tokenizer: by the time that a text takes, one could tell which of its words others
+    have sent, 1 us for each; of 200 made-up words of the embedded model's 0.2 of 0.8 ms. What is given up are 15 % of
+    the time of prose with 8,192 tokens; with 1,024 it is won.
+    """
+    if hasattr(model, "_resize_cache"):  # BPE and Unigram
+        model._resize_cache(0)
 
 
 def _read_core(path: Path) -> tokenizers.Tokenizer:

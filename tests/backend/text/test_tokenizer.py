@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tokenizers import models
 
 from backend.errors import InvalidRequest, ModelLoadError, TooManyTokens
-from backend.text.tokenizer import INLINE_CHARS, Tokenizer
+from backend.text.tokenizer import INLINE_CHARS, Tokenizer, remember_no_words
 from tests.backend import tiny_tokenizers as tiny
 from tests.backend.tiny_tokenizers import write_model
 
@@ -116,3 +117,29 @@ def test_a_text_has_at_least_the_fewest_tokens_that_its_length_allows(text: str)
     for core in (tiny.byte_level_bpe(), tiny.byte_fallback_bpe(), tiny.metaspace_unigram()):
         tokenizer = Tokenizer(core)
         assert tokenizer.fewest_tokens(text) <= len(tokenizer.encode(text, add_special_tokens=False))
+
+
+class RememberingModel:
+    """What the library's BPE and Unigram models have."""
+
+    capacity = 10_000
+
+    def _resize_cache(self, capacity: int) -> None:
+        self.capacity = capacity
+
+
+def test_what_a_text_takes_does_not_depend_on_which_words_others_have_sent() -> None:
+    model = RememberingModel()
+    remember_no_words(model)
+    assert model.capacity == 0
+    remember_no_words(models.WordLevel())  # which remembers nothing
+    assert all(hasattr(kind, "_resize_cache") for kind in (models.BPE, models.Unigram)), (
+        "the library calls it otherwise"
+    )
+
+
+def test_a_tokenizer_remembers_no_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    monkeypatch.setattr("backend.text.tokenizer.remember_no_words", seen.append)
+    Tokenizer.from_dir(write_model(tmp_path), model_vocab_size=1024).close()
+    assert len(seen) == 1
