@@ -10,9 +10,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SCENARIOS = (
-    "batch_invariance", "classes", "connection_flood", "decision_cost", "device_idle", "engine_peers", "fairness",
-    "flood", "front", "gateway_overhead", "hostile_bodies", "http_workers", "log_cost", "overload", "overload_live",
-    "quota_burst", "quota_store", "row_counts", "step_time", "telemetry_cost", "what_if_live",
+    "batch_invariance", "cache_isolation", "classes", "connection_flood", "decision_cost", "device_idle",
+    "engine_peers", "fairness", "flood", "front", "gateway_overhead", "hostile_bodies", "http_workers", "log_cost",
+    "overload", "overload_live", "quota_burst", "quota_store", "row_counts", "step_time", "telemetry_cost",
+    "what_if_live",
 )  # fmt: skip
 
 
