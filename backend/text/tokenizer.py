@@ -127,9 +127,9 @@ class Tokenizer:
 def remember_no_words(model: Any) -> None:
     """Have a model of the library keep no words that it has split, where it would.
 
-    All tenants' texts go through one tokenizer: by the time that a text takes, one could tell which of its words others
-    have sent, 1 us for each; of 200 made-up words of the embedded model's 0.2 of 0.8 ms. What is given up are 15 % of
-    the time of prose with 8,192 tokens; with 1,024 it is won.
+    All tenants' texts go through one tokenizer, and words that anybody sent before took less. With the 10,000 words
+    that the library keeps, /tokenize answered 62 made-up words 35 us of 0.49 ms sooner where another tenant had sent
+    them (p = 2e-8 in 70 pairs); without, p = 0.3. Prose takes up to 15 % longer.
     """
     if hasattr(model, "_resize_cache"):  # BPE and Unigram
         model._resize_cache(0)

@@ -144,14 +144,16 @@ class Policy:
         return self.tenants.get(name, self.default)
 
     def cache_scope(self, tenant: str) -> str:
-        """Return the name of those among whom the tenant may find cached prefixes: its own, or one that no tenant can
-        have and that stands for a group as it is now. Nobody finds there what members left who are none any more.
+        """Return the name of those among whom the tenant may find cached prefixes: that of the tenant alone, or of its
+        group as it is now, where nobody finds what members left who are none any more.
+
+        The two never meet, whatever a tenant is called: key files may hold names that no policy would take.
         """
         for group, members in self.prefix_sharing.items():
             if tenant in members:
                 digest = sha256(",".join(sorted(members)).encode()).hexdigest()[:16]
                 return f"group:{group}:{digest}"
-        return tenant
+        return f"tenant:{tenant}"
 
     def cache_limits(self, tenant: str) -> CacheLimits:
         """Return what holds of the tenant's cached memory. No floor is kept for one that is not named, since nobody

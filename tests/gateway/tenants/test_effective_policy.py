@@ -66,8 +66,7 @@ def test_cached_prefixes_are_found_within_a_tenants_group_whatever_its_key() -> 
     policy = Policy.of(CLASSES, DEFAULTS, tenants, "allow", {"acme": ("acme", "acme-eu")})
     acme, acme_eu, other = (EffectivePolicy(policy, Principal(name, "k1", SCOPES)).cache_scope for name in names)
     assert acme == acme_eu
-    assert acme not in names
-    assert other == "other"
+    assert len({acme, other, *names}) == 5, "no scope is called as a tenant"
 
 
 def test_a_sequence_that_the_kv_limit_can_never_hold_is_refused() -> None:
