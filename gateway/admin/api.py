@@ -14,8 +14,9 @@ from gateway.admin.diagnosis import Diagnosis
 from gateway.admin.endpoint import AdminRequest, Blob, Json, admin_route
 from gateway.admin.history import History
 from gateway.admin.keys import Keys, NewKey, Rotation
+from gateway.admin.kv_map import kv_map
 from gateway.admin.live_requests import LiveRequests
-from gateway.admin.overview import Process, QueueView, kv_map, overview
+from gateway.admin.overview import Process, QueueView, overview
 from gateway.admin.policy import PASTED_BODY_BYTES, PastedPolicy, PolicyCheck, policy_report
 from gateway.admin.rows import Reasons, refusal_row
 from gateway.admin.tenants import Tenants

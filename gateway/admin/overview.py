@@ -1,14 +1,13 @@
-"""The gateway at a glance: the overview, the waiting queue, and the map of KV blocks."""
+"""The gateway at a glance: the overview and the waiting queue."""
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from heapq import nsmallest
 from typing import Any
 
-import numpy as np
 from starlette.types import ASGIApp
 
+from backend.scheduler.kv_accounts import KVAccounts
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence
 from gateway.admin.history import History
@@ -18,48 +17,6 @@ from gateway.api.service import Service
 from gateway.background import map_in_slices
 from gateway.telemetry.request_record import RequestRecord
 from quotas.policy.policy import Policy
-
-FREE = -1
-
-TenantBlocks = tuple[str, list[int]]
-"""A tenant, and blocks of one of its sequences."""
-
-
-async def kv_map(scheduler: Scheduler, block_bytes: int) -> dict[str, Any]:
-    """Return runs of KV blocks with the same owner, by block number.
-
-    The event loop only copies block tables; a thread works out the runs, of which a large pool has many.
-    """
-    config = scheduler.config
-    held_blocks = [(sequence.tenant, list(sequence.block_table)) for sequence in _holders(scheduler)]
-    owners, runs = await asyncio.to_thread(_drawn, config.num_blocks, held_blocks)
-    return {
-        "num_blocks": config.num_blocks,
-        "block_bytes": block_bytes,
-        "block_tokens": config.block_size,
-        "owners": owners,
-        "runs": runs,
-    }
-
-
-def _drawn(num_blocks: int, held_blocks: list[TenantBlocks]) -> tuple[list[str], list[list[int]]]:
-    """Return the owners, and runs as pairs of an owner's index and a number of blocks."""
-    owners: dict[str, int] = {}
-    blocks = np.full(num_blocks, FREE, dtype=np.int64)
-    for tenant, held in held_blocks:
-        blocks[held] = owners.setdefault(tenant, len(owners))
-    ends = np.append(np.flatnonzero(np.diff(blocks)) + 1, num_blocks)
-    runs: list[list[int]] = np.column_stack((blocks[ends - 1], np.diff(ends, prepend=0))).tolist()
-    return list(owners), runs
-
-
-def _holders(scheduler: Scheduler) -> list[Sequence]:
-    """Return the sequences that hold blocks: those running, and ended ones that a step in flight still names."""
-    held = dict.fromkeys(scheduler.running.values())
-    for scheduled in scheduler.in_flight:
-        held |= dict.fromkeys(scheduled.sequences)
-    return [sequence for sequence in held if sequence.block_table]
-
 
 QueueRank = tuple[bool, bool, float]
 
@@ -136,14 +93,18 @@ def overview(process: Process, service: Service, history: History, now: float) -
 
 def _engine(service: Service, history: History) -> dict[str, Any]:
     scheduler = service.core.scheduler
-    config = scheduler.config
+    config, kv = scheduler.config, KVAccounts(scheduler.kv_manager)
     return {
         "running": len(scheduler.running),
         "waiting": len(scheduler.waiting),
         "oldest_wait": history.series.oldest_wait,
         "max_num_seqs": config.max_num_seqs,
         "kv_blocks": config.num_blocks,
-        "kv_blocks_used": scheduler.kv_manager.num_held,
+        "kv_blocks_used": kv.num_held,
+        "kv_blocks_cached": kv.num_idle,
+        "kv_blocks_kept": kv.num_kept,
+        "host_blocks": kv.num_host_blocks,
+        "host_blocks_used": kv.num_swapped,
         "block_bytes": service.kv_shape.block_bytes,
         "block_tokens": config.block_size,
         "busy": history.series.busy,

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from backend.scheduler.kv_accounts import KVAccounts
 from gateway.admin.history import History, Totals
 from gateway.admin.live_requests import LiveRequests
 from gateway.admin.rows import MAX_ROWS, Row, is_waiting
@@ -55,14 +56,20 @@ class Tenants:
     def _row(self, name: str, counts: "_TenantCounts") -> Row:
         service, history = self._service, self._history
         totals = history.totals.get(name, Totals())
-        blocks = service.core.scheduler.kv_manager.allowances.held[name]
+        scheduler, block_bytes = service.core.scheduler, service.kv_shape.block_bytes
+        blocks = scheduler.kv_manager.allowances.held[name]
         return {
             "name": name,
             "weight": service.policies.current.tenant(name).weight,
             "running": counts.running[name],
             "waiting": counts.waiting[name],
             "kv_blocks": blocks,
-            "kv_bytes": blocks * service.kv_shape.block_bytes,
+            "kv_bytes": blocks * block_bytes,
+            "kv_charged_bytes": counts.kv_charged[name] * block_bytes,
+            "kv_cached_bytes": counts.kv_cached[name] * block_bytes,
+            "kv_kept_bytes": counts.kv_kept[name] * block_bytes,
+            "kv_swapped_bytes": counts.kv_swapped[name] * block_bytes,
+            "kv_wasted_bytes": counts.unused_slots[name] * block_bytes // scheduler.config.block_size,
             "service_seconds": history.shares.total.get(name, 0.0),
             "share": history.shares.share(name),
             "credit_seconds": service.core.credit(name) if name in history.shares.total else 0.0,
@@ -102,13 +109,16 @@ class Tenants:
 
 
 class _TenantCounts:
-    """Counts by tenant at one moment: sequences being served, and tokens of those and of all that ended."""
+    """Counts by tenant at one moment: sequences being served, tokens of those and of all that ended, and KV blocks."""
 
     def __init__(self, service: Service, history: History, requests: LiveRequests) -> None:
         self.running = Counter(s.tenant for s in service.core.scheduler.running.values())
         self.waiting: Counter[str] = Counter()
         self.prompt_tokens = Counter({name: totals.prompt_tokens for name, totals in history.totals.items()})
         self.output_tokens = Counter({name: totals.output_tokens for name, totals in history.totals.items()})
+        kv = KVAccounts(service.core.scheduler.kv_manager)
+        self.kv_charged, self.kv_cached, self.kv_kept = kv.charged(), kv.idle(), kv.kept()
+        self.kv_swapped, self.unused_slots = kv.swapped(), kv.unused_slots()
         for record in requests.records():
             for timeline in record.timelines:
                 sequence = timeline.sequence

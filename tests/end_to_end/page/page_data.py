@@ -95,6 +95,11 @@ def tenant(name: str, rank: int) -> Json:
         "waiting": random.randrange(4),
         "kv_blocks": blocks,
         "kv_bytes": blocks * BLOCK_BYTES,
+        "kv_charged_bytes": (blocks + 64) * BLOCK_BYTES,
+        "kv_cached_bytes": 96 * BLOCK_BYTES,
+        "kv_kept_bytes": 64 * BLOCK_BYTES,
+        "kv_swapped_bytes": 200 * BLOCK_BYTES,
+        "kv_wasted_bytes": 3 * BLOCK_BYTES // 2,
         "service_seconds": 900 / (rank + 1),
         "share": 0.34 / (rank + 1),
         "credit_seconds": random.uniform(-0.6, 0.9),
@@ -217,10 +222,21 @@ def kv(names: tuple[str, ...] = TENANTS, num_blocks: int = NUM_BLOCKS) -> Json:
     while left > 0:
         owner = min(int(random.expovariate(0.45)), len(names)) - 1
         blocks = min(left, random.randrange(1, 24))
-        runs.append([owner, blocks])
+        runs.append([owner, blocks, 0])
         left -= blocks
-    size = {"num_blocks": num_blocks, "block_bytes": BLOCK_BYTES, "block_tokens": 16}
-    return size | {"owners": list(names), "runs": runs}
+    size = {"num_blocks": num_blocks, "block_bytes": BLOCK_BYTES, "block_tokens": 16, "host_blocks": 0}
+    return size | {"owners": list(names), "runs": runs, "kept": {}, "swapped": {}}
+
+
+def kv_in_uses(names: tuple[str, ...] = TENANTS) -> Json:
+    """A pool whose blocks are held, shared, pinned, and idle with something cached; and what is on the host."""
+    random = Random(8)
+    held = kv(names)
+    runs = [
+        [owner, blocks, random.choice((0, 0, 1, 2, 3, 3)) if owner >= 0 else 0] for owner, blocks, _ in held["runs"]
+    ]
+    kept = {names[0]: 64, names[1]: 32}
+    return held | {"runs": runs, "kept": kept, "swapped": {names[0]: 200, names[2]: 56}, "host_blocks": 1024}
 
 
 def refusals(number: int = 30, names: tuple[str, ...] = TENANTS) -> Json:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.end_to_end.page.fake_gateway import KEY, FakeGateway
-from tests.end_to_end.page.page_data import NUM_BLOCKS, TENANTS, ended
+from tests.end_to_end.page.page_data import NUM_BLOCKS, TENANTS, ended, kv_in_uses
 from tests.end_to_end.page.page_object import Page, PageMaker
 
 REJECTED = "network: Failed to load resource: the server responded with a status of 401 (Unauthorized)"
@@ -216,6 +216,29 @@ def test_a_large_pool_is_drawn_with_squares_for_several_blocks(board: Page, gate
     board.until_reads("#pool-scale", "shown as whose most of them are")
     assert board.js("document.querySelector('.pool').clientHeight") <= 216
     assert board.texts(".pool-legend b") == ["75 %", "25 %"]
+
+
+def test_the_pool_tells_what_blocks_are_used_for(board: Page, gateway: FakeGateway) -> None:
+    assert board.texts(".pool-uses li") == [], "nothing is cached: there is nothing to tell apart"
+    gateway.answers["kv"] = kv_in_uses()
+    board.until_count(".pool-uses li", 5)
+    uses = [" ".join(text.split()) for text in board.texts(".pool-uses li")]
+    assert [text.split()[0] for text in uses] == ["held", "shared", "pinned", "idle", "swapped"]
+    assert uses[4] == "swapped 64 MiB 25 %"
+    drawn = [board.attributes(f".pool .{use}", "d")[0].split("z")[0] for use in ("held", "shared", "pinned", "idle")]
+    assert [re.sub(r"[^a-zA-Z]", "", path) for path in drawn] == ["Mhvh", "Mhlvh", "Mlh", "Mhvh"]
+    square, idle = (float(path.split("h")[1].split("v")[0]) for path in (drawn[0], drawn[3]))
+    assert idle == square / 2
+    acme = board.text(".pool-legend li .parts")
+    assert all(words in acme for words in ("shared", "pinned", "idle", "kept 16 MiB", "swapped 50 MiB"))
+
+
+def test_pointing_at_a_block_tells_whose_it_is_and_what_it_is_used_for(board: Page, gateway: FakeGateway) -> None:
+    gateway.answers["kv"] |= {"owners": ["acme"], "runs": [[0, NUM_BLOCKS, 3]]}
+    board.until_count(".pool .idle", 1)
+    x, y, _, _ = board.box(".pool")
+    board.move(x + 4, y + 4)
+    board.until_reads(".pool-reading", "Block 0: acme, idle, and cached for whoever begins with the same")
 
 
 def test_refusals_name_tenant_status_reason_and_message(board: Page) -> None:

@@ -50,7 +50,8 @@ def test_a_refresh_keeps_the_rows_it_has(crowd: FakeGateway, open_board: PageMak
     assert page.js("[...document.querySelectorAll('#live tbody tr')].every(row => row.known)")
 
 
-def test_no_width_makes_the_page_scroll_sideways(open_board: PageMaker) -> None:
+def test_no_width_makes_the_page_scroll_sideways(gateway: FakeGateway, open_board: PageMaker) -> None:
+    gateway.answers["kv"] = page_data.kv_in_uses()
     page = open_board(width=320)
     for width in (320, 360, 768, 1280, 1920):
         page.resize(width)

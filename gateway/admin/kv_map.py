@@ -1,0 +1,77 @@
+"""The map of KV memory: whose each block is, and what it is used for."""
+
+import asyncio
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from backend.scheduler.kv_accounts import KVAccounts
+from backend.scheduler.scheduler import Scheduler
+from backend.scheduler.sequence import Sequence
+
+FREE = -1
+
+TenantBlocks = tuple[str, list[int]]
+"""A tenant, and blocks of one of its sequences, or all that are idle."""
+
+
+class Use(IntEnum):
+    """What a block that is not free is used for."""
+
+    HELD = 0  # by one sequence
+    SHARED = 1  # by several, perhaps of several tenants: it is shown as the first one's
+    PINNED = 2  # kept for one that waits
+    CACHED = 3  # held by nobody, and shown as whose it was last
+
+
+async def kv_map(scheduler: Scheduler, block_bytes: int) -> dict[str, Any]:
+    """Return runs of KV blocks with the same owner and use, by block number, and each tenant's blocks elsewhere.
+
+    The event loop only copies block tables; a thread works out the runs, of which a large pool has many.
+    """
+    config, blocks = scheduler.config, scheduler.kv_manager.blocks
+    accounts = KVAccounts(scheduler.kv_manager)
+    swapped, kept = dict(accounts.swapped()), dict(+accounts.kept())
+    held = [(sequence.tenant, list(sequence.block_table)) for sequence in _holders(scheduler)]
+    pinned = [(pin.tenant, list(pin.block_table)) for pin in blocks.pins]
+    idle = list(blocks.cache.idle_blocks())
+    owners, runs = await asyncio.to_thread(_drawn, config.num_blocks, held, pinned, idle)
+    return {
+        "num_blocks": config.num_blocks,
+        "block_bytes": block_bytes,
+        "block_tokens": config.block_size,
+        "owners": owners,
+        "runs": runs,
+        "kept": kept,
+        "swapped": swapped,
+        "host_blocks": accounts.num_host_blocks,
+    }
+
+
+def _drawn(
+    num_blocks: int, held: list[TenantBlocks], pinned: list[TenantBlocks], idle: list[TenantBlocks]
+) -> tuple[list[str], list[list[int]]]:
+    """Return the owners, and runs: an owner's index, a number of blocks, and their use."""
+    owners: dict[str, int] = {}
+    owner = np.full(num_blocks, FREE, dtype=np.int64)
+    use, holders = np.zeros((2, num_blocks), dtype=np.int64)
+    layers = ((idle, Use.CACHED, 0), (pinned, Use.PINNED, 1), (held, Use.HELD, 1))
+    for table, drawn, counts in layers:
+        for tenant, blocks in reversed(table):  # the first comes last, and is seen
+            owner[blocks] = owners.setdefault(tenant, len(owners))
+            use[blocks] = drawn
+            holders[blocks] += counts
+    use[holders > 1] = Use.SHARED
+    changes = np.flatnonzero((np.diff(owner) != 0) | (np.diff(use) != 0))
+    ends = np.append(changes + 1, num_blocks)
+    runs: list[list[int]] = np.column_stack((owner[ends - 1], np.diff(ends, prepend=0), use[ends - 1])).tolist()
+    return list(owners), runs
+
+
+def _holders(scheduler: Scheduler) -> list[Sequence]:
+    """Return the sequences that hold blocks: those running, and ended ones that a step in flight still names."""
+    held = dict.fromkeys(scheduler.running.values())
+    for scheduled in scheduler.in_flight:
+        held |= dict.fromkeys(scheduled.sequences)
+    return [sequence for sequence in held if sequence.block_table]
