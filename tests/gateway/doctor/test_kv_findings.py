@@ -1,5 +1,6 @@
 from admission.explain import REASONS
-from tests.gateway.doctor.snapshots import found, waits
+from gateway.doctor.findings import past_findings
+from tests.gateway.doctor.snapshots import BEFORE, HEALTHY, found, snapshot, waits
 
 MEMORY, SLOTS = REASONS["memory"], REASONS["slots"]
 QUERIES, HITS = "sluice_prefix_cache_queries_total", "sluice_prefix_cache_hits_total"
@@ -60,3 +61,11 @@ def test_a_floor_that_starves_others() -> None:
     assert "starving_floor" not in found(kept, kept, waiting=(waits(MEMORY, tenant="zeta"),)), "its own to give"
     few = kept | {"sluice_kv_blocks_kept": 5.0}
     assert "starving_floor" not in found(few, few, waiting=(waits(MEMORY),))
+
+
+def test_thrashing_minutes_ago_is_told() -> None:
+    lost = {QUERIES: 1_010_000.0, HITS: 400_500.0, EVICTIONS: 600.0}
+    then, now = snapshot(160.0, BEFORE | EARLIER), snapshot(400.0, HEALTHY | lost)
+    (finding,) = past_findings(160.0, then.samples, now)
+    assert finding.name == "thrashing"
+    assert finding.evidence.startswith("in the last 4 min: 600 cached blocks were given up")
