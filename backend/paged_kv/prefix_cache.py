@@ -10,7 +10,7 @@ first, a leaf before what it follows on, and of no tenant as many as its floor k
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from heapq import heappop, heappush, heapreplace
-from itertools import count
+from itertools import count, islice
 from typing import Generic, Protocol, TypeVar
 
 from backend.paged_kv.block_pool import BlockPool
@@ -206,8 +206,10 @@ class PrefixCache(Generic[H]):
         """Give up idle blocks until the pool has `count` more free; returns how many it has more."""
         evicted = 0
         while evicted < count and (tenant := self._least_recent()) is not None:
-            self._evict_first(tenant)
-            evicted += 1
+            idle = self._idle[tenant]
+            since = min((other[0] for other in self._oldest[1:3]), default=0)  # a heap: nobody else is before that
+            most = min(count - evicted, len(idle) - self._floors.get(tenant, 0))
+            evicted += self._evict_first(tenant, most, since)
         return evicted
 
     def clear(self) -> None:
@@ -246,14 +248,28 @@ class PrefixCache(Generic[H]):
         while ceiling is not None and self.num_idle_of(tenant) > ceiling:
             self._evict_first(tenant)
 
-    def _evict_first(self, tenant: str) -> None:
-        cached = next(iter(self._idle[tenant].values()))
-        assert cached.name is not None
-        self._no_longer_idle(cached)
-        del self._by_name[cached.name], self._by_block[cached.block]
-        self.evicted(cached)
-        self._pool.release([cached.block])
-        self.evictions += 1
+    def _evict_first(self, tenant: str, count: int = 1, since: int = 0) -> int:
+        """Give up a tenant's first idle blocks, at least one and at most so many, of those used before `since`; 0: any.
+        Returns their number.
+        """
+        idle, blocks = self._idle[tenant], list[int]()
+        for cached in islice(idle.values(), count):
+            if blocks and since and cached.idle_since > since:
+                break
+            assert cached.name is not None
+            blocks.append(cached.block)
+            del self._by_name[cached.name], self._by_block[cached.block]
+            self.evicted(cached)
+        floor, left = self._floors.get(tenant, 0), len(idle) - len(blocks)
+        self._num_kept -= min(floor, len(idle)) - min(floor, left)
+        for block in blocks:
+            del idle[block]
+        if not idle:
+            del self._idle[tenant]
+        self._num_idle -= len(blocks)
+        self.evictions += len(blocks)
+        self._pool.release(blocks)
+        return len(blocks)
 
     def _no_longer_idle(self, cached: CachedBlock[H]) -> None:
         idle = self._idle[cached.tenant]

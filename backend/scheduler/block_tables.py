@@ -25,6 +25,8 @@ _POOLS: dict[KVAllocation, type[PagedPool] | type[ContiguousPool]] = {
 }
 
 PINNED = 8  # one in so many blocks may be kept for those that wait: the rest is for those that run
+NAMED_TOGETHER = 4  # blocks of output
+EVICTED_AHEAD = 1024  # one in so many blocks is given up before it is needed: many at once take half of the time
 COPIES = 4  # tokens that a step may copy back for a sequence, for each that it may compute
 
 Cached = CachedBlock[BlockHolder]
@@ -78,6 +80,7 @@ class BlockTables:
         self._pinned: Counter[int] = Counter()  # blocks, by how many pins hold each
         self._most_pinned = config.num_blocks // PINNED
         self._most_kept = config.num_blocks - config.blocks_for(config.max_model_len)  # by pins and floors together
+        self._evicted_ahead = config.num_blocks // EVICTED_AHEAD
         self.swapping = Swapping(config, self.cache, counters)
         self._most_copied = max(1, COPIES * config.max_num_batched_tokens // config.block_size)
         self._found: list[tuple[int, Sequence, int, int]] = []  # in steps in flight: step, who, from where to where
@@ -150,8 +153,10 @@ class BlockTables:
         Where idle blocks have to be given up, it is before any of them is taken.
         """
         lacking = count - self.pool.num_free
-        if lacking > 0 and (lacking > self.cache.num_evictable or self.cache.evict(lacking) < lacking):
-            return None
+        if lacking > 0:
+            if lacking > self.cache.num_evictable:
+                return None
+            self.cache.evict(lacking + self._evicted_ahead)
         blocks = self.pool.allocate(count)
         if blocks is not None:
             self._count_block_seconds(sequence)
@@ -325,9 +330,10 @@ class BlockTables:
                 self.cache.forget(cached)
 
     def name_known(self, sequence: Sequence) -> None:
-        """Name the blocks whose tokens are known by now: a few at a time, for there may be many in the end."""
-        if self._caches:
-            self.name_blocks(sequence, (len(sequence.prompt) + len(sequence.output)) // self._block_size)
+        """Name blocks whose tokens are known by now: a few at a time, for there may be many in the end."""
+        known = (len(sequence.prompt) + len(sequence.output)) // self._block_size
+        if self._caches and known >= len(sequence.block_names) + NAMED_TOGETHER:
+            self.name_blocks(sequence, known)
 
     def _share(self, holder: BlockHolder, cached: Cached) -> None:
         holders = cached.holders
