@@ -1,8 +1,7 @@
 """Preemption chooses which sequences give way when one that runs or waits needs the memory or the slot of another.
 
-It is preemption by recompute (Kwon et al., 2023): whoever is preempted keeps its place and its tokens, and computes
-them again. Swapping would keep the computed keys and values, at the price of host memory and of copies that compete
-with steps; recomputing a prompt is one prefill.
+Whoever is preempted keeps its place and its tokens. What it had computed stays in the prefix cache until its memory is
+needed; what is not found there any more, nor on the host (`swapping`), is computed again (Kwon et al., 2023).
 """
 
 from collections.abc import Iterable
