@@ -130,7 +130,7 @@ class Controller:
         """Of the tenant's blocks that are cached and idle, this many are kept from now on whatever others need, and no
         more than `ceiling`; None: any number.
         """
-        self.scheduler.limit_cache(tenant, floor, ceiling)
+        self.scheduler.kv_manager.cache.limit(tenant, floor, ceiling)
         self._tell(lambda observer: observer.cache_limited(tenant, floor, ceiling, now))
 
     def extend(self, sequence: Sequence, tokens: int, now: float) -> None:

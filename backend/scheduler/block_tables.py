@@ -12,9 +12,10 @@ from sys import maxsize
 from backend.config import EngineConfig, KVAllocation
 from backend.paged_kv.block_pool import BlockPool, ContiguousPool, PagedPool, blocks_for
 from backend.paged_kv.host_pool import HostBlock
-from backend.paged_kv.prefix_cache import BlockName, CachedBlock, PrefixCache
+from backend.paged_kv.prefix_cache import BlockName, PrefixCache
 from backend.scheduler.allowances import Allowances
 from backend.scheduler.batch import Counters
+from backend.scheduler.holdings import Cached, Holdings
 from backend.scheduler.pin import BlockHolder, Pin
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from backend.scheduler.swapping import Swapping
@@ -28,8 +29,6 @@ PINNED = 8  # one in so many blocks may be kept for those that wait: the rest is
 NAMED_TOGETHER = 4  # blocks of output
 EVICTED_AHEAD = 1024  # one in so many blocks is given up before it is needed: many at once take half of the time
 COPIES = 4  # tokens that a step may copy back for a sequence, for each that it may compute
-
-Cached = CachedBlock[BlockHolder]
 
 NameBlocks = Callable[[Sequence, int], None]
 """This names the first so many blocks of a sequence, all of whose tokens are known, as far as they have no names."""
@@ -64,16 +63,14 @@ class BlockTables:
         self.pool: BlockPool = _POOLS[config.kv_allocation](config.num_blocks)
         self.cache = PrefixCache[BlockHolder](self.pool)
         self.allowances = Allowances()
-        self.now = 0.0  # seconds of the engine's clock; whoever has a clock sets it
+        self.holdings = Holdings(self.pool, self.cache, self.allowances)
         self.completed_step = -1  # the newest step that is no longer in flight
-        self.num_shared = 0  # blocks that more than one sequence holds
         self.name_blocks: NameBlocks = lambda sequence, count: None  # whoever knows tokens by their content sets it
         self.newly_named: list[tuple[Sequence, int]] = []  # that gave blocks back, and which of their names are new
         self._config = config
         self._block_size = config.block_size
         self._contiguous = config.kv_allocation is KVAllocation.CONTIGUOUS
         self._caches = config.shares_blocks
-        self._num_entries = 0  # of all block tables
         can_fill = config.max_table_entries < config.max_num_seqs * config.blocks_for(config.max_model_len)
         self._max_entries = config.max_table_entries - config.num_blocks if can_fill else maxsize  # room to grow
         self._pins: dict[Sequence, Pin] = {}  # of those that wait
@@ -139,7 +136,7 @@ class BlockTables:
     def can_allocate(self, sequence: Sequence, hit: PrefixHit, watermark_blocks: int) -> bool:
         """Return True if the blocks that the sequence starts with are free, and `watermark_blocks` beside them."""
         needed = self.blocks_to_start(sequence) - hit.num_held
-        if hit.num_blocks and self._num_entries + self.blocks_to_start(sequence) > self._max_entries:
+        if hit.num_blocks and self.holdings.num_entries + self.blocks_to_start(sequence) > self._max_entries:
             return False
         if not self._contiguous:
             return self.num_available >= needed + watermark_blocks
@@ -159,11 +156,8 @@ class BlockTables:
             self.cache.evict(lacking + self._evicted_ahead)
         blocks = self.pool.allocate(count)
         if blocks is not None:
-            self._count_block_seconds(sequence)
-            self._append(sequence, blocks)
+            self.holdings.own(sequence, blocks)
             sequence.peak_blocks = max(sequence.peak_blocks, len(sequence.block_table))
-            sequence.num_charged_blocks += count
-            self.allowances.charge(sequence.tenant, count)
         return blocks
 
     def num_reclaimable(self, sequence: Sequence) -> int:
@@ -205,11 +199,11 @@ class BlockTables:
 
         Those that the host has are copied back by the step, into memory for which there is room.
         """
-        self._count_block_seconds(sequence)
+        self.holdings.count_seconds(sequence)
         for cached in hit.blocks:
-            self._share(sequence, cached)
+            self.holdings.share(sequence, cached)
         blocks = [cached.block for cached in hit.blocks]
-        self._append(sequence, blocks)
+        self.holdings.append(sequence, blocks)
         if hit.swapped:
             blocks += self._copy_back(sequence, hit.swapped, step)
         sequence.peak_blocks = max(sequence.peak_blocks, len(sequence.block_table))
@@ -255,11 +249,11 @@ class BlockTables:
         most = min(self._most_pinned, self._most_kept - self.cache.num_floor_blocks)
         if len(self._pinned) + sum(block not in self._pinned for block in blocks) > most:
             return
-        pin = self._pins[sequence] = Pin(sequence.id, tenant, held_since=self.now)
+        pin = self._pins[sequence] = Pin(sequence.id, tenant, held_since=self.holdings.now)
         self._pinned.update(blocks)
         for cached in hit.blocks:
-            self._share(pin, cached)
-        self._append(pin, blocks)
+            self.holdings.share(pin, cached)
+        self.holdings.append(pin, blocks)
         pin.num_computed_tokens = sequence.num_pinned_tokens = len(blocks) * self._block_size
 
     def unpin(self, sequence: Sequence) -> None:
@@ -267,11 +261,11 @@ class BlockTables:
         pin = self._pins.pop(sequence, None)
         if pin is None:
             return
-        self._count_block_seconds(pin)
+        self.holdings.count_seconds(pin)
         sequence.kv_block_seconds += pin.kv_block_seconds
         sequence.num_pinned_tokens = 0
         self._forget_pinned(pin.block_table)
-        self._leave(pin, pin.block_table)
+        self.holdings.leave(pin, pin.block_table)
 
     def allow(self, tenant: str, blocks: int | None) -> None:
         """Let the tenant hold this many blocks from now on, for those alone that run; None: any number."""
@@ -311,10 +305,10 @@ class BlockTables:
         self.swapping.lost(step)
         self.cache.invalidate(lost)
         for holder, index in cut.items():
-            self._count_block_seconds(holder)
+            self.holdings.count_seconds(holder)
             if isinstance(holder, Pin):
                 self._forget_pinned(holder.block_table[index:])
-            self._leave(holder, holder.block_table[index:])
+            self.holdings.leave(holder, holder.block_table[index:])
             del holder.block_table[index:]
             holder.num_computed_tokens = min(holder.num_computed_tokens, index * self._block_size)
         for sequence, pin in self._pins.items():
@@ -334,55 +328,6 @@ class BlockTables:
         known = (len(sequence.prompt) + len(sequence.output)) // self._block_size
         if self._caches and known >= len(sequence.block_names) + NAMED_TOGETHER:
             self.name_blocks(sequence, known)
-
-    def _share(self, holder: BlockHolder, cached: Cached) -> None:
-        holders = cached.holders
-        if holders:
-            if len(holders) == 1:
-                next(iter(holders)).num_shared_blocks += 1
-                self.num_shared += 1
-            holder.num_shared_blocks += 1
-        if cached.payer(holder.tenant) is None:
-            holder.num_charged_blocks += 1
-            self.allowances.charge(holder.tenant, 1)
-        self.cache.share(cached, holder)
-
-    def _append(self, holder: BlockHolder, blocks: list[int]) -> None:
-        holder.block_table += blocks
-        self._num_entries += len(blocks)
-
-    def _leave(self, holder: BlockHolder, blocks: list[int]) -> None:
-        """Let a holder go of the last blocks of its table; whoever it paid for pays from now on."""
-        self._num_entries -= len(blocks)
-        private = []
-        for block in reversed(blocks):  # a block is idle before the one that it follows on
-            cached = self.cache.at(block)
-            if cached is None:
-                private.append(block)
-            else:
-                self._leave_shared(holder, cached)
-        private.reverse()
-        self.pool.release(private)
-        holder.num_charged_blocks -= len(private)
-        self.allowances.credit(holder.tenant, len(private))
-
-    def _leave_shared(self, holder: BlockHolder, cached: Cached) -> None:
-        has_paid = cached.payer(holder.tenant) is holder
-        if len(cached.holders) > 1:
-            holder.num_shared_blocks -= 1
-        self.cache.leave(cached, holder)
-        if len(cached.holders) == 1:
-            next(iter(cached.holders)).num_shared_blocks -= 1
-            self.num_shared -= 1
-        if not has_paid:
-            return
-        holder.num_charged_blocks -= 1
-        heir = cached.payer(holder.tenant)
-        if heir is None:
-            self.allowances.credit(holder.tenant, 1)
-        else:
-            self._count_block_seconds(heir)
-            heir.num_charged_blocks += 1
 
     def _publish_all(self, sequence: Sequence) -> None:
         """Name every full block of a sequence that leaves: tokens that were accepted and computed, and none else."""
@@ -406,8 +351,8 @@ class BlockTables:
         if sequence.status is SequenceStatus.PREEMPTED:
             for cached in [cached for block in sequence.block_table if (cached := self.cache.at(block))]:
                 cached.is_wanted = True
-        self._count_block_seconds(sequence)
-        self._leave(sequence, sequence.block_table)
+        self.holdings.count_seconds(sequence)
+        self.holdings.leave(sequence, sequence.block_table)
         sequence.block_table = []
 
     def distrust(self, sequence: Sequence) -> None:
@@ -415,35 +360,17 @@ class BlockTables:
         cached = [self.cache.at(block) for block in sequence.block_table]
         self.cache.invalidate([one for one in cached if one is not None])
 
-    def _count_block_seconds(self, holder: BlockHolder) -> None:
-        """Add up a holder's block-seconds, before what it is charged for changes."""
-        holder.kv_block_seconds += holder.num_charged_blocks * (self.now - holder.held_since)
-        holder.held_since = self.now
-
     def check_integrity(self, sequences: Collection[Sequence]) -> None:
-        """Assert that every block is free, cached, or held by one of these sequences or by a pin, unless it has a name
-        by which several share it; and that each tenant is charged for the blocks that are held for it, once.
+        """Assert that every block is free, cached, or held by one of these sequences or by a pin, or by several that
+        share it; and the integrity of what they hold.
         """
         holders: list[BlockHolder] = [*sequences, *self._pins.values()]
         assert all(waiting.slot < 0 for waiting in self._pins), "blocks are kept for a sequence that runs"
         assert self._pinned == Counter(block for pin in self._pins.values() for block in pin.block_table), "lost a pin"
         assert len(self._pinned) <= self._most_pinned, "too much is kept for those that wait"
         self.pool.check_integrity()
-        self.allowances.check_integrity()
+        self.holdings.check_integrity(holders)
         self.swapping.host.check_integrity()
-        self.cache.check_integrity((block, s) for s in holders for block in s.block_table)
-        uses = Counter(block for s in holders for block in s.block_table)
-        shared = {block for block, count in uses.items() if count > 1}
-        assert all(len(set(s.block_table)) == len(s.block_table) for s in holders), "a table has a block twice"
-        assert all(self.cache.at(block) is not None for block in shared), "two sequences own one block"
-        assert len(shared) == self.num_shared, "shared blocks are miscounted"
-        assert sum(uses.values()) == self._num_entries, "tables have another number of entries than is counted"
-        total = len(uses) + self.cache.num_idle + self.pool.num_free
-        assert total == self._config.num_blocks, "blocks were lost"
-        held = Counter(tenant for tenant, _ in {(s.tenant, block) for s in holders for block in s.block_table})
-        assert held == self.allowances.held, "a tenant is not charged for what it holds"
-        charged: Counter[str] = Counter()
-        for s in holders:
-            assert s.num_shared_blocks == len(shared.intersection(s.block_table)), f"{s.id} miscounts what it shares"
-            charged[s.tenant] += s.num_charged_blocks
-        assert +charged == held, "what sequences are charged for is not what their tenants are"
+        self.cache.check_integrity((block, one) for one in holders for block in one.block_table)
+        num_held = len({block for one in holders for block in one.block_table})
+        assert num_held + self.cache.num_idle + self.pool.num_free == self._config.num_blocks, "blocks were lost"

@@ -26,7 +26,7 @@ class KVAccounts:
     @property
     def num_shared(self) -> int:
         """Those of them that more than one holds."""
-        return self._blocks.num_shared
+        return self._blocks.holdings.num_shared
 
     @property
     def num_pinned(self) -> int:

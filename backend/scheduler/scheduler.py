@@ -9,8 +9,9 @@ from operator import attrgetter
 
 from backend.config import Batching, EngineConfig
 from backend.paged_kv.block_pool import BlockPool
+from backend.scheduler.accounting import Accounting
 from backend.scheduler.allowances import HeldTenants
-from backend.scheduler.batch import NO_TOKEN, Batch, Counters, StepOutput
+from backend.scheduler.batch import Batch, Counters, StepOutput
 from backend.scheduler.block_tables import NameBlocks, PrefixHit
 from backend.scheduler.hooks import DefaultHooks, SchedulerHooks
 from backend.scheduler.joining import Joining
@@ -59,6 +60,7 @@ class Scheduler:
         self.preempted = self._preemption.preempted  # by the last plan, or by the last lost step
         self.ended: list[Sequence] = []  # by planning, and not taken yet
         self._joining = Joining(config, self.kv_manager, self._limits, self._preemption, self.hooks)
+        self._accounting = Accounting(self.kv_manager, self.counters)
         self._is_static = config.batching is Batching.STATIC
         self._next_step = 0
         self._budget = TokenBudget(config.max_num_batched_tokens)
@@ -102,10 +104,6 @@ class Scheduler:
         self.kv_manager.blocks.allow(tenant, blocks)
         self._held_tenants.resume(tenant)
 
-    def limit_cache(self, tenant: str, floor: int, ceiling: int | None) -> None:
-        """Keep so many idle cached blocks of the tenant whatever others need, and at most `ceiling`; None: no limit."""
-        self.kv_manager.cache.limit(tenant, floor, ceiling)
-
     def demand(self, tenant: str) -> int:
         """Return the blocks that the tenant would hold if it might: those denied, and those its sequences may need."""
         return self._limits.demand(tenant)
@@ -130,7 +128,7 @@ class Scheduler:
 
     def _begin(self, now: float) -> None:
         """Begin with an event."""
-        self.kv_manager.blocks.now = now
+        self.kv_manager.blocks.holdings.now = now
         if self.kv_manager.blocks.newly_named:
             self.kv_manager.blocks.newly_named.clear()
 
@@ -143,12 +141,6 @@ class Scheduler:
     def is_full(self) -> bool:
         """True while as many steps are in flight as may be."""
         return len(self.in_flight) >= self.config.steps_in_flight
-
-    @property
-    def num_kv_slots_unused(self) -> int:
-        """The token slots that are allocated but hold no token yet, the lookahead of planned steps included."""
-        block_size = self.config.block_size
-        return sum(len(s.block_table) * block_size - s.num_computed_tokens for s in self.running.values())
 
     @property
     def token_budget(self) -> int:
@@ -397,43 +389,7 @@ class Scheduler:
         self.kv_manager.blocks.completed(output.step)
         if self._budget.is_cut:
             self._budget.computed()
-        new_tokens: list[NewToken] = []
-        sampled, token_ids = scheduled.sampled, output.token_ids
-        assert len(sampled) == len(token_ids), f"{len(token_ids)} tokens for {len(sampled)} rows"
-        for sequence, token_id in zip(sampled, token_ids):  # noqa: B905 - as the line above says
-            if sequence.status is _FINISHED:
-                self.counters.late_tokens += 1
-                continue
-            if token_id == NO_TOKEN:  # whoever runs the engine ends it, with a word to its client
-                new_tokens.append((sequence, NO_TOKEN, None))
-                scheduled.failed.append(sequence)
-                self.counters.generation_tokens -= 1  # it is counted below with the others
-                continue
-            generated = sequence.output
-            generated.append(token_id)
-            reason = None
-            if token_id in sequence.end_tokens or len(generated) >= sequence.max_tokens:
-                reason = self._end_of(sequence, token_id)
-                if reason is not None:
-                    scheduled.ended.append((sequence, reason))
-            new_tokens.append((sequence, token_id, reason))
-        if scheduled.billed:
-            self.counters.prompt_tokens += sum(tokens for _, tokens in scheduled.billed)
-        self.counters.recomputed_tokens += scheduled.recomputed_tokens
-        self.counters.generation_tokens += len(new_tokens)
-        self.kv_manager.free_idle(scheduled.sequences)
-        return new_tokens
-
-    def _end_of(self, sequence: Sequence, token_id: int) -> FinishReason | None:
-        """Finish a sequence whose newest token may end it."""
-        if token_id in sequence.end_tokens and len(sequence.output) > sequence.sampling.min_tokens:
-            reason = FinishReason.STOP
-        elif len(sequence.output) >= sequence.max_tokens:
-            reason = FinishReason.LENGTH
-        else:
-            return None
-        self.kv_manager.finish(sequence, reason)
-        return reason
+        return self._accounting.account(scheduled, output.token_ids)
 
     def check_integrity(self) -> None:
         """Assert that every slot and block is free, or held by exactly one sequence that may use it."""

@@ -11,6 +11,7 @@ import torch
 from backend.config import Batching, KVAllocation
 from backend.llm import LLM
 from backend.sampling_params import SamplingParams
+from backend.scheduler.kv_accounts import KVAccounts
 from backend.scheduler.scheduled_step import NewToken
 from backend.sizing import EngineOptions
 from benchmarks.peers.peer import Generate, Generated, answer_requests, parser
@@ -46,7 +47,7 @@ class ObservedLLM(LLM):
             seen.times.setdefault(sequence.id, []).append(now - seen.started)
         slots = scheduler.kv_manager.num_held * scheduler.config.block_size
         seen.allocated += slots * (now - before)
-        seen.unused += scheduler.num_kv_slots_unused * (now - before)
+        seen.unused += KVAccounts(scheduler.kv_manager).unused_slots().total() * (now - before)
         seen.largest_batch = max(seen.largest_batch, len(scheduler.running))
         seen.steps += 1
 

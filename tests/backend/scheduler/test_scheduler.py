@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from backend.config import Batching, KVAllocation
+from backend.scheduler.kv_accounts import KVAccounts
 from backend.scheduler.sequence import FinishReason, SequenceStatus
 from tests.backend.scheduler.bench import Bench, BenchMachine, expected
 from tests.examples import examples
@@ -150,7 +151,7 @@ def test_unused_kv_slots_are_counted_with_the_lookahead() -> None:
     bench = Bench()
     bench.add(3, 20)
     bench.plan()
-    assert bench.scheduler.num_kv_slots_unused == 1
+    assert KVAccounts(bench.scheduler.kv_manager).unused_slots().total() == 1
 
 
 @pytest.mark.parametrize("waits", [True, False])

@@ -1,0 +1,109 @@
+"""Who holds which blocks, and on whose account: a block that several hold is charged to each of their tenants, once."""
+
+from collections import Counter
+from collections.abc import Collection
+
+from backend.paged_kv.block_pool import BlockPool
+from backend.paged_kv.prefix_cache import CachedBlock, PrefixCache
+from backend.scheduler.allowances import Allowances
+from backend.scheduler.pin import BlockHolder
+
+Cached = CachedBlock[BlockHolder]
+
+
+class Holdings:
+    """Keeps up what each holder of blocks shares, and what its tenant is charged for on its account.
+
+    Of a tenant's holders of one block the first pays, and when it leaves, the next. So what is charged on the accounts
+    of a tenant's holders adds up to the blocks that the tenant holds, at any time.
+    """
+
+    def __init__(self, pool: BlockPool, cache: PrefixCache[BlockHolder], allowances: Allowances) -> None:
+        self.now = 0.0  # seconds of the engine's clock; whoever has a clock sets it
+        self.num_shared = 0  # blocks that more than one holds
+        self.num_entries = 0  # of all block tables
+        self._pool, self._cache, self._allowances = pool, cache, allowances
+
+    def share(self, holder: BlockHolder, cached: Cached) -> None:
+        """Let one more hold a cached block; `append` puts it into its table."""
+        holders = cached.holders
+        if holders:
+            if len(holders) == 1:
+                next(iter(holders)).num_shared_blocks += 1
+                self.num_shared += 1
+            holder.num_shared_blocks += 1
+        if cached.payer(holder.tenant) is None:
+            holder.num_charged_blocks += 1
+            self._allowances.charge(holder.tenant, 1)
+        self._cache.share(cached, holder)
+
+    def append(self, holder: BlockHolder, blocks: list[int]) -> None:
+        """Add blocks to a holder's table."""
+        holder.block_table += blocks
+        self.num_entries += len(blocks)
+
+    def own(self, holder: BlockHolder, blocks: list[int]) -> None:
+        """Add blocks that nobody else has to a holder's table."""
+        self.count_seconds(holder)
+        self.append(holder, blocks)
+        holder.num_charged_blocks += len(blocks)
+        self._allowances.charge(holder.tenant, len(blocks))
+
+    def leave(self, holder: BlockHolder, blocks: list[int]) -> None:
+        """Let a holder go of the last blocks of its table; whoever it paid for pays from now on."""
+        self.num_entries -= len(blocks)
+        private = []
+        for block in reversed(blocks):  # a block is idle before the one that it follows on
+            cached = self._cache.at(block)
+            if cached is None:
+                private.append(block)
+            else:
+                self._leave_shared(holder, cached)
+        private.reverse()
+        self._pool.release(private)
+        holder.num_charged_blocks -= len(private)
+        self._allowances.credit(holder.tenant, len(private))
+
+    def _leave_shared(self, holder: BlockHolder, cached: Cached) -> None:
+        has_paid = cached.payer(holder.tenant) is holder
+        if len(cached.holders) > 1:
+            holder.num_shared_blocks -= 1
+        self._cache.leave(cached, holder)
+        if len(cached.holders) == 1:
+            next(iter(cached.holders)).num_shared_blocks -= 1
+            self.num_shared -= 1
+        if not has_paid:
+            return
+        holder.num_charged_blocks -= 1
+        heir = cached.payer(holder.tenant)
+        if heir is None:
+            self._allowances.credit(holder.tenant, 1)
+        else:
+            self.count_seconds(heir)
+            heir.num_charged_blocks += 1
+
+    def count_seconds(self, holder: BlockHolder) -> None:
+        """Add up a holder's block-seconds, before what it is charged for changes."""
+        holder.kv_block_seconds += holder.num_charged_blocks * (self.now - holder.held_since)
+        holder.held_since = self.now
+
+    def check_integrity(self, holders: Collection[BlockHolder]) -> None:
+        """Assert that these are all holders, that a block which several hold has a name, and that each tenant is
+        charged for the blocks that are held for it, once.
+        """
+        self._allowances.check_integrity()
+        uses = Counter(block for one in holders for block in one.block_table)
+        shared = {block for block, count in uses.items() if count > 1}
+        assert all(len(set(one.block_table)) == len(one.block_table) for one in holders), "a table has a block twice"
+        assert all(self._cache.at(block) is not None for block in shared), "two own one block"
+        assert len(shared) == self.num_shared, "shared blocks are miscounted"
+        assert sum(uses.values()) == self.num_entries, "tables have another number of entries than is counted"
+        held = Counter(tenant for tenant, _ in {(one.tenant, block) for one in holders for block in one.block_table})
+        assert held == self._allowances.held, "a tenant is not charged for what it holds"
+        charged: Counter[str] = Counter()
+        for one in holders:
+            assert one.num_shared_blocks == len(shared.intersection(one.block_table)), (
+                f"{one.id} miscounts what it shares"
+            )
+            charged[one.tenant] += one.num_charged_blocks
+        assert +charged == held, "what is charged on accounts is not what tenants hold"
