@@ -202,8 +202,9 @@ def test_blocks_are_told_by_runs_of_ordinals_and_output_as_it_is_left() -> None:
     check_replay(stage.lines)
 
 
-def test_no_decision_depends_on_a_name_that_the_log_has_not_told_yet() -> None:
+def test_no_decision_depends_on_a_name_that_the_log_has_not_told_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block that was named as it filled is known to the core, which lost the step that was to compute it again."""
+    monkeypatch.setattr("backend.scheduler.block_tables.NAMED_TOGETHER", 1)
     stage = StagedCore(CoreConfig(memory=MemoryGate.OPTIMISTIC), max_num_seqs=2, num_blocks=60)
     other = stage.arrive("other", [5] * 3, 40, priority_class=1)
     low = stage.arrive("low", [7] * 5, 20, priority_class=2)
