@@ -89,6 +89,10 @@ class BlockTables:
         return self.pool.num_free + self.cache.num_evictable
 
     @property
+    def shares_blocks(self) -> bool:
+        return self._caches
+
+    @property
     def num_pinned(self) -> int:
         """The blocks that are kept for sequences that wait."""
         return len(self._pinned)

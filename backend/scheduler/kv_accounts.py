@@ -54,6 +54,12 @@ class KVAccounts:
         return self._swapping.host.num_blocks
 
     @property
+    def num_queried_tokens(self) -> int:
+        """The prompt tokens looked for in the prefix cache since the start, each once; 0 where there is none."""
+        counters = self._kv.counters
+        return counters.prompt_tokens + counters.cached_tokens if self._blocks.shares_blocks else 0
+
+    @property
     def evictions(self) -> int:
         """The idle blocks given up since the start."""
         return self._cache.evictions

@@ -35,7 +35,7 @@ class KVManager:
         self._leaving: set[Sequence] = set()  # ended or preempted, and named by steps in flight
         self._waiting = waiting
         self._held_tenants = held_tenants
-        self._counters = counters
+        self.counters = counters
 
     @property
     def has_free_slot(self) -> bool:
@@ -70,8 +70,8 @@ class KVManager:
         sequence.status = _RUNNING
         sequence.num_admitted_tokens = sequence.num_tokens
         self.running[sequence.id] = sequence
-        self._counters.admissions += 1
-        sequence.admission_number = self._counters.admissions
+        self.counters.admissions += 1
+        sequence.admission_number = self.counters.admissions
 
     def preempt(self, sequence: Sequence) -> None:
         """Take the sequence out of the batch; it waits again once its memory is free."""

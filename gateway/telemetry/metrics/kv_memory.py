@@ -30,7 +30,7 @@ class KVMetrics:
         registry.total(
             "sluice.prefix_cache.queries",
             "Prompt tokens looked for in the prefix cache.",
-            lambda: counters.prompt_tokens + counters.cached_tokens if self._config.shares_blocks else 0,
+            lambda: kv.num_queried_tokens,
         )
         registry.total("sluice.prefix_cache.hits", "Prompt tokens found there.", lambda: counters.cached_tokens)
         registry.total("sluice.prefix_cache.evictions", "Idle KV blocks given up.", lambda: kv.evictions)

@@ -1,6 +1,7 @@
 """Metrics under the names of vLLM 0.33, and older ones that dashboards still query; latencies are of delivery."""
 
 from admission.outcome import Outcome
+from backend.scheduler.kv_accounts import KVAccounts
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason
 from gateway.telemetry.metrics.delivery import DeliveryMetrics
@@ -36,12 +37,12 @@ class VllmMetrics:
         registry.read(info, lambda: [((str(config.block_size), str(config.num_blocks)), 1)])
 
     def _show_totals(self, registry: Registry, scheduler: Scheduler) -> None:
-        counters = scheduler.counters
+        counters, accounts = scheduler.counters, KVAccounts(scheduler.kv_manager)
         registry.total("vllm:prompt_tokens_total", "Prompt tokens computed.", lambda: counters.prompt_tokens)
         registry.total(
             "vllm:prefix_cache_queries_total",
             "Prompt tokens looked for in the prefix cache.",
-            lambda: counters.prompt_tokens + counters.cached_tokens,
+            lambda: accounts.num_queried_tokens,
         )
         registry.total("vllm:prefix_cache_hits_total", "Prompt tokens found there.", lambda: counters.cached_tokens)
         registry.total("vllm:generation_tokens_total", "Tokens generated.", lambda: counters.generation_tokens)

@@ -61,7 +61,7 @@ class PaperEngine:
 
 
 class Rig(CoreRun):
-    def __init__(self, num_blocks: int = 64, config: CoreConfig | None = None, num_host_blocks: int = 0) -> None:
+    def __init__(self, num_blocks: int = 64, config: CoreConfig | None = None, **engine_fields: int) -> None:
         engine = EngineConfig(
             num_blocks=num_blocks,
             block_size=4,
@@ -69,7 +69,7 @@ class Rig(CoreRun):
             max_num_batched_tokens=16,
             prefill_chunk=8,
             max_model_len=min(128, 4 * num_blocks),
-            num_host_blocks=num_host_blocks,
+            **engine_fields,  # type: ignore[arg-type]
         )
         super().__init__(config or CoreConfig(memory=MemoryGate.OPTIMISTIC), engine)
         self.telemetry = Telemetry(lambda: self.now)

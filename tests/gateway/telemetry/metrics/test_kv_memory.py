@@ -67,6 +67,15 @@ def test_tokens_found_and_looked_for(rig: Rig) -> None:
     assert page.value("sluice_prefix_cache_hits_total") == page.value("vllm:prefix_cache_hits_total") == 8
 
 
+def test_nothing_is_looked_for_where_the_cache_is_off() -> None:
+    rig = Rig(prefix_cache=False)
+    rig.arrive("a", prompt=9, names=names(0, 2))
+    rig.run()
+    page = rig.page()
+    assert page.value("sluice_prefix_cache_queries_total") == page.value("vllm:prefix_cache_queries_total") == 0
+    assert page.value("sluice_kv_blocks_cached") == 0
+
+
 @pytest.mark.parametrize("num_host_blocks", [0, 3])
 def test_what_is_given_up_is_swapped_as_far_as_the_host_has_room(num_host_blocks: int) -> None:
     rig = Rig(num_blocks=8, num_host_blocks=num_host_blocks)
