@@ -58,7 +58,10 @@ class CachedBlock(Generic[H]):
 
     def payer(self, tenant: str) -> H | None:
         """Return the holder on whose account the tenant is charged for the block: the first that it has."""
-        return next((holder for holder in self.holders if holder.tenant == tenant), None)
+        for holder in self.holders:
+            if holder.tenant == tenant:
+                return holder
+        return None
 
 
 class PrefixCache(Generic[H]):

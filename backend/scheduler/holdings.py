@@ -52,22 +52,26 @@ class Holdings:
     def leave(self, holder: BlockHolder, blocks: list[int]) -> None:
         """Let a holder go of the last blocks of its table; whoever it paid for pays from now on."""
         self.num_entries -= len(blocks)
-        private = []
+        private, num_charged = [], 0
         for block in reversed(blocks):  # a block is idle before the one that it follows on
             cached = self._cache.at(block)
             if cached is None:
                 private.append(block)
+            elif len(cached.holders) == 1:
+                self._cache.leave(cached, holder)
+                num_charged += 1
             else:
                 self._leave_shared(holder, cached)
         private.reverse()
         self._pool.release(private)
-        holder.num_charged_blocks -= len(private)
-        self._allowances.credit(holder.tenant, len(private))
+        num_charged += len(private)
+        holder.num_charged_blocks -= num_charged
+        self._allowances.credit(holder.tenant, num_charged)
 
     def _leave_shared(self, holder: BlockHolder, cached: Cached) -> None:
+        """Let a holder go of a block that others hold as well."""
         has_paid = cached.payer(holder.tenant) is holder
-        if len(cached.holders) > 1:
-            holder.num_shared_blocks -= 1
+        holder.num_shared_blocks -= 1
         self._cache.leave(cached, holder)
         if len(cached.holders) == 1:
             next(iter(cached.holders)).num_shared_blocks -= 1
