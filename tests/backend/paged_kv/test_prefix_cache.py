@@ -1,10 +1,14 @@
 """Sequences that begin alike share blocks: what they hold is right, whatever happens to whom."""
 
+from random import Random
+
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from backend.scheduler.batch import NO_TOKEN, StepOutput
+from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from tests.backend.scheduler.bench import Bench, BenchMachine, expected
 from tests.examples import examples
@@ -241,6 +245,40 @@ def test_a_block_that_is_not_worth_two_copies_is_dropped() -> None:
         finish(bench, bench.say(list(range(300 + 40 * n, 330 + 40 * n)), 7))
     assert asked and bench.scheduler.counters.swapped_out == 0
     assert asked == sorted(asked, reverse=True), "nothing of this tenant came back so far"
+
+
+@pytest.mark.parametrize("seed", range(examples(12)))
+def test_under_a_flood_leases_and_floors_hold_and_everybody_comes_to_an_end(seed: int) -> None:
+    """Four tenants, three with a lease and two with a floor, ask for far more than there is."""
+    random, bench = Random(seed), Bench(num_blocks=40, max_model_len=48, max_num_seqs=8, max_num_batched_tokens=16)
+    scheduler, cache = bench.scheduler, bench.scheduler.kv_manager.cache
+    leases, floors = {"a": 14, "b": 16, "c": 20}, {"a": 4, "d": 6}
+    for tenant, blocks in leases.items():
+        scheduler.allow(tenant, blocks)
+    for tenant, blocks in floors.items():
+        cache.limit(tenant, blocks, None)
+    asked = []
+    for _ in range(60):
+        tenant = random.choice("abcddd")
+        prompt = [*PROMPT[: random.randint(0, 13)], *[random.randrange(50) for _ in range(random.randint(1, 20))]]
+        asked.append(bench.say(prompt, random.randint(1, 12), tenant, is_pinned=random.random() < 0.5))
+        bench.steps(random.randint(0, 2))
+        _check_leases_and_floors(bench, leases, floors)
+    while scheduler.has_work:
+        bench.step()
+        _check_leases_and_floors(bench, leases, floors)
+    assert [s.output for s in asked] == [expected(s) for s in asked]
+    assert {tenant: cache.num_idle_of(tenant) >= blocks for tenant, blocks in floors.items()} == {"a": True, "d": True}
+
+
+def _check_leases_and_floors(bench: Bench, leases: dict[str, int], floors: dict[str, int]) -> None:
+    kv = bench.scheduler.kv_manager
+    assert all(kv.allowances.held[tenant] <= blocks for tenant, blocks in leases.items()), "a tenant is above its lease"
+    kept = sum(min(blocks, kv.cache.num_idle_of(tenant)) for tenant, blocks in floors.items())
+    assert kv.num_available == bench.config.num_blocks - kv.num_held - kept, "what a floor keeps is not anybody's"
+    paused = [one for step in bench.scheduler.in_flight for one in step.paused.items()]
+    for sequence, reason in paused:
+        assert reason is WaitReason.ALLOWANCE and sequence.tenant in leases, "one was paused for another's limit"
 
 
 class SharingMachine(BenchMachine):
