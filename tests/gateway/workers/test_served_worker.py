@@ -9,11 +9,13 @@ import pytest
 from starlette.types import ASGIApp
 
 from admission.outcome import Outcome
-from backend.scheduler.batch import Batch
+from backend.scheduler.batch import StepOutput
+from backend.scheduler.scheduled_step import NewToken
+from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence
 from gateway.workers.messages import Update
 from tests.backend.paper_device import continuation
-from tests.gateway.paper_gateway import KEY, Client, Gateway, PaperExecutor, PaperStep
+from tests.gateway.paper_gateway import KEY, Client, Gateway
 from tests.gateway.workers.paper_worker import PaperWorker, through_worker
 
 PROMPT = [5, 6, 7, 8, 9]
@@ -37,18 +39,20 @@ async def status(app: ASGIApp, client: Client) -> int:
 
 
 class Steps:
-    """Looks, whenever a step is launched, whether some sequences still hold memory."""
+    """Looks, whenever a step is accounted for, whether some sequences still held memory until then. When it is launched
+    would say less: by a device thread that is late, after others were planned.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.watched: list[Sequence] = []
         self.num_holding = 0
-        launch = PaperExecutor.launch
+        account = Scheduler.update_from_output
 
-        def counted(executor: PaperExecutor, batch: Batch) -> PaperStep:
+        def counted(scheduler: Scheduler, output: StepOutput, now: float = 0.0) -> list[NewToken]:
             self.num_holding += any(sequence.block_table for sequence in self.watched)
-            return launch(executor, batch)
+            return account(scheduler, output, now)
 
-        monkeypatch.setattr(PaperExecutor, "launch", counted)
+        monkeypatch.setattr(Scheduler, "update_from_output", counted)
 
 
 def sequences(worker: PaperWorker) -> list[Sequence]:
