@@ -232,10 +232,8 @@ class Estimator:
             if prefilling.priority_class <= sequence.priority_class:
                 in_progress += prefilling.num_admitted_tokens - prefilling.num_computed_tokens
         interval = min([s.token_interval for s in running if s.token_interval is not None], default=None)
-        budget, mean_context = (
-            scheduler.token_budget - decodes,
-            (len(sequence.prompt) + sequence.num_pinned_tokens) // 2,
-        )
+        budget = scheduler.token_budget - decodes
+        mean_context = (len(sequence.prompt) + sequence.num_pinned_tokens) // 2
         prefill = max(1, scheduler.prefill_budget(decodes, context, interval).fits(mean_context, budget))
         work = StepWork(prefill, decodes, context, mean_context, prefill * mean_context)
         seconds = self._model.fitted.seconds(work)

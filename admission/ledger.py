@@ -89,9 +89,8 @@ class EngineTimeTariff:
         """Returns the cost with a share of the fixed part of steps; no more than in steps of its own."""
         model = self._model.fitted
         fixed, _, decode, context, _, _, _ = model.coefficients
-        own = model.marginal(prefill_work(cached, prompt - cached)) + output * (
-            decode + context * (prompt + output / 2)
-        )
+        each = decode + context * (prompt + output / 2)
+        own = model.marginal(prefill_work(cached, prompt - cached)) + output * each
         shared = own * self._total / self._parts if self._parts else own
         return min(shared, own + (1 + output) * fixed)
 

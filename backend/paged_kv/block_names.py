@@ -24,7 +24,7 @@ class HashedName(BlockName):
     __slots__ = ("digest",)
 
     def __init__(self, ordinal: int, digest: bytes) -> None:
-        self.ordinal = ordinal  # as its base class does, which it calls not: one is made for each block
+        self.ordinal = ordinal  # without a call of the base class, because one is made for each block
         self.digest = digest
 
 

@@ -68,11 +68,6 @@ class HostPool:
             if step <= host_block.read < UNPLANNED:
                 host_block.read = -1
 
-    def clear(self) -> None:
-        """Forget all blocks."""
-        for host_block in list(self._by_name.values()):
-            self._drop(host_block)
-
     def _drop(self, host_block: HostBlock) -> None:
         del self._by_name[host_block.name]
         self._free.append(host_block.block)

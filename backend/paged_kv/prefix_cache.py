@@ -74,7 +74,7 @@ class PrefixCache(Generic[H]):
         self._pool = pool
         self._by_name: dict[BlockName, CachedBlock[H]] = {}
         self._by_block: dict[int, CachedBlock[H]] = {}
-        self._completed_step = -1
+        self.completed_step = -1  # the newest step that is no longer in flight
         self._uncomputed: list[CachedBlock[H]] = []  # those of steps in flight, the oldest first
         self._idle: dict[str, OrderedDict[int, CachedBlock[H]]] = {}  # by tenant, the least recently used first
         self._floors: dict[str, int] = {}  # idle blocks that are kept for a tenant
@@ -151,13 +151,13 @@ class PrefixCache(Generic[H]):
         cached = CachedBlock(name, block, step, holder, is_copied=is_copied)
         self._by_name[name] = cached
         self._by_block[block] = cached
-        if step > self._completed_step:
+        if step > self.completed_step:
             self._uncomputed.append(cached)
         return True
 
     def completed(self, step: int) -> None:
         """Note that a step is done, and those before it."""
-        self._completed_step, uncomputed = step, self._uncomputed
+        self.completed_step, uncomputed = step, self._uncomputed
         if uncomputed and uncomputed[0].step <= step:
             self._uncomputed = [cached for cached in uncomputed if cached.step > step]
 
@@ -217,9 +217,8 @@ class PrefixCache(Generic[H]):
 
     def clear(self) -> None:
         """Give up every idle block, those kept for a floor too."""
-        for tenant in list(self._idle):
-            while self._idle.get(tenant):
-                self._evict_first(tenant)
+        for tenant, idle in list(self._idle.items()):
+            self._evict_first(tenant, len(idle))
 
     def _idle_of(self, tenant: str) -> Mapping[int, CachedBlock[H]]:
         return self._idle.get(tenant) or {}
@@ -248,10 +247,10 @@ class PrefixCache(Generic[H]):
 
     def _keep_ceiling(self, tenant: str) -> None:
         ceiling = self._ceilings.get(tenant)
-        while ceiling is not None and self.num_idle_of(tenant) > ceiling:
-            self._evict_first(tenant)
+        if ceiling is not None and (excess := self.num_idle_of(tenant) - ceiling) > 0:
+            self._evict_first(tenant, excess)
 
-    def _evict_first(self, tenant: str, count: int = 1, since: int = 0) -> int:
+    def _evict_first(self, tenant: str, count: int, since: int = 0) -> int:
         """Give up a tenant's first idle blocks, at least one and at most so many, of those used before `since`; 0: any.
         Returns their number.
         """

@@ -64,7 +64,6 @@ class BlockTables:
         self.cache = PrefixCache[BlockHolder](self.pool)
         self.allowances = Allowances()
         self.holdings = Holdings(self.pool, self.cache, self.allowances)
-        self.completed_step = -1  # the newest step that is no longer in flight
         self.name_blocks: NameBlocks = lambda sequence, count: None  # whoever knows tokens by their content sets it
         self.newly_named: list[tuple[Sequence, int]] = []  # that gave blocks back, and which of their names are new
         self._config = config
@@ -104,9 +103,7 @@ class BlockTables:
 
     def completed(self, step: int) -> None:
         """Note that a step is done: what it was to compute is there."""
-        self.completed_step = step
         self.cache.completed(step)
-        self.swapping.completed_step = step
         if self._found and self._found[0][0] <= step:
             certain = [found for found in self._found if found[0] <= step]
             self._counters.cached_tokens += sum(after - before for _, _, before, after in certain)
@@ -344,7 +341,7 @@ class BlockTables:
             sequence.num_told_names = len(names)
         for index in range(min(full, len(names))):
             if self.cache.at(sequence.block_table[index]) is None:
-                self.cache.publish(names[index], sequence.block_table[index], self.completed_step, sequence)
+                self.cache.publish(names[index], sequence.block_table[index], self.cache.completed_step, sequence)
 
     def free(self, sequence: Sequence) -> None:
         """Take all of a sequence's blocks back; no step in flight names it. What one that failed computed is of no use

@@ -62,7 +62,7 @@ class KVManager:
 
     def is_in_flight(self, sequence: Sequence) -> bool:
         """Return True if a step in flight names the sequence."""
-        return sequence.last_step > self.blocks.completed_step
+        return sequence.last_step > self.cache.completed_step
 
     def admit(self, sequence: Sequence) -> None:
         """Let the sequence run from now on, in a slot of its own and without blocks yet."""

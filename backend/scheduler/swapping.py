@@ -26,7 +26,6 @@ class Swapping:
     def __init__(self, config: EngineConfig, cache: PrefixCache[BlockHolder], counters: Counters) -> None:
         self.host = HostPool(config.num_host_blocks)
         self.swaps: Swaps = lambda probability: True  # whoever knows what computing takes sets it
-        self.completed_step = -1
         self.declined = 0  # blocks given up so far that the host did not take
         self._cache = cache
         self._counters = counters
@@ -94,7 +93,7 @@ class Swapping:
         probability = 1.0 if cached.is_wanted else self._returns.get(cached.tenant, UNKNOWN)
         host_block = None
         if self.swaps(probability):
-            host_block, given_up = self.host.store(name, cached.tenant, self.completed_step)
+            host_block, given_up = self.host.store(name, cached.tenant, self._cache.completed_step)
             if given_up is not None:
                 self._learn(given_up.tenant, 0.0)
         if host_block is None:

@@ -9,9 +9,7 @@ LOST = 0.5  # of the hits that there were before: less than that comes and goes 
 LEAST_HITS = 0.05  # of the prompt tokens, before: who found less has little to lose
 GIVEN_UP = 0.1  # of the pool's blocks: less is what a full cache gives up for what is new
 NEVER = 0.01  # of the prompt tokens: what tenants who ask alike by chance would find
-LEAST_TOKENS = (
-    100_000.0  # of prompts, from which it is known what they begin with; also those of before, in `thrashing`
-)
+LEAST_TOKENS = 100_000.0  # of prompts, from which it is known what they begin with; in `thrashing`, those of before too
 LEAST_JOINED = 10.0  # sequences; fewer may be as different as they like
 STARVING = 0.1  # of the pool's blocks: less, and memory would be full all the same
 

@@ -10,7 +10,7 @@ from hypothesis.stateful import initialize, precondition, rule
 from backend.scheduler.batch import NO_TOKEN, StepOutput
 from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
-from tests.backend.scheduler.bench import Bench, BenchMachine, expected
+from tests.backend.scheduler.bench import Bench, LossyMachine, expected
 from tests.examples import examples
 
 PROMPT = list(range(100, 113))  # three blocks of 4, and a token
@@ -281,7 +281,7 @@ def _check_leases_and_floors(bench: Bench, leases: dict[str, int], floors: dict[
         assert reason is WaitReason.ALLOWANCE and sequence.tenant in leases, "one was paused for another's limit"
 
 
-class SharingMachine(BenchMachine):
+class SharingMachine(LossyMachine):
     @initialize(
         num_blocks=st.one_of(st.integers(8, 14), st.integers(24, 40)),
         depth=st.integers(1, 2),
@@ -332,16 +332,6 @@ class SharingMachine(BenchMachine):
     @rule()
     def plan(self) -> None:
         self.bench.plan()
-
-    @precondition(lambda self: self.bench.in_flight)
-    @rule()
-    def complete(self) -> None:
-        self.bench.complete()
-
-    @precondition(lambda self: self.bench.in_flight)
-    @rule()
-    def lose(self) -> None:
-        self.bench.lose()
 
     @rule(tenant=st.sampled_from(["a", "b"]), blocks=st.one_of(st.none(), st.integers(6, 10)))
     def allow(self, tenant: str, blocks: int | None) -> None:

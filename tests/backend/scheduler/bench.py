@@ -142,3 +142,17 @@ class BenchMachine(RuleBasedStateMachine):
                 assert len(sequence.output) == self.cancelled[sequence], "a token came after the cancellation"
             elif sequence.finish_reason is not FinishReason.PREEMPTED:
                 assert sequence.output == expected(sequence)
+
+
+class LossyMachine(BenchMachine):
+    """The same on a device that may have no memory for a step."""
+
+    @precondition(lambda self: self.bench.in_flight)
+    @rule()
+    def complete(self) -> None:
+        self.bench.complete()
+
+    @precondition(lambda self: self.bench.in_flight)
+    @rule()
+    def lose(self) -> None:
+        self.bench.lose()

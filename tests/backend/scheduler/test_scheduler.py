@@ -1,12 +1,12 @@
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, precondition, rule
+from hypothesis.stateful import initialize, rule
 
 from backend.config import Batching, KVAllocation
 from backend.scheduler.kv_accounts import KVAccounts
 from backend.scheduler.sequence import FinishReason, SequenceStatus
-from tests.backend.scheduler.bench import Bench, BenchMachine, expected
+from tests.backend.scheduler.bench import Bench, LossyMachine, expected
 from tests.examples import examples
 
 
@@ -166,7 +166,7 @@ def test_finishing_twice_changes_nothing(waits: bool) -> None:
     bench.drain()
 
 
-class SchedulerMachine(BenchMachine):
+class SchedulerMachine(LossyMachine):
     """Arrivals, cancellations, plans, completions and lost steps, over pools that must preempt."""
 
     @initialize(
@@ -200,16 +200,6 @@ class SchedulerMachine(BenchMachine):
         if batch is not None:
             assert batch.slots, "an empty step was planned"
             assert sum(batch.lengths) <= self.bench.config.max_num_batched_tokens
-
-    @precondition(lambda self: self.bench.in_flight)
-    @rule()
-    def complete(self) -> None:
-        self.bench.complete()
-
-    @precondition(lambda self: self.bench.in_flight)
-    @rule()
-    def lose(self) -> None:
-        self.bench.lose()
 
     def check_ends(self) -> None:
         super().check_ends()
