@@ -31,16 +31,6 @@ class Site(TenantSite):
         found: int = reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
         return found
 
-    def edit(self, policy: str) -> None:
-        """Have another policy hold, for every request from now on."""
-        before = self.version
-        self.policy.write_text(policy)
-        eventually(lambda: self.version != before)
-
-    @property
-    def version(self) -> Any:
-        return self.server.get("/readyz").json()["policy"]["version"]
-
 
 @pytest.fixture(scope="module", params=[0, 2], ids=["one process", "HTTP workers"])
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:

@@ -2,11 +2,9 @@
 
 import random
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from tests.gateway.server_process import eventually
 from tests.gateway.tenant_site import TenantSite, tenant_site
 
 BLOCK = 16
@@ -32,16 +30,6 @@ class Site(TenantSite):
             reply = client.completions.create(model="embedded", prompt=prompt, max_tokens=1, extra_body=extra)
         found: int = reply.usage.prompt_tokens_details.cached_tokens  # type: ignore[union-attr,assignment]
         return found
-
-    def edit(self, policy: str) -> None:
-        """Have another policy hold, for every request from now on."""
-        before = self.version
-        self.policy.write_text(policy)
-        eventually(lambda: self.version != before)
-
-    @property
-    def version(self) -> Any:
-        return self.server.get("/readyz").json()["policy"]["version"]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import yaml
 
 from gateway.tenants.auth import new_key
 from gateway.tenants.key_store import KeyStore
-from tests.gateway.server_process import BODY, PATIENCE, ServerProcess, bearer, running_server
+from tests.gateway.server_process import BODY, PATIENCE, ServerProcess, bearer, eventually, running_server
 
 
 @dataclass
@@ -40,6 +40,17 @@ class TenantSite:
         """The official client, which does not come back unless it is told to."""
         given: dict[str, Any] = {"max_retries": 0, "timeout": PATIENCE} | options
         return openai.OpenAI(base_url=f"{self.server.url}/v1", api_key=self.keys[tenant], **given)
+
+    def edit(self, policy: str) -> None:
+        """Have another policy hold, for every request from now on."""
+        before = self.version
+        self.policy.write_text(policy)
+        eventually(lambda: self.version != before)
+
+    @property
+    def version(self) -> Any:
+        """Of the policy that holds now."""
+        return self.server.get("/readyz").json()["policy"]["version"]
 
 
 def error_of(reply: httpx.Response) -> dict[str, Any]:
