@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from itertools import count
 from typing import Protocol
-from weakref import WeakValueDictionary
+from weakref import ref
 
 from backend.paged_kv.prefix_cache import BlockName
 
@@ -19,13 +19,21 @@ DIGEST_BYTES = 16
 
 
 class HashedName(BlockName):
-    """A name that remembers its digest, from which that of the next block follows."""
+    """A name that remembers its digest, from which that of the next block follows, and is known while anybody uses it.
 
-    __slots__ = ("digest",)
+    A `WeakValueDictionary` would do the same, and take as long again as hashing the block.
+    """
 
-    def __init__(self, ordinal: int, digest: bytes) -> None:
+    __slots__ = ("_known", "digest")
+
+    def __init__(self, ordinal: int, digest: bytes, known: "dict[bytes, ref[HashedName]]") -> None:
         self.ordinal = ordinal  # without a call of the base class, because one is made for each block
         self.digest = digest
+        self._known = known
+        known[digest] = ref(self)
+
+    def __del__(self) -> None:
+        del self._known[self.digest]
 
 
 class Tokens(Protocol):
@@ -47,7 +55,7 @@ class BlockNames:
         self._secret = secret
         self._block_size = block_size
         self._context = tuple(context)
-        self._names: WeakValueDictionary[bytes, HashedName] = WeakValueDictionary()
+        self._known: dict[bytes, ref[HashedName]] = {}
         self._ordinals = count(1)
 
     def root(self, *salt: str) -> bytes:
@@ -68,11 +76,10 @@ class BlockNames:
             return
         first = len(names)
         tokens = array("i", sequence.tokens_at(first * size, (num_blocks - first) * size)).tobytes()
-        known, step = self._names, size * 4
+        known, step = self._known, size * 4
         parent = names[-1].digest if first else sequence.cache_root  # type: ignore[attr-defined]
         for begin in range(0, len(tokens), step):
             parent = blake2b(parent + tokens[begin : begin + step], digest_size=DIGEST_BYTES).digest()
-            name = known.get(parent)
-            if name is None:
-                name = known[parent] = HashedName(next(self._ordinals), parent)
-            names.append(name)
+            found = known.get(parent)
+            name = None if found is None else found()
+            names.append(HashedName(next(self._ordinals), parent, known) if name is None else name)

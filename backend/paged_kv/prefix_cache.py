@@ -46,7 +46,7 @@ class CachedBlock(Generic[H]):
 
     __slots__ = ("block", "holders", "idle_since", "is_copied", "is_wanted", "name", "step", "tenant")
 
-    def __init__(self, name: BlockName, block: int, step: int, holder: H, *, is_copied: bool = False) -> None:
+    def __init__(self, name: BlockName, block: int, step: int, holder: H, is_copied: bool = False) -> None:
         self.name: BlockName | None = name  # None: what it holds cannot be trusted, and nobody finds it any more
         self.block = block
         self.step = step  # that computes its last token: whatever is launched behind that step may read it
@@ -148,12 +148,22 @@ class PrefixCache(Generic[H]):
         """Name a block that the holder alone has, and that `step` fills. False where another has the name already."""
         if name in self._by_name:
             return False
-        cached = CachedBlock(name, block, step, holder, is_copied=is_copied)
+        cached = CachedBlock(name, block, step, holder, is_copied)
         self._by_name[name] = cached
         self._by_block[block] = cached
         if step > self.completed_step:
             self._uncomputed.append(cached)
         return True
+
+    def publish_all(self, names: Iterable[BlockName], blocks: Iterable[int], step: int, holder: H) -> None:
+        """Name those of a holder's blocks that have no name yet and hold what no other does, all filled by `step`."""
+        by_name, by_block, new = self._by_name, self._by_block, list[CachedBlock[H]]()
+        for name, block in zip(names, blocks, strict=True):
+            if name not in by_name and block not in by_block:
+                by_name[name] = by_block[block] = cached = CachedBlock(name, block, step, holder)
+                new.append(cached)
+        if step > self.completed_step:
+            self._uncomputed += new
 
     def completed(self, step: int) -> None:
         """Note that a step is done, and those before it."""
@@ -188,20 +198,31 @@ class PrefixCache(Generic[H]):
         cached.holders[holder] = None
 
     def leave(self, cached: CachedBlock[H], holder: H) -> None:
-        """Let a holder go. The block is idle once it was the last: let those go first that follow on others."""
+        """Let one of several holders go."""
         del cached.holders[holder]
-        if cached.holders:
-            return
-        if cached.name is None:
-            del self._by_block[cached.block]
-            self._pool.release([cached.block])
-            return
-        tenant = cached.tenant = holder.tenant
-        cached.idle_since = next(self._uses)
+        assert cached.holders, "its last holder has left: it is idle"
+
+    def retire(self, blocks: Iterable[CachedBlock[H]], tenant: str) -> None:
+        """Let the tenant's only holder of these blocks go. They are idle from now on, in this order: let those come
+        first that follow on others.
+        """
         idle = self._idle.setdefault(tenant, OrderedDict())
-        idle[cached.block] = cached
-        self._num_idle += 1
-        self._num_kept += len(idle) <= self._floors.get(tenant, 0)
+        before, uses = len(idle), self._uses
+        for cached in blocks:
+            cached.holders.clear()
+            if cached.name is None:
+                del self._by_block[cached.block]
+                self._pool.release([cached.block])
+            else:
+                cached.tenant = tenant
+                cached.idle_since = next(uses)
+                idle[cached.block] = cached
+        now, floor = len(idle), self._floors.get(tenant, 0)
+        self._num_idle += now - before
+        self._num_kept += min(now, floor) - min(before, floor)
+        if not idle:
+            del self._idle[tenant]
+            return
         self._keep_ceiling(tenant)
         self._offer(tenant)
 

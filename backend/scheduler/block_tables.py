@@ -178,6 +178,8 @@ class BlockTables:
         most = min(len(names), (sequence.num_tokens - 1) // size)
         if index >= most or not self._caches or sequence.num_computed_tokens != index * size:
             return _NO_HIT
+        if self.cache.named(names[index]) is None and self.swapping.named(names[index]) is None:
+            return _NO_HIT
         hit, tenant = PrefixHit(), sequence.tenant
         for position in range(index, most):
             cached = self.cache.named(names[position])
@@ -290,8 +292,9 @@ class BlockTables:
         if not names or not self._caches:
             return
         size = self._block_size
-        for index in range(start // size, min(sequence.num_told_names, sequence.num_computed_tokens // size)):
-            self.cache.publish(names[index], table[index], step, sequence)
+        first, last = start // size, min(sequence.num_told_names, sequence.num_computed_tokens // size)
+        if first < last:
+            self.cache.publish_all(names[first:last], table[first:last], step, sequence)
 
     def lost(self, step: int) -> None:
         """Undo what depended on this step and those behind it, which were not computed: the rows are undone already.
@@ -339,9 +342,8 @@ class BlockTables:
         if len(names) > told:
             self.newly_named.append((sequence, told))
             sequence.num_told_names = len(names)
-        for index in range(min(full, len(names))):
-            if self.cache.at(sequence.block_table[index]) is None:
-                self.cache.publish(names[index], sequence.block_table[index], self.cache.completed_step, sequence)
+        last = min(full, len(names))
+        self.cache.publish_all(names[:last], sequence.block_table[:last], self.cache.completed_step, sequence)
 
     def free(self, sequence: Sequence) -> None:
         """Take all of a sequence's blocks back; no step in flight names it. What one that failed computed is of no use

@@ -52,19 +52,20 @@ class Holdings:
     def leave(self, holder: BlockHolder, blocks: list[int]) -> None:
         """Let a holder go of the last blocks of its table; whoever it paid for pays from now on."""
         self.num_entries -= len(blocks)
-        private, num_charged = [], 0
+        private, alone, at = list[int](), list[Cached](), self._cache.at
         for block in reversed(blocks):  # a block is idle before the one that it follows on
-            cached = self._cache.at(block)
+            cached = at(block)
             if cached is None:
                 private.append(block)
             elif len(cached.holders) == 1:
-                self._cache.leave(cached, holder)
-                num_charged += 1
+                alone.append(cached)
             else:
                 self._leave_shared(holder, cached)
+        if alone:
+            self._cache.retire(alone, holder.tenant)
         private.reverse()
         self._pool.release(private)
-        num_charged += len(private)
+        num_charged = len(private) + len(alone)
         holder.num_charged_blocks -= num_charged
         self._allowances.credit(holder.tenant, num_charged)
 
