@@ -49,13 +49,14 @@ class ConformalBound:
         """Returns a value in place of a measurement of which only the least is known: the median of those with a larger
         residual (Efron's redistribution to the right, 1967, in one piece).
         """
-        first = bisect_right(self._sorted, self._residual(estimate, least))
+        unit = self._unit(estimate)
+        first = bisect_right(self._sorted, (least - estimate) / unit)
         larger = len(self._sorted) - first
-        return estimate + self._unit(estimate) * self._sorted[first + larger // 2] if larger else least
+        return estimate + unit * self._sorted[first + larger // 2] if larger else least
 
     def observe(self, estimate: float, measured: float, missed: bool) -> None:
         """Learns from one measurement; `missed` says that it was above the bound that was given."""
-        residual = self._residual(estimate, measured)
+        residual = (measured - estimate) / self._unit(estimate)
         if len(self._recent) == WINDOW:
             del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
         self._recent.append(residual)
@@ -63,9 +64,6 @@ class ConformalBound:
         moved = self._miss_rate + self._rate * (self._target - missed)
         self._miss_rate = min(max(moved, self._target / 10), 1 - (1 - self._target) / 10)
         self._margin = None
-
-    def _residual(self, estimate: float, measured: float) -> float:
-        return (measured - estimate) / self._unit(estimate)
 
     def _unit(self, estimate: float) -> float:
         return 1.0 if self._relative_from is None else max(estimate, self._relative_from)

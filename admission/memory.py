@@ -49,7 +49,7 @@ class FuturePeak:
     ) -> bool:
         everyone = [sequence, *running]
         capacity = self._capacity - num_kept * self._block_size
-        if sum(s.most_tokens for s in everyone) + 2 * self._slack * len(everyone) <= capacity:
+        if sum([s.most_tokens for s in everyone]) + 2 * self._slack * len(everyone) <= capacity:
             return True  # even if each becomes as long as it may
         generated = len(sequence.output)
         lasts = self._lengths.quantile(sequence.tenant, sequence.max_tokens, OVER, generated) - generated

@@ -1,7 +1,7 @@
 """Predicts the lengths of answers from those of earlier ones, by tenant and by what the client allowed."""
 
 from bisect import bisect_right, insort
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable
 from itertools import accumulate
 from math import sqrt
@@ -19,11 +19,11 @@ class OutputLengths:
     """
 
     def __init__(self) -> None:
-        self._kinds: dict[tuple[str, int], _Lengths] = {}
+        self._kinds = defaultdict[tuple[str, int], _Lengths](_Lengths)
 
     def observe(self, tenant: str, max_tokens: int, length: int) -> None:
         for name in (tenant, ""):
-            self._kinds.setdefault((name, max_tokens.bit_length()), _Lengths()).add(length)
+            self._kinds[name, max_tokens.bit_length()].add(length)
 
     def mean(self, tenant: str, max_tokens: int, generated: int = 0) -> float:
         """Returns the expected length in all, at least `generated` and at most `max_tokens`."""

@@ -2,7 +2,7 @@
 
 from math import inf, sqrt
 
-from admission.step_time import StepTime, StepTimeModel, StepWork, prefill_work
+from admission.step_time import StepTime, StepTimeModel, StepWork
 from backend.config import EngineConfig
 from backend.scheduler.scheduled_step import FixedPrefillBudget, PrefillBudget
 
@@ -43,7 +43,7 @@ class TimedPrefillBudget:
         return low
 
     def take(self, start: int, length: int) -> None:
-        self._step += prefill_work(start, length)
+        self._step = self._step.with_prefill(start, length)
         self._least -= length
         self._most -= length
 
@@ -54,7 +54,7 @@ class TimedPrefillBudget:
         return (middle, high) if self._lasts(start, middle) else (low, middle - 1)
 
     def _lasts(self, start: int, length: int) -> bool:
-        return self._times.seconds(self._step + prefill_work(start, length)) <= self._seconds
+        return self._times.seconds(self._step.with_prefill(start, length)) <= self._seconds
 
     def _solution(self, start: int) -> float:
         """Returns how many tokens behind `start` take what time is left: seconds are quadratic in them on both sides
@@ -62,7 +62,7 @@ class TimedPrefillBudget:
         """
         times, step = self._times, self._step
         _, prefill, _, _, _, pairs, beyond = times.coefficients
-        left = self._seconds - times.seconds(step + prefill_work(start, 0))
+        left = self._seconds - times.seconds(step.with_prefill(start, 0))
         each = prefill + pairs * (start + 0.5)
         below_knee = max(0, times.knee - step.prefill_tokens - step.decode_tokens)
         tokens = _root(pairs / 2, each, left)
@@ -99,6 +99,6 @@ class PrefillSizer:
             return FixedPrefillBudget(min(self._share, tokens))
         decodes = StepWork(decode_tokens=num_decodes, decode_context=decode_context)
         times = self._model.fitted
-        cautious = interval / (1 + CAUTION * self._model.relative_error)
-        least = times.seconds(decodes) + LEFT_TO_PREFILL * (interval - times.seconds(decodes))
+        cautious, alone = interval / (1 + CAUTION * self._model.relative_error), times.seconds(decodes)
+        least = alone + LEFT_TO_PREFILL * (interval - alone)
         return TimedPrefillBudget(decodes, max(cautious, least), times, self._block, tokens)

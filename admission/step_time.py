@@ -11,8 +11,9 @@ hinge is continuous, so more work never predicts less time.
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from math import isfinite, sqrt
-from operator import mul
+from operator import add, mul
 from typing import Any
 
 NUM_COEFFICIENTS = 7
@@ -32,10 +33,7 @@ def plain_sum(values: Iterable[float]) -> float:
 
     From Python 3.12 on `sum` compensates for the rounding: what one version recorded another would not decide again.
     """
-    total = 0.0
-    for value in values:
-        total += value
-    return total
+    return reduce(add, values, 0.0)
 
 
 @dataclass(slots=True)  # one is made for each step and each chunk; frozen, making it takes three times as long
@@ -55,6 +53,16 @@ class StepWork:
             self.decode_context + other.decode_context,
             self.prefill_context + other.prefill_context,
             self.prefill_pairs + other.prefill_pairs,
+        )
+
+    def with_prefill(self, start: int, length: int) -> "StepWork":
+        """Returns this and the work of a chunk of `length` tokens behind `start` computed ones."""
+        return StepWork(
+            self.prefill_tokens + length,
+            self.decode_tokens,
+            self.decode_context,
+            self.prefill_context + start,
+            self.prefill_pairs + prefill_pairs(start, length),
         )
 
 

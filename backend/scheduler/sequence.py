@@ -65,6 +65,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     output: list[int] = field(default_factory=list)
     num_tokens: int = field(init=False)  # prompt and output, tokens that steps in flight sample included
+    most_tokens: int = field(init=False)  # that it may come to have, prompt included
     token_limit: int = field(init=False)  # of `num_tokens`: it pauses there; its maker may lower it
     num_prefilled_tokens: int = 0  # prompt tokens computed at least once, or found in the prefix cache
     num_cached_tokens: int = 0  # those of them that were found, and never computed for it
@@ -91,7 +92,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.num_tokens = len(self.prompt) + len(self.output)
-        self.token_limit = self.most_tokens
+        self.most_tokens = self.token_limit = len(self.prompt) + self.max_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -101,11 +102,6 @@ class Sequence:
     def num_unpaid_blocks(self) -> int:
         """The blocks of its table for which its tenant is charged on the account of another sequence."""
         return len(self.block_table) - self.num_charged_blocks
-
-    @property
-    def most_tokens(self) -> int:
-        """The most tokens that it may come to have, prompt included."""
-        return len(self.prompt) + self.max_tokens
 
     def block_seconds(self, now: float) -> float:
         """Return the blocks that its tenant was charged for on its account, times how long, until `now`.
