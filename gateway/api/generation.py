@@ -118,15 +118,18 @@ class GenerationEndpoint(Endpoint):
         dialect = self._dialect
         if request.stream:
             chunks = [dialect.chunks(identity, request.include_usage, index) for index in range(len(texts))]
-            await _gather(
-                [
-                    ChoiceWriter(response, text, encoder, request.continuous_usage).write_all()
-                    for text, encoder in zip(texts, chunks, strict=True)
-                ]
-            )
+            writers = [
+                ChoiceWriter(response, text, encoder, request.continuous_usage)
+                for text, encoder in zip(texts, chunks, strict=True)
+            ]
+            if len(writers) == 1:
+                end = await writers[0].write_but_end()
+            else:
+                await _gather([writer.write_all() for writer in writers])
+                end = b""
             await generation.settle()
             usage = chunks[0].usage(_token_usage(texts)) if request.include_usage else b""
-            await response.end_stream(usage + sse.DONE)
+            await response.end_stream(end + usage + sse.DONE)
         else:
             choices = await _gather([text.choice() for text in texts])
             await generation.settle()
@@ -156,6 +159,7 @@ class TextStream:
         self.finish_reason: FinishReason | None = None
         self.num_tokens = 0  # delivered: those sampled after a stop string are not
         self._delivered_at = 0.0
+        self._kept: list[int] = []  # delivered, and not made into text yet
         self.tokens = tokens
         self.sequence = tokens.sequence
         self.may_stop = detokenizer.may_stop
@@ -194,16 +198,25 @@ class TextStream:
         pieces: list[str] = []
         self.tokens.eager = self.may_stop
         while self.finish_reason is None:
-            pieces += await (self.pieces() if self.tokens.eager else self._all_pending())
+            pieces += await (self.pieces() if self.tokens.eager else self._all())
         return Choice("".join(pieces), _finish_reason(self))
 
-    async def _all_pending(self) -> list[str]:
-        """Wait for tokens and return the text of all that are pending as one piece."""
-        tokens = await self._take()
+    async def _all(self) -> list[str]:
+        """Wait for the last token and return the text of all. Those before it are taken by a plain call."""
+        while True:
+            self._keep(await self._take(self._keep_pending))
+            if self.tokens.finish_reason is not None:
+                return [self._detokenizer.push(self._kept), self._finish()]
+
+    def _keep_pending(self) -> bool:
+        self._keep(self.tokens.rest())
+        return True
+
+    def _keep(self, tokens: list[int]) -> None:
+        """Count tokens whose text has time until the last is here."""
         self._note_delivery(len(tokens))
         self.num_tokens += len(tokens)
-        text = self._detokenizer.push(tokens)
-        return [text] if self.tokens.finish_reason is None else [text, self._finish()]
+        self._kept += tokens
 
     async def _take(self, receiver: Callable[[], bool] | None = None) -> list[int]:
         tokens = await self.tokens.take(receiver)
@@ -259,18 +272,21 @@ class ChoiceWriter:
         self._usage = TokenUsage(len(text.sequence.prompt), 0) if continuous_usage else None
 
     async def write_all(self) -> None:
+        await self._response.stream(await self.write_but_end())
+
+    async def write_but_end(self) -> bytes:
+        """Write all events but the last ones, which are returned: they share a write with the end of the stream."""
         text, receiver = self._text, None
         start = self._chunks.start(self._usage)
         events = [start] if start else []
         while text.finish_reason is None:
             events += self._events(await text.pieces(receiver))
-            if text.finish_reason is not None:
-                events.append(self._chunks.finish(_finish_reason(text), self._usage))
-            if events:
+            if events and text.finish_reason is None:
                 await self._response.stream(b"".join(events))
                 events = []
                 if self._response.exchange is not None and not text.may_stop:
                     receiver = partial(self._write_pending, self._response.exchange)
+        return b"".join([*events, self._chunks.finish(_finish_reason(text), self._usage)])
 
     def _write_pending(self, exchange: Exchange) -> bool:
         """Write what is pending, unless that may have to wait: then take nothing and return False."""

@@ -58,9 +58,9 @@ class Exchange:
         """Note in the connection table that the request has a valid key of this tenant."""
         self._entry.show_key(tenant)
 
-    def begin(self, headers: list[tuple[bytes, bytes]], length: int | None) -> bool:
-        """Write the head of an answer with status 200, past ASGI, and return whether that could be done. `length` is
-        that of its body, which `headers` name; None: it comes in chunks.
+    def begin(self, headers: list[tuple[bytes, bytes]], length: int | None, part: bytes) -> bool:
+        """Write the head of an answer with status 200 and the first part of its body, past ASGI and in one piece, and
+        return whether that could be done. `length` is that of the body, which `headers` name; None: it comes in chunks.
 
         uvicorn looks at each header by itself, which takes as long as all else that is written. Here the values are
         looked at together, and the names are our own; what may be wrong, or has to wait, is left to uvicorn.
@@ -77,8 +77,9 @@ class Exchange:
         if len(lines.translate(None, _CONTROLS)) != len(lines) - 2 * (len(head) - 1):
             return False  # more control characters than between the lines
         cycle.response_started, cycle.waiting_for_100_continue = True, False
-        cycle.chunked_encoding, cycle.expected_content_length = length is None, length or 0
-        self._transport.write(_OK + lines + b"\r\n\r\n")
+        cycle.chunked_encoding = length is None
+        cycle.expected_content_length = 0 if length is None else length - len(part)
+        self._transport.write(b"%b%b\r\n\r\n%b" % (_OK, lines, _chunk(part) if length is None else part))
         return True
 
     def write_chunk(self, data: bytes) -> bool:
@@ -93,7 +94,7 @@ class Exchange:
 
     def write(self, data: bytes) -> None:
         """Write a part of an answer that has begun in chunks, right after `is_writable` has said that it can be."""
-        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        self._transport.write(_chunk(data))
 
     def watch(self, callback: Callable[[], object]) -> None:
         """Have `callback` called once the client has gone; soon, where it has gone before.
@@ -116,6 +117,10 @@ class Exchange:
         callback, self._callback = self._callback, None
         if callback is not None:
             callback()
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def exchange_of(scope: Scope) -> Exchange | None:

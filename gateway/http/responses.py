@@ -69,18 +69,20 @@ class ResponseWriter:
     async def reply(self, body: bytes, status: int = 200, headers: Headers = _JSON) -> None:
         """Send a whole response with this body."""
         length = (b"content-length", str(len(body)).encode())
-        await self._start(status, [*headers, length], len(body))
-        await self.send({"type": "http.response.body", "body": body})
+        left = await self._start(status, [*headers, length], len(body), body)
+        await self.send({"type": "http.response.body", "body": left})
 
     async def stream(self, events: bytes) -> None:
         """Send a part of an event stream; the first part is preceded by the headers."""
         if not self._is_streaming:
-            await self._start_stream()
-        if self.exchange is None or not self.exchange.write_chunk(events):
+            events = await self._start_stream(events)
+        if events and (self.exchange is None or not self.exchange.write_chunk(events)):
             await self.send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def end_stream(self, events: bytes) -> None:
-        """Send the last part of an event stream."""
+        """Send the last part of an event stream, which may be all of it."""
+        if not self._is_streaming:
+            events = await self._start_stream(events)
         await self.send({"type": "http.response.body", "body": events, "more_body": False})
 
     async def fail(self, error: ApiError) -> None:
@@ -90,17 +92,25 @@ class ResponseWriter:
         else:
             await self.reply(error.to_body(), error.status, encode_headers(error.headers()))
 
-    async def _start_stream(self) -> None:
-        """Send the headers of a stream once. Whoever else has a part to send meanwhile waits until they are sent."""
+    async def _start_stream(self, events: bytes) -> bytes:
+        """Send the headers of a stream once, and return what of the events they did not take along. Whoever else has a
+        part to send meanwhile waits until they are sent.
+        """
         if self._starting is None:
             self._starting = asyncio.Lock()
         async with self._starting:
             if self.started is None:
-                await self._start(200, _SSE, None)
+                events = await self._start(200, _SSE, None, events)
                 self._is_streaming = True
+        return events
 
-    async def _start(self, status: int, headers: Headers, length: int | None) -> None:
+    async def _start(self, status: int, headers: Headers, length: int | None, part: bytes) -> bytes:
+        """Send the head of a response, where it can be done with the first part of its body, and return what is left of
+        that: a write costs more than most of what makes an answer.
+        """
         self.started, self.status = self._clock(), status
         head = [*headers, *self._extra_headers, (b"x-request-id", self.request_id)]
-        if status != 200 or self.exchange is None or not self.exchange.begin(head, length):
-            await self.send({"type": "http.response.start", "status": status, "headers": head})
+        if status == 200 and self.exchange is not None and self.exchange.begin(head, length, part):
+            return b""
+        await self.send({"type": "http.response.start", "status": status, "headers": head})
+        return part

@@ -146,6 +146,25 @@ async def test_text_after_the_first_is_written_right_where_tokens_are_delivered(
     assert client.body == other.body
 
 
+async def test_of_a_whole_answer_the_task_sleeps_until_the_last_token() -> None:
+    tokens, delivered = TokenStream(make_sequence("r", "tenant", [5, 6, 7], 100)), list[tuple[int, int]]()
+    deliveries = SimpleNamespace(delivered=lambda _, before, count, __: delivered.append((before, count)) or 0.0)
+    detokenizer = IncrementalDetokenizer(TOKENIZER, ())
+    text = TextStream(tokens, detokenizer, cast(Generation, None), cast(DeliveryMetrics, deliveries))
+    task = asyncio.create_task(text.choice())
+    await turns()
+    for token_id in IDS[:-1]:
+        tokens.sequence.output.append(token_id)
+        if tokens.put(token_id, None):
+            tokens.deliver()
+    assert delivered == [(0, 1)]
+    tokens.sequence.output.append(IDS[-1])
+    assert tokens.put(IDS[-1], FinishReason.LENGTH)
+    tokens.deliver()
+    assert (await task).text == TOKENIZER.decode(IDS)
+    assert delivered == [(0, 1), (1, len(IDS) - 1)]
+
+
 async def test_nothing_is_written_once_the_writer_is_cancelled_or_the_client_has_left() -> None:
     for end in (lambda served, _: served.task.cancel(), lambda _, client: client.exchange.end()):
         client = Client()
