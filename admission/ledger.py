@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from admission.orderings.ordering import Ordering
-from admission.step_time import StepTimeModel, StepWork, plain_sum, prefill_pairs, prefill_work
+from admission.step_time import StepTimeModel, StepWork, plain_sum, prefill_pairs
 from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence
 
@@ -76,7 +76,7 @@ class EngineTimeTariff:
         marginal = [decode + context * (start + 1) for start in batch.starts[:decodes]]
         if decodes < len(batch.starts):
             chunks = zip(batch.starts[decodes:], batch.lengths[decodes:], strict=True)
-            marginal += [model.marginal(prefill_work(start, length)) for start, length in chunks]
+            marginal += [model.of_prefill(start, length) for start, length in chunks]
         parts = plain_sum(marginal)
         if parts <= 0:
             return [seconds / len(marginal)] * len(marginal)
@@ -90,7 +90,7 @@ class EngineTimeTariff:
         model = self._model.fitted
         fixed, _, decode, context, _, _, _ = model.coefficients
         each = decode + context * (prompt + output / 2)
-        own = model.marginal(prefill_work(cached, prompt - cached)) + output * each
+        own = model.of_prefill(cached, prompt - cached) + output * each
         shared = own * self._total / self._parts if self._parts else own
         return min(shared, own + (1 + output) * fixed)
 

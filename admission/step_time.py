@@ -96,6 +96,17 @@ class StepTime:
         """Returns the seconds of the whole step."""
         return self.coefficients[0] + self.marginal(work)
 
+    def of_prefill(self, start: int, length: int) -> float:
+        """Returns the `marginal` seconds of a chunk of `length` tokens behind `start` computed ones."""
+        _, prefill, _, _, prefill_context, pairs, beyond = self.coefficients
+        above_knee = length - self.knee
+        return (
+            prefill * length
+            + prefill_context * start
+            + pairs * prefill_pairs(start, length)
+            + (beyond * above_knee if above_knee > 0 else 0.0)
+        )
+
     def marginal(self, work: StepWork) -> float:
         """Returns the seconds of the step without its fixed part."""
         _, prefill, decode, decode_context, prefill_context, pairs, beyond = self.coefficients

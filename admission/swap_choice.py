@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from admission.step_time import StepTimeModel, prefill_work
+from admission.step_time import StepTimeModel
 from backend.config import EngineConfig
 
 
@@ -29,5 +29,5 @@ class SwapChoice:
         """Returns whether a block is to be swapped out that will be used again with this probability."""
         if self._rule is not Swap.MEASURED:
             return self._rule is Swap.ALWAYS
-        computing = self._model.fitted.marginal(prefill_work(0, self._block_size))
+        computing = self._model.fitted.of_prefill(0, self._block_size)
         return self._copy * (1 + probability) < probability * computing
