@@ -1,7 +1,6 @@
 """Admission of requests to one engine, as the gateway uses it."""
 
 from collections.abc import Callable, Iterable
-from types import TracebackType
 
 from admission.controller import Controller
 from admission.request import Asked
@@ -14,7 +13,7 @@ RARELY = 0.9  # the quantile of output lengths that is reserved for an answer of
 
 
 class Admission:
-    """Admits requests to one engine. Entering queues the request, leaving the block ends it, whatever happened."""
+    """Admits requests to one engine. Whoever has one admitted ends it with `leave`, whatever happened."""
 
     def __init__(self, engine: Engine, core: Controller) -> None:
         self.clock = engine.clock  # seconds
@@ -29,14 +28,16 @@ class Admission:
         """Tell the core's observers what was asked of limits, and what they said."""
         self._core.requested(asked, self.clock())
 
-    def admit(
-        self, sequence: Sequence, make_stream: Callable[[Sequence], TokenStream] = TokenStream
-    ) -> "AdmittedSequence":
-        """Returns a context that yields the tokens of a sequence, which ends with the block at the latest.
+    def admit(self, sequence: Sequence, make_stream: Callable[[Sequence], TokenStream] = TokenStream) -> TokenStream:
+        """Queue a sequence and return the stream of its tokens.
 
-        Entering raises `AdmissionRefused` when it may not be queued, and `DeviceError` when the engine has failed.
+        Raises `AdmissionRefused` when it may not be queued, and `DeviceError` when the engine has failed.
         """
-        return AdmittedSequence(self._engine, sequence, make_stream)
+        return self._engine.submit(sequence, make_stream)
+
+    def leave(self, stream: TokenStream) -> None:
+        """End the stream's sequence if it goes on, as after a disconnect: nobody is left to have its tokens."""
+        self._engine.finish(stream.sequence)
 
     def extend(self, stream: TokenStream, tokens: int) -> None:
         """Let the stream's sequence generate so many tokens more."""
@@ -78,22 +79,3 @@ class Admission:
     def stop(self, stream: TokenStream) -> None:
         """End the stream's sequence: its text has reached a stop string."""
         self._engine.finish(stream.sequence, FinishReason.STOP)
-
-
-class AdmittedSequence:
-    """Queues a sequence for as long as its block runs: leaving it, as a disconnect makes it, aborts what goes on."""
-
-    __slots__ = ("_engine", "_make_stream", "_sequence")
-
-    def __init__(self, engine: Engine, sequence: Sequence, make_stream: Callable[[Sequence], TokenStream]) -> None:
-        self._engine = engine
-        self._sequence = sequence
-        self._make_stream = make_stream
-
-    def __enter__(self) -> TokenStream:
-        return self._engine.submit(self._sequence, self._make_stream)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._engine.finish(self._sequence)

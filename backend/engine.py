@@ -158,7 +158,7 @@ class Engine:
                 continue
             if token_id == NO_TOKEN:
                 stream.end(FinishReason.FAILED)
-            elif stream.put(token_id, reason):
+            elif (reason is not None or len(sequence.output) >= stream.due) and stream.put(reason):
                 self._delivery.add(stream)
             if reason is not None:
                 del self._streams[sequence]

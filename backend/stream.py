@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from itertools import islice
+from sys import maxsize
 
 from backend.errors import DeviceError
 from backend.scheduler.sequence import FinishReason, Sequence
@@ -11,27 +12,38 @@ STREAMS_PER_CALLBACK = 32
 
 
 class TokenStream:
-    """The stream of one sequence's tokens. The engine appends, one consumer takes all that is pending at once.
+    """The stream of one sequence's output, of which one consumer takes all that is pending at once.
 
-    Bounded by the sequence's max_tokens, so a consumer that falls behind costs 8 bytes a token and nothing else. One
-    that has no use for tokens before the last clears `eager`: it is woken for the first and for the last alone.
+    Whoever appends to the output calls `put` for the last token, and for each with which there are `due` or more. A
+    consumer that falls behind costs nothing. One that has no use for tokens before the last clears `eager`: it is woken
+    for the first and for the last alone.
     """
 
     __slots__ = (
-        "_at_mark", "_error", "_mark", "_pending", "_receiver", "_waiter",
-        "eager", "finish_reason", "sequence",
+        "_at_mark", "_eager", "_error", "_mark", "_num_taken", "_receiver", "_waiter",
+        "due", "finish_reason", "sequence",
     )  # fmt: skip
 
     def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence
-        self.eager = True
+        self.due = 0  # tokens of output, from which on `put` is to be called
         self.finish_reason: FinishReason | None = None
-        self._pending: list[int] = []
+        self._eager = True
+        self._num_taken = 0  # tokens of the output
         self._waiter: asyncio.Future[None] | None = None
         self._receiver: Callable[[], bool] | None = None
         self._error: DeviceError | None = None
         self._mark = 0  # tokens, of `_at_mark`
         self._at_mark: Callable[[], object] | None = None
+
+    @property
+    def eager(self) -> bool:
+        return self._eager
+
+    @eager.setter
+    def eager(self, eager: bool) -> None:
+        self._eager = eager
+        self._find_due()
 
     def call_at(self, count: int, callback: Callable[[], object]) -> None:
         """Call back once, when `count` tokens or more have been generated."""
@@ -47,7 +59,7 @@ class TokenStream:
         The stream has ended when `finish_reason` is set. Raises `DeviceError` when the engine failed, and whatever the
         receiver raises.
         """
-        while not self._pending and self.finish_reason is None:
+        while not self._num_pending and self.finish_reason is None:
             if self._error is not None:
                 raise self._error
             self._waiter, self._receiver = asyncio.get_running_loop().create_future(), receiver
@@ -59,21 +71,36 @@ class TokenStream:
 
     def rest(self) -> list[int]:
         """Return what has come since the last call, without waiting."""
-        tokens, self._pending = self._pending, []
+        tokens = self.sequence.output[self._num_taken :]
+        self._num_taken += len(tokens)
         return tokens
 
-    def put(self, token_id: int, reason: FinishReason | None) -> bool:
-        """Append a token. Returns True if the consumer is to be woken for it."""
-        self._pending.append(token_id)
+    def put(self, reason: FinishReason | None) -> bool:
+        """Take note of the output's newest token, with which it ends if there is a reason. Returns True if the consumer
+        is to be woken for it.
+        """
         self.finish_reason = reason
-        if self._at_mark is not None and len(self.sequence.output) >= self._mark:
+        if self._at_mark is not None:
             self._look_at_mark()
-        return self.eager or reason is not None or len(self.sequence.output) == 1
+        if self._eager:
+            return True
+        self._find_due()
+        return reason is not None or len(self.sequence.output) == 1
+
+    @property
+    def _num_pending(self) -> int:
+        return len(self.sequence.output) - self._num_taken
+
+    def _find_due(self) -> None:
+        """Find out which token is the next that anything depends on."""
+        first = 0 if self._eager else maxsize if self.sequence.output else 1
+        self.due = first if self._at_mark is None else min(first, self._mark)
 
     def _look_at_mark(self) -> None:
         if self._at_mark is not None and len(self.sequence.output) >= self._mark:
             callback, self._at_mark = self._at_mark, None
             callback()
+        self._find_due()
 
     def end(self, reason: FinishReason) -> None:
         """End the stream: it gets no more tokens."""
@@ -91,7 +118,7 @@ class TokenStream:
     def deliver(self) -> None:
         """Hand over what is pending, unless the consumer is busy, and will look for itself, or is cancelled."""
         waiter = self._waiter
-        if waiter is None or waiter.done() or not self._pending:
+        if waiter is None or waiter.done() or not self._num_pending:
             return
         try:
             if self.finish_reason is not None or self._receiver is None or not self._receiver():
@@ -106,10 +133,8 @@ class Delivery:
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self._call_soon = call_soon
         self._ready: dict[TokenStream, None] = {}  # each once, oldest first
+        self.add: Callable[[TokenStream], object] = self._ready.setdefault
         self._scheduled = False
-
-    def add(self, stream: TokenStream) -> None:
-        self._ready[stream] = None
 
     def flush(self) -> None:
         """Have the streams added so far delivered to, soon."""

@@ -118,7 +118,7 @@ class InstantEngine(Engine):
         for index in range(sequence.max_tokens):
             sequence.output.append(self._words[index % len(self._words)])
             last = index == sequence.max_tokens - 1
-            stream.put(sequence.output[-1], FinishReason.LENGTH if last else None)
+            stream.put(FinishReason.LENGTH if last else None)
         return stream
 
 

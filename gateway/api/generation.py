@@ -247,11 +247,12 @@ def _check_complete(reason: FinishReason) -> None:
 
 
 def _token_usage(texts: list[TextStream]) -> TokenUsage:
-    return TokenUsage(
-        prompt_tokens=sum(len(text.sequence.prompt) for text in texts),
-        completion_tokens=sum(text.num_tokens for text in texts),
-        cached_tokens=sum(text.sequence.num_cached_tokens for text in texts),
-    )
+    usage = TokenUsage(0, 0)
+    for text in texts:
+        usage.prompt_tokens += len(text.sequence.prompt)
+        usage.completion_tokens += text.num_tokens
+        usage.cached_tokens += text.sequence.num_cached_tokens
+    return usage
 
 
 class ChoiceWriter:

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from contextlib import ExitStack
 from functools import partial
 
 from admission.outcome import AdmissionRefused, DeadlineInfeasible, QueueFull
@@ -42,13 +41,12 @@ class InProcessGeneration:
         self._client = client
         self._record = record
         self._grant = grant
-        self._admitted = ExitStack()
+        self._extender: QuotaExtender | None = None  # of answers that may need more than is reserved for them
         self._num_delivered: dict[TokenStream, int] = {}  # of those that were stopped
 
     def admit(self, sequence: Sequence, make_stream: MakeStream) -> None:
         """Queue one of the request's sequences. Raises `AdmissionRefused` and `DeviceError`."""
-        admitted = self._client.service.admission.admit(sequence, make_stream)
-        self.streams.append(self._admitted.enter_context(admitted))
+        self.streams.append(self._client.service.admission.admit(sequence, make_stream))
         self._record.timelines.append(self._client.service.core_telemetry.timeline(sequence))
 
     def begin(self, fail: Callable[[ApiError], object]) -> None:
@@ -56,8 +54,9 @@ class InProcessGeneration:
         self._grant.measure = partial(_usage, self._client.service, self.streams, self._num_delivered)
         sequences = [stream.sequence for stream in self.streams]
         if any(one.token_limit < one.most_tokens for one in sequences):
-            extender = QuotaExtender(self._grant, self._client.service.admission, lambda error: fail(refusal_of(error)))
-            self._admitted.enter_context(extender).watch(self.streams)
+            admission = self._client.service.admission
+            self._extender = QuotaExtender(self._grant, admission, lambda error: fail(refusal_of(error)))
+            self._extender.watch(self.streams)
         self.headers = {**self.headers, **_estimate_headers(sequences)}
 
     def stop(self, stream: TokenStream, num_tokens: int) -> None:
@@ -74,7 +73,10 @@ class InProcessGeneration:
 
     def close(self) -> None:
         try:
-            self._admitted.close()
+            if self._extender is not None:
+                self._extender.close()
+            for stream in self.streams:
+                self._client.service.admission.leave(stream)
         finally:
             self._grant.close()
 

@@ -2,8 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import Self
 
 from admission.admission import Admission
 from admission.request import EXTEND_MARGIN, EXTEND_STEP, EXTEND_TIMEOUT
@@ -27,12 +25,8 @@ class QuotaExtender:
         self._fail = fail
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Ask for no more."""
         for task in self._tasks:
             task.cancel()
 

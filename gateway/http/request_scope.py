@@ -23,6 +23,7 @@ TRANSPORT = "sluice.transport"  # key of the ASGI extension with the connection'
 
 
 _OK = STATUS_LINE[200]
+_CHUNK = b"%x\r\n%b\r\n"  # of so many bytes (RFC 9112, 7.1)
 _CONTROLS = bytes(byte for byte in (*range(32), 127) if byte != ord("\t"))  # of which no header's value has any
 
 
@@ -79,7 +80,8 @@ class Exchange:
         cycle.response_started, cycle.waiting_for_100_continue = True, False
         cycle.chunked_encoding = length is None
         cycle.expected_content_length = 0 if length is None else length - len(part)
-        self._transport.write(b"%b%b\r\n\r\n%b" % (_OK, lines, _chunk(part) if length is None else part))
+        first = part if length is not None else _CHUNK % (len(part), part)
+        self._transport.write(b"%b%b\r\n\r\n%b" % (_OK, lines, first))
         return True
 
     def write_chunk(self, data: bytes) -> bool:
@@ -94,7 +96,7 @@ class Exchange:
 
     def write(self, data: bytes) -> None:
         """Write a part of an answer that has begun in chunks, right after `is_writable` has said that it can be."""
-        self._transport.write(_chunk(data))
+        self._transport.write(_CHUNK % (len(data), data))
 
     def watch(self, callback: Callable[[], object]) -> None:
         """Have `callback` called once the client has gone; soon, where it has gone before.
@@ -117,10 +119,6 @@ class Exchange:
         callback, self._callback = self._callback, None
         if callback is not None:
             callback()
-
-
-def _chunk(data: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def exchange_of(scope: Scope) -> Exchange | None:

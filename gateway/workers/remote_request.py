@@ -20,25 +20,27 @@ class RemoteStream(TokenStream):
     A consumer that is not `eager` is sent the first token, by which it times the engine, and the rest with the last.
     """
 
-    __slots__ = ("_is_eager", "_outbox", "number", "request")
+    __slots__ = ("_outbox", "number", "request")
 
     def __init__(self, sequence: Sequence, number: int, request: "RemoteRequest", outbox: "Outbox") -> None:
         super().__init__(sequence)
         self.number = number
         self.request = request
         self._outbox = outbox
-        self._is_eager = request.asked.streams or request.asked.may_stop
+        self.eager = request.asked.streams or request.asked.may_stop
 
-    def put(self, token_id: int, reason: FinishReason | None) -> bool:
-        if self._at_mark is not None and len(self.sequence.output) >= self._mark:
+    def put(self, reason: FinishReason | None) -> bool:
+        if self._at_mark is not None:
             self._look_at_mark()
         is_first = len(self.sequence.output) == 1
+        if is_first:
+            self._find_due()
         if is_first and self.sequence.num_cached_tokens:
             self._outbox.cached.append([self.number, self.sequence.num_cached_tokens])
-        if self._is_eager or is_first:
+        if self._eager or is_first:
             outbox = self._outbox
             outbox.numbers.append(self.number)
-            outbox.token_ids.append(token_id)
+            outbox.token_ids.append(self.sequence.output[-1])
             if not outbox.is_scheduled:
                 outbox.schedule()
         if reason is not None:
@@ -48,7 +50,7 @@ class RemoteStream(TokenStream):
     def end(self, reason: FinishReason) -> None:
         if self.finish_reason is None:
             self.finish_reason = reason
-            if not self._is_eager:
+            if not self._eager:
                 rest = self.sequence.output[1:]
                 self._outbox.numbers += [self.number] * len(rest)
                 self._outbox.token_ids += rest

@@ -288,7 +288,7 @@ class WorkerClient:
         for number, token_id in zip(numbers, token_ids, strict=True):
             if (stream := streams.get(number)) is not None:
                 stream.sequence.output.append(token_id)
-                if stream.put(token_id, None):
+                if len(stream.sequence.output) >= stream.due and stream.put(None):
                     self._delivery.add(stream)
         for number, reason in ends:
             if (stream := streams.pop(number, None)) is not None:

@@ -2,8 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from queue import SimpleQueue
 
@@ -76,6 +76,15 @@ class Bench:
 
     def request(self, name: str = "r", prompt: tuple[int, ...] = (5, 6, 7), max_tokens: int = 8) -> Sequence:
         return make_sequence(name, "tenant", list(prompt), max_tokens, [END])
+
+    @contextmanager
+    def admitted(self, sequence: Sequence) -> Iterator[TokenStream]:
+        """Yield the tokens of a sequence, which ends with the block at the latest."""
+        stream = self.admission.admit(sequence)
+        try:
+            yield stream
+        finally:
+            self.admission.leave(stream)
 
     async def settle(self) -> None:
         """Until the device has nothing more to do without a permit."""

@@ -21,7 +21,7 @@ async def bench() -> AsyncIterator[Bench]:
 
 async def test_streams_carry_every_token_in_order_and_end_with_a_reason(bench: Bench) -> None:
     bench.executor.free()
-    with bench.admission.admit(bench.request()) as stream:
+    with bench.admitted(bench.request()) as stream:
         tokens = await drain(stream)
     assert tokens == continuation([5, 6, 7], 8, END)
     assert stream.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
@@ -31,7 +31,7 @@ async def test_many_streams_share_batches_without_mixing_their_tokens(bench: Ben
     bench.executor.free()
 
     async def one(n: int) -> None:
-        with bench.admission.admit(bench.request(f"r{n}", (n, n + 1, 9))) as stream:
+        with bench.admitted(bench.request(f"r{n}", (n, n + 1, 9))) as stream:
             assert await drain(stream) == continuation([n, n + 1, 9], 8, END)
 
     await asyncio.gather(*(one(n) for n in range(2 * STREAMS_PER_CALLBACK)))
@@ -40,7 +40,7 @@ async def test_many_streams_share_batches_without_mixing_their_tokens(bench: Ben
 
 
 async def test_the_device_has_its_next_step_before_this_one_completes(bench: Bench) -> None:
-    with bench.admission.admit(bench.request()) as stream:
+    with bench.admitted(bench.request()) as stream:
         await bench.settle()
         bench.executor.allow()
         await stream.take()
@@ -49,7 +49,7 @@ async def test_the_device_has_its_next_step_before_this_one_completes(bench: Ben
 
 
 async def test_leaving_the_scope_frees_the_blocks_when_the_last_step_in_flight_completes(bench: Bench) -> None:
-    with bench.admission.admit(bench.request()) as stream:
+    with bench.admitted(bench.request()) as stream:
         await bench.settle()
     assert stream.sequence.status is SequenceStatus.FINISHED
     assert bench.scheduler.pool.num_free < bench.scheduler.config.num_blocks
@@ -62,19 +62,19 @@ async def test_leaving_the_scope_frees_the_blocks_when_the_last_step_in_flight_c
 
 async def test_a_full_queue_refuses_and_keeps_nothing() -> None:
     async with running(Bench(max_waiting=1)) as bench:
-        with bench.admission.admit(bench.request("first")):
-            with pytest.raises(QueueFull), bench.admission.admit(bench.request("second")):
+        with bench.admitted(bench.request("first")):
+            with pytest.raises(QueueFull), bench.admitted(bench.request("second")):
                 pass
             assert len(bench.scheduler.waiting) == 1
 
 
 async def test_a_device_failure_ends_every_stream_and_refuses_new_ones(bench: Bench) -> None:
-    with bench.admission.admit(bench.request()) as stream:
+    with bench.admitted(bench.request()) as stream:
         bench.executor.allow(RuntimeError("CUDA error: an illegal memory access was encountered"))
         with pytest.raises(DeviceError, match="illegal memory access"):
             await drain(stream)
     assert bench.engine.failed.done()
-    with pytest.raises(DeviceError), bench.admission.admit(bench.request("later")):
+    with pytest.raises(DeviceError), bench.admitted(bench.request("later")):
         pass
 
 
@@ -86,7 +86,7 @@ async def test_steps_without_memory_are_planned_again_with_less_and_every_stream
     bench.executor.most_tokens = tokens
 
     async def one(n: int) -> None:
-        with bench.admission.admit(bench.request(f"r{n}", (n, n + 1, 9), 12)) as stream:
+        with bench.admitted(bench.request(f"r{n}", (n, n + 1, 9), 12)) as stream:
             assert await drain(stream) == continuation([n, n + 1, 9], 12, END)
 
     await asyncio.gather(*(one(n) for n in range(8)))
@@ -96,7 +96,7 @@ async def test_steps_without_memory_are_planned_again_with_less_and_every_stream
 
 
 async def test_memory_that_runs_out_while_a_step_computes_costs_nobody_a_token(bench: Bench) -> None:
-    with bench.admission.admit(bench.request(max_tokens=8)) as stream:
+    with bench.admitted(bench.request(max_tokens=8)) as stream:
         await bench.settle()
         bench.executor.allow()
         tokens = await stream.take()
@@ -110,8 +110,8 @@ async def test_a_sequence_without_numbers_ends_alone_and_its_blocks_are_free(ben
     bench.executor.broken_steps = range(3, 5)  # of which the second is in flight when the first is found out
     bench.executor.free()
     with (
-        bench.admission.admit(bench.request("broken")) as broken,
-        bench.admission.admit(bench.request("whole", (8, 9))) as whole,
+        bench.admitted(bench.request("broken")) as broken,
+        bench.admitted(bench.request("whole", (8, 9))) as whole,
     ):
         tokens = await drain(broken)
         assert broken.finish_reason is FinishReason.FAILED
@@ -127,7 +127,7 @@ async def test_a_sequence_without_numbers_ends_alone_and_its_blocks_are_free(ben
 
 async def test_a_device_without_memory_for_a_single_token_has_failed(bench: Bench) -> None:
     bench.executor.most_tokens = 0
-    with bench.admission.admit(bench.request()) as stream, pytest.raises(DeviceError, match="no memory"):
+    with bench.admitted(bench.request()) as stream, pytest.raises(DeviceError, match="no memory"):
         await drain(stream)
     assert bench.engine.failed.done()
 
@@ -143,7 +143,7 @@ async def test_a_core_that_fails_ends_every_stream_and_refuses_new_ones(
     def fail(*_: object) -> None:
         raise AssertionError("the books are wrong")
 
-    with bench.admission.admit(bench.request()) as stream:
+    with bench.admitted(bench.request()) as stream:
         if call in ("update_from_output", "rollback"):
             await bench.settle()
         monkeypatch.setattr(Controller, call, fail)
@@ -151,7 +151,7 @@ async def test_a_core_that_fails_ends_every_stream_and_refuses_new_ones(
         async with asyncio.timeout(240):
             with pytest.raises(DeviceError, match="the core failed"):
                 await drain(stream)
-    with pytest.raises(DeviceError), bench.admission.admit(bench.request("later")):
+    with pytest.raises(DeviceError), bench.admitted(bench.request("later")):
         pass
     (record,) = [record for record in caplog.records if record.levelname == "CRITICAL"]
     assert "the books are wrong" in str(record.exc_info)

@@ -32,7 +32,7 @@ def new_stream() -> TokenStream:
 def give(stream: TokenStream, *token_ids: int, reason: FinishReason | None = None) -> None:
     for token_id in token_ids:
         stream.sequence.output.append(token_id)
-        stream.put(token_id, reason)
+        stream.put(reason)
     stream.deliver()
 
 
@@ -45,7 +45,7 @@ async def waiting(stream: TokenStream, receiver: Callable[[], bool]) -> asyncio.
 async def test_a_consumer_that_wants_the_whole_is_woken_for_the_first_and_the_last_token() -> None:
     async with running(Bench()) as bench:
         bench.executor.free()
-        with bench.admission.admit(bench.request(max_tokens=20)) as stream:
+        with bench.admitted(bench.request(max_tokens=20)) as stream:
             stream.eager = False
             parts = [await stream.take()]
             while stream.finish_reason is None:
@@ -104,7 +104,8 @@ async def test_what_a_receiver_raises_is_its_consumers_alone() -> None:
     tasks = [await waiting(broken, lambda: 1 // 0 == 0), await waiting(sound, receiver)]
     delivery = Delivery(asyncio.get_running_loop().call_soon)
     for stream in (broken, sound):
-        stream.put(10, None)
+        stream.sequence.output.append(10)
+        stream.put(None)
         delivery.add(stream)
     delivery.flush()
     with pytest.raises(ZeroDivisionError):
@@ -120,7 +121,8 @@ async def test_few_streams_are_delivered_to_in_one_callback_and_all_in_turn() ->
     receivers = [Receiver(stream) for stream in streams]
     tasks = [await waiting(*pair) for pair in zip(streams, receivers, strict=True)]
     for stream in streams:
-        stream.put(10, None)
+        stream.sequence.output.append(10)
+        stream.put(None)
         delivery.add(stream)
         delivery.flush()
     served = []
@@ -133,3 +135,19 @@ async def test_few_streams_are_delivered_to_in_one_callback_and_all_in_turn() ->
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
+
+
+def test_a_stream_is_told_of_no_token_that_nothing_depends_on() -> None:
+    stream = new_stream()
+    assert stream.due == 0
+    stream.eager = False
+    assert stream.due == 1
+    give(stream, 10)
+    assert stream.due > stream.sequence.most_tokens
+    called: list[int] = []
+    stream.call_at(3, lambda: called.append(len(stream.sequence.output)))
+    assert stream.due == 3
+    give(stream, 11, 12)
+    assert called == [3]
+    assert stream.due > stream.sequence.most_tokens
+    assert stream.rest() == [10, 11, 12]

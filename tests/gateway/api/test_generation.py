@@ -73,7 +73,7 @@ class Served:
     def give(self, token_id: int, reason: FinishReason | None = None) -> None:
         if not self._is_stopped:
             self._tokens.sequence.output.append(token_id)
-            self._tokens.put(token_id, reason)
+            self._tokens.put(reason)
             self._delivery.add(self._tokens)
             self._delivery.flush()
 
@@ -155,11 +155,11 @@ async def test_of_a_whole_answer_the_task_sleeps_until_the_last_token() -> None:
     await turns()
     for token_id in IDS[:-1]:
         tokens.sequence.output.append(token_id)
-        if tokens.put(token_id, None):
+        if len(tokens.sequence.output) >= tokens.due and tokens.put(None):
             tokens.deliver()
     assert delivered == [(0, 1)]
     tokens.sequence.output.append(IDS[-1])
-    assert tokens.put(IDS[-1], FinishReason.LENGTH)
+    assert tokens.put(FinishReason.LENGTH)
     tokens.deliver()
     assert (await task).text == TOKENIZER.decode(IDS)
     assert delivered == [(0, 1), (1, len(IDS) - 1)]

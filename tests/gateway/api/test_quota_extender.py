@@ -1,4 +1,5 @@
 import asyncio
+from contextlib import closing
 
 from admission.request import EXTEND_MARGIN as MARGIN
 from admission.request import EXTEND_STEP as STEP
@@ -39,7 +40,7 @@ async def generate(stream: TokenStream, most: int) -> int:
     """Until it stands still, or `most` tokens are there."""
     while len(stream.sequence.output) < min(most, stream.sequence.token_limit - 3):
         stream.sequence.output.append(7)
-        stream.put(7, None)
+        stream.put(None)
         for _ in range(4):
             await asyncio.sleep(0)
     return len(stream.sequence.output)
@@ -47,7 +48,7 @@ async def generate(stream: TokenStream, most: int) -> int:
 
 async def test_an_answer_is_supplied_before_it_has_used_up_what_it_had() -> None:
     grant, failures = Grant(), []
-    with QuotaExtender(grant, Admission(), failures.append) as extender:  # type: ignore[arg-type]
+    with closing(QuotaExtender(grant, Admission(), failures.append)) as extender:  # type: ignore[arg-type]
         stream = stream_of(max_tokens=400, allowed=100)
         extender.watch([stream])
         assert await generate(stream, 100 - MARGIN - 1) and not grant.extended
@@ -58,7 +59,7 @@ async def test_an_answer_is_supplied_before_it_has_used_up_what_it_had() -> None
 
 async def test_an_answer_of_declared_length_needs_none() -> None:
     grant = Grant()
-    with QuotaExtender(grant, Admission(), print) as extender:  # type: ignore[arg-type]
+    with closing(QuotaExtender(grant, Admission(), print)) as extender:  # type: ignore[arg-type]
         stream = stream_of(max_tokens=100, allowed=100)
         extender.watch([stream])
         await generate(stream, 100)
@@ -67,7 +68,7 @@ async def test_an_answer_of_declared_length_needs_none() -> None:
 
 async def test_a_refusal_is_waited_out() -> None:
     grant, failures = Grant(LimitExceeded(RATE, STEP, 0, 0.001), LimitExceeded(RATE, STEP, 0, 0.001)), []
-    with QuotaExtender(grant, Admission(), failures.append) as extender:  # type: ignore[arg-type]
+    with closing(QuotaExtender(grant, Admission(), failures.append)) as extender:  # type: ignore[arg-type]
         stream = stream_of(max_tokens=200, allowed=100)
         extender.watch([stream])
         await generate(stream, 100)
@@ -79,7 +80,7 @@ async def test_a_refusal_is_waited_out() -> None:
 
 async def test_a_spent_budget_ends_the_answer_once_it_stands_still() -> None:
     grant, failures = Grant(BudgetSpent(MONTH, STEP, 0, 2e9)), []
-    with QuotaExtender(grant, Admission(), failures.append) as extender:  # type: ignore[arg-type]
+    with closing(QuotaExtender(grant, Admission(), failures.append)) as extender:  # type: ignore[arg-type]
         stream = stream_of(max_tokens=200, allowed=100)
         extender.watch([stream])
         await generate(stream, 100 - MARGIN)
@@ -93,7 +94,7 @@ async def test_a_spent_budget_ends_the_answer_once_it_stands_still() -> None:
 
 async def test_an_answer_that_ends_leaves_no_task_behind() -> None:
     before = asyncio.all_tasks()
-    with QuotaExtender(Grant(LimitExceeded(RATE, STEP, 0, 50)), Admission(), print) as extender:  # type: ignore[arg-type]
+    with closing(QuotaExtender(Grant(LimitExceeded(RATE, STEP, 0, 50)), Admission(), print)) as extender:  # type: ignore[arg-type]
         stream = stream_of(max_tokens=200, allowed=100)
         extender.watch([stream])
         await generate(stream, 100)
