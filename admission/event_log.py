@@ -11,7 +11,7 @@ they have a decimal point; all other times are in seconds. How earlier versions 
                 without prompts: refused before it was read, as nothing was left of the limit
     ["arrive", t, id, tenant, prompt tokens, max_tokens, allowed tokens, class, interval, body bytes,
      first token by, done by, first token's target, first and last token as promised, refusal or null,
-     blocks of the prompt]
+     blocks of the prompt, the group of those with one prompt, or null]
     ["finish", t, id, reason]
     ["allow", t, tenant, blocks or null]
     ["cache", t, tenant, floor, ceiling or null]     of its cached blocks that nobody holds
@@ -27,8 +27,9 @@ they have a decimal point; all other times are in seconds. How earlier versions 
 Blocks that may be shared are runs of ordinals (`event_log_blocks`). `finish`, `plan`, `done` and `lost` end with an
 object where there is something of the prefix cache to tell, and without one otherwise:
 
-    {"found": {id: blocks of its prompt, or of what is recomputed, that this plan found}, "evicted": blocks given up
-     since the last plan that says so, "idle": cached blocks that nobody holds then,
+    {"found": {id: blocks of its prompt, or of what is recomputed, that this plan found}, "forked": {id: the id of the
+     one that computes its prompt}, "evicted": blocks given up since the last plan that says so, "idle": cached blocks
+     that nobody holds then,
      "blocks": {id: blocks of its output, named as it left them}}
 
 Names of settings, choices, reasons and refusals, and the version, are those of `event_log_names`.
@@ -187,10 +188,13 @@ class EventLog(CoreObserver):
         return f"{batch.step},{decodes},{checksum},[{chunks}]"
 
     def _blocks_of(self, sequence: Sequence) -> str:
-        """Returns how the line of an arrival ends: with the blocks of the prompt, by which others may share them."""
+        """Returns how the line of an arrival ends: with the blocks of the prompt, by which others may share them, and
+        the group of those with the same prompt.
+        """
         if not self._format.tells_blocks:
             return ""
-        return f",{_encode(runs_of(name.ordinal for name in sequence.block_names))}" if sequence.block_names else ",[]"
+        blocks = _encode(runs_of(name.ordinal for name in sequence.block_names)) if sequence.block_names else "[]"
+        return f",{blocks},{_text(sequence.prompt_group)}"
 
     def _cached(self, said: dict[str, Any] | None = None) -> str:
         """Returns how a line ends: with what there is to tell of the prefix cache, mostly nothing."""
@@ -371,7 +375,8 @@ class _Replay:
         sequence.priority_class, sequence.token_interval, sequence.body_bytes = level, interval, size
         sequence.first_token_by, sequence.done_by, sequence.first_token_target = first_by, done_by, target
         if self._tells_blocks:
-            sequence.block_names = self._names.of(rest[-1])
+            *_, blocks, sequence.prompt_group = rest
+            sequence.block_names = self._names.of(blocks)
         sequence.limit_to(allowed)
         self._sequences[name] = sequence
         return sequence

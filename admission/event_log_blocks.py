@@ -66,8 +66,9 @@ class CacheFindings:
         self._evictions = 0
 
     def take(self, step: ScheduledStep | None) -> dict[str, Any]:
-        """Returns the blocks that sequences found, by their ids; how many were given up since the last plan that said
-        so, and how many nobody holds now. What there is nothing of is left out.
+        """Returns the blocks that sequences found, by their ids; from whose prompts others were forked; how many blocks
+        were given up since the last plan that said so, and how many nobody holds now. What there is nothing of is left
+        out.
         """
         said: dict[str, Any] = {}
         if step is not None and step.hits:
@@ -75,6 +76,8 @@ class CacheFindings:
             for sequence, _, blocks in step.hits:
                 found[sequence.id] = found.get(sequence.id, 0) + len(blocks)
             said["found"] = found
+        if step is not None and step.forks:
+            said["forked"] = {sequence.id: leader.id for sequence, leader, _ in step.forks}
         if self._cache.evictions != self._evictions:
             said["evicted"], said["idle"] = self._cache.evictions - self._evictions, self._cache.num_idle
             self._evictions = self._cache.evictions

@@ -4,7 +4,7 @@
 |---|---|---|---|---|
 | 11 | seconds | over text | not told: a replay draws some, and decides otherwise from then on | there was none |
 | 12 | whole nanoseconds as an integer, others in seconds | over bytes | told by their sequences' ids | there was none |
-| 13 | as in 12 | as in 12 | as in 12 | told: of prompts, of output, found, given up |
+| 13 | as in 12 | as in 12 | as in 12 | told: of prompts, of output, found, forked, given up |
 
 Whole nanoseconds are written in under half of the instructions that the shortest decimal of a float takes, and a
 checksum over bytes in an eighth of those over text.
@@ -27,7 +27,7 @@ class Format:
     checksum_of_slots: Callable[[list[int]], int]
     checksum: Callable[[list[int], int], int]  # over starts, continuing that over slots
     tells_failed: bool  # whether `done` has a list of the sequences for which no numbers were computed
-    tells_blocks: bool  # whether arrivals end with a list of blocks, and other lines with what the prefix cache did
+    tells_blocks: bool  # whether arrivals end with blocks and a group, and other lines with what the prefix cache did
 
 
 def _in_nanoseconds(seconds: float) -> str:

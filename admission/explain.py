@@ -186,6 +186,11 @@ class _LogReader:
             if blocks := cached.get("found", {}).get(history.name):
                 history.admitted(now)
                 history.say(now, self._found(history.name, blocks))
+            if leader := cached.get("forked", {}).get(history.name):
+                history.admitted(now)
+                history.say(
+                    now, f"starts from its prompt, which {leader} computes in step {step} for all answers to it"
+                )
             for name, length in chunks:
                 if name == history.name:
                     history.admitted(now)

@@ -15,6 +15,7 @@ from typing import Any, Literal, Self
 from backend.errors import DeviceError, InvalidRequest
 from backend.loader import LoadedModel, load_model
 from backend.sampling_params import SamplingParams
+from backend.scheduler.forking import group_by_prompt
 from backend.scheduler.scheduled_step import NewToken
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, Sequence
@@ -36,12 +37,13 @@ class Completion:
     token_ids: list[int]
     text: str
     finish_reason: Literal["stop", "length"]
-    num_cached_tokens: int = field(default=0, compare=False)  # of the prompt, found in the prefix cache
+    num_cached_tokens: int = field(default=0, compare=False)  # of the prompt, found in the prefix cache or forked
 
 
 class LLM:
     """A model that continues prompts, many at a time. What prompts begin with alike is computed once, in this call and
-    in those that follow, for as long as there is memory to keep it.
+    in those that follow, for as long as there is memory to keep it; a prompt that is given several times in a call has
+    as many answers from one prefill.
 
     >>> llm = LLM("embedded")
     >>> llm.generate([[{"role": "user", "content": "Count from 3 to 6."}]])[0].text
@@ -108,6 +110,7 @@ class LLM:
             raise InvalidRequest("stop strings are looked for in text, and detokenize is False", "stop")
         texts = [self._text(index, *pair, detokenize) for index, pair in enumerate(zip(prompts, each, strict=True))]
         by_sequence = {text.sequence: text for text in texts}
+        group_by_prompt(by_sequence)
         try:
             for text in texts:
                 self.scheduler.add(text.sequence)

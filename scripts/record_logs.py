@@ -71,6 +71,7 @@ SCENES: dict[str, Record] = {
     "extensions": log_scenes.extensions,
     "paused_in_the_way": log_scenes.paused_in_the_way,
     "losses": log_scenes.losses,
+    "answers": log_scenes.answers,
     "cancels": log_scenes.cancels,
     "failures": log_scenes.failures,
     "give_ups": log_scenes.give_ups,
@@ -95,13 +96,13 @@ RUNS: dict[str, Record] = {
     "static_contiguous": partial(random_run, CoreConfig(overload=Overload.UNBOUNDED), 13, **STATIC, **CONTIGUOUS),
     "failing": partial(random_run, CoreConfig(), 14, losses=0.03, failures=0.1, num_blocks=20),
     "sharing": partial(
-        random_run, CoreConfig(), 19, losses=0.08, failures=0.03, rounds=130, is_shared=True, num_blocks=26
+        random_run, CoreConfig(), 19, losses=0.08, failures=0.03, rounds=110, is_shared=True, num_blocks=26
     ),
     "swap_always": partial(
-        random_run, CoreConfig(swap=Swap.ALWAYS), 21, rounds=60, is_shared=True, num_blocks=26, num_host_blocks=30
+        random_run, CoreConfig(swap=Swap.ALWAYS), 21, rounds=50, is_shared=True, num_blocks=26, num_host_blocks=30
     ),
     "swap_never": partial(
-        random_run, CoreConfig(swap=Swap.NEVER), 21, rounds=60, is_shared=True, num_blocks=26, num_host_blocks=30
+        random_run, CoreConfig(swap=Swap.NEVER), 21, rounds=50, is_shared=True, num_blocks=26, num_host_blocks=30
     ),
     "swapping": partial(
         random_run,

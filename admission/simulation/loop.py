@@ -298,8 +298,8 @@ class Loop:
         batch = step.batch
         tokens = [TOKEN] * len(batch.sampled)
         if self._ends:
-            for index, row in enumerate(batch.sampled):
-                if self._ends.get(batch.slots[row]) == batch.starts[row] + batch.lengths[row] + 1:
+            for index, (row, slot) in enumerate(zip(batch.sampled, batch.sampled_slots, strict=True)):
+                if self._ends.get(slot) == batch.starts[row] + batch.lengths[row] + 1:
                     tokens[index] = END
         new_tokens = self._core.update_from_output(StepOutput(batch.step, tokens, step.elapsed), step.done_at)
         self._recorder.completed(step.works, step.elapsed, new_tokens, step.done_at)

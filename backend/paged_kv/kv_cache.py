@@ -2,6 +2,7 @@
 
 import math
 import mmap
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Protocol
 
@@ -47,6 +48,11 @@ class KVCache:
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of one layer, each a view [num_blocks, num_kv_heads, block_size, head_dim]."""
         return self.blocks[:, index, 0], self.blocks[:, index, 1]
+
+    def copy(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Make the second block of each pair like the first, on the current stream; that takes no memory."""
+        for block, other in pairs:
+            self.blocks[other].copy_(self.blocks[block])
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -43,7 +43,7 @@ class Accounting:
             counters.prompt_tokens += sum(tokens for _, tokens in scheduled.billed)
         counters.recomputed_tokens += scheduled.recomputed_tokens
         counters.generation_tokens += len(new_tokens)
-        self._kv_manager.free_idle(scheduled.sequences)
+        self._kv_manager.free_idle(scheduled.named)
         return new_tokens
 
     def _end_of(self, sequence: Sequence, token_id: int) -> FinishReason | None:

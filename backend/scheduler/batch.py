@@ -26,6 +26,8 @@ class Batch:
     Row i computes tokens [starts[i], starts[i] + lengths[i]) of its sequence. A decode computes the one token that its
     slot sampled last, which the host may not know yet; `token_ids` holds those of the prefills, row after row.
     `sampled` lists the rows whose last token is followed by a sampled one: all decodes, and prefills that are complete.
+    A row is listed again for each fork, an answer of another slot to the same prompt, and `forks` says which slot; the
+    last block of the prompt, if it is not full, is copied for it behind all that the step computes.
 
     After a step that was lost, the next one repeats what the device may not know: a sequence or a block table in it may
     be known already.
@@ -42,6 +44,16 @@ class Batch:
     admitted: list[NewSequence] = field(default_factory=list)
     swap_out: list[tuple[int, int]] = field(default_factory=list)  # block, host block; copied before all else
     swap_in: list[tuple[int, int]] = field(default_factory=list)  # host block, block; copied then, in this order
+    forks: list[tuple[int, int]] = field(default_factory=list)  # index in `sampled`, slot
+    block_copies: list[tuple[int, int]] = field(default_factory=list)  # block, block that is made like it, last of all
+
+    @property
+    def sampled_slots(self) -> list[int]:
+        """The slots that sample, one for each of `sampled`."""
+        slots = [self.slots[row] for row in self.sampled]
+        for index, slot in self.forks:
+            slots[index] = slot
+        return slots
 
     @property
     def num_copies(self) -> int:
@@ -54,7 +66,7 @@ NO_TOKEN = -1
 
 @dataclass(slots=True)
 class StepOutput:
-    """The tokens that a step sampled, one for each row in `Batch.sampled`, and how long the step took.
+    """The tokens that a step sampled, one for each of `Batch.sampled`, and how long the step took.
 
     Nobody changes it. A token is `NO_TOKEN` where the model computed no numbers to draw from: NaN, or beyond what its
     type can hold.
@@ -74,7 +86,7 @@ class Counters:
 
     admissions: int = 0  # a sequence that was preempted counts each time
     prompt_tokens: int = 0  # computed for the first time
-    cached_tokens: int = 0  # of prompts, found in the prefix cache and not computed
+    cached_tokens: int = 0  # of prompts, found in the prefix cache or forked, and not computed
     recomputed_tokens: int = 0  # computed again after a preemption
     generation_tokens: int = 0
     late_tokens: int = 0  # sampled after their sequence had ended; discarded

@@ -5,7 +5,7 @@ block once, on the account of the first of its sequences that holds it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from sys import maxsize
 
@@ -17,6 +17,7 @@ from backend.scheduler.allowances import Allowances
 from backend.scheduler.batch import Counters
 from backend.scheduler.holdings import Cached, Holdings
 from backend.scheduler.pin import BlockHolder, Pin
+from backend.scheduler.scheduled_step import Fork
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from backend.scheduler.swapping import Swapping
 
@@ -43,7 +44,8 @@ class PrefixHit:
     is_cut: bool = False  # the host has more than one step may copy
     num_held: int = 0  # those that somebody holds: sharing them takes no memory
     num_paid: int = 0  # those that a sequence of its tenant holds
-    is_being_computed: bool = False  # the block after them is, by the step that is being planned
+    is_being_computed: bool = False  # what follows on them is, by the step that is being planned
+    fork_row: int | None = None  # of that step, which completes the prompt: the sequence can sample from it as well
 
     @property
     def num_blocks(self) -> int:
@@ -210,13 +212,27 @@ class BlockTables:
         if hit.swapped:
             blocks += self._copy_back(sequence, hit.swapped, step)
         sequence.peak_blocks = max(sequence.peak_blocks, len(sequence.block_table))
-        sequence.num_computed_tokens = len(sequence.block_table) * self._block_size
-        before, after = sequence.num_prefilled_tokens, min(sequence.num_computed_tokens, len(sequence.prompt))
+        self._found_up_to(sequence, len(sequence.block_table) * self._block_size, step)
+        return blocks
+
+    def fork(self, sequence: Sequence, hit: PrefixHit, step: int) -> None:
+        """Append all blocks of the sequence's prompt to its block table: those that were found, and one of its own for
+        what fills none, for which there is room.
+        """
+        self.take(sequence, hit, step)
+        if len(sequence.block_table) < blocks_for(len(sequence.prompt), self._block_size):
+            blocks = self.allocate(sequence, 1)
+            assert blocks is not None, "a fork finds no room for a block"
+        self._found_up_to(sequence, len(sequence.prompt), step)
+
+    def _found_up_to(self, sequence: Sequence, num_tokens: int, step: int) -> None:
+        """Note that a sequence has its first tokens without computing them, if that step takes place."""
+        sequence.num_computed_tokens = num_tokens
+        before, after = sequence.num_prefilled_tokens, min(num_tokens, len(sequence.prompt))
         if after > before:
             sequence.num_prefilled_tokens = after
             sequence.num_cached_tokens += after - before
             self._found.append((step, sequence, before, after))
-        return blocks
 
     def _copy_back(self, sequence: Sequence, swapped: list[HostBlock], step: int) -> list[int]:
         """Append blocks to the sequence's table to which the step copies these; none where there is no room."""
@@ -296,13 +312,14 @@ class BlockTables:
         if first < last:
             self.cache.publish_all(names[first:last], table[first:last], step, sequence)
 
-    def lost(self, step: int) -> None:
+    def lost(self, step: int, forks: Iterable[Fork]) -> None:
         """Undo what depended on this step and those behind it, which were not computed: the rows are undone already.
 
-        Whoever shares a block that one of them was to fill leaves it, and all that follows it.
+        Whoever shares a block that one of them was to fill leaves it, and all that follows it; who was forked by one of
+        them has the blocks that it had before.
         """
         lost = self.cache.uncomputed(step)
-        cut: dict[BlockHolder, int] = {}  # the places in their tables from which on they are undone
+        cut: dict[BlockHolder, int] = {forked: num_blocks for forked, _, num_blocks in forks}  # places in their tables
         for cached in lost:
             for follower in list(cached.holders)[not cached.is_copied :]:
                 cut[follower] = min(follower.block_table.index(cached.block), cut.get(follower, maxsize))

@@ -7,6 +7,9 @@ from typing import Protocol
 from backend.scheduler.batch import Batch, NewSequence
 from backend.scheduler.sequence import FinishReason, Sequence
 
+Fork = tuple[Sequence, Sequence, int]
+"""A sequence that is forked, the one whose prompt it starts from, and the blocks that it had before."""
+
 NewToken = tuple[Sequence, int, FinishReason | None]
 """One token of one sequence, and why the sequence ended if it did."""
 
@@ -54,13 +57,15 @@ class ScheduledStep:
 
     batch: Batch
     sequences: list[Sequence] = field(default_factory=list)  # by row
-    sampled: list[Sequence] = field(default_factory=list)  # of the rows in `Batch.sampled`
+    sampled: list[Sequence] = field(default_factory=list)  # whose tokens those of `Batch.sampled` are
     admitted: list[Sequence] = field(default_factory=list)
     billed: list[tuple[Sequence, int]] = field(default_factory=list)  # prompt tokens not computed before
     paused: dict[Sequence, WaitReason] = field(default_factory=dict)  # at a limit of their tenants
     ended: list[tuple[Sequence, FinishReason]] = field(default_factory=list)  # by its tokens, once they are known
     failed: list[Sequence] = field(default_factory=list)  # those for which the model computed no numbers
     hits: list[tuple[Sequence, int, list[int]]] = field(default_factory=list)  # cached blocks and their places
+    leaders: dict[str, int] = field(default_factory=dict)  # by prompt group, the row that computes of the prompt
+    forks: list[Fork] = field(default_factory=list)
     recomputed_tokens: int = 0  # that a preemption had lost
     decode_context: int = 0  # tokens that the decodes attend to, in all
     planned_at: float = 0.0  # seconds, of the scheduler's owner's clock
@@ -69,11 +74,16 @@ class ScheduledStep:
     @classmethod
     def empty(cls, step: int) -> "ScheduledStep":
         """Return a step without rows. Its lists are made here, because a dataclass takes twice as long to make them."""
-        return cls(Batch(step, 0, [], [], [], [], [], [], []), [], [], [], [], {}, [], [], [])
+        return cls(Batch(step, 0, [], [], [], [], [], [], []), [], [], [], [], {}, [], [], [], {}, [])
 
     @property
     def num_tokens(self) -> int:
         return sum(self.batch.lengths)
+
+    @property
+    def named(self) -> list[Sequence]:
+        """The sequences that the step names: those of its rows, and those that are forked."""
+        return [*self.sequences, *[sequence for sequence, _, _ in self.forks]] if self.forks else self.sequences
 
     def admit(self, sequence: Sequence) -> None:
         """Note that a sequence has just taken its slot, for the device as well."""
@@ -101,11 +111,36 @@ class ScheduledStep:
         self._bill(sequence)
         if start < sequence.num_lost_tokens:
             self.recomputed_tokens += min(start + length, sequence.num_lost_tokens) - start
-        if sequence.num_computed_tokens == sequence.num_tokens:
-            sequence.num_tokens += 1
-            batch.sampled.append(row)
-            self.sampled.append(sequence)
+        is_complete = sequence.num_computed_tokens == sequence.num_tokens
+        group = sequence.prompt_group
+        if (
+            group is not None
+            and sequence.num_tokens == len(sequence.prompt)
+            and (is_complete or group not in self.leaders)
+        ):
+            self.leaders[group] = row
+        if is_complete:
+            self._sample(sequence, row)
         sequence.last_step = batch.step
+
+    def add_fork(self, sequence: Sequence, row: int, num_blocks: int) -> None:
+        """Have the row that completes a prompt sample for another sequence as well, which has the prompt's blocks by
+        now; it had `num_blocks` of them before.
+        """
+        batch, leader, table = self.batch, self.sequences[row], sequence.block_table
+        batch.new_blocks.append((sequence.slot, num_blocks, table[num_blocks:]))
+        last = len(table) - 1
+        if table[last] != leader.block_table[last]:
+            batch.block_copies.append((leader.block_table[last], table[last]))
+        batch.forks.append((len(batch.sampled), sequence.slot))
+        self.forks.append((sequence, leader, num_blocks))
+        self._sample(sequence, row)
+        sequence.last_step = batch.step
+
+    def _sample(self, sequence: Sequence, row: int) -> None:
+        sequence.num_tokens += 1
+        self.batch.sampled.append(row)
+        self.sampled.append(sequence)
 
     def _bill(self, sequence: Sequence) -> None:
         """Count the prompt tokens that are computed for the first time: a recompute is not the tenant's doing."""
@@ -118,6 +153,8 @@ class ScheduledStep:
         """Set the sequences back to where they were before this step, the newest in flight, which was not computed."""
         for sequence, start in zip(self.sequences, self.batch.starts, strict=True):
             sequence.num_computed_tokens = start
+            sequence.last_step = -1
+        for sequence, _, _ in self.forks:
             sequence.last_step = -1
         for sequence in self.sampled:
             sequence.num_tokens -= 1

@@ -13,6 +13,7 @@ from backend.scheduler.accounting import Accounting
 from backend.scheduler.allowances import HeldTenants
 from backend.scheduler.batch import Batch, Counters, StepOutput
 from backend.scheduler.block_tables import NameBlocks, PrefixHit
+from backend.scheduler.forking import Forking
 from backend.scheduler.hooks import DefaultHooks, SchedulerHooks
 from backend.scheduler.joining import Joining
 from backend.scheduler.kv_manager import KVManager
@@ -60,6 +61,7 @@ class Scheduler:
         self.preempted = self._preemption.preempted  # by the last plan, or by the last lost step
         self.ended: list[Sequence] = []  # by planning, and not taken yet
         self._joining = Joining(config, self.kv_manager, self._limits, self._preemption, self.hooks)
+        self._forking = Forking(config, self.kv_manager)
         self._accounting = Accounting(self.kv_manager, self.counters)
         self._is_static = config.batching is Batching.STATIC
         self._next_step = 0
@@ -254,7 +256,7 @@ class Scheduler:
                 self._admit_waiting(scheduled, budget, sequence.priority_class)
             if sequence.status is not _RUNNING:
                 continue
-            hit = self.kv_manager.blocks.find(sequence, scheduled.batch.step)
+            hit = self._forking.find(sequence, scheduled)
             length = self._chunk(sequence, hit, budget)
             if self._take(sequence, hit, scheduled) and length:
                 self._prefill(sequence, length, scheduled, budget)
@@ -285,13 +287,10 @@ class Scheduler:
 
     def _take(self, sequence: Sequence, hit: PrefixHit, scheduled: ScheduledStep) -> bool:
         """Let a running sequence share the blocks that were found, unless a limit of its tenant is in the way."""
-        if not hit.num_blocks:
-            return True
-        if not self.kv_manager.allowances.permits(sequence.tenant, hit.num_blocks - hit.num_paid):
+        if hit.num_blocks and not self.kv_manager.allowances.permits(sequence.tenant, hit.num_blocks - hit.num_paid):
             scheduled.paused[sequence] = WaitReason.ALLOWANCE
             return False
-        index = len(sequence.block_table)
-        scheduled.add_hit(sequence, index, self.kv_manager.blocks.take(sequence, hit, scheduled.batch.step))
+        self._forking.take(sequence, hit, scheduled)
         return True
 
     def _admit_waiting(self, scheduled: ScheduledStep, budget: PrefillBudget, above: int | None) -> None:
@@ -304,7 +303,7 @@ class Scheduler:
         while (sequence := self._head()) is not None:
             if above is not None and sequence.priority_class >= above:
                 break
-            hit = self.kv_manager.blocks.find(sequence, scheduled.batch.step)
+            hit = self._forking.find(sequence, scheduled)
             length = self._chunk(sequence, hit, budget)
             self.wait_reason = self._joining.why_wait(sequence, hit, length, scheduled, closed=closed)
             if self.wait_reason in _OWN_LIMITS:
@@ -331,8 +330,7 @@ class Scheduler:
     def _start(self, sequence: Sequence, hit: PrefixHit, scheduled: ScheduledStep) -> None:
         self.kv_manager.admit(sequence)
         scheduled.admit(sequence)
-        if hit.num_blocks:
-            scheduled.add_hit(sequence, 0, self.kv_manager.blocks.take(sequence, hit, scheduled.batch.step))
+        self._forking.take(sequence, hit, scheduled)
         self.kv_manager.blocks.unpin(sequence)
         self.hooks.admitted(sequence)
 
@@ -370,9 +368,9 @@ class Scheduler:
         self.in_flight.clear()
         for scheduled in undone:
             scheduled.undo()
-        self.kv_manager.blocks.lost(failed.batch.step)
+        self.kv_manager.blocks.lost(failed.batch.step, [fork for scheduled in undone for fork in scheduled.forks])
         for scheduled in undone:
-            self.kv_manager.free_idle(scheduled.sequences)
+            self.kv_manager.free_idle(scheduled.named)
         self._next_step = failed.batch.step
         feasible = self._budget.lost(failed.num_tokens)
         self._preemption.shrink_batch(self._budget.tokens)
@@ -393,4 +391,4 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Assert that every slot and block is free, or held by exactly one sequence that may use it."""
-        self.kv_manager.check_integrity(s for scheduled in self.in_flight for s in scheduled.sequences)
+        self.kv_manager.check_integrity(s for scheduled in self.in_flight for s in scheduled.named)

@@ -53,6 +53,7 @@ class Sequence:
     body_bytes: int = 0  # of the request, which are kept while it waits
     cache_root: bytes = b""  # of the names of its blocks: who has the same may share them; empty: it shares none
     block_names: list[BlockName] = field(default_factory=list)  # of its full blocks; those of output are added later
+    prompt_group: str | None = None  # those of a tenant that have the same have one prompt, and start from one prefill
 
     # written by admission
     age_bonus: float = 0.0  # seconds by which it counts as older in its queue: a long prompt has to start sooner
@@ -67,8 +68,8 @@ class Sequence:
     num_tokens: int = field(init=False)  # prompt and output, tokens that steps in flight sample included
     most_tokens: int = field(init=False)  # that it may come to have, prompt included
     token_limit: int = field(init=False)  # of `num_tokens`: it pauses there; its maker may lower it
-    num_prefilled_tokens: int = 0  # prompt tokens computed at least once, or found in the prefix cache
-    num_cached_tokens: int = 0  # those of them that were found, and never computed for it
+    num_prefilled_tokens: int = 0  # prompt tokens computed at least once, found in the prefix cache, or forked
+    num_cached_tokens: int = 0  # those of them that were found or forked, and never computed for it
     num_preemptions: int = 0  # for the memory or the slot of others
     num_yields: int = 0  # preemptions at a limit of its own tenant, or for a step that was lost
     kv_block_seconds: float = 0.0  # blocks that its tenant was charged for on its account, times how long

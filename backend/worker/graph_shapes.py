@@ -111,13 +111,15 @@ class GraphShapes:
         yield from (self._decodes_alone(size) for size in reversed(self._decodes))
 
     def holding(self, batch: Batch) -> StepShape | None:
-        """Return the smallest shape that holds the batch, if any does."""
+        """Return the smallest shape that holds the batch and computes logits for all that sample, if any does."""
         num_seqs, num_tokens = len(batch.slots), sum(batch.lengths)
         if batch.num_decodes == num_seqs:
             return self._decodes_alone(_at_least(num_seqs, self._decodes))
         if num_seqs - batch.num_decodes > self._num_prompts or num_tokens > self._tokens[-1]:
             return None
-        return self._with_prompts(_at_least(batch.num_decodes, self._places), _at_least(num_tokens, self._tokens))
+        num_places = max(batch.num_decodes, len(batch.sampled) - self._num_prompts)  # with forks more sample than rows
+        shape = self._with_prompts(_at_least(num_places, self._places), _at_least(num_tokens, self._tokens))
+        return shape if len(batch.sampled) <= shape.num_seqs else None
 
     def _decodes_alone(self, size: int) -> StepShape:
         return StepShape(size, 0, size, 1, self._max_context_len)

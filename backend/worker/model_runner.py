@@ -175,7 +175,7 @@ class ModelRunner:
         staged = self.stager.stage(batch, shape or StepShape.of(batch))
         self._staged.append(staged)
         choose = self._sampler.stage(staged) if staged.num_sampled else None
-        copies = batch if batch.num_copies else None
+        copies = batch if batch.num_copies or batch.block_copies else None
         work = partial(self._run, staged, choose, None if shape is None else self.graphs, copies)
         return LaunchedStep(self, batch.step, staged, self._device_stream.launch(work))
 
@@ -187,6 +187,8 @@ class ModelRunner:
             self._swapper.copy(copies)
         self._receive(staged)
         logits = self._compute(staged.shape, staged.num_sampled) if graphs is None else graphs.replay(staged.shape)
+        if copies is not None:
+            self.kv.copy(copies.block_copies)
         if choose is None:
             return
         logits = logits[: staged.num_sampled]

@@ -54,5 +54,6 @@ class SimulatedExecutor:
         self.idle += start - self._free_at
         self.busy += elapsed
         self._free_at = start + elapsed
-        tokens = [self._token(batch.slots[row], batch.starts[row] + batch.lengths[row]) for row in batch.sampled]
+        ends = [batch.starts[row] + batch.lengths[row] for row in batch.sampled]
+        tokens = list(map(self._token, batch.sampled_slots, ends))
         return SimulatedStep(StepOutput(batch.step, tokens, elapsed), self._free_at)

@@ -161,7 +161,7 @@ class Stager:
         self._place_token_ids(piece.numbers, batch)
         self._pad_tokens(piece.numbers, int(rows.ends[-1]), shape)
         self._place_sequences(piece.numbers, batch.num_decodes, rows, shape)
-        self._place_sampled(piece.numbers, np.array(batch.sampled, np.int64), rows)
+        self._place_sampled(piece.numbers, batch, rows)
         return Staged(piece, shape, len(batch.sampled), num_changes)
 
     def release(self, staged: Staged) -> None:
@@ -228,9 +228,11 @@ class Stager:
         numbers.slots[places] = rows.slots
 
     @staticmethod
-    def _place_sampled(numbers: Numbers, sampled: Ints, rows: _Rows) -> None:
-        count = len(sampled)
+    def _place_sampled(numbers: Numbers, batch: Batch, rows: _Rows) -> None:
+        sampled, count = np.array(batch.sampled, np.int64), len(batch.sampled)
         numbers.last_rows[:count] = rows.ends[sampled] - 1
         numbers.last_rows[count:] = 0
         numbers.sampled_slots[:count] = rows.slots[sampled]
+        for index, slot in batch.forks:
+            numbers.sampled_slots[index] = slot
         numbers.sampled_positions[:count] = rows.contexts[sampled]

@@ -61,6 +61,7 @@ class _RandomRun:
         self._failures = failures
         self._random = stage.random
         self._sequences: list[Sequence] = []
+        self._group: str | None = None  # of those that arrive now
         self._events: list[tuple[float, Callable[[], None]]] = [
             (0.08, self._cancel),
             (0.05, self._stop),
@@ -133,6 +134,7 @@ class _RandomRun:
                 first_token_by=None if first is None else now + random.uniform(0.3, 2) * first,
                 done_by=None if last is None else now + random.uniform(0.1, 1) * last,
                 body_bytes=asked.body_bytes // len(asked.prompts),
+                prompt_group=self._group,
             )
         except AdmissionRefused:
             return
@@ -182,15 +184,24 @@ class _RandomRun:
 
 
 class _SharingRun(_RandomRun):
-    """Tenants have system prompts, and conversations that go on."""
+    """Tenants have system prompts, conversations that go on, and several answers to some prompts."""
 
     def __init__(self, stage: StagedCore, losses: float, failures: float) -> None:
         super().__init__(stage, losses, failures)
         self._events.append((0.1, self._limit_cache))
+        self._repeated: list[int] = []  # the prompt of the group that arrives now, once it has begun to
+
+    def _arrive(self, name: str, asked: Asked, prompt: AskedPrompt) -> None:
+        answers = self._random.choice((1, 1, 1, 1, 1, 3))
+        self._group, self._repeated = name if answers > 1 else None, []
+        for number in range(answers):
+            super()._arrive(f"{name}.{number}" if number else name, asked, prompt)
 
     def _prompt(self, tenant: str, length: int) -> int | list[int]:
         """Returns a turn that follows on another of the tenant, or the first of a conversation."""
         random = self._random
+        if self._group is not None and self._repeated:
+            return self._repeated
         earlier = [sequence for sequence in self._sequences[-20:] if sequence.tenant == tenant]
         if earlier and random.random() < 0.6:
             one = random.choice(earlier)
@@ -198,7 +209,8 @@ class _SharingRun(_RandomRun):
         else:
             before = [random.choice((7, 8))] * 14
         added = [random.randrange(10, 13)] * random.randint(1, 9)
-        return [*before, *added][: self._stage.engine.max_model_len - 2]
+        self._repeated = [*before, *added][: self._stage.engine.max_model_len - 2]
+        return self._repeated
 
     def _limit_cache(self) -> None:
         floor, ceiling = self._random.choice(((0, None), (4, None), (2, 8), (0, 3)))

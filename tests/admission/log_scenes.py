@@ -243,6 +243,28 @@ def losses() -> list[str]:
     return stage.run()
 
 
+def answers() -> list[str]:
+    """Several answers to a prompt start from one prefill, also once that was lost, and when who led has left. One that
+    is paused is cancelled, and its blocks are named.
+    """
+    stage = StagedCore(GREEDY)
+    forked = [stage.arrive(f"forked-{n}", [7] * 18, 12, prompt_group="forked-0") for n in range(3)]
+    stage.plan()
+    assert len(stage.launched) == 2 and len(stage.launched[1].forks) == 2
+    stage.lose()
+    stage.run()
+    assert [(len(one.output), one.num_cached_tokens) for one in forked] == [(12, 0), (12, 18), (12, 18)]
+    left, *others = [stage.arrive(f"led-{n}", [8] * 30, 4, prompt_group="led-0") for n in range(3)]
+    stage.step()
+    stage.finish(left)
+    stage.run()
+    assert others[1].num_cached_tokens == 30
+    paused = stage.arrive("paused-and-named", [9] * 7, 24, may_have=6)
+    stage.run()
+    stage.finish(paused)
+    return stage.run()
+
+
 def cancels() -> list[str]:
     """Clients leave in each state that a sequence may be in; answers end by their texts, a token, or a failure."""
     stage = StagedCore(GREEDY, num_blocks=16)

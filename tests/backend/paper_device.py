@@ -45,7 +45,14 @@ class PaperDevice:
                 self._compute(slot, start, batch.token_ids[cursor : cursor + length])
                 cursor += length
         assert cursor == len(batch.token_ids)
-        sampled = [self._sample(batch, row) for row in batch.sampled]
+        for block, other in batch.block_copies:
+            for source, address in zip(self._addresses(block), self._addresses(other), strict=True):
+                self.memory.pop(address, None)
+                if source in self.memory:
+                    self.memory[address] = self.memory[source]
+        ends = [batch.starts[row] + batch.lengths[row] for row in batch.sampled]
+        assert len(set(batch.sampled_slots)) == len(ends), "a slot samples twice in one step"
+        sampled = [self._sample(slot, end) for slot, end in zip(batch.sampled_slots, ends, strict=True)]
         return StepOutput(batch.step, sampled, 0.0)
 
     def _copy(self, batch: Batch) -> None:
@@ -73,9 +80,7 @@ class PaperDevice:
             assert token == true, f"slot {slot} was given {token} at {position}, expected {true}"
             self.memory[self._address(slot, position)] = (position, true)
 
-    def _sample(self, batch: Batch, row: int) -> int:
-        slot = batch.slots[row]
-        end = batch.starts[row] + batch.lengths[row]
+    def _sample(self, slot: int, end: int) -> int:
         assert end == len(self.known[slot]), "sampled before its context was complete"
         context = [self.memory[self._address(slot, position)] for position in range(end)]
         assert context == list(enumerate(self.known[slot])), f"the KV memory of slot {slot} was overwritten"

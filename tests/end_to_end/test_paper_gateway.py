@@ -128,8 +128,8 @@ async def broken_gateway(embedded_tokenizer: Tokenizer, monkeypatch: pytest.Monk
         for admitted in batch.admitted:
             (slots.add if BROKEN in admitted.token_ids else slots.discard)(admitted.slot)
         output = execute(device, batch)
-        sampled = [batch.slots[row] for row in batch.sampled]
-        tokens = [NO_TOKEN if slot in slots else token for slot, token in zip(sampled, output.token_ids, strict=True)]
+        sampled = zip(batch.sampled_slots, output.token_ids, strict=True)
+        tokens = [NO_TOKEN if slot in slots else token for slot, token in sampled]
         return replace(output, token_ids=tokens)
 
     monkeypatch.setattr(PaperDevice, "execute", broken)

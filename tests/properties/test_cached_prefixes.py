@@ -1,4 +1,4 @@
-"""The tokens of an answer do not depend on whether its prompt's beginning was computed or found in the prefix cache."""
+"""The tokens of an answer do not depend on whether its prompt was computed, found in the prefix cache, or forked."""
 
 from collections import Counter
 from dataclasses import replace
@@ -104,6 +104,45 @@ def test_preemption_does_not_change_a_token(checkpoints: dict[str, Path]) -> Non
     assert llm.scheduler.kv_manager.blocks.cache.evictions > 0
 
 
+@pytest.mark.parametrize(
+    ("family", "shape"), [*(("qwen2", shape) for shape in SHAPES), *((family, "chunked") for family in FAMILIES[1:])]
+)
+def test_greedy_tokens_of_several_answers_are_those_of_transformers(
+    checkpoints: dict[str, Path], family: str, shape: str
+) -> None:
+    """Prompts that end within a block and with one, and one that is shorter than any."""
+    llm = LLM(str(checkpoints[family]), SHAPES[shape])
+    prompts = [*FIRST_TURNS[1:3], SYSTEM[:48], SYSTEM[:2]]
+    asked = [prompt for prompt in prompts for _ in range(4)]
+    forked = [n == len(prompt) for n, prompt in zip(ask(llm, family, asked), asked, strict=True)]
+    assert sum(forked) >= 3
+    counters = llm.scheduler.counters
+    assert counters.prompt_tokens + counters.cached_tokens == 4 * sum(map(len, prompts))
+    if shape == "together":
+        assert counters.prompt_tokens <= sum(map(len, prompts))
+
+
+@pytest.mark.parametrize("host_blocks", [0, 64])
+def test_preemption_of_several_answers_does_not_change_a_token(checkpoints: dict[str, Path], host_blocks: int) -> None:
+    swap = None if host_blocks == 0 else host_blocks * 4 * TOKEN_BYTES
+    llm = LLM(str(checkpoints["qwen2"]), replace(SCARCE, swap_space_bytes=swap or 0))
+    prompts = [*FIRST_TURNS[1:], drawn(40, 21)]
+    ask(llm, "qwen2", [prompt for prompt in prompts for _ in range(3)])
+    counters = llm.scheduler.counters
+    assert counters.preemptions > 0
+    assert (counters.swapped_in > 0) == bool(host_blocks)
+
+
+def test_each_of_several_drawn_answers_is_that_of_its_seed_alone(model: LoadedModel) -> None:
+    sampling = [replace(DRAWN, seed=seed, top_p=0.9 + seed / 100) for seed in range(7)] + [GREEDY]
+    expected = [plain(model, tuple(FIRST_TURNS[3]), one) for one in sampling]
+    caching = LLM.of(model, model.runner)
+    completions = caching.generate([FIRST_TURNS[3]] * 8, sampling, progress=False)
+    assert [one.token_ids for one in completions] == expected
+    assert len({tuple(answer) for answer in expected}) > 6
+    assert caching.scheduler.counters.prompt_tokens == len(FIRST_TURNS[3])
+
+
 def test_the_option_turns_it_off(checkpoints: dict[str, Path]) -> None:
     llm = LLM(str(checkpoints["qwen2"]), EngineOptions(prefix_cache=False))
     for _ in range(2):
@@ -148,38 +187,50 @@ CONFIGS = st.builds(
 
 @settings(max_examples=examples(12))
 @given(
-    rounds=st.lists(st.lists(st.tuples(PROMPTS, st.booleans()), min_size=1, max_size=7), min_size=1, max_size=3),
+    rounds=st.lists(
+        st.lists(st.tuples(PROMPTS, st.booleans(), st.integers(1, 3)), min_size=1, max_size=7), min_size=1, max_size=3
+    ),
     ends=st.dictionaries(st.sampled_from("0123456"), st.integers(1, NUM_TOKENS)),
     config=CONFIGS,
 )
 def test_no_token_depends_on_what_was_cached(
     model: LoadedModel,
-    rounds: list[list[tuple[list[int], bool]]],
+    rounds: list[list[tuple[list[int], bool, int]]],
     ends: dict[str, int],
     config: dict[str, int],
 ) -> None:
-    """Prompts that begin alike, greedy and drawn, in any batch, some cancelled: as one by one without a cache."""
-    expected = [[plain(model, tuple(prompt), is_greedy) for prompt, is_greedy in asked] for asked in rounds]
+    """Prompts that begin alike, some with several answers, greedy and drawn, in any batch, some cancelled: as one by
+    one without a cache.
+    """
+    each = [
+        [
+            (prompt, GREEDY if is_greedy else replace(DRAWN, seed=n))
+            for prompt, is_greedy, many in asked
+            for n in range(many)
+        ]
+        for asked in rounds
+    ]
+    expected = [[plain(model, tuple(prompt), sampling) for prompt, sampling in asked] for asked in each]
     caching = CancellingLLM.of(replace(model, engine_config=replace(model.engine_config, **config)), model.runner)
     caching.ends = ends
-    for asked, answers in zip(rounds, expected, strict=True):
-        sampling = [GREEDY if is_greedy else DRAWN for _, is_greedy in asked]
-        completions = caching.generate([prompt for prompt, _ in asked], sampling, progress=False)
+    for asked, answers in zip(each, expected, strict=True):
+        completions = caching.generate(*map(list, zip(*asked, strict=True)), progress=False)
         for index, completion in enumerate(completions):
             assert completion.token_ids == answers[index][: ends.get(str(index), NUM_TOKENS)]
-            assert completion.num_cached_tokens <= (len(completion.prompt_token_ids) - 1) // 16 * 16
+            length, found = len(completion.prompt_token_ids), completion.num_cached_tokens
+            assert found <= (length - 1) // 16 * 16 or found == length
     kv = caching.scheduler.kv_manager
     assert (kv.num_held, +Counter(kv.blocks.allowances.held)) == (0, Counter())
 
 
-_PLAIN: dict[tuple[tuple[int, ...], bool], list[int]] = {}
+_PLAIN: dict[tuple[tuple[int, ...], SamplingParams], list[int]] = {}
 
 
-def plain(model: LoadedModel, prompt: tuple[int, ...], is_greedy: bool) -> list[int]:
+def plain(model: LoadedModel, prompt: tuple[int, ...], sampling: SamplingParams) -> list[int]:
     """The tokens of an answer that was computed alone, without a cache; it writes over what the memory holds."""
-    if (prompt, is_greedy) not in _PLAIN:
+    if (prompt, sampling) not in _PLAIN:
         config = replace(model.engine_config, prefix_cache=False)
         llm = LLM.of(replace(model, engine_config=config), model.runner)
-        (completion,) = llm.generate([list(prompt)], GREEDY if is_greedy else DRAWN, progress=False)
-        _PLAIN[prompt, is_greedy] = completion.token_ids
-    return _PLAIN[prompt, is_greedy]
+        (completion,) = llm.generate([list(prompt)], sampling, progress=False)
+        _PLAIN[prompt, sampling] = completion.token_ids
+    return _PLAIN[prompt, sampling]

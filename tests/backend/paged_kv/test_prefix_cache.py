@@ -247,6 +247,100 @@ def test_a_block_that_is_not_worth_two_copies_is_dropped() -> None:
     assert asked == sorted(asked, reverse=True), "nothing of this tenant came back so far"
 
 
+def test_answers_to_one_prompt_start_from_one_prefill() -> None:
+    bench = Bench(max_num_batched_tokens=16, prefill_chunk=16)
+    answers = [bench.say(PROMPT, 6, prompt_group="g") for _ in range(4)]
+    batch = bench.plan()
+    assert batch is not None
+    assert (batch.slots, batch.lengths, batch.sampled) == ([0], [13], [0, 0, 0, 0])
+    assert [len(set(batch.sampled_slots)), len(batch.block_copies)] == [4, 3]
+    assert len({tuple(s.block_table[:3]) for s in answers}) == 1, "what is full is shared"
+    assert len({s.block_table[3] for s in answers}) == 4, "each writes into a block of its own"
+    finish(bench, *answers)
+    assert computed(bench) == 13 == bench.scheduler.counters.prompt_tokens
+    assert [s.num_cached_tokens for s in answers] == [0, 13, 13, 13]
+
+
+def test_of_a_prompt_that_fills_its_blocks_nothing_is_copied() -> None:
+    bench = Bench(max_num_batched_tokens=16, prefill_chunk=16)
+    answers = [bench.say(PROMPT[:12], 6, prompt_group="g") for _ in range(3)]
+    batch = bench.plan()
+    assert batch is not None and len(batch.sampled) == 3 and not batch.block_copies
+    finish(bench, *answers)
+    assert computed(bench) == 12
+
+
+@pytest.mark.parametrize("chunk", [3, 4, 5, 8])
+def test_answers_wait_for_the_one_that_computes_their_prompt(chunk: int) -> None:
+    bench = Bench(max_num_batched_tokens=8, prefill_chunk=chunk)
+    answers = [bench.say(PROMPT, 6, prompt_group="g") for _ in range(4)]
+    finish(bench, *answers)
+    assert computed(bench) == 13
+
+
+def test_a_prompt_of_less_than_a_block_is_computed_once_too() -> None:
+    bench = Bench()
+    answers = [bench.say([7, 8], 6, prompt_group="g") for _ in range(4)]
+    finish(bench, *answers)
+    assert computed(bench) == 2
+
+
+def test_another_tenant_or_prompt_is_no_fork() -> None:
+    bench = Bench(max_num_batched_tokens=32, prefill_chunk=16)
+    answers = [bench.say(PROMPT, 4, prompt_group="g"), bench.say(PROMPT, 4, "b", prompt_group="g")]
+    answers += [bench.say(PROMPT[:5], 4, prompt_group="g"), bench.say(PROMPT, 4)]
+    finish(bench, *answers)
+    assert not any(batch.forks for batch in bench.batches)
+
+
+def test_without_a_prefix_cache_each_answer_computes_the_prompt() -> None:
+    bench = Bench(prefix_cache=False)
+    answers = [bench.say(PROMPT, 6, prompt_group="g") for _ in range(3)]
+    finish(bench, *answers)
+    assert computed(bench) == 3 * 13
+
+
+def test_when_the_one_that_computes_is_cancelled_the_next_does() -> None:
+    bench = Bench(max_num_batched_tokens=4, prefill_chunk=4)
+    first, *others = [bench.say(PROMPT, 4, prompt_group="g") for _ in range(3)]
+    bench.plan()
+    bench.scheduler.finish(first, FinishReason.CANCELLED)
+    finish(bench, *others)
+    assert computed(bench) == 13 and any(batch.forks for batch in bench.batches)
+
+
+def test_an_answer_that_is_cancelled_in_the_step_that_forks_it_gives_its_blocks_back_when_that_is_done() -> None:
+    bench = Bench(max_num_batched_tokens=16, prefill_chunk=16)
+    first, second, third = [bench.say(PROMPT, 4, prompt_group="g") for _ in range(3)]
+    bench.plan()
+    bench.scheduler.finish(second, FinishReason.CANCELLED)
+    assert second.slot >= 0
+    bench.complete()
+    assert second.slot < 0
+    finish(bench, first, third)
+
+
+@pytest.mark.parametrize("is_followed", [False, True])
+def test_a_lost_step_undoes_its_forks(is_followed: bool) -> None:
+    bench = Bench(max_num_batched_tokens=32, prefill_chunk=16)
+    answers = [bench.say(PROMPT, 4, prompt_group="g") for _ in range(4)]
+    bench.plan()
+    if is_followed:
+        bench.plan()
+    bench.lose()
+    assert [len(s.block_table) for s in answers[1:]] == [0, 0, 0]
+    assert [s.num_cached_tokens for s in answers] == [0, 0, 0, 0]
+    finish(bench, *answers)
+    assert computed(bench) - bench.batches[0].lengths[0] == 13
+
+
+def test_without_memory_for_all_some_start_from_the_cache_later() -> None:
+    bench = Bench(num_blocks=7, max_model_len=28, max_num_batched_tokens=16, prefill_chunk=16)
+    answers = [bench.say(PROMPT, 12, prompt_group="g") for _ in range(4)]
+    finish(bench, *answers)
+    assert 1 <= sum(len(batch.forks) for batch in bench.batches) < 3
+
+
 @pytest.mark.parametrize("seed", range(examples(12)))
 def test_under_a_flood_leases_and_floors_hold_and_everybody_comes_to_an_end(seed: int) -> None:
     """Four tenants, three with a lease and two with a floor, ask for far more than there is."""
@@ -321,6 +415,17 @@ class SharingMachine(LossyMachine):
         prompt = [*PROMPT[:common], *own][: 24 - output]
         fields = dict(priority_class=priority_class, is_pinned=is_pinned)
         self.sequences.append(self.bench.say(prompt, output, tenant, salt, **fields))
+
+    @rule(
+        common=st.integers(1, 13),
+        outputs=st.lists(st.integers(1, 8), min_size=2, max_size=4),
+        tenant=st.sampled_from(["a", "b"]),
+        priority_class=st.integers(0, 1),
+        is_pinned=st.booleans(),
+    )
+    def fork(self, common: int, outputs: list[int], tenant: str, priority_class: int, is_pinned: bool) -> None:
+        fields = dict(priority_class=priority_class, is_pinned=is_pinned, prompt_group=f"g{len(self.sequences)}")
+        self.sequences += [self.bench.say(PROMPT[:common], output, tenant, **fields) for output in outputs]
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data(), output=st.integers(1, 6), new=st.integers(0, 3))

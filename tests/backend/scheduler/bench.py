@@ -52,7 +52,7 @@ class Bench:
         return self._add(n, [n + 10 + i for i in range(prompt_length)], max_tokens, tenant)
 
     def say(
-        self, prompt: list[int], max_tokens: int, tenant: str = "t", salt: str | None = None, **fields: int
+        self, prompt: list[int], max_tokens: int, tenant: str = "t", salt: str | None = None, **fields: Any
     ) -> Sequence:
         """A sequence that shares what it begins with, with those of the same salt: by default of its tenant."""
         root = self.names.root(salt or tenant)

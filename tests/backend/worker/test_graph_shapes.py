@@ -55,6 +55,22 @@ def test_a_batch_runs_in_a_shape_that_holds_it_and_is_little_larger(step: tuple[
     assert num_prompts or shape.num_prompts == 0
 
 
+@given(steps(), st.integers(0, 600))
+def test_a_batch_with_forks_runs_in_a_shape_with_logits_for_each_or_in_none(
+    step: tuple[EngineConfig, Batch], num_forks: int
+) -> None:
+    limits, found = step
+    num_seqs = len(found.slots)
+    if found.num_decodes == num_seqs:
+        return
+    found.sampled = [*range(num_seqs), *[num_seqs - 1] * min(num_forks, limits.max_num_seqs - num_seqs)]
+    shape = GraphShapes(limits).holding(found)
+    if shape is None:
+        assert num_seqs - found.num_decodes > MAX_PROMPTS or sum(found.lengths) > min(MAX_TOKENS, len(found.sampled))
+    else:
+        assert shape in list(GraphShapes(limits)) and len(found.sampled) <= shape.num_seqs
+
+
 @given(st.integers(1, 600), st.integers(1, 10_000))
 def test_no_shape_has_more_decodes_than_rows_or_one_row_and_a_prompt_beside_it(seqs: int, tokens: int) -> None:
     for shape in GraphShapes(config(min(seqs, tokens), tokens)):

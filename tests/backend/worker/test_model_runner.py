@@ -196,6 +196,40 @@ def test_padding_beside_prompts_reads_and_writes_nobodys_memory() -> None:
     check_written(runner, before, (0, 2), (2, 2), (3, 0), (3, 1), (4, 0), (4, 1))
 
 
+@pytest.mark.usefixtures("small_graphs")
+@pytest.mark.parametrize("has_graphs", [False, True])
+@pytest.mark.parametrize("num_answers", [2, 4, 11])
+def test_answers_that_are_forked_are_those_to_prompts_of_their_own(num_answers: int, has_graphs: bool) -> None:
+    """Of any sampling. Where more answers are forked than a small graph has places, it is a larger one or none."""
+    prompt, slots = [5, 6, 7, 8, 9, 10], list(range(num_answers))
+    admitted = [NewSequence(slot, KINDS[slot % len(KINDS)], 40 + slot, prompt, len(prompt)) for slot in slots]
+
+    def go_on(runner: ModelRunner, tokens: list[int]) -> list[list[int]]:
+        """What follows the first tokens."""
+        found, sampled = [tokens], slots
+        for step, position in enumerate(range(6, 10), num_answers):
+            blocks = [(slot, 2, [22 + slot]) for slot in slots if position == 8]
+            found.append(
+                runner.launch(
+                    Batch(step, num_answers, slots, [position] * num_answers, [1] * num_answers, [], sampled, blocks)
+                )
+                .wait()
+                .token_ids
+            )
+        return found
+
+    alone, first = make_runner(), []
+    for slot in slots:
+        tables = [(slot, 0, [2 * slot, 2 * slot + 1])]
+        first += alone.launch(Batch(slot, 0, [slot], [0], [6], prompt, [0], tables, [admitted[slot]])).wait().token_ids
+    runner = warmed_up()[0] if has_graphs else make_runner()
+    tables = [(slot, 0, [0, 1 + slot]) for slot in slots]
+    forks = Batch(0, 0, [0], [0], [6], prompt, [0] * num_answers, tables, admitted)
+    forks.forks, forks.block_copies = [(slot, slot) for slot in slots[1:]], [(1, 1 + slot) for slot in slots[1:]]
+    tokens = runner.launch(forks).wait().token_ids
+    assert go_on(runner, tokens) == go_on(alone, first)
+
+
 class CountingStream(CpuStream):
     """Remembers the host memory that was asked for."""
 

@@ -73,7 +73,7 @@ def ends(log: list[Entry]) -> dict[str, str]:
     found: dict[str, str] = {}
     for entry in log:
         match entry:
-            case ["arrive", _, name, *_, str(refusal), _]:
+            case ["arrive", _, name, *_, str(refusal), _, _]:
                 found[name] = refusal
             case ["finish", _, name, reason]:
                 found.setdefault(name, reason)
@@ -221,7 +221,8 @@ def test_whoever_waits_does_so_for_each_obstacle(logs: dict[str, list[Entry]]) -
 
 def test_blocks_are_found_given_up_and_named(cached: list[tuple[str, dict[str, Any]]]) -> None:
     told = Counter(f"{kind} {what}" for kind, said in cached for what in said)
-    wanted = ("plan found", "plan evicted", "plan idle", "done blocks", "finish blocks", "plan blocks", "lost blocks")
+    of_plans = ("plan found", "plan forked", "plan evicted", "plan idle", "plan blocks")
+    wanted = (*of_plans, "done blocks", "finish blocks", "lost blocks")
     assert [what for what in wanted if not told[what]] == []
 
 
