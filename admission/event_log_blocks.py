@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 from weakref import WeakValueDictionary
 
-from backend.paged_kv.prefix_cache import BlockName
+from backend.paged_kv.block_names import BlockName
 from backend.scheduler.block_tables import BlockTables
 from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence

@@ -158,7 +158,7 @@ class Decoding:
         logged = make_logged_core(config, engine, model, self._lines.append)[0] if what == LOGGED else None
         self._core = logged or make_core(config, engine, model)
         if what != CORE:
-            metrics = EngineMetrics(Registry(), self._core.scheduler, 16 * 4096, dict)
+            metrics = EngineMetrics(Registry(), self._core.scheduler, dict)
             CoreTelemetry(self._core).on_step.append(metrics.stepped)
         self._random = Random(rows)
         self._ns = 10**13

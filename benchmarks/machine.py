@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from backend import compiled_core
+
 PACKAGES = ("torch", "transformers", "uvicorn", "starlette", "uvloop", "httptools")
 
 
@@ -17,6 +19,7 @@ def describe() -> dict[str, str]:
         "cpu": f"{_processor()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores",
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
         "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
+        "core": "compiled" if compiled_core.is_used() else "interpreted",
         "packages": ", ".join(f"{name} {_version(name)}" for name in PACKAGES),
         "commit": _commit(),
         "load average": "{:.2f} {:.2f} {:.2f}".format(*os.getloadavg()),

@@ -37,13 +37,15 @@ class PartSampler:
     """Looks at the main thread every millisecond, and counts the part whose marker is nearest to what runs there.
 
     All that a marker calls is its part's, libraries included, unless it marks a part of its own. So is what awaits in
-    it, since the frames of a chain of coroutines are all on the stack while the last of them runs.
+    it, since the frames of a chain of coroutines are all on the stack while the last of them runs. Where the core is
+    compiled, what it does is its caller's: planning and accounting are "step, else".
     """
 
     def __init__(self, parts: Mapping[str, Sequence[str]] = PARTS) -> None:
         """Each marker is `module:qualified name`. Raises `AttributeError` where one does not exist any more."""
         self.samples: Counter[str] = Counter()
-        self._part_of = {_code_of(marker): part for part, markers in parts.items() for marker in markers}
+        codes = {_code_of(marker): part for part, markers in parts.items() for marker in markers}
+        self._part_of = {code: part for code, part in codes.items() if code is not None}
 
     def start(self) -> None:
         """Take samples from now on. Call it on the main thread."""
@@ -56,8 +58,9 @@ class PartSampler:
         self.samples[self._part_of[frame.f_code] if frame else "loop"] += 1
 
 
-def _code_of(marker: str) -> CodeType:
+def _code_of(marker: str) -> CodeType | None:
+    """Returns the code of a marker; None where it is compiled, and has no frame that a sample could find."""
     module, _, name = marker.partition(":")
     function: Any = reduce(getattr, name.split("."), import_module(module))
-    code: CodeType = inspect.unwrap(function).__code__
+    code: CodeType | None = getattr(inspect.unwrap(function), "__code__", None)
     return code

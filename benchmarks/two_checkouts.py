@@ -19,6 +19,7 @@ from benchmarks.report import Report, Spread, scenario_parser
 from benchmarks.telemetry_cost import BODY, CONNECTIONS, PATH
 
 TOKENS = 32
+INTERPRETED = "interpreted"  # the core of both, because an environment has at most one compiled
 KINDS = ("whole", "stream", "instant whole", "instant stream")  # of an answer; instant: without scheduler and device
 
 Costs = dict[tuple[str, str], list[float]]  # microseconds of the loop's thread for a request, by checkout and kind
@@ -29,15 +30,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--beside", type=Path, required=True, metavar="DIR", help="the other checkout")
     parser.add_argument("--seconds", type=float, default=1.5, help="of each measurement in each run")
     parser.add_argument("--most", type=float, default=1.0, help="what a request may cost, as a share of there")
+    parser.add_argument("--compiled", action="store_true", help="let the core of this checkout be compiled")
     options = parser.parse_args(arguments)
     runs, seconds = (1, 0.3) if options.quick else (options.runs, options.seconds)
     server_core, load_core = machine.two_cores()
     report = Report("two_checkouts", options.quick)
     costs: Costs = defaultdict(list)
+    here = "compiled" if options.compiled else INTERPRETED
     with ExitStack() as running:
         gateways = {
-            (name, kind): running.enter_context(_gateway(directory, kind, server_core))
-            for name, directory in (("here", Path.cwd()), ("there", options.beside))
+            (name, kind): running.enter_context(_gateway(directory, kind, server_core, core))
+            for name, directory, core in (("here", Path.cwd(), here), ("there", options.beside, INTERPRETED))
             for kind in ("stepping", "instant")
         }
         os.sched_setaffinity(0, {load_core})
@@ -50,10 +53,11 @@ def main(arguments: list[str] | None = None) -> int:
     return report.finish(options.results)
 
 
-def _gateway(directory: Path, engine: str, core: int) -> Worker:
+def _gateway(directory: Path, engine: str, cpu: int, core: str) -> Worker:
     flags = ["--instant"] if engine == "instant" else []
     command = [sys.executable, "-m", "benchmarks.gateway_server", *flags]
-    return Worker(command, core, env={"PYTHONPATH": str(directory.resolve())}, directory=directory)
+    env = {"PYTHONPATH": str(directory.resolve()), "BENCHMARK_CORE": core}
+    return Worker(command, cpu, env=env, directory=directory)
 
 
 def _cost(gateway: Worker, stream: bool, seconds: float) -> float:

@@ -22,6 +22,7 @@ import uvloop
 from tqdm import tqdm
 
 from admission.admission import Admission
+from backend import compiled_core
 from backend.engine import Engine
 from backend.loader import LoadedModel, load_model
 from backend.worker.executor import Executor
@@ -205,7 +206,8 @@ def run_gateway(settings: Settings, announce: Announce) -> int:
         ready = _ready(settings, model, socks[0], keys.demo_key, admin)
 
         def started() -> None:
-            log.info("serving %s at %s", ready.model, ready.url)
+            core = "compiled" if compiled_core.is_used() else "interpreted"
+            log.info("serving %s at %s, by the %s core", ready.model, ready.url, core)
             announce(ready)
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -18,4 +18,5 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'sluice' has no attribute {name!r}")
     check_packages()
+    import_module("backend.compiled_core").use()
     return getattr(import_module("backend"), name)

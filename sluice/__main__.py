@@ -16,7 +16,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PackageConflict as error:
         print(f"sluice: {error}", file=sys.stderr)
         return 1
-    from gateway.cli import main as command  # noqa: PLC0415 - a foreign package must not be imported before the check
+    from backend import compiled_core  # noqa: PLC0415 - a foreign package must not be imported before the check
+
+    compiled_core.use()
+    from gateway.cli import main as command  # noqa: PLC0415 - and nothing of the core before it is known which is used
 
     return command.main(arguments)
 

@@ -25,7 +25,7 @@ case "$*" in
     sluice=$(dirname "$0")/sluice
     printf '#!/usr/bin/env bash\\nprintf "<%%s>" "$@"\\n' >"$sluice"
     chmod +x "$sluice" ;;
-"-m backend.kernels.build") [[ ! ${NO_COMPILER:-} ]] ;;
+"-m backend.kernels.build" | "-m backend.compile_core") [[ ! ${NO_COMPILER:-} ]] ;;
 "-m pytest"*) echo "3 passed" ;;
 *) true ;;
 esac
@@ -92,7 +92,7 @@ def test_serve_installs_once_and_passes_its_arguments_on(machine: Machine) -> No
 def test_the_installation_is_held_to_the_constraints(machine: Machine) -> None:
     machine.run("scripts/serve")
     (call,) = machine.calls("--editable")
-    assert call.endswith(f"--editable {machine.checkout} -c {machine.checkout}/constraints.txt")
+    assert call.endswith(f"--editable {machine.checkout}[compile] -c {machine.checkout}/constraints.txt")
 
 
 @pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
@@ -136,6 +136,14 @@ def test_no_compiler_is_no_obstacle(machine: Machine) -> None:
     served = machine.run("scripts/serve", NO_COMPILER="1")
     assert served.stdout == "<serve>"
     assert "no compiled kernels" in served.stderr
+    assert "the core is not compiled" in served.stderr
+
+
+def test_the_core_is_compiled_for_whoever_serves_and_not_for_whoever_edits_it(machine: Machine) -> None:
+    machine.run("scripts/serve")
+    assert len(machine.calls("compile_core")) == 1
+    machine.run("scripts/install", "dev")
+    assert len(machine.calls("compile_core")) == 1
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from itertools import count
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from backend.paged_kv.prefix_cache import BlockName
+from backend.paged_kv.block_names import BlockName
 from backend.scheduler.sequence import Sequence, SequenceStatus
 
 

@@ -13,9 +13,22 @@ from itertools import count
 from typing import Protocol
 from weakref import ref
 
-from backend.paged_kv.prefix_cache import BlockName
-
 DIGEST_BYTES = 16
+
+
+class BlockName:
+    """What one full block holds, together with all that comes before it. Two are the same only if they are identical.
+
+    Nothing depends on `ordinal` but a log that has to tell names apart.
+    """
+
+    __slots__ = ("__weakref__", "ordinal")
+
+    def __init__(self, ordinal: int) -> None:
+        self.ordinal = ordinal
+
+    def __repr__(self) -> str:
+        return f"BlockName({self.ordinal})"
 
 
 class HashedName(BlockName):

@@ -7,7 +7,7 @@ its place is needed: giving it up on the device once more is free then.
 from collections import Counter, OrderedDict
 from sys import maxsize
 
-from backend.paged_kv.prefix_cache import BlockName
+from backend.paged_kv.block_names import BlockName
 
 UNPLANNED = maxsize  # the step of a copy that no step carries out yet
 

@@ -13,22 +13,8 @@ from heapq import heappop, heappush, heapreplace
 from itertools import count, islice
 from typing import Generic, Protocol, TypeVar
 
+from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.block_pool import BlockPool
-
-
-class BlockName:
-    """What one full block holds, together with all that comes before it. Two are the same only if they are identical.
-
-    Nothing depends on `ordinal` but a log that has to tell names apart.
-    """
-
-    __slots__ = ("__weakref__", "ordinal")
-
-    def __init__(self, ordinal: int) -> None:
-        self.ordinal = ordinal
-
-    def __repr__(self) -> str:
-        return f"BlockName({self.ordinal})"
 
 
 class Holder(Hashable, Protocol):

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from sys import maxsize
 
 from backend.config import EngineConfig, KVAllocation
+from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.block_pool import BlockPool, ContiguousPool, PagedPool, blocks_for
 from backend.paged_kv.host_pool import HostBlock
-from backend.paged_kv.prefix_cache import BlockName, PrefixCache
+from backend.paged_kv.prefix_cache import PrefixCache
 from backend.scheduler.allowances import Allowances
 from backend.scheduler.batch import Counters
 from backend.scheduler.holdings import Cached, Holdings

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from backend.paged_kv.prefix_cache import BlockName
+from backend.paged_kv.block_names import BlockName
 from backend.sampling_params import SamplingParams
 
 PRESSING = 10.0  # seconds: a longer wait, such as a client's timeout of minutes, is no hurry

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from backend.config import EngineConfig
+from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.host_pool import UNPLANNED, HostBlock, HostPool
-from backend.paged_kv.prefix_cache import BlockName, CachedBlock, PrefixCache
+from backend.paged_kv.prefix_cache import CachedBlock, PrefixCache
 from backend.scheduler.batch import Batch, Counters
 from backend.scheduler.pin import BlockHolder
 

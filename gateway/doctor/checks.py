@@ -6,7 +6,13 @@ from gateway.settings.settings import Settings
 
 
 def machine() -> list[Check]:
-    return [machine_checks.python(), machine_checks.torch_build(), machine_checks.kernels(), machine_checks.clock()]
+    return [
+        machine_checks.python(),
+        machine_checks.torch_build(),
+        machine_checks.kernels(),
+        machine_checks.core(),
+        machine_checks.clock(),
+    ]
 
 
 def configuration(settings: Settings) -> list[Check]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from backend import compiled_core
 from backend.errors import ConfigError
 from backend.kernels import build
 from backend.kernels.cpu import select_ops
@@ -59,6 +60,15 @@ def kernels(features: str | None = None) -> Check:
             "report the processor and the compiler's version; nothing else is wrong",
         )
     return ok("kernels", f"compiled for this processor ({shown}); they agree with the reference, whatever the batch")
+
+
+def core() -> Check:
+    """Check whether the core was compiled from the sources as they are."""
+    if compiled_core.compiled() is None:
+        return warning(
+            "core", "interpreted: it decides the same, in more than twice the time", "python -m backend.compile_core"
+        )
+    return ok("core", "compiled from the sources as they are")
 
 
 def cpu_features() -> list[str]:

@@ -1,6 +1,6 @@
 import pytest
 
-from backend.paged_kv.prefix_cache import BlockName
+from backend.paged_kv.block_names import BlockName
 from backend.scheduler.sequence import FinishReason
 from gateway.admin.kv_map import Use, kv_map
 from tests.gateway.admin.test_history import Site

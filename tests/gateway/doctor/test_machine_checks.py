@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from backend import compiled_core
 from gateway.doctor import machine_checks
 from gateway.doctor.check import Verdict
 
@@ -23,6 +24,14 @@ def test_kernels_that_are_compiled_and_those_that_are_not(monkeypatch: pytest.Mo
     assert "(avx2 fma)" in missing.found
     assert "python -m backend.kernels.build" in missing.remedy or "g++" in missing.remedy
     assert not list(tmp_path.iterdir())
+
+
+def test_a_core_that_is_compiled_and_one_that_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(compiled_core, "home", lambda: tmp_path)
+    interpreted = machine_checks.core()
+    assert (interpreted.verdict, interpreted.remedy) == (WARNING, "python -m backend.compile_core")
+    (tmp_path / compiled_core.directory_name(compiled_core.sources())).mkdir()
+    assert machine_checks.core().verdict is OK
 
 
 def test_the_gpu_that_was_asked_for_and_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from time import perf_counter
 
 from admission.core import CoreConfig, make_core
 from backend.config import EngineConfig
-from backend.paged_kv.prefix_cache import BlockName
+from backend.paged_kv.block_names import BlockName
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import StepOutput
 from backend.scheduler.sequence import FinishReason, Sequence

@@ -1,6 +1,6 @@
 import pytest
 
-from backend.paged_kv.prefix_cache import BlockName
+from backend.paged_kv.block_names import BlockName
 from tests.gateway.telemetry.metrics_rig import BLOCK_BYTES, Rig
 
 NAMES = [BlockName(ordinal) for ordinal in range(40)]

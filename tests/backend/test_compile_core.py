@@ -1,0 +1,35 @@
+import logging
+from pathlib import Path
+
+import pytest
+
+from backend import compile_core, compiled_core
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    for module in (compile_core, compiled_core):
+        monkeypatch.setattr(module, "home", lambda: tmp_path)
+    return tmp_path
+
+
+def test_without_mypy_the_core_stays_interpreted_and_the_remedy_is_named(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compile_core, "find_spec", lambda name: None)
+    with caplog.at_level(logging.WARNING):
+        assert compile_core.main([]) == 1
+    assert "sluice[compile]" in caplog.text
+    assert list(home.iterdir()) == []
+
+
+def test_what_cannot_be_compiled_leaves_nothing_and_the_log_has_the_place(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    contents = compiled_core.sources()
+    contents["admission/aging.py"] += b'\n\ndef mistaken() -> int:\n    return "a word"\n'
+    monkeypatch.setattr(compile_core, "sources", lambda: contents)
+    with caplog.at_level(logging.WARNING):
+        assert compile_core.build() is None
+    assert "admission/aging.py:" in caplog.text
+    assert list(home.iterdir()) == []
