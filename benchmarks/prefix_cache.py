@@ -8,7 +8,8 @@ against an exact LRU of as many blocks as the pool has, that sees the same promp
 time and needs no memory for anything else.
 
 Then system prompts alone, against the prefill that computing each once would save; what planning costs with 256 running
-and 100,000 cached blocks; and what the offline engine loses on prompts that share nothing (the embedded model, real).
+and 100,000 cached blocks; how long naming a prompt of 12,288 tokens holds the event loop at a time, in CPU time, beside
+100,000 names; and what the offline engine loses on prompts that share nothing (the embedded model, real).
 """
 
 import gc
@@ -41,7 +42,8 @@ from backend.scheduler.sequence import FinishReason
 from backend.scheduler.sequence import Sequence as EngineSequence
 from backend.sizing import EngineOptions
 from benchmarks.overload import OUTPUTS, drawn_trace
-from benchmarks.report import Report, Spread, scenario_parser
+from benchmarks.report import Report, Spread, quantile, scenario_parser
+from gateway.api.prompt_names import PromptNames
 
 DEVICE = DEVICES["llama3-8b-a100"]
 ENGINE = "order=fcfs,overload=unbounded,max_num_batched_tokens=512,max_num_seqs=256,prefill_chunk=512"
@@ -53,6 +55,7 @@ SESSIONS, RATE, THINKING = 250, 0.35, 30.0  # a second; seconds between an answe
 TRACED, SLOWER = 1_500, 12.0  # requests of a trace, and how many times as long they take to come
 SMALL_POOL = 2**25  # bytes
 RUNNING, CACHED, STEP = 256, 100_000, 7.4e-3
+PROMPT, NAMED_PROMPTS, NAMING = 12_288, 200, 0.5  # tokens; milliseconds
 OF_LRU, OF_IDEAL, PLANNING, UNSHARED = 0.97, 0.9, 0.05, 0.99
 
 
@@ -66,7 +69,9 @@ def main(arguments: list[str] | None = None) -> int:
     traced = {} if options.trace is None else {"traced": _traced(options.trace, 100 if options.quick else TRACED)}
     _hits(report, made | traced)
     _system_prompts(report, seeds, 30 if options.quick else 300)
-    _planning(report, 2_000 if options.quick else CACHED, 20 if options.quick else 400)
+    cached = 2_000 if options.quick else CACHED
+    _planning(report, cached, 20 if options.quick else 400)
+    _naming(report, cached, 5 if options.quick else NAMED_PROMPTS)
     _unshared(report, 1 if options.quick else options.runs)
     return report.finish(options.results)
 
@@ -246,6 +251,38 @@ def _planning(report: Report, cached: int, steps: int) -> None:
         [{"median us": median(seconds) * 1e6, "mean us": mean(seconds) * 1e6, "most us": max(seconds) * 1e6}],
     )
     report.at_most(f"share of a {STEP * 1e3:g} ms step that deciding takes", mean(seconds) / STEP, PLANNING)
+
+
+def _naming(report: Report, known: int, prompts: int) -> None:
+    """What the event loop is held by, a part of a prompt's naming, as `PromptNames` does it for one that arrives."""
+    gc.collect()
+    gc.freeze()
+    rows: list[dict[str, object]] = []
+    for size in (BLOCK, 2 * BLOCK):
+        names = PromptNames(BlockNames(b"secret", size), size)
+        kept = [_named(names, PROMPT, n)[0] for n in range(-(-known * size // PROMPT))]
+        first = sorted(ms for n in range(prompts) for ms in _named(names, PROMPT, -1 - n)[1])
+        again = sorted(ms for n in range(prompts) for ms in _named(names, PROMPT, n % len(kept))[1])
+        for whose, parts in (("new", first), ("known", again)):
+            p99, longer = quantile(parts, 0.99), sum(part > NAMING for part in parts)
+            row = {"blocks of": size, "names": whose, "parts": len(parts), "p50 ms": median(parts), "p99 ms": p99}
+            rows.append(row | {"most ms": parts[-1], f"above {NAMING} ms": longer})
+            report.at_most(f"ms that a part of naming takes, {whose} names, blocks of {size}, p99", p99, NAMING)
+    gc.unfreeze()
+    report.add_table(f"naming a prompt of {PROMPT:,} tokens beside {known:,} names, CPU time of each part", rows)
+
+
+def _named(names: PromptNames, tokens: int, seed: int) -> tuple[EngineSequence, list[float]]:
+    """Returns a sequence of random tokens, and the milliseconds of each part of its naming."""
+    random, parts, is_named = Random(seed), list[float](), False
+    prompt = random.choices(range(130_000), k=tokens)
+    one = EngineSequence(str(seed), "everyone", prompt, SamplingParams(), 1, 0, frozenset())
+    names.begin([one], "everyone", None)
+    while not is_named:
+        begin = time.thread_time_ns()
+        is_named = names.name_some([one])
+        parts.append((time.thread_time_ns() - begin) / 1e6)
+    return one, parts
 
 
 def _unshared(report: Report, runs: int) -> None:
