@@ -1,5 +1,6 @@
 """The requests of a workload: when each comes, how long it is, and whose it is."""
 
+from collections.abc import Callable
 from itertools import zip_longest
 from math import inf
 from typing import NamedTuple
@@ -61,7 +62,15 @@ class Arrival(NamedTuple):
 
     def repeated(self, repetition: int) -> "Arrival":
         """Returns the same request in a repetition of the trace, which shares nothing with the others."""
-        contents = [one and one._replace(repetition=repetition) for one in (self.content, *self.more_contents)]
+        return self._with_contents(lambda content: content._replace(repetition=repetition))
+
+    @property
+    def in_no_scope(self) -> "Arrival":
+        """The same request, which shares with those of its tenant: it is not the one that it was recorded with."""
+        return self._with_contents(lambda content: content._replace(scope=None))
+
+    def _with_contents(self, change: Callable[[Content], Content]) -> "Arrival":
+        contents = [one and change(one) for one in (self.content, *self.more_contents)]
         return self._replace(content=contents[0], more_contents=tuple(contents[1:]))
 
     @property

@@ -20,6 +20,7 @@ class Content(NamedTuple):
     unit: int | None  # tokens in each; None: the one id stands for all tokens, of prompt and answer
     length: int | None = None  # tokens that are known: those of the prompt alone; None: as many as the ids say
     repetition: int = 0  # of the trace: nothing is shared between two
+    scope: str | None = None  # those who may share it, unless a policy says who; None: the tenant's own requests
 
     @classmethod
     def of_session(cls, session: int) -> "Content":

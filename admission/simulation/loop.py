@@ -206,8 +206,7 @@ class Loop:
         number = next(self._number)
         sequence = sequence_of(number, prompt, now, self._target(prompt.priority_class))
         sequence.limit_to(tokens)
-        scope = self._gateway.cache_scope(prompt.tenant) if self._gateway else prompt.tenant
-        self._names.arrives(sequence, scope, prompt.content)
+        self._names.arrives(sequence, self._scope(prompt), prompt.content)
         try:
             self._core.arrive(sequence, now)
         except AdmissionRefused:
@@ -217,6 +216,14 @@ class Loop:
         if prompt.patience < inf:
             self._at(now + prompt.patience, partial(self._leave, sequence))
         return sequence
+
+    def _scope(self, prompt: Arrival) -> str:
+        """Returns the name of those among whom the prompt may be found."""
+        if self._gateway is not None:
+            return self._gateway.cache_scope(prompt.tenant)
+        if prompt.content is not None and prompt.content.scope is not None:
+            return prompt.content.scope
+        return prompt.tenant
 
     def _withdraw(self, request: _RunningRequest, now: float) -> None:
         """Withdraw the queued prompts of a request of which another prompt is refused."""

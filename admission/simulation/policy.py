@@ -5,6 +5,7 @@ quantum=0.1,max_num_seqs=128           any field of `CoreConfig` and `EngineConf
 order=fair,weights=gold:4+free:1       weights by tenant, joined by +
 kv_tokens=10000                        memory in tokens instead of num_blocks
 prefix_cache=off                       without a prefix cache
+num_host_blocks=9000,block_copy_seconds=84e-6   blocks in the host's memory, and how long copying one takes
 """
 
 from collections.abc import Callable, Mapping
@@ -67,9 +68,16 @@ def make_simulated_policy(
     targets: tuple[ClassTarget, ...],
     device: Device,
     class_names: tuple[str, ...] = (),
+    settings: str = "",
+    option: str = "--policy",
 ) -> SimulatedPolicy:
-    """Returns the default core under this policy, or the one that the device was recorded with."""
-    base = _base("--policy", {}, device)
+    """Returns the default core under this policy, or the one that the device was recorded with, with other settings.
+
+    Raises `OptionError` where these are none, or are what a policy says itself.
+    """
+    if own := {"weights", "seconds_per_class"} & {part.partition("=")[0] for part in settings.split(",")}:
+        raise OptionError(option, settings, f"{' and '.join(sorted(own))} are said in the policy file: edit it there")
+    base = parse_simulated_policy(settings, device, option) if settings else _base(option, {}, device)
     return replace(base, name=name, scheduling_policy=scheduling_policy, targets=targets, class_names=class_names)
 
 
@@ -88,6 +96,9 @@ def parse_simulated_policy(text: str, device: Device, option: str = "--policy") 
         if "unit" in settings:
             settings = SCALES[settings["unit"]]._asdict() | settings
         base = _base(option, engine, device)
+        if base.engine.num_host_blocks and not base.engine.block_copy_seconds:
+            reason = "num_host_blocks needs block_copy_seconds: copies of 2 MiB at 25 GB/s take 84e-6 each"
+            raise OptionError(option, text, reason)
         return replace(
             base,
             name=text,
@@ -122,7 +133,7 @@ def _pairs(text: str, option: str) -> dict[str, str]:
         key, equals, value = part.partition("=")
         key, value = (key, value) if equals else ("order", key)
         if key in _RENAMED:
-            raise OptionError(option, part, f"{key} is now called {_RENAMED[key]}")
+            raise OptionError(option, part, f"{key} is called {_RENAMED[key]} here")
         if key not in _KEYS:
             near = get_close_matches(key, _KEYS, n=1)
             hint = f"did you mean {near[0]}?" if near else f"settings are {', '.join(sorted(_KEYS))}"
@@ -214,6 +225,11 @@ _READERS: dict[object, Callable[[str], object]] = {
     **{kind: _choice(kind) for kind in (Batching, KVAllocation)},
     **{field.type: _choice(field.type) for field in fields(CoreConfig) if isinstance(field.type, type(Order))},
 }
-_RENAMED = {"borrow": "debt_limit", "leeway": "deadline_debt_limit"}
+_RENAMED = {
+    "borrow": "debt_limit",
+    "leeway": "deadline_debt_limit",
+    "kv_memory_bytes": "kv_tokens (the tokens for which there is memory)",
+    "swap_space_bytes": "num_host_blocks (with block_copy_seconds)",
+}
 _ENGINE_KEYS = {field.name for field in fields(EngineConfig)}
 _KEYS = _ENGINE_KEYS | {field.name for field in fields(CoreConfig)} | {"kv_tokens"}

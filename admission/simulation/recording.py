@@ -41,6 +41,7 @@ class TraceFacts(NamedTuple):
 
 
 NO_FACTS = TraceFacts()
+AS_RECORDED = ""  # the scope of what a log says of contents
 SAME = 0.01  # of the time: how near a fit comes to what it was fitted to
 
 
@@ -235,10 +236,12 @@ def _sequences(log: _Log, sequences: dict[str, Sequence]) -> list[Arrival]:
 
 
 def _content(sequence: Sequence | None, block_size: int) -> Content | None:
-    """Returns what the prompt and the answer of a sequence share with others, by the ordinals of their blocks."""
+    """Returns what the prompt and the answer of a sequence share with others, by the ordinals of their blocks: those
+    who might not share had none in common.
+    """
     if sequence is None or not sequence.block_names:
         return None
-    return Content(tuple(name.ordinal for name in sequence.block_names), block_size)
+    return Content(tuple(name.ordinal for name in sequence.block_names), block_size, scope=AS_RECORDED)
 
 
 def _arrival(line: int, entry: Entry, sequence: Sequence | None, block_size: int) -> Arrival:

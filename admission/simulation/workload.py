@@ -176,7 +176,7 @@ class Workload:
                 changed = changed._replace(asked_class=changed.priority_class, service_tier=None)
             if self.service_tiers != "trace":
                 changed = changed._replace(service_tier=tier(arrival, random), asked_class=None)
-            return changed if self.tenants == "trace" else changed._replace(key=None, refused_by=None)
+            return changed if self.tenants == "trace" else changed.in_no_scope._replace(key=None, refused_by=None)
 
         return assigned
 

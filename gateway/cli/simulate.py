@@ -41,11 +41,12 @@ MOMENT = 1.0  # seconds
 DEFAULT_DEVICE = "llama3-8b-a100"
 NOTES = """\
 A policy is a policy file, or an ordering or settings joined by commas, with any field of the core's and the engine's
-configuration:
-  fair      fcfs      order=fair,quantum=0.1,max_num_seqs=128,weights=gold:4+free:1,kv_tokens=100000
+configuration, or a file with settings:
+  fair      fcfs      order=fair,quantum=0.1,max_num_seqs=128,weights=gold:4+free:1      policy.yaml,kv_tokens=100000
 
 examples:
   sluice simulate --trace yesterday.log --policy policy.yaml --compare edited.yaml
+  sluice simulate --trace yesterday.log --policy policy.yaml --compare policy.yaml,kv_tokens=100000
   sluice simulate --trace azure.csv --tenants 4 --load 1.2 --policy fair --compare fcfs --seeds 5 --html fair.html
   sluice simulate --trace azure.csv --rate 3 --tenants app:1 --flood noisy:20@60+30 --compare fcfs"""
 
@@ -165,22 +166,25 @@ def _facts_used(namespace: Namespace, traffic: Traffic) -> TraceFacts:
 
 
 class PolicyFile(NamedTuple):
-    """A policy that was read from files, and the place of each of its fields in them."""
+    """A policy that was read from files, the place of each of its fields in them, and the settings beside it."""
 
     policy: Policy
     places: dict[str, Mark]
+    settings: str
 
 
 def _policy(text: str, traffic: Traffic, option: str) -> tuple[SimulatedPolicy, PolicyFile | None]:
-    """Parse a policy: a file by its path, or an ordering with settings."""
+    """Parse a policy: a file by its path, with settings or without, or an ordering with settings."""
     assert traffic.device is not None
-    if not _names_a_file(text):
+    first, _, settings = text.partition(",")
+    if not _names_a_file(first):
         return parse_simulated_policy(text, traffic.device, option), None
-    path = Path(text)
+    path = Path(first)
     sources = read_sources(path)
     policy = parse_policy(sources)
-    file = PolicyFile(policy, field_places(sources))
-    return simulated(path.name, policy, traffic.device, traffic.facts), file
+    name = f"{path.name},{settings}" if settings else path.name
+    file = PolicyFile(policy, field_places(sources), settings)
+    return simulated(name, policy, traffic.device, traffic.facts, settings, option), file
 
 
 def _names_a_file(text: str) -> bool:
@@ -312,7 +316,10 @@ def _remarks(results: Results, files: Sequence[PolicyFile | None], traced: Trace
         old, places = (before.policy, before.places) if before else (DEFAULT_POLICY, {})
         changes = policy_changes(old, after.policy)
         if before:
-            lines = policy_diff(old, after.policy) or ["nothing changes"]
+            lines = policy_diff(old, after.policy)
+            if before.settings != after.settings:
+                lines += [f"settings: {before.settings or 'none'} -> {after.settings or 'none'}"]
+            lines = lines or ["nothing changes"]
             remarks += [f"{results.names[0]} -> {name}", *(f"  {line}" for line in lines)]
         remarks += unsimulated(changes, seen, after.places, places)
     return remarks + assumed(known, traced)

@@ -80,10 +80,14 @@ def what_if(
     )
 
 
-def simulated(name: str, policy: Policy, device: Device, facts: TraceFacts) -> SimulatedPolicy:
-    """Returns a policy as a simulation works by it: with classes, weights, bounds, limits and prices."""
-    names = tuple(level.name for level in policy.classes)
-    base = make_simulated_policy(name, scheduling_policy(policy), tuple(map(target_of, policy.classes)), device, names)
+def simulated(
+    name: str, policy: Policy, device: Device, facts: TraceFacts, settings: str = "", option: str = "--policy"
+) -> SimulatedPolicy:
+    """Returns a policy as a simulation works by it: with classes, weights, bounds, limits and prices, on a core and an
+    engine with these settings. Raises `OptionError` where they are none.
+    """
+    names, targets = tuple(level.name for level in policy.classes), tuple(map(target_of, policy.classes))
+    base = make_simulated_policy(name, scheduling_policy(policy), targets, device, names, settings, option)
     shape = None
     if device.kv_bytes_per_token is not None:
         block_size = base.engine.block_size

@@ -1,7 +1,9 @@
 """Names each part of an edit that a simulation cannot show for the requests it was given, line by line."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import combinations
 
 from admission.simulation.arrival import Arrival
 from admission.simulation.recording import TraceFacts
@@ -27,6 +29,7 @@ class Seen:
     has_unnamed: bool  # requests of tenants that some policy does not name
     classes: frozenset[str]  # that served a request under any policy, by name
     knows_kv_bytes: bool
+    sharing: frozenset[frozenset[str]] = frozenset()  # tenants whose prompts begin alike
 
     @staticmethod
     def of(
@@ -36,6 +39,7 @@ class Seen:
         summaries: Iterable[Summary],
         knows_kv_bytes: bool,
     ) -> "Seen":
+        arrivals = list(arrivals)
         who = {(arrival.tenant, arrival.key) for arrival in arrivals}
         tenants = {tenant for tenant, _ in who}
         return Seen(
@@ -44,7 +48,18 @@ class Seen:
             has_unnamed=any(tenants - policy.tenants.keys() for policy in policies),
             classes=frozenset(level.name for summary in summaries for level in summary.classes),
             knows_kv_bytes=knows_kv_bytes,
+            sharing=_sharing(arrivals),
         )
+
+
+def _sharing(arrivals: Iterable[Arrival]) -> frozenset[frozenset[str]]:
+    """Returns the tenants that have a first unit of a content in common."""
+    tenants: defaultdict[int, set[str]] = defaultdict(set)
+    for arrival in arrivals:
+        for content in (arrival.content, *arrival.more_contents):
+            if content is not None:
+                tenants[content.ids[0]].add(arrival.tenant)
+    return frozenset(frozenset(names) for names in tenants.values() if len(names) > 1)
 
 
 def unsimulated(changes: Iterable[Change], seen: Seen, *places: Places) -> list[str]:
@@ -104,7 +119,7 @@ def _reason(change: Change, seen: Seen) -> str | None:
         case "classes":
             return _of_class(name, change.field, seen)
         case "prefix_sharing":
-            return _of_sharing(seen)
+            return _of_sharing(change, seen)
         case "tenants" if change.scope not in seen.sources:
             return "the trace has no requests of this tenant"
         case "defaults" | "" if change.field != "classes" and not seen.has_unnamed:
@@ -137,12 +152,18 @@ def _of_tenant(change: Change, seen: Seen) -> str | None:
     return None
 
 
-def _of_sharing(seen: Seen) -> str | None:
+def _of_sharing(change: Change, seen: Seen) -> str | None:
     if not seen.facts.has_contents:
         return NO_CONTENTS
-    if seen.facts.is_recorded:
-        return "blocks in an event log are told apart by those who shared them then: nobody can share more"
-    return None
+    if not seen.facts.is_recorded:
+        return None
+    old, new = (frozenset(members.split(", ")) for members in (change.before, change.after))
+    pairs = [set(map(frozenset, combinations(members, 2))) for members in (old, new)]
+    changed = pairs[0] ^ pairs[1]
+    shown = {name for pair in changed if any(pair <= names for names in seen.sharing) for name in pair}
+    names = ", ".join(sorted({name for pair in changed for name in pair} - shown - (old & new)))
+    reason = "blocks in an event log are told apart by those who shared them then: it has none that"
+    return f"{reason} {names} shared with another of these" if names else None
 
 
 def _of_key(source: str, field: str, seen: Seen) -> str | None:

@@ -6,6 +6,7 @@ import pytest
 
 from admission.simulation.arrival import Arrival
 from admission.simulation.contents import Content
+from admission.simulation.recording import AS_RECORDED
 from admission.simulation.workload import Flood, Workload
 from tests.admission.simulation.runs import simulated
 
@@ -87,6 +88,16 @@ def test_a_turn_of_a_session_finds_the_prompt_and_the_answer_before_it() -> None
     before = [(100 + 80 * n + 59) // BLOCK * BLOCK for n in range(3)]
     assert recorder.tenants["a"].cached_tokens == sum(before)
     assert recorder.tenants["b"].cached_tokens == 0, "another tenant finds nothing"
+
+
+def test_tenants_share_what_they_shared_when_it_was_recorded_unless_others_are_given() -> None:
+    content = Content((1, 2), UNIT, scope=AS_RECORDED)
+    trace = tuple(Arrival(n * APART, 2 * UNIT, 5, tenant=name, content=content) for n, name in enumerate("ab"))
+    recorder, _, _ = simulated("fair", Workload(trace).arrivals(1))
+    assert recorder.tenants["b"].cached_tokens == 2 * UNIT - BLOCK
+    others = Workload(trace, tenants="100").arrivals(1)
+    recorder, _, _ = simulated("fair", others)
+    assert others[0].tenant != others[1].tenant and not recorder.tenants[others[1].tenant].cached_tokens
 
 
 def test_what_the_trace_says_nothing_about_is_never_found() -> None:

@@ -24,7 +24,9 @@ def test_settings_of_the_core_and_of_the_engine_go_where_they_belong() -> None:
     ("text", "message"),
     [
         ("quantun=1", "there is no setting quantun: did you mean quantum?"),
-        ("fair,leeway=1", "leeway is now called deadline_debt_limit"),
+        ("fair,leeway=1", "leeway is called deadline_debt_limit here"),
+        ("kv_memory_bytes=2GiB", "kv_memory_bytes is called kv_tokens"),
+        ("num_host_blocks=100", "num_host_blocks needs block_copy_seconds"),
         ("fair,order=fcfs", "order is set twice"),
         ("lottery", "must be one of fair, fcfs"),
         ("quantum=fast", "must be a number"),

@@ -95,6 +95,19 @@ def test_a_policy_file_is_a_policy_and_so_is_its_edit(
     assert (done.status, "edited.yaml:1:1" in done.err) == (2, True)
 
 
+def test_a_policy_file_is_tried_with_more_memory(trace: Path, tmp_path: Path, simulate: Simulate) -> None:
+    (file,) = written((tmp_path / "policy.yaml", "defaults: {limits: {concurrent_requests: 20}}"))
+    done = simulate(trace, "--load", "2", "--policy", file, "--compare", f"{file},kv_tokens=200,max_model_len=100")
+    assert [policy["name"] for policy in done.policies] == [
+        "policy.yaml",
+        "policy.yaml,kv_tokens=200,max_model_len=100",
+    ]
+    assert "policy.yaml -> policy.yaml,kv_tokens=200,max_model_len=100\n  settings: none -> kv_tokens=200" in done.out
+    large, small = done.runs
+    assert small["first_token"]["p99"] > large["first_token"]["p99"]
+    assert small["refusals"].keys() == large["refusals"].keys() == {"concurrent_requests"}, "both have its limits"
+
+
 def test_the_load_is_of_that_part_of_the_trace_which_is_used(tmp_path: Path, simulate: Simulate) -> None:
     """Its first half comes ten times as fast as the other, and is as long in tokens."""
     trace, half = tmp_path / "t.jsonl", tmp_path / "half.jsonl"
@@ -240,6 +253,8 @@ def test_a_device_on_which_work_costs_nothing_shares_its_steps_evenly(
         (["--device", "abacus"], "--device: must be one of"),
         (["--compare", ""], "--compare: must be one of fair"),
         (["--policy", "no/such"], "no/such"),
+        (["--compare", "policies/default.yaml,weights=a:4"], "--compare: weights are said in the policy file"),
+        (["--compare", "policies/default.yaml,seats=4"], "--compare: there is no setting seats"),
         (["--compare", "fcfs"] * 4, "at most 4 policies"),
     ],
 )

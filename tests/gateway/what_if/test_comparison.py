@@ -5,9 +5,10 @@ import pytest
 
 from admission.core import CoreConfig
 from admission.simulation.arrival import Arrival
+from admission.simulation.contents import Content
 from admission.simulation.device import DEVICES, Device, Served
 from admission.simulation.errors import OptionError
-from admission.simulation.recording import NO_FACTS, TraceFacts
+from admission.simulation.recording import AS_RECORDED, NO_FACTS, TraceFacts
 from admission.simulation.traces import Traffic
 from admission.step_time import StepTime
 from backend.config import EngineConfig
@@ -99,6 +100,39 @@ def test_no_edit_is_no_difference() -> None:
 )
 def test_what_an_edit_could_not_show_is_said_by_line(after: str, facts: TraceFacts, told: str) -> None:
     assert any(told in line for line in edited(after, facts=facts).not_simulated)
+
+
+GROUP = "\nprefix_sharing: {family: [%s]}"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ("acme, globex", "", None),
+        ("", "acme, globex", None),
+        ("acme, globex, umbra", "acme, globex", "umbra"),
+        ("acme, umbra", "", "acme, umbra"),
+    ],
+)
+def test_a_group_is_simulated_as_far_as_its_tenants_are_seen_to_share(
+    before: str, after: str, told: str | None
+) -> None:
+    """`acme` and `globex` shared what the log says; nobody else has anything in common."""
+    facts = FACTS._replace(has_contents=True, is_recorded=True)
+    told_apart = [Content((1, 2), 16, scope=AS_RECORDED), Content((3,), 16, scope=AS_RECORDED)]
+    arrivals = [
+        Arrival(n * 1.0, 40, 5, tenant=tenant, key="k0", content=told_apart[tenant == "umbra"])
+        for n, tenant in enumerate(("acme", "globex", "umbra") * 3)
+    ]
+    tenants = "tenants: {acme: {}, globex: {}, umbra: {}}"
+    old, new = (parsed(tenants + (GROUP % names if names else "")) for names in (before, after))
+    result = what_if(Traffic(arrivals, DEVICE, facts), old, new)
+    if told is None:
+        assert result.not_simulated == ()
+        assert (result.before.hit_rate > result.after.hit_rate) == (not after)
+    else:
+        (line,) = result.not_simulated
+        assert f"it has none that {told} shared with another of these" in line
 
 
 def test_a_class_that_served_nobody_is_said() -> None:
