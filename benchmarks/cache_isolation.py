@@ -6,6 +6,9 @@ like is measured beside it: the attacker sends its own prompt again, and finds i
 sharing group. Prompts are sent as texts of made-up words, so that a tokenizer that remembers words would show, and as
 token ids. The test is Wilcoxon's signed-rank test, two-sided, at level 0.01: it fails an innocent server once in a
 hundred series. Its power is found by drawing pairs anew from the measured ones.
+
+All of it is done with one process, with an HTTP worker beside the engine's process, and while a fourth tenant keeps
+two streams going. What the clock of a busy server says is noisier, so there are more pairs of that.
 """
 
 import http.client
@@ -14,8 +17,8 @@ import os
 import string
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -24,14 +27,15 @@ from tempfile import TemporaryDirectory
 
 from benchmarks import machine
 from benchmarks.paired import median_difference, power, signed_rank_p
+from benchmarks.processes import Worker
 from benchmarks.report import Report, scenario_parser
 from benchmarks.served import Served, served
 
 POLICY = """\
-tenants: {attacker: {}, victim: {}, friend: {}}
+tenants: {attacker: {}, victim: {}, friend: {}, neighbour: {}}
 prefix_sharing: {family: [victim, friend]}
 """
-TENANTS = ("attacker", "victim", "friend")
+TENANTS, NEIGHBOUR = ("attacker", "victim", "friend"), "neighbour"
 NUM_TOKENS = 512  # of a prompt of ids; of one of words it is about this
 NUM_WORDS = 62
 SALTED = 10  # one pair in so many tries a salt
@@ -42,6 +46,26 @@ QUICK_PAIRS = 8
 SHIFTS = (0.0, 0.005, 0.01, 0.02, FRACTION)
 
 Prompt = str | list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """A server, and what else it does."""
+
+    name: str
+    http_workers: int = 0
+    streams: int = 0  # of the neighbour
+    times_pairs: int = 1
+
+
+MODES = {
+    mode.name: mode
+    for mode in (
+        Mode("alone"),
+        Mode("HTTP worker", http_workers=1),
+        Mode("under load", streams=2, times_pairs=2),
+    )
+}
 
 
 @dataclass(slots=True)
@@ -116,6 +140,7 @@ class Series:
 def main(arguments: list[str] | None = None) -> int:
     parser = scenario_parser(__doc__, runs=1)
     parser.add_argument("--pairs", type=int, default=600, help="of each kind of prompts and run")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     if options.quick:
@@ -125,10 +150,12 @@ def main(arguments: list[str] | None = None) -> int:
     os.sched_setaffinity(0, {load_core})
     random = Random(options.seed)
     kinds: dict[str, Callable[[], Prompt]] = {"text": lambda: _text(random), "token ids": lambda: _ids(random)}
-    measured = {kind: Series() for kind in kinds}
-    for _ in range(options.runs):
-        _measure(options, server_core, random, kinds, measured)
-    _tell(report, measured)
+    for name in options.modes:
+        mode, measured = MODES[name], {kind: Series() for kind in kinds}
+        pairs = options.pairs if options.quick else mode.times_pairs * options.pairs
+        for _ in range(options.runs):
+            _measure(mode, pairs, server_core, random, kinds, measured)
+        _tell(report, mode, measured)
     return report.finish(options.results)
 
 
@@ -142,26 +169,37 @@ def _ids(random: Random) -> list[int]:
 
 
 def _measure(
-    options: Namespace,
+    mode: Mode,
+    pairs: int,
     core: int,
     random: Random,
     kinds: dict[str, Callable[[], Prompt]],
     measured: dict[str, Series],
 ) -> None:
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, ExitStack() as stack:
         directory = Path(folder)
         policy = directory / "policy.yaml"
         policy.write_text(POLICY)
-        with served(core, TENANTS, directory / "state", policy=policy, refused_per_second=10000) as server:
-            clients = {tenant: Client(server, tenant) for tenant in TENANTS}
-            for kind in kinds.values():  # a server that has just begun is slower
-                for _ in range(10):
-                    clients["attacker"].ask(kind())
-            for _ in range(options.pairs):
-                for name, kind in kinds.items():  # in turns, so that both see the same drift
-                    _measure_pair(clients, random, kind, measured[name])
-            for client in clients.values():
-                client.close()
+        settings = {"policy": policy, "refused_per_second": 10000, "http_workers": mode.http_workers}
+        server = stack.enter_context(served(core, (*TENANTS, NEIGHBOUR), directory / "state", **settings))
+        neighbour = _neighbour(server, mode.streams, stack) if mode.streams else None
+        clients = {tenant: Client(server, tenant) for tenant in TENANTS}
+        for kind in kinds.values():  # a server that has just begun is slower
+            for _ in range(10):
+                clients["attacker"].ask(kind())
+        for _ in range(pairs):
+            for name, kind in kinds.items():  # in turns, so that both see the same drift
+                _measure_pair(clients, random, kind, measured[name])
+        for client in clients.values():
+            client.close()
+        if neighbour is not None:
+            print(f"the neighbour has sent {neighbour.ask()['requests']:,} requests")
+
+
+def _neighbour(server: Served, streams: int, stack: ExitStack) -> Worker:
+    arguments = (str(server.port), server.keys[NEIGHBOUR], str(streams))
+    core = machine.two_cores()[1]
+    return stack.enter_context(Worker.module("benchmarks.neighbour", *arguments, core=core))
 
 
 def _measure_pair(clients: dict[str, Client], random: Random, prompt: Callable[[], Prompt], series: Series) -> None:
@@ -179,7 +217,7 @@ def _measure_pair(clients: dict[str, Client], random: Random, prompt: Callable[[
         series.salted.append(attacker.ask(of_nobody, salt="victim"))
 
 
-def _tell(report: Report, measured: dict[str, Series]) -> None:
+def _tell(report: Report, mode: Mode, measured: dict[str, Series]) -> None:
     confidence = 1 - LEVEL
     rows: list[dict[str, object]] = []
     powers: list[dict[str, object]] = []
@@ -204,28 +242,37 @@ def _tell(report: Report, measured: dict[str, Series]) -> None:
         )
         found = [power(series.differences, shift * effect.estimate, LEVEL, RESAMPLES) for shift in SHIFTS]
         powers.append({"prompts": kind} | {f"{shift:.1%}": each for shift, each in zip(SHIFTS, found, strict=True)})
-        report.at_least(f"p of a difference, {kind}", p, LEVEL)
+        report.at_least(f"p of a difference, {kind}, {mode.name}", p, LEVEL)
         farthest = between.farthest / effect.estimate
         report.at_most(
-            f"farthest end of its {confidence:.0%} interval, in effects of a hit, {kind}", farthest, FRACTION
+            f"farthest end of its {confidence:.0%} interval, in effects of a hit, {kind}, {mode.name}",
+            farthest,
+            FRACTION,
         )
-        report.at_least(f"power at {FRACTION:.0%} of a hit, {kind}", found[-1], 0.9)
-        report.at_least(f"sooner in a sharing group, in effects of a hit, {kind}", group.low / effect.estimate, 0.9)
-        _tell_counts(report, kind, series)
-    report.add_table(f"time to the first event; intervals of {confidence:.0%}", rows)
-    report.add_table(f"how often the test at {LEVEL} rejects a difference of so much of a hit's effect", powers)
+        report.at_least(f"power at {FRACTION:.0%} of a hit, {kind}, {mode.name}", found[-1], 0.9)
+        report.at_least(
+            f"sooner in a sharing group, in effects of a hit, {kind}, {mode.name}", group.low / effect.estimate, 0.9
+        )
+        _tell_counts(report, mode, kind, series)
+    report.add_table(f"{mode.name}: time to the first event; intervals of {confidence:.0%}", rows)
+    title = f"{mode.name}: how often the test at {LEVEL} rejects a difference of so much of a hit's effect"
+    report.add_table(title, powers)
     report.notes = ["difference: the attacker's wait for what another tenant has cached, less that for what nobody has"]
 
 
-def _tell_counts(report: Report, kind: str, series: Series) -> None:
+def _tell_counts(report: Report, mode: Mode, kind: str, series: Series) -> None:
     """Counts have no noise: each is right or it is a leak."""
     missed = [*series.cached_by_other, *series.cached_by_nobody, *series.salted]
     found = [*series.own, *series.of_victim, *series.of_friend]
     whole = sum(answer.cached >= answer.prompt_tokens - 1 - 16 for answer in found)
     report.at_most(
-        f"cached tokens said of what was another's, nobody's or salted, {kind}", sum(a.cached for a in missed), 0
+        f"cached tokens said of what was another's, nobody's or salted, {kind}, {mode.name}",
+        sum(a.cached for a in missed),
+        0,
     )
-    report.at_least(f"share of own and shared prompts that were found whole, {kind}", whole / len(found), 1)
+    report.at_least(
+        f"share of own and shared prompts that were found whole, {kind}, {mode.name}", whole / len(found), 1
+    )
 
 
 if __name__ == "__main__":

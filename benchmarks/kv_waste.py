@@ -36,6 +36,7 @@ from backend.scheduler.kv_accounts import KVAccounts
 from backend.scheduler.sequence import Sequence, SequenceStatus
 from benchmarks.overload import drawn_trace
 from benchmarks.prefix_cache import conversations
+from benchmarks.prefix_tenants import with_tenants
 from benchmarks.report import Report, quantile, scenario_parser
 
 DEVICE = DEVICES["llama3-8b-a100"]
@@ -45,7 +46,8 @@ CORE = "order=fair,overload=unbounded"
 ENGINE = "max_num_batched_tokens=512,max_num_seqs=256,prefill_chunk=512"
 BANDWIDTH = 25e9  # bytes a second of a copy to the host or back
 MAX_TOKENS = 1024  # what everyone declares
-TENANTS = 8
+SHARES = [0.5**n for n in range(8)]  # of tenants, in the sessions
+SEED = 7
 MOST_WASTE = 0.01
 WINDOW = 60.0  # seconds
 SLOWER = 1.5  # times as long as Azure's takes to come: one machine serves it, and is behind only in bursts
@@ -208,12 +210,12 @@ def main(arguments: list[str] | None = None) -> int:
 def _workloads(traces: list[Path], quick: bool) -> dict[str, list[Arrival]]:
     if traces:
         return {path.name: _traced(path, quick) for path in traces}
-    random, now, drawn = Random(7), 0.0, list[Arrival]()
-    for session, one in enumerate(drawn_trace(7, 100 if quick else DRAWN)):
+    random, now, drawn = Random(SEED), 0.0, list[Arrival]()
+    for session, one in enumerate(drawn_trace(SEED, 100 if quick else DRAWN)):
         now += random.expovariate(DRAWN_RATE)
         drawn.append(one._replace(time=now, session=session))
-    made = conversations(7, 20 if quick else SESSIONS)
-    return {"drawn": by_tenant(drawn, 7), "conversations": by_tenant(made, 7)}
+    made = conversations(SEED, 20 if quick else SESSIONS)
+    return {"drawn": with_tenants(drawn, SHARES, SEED), "conversations": with_tenants(made, SHARES, SEED)}
 
 
 def _traced(path: Path, quick: bool) -> list[Arrival]:
@@ -221,18 +223,7 @@ def _traced(path: Path, quick: bool) -> list[Arrival]:
     has_contents = arrivals[0].content is not None
     slower = MOONCAKE_SLOWER if has_contents else SLOWER
     most = 100 if quick else MOONCAKE_REQUESTS if has_contents else len(arrivals)
-    return by_tenant([one._replace(time=one.time * slower) for one in arrivals[:most]], 7)
-
-
-def by_tenant(arrivals: Iterable[Arrival], seed: int) -> list[Arrival]:
-    """Returns them with tenants, of which the first has half of the sessions, the second a quarter, and so on."""
-    random, tenants = Random(seed), dict[int, str]()
-    names = [f"tenant-{n}" for n in range(1, TENANTS + 1)]
-    shares = [0.5**n for n in range(TENANTS)]
-    for arrival in arrivals:
-        if arrival.session not in tenants:
-            tenants[arrival.session] = random.choices(names, shares)[0]
-    return [arrival._replace(tenant=tenants[arrival.session]) for arrival in arrivals]
+    return with_tenants([one._replace(time=one.time * slower) for one in arrivals[:most]], SHARES, SEED)
 
 
 def simulate(arrivals: list[Arrival], allocation: Allocation) -> Run:

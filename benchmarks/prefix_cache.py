@@ -17,7 +17,7 @@ import sys
 import time
 from argparse import ArgumentParser
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -66,8 +66,9 @@ def main(arguments: list[str] | None = None) -> int:
     seeds = (1,) if options.quick else tuple(range(1, options.runs + 1))
     report = Report("prefix_cache", options.quick)
     made = {f"made, seed {seed}": conversations(seed, 30 if options.quick else SESSIONS) for seed in seeds}
-    traced = {} if options.trace is None else {"traced": _traced(options.trace, 100 if options.quick else TRACED)}
-    _hits(report, made | traced)
+    if options.trace is not None:
+        made["traced"] = traced(options.trace, 100 if options.quick else TRACED)
+    _hits(report, made)
     _system_prompts(report, seeds, 30 if options.quick else 300)
     cached = 2_000 if options.quick else CACHED
     _planning(report, cached, 20 if options.quick else 400)
@@ -98,31 +99,32 @@ def conversations(seed: int, sessions: int) -> list[Arrival]:
     return made
 
 
-def _traced(path: Path, requests: int) -> list[Arrival]:
+def traced(path: Path, requests: int) -> list[Arrival]:
     arrivals = read_trace(path)[:requests]
     return [one._replace(time=one.time * SLOWER, tenant="everyone") for one in arrivals]
 
 
-def lru_hit_rate(arrivals: Sequence[Arrival], blocks: int) -> float:
-    """The share of prompt tokens that an exact LRU of so many blocks has, of prompts that come one after the other."""
-    cache: OrderedDict[tuple[int, int], None] = OrderedDict()
-    found = tokens = 0
+def lru_found(arrivals: Iterable[Arrival], blocks: int) -> list[int]:
+    """The tokens of each prompt that an exact LRU of so many blocks has, of prompts that come one after the other."""
+    cache: OrderedDict[tuple[str, int, int], None] = OrderedDict()
+    found = []
     for arrival in arrivals:
         content = arrival.content
         assert content is not None
-        tokens += arrival.prompt_tokens
         ends = range(BLOCK - 1, arrival.prompt_tokens + arrival.output_tokens - 1, BLOCK)
-        names = [(unit, end) for end in ends if (unit := content.id_at(end)) is not None]
+        names = [(arrival.tenant, unit, end) for end in ends if (unit := content.id_at(end)) is not None]
+        tokens = 0
         for name in names[: (arrival.prompt_tokens - 1) // BLOCK]:
             if name not in cache:
                 break
-            found += BLOCK
+            tokens += BLOCK
+        found.append(tokens)
         for name in reversed(names):  # the last of them is given up first
             cache[name] = None
             cache.move_to_end(name)
         while len(cache) > blocks:
             cache.popitem(last=False)
-    return found / tokens
+    return found
 
 
 def _hits(report: Report, workloads: dict[str, list[Arrival]]) -> None:
@@ -131,7 +133,7 @@ def _hits(report: Report, workloads: dict[str, list[Arrival]]) -> None:
     for name, arrivals in workloads.items():
         for blocks in TRACED_POOLS if name == "traced" else MADE_POOLS:
             cached, without = (_run(arrivals, f"num_blocks={blocks},prefix_cache={on}") for on in ("on", "off"))
-            best = lru_hit_rate(arrivals, blocks)
+            best = sum(lru_found(arrivals, blocks)) / sum(arrival.prompt_tokens for arrival in arrivals)
             worst = min(worst, cached.hit_rate / best)
             rows.append({"workload": name, "blocks": blocks, "LRU hits": best} | _row(cached, without))
     report.add_table("conversations with the cache and without", rows)

@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[2]
 SCENARIOS = (
     "batch_invariance", "cache_isolation", "classes", "connection_flood", "decision_cost", "device_idle",
     "engine_peers", "fairness", "flood", "front", "gateway_overhead", "hostile_bodies", "http_workers",
-    "kv_waste", "log_cost", "overload", "overload_live", "preemption", "prefix_cache", "quota_burst",
-    "quota_store", "row_counts", "step_time", "telemetry_cost", "what_if_live",
+    "kv_waste", "log_cost", "overload", "overload_live", "preemption", "prefix_cache", "prefix_tenants",
+    "quota_burst", "quota_store", "row_counts", "step_time", "telemetry_cost", "what_if_live",
 )  # fmt: skip
 
 
