@@ -1,6 +1,6 @@
 """The core: every decision between a request's arrival and its last token, made of timed events alone."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from admission.aging import Aging
 from admission.backlog import Backlog, DrainMeter
@@ -16,6 +16,7 @@ from admission.request import Asked
 from admission.scheduling_policy import SchedulingPolicy
 from admission.step_time import Pipeline, StepTimeModel
 from admission.swap_choice import SwapChoice
+from backend.paged_kv.block_names import BlockName
 from backend.scheduler.batch import Batch, StepOutput
 from backend.scheduler.scheduled_step import NewToken, ScheduledStep
 from backend.scheduler.scheduler import Scheduler
@@ -123,15 +124,22 @@ class Controller:
 
     def allow(self, tenant: str, blocks: int | None, now: float) -> None:
         """The tenant's lease on KV memory is this many blocks from now on; None: it needs none."""
-        self.scheduler.allow(tenant, blocks)
+        self.scheduler.allow(tenant, blocks, now)
         self._tell(lambda observer: observer.allowed(tenant, blocks, now))
 
     def limit_cache(self, tenant: str, floor: int, ceiling: int | None, now: float) -> None:
         """Of the tenant's blocks that are cached and idle, this many are kept from now on whatever others need, and no
         more than `ceiling`; None: any number.
         """
-        self.scheduler.kv_manager.cache.limit(tenant, floor, ceiling)
+        self.scheduler.kv_manager.limit_cache(tenant, floor, ceiling, now)
         self._tell(lambda observer: observer.cache_limited(tenant, floor, ceiling, now))
+
+    def pin_prefixes(self, tenant: str, names: Collection[BlockName], now: float) -> None:
+        """Cached blocks of these names, and of no others, stay for the tenant from now on and on its account, whatever
+        others need; a name comes behind that of the block it follows on.
+        """
+        self.scheduler.kv_manager.pin_prefixes(tenant, names, now)
+        self._tell(lambda observer: observer.prefixes_pinned(tenant, names, now))
 
     def extend(self, sequence: Sequence, tokens: int, now: float) -> None:
         """The sequence may generate `tokens` more than it was allowed so far."""

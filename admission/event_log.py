@@ -15,6 +15,7 @@ they have a decimal point; all other times are in seconds. How earlier versions 
     ["finish", t, id, reason]
     ["allow", t, tenant, blocks or null]
     ["cache", t, tenant, floor, ceiling or null]     of its cached blocks that nobody holds
+    ["pin", t, tenant, blocks]       of its prompts, which stay cached for it and on its account; no others do any more
     ["extend", t, id, tokens]
     ["policy", t, [weights, offsets, bounds, may_wait]]
     ["plan", t, step or null, decodes, checksum, [[id, tokens of prefill] ...], [preempted ...], [why, head] | null,
@@ -39,7 +40,7 @@ that decides anything else shows at the first step that differs.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain
 from json.encoder import encode_basestring_ascii
@@ -68,6 +69,7 @@ from admission.scheduling_policy import SchedulingPolicy
 from admission.step_time import StepTime, StepTimeModel
 from backend.config import EngineConfig
 from backend.errors import ConfigError
+from backend.paged_kv.block_names import BlockName
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import NO_TOKEN, StepOutput
 from backend.scheduler.scheduled_step import ScheduledStep, WaitReason
@@ -141,6 +143,10 @@ class EventLog(CoreObserver):
 
     def cache_limited(self, tenant: str, floor: int, ceiling: int | None, now: float) -> None:
         self._log("cache", now, tenant, floor, ceiling)
+
+    def prefixes_pinned(self, tenant: str, names: Collection[BlockName], now: float) -> None:
+        if self._format.tells_blocks:
+            self._log("pin", now, tenant, runs_of(name.ordinal for name in names))
 
     def extended(self, sequence: Sequence, tokens: int, now: float) -> None:
         self._log("extend", now, sequence.id, tokens)
@@ -359,6 +365,9 @@ class _Replay:
         elif kind == "cache":
             tenant, floor, ceiling = said
             self._core.limit_cache(tenant, floor, ceiling, now)
+        elif kind == "pin":
+            tenant, runs = said
+            self._core.pin_prefixes(tenant, self._names.of(runs), now)
         elif kind == "policy":
             self._core.policy_changed(read_scheduling_policy(said[0]), now)
         elif kind == "gateway":

@@ -1,8 +1,11 @@
 """The events of the core, as it tells them to its observers: the event log, telemetry, a monitor of fairness."""
 
+from collections.abc import Collection
+
 from admission.outcome import AdmissionRefused
 from admission.request import Asked
 from admission.scheduling_policy import SchedulingPolicy
+from backend.paged_kv.block_names import BlockName
 from backend.scheduler.batch import StepOutput
 from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import FinishReason, Sequence
@@ -32,6 +35,9 @@ class CoreObserver:
 
     def cache_limited(self, tenant: str, floor: int, ceiling: int | None, now: float) -> None:
         """Of the tenant's idle cached blocks, so many are kept whatever others need, and at most `ceiling`."""
+
+    def prefixes_pinned(self, tenant: str, names: Collection[BlockName], now: float) -> None:
+        """Of the tenant's cached blocks, those of these names stay from now on, and no others are pinned for it."""
 
     def extended(self, sequence: Sequence, tokens: int, now: float) -> None:
         """The sequence may generate this many tokens more than so far."""

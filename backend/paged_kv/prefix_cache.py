@@ -4,7 +4,7 @@ them.
 A block's name stands for its tokens, all tokens before them, and whatever else its keys and values depend on (the chain
 of hashes in `block_names`). A block that has a name is full, and nobody writes to it again. Those who hold it are
 counted; one that nobody holds is idle, and its memory is anybody's: idle blocks are given up the least recently used
-first, a leaf before what it follows on, and of no tenant as many as its floor keeps.
+first, a leaf before what it follows on, and of no tenant as many as its floor keeps. Those that are pinned stay.
 """
 
 from collections import Counter, OrderedDict
@@ -15,6 +15,7 @@ from typing import Generic, Protocol, TypeVar
 
 from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.block_pool import BlockPool
+from backend.paged_kv.kept_accounts import KeptAccounts
 
 
 class Holder(Hashable, Protocol):
@@ -30,7 +31,7 @@ H = TypeVar("H", bound=Holder)
 class CachedBlock(Generic[H]):
     """A full block that has a name. Its contents are there once the step that computes them is done."""
 
-    __slots__ = ("block", "holders", "idle_since", "is_copied", "is_wanted", "name", "step", "tenant")
+    __slots__ = ("block", "holders", "idle_since", "is_copied", "is_wanted", "name", "pinned_for", "step", "tenant")
 
     def __init__(self, name: BlockName, block: int, step: int, holder: H, is_copied: bool = False) -> None:
         self.name: BlockName | None = name  # None: what it holds cannot be trusted, and nobody finds it any more
@@ -41,6 +42,7 @@ class CachedBlock(Generic[H]):
         self.holders: dict[H, None] = {holder: None}  # in the order in which they came
         self.tenant = holder.tenant  # of the last holder, where it is idle
         self.idle_since = 0  # by the cache's own count
+        self.pinned_for: tuple[str, ...] = ()  # tenants on whose accounts it stays, where it is idle
 
     def payer(self, tenant: str) -> H | None:
         """Return the holder on whose account the tenant is charged for the block: the first that it has."""
@@ -69,6 +71,10 @@ class PrefixCache(Generic[H]):
         self._offered: set[str] = set()  # at least all tenants above their floors, each once in the heap
         self._uses = count(1)
         self._num_idle = self._num_kept = 0
+        self.kept = KeptAccounts()
+        self.num_pinned = 0  # idle blocks that are pinned
+        self.is_pinned: Callable[[CachedBlock[H]], bool] | None = None  # asked of each that becomes idle
+        self.taken: Callable[[CachedBlock[H]], object] = lambda cached: None  # told of each that was pinned and is held
         self.num_floor_blocks = 0  # idle blocks that floors may come to keep
         self.evicted: Callable[[CachedBlock[H]], object] = lambda cached: None  # told of each that is given up
         self.reused: Callable[[str], object] = lambda tenant: None  # told of each of a tenant's that is idle no more
@@ -84,19 +90,20 @@ class PrefixCache(Generic[H]):
 
     @property
     def num_evictable(self) -> int:
-        """The idle blocks that are anybody's memory: those that no floor keeps."""
-        return self._num_idle - self._num_kept
+        """The idle blocks that are anybody's memory: those that are not kept."""
+        return self._num_idle - self.num_kept
 
     @property
     def num_kept(self) -> int:
-        """The idle blocks that floors keep."""
-        return self._num_kept
+        """The idle blocks that floors and pins keep."""
+        return self._num_kept + self.num_pinned
 
     def num_idle_of(self, tenant: str) -> int:
+        """Return how many idle blocks the tenant used last, without those that are pinned."""
         return len(self._idle_of(tenant))
 
     def idle_by_tenant(self) -> Counter[str]:
-        """Return how many idle blocks each tenant used last."""
+        """Return how many idle blocks each tenant used last, without those that are pinned."""
         return Counter({tenant: len(idle) for tenant, idle in self._idle.items()})
 
     def kept_by_tenant(self) -> Counter[str]:
@@ -104,7 +111,7 @@ class PrefixCache(Generic[H]):
         return Counter({tenant: min(floor, self.num_idle_of(tenant)) for tenant, floor in self._floors.items()})
 
     def idle_blocks(self) -> Iterator[tuple[str, list[int]]]:
-        """Yield the idle blocks of each tenant."""
+        """Yield the idle blocks of each tenant, without those that are pinned."""
         return ((tenant, list(idle)) for tenant, idle in self._idle.items())
 
     def named(self, name: BlockName) -> CachedBlock[H] | None:
@@ -118,7 +125,7 @@ class PrefixCache(Generic[H]):
     def limit(self, tenant: str, floor: int, ceiling: int | None) -> None:
         """Keep so many idle blocks of the tenant whatever others need, and at most `ceiling`; None: any number."""
         idle = self.num_idle_of(tenant)
-        self._num_kept += min(floor, idle) - min(self._floors.get(tenant, 0), idle)
+        self._keep(tenant, min(floor, idle) - min(self._floors.get(tenant, 0), idle))
         self.num_floor_blocks += floor - self._floors.pop(tenant, 0)
         self._ceilings.pop(tenant, None)
         if floor:
@@ -193,19 +200,23 @@ class PrefixCache(Generic[H]):
         first that follow on others.
         """
         idle = self._idle.setdefault(tenant, OrderedDict())
-        before, uses = len(idle), self._uses
+        before, pinned, uses, is_pinned = len(idle), 0, self._uses, self.is_pinned
         for cached in blocks:
             cached.holders.clear()
             if cached.name is None:
                 del self._by_block[cached.block]
                 self._pool.release([cached.block])
+                continue
+            cached.tenant = tenant
+            if is_pinned is not None and is_pinned(cached):
+                pinned += 1
             else:
-                cached.tenant = tenant
                 cached.idle_since = next(uses)
                 idle[cached.block] = cached
         now, floor = len(idle), self._floors.get(tenant, 0)
-        self._num_idle += now - before
-        self._num_kept += min(now, floor) - min(before, floor)
+        self._num_idle += now - before + pinned
+        self.num_pinned += pinned
+        self._keep(tenant, min(now, floor) - min(before, floor))
         if not idle:
             del self._idle[tenant]
             return
@@ -222,8 +233,19 @@ class PrefixCache(Generic[H]):
             evicted += self._evict_first(tenant, most, since)
         return evicted
 
+    def pin(self, cached: CachedBlock[H]) -> None:
+        """Keep an idle block whatever others need; `pinned_for` says for whom."""
+        self._leave_idle(cached)
+        self.num_pinned += 1
+
+    def unpin(self, cached: CachedBlock[H]) -> None:
+        """Let an idle block that was pinned be as others are that were used just now."""
+        assert not cached.pinned_for
+        self.num_pinned -= 1
+        self._become_idle(cached)
+
     def clear(self) -> None:
-        """Give up every idle block, those kept for a floor too."""
+        """Give up every idle block that is not pinned, those kept for a floor too."""
         for tenant, idle in list(self._idle.items()):
             self._evict_first(tenant, len(idle))
 
@@ -270,7 +292,7 @@ class PrefixCache(Generic[H]):
             del self._by_name[cached.name], self._by_block[cached.block]
             self.evicted(cached)
         floor, left = self._floors.get(tenant, 0), len(idle) - len(blocks)
-        self._num_kept -= min(floor, len(idle)) - min(floor, left)
+        self._keep(tenant, min(floor, left) - min(floor, len(idle)))
         for block in blocks:
             del idle[block]
         if not idle:
@@ -280,13 +302,34 @@ class PrefixCache(Generic[H]):
         self._pool.release(blocks)
         return len(blocks)
 
+    def _become_idle(self, cached: CachedBlock[H]) -> None:
+        tenant, cached.idle_since = cached.tenant, next(self._uses)
+        idle = self._idle.setdefault(tenant, OrderedDict())
+        idle[cached.block] = cached
+        self._keep(tenant, len(idle) <= self._floors.get(tenant, 0))
+        self._keep_ceiling(tenant)
+        self._offer(tenant)
+
     def _no_longer_idle(self, cached: CachedBlock[H]) -> None:
+        self._num_idle -= 1
+        if cached.pinned_for:
+            self.num_pinned -= 1
+            self.taken(cached)
+        else:
+            self._leave_idle(cached)
+
+    def _leave_idle(self, cached: CachedBlock[H]) -> None:
         idle = self._idle[cached.tenant]
         del idle[cached.block]
-        self._num_idle -= 1
-        self._num_kept -= len(idle) < self._floors.get(cached.tenant, 0)
+        self._keep(cached.tenant, -(len(idle) < self._floors.get(cached.tenant, 0)))
         if not idle:
             del self._idle[cached.tenant]
+
+    def _keep(self, tenant: str, blocks: int) -> None:
+        """Note that the tenant's floor keeps so many idle blocks more, or fewer."""
+        if blocks:
+            self._num_kept += blocks
+            self.kept.add(tenant, blocks)
 
     def check_integrity(self, held: Iterable[tuple[int, H]]) -> None:
         """Assert that names, blocks, holders and idle blocks agree; `held` are all blocks of all block tables."""
@@ -299,11 +342,15 @@ class PrefixCache(Generic[H]):
         for block, cached in self._by_block.items():
             assert cached.block == block, "a cached block is another than it was"
             assert cached.holders.keys() == holders.get(block, set()), "a cached block has other holders than it counts"
-            idle = self._idle_of(cached.tenant)
-            assert bool(cached.holders) != (idle.get(block) is cached), "a cached block is neither held nor idle"
-        assert sum(map(len, self._idle.values())) == self._num_idle, "idle blocks were lost"
+            states = bool(cached.holders), bool(cached.pinned_for), self._idle_of(cached.tenant).get(block) is cached
+            assert states.count(True) == 1, "a cached block is neither held nor pinned nor idle, or more than one"
+        assert sum(map(len, self._idle.values())) + self.num_pinned == self._num_idle, "idle blocks were lost"
         kept = sum(min(len(idle), self._floors.get(tenant, 0)) for tenant, idle in self._idle.items())
         assert kept == self._num_kept, "floors keep another number of blocks than is counted"
+        pinned = [cached for cached in self._by_block.values() if cached.pinned_for]
+        assert len(pinned) == self.num_pinned, "another number of blocks is pinned than is counted"
+        pins = Counter(tenant for cached in pinned for tenant in cached.pinned_for)
+        assert self.kept.blocks() == self.kept_by_tenant() + pins, "a tenant is not charged for what is kept for it"
         assert self.num_evictable == 0 or self._least_recent() is not None, "no idle block can be given up"
         assert all(self._by_block.get(cached.block) is cached for cached in self._uncomputed), "a block was forgotten"
         for tenant, idle in self._idle.items():

@@ -6,7 +6,6 @@ block once, on the account of the first of its sequences that holds it.
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
 from sys import maxsize
 
 from backend.config import EngineConfig, KVAllocation
@@ -16,8 +15,10 @@ from backend.paged_kv.host_pool import HostBlock
 from backend.paged_kv.prefix_cache import PrefixCache
 from backend.scheduler.allowances import Allowances
 from backend.scheduler.batch import Counters
-from backend.scheduler.holdings import Cached, Holdings
+from backend.scheduler.holdings import Holdings
 from backend.scheduler.pin import BlockHolder, Pin
+from backend.scheduler.pinned_prefixes import PinnedPrefixes
+from backend.scheduler.prefix_hit import NO_HIT, PrefixHit
 from backend.scheduler.scheduled_step import Fork
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from backend.scheduler.swapping import Swapping
@@ -36,26 +37,6 @@ NameBlocks = Callable[[Sequence, int], None]
 """This names the first so many blocks of a sequence, all of whose tokens are known, as far as they have no names."""
 
 
-@dataclass(slots=True)
-class PrefixHit:
-    """The cached blocks with which a sequence's tokens begin, from where its block table ends."""
-
-    blocks: list[Cached] = field(default_factory=list)
-    swapped: list[HostBlock] = field(default_factory=list)  # those behind them that the host has
-    is_cut: bool = False  # the host has more than one step may copy
-    num_held: int = 0  # those that somebody holds: sharing them takes no memory
-    num_paid: int = 0  # those that a sequence of its tenant holds
-    is_being_computed: bool = False  # what follows on them is, by the step that is being planned
-    fork_row: int | None = None  # of that step, which completes the prompt: the sequence can sample from it as well
-
-    @property
-    def num_blocks(self) -> int:
-        return len(self.blocks) + len(self.swapped)
-
-
-_NO_HIT = PrefixHit()
-
-
 class BlockTables:
     """Gives sequences their blocks and takes them back. It decides nothing, and knows of steps only which are done.
 
@@ -67,6 +48,7 @@ class BlockTables:
         self.cache = PrefixCache[BlockHolder](self.pool)
         self.allowances = Allowances()
         self.holdings = Holdings(self.pool, self.cache, self.allowances)
+        self.pinned_prefixes = PinnedPrefixes(self.cache, self.allowances)
         self.name_blocks: NameBlocks = lambda sequence, count: None  # whoever knows tokens by their content sets it
         self.newly_named: list[tuple[Sequence, int]] = []  # that gave blocks back, and which of their names are new
         self._config = config
@@ -180,9 +162,9 @@ class BlockTables:
         index = len(table)
         most = min(len(names), (sequence.num_tokens - 1) // size)
         if index >= most or not self._caches or sequence.num_computed_tokens != index * size:
-            return _NO_HIT
+            return NO_HIT
         if self.cache.named(names[index]) is None and self.swapping.named(names[index]) is None:
-            return _NO_HIT
+            return NO_HIT
         hit, tenant = PrefixHit(), sequence.tenant
         for position in range(index, most):
             cached = self.cache.named(names[position])
@@ -198,7 +180,17 @@ class BlockTables:
             if cached.holders:
                 hit.num_held += 1
                 hit.num_paid += cached.payer(tenant) is not None
+            elif cached.pinned_for:
+                hit.num_held += 1
+                hit.num_pinned += tenant in cached.pinned_for
+        hit.num_paid += hit.num_pinned
         return hit
+
+    def permits(self, tenant: str, blocks: int, hit: PrefixHit = NO_HIT) -> bool:
+        """Return True if the tenant may hold `blocks` more; its pins give way for that, but for what was found."""
+        if self.cache.num_pinned:
+            self.pinned_prefixes.give_way(tenant, blocks, hit.blocks)
+        return self.allowances.permits(tenant, blocks)
 
     def take(self, sequence: Sequence, hit: PrefixHit, step: int) -> list[int]:
         """Append the blocks that were found to the sequence's block table, as if it had computed what they hold.
@@ -266,7 +258,7 @@ class BlockTables:
         if not hit.blocks or self.allowances.allowed(tenant) is not None:
             return
         blocks = [cached.block for cached in hit.blocks]
-        most = min(self._most_pinned, self._most_kept - self.cache.num_floor_blocks)
+        most = min(self._most_pinned, self._most_kept - self.cache.num_floor_blocks - self.pinned_prefixes.num_blocks)
         if len(self._pinned) + sum(block not in self._pinned for block in blocks) > most:
             return
         pin = self._pins[sequence] = Pin(sequence.id, tenant, held_since=self.holdings.now)
@@ -286,6 +278,7 @@ class BlockTables:
         sequence.num_pinned_tokens = 0
         self._forget_pinned(pin.block_table)
         self.holdings.leave(pin, pin.block_table)
+        self.pinned_prefixes.settle()
 
     def allow(self, tenant: str, blocks: int | None) -> None:
         """Let the tenant hold this many blocks from now on, for those alone that run; None: any number."""
@@ -293,6 +286,7 @@ class BlockTables:
         if blocks is not None:
             for sequence in [waiting for waiting in self._pins if waiting.tenant == tenant]:
                 self.unpin(sequence)
+            self.pinned_prefixes.allowed(tenant)
 
     def _forget_pinned(self, blocks: list[int]) -> None:
         self._pinned.subtract(blocks)
@@ -333,6 +327,7 @@ class BlockTables:
             self.holdings.leave(holder, holder.block_table[index:])
             del holder.block_table[index:]
             holder.num_computed_tokens = min(holder.num_computed_tokens, index * self._block_size)
+        self.pinned_prefixes.settle()
         for sequence, pin in self._pins.items():
             sequence.num_pinned_tokens = pin.num_computed_tokens
         for _, sequence, before, after in self._found:
@@ -374,6 +369,7 @@ class BlockTables:
                 cached.is_wanted = True
         self.holdings.count_seconds(sequence)
         self.holdings.leave(sequence, sequence.block_table)
+        self.pinned_prefixes.settle()
         sequence.block_table = []
 
     def distrust(self, sequence: Sequence) -> None:
@@ -390,7 +386,8 @@ class BlockTables:
         assert self._pinned == Counter(block for pin in self._pins.values() for block in pin.block_table), "lost a pin"
         assert len(self._pinned) <= self._most_pinned, "too much is kept for those that wait"
         self.pool.check_integrity()
-        self.holdings.check_integrity(holders)
+        self.holdings.check_integrity(holders, self.pinned_prefixes.idle_by_tenant())
+        self.pinned_prefixes.check_integrity()
         self.swapping.host.check_integrity()
         self.cache.check_integrity((block, one) for one in holders for block in one.block_table)
         num_held = len({block for one in holders for block in one.block_table})

@@ -9,9 +9,9 @@ Kwon et al., 2023, but copied at once, because each answer writes at once).
 from collections.abc import Iterable
 
 from backend.config import EngineConfig
-from backend.scheduler.block_tables import PrefixHit
 from backend.scheduler.holdings import Cached
 from backend.scheduler.kv_manager import KVManager
+from backend.scheduler.prefix_hit import PrefixHit
 from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence, SequenceStatus
 
@@ -55,7 +55,9 @@ class Forking:
             hit = self._fork(sequence, leader, row)
             return hit or self._blocks.find(sequence, scheduled.batch.step)
         hit = self._blocks.find(sequence, scheduled.batch.step)
-        return PrefixHit(hit.blocks, hit.swapped, hit.is_cut, hit.num_held, hit.num_paid, is_being_computed=True)
+        return PrefixHit(
+            hit.blocks, hit.swapped, hit.is_cut, hit.num_held, hit.num_paid, hit.num_pinned, is_being_computed=True
+        )
 
     def take(self, sequence: Sequence, hit: PrefixHit, scheduled: ScheduledStep) -> None:
         """Let a sequence that holds a slot have what was found for this step."""
@@ -92,7 +94,7 @@ class Forking:
         if len(shared) < len(blocks):
             return None
         if sequence.slot >= 0 and rest:
-            permits = self._kv_manager.allowances.permits(sequence.tenant, 1)
+            permits = self._blocks.permits(sequence.tenant, 1)
             if not permits or not self._blocks.num_available:
                 return None
         count = len(shared)

@@ -92,9 +92,9 @@ class Holdings:
         holder.kv_block_seconds += holder.num_charged_blocks * (self.now - holder.held_since)
         holder.held_since = self.now
 
-    def check_integrity(self, holders: Collection[BlockHolder]) -> None:
+    def check_integrity(self, holders: Collection[BlockHolder], pinned: Counter[str]) -> None:
         """Assert that these are all holders, that a block which several hold has a name, and that each tenant is
-        charged for the blocks that are held for it, once.
+        charged for the blocks that are held for it, once, and for those that are `pinned`.
         """
         self._allowances.check_integrity()
         uses = Counter(block for one in holders for block in one.block_table)
@@ -104,7 +104,7 @@ class Holdings:
         assert len(shared) == self.num_shared, "shared blocks are miscounted"
         assert sum(uses.values()) == self.num_entries, "tables have another number of entries than is counted"
         held = Counter(tenant for tenant, _ in {(one.tenant, block) for one in holders for block in one.block_table})
-        assert held == self._allowances.held, "a tenant is not charged for what it holds"
+        assert held + pinned == self._allowances.held, "a tenant is not charged for what it holds"
         charged: Counter[str] = Counter()
         for one in holders:
             assert one.num_shared_blocks == len(shared.intersection(one.block_table)), (

@@ -1,10 +1,10 @@
 """Says whether the head of the queue may join a step: its tenant's limits, the step's room, slots and memory."""
 
 from backend.config import Batching, EngineConfig, KVAllocation
-from backend.scheduler.block_tables import PrefixHit
 from backend.scheduler.hooks import SchedulerHooks
 from backend.scheduler.kv_manager import KVManager
 from backend.scheduler.preemption import Preemption
+from backend.scheduler.prefix_hit import PrefixHit
 from backend.scheduler.scheduled_step import ScheduledStep, WaitReason
 from backend.scheduler.sequence import Sequence
 from backend.scheduler.tenant_limits import TenantLimits

@@ -10,12 +10,14 @@ class KVAccounts:
 
     Blocks are physical: one that several sequences share is one block, held and not idle. Those by tenant are charged:
     a shared block counts for each tenant that holds it, once, so that their sum may be more than there are. Nobody is
-    charged for an idle block, unless a floor keeps it for its tenant. Host blocks are apart from both.
+    charged for an idle block, unless its tenant's floor keeps it, or tenants have pinned it: then each of them. Host
+    blocks are apart from both.
     """
 
     def __init__(self, kv_manager: KVManager) -> None:
         self._kv = kv_manager
         self._blocks, self._cache = kv_manager.blocks, kv_manager.cache
+        self._prefixes = kv_manager.blocks.pinned_prefixes
         self._swapping = kv_manager.blocks.swapping
 
     @property
@@ -41,7 +43,12 @@ class KVAccounts:
     @property
     def num_kept(self) -> int:
         """Those of them that floors keep."""
-        return self._cache.num_kept
+        return self._cache.num_kept - self._cache.num_pinned
+
+    @property
+    def num_prefix(self) -> int:
+        """Those of them that are pinned, as parts of prefixes."""
+        return self._cache.num_pinned
 
     @property
     def num_swapped(self) -> int:
@@ -71,10 +78,14 @@ class KVAccounts:
 
     def held(self) -> Counter[str]:
         """Return the blocks that each tenant's sequences hold."""
-        return Counter(self._kv.allowances.held)
+        return Counter(self._kv.allowances.held) - self.prefixes()
+
+    def prefixes(self) -> Counter[str]:
+        """Return the idle blocks that each tenant has pinned: one that two have pinned counts for both."""
+        return self._prefixes.idle_by_tenant()
 
     def idle(self) -> Counter[str]:
-        """Return the idle blocks that each tenant used last."""
+        """Return the idle blocks that each tenant used last, without those that are pinned."""
         return self._cache.idle_by_tenant()
 
     def kept(self) -> Counter[str]:
@@ -82,8 +93,17 @@ class KVAccounts:
         return self._cache.kept_by_tenant()
 
     def charged(self) -> Counter[str]:
-        """Return the blocks that each tenant answers for: those that it holds, and those that its floor keeps."""
-        return self.held() + self.kept()
+        """Return the blocks that each tenant answers for: those that it holds, and those that its floor and its pins
+        keep.
+        """
+        return self.held() + self.kept() + self.prefixes()
+
+    def kept_block_seconds(self, now: float) -> dict[str, float]:
+        """Return the blocks that each tenant's floor and pins have kept, times how long, until `now`.
+
+        With the block-seconds of its sequences that is what it was charged for over time.
+        """
+        return self._cache.kept.all_block_seconds(now)
 
     def swapped(self) -> Counter[str]:
         """Return the host blocks of each tenant."""

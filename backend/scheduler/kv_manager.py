@@ -6,6 +6,7 @@ A slot is a sequence's row of device state, a block is `block_size` tokens of KV
 from collections.abc import Iterable
 
 from backend.config import EngineConfig
+from backend.paged_kv.block_names import BlockName
 from backend.scheduler.allowances import HeldTenants
 from backend.scheduler.batch import Counters
 from backend.scheduler.block_tables import BlockTables
@@ -55,6 +56,25 @@ class KVManager:
         """The blocks that sequences hold."""
         pool = self.blocks.pool
         return pool.num_blocks - pool.num_free - self.blocks.cache.num_idle
+
+    def begin(self, now: float) -> None:
+        """Begin with an event, up to whose time memory was held and kept as it is now."""
+        self.blocks.holdings.now = self.cache.kept.now = now
+        if self.blocks.newly_named:
+            self.blocks.newly_named.clear()
+
+    def limit_cache(self, tenant: str, floor: int, ceiling: int | None, now: float = 0.0) -> None:
+        """Keep so many of the tenant's idle blocks whatever others need, and at most `ceiling`; None: any number."""
+        self.begin(now)
+        self.cache.limit(tenant, floor, ceiling)
+
+    def pin_prefixes(self, tenant: str, names: Iterable[BlockName], now: float = 0.0) -> None:
+        """Keep idle blocks of these names for the tenant whatever others need, and of no others; a name comes behind
+        that of the block it follows on.
+        """
+        self.begin(now)
+        self.blocks.pinned_prefixes.pin(tenant, names)
+        self._held_tenants.resume(tenant)
 
     def running_of(self, tenant: str) -> list[Sequence]:
         """Return the tenant's running sequences, in the order of their admission."""

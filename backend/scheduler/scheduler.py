@@ -12,13 +12,14 @@ from backend.paged_kv.block_pool import BlockPool
 from backend.scheduler.accounting import Accounting
 from backend.scheduler.allowances import HeldTenants
 from backend.scheduler.batch import Batch, Counters, StepOutput
-from backend.scheduler.block_tables import NameBlocks, PrefixHit
+from backend.scheduler.block_tables import NameBlocks
 from backend.scheduler.forking import Forking
 from backend.scheduler.hooks import DefaultHooks, SchedulerHooks
 from backend.scheduler.joining import Joining
 from backend.scheduler.kv_manager import KVManager
 from backend.scheduler.lost_steps import DeviceResync, TokenBudget
 from backend.scheduler.preemption import Preemption
+from backend.scheduler.prefix_hit import PrefixHit
 from backend.scheduler.scheduled_step import FixedPrefillBudget, NewToken, PrefillBudget, ScheduledStep, WaitReason
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from backend.scheduler.tenant_limits import TenantLimits
@@ -80,7 +81,7 @@ class Scheduler:
 
     def pin(self, sequence: Sequence, now: float = 0.0) -> None:
         """Keep what is cached of its prompt until it has a slot or has ended, so that it can be counted on."""
-        self._begin(now)
+        self.kv_manager.begin(now)
         self.kv_manager.blocks.pin(sequence, self._next_step)
 
     def num_cached_tokens(self, sequence: Sequence) -> int:
@@ -93,7 +94,7 @@ class Scheduler:
 
     def finish(self, sequence: Sequence, reason: FinishReason, now: float = 0.0) -> None:
         """End (abort) a sequence in any state, once: no token of it comes out after this, and its blocks are freed."""
-        self._begin(now)
+        self.kv_manager.begin(now)
         if sequence.status is _FINISHED:
             return
         if sequence.status is SequenceStatus.WAITING:
@@ -101,8 +102,9 @@ class Scheduler:
             self._held_tenants.resume(sequence.tenant)
         self.kv_manager.finish(sequence, reason)
 
-    def allow(self, tenant: str, blocks: int | None) -> None:
+    def allow(self, tenant: str, blocks: int | None, now: float = 0.0) -> None:
         """Let the tenant hold this many blocks from now on; None: any number."""
+        self.kv_manager.begin(now)
         self.kv_manager.blocks.allow(tenant, blocks)
         self._held_tenants.resume(tenant)
 
@@ -127,12 +129,6 @@ class Scheduler:
     def name_blocks_by(self, name_blocks: NameBlocks) -> None:
         """Have blocks of output named by who knows tokens by their content; until then only those of prompts are."""
         self.kv_manager.blocks.name_blocks = name_blocks
-
-    def _begin(self, now: float) -> None:
-        """Begin with an event."""
-        self.kv_manager.blocks.holdings.now = now
-        if self.kv_manager.blocks.newly_named:
-            self.kv_manager.blocks.newly_named.clear()
 
     @property
     def has_work(self) -> bool:
@@ -167,7 +163,7 @@ class Scheduler:
         """
         if len(self.in_flight) >= self.config.steps_in_flight:
             return None
-        self._begin(now)
+        self.kv_manager.begin(now)
         self.wait_reason, self.waiting_head = None, None
         self.preempted.clear()
         while not (scheduled := self._plan_step()).sequences:
@@ -287,7 +283,8 @@ class Scheduler:
 
     def _take(self, sequence: Sequence, hit: PrefixHit, scheduled: ScheduledStep) -> bool:
         """Let a running sequence share the blocks that were found, unless a limit of its tenant is in the way."""
-        if hit.num_blocks and not self.kv_manager.allowances.permits(sequence.tenant, hit.num_blocks - hit.num_paid):
+        blocks, tenant = self.kv_manager.blocks, sequence.tenant
+        if hit.num_blocks and not blocks.permits(tenant, hit.num_blocks - hit.num_paid, hit):
             scheduled.paused[sequence] = WaitReason.ALLOWANCE
             return False
         self._forking.take(sequence, hit, scheduled)
@@ -340,7 +337,7 @@ class Scheduler:
         needed = tables.blocks_to_grow(sequence, length)
         if not needed:
             return True
-        if not tables.allowances.permits(sequence.tenant, needed):
+        if not tables.permits(sequence.tenant, needed):
             scheduled.paused[sequence] = WaitReason.ALLOWANCE
             return False
         blocks = tables.allocate(sequence, needed)
@@ -360,7 +357,7 @@ class Scheduler:
         The next plan has its number, and only as many sequences run as it may have tokens. Returns False when steps
         have been lost for too long.
         """
-        self._begin(now)
+        self.kv_manager.begin(now)
         self.preempted.clear()
         self.counters.lost_steps += 1
         failed = self.in_flight[0]
@@ -381,7 +378,7 @@ class Scheduler:
 
     def update_from_output(self, output: StepOutput, now: float = 0.0) -> list[NewToken]:
         """Account for the oldest step in flight; returns its tokens in row order."""
-        self._begin(now)
+        self.kv_manager.begin(now)
         scheduled = self.in_flight.popleft()
         assert scheduled.batch.step == output.step
         self.kv_manager.blocks.completed(output.step)

@@ -3,9 +3,9 @@
 from operator import attrgetter
 
 from backend.config import EngineConfig
-from backend.scheduler.block_tables import PrefixHit
 from backend.scheduler.hooks import SchedulerHooks
 from backend.scheduler.kv_manager import KVManager
+from backend.scheduler.prefix_hit import PrefixHit
 from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence
 
@@ -33,15 +33,19 @@ class TenantLimits:
         own = self._kv_manager.running_of(tenant)
         if any(s in scheduled.paused for s in own):
             return False
-        if not allowances.permits(tenant, self._kv_manager.blocks.blocks_to_start(sequence) - hit.num_paid):
+        blocks = self._kv_manager.blocks
+        if not blocks.permits(tenant, blocks.blocks_to_start(sequence) - hit.num_paid, hit):
             return False
-        return allowances.permits_in_all(tenant, self._peak([*own, sequence]) - hit.num_paid)
+        shared = hit.num_paid - hit.num_pinned  # with those that run: what else is pinned gives way to them
+        return allowances.permits_in_all(tenant, self._peak([*own, sequence]) - shared)
 
     def demand(self, tenant: str) -> int:
-        """Return the blocks that the tenant would hold if it might: those denied, and those its sequences may need."""
-        allowances = self._kv_manager.allowances
+        """Return the blocks that the tenant would hold if it might: those denied, and those its sequences may need
+        beside what is pinned.
+        """
+        allowances, pinned = self._kv_manager.allowances, self._kv_manager.blocks.pinned_prefixes.idle_of(tenant)
         own = self._kv_manager.running_of(tenant)
-        return max(allowances.held[tenant], allowances.requested.get(tenant, 0), self._peak(own) if own else 0)
+        return max(allowances.held[tenant], allowances.requested.get(tenant, 0), self._peak(own) + pinned if own else 0)
 
     def _peak(self, own: list[Sequence]) -> int:
         """Return the blocks that one tenant's sequences may come to need; the oldest must be able to run to its end."""

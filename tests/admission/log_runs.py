@@ -188,7 +188,7 @@ class _SharingRun(_RandomRun):
 
     def __init__(self, stage: StagedCore, losses: float, failures: float) -> None:
         super().__init__(stage, losses, failures)
-        self._events.append((0.1, self._limit_cache))
+        self._events += [(0.1, self._limit_cache), (0.1, self._pin_prefixes)]
         self._repeated: list[int] = []  # the prompt of the group that arrives now, once it has begun to
 
     def _arrive(self, name: str, asked: Asked, prompt: AskedPrompt) -> None:
@@ -215,6 +215,11 @@ class _SharingRun(_RandomRun):
     def _limit_cache(self) -> None:
         floor, ceiling = self._random.choice(((0, None), (4, None), (2, 8), (0, 3)))
         self._stage.limit_cache(self._random.choice(TENANTS), floor, ceiling)
+
+    def _pin_prefixes(self) -> None:
+        """Pin one of the two system prompts, both, or none."""
+        prompts = self._random.choice(((7,), (8,), (7, 8), ()))
+        self._stage.pin_prefixes(self._random.choice(TENANTS), *([word] * 12 for word in prompts))
 
 
 def many_answers(seed: int = 4, count: int = 440) -> list[str]:

@@ -9,7 +9,7 @@ from admission.ledger import work_of
 from admission.outcome import AdmissionRefused
 from admission.step_time import StepTime, StepTimeModel
 from backend.config import EngineConfig
-from backend.paged_kv.block_names import BlockNames
+from backend.paged_kv.block_names import BlockName, BlockNames
 from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence
 from tests.admission.clocked_core import ClockedCore
@@ -81,6 +81,15 @@ class StagedCore(ClockedCore):
 
     def limit_cache(self, tenant: str, floor: int, ceiling: int | None) -> None:
         self.core.limit_cache(tenant, floor, ceiling, self.now)
+
+    def pin_prefixes(self, tenant: str, *prompts: list[int]) -> None:
+        """What these prompts begin with stays cached for the tenant, in whole blocks."""
+        names: dict[BlockName, None] = {}
+        for prompt in prompts:
+            one = make_sequence("", tenant, prompt, 1, cache_root=self._names.root(tenant))
+            self._names.name(one, len(prompt) // self.engine.block_size)
+            names |= dict.fromkeys(one.block_names)
+        self.core.pin_prefixes(tenant, names, self.now)
 
     def extend(self, sequence: Sequence, tokens: int) -> None:
         self.core.extend(sequence, tokens, self.now)

@@ -375,6 +375,81 @@ def _check_leases_and_floors(bench: Bench, leases: dict[str, int], floors: dict[
         assert reason is WaitReason.ALLOWANCE and sequence.tenant in leases, "one was paused for another's limit"
 
 
+def flood(bench: Bench, count: int = 6) -> None:
+    for n in range(count):
+        finish(bench, bench.say(list(range(300 + 20 * n, 320 + 20 * n)), 9, "flood"))
+
+
+def test_a_pinned_prefix_stays_once_it_was_computed_and_its_tenant_is_charged_for_it() -> None:
+    bench = Bench(num_blocks=14)
+    kv = bench.scheduler.kv_manager
+    bench.pin_prefixes("a", PROMPT)
+    assert (kv.cache.num_kept, kv.allowances.held["a"]) == (0, 0), "nothing is computed ahead"
+    first = bench.say([*PROMPT, 1, 2, 3, 4, 5], 3, "a")
+    finish(bench, first)
+    assert (kv.cache.num_pinned, kv.allowances.held["a"], kv.cache.num_idle_of("a")) == (3, 3, 2)
+    flood(bench)
+    again = bench.say([*PROMPT, 6], 3, "a")
+    bench.steps(1)
+    assert again.num_cached_tokens == 12
+    assert kv.allowances.held["a"] == len(again.block_table), "while it runs, it pays for what it holds"
+    finish(bench, again)
+    bench.pin_prefixes("a")
+    assert (kv.cache.num_pinned, kv.allowances.held["a"]) == (0, 0)
+    flood(bench)
+    last = bench.say([*PROMPT, 7], 3, "a")
+    finish(bench, last)
+    assert last.num_cached_tokens == 0
+
+
+def test_what_is_cached_when_it_is_pinned_stays_and_what_is_pinned_no_more_gives_way_from_its_end() -> None:
+    bench = Bench(num_blocks=14)
+    cache = bench.scheduler.kv_manager.cache
+    finish(bench, bench.say([*PROMPT, 1, 2, 3, 4, 5], 3, "a"))
+    bench.pin_prefixes("a", PROMPT[:8])
+    assert cache.num_pinned == 2
+    bench.pin_prefixes("a", PROMPT[:4])
+    assert (cache.num_pinned, cache.num_idle_of("a")) == (1, 4)
+    cache.evict(3)
+    found = bench.say([*PROMPT, 6], 3, "a")
+    finish(bench, found)
+    assert found.num_cached_tokens == 8, "the leaves went first"
+
+
+def test_a_prefix_that_two_of_a_group_pin_is_charged_to_both_and_stays_for_the_last() -> None:
+    bench = Bench(num_blocks=14)
+    kv = bench.scheduler.kv_manager
+    for tenant in "ab":
+        bench.pin_prefixes(tenant, PROMPT, salt="group")
+    finish(bench, bench.say(PROMPT, 3, "c", salt="group"))
+    assert (kv.allowances.held["a"], kv.allowances.held["b"], kv.cache.num_pinned) == (3, 3, 3)
+    bench.pin_prefixes("a")
+    assert (kv.allowances.held["a"], kv.allowances.held["b"], kv.cache.num_pinned) == (0, 3, 3)
+    flood(bench)
+    found = bench.say(PROMPT, 3, "c", salt="group")
+    finish(bench, found)
+    assert found.num_cached_tokens == 12
+
+
+def test_a_pin_is_within_a_lease_and_gives_way_to_what_runs() -> None:
+    bench = Bench(num_blocks=24)
+    kv = bench.scheduler.kv_manager
+    bench.pin_prefixes("a", PROMPT, list(range(200, 212)))
+    finish(bench, bench.say(PROMPT, 3, "a"), bench.say(list(range(200, 213)), 3, "a"))
+    assert kv.cache.num_pinned == 6
+    bench.scheduler.allow("a", 8)
+    other = bench.say(list(range(500, 516)), 6, "a")
+    bench.steps(1)
+    assert kv.cache.num_pinned == 4, "it starts with four"
+    finish(bench, other)
+    assert (kv.cache.num_pinned, bench.scheduler.counters.yields) == (2, 0), "nothing stood still"
+    found = bench.say([*PROMPT, 6], 3, "a")
+    finish(bench, found)
+    assert found.num_cached_tokens == 12, "what gave way is idle, and pinned again when it was used"
+    bench.scheduler.allow("a", 3)
+    assert kv.allowances.held["a"] <= 3
+
+
 class SharingMachine(LossyMachine):
     @initialize(
         num_blocks=st.one_of(st.integers(8, 14), st.integers(24, 40)),
@@ -446,8 +521,23 @@ class SharingMachine(LossyMachine):
     def limit(self, tenant: str, floor: int, more: int | None) -> None:
         self.bench.scheduler.kv_manager.cache.limit(tenant, floor, None if more is None else floor + more)
 
+    @rule(
+        tenant=st.sampled_from(["a", "b"]),
+        lengths=st.lists(st.integers(0, 8), max_size=2),
+        salt=st.sampled_from([None, "group"]),
+    )
+    def pin_prefixes(self, tenant: str, lengths: list[int], salt: str | None) -> None:
+        """Pin beginnings of the common prompt, as long as the longest sequence fits beside what is kept."""
+        if self.bench.config.num_blocks >= 12:
+            self.bench.pin_prefixes(tenant, *(PROMPT[:length] for length in lengths), salt=salt)
+
     def check_ends(self) -> None:
         super().check_ends()
+        kv = self.bench.scheduler.kv_manager
+        assert kv.allowances.held == kv.blocks.pinned_prefixes.idle_by_tenant(), "nobody is charged for anything else"
+        for tenant in "ab":
+            self.bench.pin_prefixes(tenant)
+        assert not kv.allowances.held
         counters = self.bench.scheduler.counters
         assert counters.prompt_tokens == sum(s.num_billed_tokens for s in self.sequences)
         for sequence in self.sequences:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from backend.config import EngineConfig
-from backend.paged_kv.block_names import BlockNames
+from backend.paged_kv.block_names import BlockName, BlockNames
 from backend.paged_kv.block_pool import PagedPool
 from backend.scheduler.batch import Batch
 from backend.scheduler.scheduler import Scheduler
@@ -68,24 +68,33 @@ class Bench:
         self.scheduler.add(sequence)
         return sequence
 
-    def plan(self) -> Batch | None:
-        batch = self.scheduler.schedule()
+    def pin_prefixes(self, tenant: str, *prompts: list[int], salt: str | None = None, now: float = 0.0) -> None:
+        """What these prompts begin with stays cached for the tenant, in whole blocks."""
+        names: dict[BlockName, None] = {}
+        for prompt in prompts:
+            one = make_sequence("", tenant, prompt, 1, [END], cache_root=self.names.root(salt or tenant))
+            self.names.name(one, len(prompt) // self.config.block_size)
+            names |= dict.fromkeys(one.block_names)
+        self.scheduler.kv_manager.pin_prefixes(tenant, names, now)
+
+    def plan(self, now: float = 0.0) -> Batch | None:
+        batch = self.scheduler.schedule(now)
         if batch is not None:
             self.in_flight.append(batch)
             self.batches.append(batch)
         return batch
 
-    def complete(self) -> None:
-        self.scheduler.update_from_output(self.device.execute(self.in_flight.popleft()))
+    def complete(self, now: float = 0.0) -> None:
+        self.scheduler.update_from_output(self.device.execute(self.in_flight.popleft()), now)
         self.scheduler.check_integrity()
         if isinstance(self.scheduler.pool, PagedPool):
             leaving = self.scheduler.kv_manager.blocks.swapping.leaving
             leaving |= {block for batch in self.in_flight for block, _ in batch.swap_out}
             self.device.poison(set(self.scheduler.pool.free_blocks) - leaving)
 
-    def lose(self) -> None:
+    def lose(self, now: float = 0.0) -> None:
         self.in_flight.clear()
-        self.scheduler.rollback()
+        self.scheduler.rollback(now)
         self.scheduler.check_integrity()
 
     def step(self) -> None:

@@ -1,10 +1,11 @@
 from collections import Counter
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.scheduler.kv_accounts import KVAccounts
-from backend.scheduler.sequence import Sequence
+from backend.scheduler.sequence import FinishReason, Sequence
 from tests.backend.scheduler.bench import Bench, make_config
 from tests.examples import examples
 
@@ -23,6 +24,8 @@ def test_every_block_is_on_an_account(asks: list[tuple[str, list[int], int, int]
     bench = Bench(num_host_blocks=hosted)
     scheduler = bench.scheduler
     scheduler.kv_manager.cache.limit("a", floor, None)
+    bench.pin_prefixes("b", PROMPTS[0], salt="all")
+    bench.pin_prefixes("c", PROMPTS[0][:4], PROMPTS[2], salt="all")
     accounts = KVAccounts(scheduler.kv_manager)
     for tenant, prompt, max_tokens, steps in asks:
         bench.say(prompt, max_tokens, tenant, salt="all")
@@ -31,8 +34,60 @@ def test_every_block_is_on_an_account(asks: list[tuple[str, list[int], int, int]
                 bench.complete()
             assert accounts.num_held + accounts.num_idle + scheduler.pool.num_free == bench.config.num_blocks
             assert accounts.num_held <= accounts.held().total() <= accounts.num_held + 2 * accounts.num_shared
-            assert accounts.idle().total() == accounts.num_idle
+            assert accounts.idle().total() + accounts.num_prefix == accounts.num_idle
             assert accounts.kept().total() == accounts.num_kept == min(floor, accounts.idle()["a"])
-            assert accounts.charged() == accounts.held() + Counter(a=accounts.num_kept)
+            prefixes = accounts.prefixes()
+            assert accounts.num_prefix <= prefixes.total() and prefixes["b"] <= 3 and prefixes["c"] <= 3
+            assert accounts.charged() == accounts.held() + Counter(a=accounts.num_kept) + prefixes
             assert accounts.swapped().total() == accounts.num_swapped <= accounts.num_host_blocks == hosted
             assert accounts.unused_slots().total() == sum(map(unused_slots, scheduler.running.values()))
+
+
+EVENT = st.one_of(
+    st.tuples(st.just("say"), st.sampled_from("abc"), st.sampled_from(PROMPTS), st.integers(1, 9)),
+    st.tuples(st.just("cancel"), st.integers(0, 9)),
+    st.tuples(st.just("limit"), st.sampled_from("abc"), st.integers(0, 4), st.none() | st.integers(4, 5)),
+    st.tuples(st.just("pin"), st.sampled_from("abc"), st.lists(st.sampled_from(PROMPTS), max_size=2)),
+    st.tuples(st.just("allow"), st.sampled_from("abc"), st.none() | st.integers(0, 12)),
+    st.just(("plan",)),
+    st.tuples(st.just("step"), st.sampled_from(("complete", "complete", "lose"))),
+)
+
+
+def happen(bench: Bench, sequences: list[Sequence], event: Any, now: float) -> None:
+    match event:
+        case "say", tenant, prompt, max_tokens:
+            sequences.append(bench.say(prompt, max_tokens, tenant, salt="all"))
+        case "cancel", number:
+            for sequence in sequences[number : number + 1]:
+                bench.scheduler.finish(sequence, FinishReason.CANCELLED, now)
+        case "limit", tenant, floor, ceiling:
+            bench.scheduler.kv_manager.limit_cache(tenant, floor, ceiling, now)
+        case "pin", tenant, prompts:
+            bench.pin_prefixes(tenant, *prompts, salt="all", now=now)
+        case "allow", tenant, blocks:
+            bench.scheduler.allow(tenant, blocks, now)
+        case ("plan",):
+            bench.plan(now)
+        case "step", end:
+            if bench.in_flight:
+                getattr(bench, end)(now)
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(st.lists(st.tuples(EVENT, st.integers(1, 8)), max_size=50))
+def test_every_tenant_pays_for_what_it_was_charged_as_long_as_it_was(events: list[tuple[Any, int]]) -> None:
+    """Block-seconds of its sequences, and of its floor and pins, add up to what it was charged between all events."""
+    bench = Bench(num_blocks=24)
+    accounts, sequences, now = KVAccounts(bench.scheduler.kv_manager), list[Sequence](), 0.0
+    charged: Counter[str] = Counter()
+    for event, seconds in events:
+        for tenant, blocks in accounts.charged().items():
+            charged[tenant] += blocks * seconds
+        now += seconds
+        happen(bench, sequences, event, now)
+        bench.scheduler.check_integrity()
+    paid = Counter(accounts.kept_block_seconds(now))
+    for sequence in sequences:
+        paid[sequence.tenant] += sequence.block_seconds(now)
+    assert +paid == +charged

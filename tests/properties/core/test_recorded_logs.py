@@ -134,7 +134,7 @@ def test_they_hold_every_kind_of_entry(logs: dict[str, list[Entry]]) -> None:
     kinds = Counter(entry[0] for log in logs.values() for entry in log)
     assert kinds.keys() == {
         *("log", "gateway", "request", "arrive", "finish", "allow", "extend", "policy", "plan", "done", "lost"),
-        "cache",
+        *("cache", "pin"),
     }
     assert min(kinds.values()) >= 5
 
@@ -229,6 +229,10 @@ def test_blocks_are_found_given_up_and_named(cached: list[tuple[str, dict[str, A
 def test_caches_have_floors_and_ceilings(logs: dict[str, list[Entry]]) -> None:
     limits = {tuple(entry[3:]) for entry in every("cache", logs)}
     assert any(floor for floor, _ in limits) and {ceiling is None for _, ceiling in limits} == {True, False}
+
+
+def test_prefixes_are_pinned_and_let_go(logs: dict[str, list[Entry]]) -> None:
+    assert {bool(blocks) for *_, blocks in every("pin", logs)} == {True, False}
 
 
 def test_leases_are_given_cut_and_lifted_and_extensions_come_in_time_and_late(logs: dict[str, list[Entry]]) -> None:

@@ -1,0 +1,38 @@
+"""What is kept of the idle blocks, on the accounts of the tenants that it is kept for, and for how long."""
+
+from collections import Counter
+
+
+class KeptAccounts:
+    """Counts idle blocks that are kept whatever others need, by the tenants whose floor or pin keeps them.
+
+    A block that two tenants have pinned is on the account of both.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0  # seconds of the engine's clock; whoever has a clock sets it
+        self._blocks: dict[str, int] = {}
+        self._block_seconds: dict[str, float] = {}  # until `_since`
+        self._since: dict[str, float] = {}
+
+    def add(self, tenant: str, blocks: int) -> None:
+        """Keep so many blocks more for the tenant, or fewer, from now on."""
+        before = self._blocks.get(tenant, 0)
+        if before:
+            self._block_seconds[tenant] = self.block_seconds(tenant, self.now)
+        self._since[tenant] = self.now
+        self._blocks[tenant] = before + blocks
+        assert self._blocks[tenant] >= 0, "fewer blocks than none are kept"
+
+    def blocks(self) -> Counter[str]:
+        """Return the blocks that are kept for each tenant."""
+        return +Counter(self._blocks)
+
+    def block_seconds(self, tenant: str, now: float) -> float:
+        """Return the blocks that were kept for the tenant, times how long, until `now`."""
+        held = self._blocks.get(tenant, 0)
+        return self._block_seconds.get(tenant, 0.0) + (held * (now - self._since[tenant]) if held else 0.0)
+
+    def all_block_seconds(self, now: float) -> dict[str, float]:
+        """Return the same for each tenant for which anything was ever kept."""
+        return {tenant: self.block_seconds(tenant, now) for tenant in self._blocks}

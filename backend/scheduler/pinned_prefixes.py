@@ -1,0 +1,165 @@
+"""Prefixes that a policy pins, such as system prompts: once computed they stay, on the accounts of those who pinned
+them.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+
+from backend.paged_kv.block_names import BlockName
+from backend.paged_kv.prefix_cache import PrefixCache
+from backend.scheduler.allowances import Allowances
+from backend.scheduler.holdings import Cached
+from backend.scheduler.pin import BlockHolder
+
+
+class PinnedPrefixes:
+    """Keeps cached blocks whose names are pinned while nobody holds them, and charges the tenants that pinned them.
+
+    Nothing is computed ahead: who asks first for a pinned prefix computes it. While sequences hold a block, their
+    tenants are charged for it as for any; the pin begins to count when the last of them leaves. What a pin keeps is
+    within its tenant's allowance, and is let go of before the allowance keeps a sequence from running.
+    """
+
+    def __init__(self, cache: PrefixCache[BlockHolder], allowances: Allowances) -> None:
+        self._cache, self._allowances = cache, allowances
+        self._names: dict[str, dict[BlockName, None]] = {}  # that each tenant has pinned, a block after what precedes
+        self._tenants: dict[BlockName, tuple[str, ...]] = {}  # that have pinned a name
+        self._idle: dict[str, dict[int, Cached]] = {}  # that are kept for each tenant, a block before what precedes it
+        self._above: dict[str, None] = {}  # tenants that may be above their allowance
+        self.reuses: Counter[str] = Counter()  # blocks of each tenant's pins that were found while only the pin had it
+        cache.taken = self._taken
+
+    @property
+    def num_blocks(self) -> int:
+        """The blocks that pins may come to keep."""
+        return len(self._tenants)
+
+    def idle_of(self, tenant: str) -> int:
+        """Return how many idle blocks are kept for the tenant."""
+        return len(self._idle.get(tenant, ()))
+
+    def idle_by_tenant(self) -> Counter[str]:
+        """Return the same for each tenant: one that two have pinned counts for both."""
+        return Counter({tenant: len(blocks) for tenant, blocks in self._idle.items()})
+
+    def idle_blocks(self) -> Iterator[tuple[str, list[int]]]:
+        """Yield the idle blocks that are kept for each tenant."""
+        return ((tenant, list(blocks)) for tenant, blocks in self._idle.items())
+
+    def pinned_by_tenant(self) -> Counter[str]:
+        """Return how many blocks each tenant has pinned, be they computed or not."""
+        return Counter({tenant: len(names) for tenant, names in self._names.items()})
+
+    def cached_of(self, tenant: str) -> int:
+        """Return how many of the blocks that the tenant has pinned are cached, in O(those)."""
+        return sum(self._cache.named(name) is not None for name in self._names.get(tenant, ()))
+
+    def pin(self, tenant: str, names: Iterable[BlockName]) -> None:
+        """Pin these names for the tenant, each behind that of the block it follows on, and none else."""
+        before, after = self._names.pop(tenant, {}), dict.fromkeys(names)
+        if after:
+            self._names[tenant] = after
+        for name in reversed(before):
+            if name not in after:
+                self._unpin(tenant, name)
+        for name in reversed(after):
+            if name not in before:
+                self._pin(tenant, name)
+        self._cache.is_pinned = self._is_pinned if self._tenants else None
+        self.settle()
+
+    def give_way(self, tenant: str, needed: int, besides: Collection[Cached] = ()) -> None:
+        """Let go of as many of the tenant's idle blocks as its allowance lacks for `needed` more, of none of `besides`;
+        of none where all would not do.
+        """
+        allowed, blocks = self._allowances.allowed(tenant), self._idle.get(tenant)
+        if allowed is None or not blocks or self._allowances.held[tenant] + needed <= allowed:
+            return
+        stay = {cached.block for cached in besides}
+        lacking = self._allowances.held[tenant] + needed - allowed
+        may_go = [cached for block, cached in blocks.items() if block not in stay]
+        if len(may_go) >= lacking:
+            for cached in may_go[:lacking]:
+                self._let_go(tenant, cached)
+
+    def settle(self) -> None:
+        """Let go of what is above an allowance, as far as that is idle."""
+        while self._above:
+            tenant, _ = self._above.popitem()
+            allowed = self._allowances.allowed(tenant)
+            excess = 0 if allowed is None else self._allowances.held[tenant] - allowed
+            for cached in list(self._idle.get(tenant, {}).values())[: max(0, excess)]:
+                self._let_go(tenant, cached)
+
+    def allowed(self, tenant: str) -> None:
+        """Keep to the tenant's allowance, which has changed."""
+        self._above[tenant] = None
+        self.settle()
+
+    def _is_pinned(self, cached: Cached) -> bool:
+        """Keep a block that nobody holds any more, if its name is pinned."""
+        assert cached.name is not None
+        tenants = self._tenants.get(cached.name, ())
+        for tenant in tenants:
+            self._keep(tenant, cached)
+        return bool(tenants)
+
+    def _keep(self, tenant: str, cached: Cached) -> None:
+        cached.pinned_for += (tenant,)
+        self._idle.setdefault(tenant, {})[cached.block] = cached
+        self._allowances.charge(tenant, 1)
+        self._cache.kept.add(tenant, 1)
+        if self._allowances.allowed(tenant) is not None:
+            self._above[tenant] = None
+
+    def _let_go(self, tenant: str, cached: Cached) -> None:
+        """Keep a block no longer for the tenant."""
+        cached.pinned_for = tuple(one for one in cached.pinned_for if one != tenant)
+        self._forget(tenant, cached)
+        if not cached.pinned_for:
+            self._cache.unpin(cached)
+
+    def _taken(self, cached: Cached) -> None:
+        """Charge nobody any more for a block that somebody holds from now on."""
+        for tenant in cached.pinned_for:
+            self._forget(tenant, cached)
+            self.reuses[tenant] += 1
+        cached.pinned_for = ()
+
+    def _forget(self, tenant: str, cached: Cached) -> None:
+        blocks = self._idle[tenant]
+        del blocks[cached.block]
+        if not blocks:
+            del self._idle[tenant]
+        self._allowances.credit(tenant, 1)
+        self._cache.kept.add(tenant, -1)
+
+    def _pin(self, tenant: str, name: BlockName) -> None:
+        self._tenants[name] = (*self._tenants.get(name, ()), tenant)
+        cached = self._cache.named(name)
+        if cached is not None and not cached.holders:
+            if not cached.pinned_for:
+                self._cache.pin(cached)
+            self._keep(tenant, cached)
+
+    def _unpin(self, tenant: str, name: BlockName) -> None:
+        others = tuple(one for one in self._tenants[name] if one != tenant)
+        if others:
+            self._tenants[name] = others
+        else:
+            del self._tenants[name]
+        cached = self._cache.named(name)
+        if cached is not None and tenant in cached.pinned_for:
+            self._let_go(tenant, cached)
+
+    def check_integrity(self) -> None:
+        """Assert that what is kept is idle, pinned, and told of in both directions."""
+        pins = {(name, tenant) for tenant, names in self._names.items() for name in names}
+        assert pins == {(name, tenant) for name, tenants in self._tenants.items() for tenant in tenants}, "a lost pin"
+        assert not self._above, "a tenant may be above its allowance for what is pinned"
+        for tenant, blocks in self._idle.items():
+            allowed = self._allowances.allowed(tenant)
+            assert allowed is None or self._allowances.held[tenant] <= allowed, "a pin holds more than its tenant may"
+            for block, cached in blocks.items():
+                assert cached.block == block and not cached.holders, "a block is kept that is not idle"
+                assert tenant in cached.pinned_for and (cached.name, tenant) in pins, "a block is kept for nobody"
