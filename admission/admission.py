@@ -1,11 +1,12 @@
 """Admission of requests to one engine, as the gateway uses it."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from admission.controller import Controller
 from admission.request import Asked
 from admission.scheduling_policy import SchedulingPolicy
 from backend.engine import Engine
+from backend.paged_kv.block_names import BlockName
 from backend.scheduler.sequence import FinishReason, Sequence
 from backend.stream import TokenStream
 
@@ -56,6 +57,11 @@ class Admission:
     def limit_cache(self, tenant: str, floor: int, ceiling: int | None) -> None:
         """Keep so many of the tenant's idle cached blocks whatever others need, and at most `ceiling`."""
         self._core.limit_cache(tenant, floor, ceiling, self.clock())
+        self._engine.schedule_soon()
+
+    def pin_prefixes(self, tenant: str, names: Collection[BlockName]) -> None:
+        """Keep cached blocks of these names for the tenant whatever others need, and of no others."""
+        self._core.pin_prefixes(tenant, names, self.clock())
         self._engine.schedule_soon()
 
     def demand(self, tenant: str) -> int:

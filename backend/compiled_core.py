@@ -22,13 +22,13 @@ FOLDERS = ("backend", "backend/paged_kv", "backend/scheduler", "admission", "adm
 """Where the sources are that are compiled, and those whose types are compiled in."""
 
 MODULES = (
-    *(f"backend.paged_kv.{name}" for name in ("block_pool", "host_pool", "prefix_cache")),
+    *(f"backend.paged_kv.{name}" for name in ("block_pool", "host_pool", "kept_accounts", "prefix_cache")),
     *(
         f"backend.scheduler.{name}"
         for name in (
             *("accounting", "allowances", "batch", "block_tables", "holdings", "hooks", "joining", "kv_accounts"),
-            *("kv_manager", "lost_steps", "pin", "preemption", "scheduled_step", "scheduler", "sequence", "swapping"),
-            "tenant_limits",
+            *("kv_manager", "lost_steps", "pin", "pinned_prefixes", "preemption", "prefix_hit", "scheduled_step"),
+            *("scheduler", "sequence", "swapping", "tenant_limits"),
         )
     ),
     "backend.step_loop",

@@ -25,6 +25,7 @@ from admission.admission import Admission
 from backend import compiled_core
 from backend.engine import Engine
 from backend.loader import LoadedModel, load_model
+from backend.scheduler.kv_accounts import KVAccounts
 from backend.worker.executor import Executor
 from gateway.admin.overview import Process
 from gateway.admin.plane import admin_plane
@@ -34,6 +35,7 @@ from gateway.api.body_reader import open_body_reader
 from gateway.api.engine_client import Health
 from gateway.api.frontend import Frontend, ServedModel
 from gateway.api.in_process_client import InProcessClient
+from gateway.api.prompt_pinner import PromptPinner
 from gateway.api.refusal_limiter import RefusalLimiter
 from gateway.api.routes import make_app, make_probes
 from gateway.api.service import Service
@@ -55,10 +57,12 @@ from gateway.telemetry.request_record import Telemetry, record_store_call
 from gateway.telemetry.tracing.tracing import open_tracing
 from gateway.tenants.cache_limits import CacheLimiter, KVPool, room_problems
 from gateway.tenants.effective_policy import EffectivePolicies, KVShape
+from gateway.tenants.kept_usage import KeptUsage
 from gateway.tenants.key_source import KeyChange, KeySource
 from gateway.tenants.key_store import KeyStore
 from gateway.tenants.kv_leases import KvLeases
 from gateway.tenants.live_policy import LivePolicy
+from gateway.tenants.pinned_prompts import PinnedPrompts, pinned_problems
 from gateway.watchdog import Watchdog
 from gateway.workers.messages import Setup, Update
 from gateway.workers.pool import WorkerPool
@@ -92,11 +96,14 @@ async def open_service(
 ) -> AsyncIterator[Service]:
     """Yield a service over an engine. When the block is left, pending settlements and spans are sent.
 
-    Raises `StoreUnsuitable`, and `PolicyError` for a policy whose floors leave no room to serve.
+    Raises `StoreUnsuitable`, and `PolicyError` for a policy whose floors leave no room to serve, or that pins what
+    cannot stay.
     """
     kv_shape = KVShape(model.engine_config.block_size, model.kv_bytes // model.engine_config.num_blocks)
     kv_pool = KVPool.of(model.engine_config, kv_shape.block_bytes)
+    pinned_prompts = PinnedPrompts(model.tokenizer, kv_shape.block_tokens)
     tenants.policies.require(partial(room_problems, pool=kv_pool))
+    tenants.policies.require(partial(pinned_problems, pool=kv_pool, prompts=pinned_prompts))
     telemetry, core = Telemetry(engine.clock), core_telemetry.core
     async with (
         open_tracing(settings, telemetry, core_telemetry, kv_shape) as tracing,
@@ -105,6 +112,7 @@ async def open_service(
         if tracing is not None:
             quotas.store.on_command.append(record_store_call)
         admission = Admission(engine, core)
+        accounts, prompt_names = KVAccounts(core.scheduler.kv_manager), make_prompt_names(model, core)
         metrics = Metrics(
             Sources(
                 model=settings.served_name,
@@ -132,13 +140,15 @@ async def open_service(
             quotas=quotas,
             kv_leases=KvLeases(quotas.store, admission, kv_shape.block_bytes, engine.clock),
             cache_limiter=CacheLimiter(admission, kv_pool, tenants.policies.current),
+            prompt_pinner=PromptPinner(admission, pinned_prompts, prompt_names),
+            kept_usage=KeptUsage(accounts.kept_block_seconds, quotas.store, kv_shape.block_bytes, engine.clock),
             kv_shape=kv_shape,
             metrics=metrics,
             telemetry=telemetry,
             core=core,
             core_telemetry=core_telemetry,
             refusal_limiter=RefusalLimiter(settings.refused_per_second, engine.clock),
-            prompt_names=make_prompt_names(model, core),
+            prompt_names=prompt_names,
             seeds=random.Random(settings.seed),
         )
 
@@ -291,6 +301,7 @@ async def serve_engine(
             pushing(settings, service.metrics),
             beside(policies.watch(), keys.watch(policies)),
             beside(active_requests.sweep(), service.kv_leases.run(), watchdog.run(), service.metrics.run()),
+            beside(service.kept_usage.run()),
             admin_plane(settings, service, keys, process, admin),
         ):
             if isinstance(server, WorkerPool):

@@ -31,7 +31,7 @@ class KVAccounts:
         return self._blocks.holdings.num_shared
 
     @property
-    def num_pinned(self) -> int:
+    def num_reserved(self) -> int:
         """Those of them that are kept for sequences that wait."""
         return self._blocks.num_pinned
 
@@ -46,8 +46,8 @@ class KVAccounts:
         return self._cache.num_kept - self._cache.num_pinned
 
     @property
-    def num_prefix(self) -> int:
-        """Those of them that are pinned, as parts of prefixes."""
+    def num_pinned(self) -> int:
+        """Those of them that are pinned by a policy."""
         return self._cache.num_pinned
 
     @property
@@ -78,9 +78,9 @@ class KVAccounts:
 
     def held(self) -> Counter[str]:
         """Return the blocks that each tenant's sequences hold."""
-        return Counter(self._kv.allowances.held) - self.prefixes()
+        return Counter(self._kv.allowances.held) - self.pinned()
 
-    def prefixes(self) -> Counter[str]:
+    def pinned(self) -> Counter[str]:
         """Return the idle blocks that each tenant has pinned: one that two have pinned counts for both."""
         return self._prefixes.idle_by_tenant()
 
@@ -96,7 +96,7 @@ class KVAccounts:
         """Return the blocks that each tenant answers for: those that it holds, and those that its floor and its pins
         keep.
         """
-        return self.held() + self.kept() + self.prefixes()
+        return self.held() + self.kept() + self.pinned()
 
     def kept_block_seconds(self, now: float) -> dict[str, float]:
         """Return the blocks that each tenant's floor and pins have kept, times how long, until `now`.

@@ -50,10 +50,6 @@ class PinnedPrefixes:
         """Return how many blocks each tenant has pinned, be they computed or not."""
         return Counter({tenant: len(names) for tenant, names in self._names.items()})
 
-    def cached_of(self, tenant: str) -> int:
-        """Return how many of the blocks that the tenant has pinned are cached, in O(those)."""
-        return sum(self._cache.named(name) is not None for name in self._names.get(tenant, ()))
-
     def pin(self, tenant: str, names: Iterable[BlockName]) -> None:
         """Pin these names for the tenant, each behind that of the block it follows on, and none else."""
         before, after = self._names.pop(tenant, {}), dict.fromkeys(names)

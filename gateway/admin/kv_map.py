@@ -1,6 +1,7 @@
 """The map of KV memory: whose each block is, and what it is used for."""
 
 import asyncio
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Any
 
@@ -21,8 +22,9 @@ class Use(IntEnum):
 
     HELD = 0  # by one sequence
     SHARED = 1  # by several, perhaps of several tenants: it is shown as the first one's
-    PINNED = 2  # kept for one that waits
+    RESERVED = 2  # kept for one that waits
     CACHED = 3  # held by nobody, and shown as whose it was last
+    PINNED = 4  # held by nobody and pinned by the policy, perhaps for several tenants: it is shown as the first one's
 
 
 async def kv_map(scheduler: Scheduler, block_bytes: int) -> dict[str, Any]:
@@ -34,9 +36,10 @@ async def kv_map(scheduler: Scheduler, block_bytes: int) -> dict[str, Any]:
     accounts = KVAccounts(scheduler.kv_manager)
     swapped, kept = dict(accounts.swapped()), dict(+accounts.kept())
     held = [(sequence.tenant, list(sequence.block_table)) for sequence in _holders(scheduler)]
-    pinned = [(pin.tenant, list(pin.block_table)) for pin in blocks.pins]
-    idle = list(blocks.cache.idle_blocks())
-    owners, runs = await asyncio.to_thread(_drawn, config.num_blocks, held, pinned, idle)
+    reserved = [(pin.tenant, list(pin.block_table)) for pin in blocks.pins]
+    idle, pinned = list(blocks.cache.idle_blocks()), list(blocks.pinned_prefixes.idle_blocks())
+    layers = ((idle, Use.CACHED, 0), (pinned, Use.PINNED, 0), (reserved, Use.RESERVED, 1), (held, Use.HELD, 1))
+    owners, runs = await asyncio.to_thread(_drawn, config.num_blocks, layers)
     return {
         "num_blocks": config.num_blocks,
         "block_bytes": block_bytes,
@@ -49,14 +52,14 @@ async def kv_map(scheduler: Scheduler, block_bytes: int) -> dict[str, Any]:
     }
 
 
-def _drawn(
-    num_blocks: int, held: list[TenantBlocks], pinned: list[TenantBlocks], idle: list[TenantBlocks]
-) -> tuple[list[str], list[list[int]]]:
-    """Return the owners, and runs: an owner's index, a number of blocks, and their use."""
+def _drawn(num_blocks: int, layers: Iterable[tuple[list[TenantBlocks], Use, int]]) -> tuple[list[str], list[list[int]]]:
+    """Return the owners, and runs: an owner's index, a number of blocks, and their use.
+
+    A layer has blocks, what they are used for, and whether each counts as held: one that is so twice is shared.
+    """
     owners: dict[str, int] = {}
     owner = np.full(num_blocks, FREE, dtype=np.int64)
     use, holders = np.zeros((2, num_blocks), dtype=np.int64)
-    layers = ((idle, Use.CACHED, 0), (pinned, Use.PINNED, 1), (held, Use.HELD, 1))
     for table, drawn, counts in layers:
         for tenant, blocks in reversed(table):  # the first comes last, and is seen
             owner[blocks] = owners.setdefault(tenant, len(owners))

@@ -57,7 +57,7 @@ class Tenants:
         service, history = self._service, self._history
         totals = history.totals.get(name, Totals())
         scheduler, block_bytes = service.core.scheduler, service.kv_shape.block_bytes
-        blocks = scheduler.kv_manager.allowances.held[name]
+        blocks = counts.kv_held[name]
         return {
             "name": name,
             "weight": service.policies.current.tenant(name).weight,
@@ -68,6 +68,9 @@ class Tenants:
             "kv_charged_bytes": counts.kv_charged[name] * block_bytes,
             "kv_cached_bytes": counts.kv_cached[name] * block_bytes,
             "kv_kept_bytes": counts.kv_kept[name] * block_bytes,
+            "kv_pinned_bytes": counts.kv_pinned[name] * block_bytes,
+            "pinned_blocks": counts.pinned[name],
+            "pinned_reuses": scheduler.kv_manager.blocks.pinned_prefixes.reuses[name],
             "kv_swapped_bytes": counts.kv_swapped[name] * block_bytes,
             "kv_wasted_bytes": counts.unused_slots[name] * block_bytes // scheduler.config.block_size,
             "service_seconds": history.shares.total.get(name, 0.0),
@@ -117,7 +120,9 @@ class _TenantCounts:
         self.prompt_tokens = Counter({name: totals.prompt_tokens for name, totals in history.totals.items()})
         self.output_tokens = Counter({name: totals.output_tokens for name, totals in history.totals.items()})
         kv = KVAccounts(service.core.scheduler.kv_manager)
-        self.kv_charged, self.kv_cached, self.kv_kept = kv.charged(), kv.idle(), kv.kept()
+        self.kv_held, self.kv_charged, self.kv_cached = kv.held(), kv.charged(), kv.idle()
+        self.kv_kept, self.kv_pinned = kv.kept(), kv.pinned()
+        self.pinned = service.core.scheduler.kv_manager.blocks.pinned_prefixes.pinned_by_tenant()
         self.kv_swapped, self.unused_slots = kv.swapped(), kv.unused_slots()
         for record in requests.records():
             for timeline in record.timelines:

@@ -1,6 +1,5 @@
 """Serves requests to generate on the engine of this process: it charges their limits, queues them and settles them."""
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
@@ -143,10 +142,8 @@ class InProcessClient:
 
     async def name_blocks(self, sequences: list[Sequence]) -> None:
         """Name the blocks of the prompts: of short ones at once, of others between what else the event loop does."""
-        have_names = self.name_some_blocks(sequences)
-        while not have_names:
-            await asyncio.sleep(0)
-            have_names = self.name_some_blocks(sequences)
+        if self.service.prompt_names is not None:
+            await self.service.prompt_names.name(sequences)
 
     async def reserve(
         self, request: EngineRequest, sequences: list[Sequence], policy: EffectivePolicy, record: RequestRecord

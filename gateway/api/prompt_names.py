@@ -1,13 +1,20 @@
 """Names the blocks of prompts as they arrive: by their names the engine finds what it has computed before."""
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from typing import Protocol
 
-from backend.paged_kv.block_names import BlockNames
-from backend.scheduler.sequence import Sequence
+from backend.paged_kv.block_names import BlockNames, Tokens
 
 BLOCKS_AT_ONCE, TOKENS_AT_ONCE = 128, 2048  # what takes a quarter of a millisecond, in which the event loop is held
 MOST_ROOTS = 1024  # that are remembered, of a tenant or of a salt of its clients
+
+
+class Prompt(Tokens, Protocol):
+    """A sequence that has not arrived yet, or the beginning of some that will."""
+
+    prompt: list[int]
 
 
 class PromptNames:
@@ -19,7 +26,7 @@ class PromptNames:
         self._at_once = max(1, min(BLOCKS_AT_ONCE, TOKENS_AT_ONCE // block_size))
         self._root = lru_cache(MOST_ROOTS)(names.root)
 
-    def begin(self, sequences: Iterable[Sequence], scope: str, salt: str | None) -> None:
+    def begin(self, sequences: Iterable[Prompt], scope: str, salt: str | None) -> None:
         """Say who may share the blocks of these sequences: all of the scope; with a salt, those of the scope that have
         the same.
         """
@@ -27,7 +34,14 @@ class PromptNames:
         for sequence in sequences:
             sequence.cache_root = root
 
-    def name_some(self, sequences: Iterable[Sequence]) -> bool:
+    async def name(self, sequences: Sequence[Prompt]) -> None:
+        """Name the blocks of their prompts: of short ones at once, of others between what else the event loop does."""
+        have_names = self.name_some(sequences)
+        while not have_names:
+            await asyncio.sleep(0)
+            have_names = self.name_some(sequences)
+
+    def name_some(self, sequences: Iterable[Prompt]) -> bool:
         """Name the next full blocks of their prompts, up to `BLOCKS_AT_ONCE` and `TOKENS_AT_ONCE`; returns whether all
         have names now.
         """

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from admission.admission import Admission
 from admission.controller import Controller
 from gateway.api.prompt_names import PromptNames
+from gateway.api.prompt_pinner import PromptPinner
 from gateway.api.refusal_limiter import RefusalLimiter
 from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.metrics.metrics import Metrics
@@ -13,6 +14,7 @@ from gateway.telemetry.request_record import Telemetry
 from gateway.tenants.auth import KeyRing
 from gateway.tenants.cache_limits import CacheLimiter
 from gateway.tenants.effective_policy import EffectivePolicies, KVShape
+from gateway.tenants.kept_usage import KeptUsage
 from gateway.tenants.kv_leases import KvLeases
 from gateway.tenants.live_policy import LivePolicy, scheduling_policy
 from quotas.policy.policy import Policy
@@ -33,6 +35,8 @@ class Service:
     quotas: Quotas
     kv_leases: KvLeases
     cache_limiter: CacheLimiter
+    prompt_pinner: PromptPinner
+    kept_usage: KeptUsage
     kv_shape: KVShape
     metrics: Metrics
     telemetry: Telemetry
@@ -50,6 +54,7 @@ class Service:
         async def apply(policy: Policy) -> None:
             self.admission.policy_changed(scheduling_policy(policy))
             await self.cache_limiter.policy_changed(policy)
+            await self.prompt_pinner.policy_changed(policy)
 
         await apply(self.policies.current)
         self.policies.on_change.append(apply)

@@ -22,6 +22,7 @@ _JUDGES: tuple[Callable[[Window], Finding | None], ...] = (
     engine_findings.slow_planning,
     kv_findings.cache_never_hits,
     kv_findings.starving_floor,
+    kv_findings.pin_never_hits,
     queue_findings.held_by_own_limit,
     queue_findings.flood_of_work,
     queue_findings.flood_of_refusals,

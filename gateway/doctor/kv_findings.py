@@ -2,7 +2,7 @@
 
 from admission.explain import REASONS
 from gateway.doctor.finding import Finding, plain_reason
-from gateway.doctor.snapshot import Snapshot, Window
+from gateway.doctor.snapshot import Json, Snapshot, Window
 
 RECOMPUTED = 0.1  # of the tokens of prefills: twice what preemptions may cost, see `engine_findings.PREEMPTED`
 LOST = 0.5  # of the hits that there were before: less than that comes and goes with what is asked
@@ -11,6 +11,7 @@ GIVEN_UP = 0.1  # of the pool's blocks: less is what a full cache gives up for w
 NEVER = 0.01  # of the prompt tokens: what tenants who ask alike by chance would find
 LEAST_TOKENS = 100_000.0  # of prompts, from which it is known what they begin with; in `thrashing`, those of before too
 LEAST_JOINED = 10.0  # sequences; fewer may be as different as they like
+LEAST_REQUESTS = 10  # of a tenant, none of which had a prompt that is pinned
 STARVING = 0.1  # of the pool's blocks: less, and memory would be full all the same
 
 JOINED = "sluice_batch_joined_total"
@@ -69,6 +70,36 @@ def starving_floor(window: Window) -> Finding | None:
         f"({its_bytes / 2**20:,.1f} MiB), while {waiting} of others waited for memory",
         f"lower prefix_cache.floor of {keeper} in the policy, or give KV memory more (--kv-memory-bytes)",
     )
+
+
+def pin_never_hits(window: Window) -> Finding | None:
+    """What a policy pins is never computed, as no prompt begins with it, or never found again."""
+    before = {row["name"]: row for row in window.before.tenants}
+    found = [row for row in window.after.tenants if _is_pinned_in_vain(before.get(row["name"]), row)]
+    if not found:
+        return None
+    row = found[0]
+    others = f", and those of {len(found) - 1} more" if len(found) > 1 else ""
+    kept = f"{row['kv_pinned_bytes'] / 2**20:,.1f} MiB are kept" if row["kv_pinned_bytes"] else "nothing is kept"
+    return Finding(
+        "pin_never_hits",
+        "pinned prompts are not found",
+        f"the prompts pinned for {row['name']}{others}, of {row['pinned_blocks']:,} blocks, were found "
+        f"{row['pinned_reuses']:,} times since the start, and not lately; {kept} for {row['requests']:,} requests",
+        f"see that prefix_cache.pinned of {row['name']} is word for word what its requests send as system message (a "
+        "line's end and cache_salt count, and a chat template may put tools or a date before it), or leave it out of "
+        "the policy; what is above kv_bytes is not kept either",
+    )
+
+
+def _is_pinned_in_vain(before: Json | None, row: Json) -> bool:
+    """Return whether a tenant has prompts pinned that none of its requests has found."""
+    if before is None or not row["pinned_blocks"] or row["running"]:
+        return False
+    if not row["kv_pinned_bytes"]:
+        return bool(not row["pinned_reuses"] and row["requests"] >= LEAST_REQUESTS)
+    is_unused = before["kv_pinned_bytes"] and before["pinned_reuses"] == row["pinned_reuses"]
+    return bool(is_unused and row["requests"] - before["requests"] >= LEAST_REQUESTS)
 
 
 def _hits(window: Window) -> float:

@@ -51,7 +51,7 @@ def room_problems(policy: Policy, pool: KVPool) -> Iterator[tuple[str, str]]:
     if not pool.caches or not kept or lacking <= 0:
         return
     largest = max(sorted(floors), key=lambda tenant: floors[tenant])
-    sizes = [_size(blocks, pool) for blocks in (kept, pool.num_blocks, pool.longest, lacking)]
+    sizes = [show_blocks(blocks, pool) for blocks in (kept, pool.num_blocks, pool.longest, lacking)]
     message = (
         f"floors keep {sizes[0]} in all, the KV pool has {sizes[1]}, and one sequence of max_model_len "
         f"{pool.max_model_len} takes {sizes[2]}, so that it could never run: lower floors by {sizes[3]}, raise "
@@ -60,7 +60,8 @@ def room_problems(policy: Policy, pool: KVPool) -> Iterator[tuple[str, str]]:
     yield f"tenants.{largest}.prefix_cache.floor", message
 
 
-def _size(blocks: int, pool: KVPool) -> str:
+def show_blocks(blocks: int, pool: KVPool) -> str:
+    """Return so many blocks in bytes and by their number."""
     return f"{show_bytes(blocks * pool.block_bytes)} ({blocks} block{'' if blocks == 1 else 's'})"
 
 

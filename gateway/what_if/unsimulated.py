@@ -14,6 +14,10 @@ from quotas.policy.policy_diff import Change
 from quotas.policy.problems import Mark
 
 MOST_LINES = 60
+NEVER = {  # fields of a tenant that change nothing in a simulation
+    "on_store_outage": "the quota store never fails in a simulation",
+    "prefix_cache.pinned": "a trace says how long prompts are and what they share, and not what they begin with",
+}
 NO_CONTENTS = "the trace does not say what prompts share: nothing is found in the prefix cache"
 
 Places = Mapping[str, Mark]
@@ -143,8 +147,8 @@ def _of_tenant(change: Change, seen: Seen) -> str | None:
             return _of_key(f"{change.scope}.keys.{key}", ".".join(rest), seen)
         case ["models"] if seen.facts.model is None:
             return "the trace does not say which models were asked for"
-        case ["on_store_outage"]:
-            return "the quota store never fails in a simulation"
+        case _ if change.field in NEVER:
+            return NEVER[change.field]
         case ["price", "cached_input"] | ["prefix_cache", _] if not seen.facts.has_contents:
             return NO_CONTENTS
         case ["limits", "kv_bytes"] | ["prefix_cache", _] if not seen.knows_kv_bytes:

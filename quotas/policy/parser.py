@@ -24,7 +24,7 @@ from quotas.policy.policy import (
     Unnamed,
 )
 from quotas.policy.problems import Mark, Problems, did_you_mean, listed, quoted
-from quotas.policy.schema import MAX_CLASSES, NO_PRICE, UNLIMITED, fields_of
+from quotas.policy.schema import MAX_CLASSES, MAX_PINNED, NO_PINS, NO_PRICE, UNLIMITED, fields_of
 from quotas.policy.section import Section, one_of
 from quotas.policy.yaml_nodes import Fields, Items, Node, Scalar
 
@@ -276,15 +276,29 @@ def _read_cache_limits(section: Section | None, base: CacheLimits) -> CacheLimit
     if section is None:
         return base
     section.refuse_unknown(fields_of("prefix_cache"))
+    pinned = _read_pinned(section, base.pinned)
     floor = section.value("floor", partial(units.size, least=0), base.floor)
     ceiling = section.value("ceiling", _ceiling, base.ceiling)
     if ceiling is None or floor <= ceiling:
-        return CacheLimits(floor, ceiling)
+        return CacheLimits(floor, ceiling, pinned)
     if "floor" in section:
         section.wrong("floor", f"is above the ceiling, {units.show_size(ceiling)}: lower it, or raise the ceiling")
     else:
         section.wrong("ceiling", f"is below the floor of defaults, {units.show_size(floor)}: raise it, or lower floor")
     return base
+
+
+def _read_pinned(section: Section, base: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the system prompts that stay, each once."""
+    node = section.node("pinned")
+    if isinstance(node, Scalar) and node.text == NO_PINS:
+        return ()
+    pinned = section.values("pinned", words.system_prompt, base)
+    if len(pinned) > MAX_PINNED:
+        section.wrong(
+            "pinned", f"has {len(pinned)} system prompts: at most {MAX_PINNED} of a tenant stay, keep those asked most"
+        )
+    return pinned
 
 
 def _ceiling(text: str) -> int | None:

@@ -56,11 +56,12 @@ class Price:
 @dataclass(frozen=True, slots=True)
 class CacheLimits:
     """Of a tenant's KV memory that is cached and in nobody's use: the bytes that are kept for it whatever others need,
-    and the most that it may have.
+    the most that it may have, and the system prompts that stay whatever others need.
     """
 
     floor: int = 0
     ceiling: int | None = None  # None: what nobody needs
+    pinned: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,7 @@ class Policy:
         return f"tenant:{tenant}"
 
     def cache_limits(self, tenant: str) -> CacheLimits:
-        """Return what holds of the tenant's cached memory. No floor is kept for one that is not named, since nobody
+        """Return what holds of the tenant's cached memory. Nothing is kept for one that is not named, since nobody
         could say how many there will be.
         """
         limits = self.tenant(tenant).prefix_cache

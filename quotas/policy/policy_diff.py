@@ -1,6 +1,7 @@
 """The difference between two policies, listed by the tenants and classes that it concerns."""
 
 from collections.abc import Iterator
+from hashlib import sha256
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ from quotas.policy.policy import Policy
 from quotas.policy.policy_text import class_fields, sharing_groups, tenant_fields
 
 UNSET = "unset"
+LONGEST, BEGINNING = 80, 40  # characters of a value that is shown whole, and of what is shown of another
 
 
 class Change(NamedTuple):
@@ -88,4 +90,12 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 def _shown(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(_shown, value))
-    return f"{value['rate']} (burst {value['burst']})" if isinstance(value, dict) else str(value)
+    return f"{value['rate']} (burst {value['burst']})" if isinstance(value, dict) else _shortened(str(value))
+
+
+def _shortened(text: str) -> str:
+    """Return a long text, such as a system prompt, by its beginning and what tells it from others."""
+    if len(text) <= LONGEST:
+        return text
+    digest = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{text[:BEGINNING]}… ({len(text):,} characters, {digest})"

@@ -8,7 +8,7 @@ import yaml
 
 from quotas.policy.limit import TENANT_ONLY, Limit, Rate, Resource
 from quotas.policy.policy import CacheLimits, ClassPolicy, KeyPolicy, Policy, Price, TenantPolicy
-from quotas.policy.schema import NO_PRICE, UNLIMITED
+from quotas.policy.schema import NO_PINS, NO_PRICE, UNLIMITED
 from quotas.policy.units import show_count, show_duration, show_number, show_price, show_size
 
 Plain = dict[str, Any]
@@ -96,7 +96,7 @@ def _price(price: Price) -> Plain:
 
 def _cache_limits(limits: CacheLimits) -> Plain:
     ceiling = UNLIMITED if limits.ceiling is None else show_size(limits.ceiling)
-    return {"floor": show_size(limits.floor), "ceiling": ceiling}
+    return {"floor": show_size(limits.floor), "ceiling": ceiling, "pinned": [*limits.pinned] or NO_PINS}
 
 
 def _count(amount: int) -> str | int:

@@ -18,7 +18,10 @@ from quotas.policy.units import COUNT, DURATION, NUMBER, PRICE, RATE, SIZE
 
 UNLIMITED = "unlimited"
 NO_PRICE = "none"
+NO_PINS = "none"
 MAX_CLASSES = 16
+MAX_PINNED = 16  # system prompts of a tenant
+MAX_PROMPT = 65_536  # characters of one
 OUTAGES: tuple[Outage, ...] = get_args(Outage)
 LATENESS: tuple[Lateness, ...] = get_args(Lateness)
 UNNAMED: tuple[Unnamed, ...] = get_args(Unnamed)
@@ -147,6 +150,14 @@ def _prefix_cache() -> Schema:
         "KV memory that is cached for the tenant and in nobody's use.",
         floor=size | {"description": "What is kept whatever others need, such as 64MiB; default: none."},
         ceiling={"anyOf": [size | {"description": "The most, such as 1GiB."}, {"const": UNLIMITED}]},
+        pinned={
+            "anyOf": [
+                _list({"type": "string", "minLength": 1, "maxLength": MAX_PROMPT}, "System prompts, word for word.")
+                | {"maxItems": MAX_PINNED},
+                {"const": NO_PINS},
+            ],
+            "description": "System prompts that stay once they were computed; none lifts those of defaults.",
+        },
     )
 
 

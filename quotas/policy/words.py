@@ -16,6 +16,7 @@ from quotas.policy.schema import (
     HMAC,
     KEY_ID,
     LATENESS,
+    MAX_PROMPT,
     MODEL,
     OUTAGES,
     TENANT_NAME,
@@ -58,6 +59,14 @@ def service_tier(text: str) -> str:
     if text in {"auto", "default"}:
         raise ValueError("is the default_class of each tenant: leave it out here and set that")
     return one_of(SERVICE_TIERS, "a service tier")(text)
+
+
+def system_prompt(text: str) -> str:
+    if not text:
+        raise ValueError("is no system prompt: write the text that messages of role system have, word for word")
+    if len(text) > MAX_PROMPT:
+        raise ValueError(f"has {len(text):,} characters: at most {MAX_PROMPT:,} can be pinned, leave out what differs")
+    return text
 
 
 def weight(text: str) -> float:

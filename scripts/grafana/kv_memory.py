@@ -23,7 +23,7 @@ KV = (
     ),
     Panel(
         "KV bytes charged, by tenant",
-        "Held by each tenant's sequences, and kept by its floor. What tenants share counts for each of them.",
+        "Held by each tenant's sequences, or kept by its floor or pinned prompts. What tenants share counts for each.",
         "bytes",
         level("sluice_kv_charged_bytes", "tenant"),
         stack=True,
@@ -36,6 +36,13 @@ KV = (
         stack=True,
     ),
     Panel(
+        "Pinned, by tenant",
+        "Idle memory of pinned prompts, which others cannot have.",
+        "bytes",
+        level("sluice_kv_pinned_bytes", "tenant"),
+        stack=True,
+    ),
+    Panel(
         "Idle, by tenant",
         "Cached and held by nobody: anybody's memory when it is needed, but for what floors keep.",
         "bytes",
@@ -43,13 +50,15 @@ KV = (
         stack=True,
     ),
     Panel(
-        "Shared, pinned, kept",
-        "Blocks that several sequences hold, that wait for a sequence, and that floors keep while nobody uses them.",
+        "Shared, reserved, kept, pinned",
+        "Blocks that several sequences hold, that wait for a sequence, and that floors and pinned prompts keep while "
+        "nobody uses them.",
         "none",
         (
             ("sum(sluice_kv_blocks_shared{@})", "shared"),
-            ("sum(sluice_kv_blocks_pinned{@})", "pinned"),
+            ("sum(sluice_kv_blocks_reserved{@})", "reserved"),
             ("sum(sluice_kv_blocks_kept{@})", "kept"),
+            ("sum(sluice_kv_blocks_pinned{@})", "pinned"),
         ),
     ),
     Panel(

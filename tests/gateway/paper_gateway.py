@@ -28,6 +28,7 @@ from gateway.api.engine_client import Health
 from gateway.api.frontend import Frontend, ServedModel
 from gateway.api.in_process_client import InProcessClient
 from gateway.api.prompt_names import PromptNames
+from gateway.api.prompt_pinner import PromptPinner
 from gateway.api.refusal_limiter import RefusalLimiter
 from gateway.api.routes import make_app
 from gateway.api.service import Service
@@ -40,8 +41,10 @@ from gateway.telemetry.request_record import Telemetry
 from gateway.tenants.auth import KeyRing, demo_record
 from gateway.tenants.cache_limits import CacheLimiter, KVPool
 from gateway.tenants.effective_policy import EffectivePolicies, KVShape
+from gateway.tenants.kept_usage import KeptUsage
 from gateway.tenants.kv_leases import KvLeases
 from gateway.tenants.live_policy import LivePolicy
+from gateway.tenants.pinned_prompts import PinnedPrompts
 from quotas.policy import policy as quota_policy
 from quotas.policy.limit import Limit, Rate, Resource
 from quotas.policy.policy import CLASSES, DEFAULTS
@@ -144,6 +147,8 @@ class Gateway:
             quotas=Quotas(self.store, heartbeat=3600),
             kv_leases=KvLeases(self.store, admission, 1024, self.engine.clock),
             cache_limiter=CacheLimiter(admission, KVPool.of(CONFIG, 1024), policies.current),
+            prompt_pinner=PromptPinner(admission, PinnedPrompts(tokenizer, CONFIG.block_size), prompt_names),
+            kept_usage=KeptUsage(lambda now: {}, self.store, 1024, self.engine.clock),
             kv_shape=KVShape(CONFIG.block_size, 1024),
             metrics=self.metrics,
             telemetry=telemetry,

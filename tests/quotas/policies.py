@@ -126,11 +126,15 @@ def class_lists(draw: st.DrawFn) -> tuple[ClassPolicy, ...]:
     return tuple(found)
 
 
+system_prompts = st.sampled_from(["Be brief.", "none ", "010", "You are\n  two lines.\n", "é: #1 'quoted'", "x" * 500])
+
+
 @st.composite
 def cache_limits(draw: st.DrawFn) -> CacheLimits:
     ceiling = draw(st.none() | st.just(0) | amounts)
     floor = draw(st.just(0) | amounts)
-    return CacheLimits(floor if ceiling is None else min(floor, ceiling), ceiling)
+    pinned = draw(st.lists(system_prompts, max_size=3, unique=True))
+    return CacheLimits(floor if ceiling is None else min(floor, ceiling), ceiling, tuple(pinned))
 
 
 @st.composite

@@ -2,7 +2,7 @@
 // shape of what it is used for.
 
 import { el, fillChildren, setAttribute, setText, svg } from "./dom.js";
-import { HELD, IDLE, PINNED, SHARED, USES, shape, useSwatch } from "./pool_uses.js";
+import { HELD, IDLE, PINNED, USES, shape, useSwatch } from "./pool_uses.js";
 import { FREE, OTHERS, fillSwatch, paint, swatch } from "./slots.js";
 import { counted, shown } from "./text.js";
 import { bytes, percent, whole } from "./units.js";
@@ -102,7 +102,7 @@ export class Pool {
   /** The key to the shapes, with what there is of each; and what is swapped, which is not in the picture. */
   #showUses() {
     const { num_blocks, block_bytes, runs, swapped = {}, host_blocks = 0 } = this.#kv;
-    const sums = [0, 0, 0, 0];
+    const sums = USES.map(() => 0);
     for (const [owner, blocks, use = HELD] of runs) sums[use] += owner < 0 ? 0 : blocks;
     const rows = USES.map(({ name, words }, use) => ({ use, name, words, blocks: sums[use], of: num_blocks }));
     if (host_blocks > 0) {
@@ -181,11 +181,11 @@ function useOf(cell) {
 }
 
 /** The legend's lines: who has a slot, most blocks first, then all others as one, then what is free. A tenant's blocks are
- * those held for it; `parts` says which of them are shared or pinned, and what it has besides. */
+ * those held for it; `parts` says which of them are shared or reserved, and what it has besides. */
 function blocksBySlot({ owners, runs, kept = {}, swapped = {} }, slotOf, slots) {
   const held = new Map();
   const entryOf = (slot, name) => {
-    const parts = { shared: 0, pinned: 0, idle: 0, kept: 0, swapped: 0 };
+    const parts = { shared: 0, reserved: 0, pinned: 0, idle: 0, kept: 0, swapped: 0 };
     const entry = held.get(slot) ?? { slot, names: new Set(), blocks: 0, parts };
     entry.names.add(name);
     held.set(slot, entry);
@@ -193,10 +193,8 @@ function blocksBySlot({ owners, runs, kept = {}, swapped = {} }, slotOf, slots) 
   };
   for (const [owner, blocks, use = HELD] of runs) {
     const entry = entryOf(slotOf(owner), owner < 0 ? "free" : owners[owner]);
-    if (use === IDLE) entry.parts.idle += blocks;
-    else entry.blocks += blocks;
-    if (use === SHARED) entry.parts.shared += blocks;
-    if (use === PINNED) entry.parts.pinned += blocks;
+    if (use !== IDLE && use !== PINNED) entry.blocks += blocks;
+    if (use !== HELD) entry.parts[USES[use].name] += blocks;
   }
   for (const [name, blocks] of Object.entries(kept)) entryOf(slots.of(name), name).parts.kept += blocks;
   for (const [name, blocks] of Object.entries(swapped)) entryOf(slots.of(name), name).parts.swapped += blocks;

@@ -1,19 +1,21 @@
 // What a block of the KV pool is used for, as a shape that needs no colour: a full square, one without a corner, half of
-// one, a small one.
+// one, a small one, a diamond.
 
 import { svg } from "./dom.js";
 
 export const HELD = 0;
 export const SHARED = 1;
-export const PINNED = 2;
+export const RESERVED = 2;
 export const IDLE = 3;
+export const PINNED = 4;
 
 /** By number, as the API gives them: a name, and words for what it means. */
 export const USES = [
   { name: "held", words: "held by one sequence" },
   { name: "shared", words: "shared by several sequences" },
-  { name: "pinned", words: "pinned for one that waits" },
+  { name: "reserved", words: "reserved for one that waits" },
   { name: "idle", words: "idle, and cached for whoever begins with the same" },
+  { name: "pinned", words: "idle, and pinned by the policy" },
 ];
 
 /** The path of a square of that use, whose side is `side` and whose corner is at x and y. */
@@ -23,8 +25,12 @@ export function shape(use, x, y, side) {
       const cut = Math.ceil(side / 2);
       return `M${x} ${y}h${side - cut}l${cut} ${cut}v${side - cut}h${-side}z`;
     }
-    case PINNED:
+    case RESERVED:
       return `M${x} ${y}l${side} ${side}h${-side}z`;
+    case PINNED: {
+      const half = side / 2;
+      return `M${x + half} ${y}l${half} ${half}l${-half} ${half}l${-half} ${-half}z`;
+    }
     case IDLE: {
       const inset = side / 4;
       return `M${x + inset} ${y + inset}h${side / 2}v${side / 2}h${-side / 2}z`;

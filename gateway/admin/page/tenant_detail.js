@@ -45,6 +45,7 @@ function facts(tenant) {
     "KV unused": bytes(tenant.kv_wasted_bytes),
     "KV idle, cached": bytes(tenant.kv_cached_bytes),
     "KV kept by its floor": bytes(tenant.kv_kept_bytes),
+    "KV pinned, idle": bytes(tenant.kv_pinned_bytes),
     "KV swapped": bytes(tenant.kv_swapped_bytes),
     Requests: whole(tenant.requests),
     Refused: whole(tenant.refused),

@@ -19,9 +19,10 @@ class KVMetrics:
         registry.gauge("sluice.kv.blocks", "KV blocks in the pool.", lambda: self._config.num_blocks)
         registry.gauge("sluice.kv.blocks_used", "KV blocks held by sequences.", lambda: kv.num_held)
         registry.gauge("sluice.kv.blocks_shared", "Those that several sequences hold.", lambda: kv.num_shared)
-        registry.gauge("sluice.kv.blocks_pinned", "Those kept for sequences that wait.", lambda: kv.num_pinned)
+        registry.gauge("sluice.kv.blocks_reserved", "Those kept for sequences that wait.", lambda: kv.num_reserved)
         registry.gauge("sluice.kv.blocks_cached", "Idle KV blocks: cached, and held by nobody.", lambda: kv.num_idle)
         registry.gauge("sluice.kv.blocks_kept", "Those that floors keep.", lambda: kv.num_kept)
+        registry.gauge("sluice.kv.blocks_pinned", "Those that pinned prompts keep.", lambda: kv.num_pinned)
         registry.gauge("sluice.kv.host_blocks", "KV blocks for which the host has room.", lambda: kv.num_host_blocks)
         registry.gauge("sluice.kv.host_blocks_used", "KV blocks that the host has.", lambda: kv.num_swapped)
 

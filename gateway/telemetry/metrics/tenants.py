@@ -117,6 +117,7 @@ class TenantMetrics:
         clock: Callable[[], float],
     ) -> None:
         self._core, self._backlog = core, core.backlog
+        self._kv = KVAccounts(core.scheduler.kv_manager)
         self._labels = TenantLabels()
         self._usage = TenantUsage(self._labels, live)
         self._shares = FairShares(lambda tenant: policies.current.tenant(tenant).weight)
@@ -156,15 +157,16 @@ class TenantMetrics:
             "sluice.running.tokens", "In their contexts.", lambda: ((s.tenant, s.num_tokens) for s in running.values())
         )
         show("sluice.waiting.sequences", "Waiting for the engine.", self._waiting)
-        kv, each = KVAccounts(scheduler.kv_manager), self._block_bytes
+        kv, each = self._kv, self._block_bytes
 
         def show_blocks(name: str, meaning: str, count: Callable[[], Mapping[str, int]], size: float = each) -> None:
             show(name, meaning, lambda: ((tenant, number * size) for tenant, number in count().items()), "By")
 
         show_blocks("sluice.kv.bytes", "KV memory held.", kv.held)
-        show_blocks("sluice.kv.charged", "KV memory held, or kept by the tenant's floor.", kv.charged)
+        show_blocks("sluice.kv.charged", "KV memory held, or kept by the tenant's floor or pins.", kv.charged)
         show_blocks("sluice.kv.cached", "Idle KV memory of the prefix cache.", kv.idle)
         show_blocks("sluice.kv.kept", "What of it the tenant's floor keeps.", kv.kept)
+        show_blocks("sluice.kv.pinned", "Idle KV memory that the tenant's pinned prompts keep.", kv.pinned)
         show_blocks("sluice.kv.swapped", "KV memory that the host has.", kv.swapped)
         per_slot = each / scheduler.config.block_size
         show_blocks("sluice.kv.wasted", "KV memory allocated that holds no token yet.", kv.unused_slots, per_slot)
@@ -182,14 +184,20 @@ class TenantMetrics:
         service = Family("sluice.tenant.service", Kind.COUNTER, "s", "Engine time used.", ("tenant",))
         registry.read(service, self._service)
         show(
-            "sluice.kv.byte_seconds", "KV memory held, times how long.", "By.s", lambda u: u.block_seconds * block_bytes
+            "sluice.kv.byte_seconds",
+            "KV memory that was charged, times how long.",
+            "By.s",
+            lambda usage: usage.block_seconds * block_bytes,
         )
         tokens = Family("sluice.tenant.tokens", Kind.COUNTER, "", "Tokens of a tenant.", ("tenant", "kind"))
         registry.read(tokens, self._tokens)
         registry.before.append(self._look)
 
     def _look(self) -> None:
-        self._used = {OTHER: TenantTotals()} | self._usage.read(self._clock())
+        now = self._clock()
+        self._used = {OTHER: TenantTotals()} | self._usage.read(now)
+        for tenant, block_seconds in self._kv.kept_block_seconds(now).items():
+            self._used.setdefault(self._labels.of(tenant), TenantTotals()).block_seconds += block_seconds
 
     def _service(self) -> list[Point]:
         """Returns the engine time of tenants by the accounts of the fair queue, or as predicted where it keeps none.

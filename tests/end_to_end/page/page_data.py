@@ -98,6 +98,7 @@ def tenant(name: str, rank: int) -> Json:
         "kv_charged_bytes": (blocks + 64) * BLOCK_BYTES,
         "kv_cached_bytes": 96 * BLOCK_BYTES,
         "kv_kept_bytes": 64 * BLOCK_BYTES,
+        "kv_pinned_bytes": 32 * BLOCK_BYTES,
         "kv_swapped_bytes": 200 * BLOCK_BYTES,
         "kv_wasted_bytes": 3 * BLOCK_BYTES // 2,
         "service_seconds": 900 / (rank + 1),
@@ -229,11 +230,11 @@ def kv(names: tuple[str, ...] = TENANTS, num_blocks: int = NUM_BLOCKS) -> Json:
 
 
 def kv_in_uses(names: tuple[str, ...] = TENANTS) -> Json:
-    """A pool whose blocks are held, shared, pinned, and idle with something cached; and what is on the host."""
+    """A pool whose blocks are held, shared, reserved, idle, and pinned; and what is on the host."""
     random = Random(8)
     held = kv(names)
     runs = [
-        [owner, blocks, random.choice((0, 0, 1, 2, 3, 3)) if owner >= 0 else 0] for owner, blocks, _ in held["runs"]
+        [owner, blocks, random.choice((0, 0, 1, 2, 3, 3, 4)) if owner >= 0 else 0] for owner, blocks, _ in held["runs"]
     ]
     kept = {names[0]: 64, names[1]: 32}
     return held | {"runs": runs, "kept": kept, "swapped": {names[0]: 200, names[2]: 56}, "host_blocks": 1024}

@@ -221,16 +221,17 @@ def test_a_large_pool_is_drawn_with_squares_for_several_blocks(board: Page, gate
 def test_the_pool_tells_what_blocks_are_used_for(board: Page, gateway: FakeGateway) -> None:
     assert board.texts(".pool-uses li") == [], "nothing is cached: there is nothing to tell apart"
     gateway.answers["kv"] = kv_in_uses()
-    board.until_count(".pool-uses li", 5)
+    board.until_count(".pool-uses li", 6)
     uses = [" ".join(text.split()) for text in board.texts(".pool-uses li")]
-    assert [text.split()[0] for text in uses] == ["held", "shared", "pinned", "idle", "swapped"]
-    assert uses[4] == "swapped 64 MiB 25 %"
-    drawn = [board.attributes(f".pool .{use}", "d")[0].split("z")[0] for use in ("held", "shared", "pinned", "idle")]
-    assert [re.sub(r"[^a-zA-Z]", "", path) for path in drawn] == ["Mhvh", "Mhlvh", "Mlh", "Mhvh"]
+    names = ["held", "shared", "reserved", "idle", "pinned"]
+    assert [text.split()[0] for text in uses] == [*names, "swapped"]
+    assert uses[5] == "swapped 64 MiB 25 %"
+    drawn = [board.attributes(f".pool .{use}", "d")[0].split("z")[0] for use in names]
+    assert [re.sub(r"[^a-zA-Z]", "", path) for path in drawn] == ["Mhvh", "Mhlvh", "Mlh", "Mhvh", "Mlll"]
     square, idle = (float(path.split("h")[1].split("v")[0]) for path in (drawn[0], drawn[3]))
     assert idle == square / 2
     acme = board.text(".pool-legend li .parts")
-    assert all(words in acme for words in ("shared", "pinned", "idle", "kept 16 MiB", "swapped 50 MiB"))
+    assert all(words in acme for words in ("shared", "reserved", "pinned", "idle", "kept 16 MiB", "swapped 50 MiB"))
 
 
 def test_pointing_at_a_block_tells_whose_it_is_and_what_it_is_used_for(board: Page, gateway: FakeGateway) -> None:

@@ -66,7 +66,7 @@ async def test_shared_and_idle_blocks_are_told_apart(rig: Rig) -> None:
     assert await uses(rig) == [("zeta", Use.CACHED), ("zeta", Use.CACHED)]
 
 
-async def test_blocks_pinned_for_one_that_waits_are_its_tenants() -> None:
+async def test_blocks_reserved_for_one_that_waits_are_its_tenants() -> None:
     rig = Rig()
     rig.arrive("a", prompt=5, names=NAMES[:1])
     rig.run()
@@ -74,7 +74,14 @@ async def test_blocks_pinned_for_one_that_waits_are_its_tenants() -> None:
         rig.arrive(str(number), prompt=4, max_tokens=4, tenant="zeta")
     rig.step()
     rig.arrive("b", prompt=5, names=NAMES[:1])
-    assert ("acme", Use.PINNED) in await uses(rig)
+    assert ("acme", Use.RESERVED) in await uses(rig)
+
+
+async def test_what_the_policy_pins_is_told_from_what_is_idle(rig: Rig) -> None:
+    rig.core.pin_prefixes("acme", NAMES[:2], rig.now)
+    rig.arrive("a", prompt=12, max_tokens=2, names=NAMES[:3])
+    rig.run()
+    assert await uses(rig) == [("acme", Use.CACHED), ("acme", Use.PINNED), ("acme", Use.PINNED)]
 
 
 async def test_what_floors_keep_and_what_the_host_has_is_counted_by_tenant(rig: Rig) -> None:

@@ -96,7 +96,8 @@ def lives(state: str = "decoding", reason: str | None = None, tenant: str = "acm
 
 
 def tenant(name: str, **fields: float) -> Row:
-    return {"name": name, "running": 0, "waiting": 0, "share": 0.0, "requests": 0, "refused": 0, **fields}
+    pins = {"kv_pinned_bytes": 0, "pinned_blocks": 0, "pinned_reuses": 0}
+    return {"name": name, "running": 0, "waiting": 0, "share": 0.0, "requests": 0, "refused": 0, **pins, **fields}
 
 
 def histogram(name: str, counts: Mapping[str, float], labels: str = "") -> dict[str, float]:

@@ -1,6 +1,7 @@
 from admission.explain import REASONS
-from gateway.doctor.findings import past_findings
-from tests.gateway.doctor.snapshots import BEFORE, HEALTHY, found, snapshot, waits
+from gateway.doctor.finding import Finding
+from gateway.doctor.findings import findings, past_findings
+from tests.gateway.doctor.snapshots import BEFORE, HEALTHY, found, snapshot, tenant, waits
 
 MEMORY, SLOTS = REASONS["memory"], REASONS["slots"]
 QUERIES, HITS = "sluice_prefix_cache_queries_total", "sluice_prefix_cache_hits_total"
@@ -61,6 +62,33 @@ def test_a_floor_that_starves_others() -> None:
     assert "starving_floor" not in found(kept, kept, waiting=(waits(MEMORY, tenant="zeta"),)), "its own to give"
     few = kept | {"sluice_kv_blocks_kept": 5.0}
     assert "starving_floor" not in found(few, few, waiting=(waits(MEMORY),))
+
+
+def pins(before: dict[str, int], after: dict[str, int]) -> dict[str, Finding]:
+    rows = [(tenant("acme", **one), tenant("zeta", requests=99)) for one in (before, after)]
+    diagnosed = findings(*(snapshot(at, HEALTHY, tenants=row) for at, row in zip((10.0, 20.0), rows, strict=True)))
+    return {finding.name: finding for finding in diagnosed}
+
+
+def test_a_pin_that_no_request_begins_with() -> None:
+    pinned = {"pinned_blocks": 12, "requests": 40}
+    finding = pins(pinned, pinned)["pin_never_hits"]
+    assert finding.evidence == (
+        "the prompts pinned for acme, of 12 blocks, were found 0 times since the start, and not lately; nothing is "
+        "kept for 40 requests"
+    )
+    assert "prefix_cache.pinned of acme" in finding.remedy
+    assert "pin_never_hits" not in pins(pinned, pinned | {"running": 1}), "it may hold it"
+    assert "pin_never_hits" not in pins(pinned, pinned | {"requests": 9})
+    assert "pin_never_hits" not in pins(pinned, pinned | {"pinned_reuses": 4}), "it gave way at a limit"
+
+
+def test_a_pin_that_is_kept_and_not_found() -> None:
+    kept = {"pinned_blocks": 12, "kv_pinned_bytes": 3 * 2**20, "pinned_reuses": 2}
+    finding = pins(kept | {"requests": 5}, kept | {"requests": 16})["pin_never_hits"]
+    assert "found 2 times since the start, and not lately; 3.0 MiB are kept for 16 requests" in finding.evidence
+    assert "pin_never_hits" not in pins(kept | {"requests": 5}, kept | {"requests": 9}), "few others were asked"
+    assert "pin_never_hits" not in pins(kept | {"requests": 5}, kept | {"requests": 16, "pinned_reuses": 3})
 
 
 def test_thrashing_minutes_ago_is_told() -> None:

@@ -86,6 +86,11 @@ def test_no_edit_is_no_difference() -> None:
         ("classes: {interactive: {}, standard: {queue: {bytes: 1MiB}}}\n" + BEFORE, NO_FACTS, "how long bodies are"),
         ("tenants: {acme: {prefix_cache: {floor: 1MiB}}, globex: {}}", FACTS, "does not say what prompts share"),
         (
+            "tenants: {acme: {prefix_cache: {pinned: [Be brief.]}}, globex: {}}",
+            FACTS._replace(has_contents=True),
+            "tenants.acme.prefix_cache.pinned at edited.yaml:1: a trace says how long",
+        ),
+        (
             "tenants: {acme: {price: {input: 1/1M, cached_input: 0.5/1M, output: 1/1M, currency: EUR}}, globex: {}}",
             FACTS,
             "tenants.acme.price.cached_input at edited.yaml:1: the trace does not say what prompts share",

@@ -148,6 +148,14 @@ MISTAKES = [
     ("tenants: {a: {prefix_cache: {floor: unlimited}}}", "is not a size"),
     ("tenants: {a: {prefix_cache: {cieling: 1GiB}}}", 'did you mean "ceiling"?'),
     ("tenants: {a: {prefix_cache: 1GiB}}", "should hold fields"),
+    ("tenants: {a: {prefix_cache: {pinned: Be brief.}}}", 'should be a list such as [a, b], got "Be brief."'),
+    ("tenants: {a: {prefix_cache: {pinned: []}}}", "should be a list such as [a, b], got an empty list"),
+    ("tenants: {a: {prefix_cache: {pinned: [x, x]}}}", '"x" is a second time in the list'),
+    ("tenants: {a: {prefix_cache: {pinned: ['']}}}", '"" is no system prompt: write the text'),
+    (f"tenants: {{a: {{prefix_cache: {{pinned: [{'x' * 65_537}]}}}}}}",
+     "has 65,537 characters: at most 65,536 can be pinned, leave out what differs"),
+    (f"tenants: {{a: {{prefix_cache: {{pinned: [{', '.join(f'p{n}' for n in range(17))}]}}}}}}",
+     "tenants.a.prefix_cache.pinned: has 17 system prompts: at most 16 of a tenant stay"),
     ("prefix_sharing: [a, b]\ntenants: {a: , b: }", "prefix_sharing: should hold fields"),
     ("prefix_sharing: {x: a}\ntenants: {a: , b: }", 'prefix_sharing.x: should be a list such as [a, b], got "a"'),
     ("prefix_sharing: {a b: [a, b]}\ntenants: {a: , b: }", '"a b" is no name of a group'),
@@ -221,6 +229,18 @@ def test_cached_memory_has_a_floor_and_a_ceiling_each_as_the_defaults_have_it_wh
     assert found.tenant("b").prefix_cache == CacheLimits(0, None)
     assert found.tenant("c").prefix_cache == CacheLimits(0, 2**30)
     assert parsed("tenants: {a: }").tenant("a").prefix_cache == CacheLimits()
+
+
+def test_pinned_prompts_are_word_for_word_those_of_the_defaults_or_of_the_tenant() -> None:
+    found = parsed(
+        "defaults: {prefix_cache: {pinned: [Be brief.]}}\n"
+        "tenants:\n  a:\n  b: {prefix_cache: {pinned: none}}\n  c:\n    prefix_cache:\n      pinned:\n"
+        "        - |-\n          You are\n            indented.\n        - |\n          A last line.\n"
+    )
+    assert found.cache_limits("a").pinned == ("Be brief.",)
+    assert found.cache_limits("b").pinned == ()
+    assert found.cache_limits("c").pinned == ("You are\n  indented.", "A last line.\n")
+    assert found.cache_limits("stranger").pinned == (), "nobody could say how many there will be"
 
 
 def test_a_group_may_have_tenants_of_several_files() -> None:

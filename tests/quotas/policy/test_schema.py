@@ -32,6 +32,7 @@ VALID = (
     "defaults: {prefix_cache: {floor: 0B, ceiling: 1GiB}}\ntenants: {a: {prefix_cache: {ceiling: unlimited}}}",
     "prefix_sharing: {acme: [a, b], 010: [c, no]}\ntenants: {a: , b: , c: , no: }",
     "prefix_sharing:\ntenants: {a: {prefix_cache: }}",
+    "tenants: {a: {prefix_cache: {pinned: [You are brief., 'Two']}}, b: {prefix_cache: {pinned: none}}}",
 )
 INVALID = (
     *(text for text, _ in MISTAKES),

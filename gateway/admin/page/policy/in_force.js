@@ -75,7 +75,7 @@ function tenantRow(name, fields, isDefault, group) {
     price: price === "none" ? "" : `${price.input} in, ${price.output} out, ${price.currency}`,
     outage: fields.on_store_outage,
     keys: Object.keys(fields.keys ?? {}).join(", "),
-    cached: cachedInWords(isDefault ? { ...fields.prefix_cache, floor: "0B" } : fields.prefix_cache, group),
+    cached: cachedInWords(isDefault ? { ...fields.prefix_cache, floor: "0B", pinned: "none" } : fields.prefix_cache, group),
   };
 }
 
@@ -83,10 +83,11 @@ function groupsByTenant(groups) {
   return new Map(Object.entries(groups ?? {}).flatMap(([group, members]) => members.map((name) => [name, group])));
 }
 
-function cachedInWords({ floor = "0B", ceiling = "unlimited" } = {}, group) {
+function cachedInWords({ floor = "0B", ceiling = "unlimited", pinned = "none" } = {}, group) {
   const kept = floor === "0B" ? [] : [`${floor} kept`];
   const most = ceiling === "unlimited" ? [] : [`at most ${ceiling}`];
-  return [...kept, ...most, ...(group ? [`shared in ${group}`] : [])].join(", ");
+  const prompts = pinned === "none" ? [] : [`${counted(pinned.length, "system prompt")} pinned`];
+  return [...kept, ...most, ...prompts, ...(group ? [`shared in ${group}`] : [])].join(", ");
 }
 
 function limitsInWords(limits) {

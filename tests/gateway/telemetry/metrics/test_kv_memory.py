@@ -31,6 +31,21 @@ def test_what_a_floor_keeps_is_on_its_tenants_account(rig: Rig) -> None:
     assert page.value("sluice_kv_bytes") == 0
 
 
+def test_what_is_pinned_is_on_its_tenants_account_and_adds_up_over_time(rig: Rig) -> None:
+    rig.core.pin_prefixes("acme", names(0, 2), rig.now)
+    rig.arrive("a", prompt=12, names=names(0, 3))
+    rig.run()
+    before = rig.now
+    rig.now += 10
+    page = rig.page()
+    assert (page.value("sluice_kv_blocks_pinned"), page.value("sluice_kv_blocks_kept")) == (2, 0)
+    assert page.value("sluice_kv_pinned_bytes", tenant="acme") == 2 * BLOCK_BYTES
+    assert page.value("sluice_kv_charged_bytes", tenant="acme") == 2 * BLOCK_BYTES
+    assert page.value("sluice_kv_cached_bytes", tenant="acme") == BLOCK_BYTES
+    kept = 2 * (rig.now - before)  # beside what requests held, which are told with their records
+    assert page.value("sluice_kv_byte_seconds_total", tenant="acme") == pytest.approx(kept * BLOCK_BYTES)
+
+
 def test_a_shared_block_is_one_block_and_charged_to_each_of_its_tenants(rig: Rig) -> None:
     rig.arrive("a", prompt=9, max_tokens=20, names=names(0, 2))
     rig.step()
@@ -45,7 +60,7 @@ def test_a_shared_block_is_one_block_and_charged_to_each_of_its_tenants(rig: Rig
     assert page.value("sluice_kv_bytes", tenant="zeta") == 4 * BLOCK_BYTES
 
 
-def test_blocks_that_wait_for_a_sequence_are_pinned(rig: Rig) -> None:
+def test_blocks_that_wait_for_a_sequence_are_reserved(rig: Rig) -> None:
     rig.arrive("a", prompt=9, names=names(0, 2))
     rig.run()
     for number in range(8):
@@ -54,7 +69,7 @@ def test_blocks_that_wait_for_a_sequence_are_pinned(rig: Rig) -> None:
         rig.step()
     rig.arrive("b", prompt=9, names=names(0, 2))
     page = rig.page()
-    assert page.value("sluice_kv_blocks_pinned") == 2
+    assert page.value("sluice_kv_blocks_reserved") == 2
     assert page.value("sluice_kv_bytes", tenant="acme") == 2 * BLOCK_BYTES
 
 

@@ -1,0 +1,73 @@
+"""The system prompts that a policy pins, in tokens, and which of them cannot stay in the KV memory there is."""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import takewhile
+
+from backend.errors import InvalidRequest
+from backend.text.tokenizer import Tokenizer
+from gateway.tenants.cache_limits import KVPool, show_blocks
+from quotas.policy.policy import Policy
+from quotas.policy.problems import quoted
+
+PROBES = ("A", "7", "\n")  # what users say first, as different as it may be
+REMEMBERED = 1024  # prompts whose tokens are not worked out again for every policy
+MOST_SHARE = 2  # one in so many blocks may be pinned
+
+
+class PinnedPrompts:
+    """Works out what a system prompt is in tokens. It may be asked on any thread."""
+
+    def __init__(self, tokenizer: Tokenizer, block_size: int) -> None:
+        self._tokenizer = tokenizer
+        self.block_size = block_size
+        self.tokens = lru_cache(REMEMBERED)(self._tokens)
+
+    def _tokens(self, system: str) -> tuple[int, ...]:
+        """Return the tokens, in whole blocks, with which a conversation begins that has this system prompt, whatever
+        its user says. Raises `InvalidRequest` for one that the model's chat template does not take.
+        """
+        first, *others = (self._conversation(system, user) for user in PROBES)
+        alike = [len(list(takewhile(lambda pair: pair[0] == pair[1], zip(first, other)))) for other in others]  # noqa: B905
+        return tuple(first[: min(alike) // self.block_size * self.block_size])
+
+    def _conversation(self, system: str, user: str) -> list[int]:
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+        return self._tokenizer.encode(self._tokenizer.render_chat(messages), add_special_tokens=False)
+
+
+def pinned_problems(policy: Policy, pool: KVPool, prompts: PinnedPrompts) -> Iterator[tuple[str, str]]:
+    """Yield each field of the policy that pins what cannot stay, with what is wrong with it."""
+    if not pool.caches:
+        return
+    blocks: dict[str, int] = {}
+    for tenant in policy.tenants:
+        field_name = f"tenants.{tenant}.prefix_cache.pinned"
+        for system in policy.cache_limits(tenant).pinned:
+            try:
+                count = len(prompts.tokens(system)) // prompts.block_size
+            except InvalidRequest as error:
+                yield field_name, f"{quoted(system)} cannot be pinned: {error}"
+                continue
+            blocks[tenant] = blocks.get(tenant, 0) + count
+            if not count:
+                yield field_name, f"{quoted(system)} fills no block of {prompts.block_size} tokens: leave it out"
+    yield from _too_many(policy, pool, blocks)
+
+
+def _too_many(policy: Policy, pool: KVPool, blocks: dict[str, int]) -> Iterator[tuple[str, str]]:
+    """Yield the largest pin if all together take more than their share, or leave no room for the longest sequence."""
+    pinned, share = sum(blocks.values()), pool.num_blocks // MOST_SHARE
+    floors = sum(pool.cache_limits(policy, tenant)[0] for tenant in policy.tenants)
+    room = min(share, pool.num_blocks - pool.longest - floors)
+    if pinned <= max(room, 0):
+        return
+    largest = max(sorted(blocks), key=lambda tenant: blocks[tenant])
+    message = (
+        f"system prompts take {show_blocks(pinned, pool)} in all, and may take {show_blocks(max(room, 0), pool)}: half "
+        f"of the KV pool of {show_blocks(pool.num_blocks, pool)}, and no more than floors "
+        f"({show_blocks(floors, pool)}) and one sequence of max_model_len {pool.max_model_len} "
+        f"({show_blocks(pool.longest, pool)}) leave: pin shorter or fewer ones, lower floors, or raise "
+        "--kv-memory-bytes"
+    )
+    yield f"tenants.{largest}.prefix_cache.pinned", message
