@@ -106,9 +106,13 @@ class PrefixCache(Generic[H]):
         """Return how many idle blocks each tenant used last, without those that are pinned."""
         return Counter({tenant: len(idle) for tenant, idle in self._idle.items()})
 
+    def kept_of(self, tenant: str) -> int:
+        """Return how many idle blocks the tenant's floor keeps."""
+        return min(self._floors.get(tenant, 0), self.num_idle_of(tenant))
+
     def kept_by_tenant(self) -> Counter[str]:
         """Return how many idle blocks each tenant's floor keeps."""
-        return Counter({tenant: min(floor, self.num_idle_of(tenant)) for tenant, floor in self._floors.items()})
+        return Counter({tenant: self.kept_of(tenant) for tenant in self._floors})
 
     def idle_blocks(self) -> Iterator[tuple[str, list[int]]]:
         """Yield the idle blocks of each tenant, without those that are pinned."""

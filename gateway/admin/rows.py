@@ -110,6 +110,7 @@ def live_row(record: RequestRecord, reasons: Reasons, now: float) -> Row:
         "state": state_of(record),
         "age": now - record.began,
         "prompt_tokens": record.num_prompt_tokens,
+        "cached_tokens": sum(sequence.num_cached_tokens for sequence in sequences),
         "output_tokens": record.num_output_tokens,
         "max_tokens": sum(sequence.max_tokens for sequence in sequences),
         "kv_blocks": sum(len(sequence.block_table) for sequence in sequences),

@@ -10,6 +10,7 @@ import orjson
 
 from admission.outcome import Outcome
 from gateway.api.endpoint import Call, Endpoint
+from gateway.api.engine_client import KVMemory
 from gateway.api.frontend import Frontend
 from gateway.errors import ApiError
 from gateway.http.responses import encode_headers
@@ -21,7 +22,7 @@ from quotas.policy.limit import Limit, Rate
 from quotas.reservation import LimitState
 
 
-def limits_report(policy: EffectivePolicy, version: str, states: Sequence[LimitState]) -> dict[str, Any]:
+def limits_report(policy: EffectivePolicy, version: str, states: Sequence[LimitState], kv: KVMemory) -> dict[str, Any]:
     """Returns the body of /v1/limits. A limit that `states` does not know is listed without what is left of it."""
     known = {state.limit: state for state in states}
     return {
@@ -31,6 +32,13 @@ def limits_report(policy: EffectivePolicy, version: str, states: Sequence[LimitS
         "default_class": policy.service_class(None).name,
         "highest_class": policy.tenant.highest_class,
         "models": list(policy.tenant.models),
+        "kv_memory": {
+            "held_bytes": kv.held,
+            "kept_bytes": kv.kept,
+            "leased_bytes": kv.leased,
+            "limit_bytes": policy.kv_bytes,
+            "remaining_bytes": None if policy.kv_bytes is None else max(0, policy.kv_bytes - kv.held),
+        },
         "data": [_entry(limit, known.get(limit)) for limit in policy.limits],
     }
 
@@ -74,7 +82,8 @@ class LimitsEndpoint(Endpoint):
         frontend = self.frontend
         policy = frontend.policy(self.authenticate(call), "limits")
         states = await frontend.engine.limit_states(policy)
-        body = limits_report(policy, frontend.effective_policies.version, states)
+        kv = await frontend.engine.kv_memory(policy)
+        body = limits_report(policy, frontend.effective_policies.version, states, kv)
         await call.response.reply(orjson.dumps(body))
         return Outcome.COMPLETED
 

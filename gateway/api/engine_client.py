@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from backend.stream import TokenStream
 from gateway.api.engine_request import EngineRequest
@@ -71,6 +71,14 @@ class RequestCharge(Protocol):
         ...
 
 
+class KVMemory(NamedTuple):
+    """The KV memory of one tenant in this gateway, in bytes."""
+
+    held: int  # by its requests
+    kept: int  # idle, by its floor and its pinned prompts
+    leased: int | None  # the most that requests and pinned prompts may hold at present; None: they need no lease
+
+
 class EngineClient(Protocol):
     """Asks the engine. Whatever refuses raises an `ApiError`, whose headers tell what is left of the limits."""
 
@@ -113,6 +121,10 @@ class EngineClient(Protocol):
 
     async def limit_states(self, policy: EffectivePolicy) -> Sequence[LimitState]:
         """Returns the state of each limit that the key is charged to."""
+        ...
+
+    async def kv_memory(self, policy: EffectivePolicy) -> KVMemory:
+        """Returns what the tenant has of the KV memory now."""
         ...
 
     async def health(self, probe: str) -> tuple[bool, Mapping[str, object]]:

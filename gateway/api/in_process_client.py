@@ -10,7 +10,7 @@ from admission.request import Asked
 from backend.paged_kv.block_pool import blocks_for
 from backend.scheduler.sequence import Sequence
 from backend.stream import TokenStream
-from gateway.api.engine_client import READY, Health
+from gateway.api.engine_client import READY, Health, KVMemory
 from gateway.api.engine_request import EngineRequest, ask_of
 from gateway.api.quota_extender import QuotaExtender
 from gateway.api.refusals import name_in_log, queue_full, refusal_of, unmeetable
@@ -228,6 +228,13 @@ class InProcessClient:
             return await self.service.quotas.states(policy.name, policy.key, policy.charged)
         except QuotaError as error:
             raise refusal_of(error) from None
+
+    async def kv_memory(self, policy: EffectivePolicy) -> KVMemory:
+        kv, size, name = self.service.core.scheduler.kv_manager, self.service.kv_shape.block_bytes, policy.name
+        pinned, allowed = kv.blocks.pinned_prefixes.idle_of(name), kv.allowances.allowed(name)
+        kept = pinned + kv.cache.kept_of(name)
+        leased = None if allowed is None else allowed * size
+        return KVMemory((kv.allowances.held[name] - pinned) * size, kept * size, leased)
 
     async def health(self, probe: str) -> tuple[bool, Mapping[str, object]]:
         details = readiness(self.service) if probe == READY else {}

@@ -22,6 +22,8 @@ from typing import Any
 
 from gateway.settings.secret_rules import MIN_ADMIN_KEY, is_token, rule
 from quotas.policy.policy import SCOPES
+from quotas.policy.problems import quoted
+from quotas.policy.words import tenant_name
 
 PEPPER_BYTES = 32
 ADMIN_PREFIX = "sluice-admin-"
@@ -206,7 +208,7 @@ def _parse(entry: dict[str, Any]) -> KeyRecord:
     expires, old = entry.get("expires"), entry.get("replaced")
     return KeyRecord(
         id=_text(entry["id"]),
-        tenant=_text(entry["tenant"]),
+        tenant=_tenant(entry["tenant"]),
         digest=bytes.fromhex(entry["hmac"]),
         created=_moment(entry["created"]),
         expires=_moment(expires) if expires else None,
@@ -221,6 +223,15 @@ def _moment(text: str) -> datetime:
     if moment.tzinfo is None:
         raise ValueError(f"{text!r:.80} has no zone")
     return moment
+
+
+def _tenant(value: object) -> str:
+    """Parse the name of a tenant: one that a policy could have."""
+    name = _text(value)
+    try:
+        return tenant_name(name)
+    except ValueError as error:
+        raise ValueError(f"the tenant {quoted(name)} {error}") from None
 
 
 def _text(value: object) -> str:

@@ -68,6 +68,7 @@ class ServedWorker:
             "refused": lambda error, *told: client.refused(error_of(error), *told),
             "charge": self._charge,
             "limit_states": self._limit_states,
+            "kv_memory": lambda tenant, key: client.kv_memory(self._policy(tenant, key)),
             "health": client.health,
             "metrics_text": self._metrics_text,
         }

@@ -9,6 +9,7 @@ from typing import Any
 from backend.errors import DeviceError
 from backend.scheduler.sequence import FinishReason, Sequence
 from backend.stream import Delivery, TokenStream
+from gateway.api.engine_client import KVMemory
 from gateway.api.engine_request import EngineRequest
 from gateway.errors import ApiError
 from gateway.telemetry.request_record import RequestRecord
@@ -183,6 +184,9 @@ class WorkerClient:
         limits = {limit.name: limit for limit in policy.charged}
         states = await self.ask("limit_states", policy.name, policy.key)
         return [LimitState(limits[name], remaining, reset) for name, remaining, reset in states if name in limits]
+
+    async def kv_memory(self, policy: EffectivePolicy) -> KVMemory:
+        return KVMemory(*await self.ask("kv_memory", policy.name, policy.key))
 
     async def health(self, probe: str) -> tuple[bool, Mapping[str, object]]:
         holds, details = await self.ask("health", probe)

@@ -148,7 +148,7 @@ class Policy:
         """Return the name of those among whom the tenant may find cached prefixes: that of the tenant alone, or of its
         group as it is now, where nobody finds what members left who are none any more.
 
-        The two never meet, whatever a tenant is called: key files may hold names that no policy would take.
+        The two never meet, whatever a tenant or a group is called.
         """
         for group, members in self.prefix_sharing.items():
             if tenant in members:

@@ -33,6 +33,11 @@ class Site(TenantSite):
         found: int = reply["usage"]["prompt_tokens_details"]["cached_tokens"]
         return found
 
+    def kv_memory(self, tenant: str) -> dict[str, int | None]:
+        """What GET /v1/limits says of it, in bytes."""
+        said: dict[str, int | None] = self.get(tenant).json()["kv_memory"]
+        return {name.removesuffix("_bytes"): number for name, number in said.items()}
+
     def flood(self) -> None:
         """Fill the KV memory with what one tenant says, several times."""
         before = self.page().value("sluice_prefix_cache_evictions_total")
@@ -64,6 +69,8 @@ def test_a_pinned_prompt_is_found_however_much_others_cached_since_and_is_charge
     assert (site.ask("pinning"), site.ask("plain")) == (found, 0)
     eventually(site.server.is_idle)
     page, size = site.page(), site.server.admin("kv")["block_bytes"]
+    kept = found // BLOCK * size
+    assert site.kv_memory("pinning") == {"held": 0, "kept": kept, "leased": None, "limit": None, "remaining": None}
     pinned = page.value("sluice_kv_pinned_bytes", tenant="pinning")
     assert pinned == page.value("sluice_kv_charged_bytes", tenant="pinning") == found // BLOCK * size
     assert page.value("sluice_kv_bytes") == 0
@@ -102,6 +109,10 @@ def test_a_pin_is_within_its_tenants_limit_and_keeps_none_of_its_requests_from_r
     assert site.page().value("sluice_kv_charged_bytes", tenant="leased") <= 2**20
     site.ask("leased")
     assert site.ask("leased") == found
+    eventually(site.server.is_idle)
+    said = site.kv_memory("leased")
+    assert (said["held"], said["limit"], said["remaining"]) == (0, 2**20, 2**20)
+    assert 0 < (said["kept"] or 0) <= (said["leased"] or 0) <= 2**20
 
 
 def test_what_is_pinned_is_on_the_bill_of_its_tenant(site: Site) -> None:

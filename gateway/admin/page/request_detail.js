@@ -29,7 +29,7 @@ function facts(request) {
     ...(request.state ? { Age: duration(request.age) } : { Took: duration(request.duration) }),
     ...(request.state ? { "KV blocks": whole(request.kv_blocks) } : { Queued: duration(request.queue_seconds) }),
     ...(request.state ? {} : { "First token": duration(request.ttft) }),
-    Prompt: `${whole(request.prompt_tokens)} tokens`,
+    Prompt: `${whole(request.prompt_tokens)} tokens${request.cached_tokens ? `, ${whole(request.cached_tokens)} cached` : ""}`,
     Output: `${whole(request.output_tokens)}${request.max_tokens ? ` of ${whole(request.max_tokens)}` : ""} tokens`,
     Preempted: whole(request.preemptions),
   };

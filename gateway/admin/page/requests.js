@@ -26,7 +26,7 @@ export function liveTable(root, open, cancel) {
       },
       { id: "state", title: "State", value: ({ state }) => state, make: () => el("span"), fill: fillState },
       quantity("age", "Age", age),
-      quantity("prompt_tokens", "Prompt", whole, { note: "tokens", ...LEAST }),
+      { ...quantity("prompt_tokens", "Prompt", whole, { note: "tokens, and those found in the cache", ...LEAST }), text: prompt },
       { ...quantity("output_tokens", "Output", whole, { note: "tokens made, of at most", ...MINOR }), text: output },
       quantity("kv_blocks", "KV blocks", whole, LEAST),
       quantity("preemptions", "Preempted", whole, LEAST),
@@ -93,6 +93,10 @@ export function outcome({ outcome, status, code }) {
 function fillState(chip, { state, place }) {
   setAttribute(chip, "class", `state ${STATES.includes(state) ? state : ""}`);
   setText(chip, place ? `${state}, ${place === 1 ? "next" : `place ${place}`}` : shown(state, 24));
+}
+
+function prompt({ prompt_tokens: tokens, cached_tokens: cached = 0 }) {
+  return cached ? `${whole(tokens)}, ${whole(cached)} cached` : whole(tokens);
 }
 
 function output({ output_tokens, max_tokens }) {

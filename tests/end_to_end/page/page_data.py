@@ -159,6 +159,7 @@ def live(number: int, tenant: str) -> Json:
         "prompt_tokens": random.randrange(20, 8000),
         "output_tokens": random.randrange(1, 400) if state == "decoding" else 0,
         "max_tokens": 512,
+        "cached_tokens": 16 * (number % 3),
         "kv_blocks": random.randrange(2, 60),
         "preemptions": int(number % 7 == 0),
         "reason": "behind others, because the token budget of the step is spent" if state == "waiting" else None,

@@ -45,7 +45,9 @@ def test_a_refresh_keeps_the_rows_it_has(crowd: FakeGateway, open_board: PageMak
     page = open_board()
     page.js("document.querySelectorAll('tbody tr').forEach(row => { row.known = true })")
     rows = crowd.answers["requests"]
-    crowd.answers["requests"] = rows | {"live": [row | {"prompt_tokens": 1} for row in rows["live"]]}
+    crowd.answers["requests"] = rows | {
+        "live": [row | {"prompt_tokens": 1, "cached_tokens": 0} for row in rows["live"]]
+    }
     page.until("document.querySelector('#live tbody tr').children[5].innerText === '1'")
     assert page.js("[...document.querySelectorAll('#live tbody tr')].every(row => row.known)")
 

@@ -142,12 +142,12 @@ def test_rows_do_not_move_under_the_pointer_and_their_values_do(board: Page, gat
     left, top, _, _ = board.box("#live tbody tr:nth-child(2) td")
     board.move(left + 9, top + 9)
     rows = gateway.answers["requests"]["live"]
-    gateway.show_requests(*(row | {"age": 99 - row["age"], "prompt_tokens": 1} for row in rows))
+    gateway.show_requests(*(row | {"age": 99 - row["age"], "prompt_tokens": 40, "cached_tokens": 16} for row in rows))
 
     def new_values() -> bool:
         board.move(left + 10, top + 9)
         board.move(left + 9, top + 9)
-        return set(board.column("#live", 6)) == {"1"}
+        return set(board.column("#live", 6)) == {"40, 16 cached"}
 
     eventually(new_values)
     assert board.column("#live") == before

@@ -135,6 +135,15 @@ def test_a_damaged_key_file_is_named(store: KeyStore, content: str) -> None:
         store.records()
 
 
+@pytest.mark.parametrize("name", ["", "a b", "tenant:acme", "x" * 65, "acme\u200b", "-a"])
+def test_a_key_of_a_tenant_that_no_policy_could_name_is_refused(store: KeyStore, name: str) -> None:
+    entry = {"id": "a", "tenant": name, "hmac": "00", "created": "2026-01-02T03:04:05+00:00"}
+    store.pepper()
+    (store.directory / "keys.json").write_text(json.dumps({"keys": [entry]}))
+    with pytest.raises(KeyStoreError, match="is no name of a tenant: 1 to 64 letters"):
+        store.records()
+
+
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(KeyStoreError, match="--state-dir"):

@@ -73,6 +73,7 @@ async def test_what_the_engine_answers_is_what_it_says_in_one_process(gateway: G
     assert await worker.client.health("ready") == await engine.health("ready")
     assert (await worker.client.metrics_text()).split()[:50] == (await engine.metrics_text()).split()[:50]
     assert await worker.client.limit_states(policy) == [*await engine.limit_states(policy)]
+    assert await worker.client.kv_memory(policy) == await engine.kv_memory(policy)
     await worker.client.check_refusals(policy)
     await worker.client.refuse_spent(policy)
     await until(lambda: worker.is_idle)
