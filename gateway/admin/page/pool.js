@@ -94,7 +94,7 @@ export class Pool {
       const besides = Object.entries(parts).filter(([, number]) => number > 0);
       setText(
         entry.querySelector(".parts"),
-        besides.map(([words, number]) => `${words} ${bytes(number * block_bytes)}`).join(", "),
+        besides.map(([words, number]) => unbroken(`${words} ${bytes(number * block_bytes)}`)).join(", "),
       );
     });
   }
@@ -206,6 +206,11 @@ function blocksBySlot({ owners, runs, kept = {}, swapped = {} }, slotOf, slots) 
     parts,
     name: slot === OTHERS ? counted(names.size, "other tenant") : [...names][0],
   }));
+}
+
+/** The text in one line: its spaces are not where it is broken. */
+function unbroken(text) {
+  return text.replaceAll(" ", "\u00a0");
 }
 
 function legendEntry() {

@@ -230,7 +230,7 @@ def test_the_pool_tells_what_blocks_are_used_for(board: Page, gateway: FakeGatew
     assert [re.sub(r"[^a-zA-Z]", "", path) for path in drawn] == ["Mhvh", "Mhlvh", "Mlh", "Mhvh", "Mlll"]
     square, idle = (float(path.split("h")[1].split("v")[0]) for path in (drawn[0], drawn[3]))
     assert idle == square / 2
-    acme = board.text(".pool-legend li .parts")
+    acme = board.text(".pool-legend li .parts").replace("\u00a0", " ")
     assert all(words in acme for words in ("shared", "reserved", "pinned", "idle", "kept 16 MiB", "swapped 50 MiB"))
 
 
