@@ -7,6 +7,7 @@ from gateway.doctor.snapshot import Snapshot, Window
 FULL = 0.9  # of the KV blocks: the forecast of what those running will need holds back about the rest
 SMALL = 0.5  # of max_num_seqs: below it a step reads all weights for less than half of the answers it could serve
 IDLE = 0.7  # of the time: two steps in flight keep a device busy for 0.95 of it and more while there is work
+LEAST_KEPT = 0.01  # of the KV blocks: less by floors is not worth a word
 PREEMPTED = 0.05  # of those that join the batch: each is computed twice, so that is what throughput loses
 LEAST_PREEMPTIONS = 3.0  # fewer are what a forecast that is right nine times in ten costs
 SLOWER = 3.0  # a step with a prompt in it, than one of decodes alone: less is not felt as a pause
@@ -39,10 +40,12 @@ def small_batches(window: Window) -> Finding | None:
     is_full = kv >= FULL or (_waits_for_memory(window.before) and _waits_for_memory(window.after))
     if not is_full or not window.both("waiting") or not 0 < size <= SMALL * most:
         return None
+    kept = window.throughout("sluice_kv_blocks_kept") / window.after.engine["kv_blocks"]
+    by_floors = f", {kept:.0%} kept idle by floors" if kept >= LEAST_KEPT else ""
     return Finding(
         "small_batches",
         "batches are small because KV memory is full",
-        f"{size:.0f} of {most} sequences in a step on average, {kv:.0%} of the KV blocks used, "
+        f"{size:.0f} of {most} sequences in a step on average, {kv:.0%} of the KV blocks used{by_floors}, "
         f"{window.both('waiting'):.0f} waiting",
         "give KV memory more (--kv-memory-bytes), or have requests hold less: --max-model-len, --default-max-tokens, "
         "kv_bytes of the tenants that hold most",

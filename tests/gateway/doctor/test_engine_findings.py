@@ -10,6 +10,11 @@ def test_small_batches_at_full_memory() -> None:
     finding = found(engine=full, waiting=(waits(MEMORY, 1.0),))["small_batches"]
     assert finding.evidence == "8 of 64 sequences in a step on average, 97% of the KV blocks used, 5 waiting"
     assert "--kv-memory-bytes" in finding.remedy
+    kept = {"sluice_kv_blocks_kept": 60.0}
+    finding = found(kept, kept, engine={"waiting": 5, "kv_blocks_used": 30}, waiting=(waits(MEMORY, 1.0),))[
+        "small_batches"
+    ]
+    assert "30% of the KV blocks used, 60% kept idle by floors, 5 waiting" in finding.evidence
     assert "small_batches" in found(engine=full | {"kv_blocks_used": 70}, waiting=(waits(MEMORY, 1.0),))
     assert "small_batches" not in found(engine=full | {"kv_blocks_used": 70}, waiting=(waits(SLOTS, 1.0),))
     assert "small_batches" not in found(engine=full | {"waiting": 0})
