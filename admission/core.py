@@ -10,7 +10,7 @@ from admission.backlog import Backlog, DrainMeter
 from admission.controller import Controller, TenantHooks
 from admission.estimate import Estimator
 from admission.ledger import EngineTimeTariff, Ledger, Tariff, TokenTariff
-from admission.memory import FuturePeak, Gate, MinimumFree, Optimistic
+from admission.memory import RISK, FuturePeak, Gate, MinimumFree, Optimistic
 from admission.orderings.adaptive_lifo import AdaptiveLifo
 from admission.orderings.by_key import EarliestDeadlineFirst, ShortestPredictedFirst
 from admission.orderings.by_tenant import RequestRoundRobin, VirtualTokenCounter
@@ -101,6 +101,8 @@ class CoreConfig:
     seconds_per_class: float = 2.0  # of waiting, that make up for one class
     memory: MemoryGate = MemoryGate.FORECAST
     min_free_blocks: int = 0
+    memory_risk: float = RISK  # of the forecast
+    charges_recompute: bool = False  # in tokens: whether tenants pay for what a preemption has computed again
     swap: Swap = Swap.MEASURED
     prefill_share: float = 1.0  # of the token budget, where no decode was promised an interval
     deadline_debt_limit: float = 1.0  # the same, for work with a deadline to be served in the order of age
@@ -131,11 +133,13 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
     """Makes a core that has seen nothing yet, unless its step-time model has."""
     model = model or StepTimeModel(PRIOR)
     lengths = OutputLengths()
-    tariff: Tariff = EngineTimeTariff(model) if config.unit is Unit.ENGINE_TIME else TokenTariff()
+    tariff: Tariff = (
+        EngineTimeTariff(model) if config.unit is Unit.ENGINE_TIME else TokenTariff(config.charges_recompute)
+    )
     ordering = _ORDERINGS[config.order](config, _estimate(tariff, lengths))
     ledger = Ledger(ordering, tariff, model, engine.block_copy_seconds)
     sizer = PrefillSizer(engine, model, config.prefill_share)
-    forecast = FuturePeak(engine, lengths)
+    forecast = FuturePeak(engine, lengths, config.memory_risk)
     swap_choice = SwapChoice(config.swap, engine, model)
     hooks = TenantHooks(ordering, ledger, sizer, _gate(config, forecast), forecast, lengths, swap_choice)
     waiting = ordering if isinstance(ordering, FairQueue) else HoldingQueue(ordering)

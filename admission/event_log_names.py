@@ -71,6 +71,8 @@ SINCE: Mapping[str, tuple[int, Any]] = {
     "num_host_blocks": (13, 0),
     "block_copy_seconds": (13, 0.0),
     "swap": (13, "measured"),
+    "memory_risk": (13, 1.28),
+    "charges_recompute": (13, True),
 }
 """By the field's name in the log, the version that was the first to say it, and what it was before."""
 CORE_FIELDS = Names(
@@ -96,6 +98,8 @@ CORE_FIELDS = Names(
         "tenant_max_waiting_tokens": "tenant_max_waiting_tokens",
         "tenant_max_waiting_bytes": "tenant_max_waiting_bytes",
         "tenant_max_waiting_seconds": "tenant_max_waiting_seconds",
+        "memory_risk": "memory_risk",
+        "charges_recompute": "charges_recompute",
     }
 )
 CHOICES: Mapping[str, Names[Any]] = {  # by the field's name in the log, the values that it may have

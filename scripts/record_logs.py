@@ -57,6 +57,7 @@ CROWDED = CoreConfig(
     max_waiting=None,
 )
 FCFS = CoreConfig(order=Order.FCFS, memory=MemoryGate.OPTIMISTIC, overload=Overload.BOUNDED, max_waiting=6)
+VTC = CoreConfig(order=Order.VTC, unit=Unit.TOKENS, weights={"acme": 3.0}, charges_recompute=True)
 STATIC = {"batching": Batching.STATIC}
 CONTIGUOUS = {"kv_allocation": KVAllocation.CONTIGUOUS}
 
@@ -85,7 +86,7 @@ RUNS: dict[str, Record] = {
     "fcfs": partial(random_run, FCFS, 4, num_blocks=20),
     "round_robin": partial(random_run, CoreConfig(order=Order.ROUND_ROBIN, unit=Unit.TOKENS, confidence=0.8), 5),
     "shortest_first": partial(random_run, CoreConfig(order=Order.SHORTEST_FIRST, memory=MemoryGate.MINIMUM_FREE), 6),
-    "vtc": partial(random_run, CoreConfig(order=Order.VTC, unit=Unit.TOKENS, weights={"acme": 3.0}), 7, num_blocks=20),
+    "vtc": partial(random_run, VTC, 7, num_blocks=20),
     "virtual_finish": partial(random_run, CoreConfig(order=Order.VIRTUAL_FINISH, weights={"corp": 3.0}), 8),
     "earliest_deadline": partial(random_run, CoreConfig(order=Order.EARLIEST_DEADLINE, seconds_per_class=0.5), 9),
     "adaptive_lifo": partial(
@@ -115,7 +116,7 @@ RUNS: dict[str, Record] = {
         num_host_blocks=40,
         block_copy_seconds=1e-5,
     ),
-    "cache_off": partial(random_run, CoreConfig(), 15, rounds=50, is_shared=True, prefix_cache=False),
+    "cache_off": partial(random_run, CoreConfig(memory_risk=1.28), 15, rounds=50, is_shared=True, prefix_cache=False),
     "many_answers": many_answers,
     "flood": flood,
 }

@@ -131,7 +131,7 @@ class KVManager:
         sequence.slot = -1
         self._held_tenants.resume(sequence.tenant)
         if sequence.status is _PREEMPTED:
-            sequence.num_lost_tokens = sequence.num_computed_tokens
+            sequence.num_lost_tokens = max(sequence.num_lost_tokens, sequence.num_computed_tokens)
             sequence.num_computed_tokens = 0
             sequence.status = SequenceStatus.WAITING
             del self.freeing[sequence.id]

@@ -109,8 +109,7 @@ class ScheduledStep:
         self.sequences.append(sequence)
         sequence.num_computed_tokens = start + length
         self._bill(sequence)
-        if start < sequence.num_lost_tokens:
-            self.recomputed_tokens += min(start + length, sequence.num_lost_tokens) - start
+        self.recomputed_tokens += length - sequence.num_new_tokens(start, length)
         is_complete = sequence.num_computed_tokens == sequence.num_tokens
         group = sequence.prompt_group
         if (

@@ -76,7 +76,7 @@ class Sequence:
     peak_blocks: int = 0  # the most that it held at a time
     num_kept_tokens: int = 0  # output tokens when it was last preempted
     num_pinned_tokens: int = 0  # prompt tokens that the prefix cache kept for it when it came
-    num_lost_tokens: int = 0  # tokens that were computed when it was last preempted
+    num_lost_tokens: int = 0  # the most tokens that were computed when it was preempted
     num_told_names: int = 0  # of `block_names`, those that it came with or that `KVManager.newly_named` has told
     watermark: int = 1  # blocks that must stay free for each running sequence when it is admitted; see `KVManager`
     admission_number: int = 0  # admissions of any sequence so far when it arrived, or was last admitted itself
@@ -116,6 +116,10 @@ class Sequence:
     def num_billed_tokens(self) -> int:
         """The prompt tokens that were computed for it, each once: recomputing is not the tenant's doing."""
         return self.num_prefilled_tokens - self.num_cached_tokens
+
+    def num_new_tokens(self, start: int, length: int) -> int:
+        """Return how many of so many tokens from `start` on are computed for the first time: none that were lost."""
+        return max(0, start + length - max(start, self.num_lost_tokens))
 
     @property
     def is_pressing(self) -> bool:

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admission.core import CoreConfig, Unit, make_core
+from admission.core import CoreConfig, MemoryGate, Unit, make_core
 from admission.ledger import EngineTimeTariff, TokenTariff
 from admission.step_time import StepTime, StepTimeModel, StepWork
 from backend.config import EngineConfig
@@ -33,6 +33,22 @@ def test_what_sequences_are_charged_adds_up_to_the_time_that_the_device_was_busy
 
 def test_in_tokens_a_sequence_is_charged_its_prompt_once_and_each_generated_token_twice() -> None:
     assert [sequence.charged for sequence in served(Unit.TOKENS, 0.01)] == [9 + 10, 10 + 10, 11 + 10]
+
+
+@pytest.mark.parametrize("prefill_chunk", [3, 16])
+def test_in_tokens_nobody_is_charged_for_what_a_preemption_has_computed_again(prefill_chunk: int) -> None:
+    """However often: also those who are preempted again before they have come as far as they had been."""
+    engine = EngineConfig(12, 48, 4, 4, 16, prefill_chunk=prefill_chunk)
+    core = make_core(CoreConfig(unit=Unit.TOKENS, quantum=512, memory=MemoryGate.OPTIMISTIC), engine)
+    machine = ClockedCore(core, lambda step: 0.01)
+    sequences = [machine.add(make_sequence(f"{n}", f"t{n % 2}", 9 + n, 30)) for n in range(8)]
+    machine.drain()
+    counters = machine.scheduler.counters
+    assert counters.preemptions > 3 and counters.recomputed_tokens > 30
+    for one in sequences:
+        again = one.charged - len(one.prompt) - 2 * len(one.output)
+        assert 0 <= again <= 2 * one.num_preemptions, "a token that a step in flight drew is drawn once more"
+    assert max(one.num_preemptions for one in sequences) > 1
 
 
 def test_no_request_is_expected_to_cost_more_than_in_steps_of_its_own() -> None:
