@@ -9,6 +9,8 @@ after the other, computes in no time and needs no memory for anything else.
 Shown are all requests, the tenant that fares worst, and the worst quarter of the requests by the lengths of prompts:
 their hits over those of the LRU, of tenants for which it finds at least a hundredth of all that it finds; and the
 median and the 99th percentile of their first tokens over those without the cache, of tenants with 50 requests or more.
+A tenant has a few dozen requests, and whether one of its prefixes is given up a little sooner or later is chance: the
+one that fares best is shown as well, and neither is judged.
 """
 
 import gc
@@ -35,7 +37,7 @@ SHARES = {"equal": [1.0] * TENANTS, "skewed": [1 / (n + 1) for n in range(TENANT
 MADE_POOLS, TRACED_POOLS = (8_000, 27_000), (27_000, 100_000)  # blocks
 SEED, SESSIONS, TRACED = 31, 600, 3_000
 LEAST_FOUND, LEAST_REQUESTS = 0.01, 50
-WORST = 0.9  # of the LRU's hits, for the tenant and the lengths that fare worst
+WORST = 0.9  # of the LRU's hits, for the lengths that fare worst
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
         pools = TRACED_POOLS if name.startswith("traced") else MADE_POOLS
         rows += [{"workload": name, "blocks": blocks} | _compare(arrivals, blocks) for blocks in pools]
     report.add_table("64 tenants: hits, of an exact LRU's, and first tokens, of those without the cache", rows)
-    for what, bound in (("all", OF_LRU), ("worst tenant", WORST), ("worst lengths", WORST)):
+    for what, bound in (("all", OF_LRU), ("worst lengths", WORST)):
         report.at_least(f"hits, of an exact LRU's, {what}, worst run", min(row[f"hits, {what}"] for row in rows), bound)
     worst = max(row["p50, worst lengths"] for row in rows)
     report.at_most("median first token of that without the cache, worst lengths and run", worst, 1.0)
@@ -114,7 +116,8 @@ def _compare(arrivals: list[Arrival], blocks: int) -> dict[str, Any]:
 
     hits = sum(served.found for served in cached) / sum(arrival.prompt_tokens for arrival in arrivals)
     row: dict[str, Any] = {"hits": hits, "hits, all": of_lru(cached, best, lambda _: 0)}
-    row |= {"hits, worst tenant": of_lru(cached, best, tenant), "hits, worst lengths": of_lru(cached, best, quarter)}
+    row |= {"hits, worst tenant": of_lru(cached, best, tenant), "best tenant": of_lru(cached, best, tenant, max)}
+    row["hits, worst lengths"] = of_lru(cached, best, quarter)
     for name, share in (("p50", 0.5), ("p99", 0.99)):
         row[f"{name} s"], row[f"off {name} s"] = (_first(run, share) for run in (cached, without))
         row[f"{name}, worst tenant"] = of_off(cached, without, share, tenant)
@@ -137,15 +140,20 @@ def _run(arrivals: list[Arrival], settings: str) -> list[Served]:
 Group = Callable[[Arrival], object]
 
 
-def of_lru(served: Iterable[Served], best: Iterable[tuple[Arrival, int]], group: Group) -> float:
-    """Returns what was found over what the LRU has, of the group that fares worst."""
+def of_lru(
+    served: Iterable[Served],
+    best: Iterable[tuple[Arrival, int]],
+    group: Group,
+    choose: Callable[[Iterable[float]], float] = min,
+) -> float:
+    """Returns what was found over what the LRU has, of the group that fares worst, or of another choice."""
     ours, exact = Counter[object](), Counter[object]()
     for one in served:
         ours[group(one.arrival)] += one.found
     for arrival, tokens in best:
         exact[group(arrival)] += tokens
     least = LEAST_FOUND * exact.total()
-    return min(ours[name] / tokens for name, tokens in exact.items() if tokens >= least)
+    return choose(ours[name] / tokens for name, tokens in exact.items() if tokens >= least)
 
 
 def of_off(cached: Iterable[Served], without: Iterable[Served], share: float, group: Group) -> float:
