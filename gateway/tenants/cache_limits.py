@@ -35,12 +35,17 @@ class KVPool:
 
     def cache_limits(self, policy: Policy, tenant: str) -> tuple[int, int | None]:
         """Return the tenant's floor and ceiling in whole blocks, with no more than the policy says above either."""
-        limits = policy.cache_limits(tenant)
-        floor, ceiling = -(-limits.floor // self.block_bytes), limits.ceiling
-        if ceiling is None:
-            return floor, None
-        most = ceiling // self.block_bytes
-        return min(floor, most), most
+        return blocks_kept(policy, tenant, self.block_bytes)
+
+
+def blocks_kept(policy: Policy, tenant: str, block_bytes: int) -> tuple[int, int | None]:
+    """Return a tenant's floor and ceiling in whole blocks, with no more than the policy says above either."""
+    limits = policy.cache_limits(tenant)
+    floor, ceiling = -(-limits.floor // block_bytes), limits.ceiling
+    if ceiling is None:
+        return floor, None
+    most = ceiling // block_bytes
+    return min(floor, most), most
 
 
 def room_problems(policy: Policy, pool: KVPool) -> Iterator[tuple[str, str]]:

@@ -11,6 +11,7 @@ from admission.simulation.recording import TraceFacts
 from admission.simulation.study import SimulatedRun
 from admission.simulation.summary import Summary
 from admission.simulation.traces import Traffic
+from gateway.tenants.cache_limits import KVPool, room_problems
 from gateway.tenants.effective_policy import KVShape
 from gateway.tenants.live_policy import scheduling_policy
 from gateway.what_if.simulated_policy import PolicyRules, target_of
@@ -81,10 +82,11 @@ def what_if(
 
 
 def simulated(
-    name: str, policy: Policy, device: Device, facts: TraceFacts, settings: str = "", option: str = "--policy"
+    name: str, policy: Policy, device: Device, facts: TraceFacts, settings: str = "", option: str = ""
 ) -> SimulatedPolicy:
     """Returns a policy as a simulation works by it: with classes, weights, bounds, limits and prices, on a core and an
-    engine with these settings. Raises `OptionError` where they are none.
+    engine with these settings. Raises `OptionError` where they are none, and, for an `option` of a command, where no
+    server would take the policy since its floors leave no room.
     """
     names, targets = tuple(level.name for level in policy.classes), tuple(map(target_of, policy.classes))
     base = make_simulated_policy(name, scheduling_policy(policy), targets, device, names, settings, option)
@@ -92,6 +94,8 @@ def simulated(
     if device.kv_bytes_per_token is not None:
         block_size = base.engine.block_size
         shape = KVShape(block_size, round(device.kv_bytes_per_token * block_size))
+        for field, message in room_problems(policy, KVPool.of(base.engine, shape.block_bytes)) if option else ():
+            raise OptionError(option, name, f"{field}: {message}")
     return replace(base, rules=PolicyRules(policy, facts.began, facts.model, shape))
 
 

@@ -10,6 +10,7 @@ from admission.simulation.arrival import Arrival, ClassTarget
 from admission.simulation.gateway_rules import GatewayRefused, GatewayRefusedForGood
 from gateway.errors import ApiError
 from gateway.tenants.auth import Principal
+from gateway.tenants.cache_limits import blocks_kept
 from gateway.tenants.effective_policy import EffectivePolicy, KVShape
 from quotas.errors import BudgetSpent, LimitExceeded, QuotaRefused
 from quotas.limiter import Charge, Limiter
@@ -77,11 +78,8 @@ class PolicyGateway:
         return self._policy.cache_scope(tenant)
 
     def cache_limits(self, tenant: str) -> tuple[int, int | None]:
-        limits, shape = self._policy.cache_limits(tenant), self._kv_shape
-        if shape is None:
-            return 0, None
-        ceiling = None if limits.ceiling is None else limits.ceiling // shape.block_bytes
-        return limits.floor // shape.block_bytes, ceiling
+        shape = self._kv_shape
+        return (0, None) if shape is None else blocks_kept(self._policy, tenant, shape.block_bytes)
 
     def reserve(self, arrival: Arrival, lengths: OutputLengths, now: float) -> "UncountedGrant":
         """Reserves as `gateway.api` does for a real request. Raises `GatewayRefused`."""

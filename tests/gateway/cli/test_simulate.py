@@ -108,6 +108,16 @@ def test_a_policy_file_is_tried_with_more_memory(trace: Path, tmp_path: Path, si
     assert small["refusals"].keys() == large["refusals"].keys() == {"concurrent_requests"}, "both have its limits"
 
 
+def test_floors_that_leave_no_room_are_refused_as_a_server_refuses_them(
+    trace: Path, tmp_path: Path, sluice: Sluice
+) -> None:
+    (file,) = written((tmp_path / "policy.yaml", "tenants: {a: {prefix_cache: {floor: 50GiB}}}"))
+    done = sluice("simulate", "--trace", trace, "--compare", file)
+    assert done.status == 2
+    assert "--compare: tenants.a.prefix_cache.floor: floors keep 50.00 GiB (25600 blocks) in all" in done.err
+    assert sluice("simulate", "--trace", trace, "--compare", f"{file},kv_tokens=1000000").status == 0
+
+
 def test_the_load_is_of_that_part_of_the_trace_which_is_used(tmp_path: Path, simulate: Simulate) -> None:
     """Its first half comes ten times as fast as the other, and is as long in tokens."""
     trace, half = tmp_path / "t.jsonl", tmp_path / "half.jsonl"
