@@ -279,9 +279,8 @@ class ControlledDelay:
     queue does not run empty. `interval` and `target` are in seconds.
     """
 
-    next_due = -inf  # it looks whenever it is asked
-
     def __init__(self, interval: float = 2.0, target: float = 0.5) -> None:
+        self.next_due = -inf  # it looks whenever it is asked
         self._interval, self._target = interval, target
         self._waiting: OrderedDict[Sequence, float] = OrderedDict()
         self._empty_at = 0.0

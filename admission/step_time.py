@@ -9,7 +9,7 @@ hinge is continuous, so more work never predicts less time.
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import isfinite, sqrt
@@ -91,6 +91,10 @@ class StepTime:
             raise ValueError(f"{NUM_COEFFICIENTS} finite coefficients >= 0 are needed, got {self.coefficients}")
         if self.knee < 1:
             raise ValueError(f"the knee must be at least 1 token, got {self.knee}")
+
+    def __reduce__(self) -> tuple[type["StepTime"], tuple[Coefficients, int]]:
+        """Pickle it as it is made, because whatever else sets fields cannot set those of one that is compiled."""
+        return StepTime, (self.coefficients, self.knee)
 
     def seconds(self, work: StepWork) -> float:
         """Returns the seconds of the whole step."""
@@ -199,6 +203,7 @@ class StepTimeModel:
         self.fitted = prior
         self.prior_weight = prior_weight
         self.num_steps = 0
+        self.observed: Callable[[StepWork, float], object] | None = None  # told of every step first
         self._keep = 1 - 1 / memory
         self._scale = _typical_features(prior.knee)
         self._evidence, self._newer = _Evidence(), _Evidence()  # before and since the last fit
@@ -218,6 +223,8 @@ class StepTimeModel:
 
     def observe(self, work: StepWork, seconds: float) -> None:
         """Learn from one step that took `seconds` > 0."""
+        if self.observed is not None:
+            self.observed(work, seconds)
         if not (isfinite(seconds) and seconds > 0):
             return
         self._steps.append((work, seconds))

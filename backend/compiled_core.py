@@ -35,13 +35,16 @@ MODULES = (
     *(
         f"admission.{name}"
         for name in (
-            *("aging", "backlog", "calibration", "controller", "estimate", "ledger", "memory", "output_length"),
-            *("overload", "prefill_sizer", "swap_choice"),
+            *("aging", "backlog", "calibration", "controller", "estimate", "event_log", "event_log_blocks"),
+            *("event_log_names", "ledger", "memory", "output_length", "overload", "prefill_sizer", "step_time"),
+            "swap_choice",
         )
     ),
     "admission.orderings.fair_queue",
 )
-"""What is compiled. Left out is what others derive classes from, refer to weakly, or pickle: compiled, it cannot be."""
+"""What is compiled. Left out is what others derive classes from, refer to weakly, or pickle: compiled, it cannot be. So
+is what tells a whole number from another where a `float` may be either: compiled, a `float` is a float.
+"""
 
 GROUP = "sluice_core"
 LIBRARY = f"{GROUP}__mypyc"  # the code of all modules, as mypyc names it

@@ -12,7 +12,6 @@ import os
 import sys
 from collections import defaultdict
 from dataclasses import dataclass, field
-from functools import partial
 from math import inf
 from pathlib import Path
 from random import Random
@@ -118,18 +117,6 @@ def _length(random: Random, middle: int, most: int) -> int:
 # what was measured
 
 
-class CollectingModel(StepTimeModel):
-    """Keeps what it learns from."""
-
-    def __init__(self, prior: StepTime, prior_weight: float, steps: list[Step]) -> None:
-        super().__init__(prior, prior_weight)
-        self._collected = steps
-
-    def observe(self, work: StepWork, seconds: float) -> None:
-        self._collected.append((work, seconds))
-        super().observe(work, seconds)
-
-
 @dataclass(slots=True)
 class Measured:
     """One run, as its event log has it; times in seconds."""
@@ -148,7 +135,13 @@ class Measured:
         lines = read_event_log(log)
         measured = cls(_engine_of(json.loads(next(lines))))
         sequences: dict[str, Request] = {}
-        for entry in replay(read_event_log(log), sequences, partial(CollectingModel, steps=measured.steps)):
+
+        def make_model(prior: StepTime, prior_weight: float) -> StepTimeModel:
+            model = StepTimeModel(prior, prior_weight)
+            model.observed = lambda work, seconds: measured.steps.append((work, seconds))
+            return model
+
+        for entry in replay(read_event_log(log), sequences, make_model):
             if entry[0] == "arrive":
                 measured._arrived(in_seconds(entry[1]), sequences[entry[2]])
             elif entry[0] == "done":

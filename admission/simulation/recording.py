@@ -83,18 +83,18 @@ class _Log:
                 self.asked.append((line, in_seconds(entry[1]), asked_of(entry)))
 
 
-class _Timed(StepTimeModel):
-    """A step-time model that also keeps the sums over all steps."""
+class _Timed:
+    """The sums over all steps that a step-time model has observed."""
 
-    def __init__(self, prior: StepTime, weight: float) -> None:
-        super().__init__(prior, weight)
+    def __init__(self, model: StepTimeModel) -> None:
+        self._model = model
         self._seconds = 0.0
         self._work = StepWork()
         self._num_tokens_beyond = 0  # the knee, of each step
+        model.observed = self._observed
 
-    def observe(self, work: StepWork, seconds: float) -> None:
-        super().observe(work, seconds)
-        self._num_tokens_beyond += max(0, work.prefill_tokens + work.decode_tokens - self.fitted.knee)
+    def _observed(self, work: StepWork, seconds: float) -> None:
+        self._num_tokens_beyond += max(0, work.prefill_tokens + work.decode_tokens - self._model.fitted.knee)
         self._work += work
         self._seconds += seconds
 
@@ -103,25 +103,27 @@ class _Timed(StepTimeModel):
         """The step times as learned, made longer by as much as all steps together took longer: the model leaves stalls
         out, and clients did not.
         """
-        fixed, prefill, decode, decode_context, prefill_context, pairs, beyond = self.fitted.coefficients
+        fitted = self._model.fitted
+        fixed, prefill, decode, decode_context, prefill_context, pairs, beyond = fitted.coefficients
         linear = StepTime((fixed, prefill, decode, decode_context, prefill_context, pairs, 0.0))
-        predicted = fixed * self.num_steps + linear.marginal(self._work) + beyond * self._num_tokens_beyond
+        predicted = fixed * self._model.num_steps + linear.marginal(self._work) + beyond * self._num_tokens_beyond
         longer = self._seconds / predicted if predicted > 0 else 1.0
         if abs(longer - 1) < SAME:
-            return self.fitted
-        times = tuple(longer * rate for rate in self.fitted.coefficients)
-        return StepTime(times, self.fitted.knee)  # type: ignore[arg-type]  # as many as before
+            return fitted
+        times = tuple(longer * rate for rate in fitted.coefficients)
+        return StepTime(times, fitted.knee)  # type: ignore[arg-type]  # as many as before
 
 
 def read_recording(path: Path, lines: Iterable[str]) -> Recording:
     """Reads a recording from the `lines` of all segments, from the first one on. Raises `TraceError`."""
-    models: list[_Timed] = []
+    timed: list[_Timed] = []
     sequences: dict[str, Sequence] = {}
     log = _Log()
 
     def make_model(prior: StepTime, weight: float) -> StepTimeModel:
-        models.append(_Timed(prior, weight))
-        return models[0]
+        model = StepTimeModel(prior, weight)
+        timed.append(_Timed(model))
+        return model
 
     try:
         for line, entry in enumerate(replay(lines, sequences, make_model), 1):
@@ -130,11 +132,11 @@ def read_recording(path: Path, lines: Iterable[str]) -> Recording:
         raise TraceError(path, mismatch.line, f"not reproduced: {mismatch.reason}") from None
     except LogError as error:
         raise TraceError(path, error.line, error.reason) from None
-    if not models:
+    if not timed:
         raise TraceError(path, 1, "there are no requests in this file")
     arrivals = _requests(log, sequences) if log.asked else _sequences(log, sequences)
     block_bytes = log.gateway[4] if log.gateway else None
-    return Recording(arrivals, device_of("as recorded", models[0].as_measured, _served(log), block_bytes), _facts(log))
+    return Recording(arrivals, device_of("as recorded", timed[0].as_measured, _served(log), block_bytes), _facts(log))
 
 
 def _facts(log: _Log) -> TraceFacts:

@@ -8,7 +8,7 @@ from admission.core import PRIOR, CoreConfig, MemoryGate, Order, Unit, make_core
 from admission.event_log import LogError, make_configs, make_logged_core, replay
 from admission.request import Asked, AskedPrompt
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
-from admission.step_time import StepTimeModel, StepWork
+from admission.step_time import StepTime, StepTimeModel
 from backend.config import EngineConfig
 from backend.scheduler.batch import Batch
 from tests.admission.clocked_core import ClockedCore
@@ -64,13 +64,13 @@ def test_a_replay_begins_with_what_earlier_runs_had_learned_of_step_times(seed: 
 def test_a_replay_tells_its_model_the_work_and_the_time_of_each_step() -> None:
     steps: list[float] = []
 
-    class Learner(StepTimeModel):
-        def observe(self, work: StepWork, seconds: float) -> None:
-            steps.append(seconds)
-            super().observe(work, seconds)
+    def learner(prior: StepTime, weight: float) -> StepTimeModel:
+        model = StepTimeModel(prior, weight)
+        model.observed = lambda work, seconds: steps.append(seconds)
+        return model
 
     lines = record(CONFIGS["fair"], 0)
-    done = [entry[3] for entry in replay(lines, make_model=Learner) if entry[0] == "done"]
+    done = [entry[3] for entry in replay(lines, make_model=learner) if entry[0] == "done"]
     assert steps == done
 
 
