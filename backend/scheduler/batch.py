@@ -31,6 +31,10 @@ class Batch:
 
     After a step that was lost, the next one repeats what the device may not know: a sequence or a block table in it may
     be known already.
+
+    Copies are in order among themselves, over all steps, and those of a step are made before it computes. They may be
+    made as soon as the step is launched, beside the steps in flight before it, for no copy touches what one of those
+    reads or writes: a block is given up, or another's, when the last step that names its holders has completed.
     """
 
     step: int
@@ -42,8 +46,8 @@ class Batch:
     sampled: list[int] = field(default_factory=list)
     new_blocks: list[tuple[int, int, list[int]]] = field(default_factory=list)  # slot, index in its table, blocks
     admitted: list[NewSequence] = field(default_factory=list)
-    swap_out: list[tuple[int, int]] = field(default_factory=list)  # block, host block; copied before all else
-    swap_in: list[tuple[int, int]] = field(default_factory=list)  # host block, block; copied then, in this order
+    swap_out: list[tuple[int, int]] = field(default_factory=list)  # block, host block; copied first, in any order
+    swap_in: list[tuple[int, int]] = field(default_factory=list)  # host block, block; then, the last to a block counts
     forks: list[tuple[int, int]] = field(default_factory=list)  # index in `sampled`, slot
     block_copies: list[tuple[int, int]] = field(default_factory=list)  # block, block that is made like it, last of all
 

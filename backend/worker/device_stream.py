@@ -1,4 +1,8 @@
-"""A stream runs one device's work in order: queued when launched, done when waited for. CPU and CUDA differ here."""
+"""A stream runs one device's work in order: queued when launched, done when waited for. CPU and CUDA differ here.
+
+Copies of blocks to and from the host's memory have an order of their own, beside that of the work: what a launch is to
+copy may run at any time from then on, behind the copies of the launches before it, and has run before its work begins.
+"""
 
 import time
 from collections.abc import Callable
@@ -33,8 +37,11 @@ class DeviceStream(Protocol):
     runs_ahead: bool  # whether work that was launched runs before it is waited for
     captures: bool  # whether `capture` may be called
 
-    def launch(self, work: Work) -> Running:
-        """Queue `work` behind what was launched before. What it reads on the host stays as it is until it is done."""
+    def launch(self, work: Work, copies: Work | None = None) -> Running:
+        """Queue `work` behind what was launched before, and behind `copies`, which wait for other copies alone.
+
+        What both read on the host stays as it is until the work is done.
+        """
         ...
 
     def capture(self, work: Work) -> Graph:
@@ -60,8 +67,8 @@ class CpuStream:
     def __init__(self) -> None:
         self.completed_ns = 0
 
-    def launch(self, work: Work) -> "Deferred":
-        return Deferred(self, work, time.perf_counter_ns())
+    def launch(self, work: Work, copies: Work | None = None) -> "Deferred":
+        return Deferred(self, [copies, work] if copies else [work], time.perf_counter_ns())
 
     def capture(self, work: Work) -> Graph:
         raise NotImplementedError("a CPU has no graphs")
@@ -76,17 +83,20 @@ class CpuStream:
 class Deferred:
     """Work that is done when it is waited for."""
 
-    def __init__(self, stream: CpuStream, work: Work, launched_ns: int) -> None:
-        self._stream, self._work, self._launched_ns = stream, work, launched_ns
+    def __init__(self, stream: CpuStream, parts: list[Work], launched_ns: int) -> None:
+        self._stream, self._parts, self._launched_ns = stream, parts, launched_ns
 
     def wait(self) -> float:
-        self._work()
+        for part in self._parts:
+            part()
         started, self._stream.completed_ns = max(self._stream.completed_ns, self._launched_ns), time.perf_counter_ns()
         return (self._stream.completed_ns - started) / 1e9
 
 
 class CudaStream:
-    """The current stream of a CUDA device. Work launches kernels and copies there, which the host does not wait for."""
+    """The current stream of a CUDA device, and one for copies beside it. Work launches kernels and copies there, which
+    the host does not wait for.
+    """
 
     runs_ahead = True
 
@@ -94,11 +104,18 @@ class CudaStream:
         self.device = device
         self.captures = captures
         self._graph_memory = torch.cuda.graph_pool_handle()  # shared, because one graph runs at a time
+        self._copies = torch.cuda.Stream(device)
 
-    def launch(self, work: Work) -> "Span":
+    def launch(self, work: Work, copies: Work | None = None) -> "Span":
+        """The time of the work begins before it waits for its copies: as long as they keep it waiting, it lasts."""
         with torch.cuda.device(self.device):
             begin, end = (torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(2))
+            if copies is not None:
+                with torch.cuda.stream(self._copies):
+                    copies()
             begin.record()
+            if copies is not None:
+                torch.cuda.current_stream().wait_stream(self._copies)
             work()
             end.record()
         return Span(begin, end)

@@ -1,7 +1,7 @@
 """The model runner takes a batch to tensors, through the decoder and the sampler, and back to tokens."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -175,20 +175,22 @@ class ModelRunner:
         staged = self.stager.stage(batch, shape or StepShape.of(batch))
         self._staged.append(staged)
         choose = self._sampler.stage(staged) if staged.num_sampled else None
-        copies = batch if batch.num_copies or batch.block_copies else None
-        work = partial(self._run, staged, choose, None if shape is None else self.graphs, copies)
-        return LaunchedStep(self, batch.step, staged, self._device_stream.launch(work))
+        work = partial(self._run, staged, choose, None if shape is None else self.graphs, batch.block_copies)
+        copies = partial(self._swapper.copy, batch) if self._swapper is not None and batch.num_copies else None
+        return LaunchedStep(self, batch.step, staged, self._device_stream.launch(work, copies))
 
     @torch.inference_mode()
     def _run(
-        self, staged: Staged, choose: Choose | None, graphs: StepGraphs | None, copies: Batch | None = None
+        self,
+        staged: Staged,
+        choose: Choose | None,
+        graphs: StepGraphs | None,
+        block_copies: Collection[tuple[int, int]],
     ) -> None:
-        if copies is not None and self._swapper is not None:
-            self._swapper.copy(copies)
         self._receive(staged)
         logits = self._compute(staged.shape, staged.num_sampled) if graphs is None else graphs.replay(staged.shape)
-        if copies is not None:
-            self.kv.copy(copies.block_copies)
+        if block_copies:
+            self.kv.copy(block_copies)
         if choose is None:
             return
         logits = logits[: staged.num_sampled]

@@ -1,29 +1,75 @@
-"""The swapper copies blocks of KV memory between the device and the host, as a step says, before it computes."""
+"""The swapper copies blocks of KV memory between the device and the host, as a step says, before it computes.
+
+Copies are queued in the order of their steps and run as early as the device likes: beside the steps before theirs,
+where it has a stream for them. No event orders them behind those steps, and none is needed (`Batch.swap_out`).
+"""
 
 import time
+from collections.abc import Iterable, Iterator
 
 import torch
+from torch import Tensor
 
 from backend.paged_kv.kv_cache import KVCache
 from backend.scheduler.batch import Batch
 
 MEASURED_BLOCKS = 16  # copied to the host and back, to measure what a copy takes
+STAGING_BYTES = 2**23  # of a GPU's memory: 0.2 ms of its link, many times what it takes to launch a kernel and a copy
+
+_Run = tuple[int, list[int]]
+"""The first of neighbouring blocks on the host, and the device's blocks that belong to them."""
 
 
 class Swapper:
-    """Keeps the host's blocks. Copies are queued on the current stream, hence in the order of the steps."""
+    """Keeps the host's blocks.
 
-    def __init__(self, kv: KVCache, num_host_blocks: int) -> None:
-        self._blocks = kv.blocks
-        shape = (num_host_blocks, *kv.blocks.shape[1:])
-        self._host = torch.empty(shape, dtype=kv.dtype, pin_memory=kv.blocks.device.type == "cuda")
+    A GPU gathers its blocks in staging memory by one kernel, and a run of neighbouring blocks on the host is one copy
+    from there: two launches for as many blocks as fit, where block by block each would take one, 10 µs of the host. The
+    host pool gives up blocks in the order in which it took them, so that most are neighbours. A CPU copies block by
+    block, which takes 4 µs for 32 KiB; gathering takes 1 µs when nobody else has the cores, and 100 when others do.
+    """
 
+    def __init__(self, kv: KVCache, num_host_blocks: int, gathers: bool | None = None) -> None:
+        """`gathers`: whether blocks go by staging memory; None: as is best for the device."""
+        self._blocks = _rows(kv.blocks)
+        on_gpu = kv.blocks.device.type == "cuda"
+        shape = (num_host_blocks, self._blocks.shape[1])
+        self._host = torch.empty(shape, dtype=self._blocks.dtype, pin_memory=on_gpu)
+        self._staging: Tensor | None = None
+        row_bytes = self._blocks.shape[1] * self._blocks.element_size()
+        if on_gpu if gathers is None else gathers:
+            self._staging = self._blocks.new_empty((max(1, STAGING_BYTES // row_bytes), self._blocks.shape[1]))
+
+    @torch.inference_mode()
     def copy(self, batch: Batch) -> None:
-        """Make the copies of a step: first all to the host, then those back."""
-        for block, host_block in batch.swap_out:
-            self._host[host_block].copy_(self._blocks[block], non_blocking=True)
-        for host_block, block in batch.swap_in:
-            self._blocks[block].copy_(self._host[host_block], non_blocking=True)
+        """Queue the copies of a step on the current stream: first all to the host, then those back. Of several to one
+        block the last counts.
+        """
+        outs = [(host_block, block) for block, host_block in batch.swap_out]
+        ins = [(host_block, block) for block, host_block in {block: host for host, block in batch.swap_in}.items()]
+        if self._staging is None:
+            for host_block, block in outs:
+                self._host[host_block].copy_(self._blocks[block])
+            for host_block, block in ins:
+                self._blocks[block].copy_(self._host[host_block])
+            return
+        for staged, index, host in self._staged(self._staging, outs):
+            torch.index_select(self._blocks, 0, index, out=staged)
+            host.copy_(staged, non_blocking=True)
+        for staged, index, host in self._staged(self._staging, ins):
+            staged.copy_(host, non_blocking=True)
+            self._blocks.index_copy_(0, index, staged)
+
+    def _staged(self, staging: Tensor, pairs: Iterable[tuple[int, int]]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield for each run of host blocks its staging memory, the device's blocks and the host's."""
+        runs = list(_runs(pairs, len(staging)))
+        index = torch.tensor([block for _, blocks in runs for block in blocks], pin_memory=staging.is_cuda)
+        index = index.to(staging.device, non_blocking=True)
+        begin = 0
+        for first, blocks in runs:
+            count = len(blocks)
+            yield staging[:count], index[begin : begin + count], self._host[first : first + count]
+            begin += count
 
     def measure(self) -> float:
         """Return the seconds that a copy of one block takes, of the quickest of three attempts. The blocks that are
@@ -39,3 +85,23 @@ class Swapper:
         if self._blocks.device.type == "cuda":
             torch.cuda.synchronize(self._blocks.device)
         return time.perf_counter() - begin
+
+
+def _rows(blocks: Tensor) -> Tensor:
+    """Return the blocks as [num_blocks, words], of the widest words that make up a block: kernels copy by the word."""
+    rows = blocks.view(len(blocks), -1).view(torch.uint8)
+    return rows.view(torch.int64) if rows.shape[1] % 8 == 0 else rows
+
+
+def _runs(pairs: Iterable[tuple[int, int]], most: int) -> Iterator[_Run]:
+    """Yield runs of neighbours on the host, of at most so many, from pairs of a host block and one of the device."""
+    first, blocks = 0, list[int]()
+    for host_block, block in sorted(pairs):
+        if blocks and (host_block != first + len(blocks) or len(blocks) == most):
+            yield first, blocks
+            blocks = []
+        if not blocks:
+            first = host_block
+        blocks.append(block)
+    if blocks:
+        yield first, blocks

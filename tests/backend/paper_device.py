@@ -1,5 +1,6 @@
 """A device on paper: executes batches on a dictionary of KV slots, and checks that every context reads back intact."""
 
+from collections import deque
 from collections.abc import Iterable
 
 from backend.scheduler.batch import Batch, StepOutput
@@ -14,7 +15,11 @@ def next_token(tokens: list[int]) -> int:
 
 
 class PaperDevice:
-    """Runs each batch when told to, in order. Keeps what a real device keeps: block tables, last tokens, KV slots."""
+    """Runs each batch when told to, in order. Keeps what a real device keeps: block tables, last tokens, KV slots.
+
+    Copies of a batch that is launched first may run as soon as that, beside the steps before it: when `copy` is called,
+    or else when the batch is executed.
+    """
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
@@ -22,9 +27,33 @@ class PaperDevice:
         self.known: dict[int, list[int]] = {}  # per slot: every token so far, sampled ones too
         self.memory: dict[int, tuple[int, int]] = {}  # KV slot: (position, token)
         self.host: dict[int, list[tuple[int, int] | None]] = {}  # host block: what was copied to it
+        self._launched: list[Batch] = []  # and not executed yet
+        self._copies: deque[tuple[Batch, bool, int, int]] = (
+            deque()
+        )  # of theirs: whether to the host, from where to where
+
+    def launch(self, batch: Batch) -> None:
+        self._launched.append(batch)
+        self._copies += [(batch, True, block, host_block) for block, host_block in batch.swap_out]
+        self._copies += [(batch, False, host_block, block) for host_block, block in batch.swap_in]
+
+    def copy(self, count: int) -> None:
+        """Run the next so many copies, if there are as many."""
+        for _ in range(min(count, len(self._copies))):
+            _, is_out, source, target = self._copies.popleft()
+            self._copy_out(source, target) if is_out else self._copy_in(source, target)
+
+    def lose(self, copied: int) -> None:
+        """Lose what was launched, though some of its copies were made."""
+        self.copy(copied)
+        self._copies.clear()
+        self._launched.clear()
 
     def execute(self, batch: Batch) -> StepOutput:
-        self._copy(batch)
+        if not any(batch is one for one in self._launched):
+            self.launch(batch)
+        self._launched = [one for one in self._launched if one is not batch]
+        self.copy(sum(one is batch for one, *_ in self._copies))
         for admitted in batch.admitted:
             self.tables[admitted.slot] = []
             self.known[admitted.slot] = list(admitted.token_ids)
@@ -55,15 +84,15 @@ class PaperDevice:
         sampled = [self._sample(slot, end) for slot, end in zip(batch.sampled_slots, ends, strict=True)]
         return StepOutput(batch.step, sampled, 0.0)
 
-    def _copy(self, batch: Batch) -> None:
-        for block, host_block in batch.swap_out:
-            content = [self.memory.get(address) for address in self._addresses(block)]
-            assert None not in content, "a block was swapped out that is not whole"
-            self.host[host_block] = content
-        for host_block, block in batch.swap_in:
-            for address, token in zip(self._addresses(block), self.host[host_block], strict=True):
-                assert token is not None
-                self.memory[address] = token
+    def _copy_out(self, block: int, host_block: int) -> None:
+        content = [self.memory.get(address) for address in self._addresses(block)]
+        assert None not in content, "a block was swapped out that is not whole"
+        self.host[host_block] = content
+
+    def _copy_in(self, host_block: int, block: int) -> None:
+        for address, token in zip(self._addresses(block), self.host[host_block], strict=True):
+            assert token is not None
+            self.memory[address] = token
 
     def _addresses(self, block: int) -> range:
         return range(block * self.block_size, (block + 1) * self.block_size)

@@ -15,7 +15,9 @@ from backend.config import Batching, KVAllocation
 from backend.errors import ConfigError, InvalidRequest, MemoryExhausted
 from backend.scheduler.batch import Batch, StepOutput
 from backend.sizing import EngineOptions
+from backend.worker.device_stream import CpuStream, Running, Work
 from backend.worker.executor import Executor, PendingStep
+from backend.worker.model_runner import ModelRunner
 from tests.backend.families import random_model, save_checkpoint
 
 NUM_TOKENS = 64
@@ -85,6 +87,23 @@ def test_what_was_swapped_out_comes_back_bit_for_bit(checkpoints: dict[str, Path
     assert counters.preemptions > 0 and counters.swapped_in > 0
     again = outputs(llm, DRAWN)
     assert again == outputs(LLM(str(checkpoints[family]), SCARCE), DRAWN)
+
+
+class EarlyCopies(CpuStream):
+    """Makes the copies of a step when it is launched, while the step before it has not begun."""
+
+    def launch(self, work: Work, copies: Work | None = None) -> Running:
+        if copies is not None:
+            copies()
+        return super().launch(work)
+
+
+def test_copies_may_be_made_beside_the_step_before(checkpoints: dict[str, Path]) -> None:
+    model = LLM(str(checkpoints["qwen2"]), replace(SCARCE, swap_space_bytes=2**22)).model
+    runner = ModelRunner(model.runner.decoder, model.runner.kv, model.runner.config, EarlyCopies())
+    llm = LLM.of(model, runner)
+    assert outputs(llm, GREEDY) == outputs(llm, GREEDY) == oracle("qwen2")
+    assert llm.scheduler.counters.swapped_in > 0
 
 
 def test_preemption_does_not_change_a_token(checkpoints: dict[str, Path]) -> None:

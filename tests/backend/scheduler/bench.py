@@ -82,6 +82,7 @@ class Bench:
         if batch is not None:
             self.in_flight.append(batch)
             self.batches.append(batch)
+            self.device.launch(batch)
         return batch
 
     def complete(self, now: float = 0.0) -> None:
@@ -92,8 +93,10 @@ class Bench:
             leaving |= {block for batch in self.in_flight for block, _ in batch.swap_out}
             self.device.poison(set(self.scheduler.pool.free_blocks) - leaving)
 
-    def lose(self, now: float = 0.0) -> None:
+    def lose(self, now: float = 0.0, copied: int = 0) -> None:
+        """Lose the steps in flight; `copied` of their copies were made."""
         self.in_flight.clear()
+        self.device.lose(copied)
         self.scheduler.rollback(now)
         self.scheduler.check_integrity()
 
@@ -161,7 +164,12 @@ class LossyMachine(BenchMachine):
     def complete(self) -> None:
         self.bench.complete()
 
+    @rule(count=st.integers(1, 8))
+    def copy(self, count: int) -> None:
+        """Copies run whenever the device likes."""
+        self.bench.device.copy(count)
+
     @precondition(lambda self: self.bench.in_flight)
-    @rule()
-    def lose(self) -> None:
-        self.bench.lose()
+    @rule(copied=st.integers(0, 8))
+    def lose(self, copied: int) -> None:
+        self.bench.lose(copied=copied)

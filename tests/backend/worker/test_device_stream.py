@@ -1,6 +1,7 @@
 """Streams: work in the order of its launches, and CUDA's calls in the order that makes them true, on CUDA on paper."""
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -19,11 +20,32 @@ def test_on_a_cpu_waiting_is_doing() -> None:
     assert all(seconds >= 0 for seconds in times)
 
 
+def test_on_a_cpu_copies_are_made_right_before_their_work() -> None:
+    stream, done = CpuStream(), []
+    running = [stream.launch(lambda n=n: done.append(n), lambda n=n: done.append(-n)) for n in (1, 2)]  # type: ignore[misc]
+    for step in running:
+        step.wait()
+    assert done == [-1, 1, -2, 2]
+
+
+class PaperStream:
+    """A stream that writes down what it is made to wait for."""
+
+    def __init__(self, cuda: "PaperCuda", name: str) -> None:
+        self.cuda, self.name = cuda, name
+
+    def wait_stream(self, other: "PaperStream") -> None:
+        self.cuda.call(f"wait for {other.name}")
+
+
 class PaperCuda:
-    """Writes down what is asked of CUDA. An event stands at the number of calls before it, as milliseconds."""
+    """Writes down what is asked of CUDA, and of which stream. An event stands at the number of calls before it, as
+    milliseconds.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
+        self.stream = PaperStream(self, "")
         outer = self
 
         class Event:
@@ -31,7 +53,7 @@ class PaperCuda:
                 assert enable_timing and blocking
 
             def record(self) -> None:
-                outer.calls.append("record")
+                outer.call("record")
                 self.at = len(outer.calls)
 
             def synchronize(self) -> None:
@@ -45,6 +67,18 @@ class PaperCuda:
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
         monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: "graph")
         monkeypatch.setattr(torch.cuda, "graph", self.graph)
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device: PaperStream(self, "copies"))
+        monkeypatch.setattr(torch.cuda, "stream", self.on)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: self.stream)
+
+    def call(self, name: str) -> None:
+        self.calls.append(f"{self.stream.name}: {name}" if self.stream.name else name)
+
+    @contextmanager
+    def on(self, stream: PaperStream) -> Iterator[None]:
+        before, self.stream = self.stream, stream
+        yield
+        self.stream = before
 
     def graph(self, graph: str, pool: tuple[int, int]) -> "nullcontext[None]":
         assert pool == (0, 1)
@@ -58,6 +92,20 @@ def test_cuda_is_timed_around_the_work_and_waited_for_at_its_end(monkeypatch: py
     assert cuda.calls == ["record", "work", "record"]
     assert running.wait() == pytest.approx(0.002)
     assert cuda.calls[3:] == ["synchronize"]
+
+
+def test_cuda_copies_beside_the_work_before_and_ahead_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream of the copies waits for nothing; their work waits for them, within the time that it takes."""
+    cuda = PaperCuda(monkeypatch)
+    stream = CudaStream(torch.device("cuda:0"))
+    stream.launch(lambda: cuda.call("work 1"), lambda: cuda.call("copy 1"))
+    stream.launch(lambda: cuda.call("work 2"))
+    stream.launch(lambda: cuda.call("work 3"), lambda: cuda.call("copy 3"))
+    assert cuda.calls == [
+        *("copies: copy 1", "record", "wait for copies", "work 1", "record"),
+        *("record", "work 2", "record"),
+        *("copies: copy 3", "record", "wait for copies", "work 3", "record"),
+    ]
 
 
 def test_only_on_a_gpu_work_runs_before_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,9 +150,9 @@ class WatchedStream(EagerGraphStream):
         super().__init__()
         self.threads: set[threading.Thread] = set()
 
-    def launch(self, work: Work) -> Running:
+    def launch(self, work: Work, copies: Work | None = None) -> Running:
         self.threads.add(threading.current_thread())
-        return super().launch(work)
+        return super().launch(work, copies)
 
 
 def test_a_device_is_warmed_up_by_a_thread_that_ends() -> None:
@@ -284,13 +284,13 @@ class FailingStream(EagerGraphStream):
         self.error, self.every, self.at_once = error, every, at_once
         self.launched = self.recovered = 0
 
-    def launch(self, work: Work) -> Running:
+    def launch(self, work: Work, copies: Work | None = None) -> Running:
         self.launched += 1
         if self.launched % self.every:
-            return super().launch(work)
+            return super().launch(work, copies)
         if self.at_once:
             self._fail()
-        return super().launch(self._fail)
+        return super().launch(self._fail, copies)
 
     def recover(self) -> None:
         self.recovered += 1
@@ -325,7 +325,7 @@ def test_a_step_that_finds_no_memory_is_lost_and_nothing_else(
 
 def test_a_cpu_says_in_words_that_it_has_no_memory() -> None:
     class Greedy(CpuStream):
-        def launch(self, work: Work) -> Running:
+        def launch(self, work: Work, copies: Work | None = None) -> Running:
             return super().launch(lambda: torch.empty(1 << 50))
 
     step = make_runner(device_stream=Greedy()).launch(prompt_step())
