@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from admission.aging import Aging
 from admission.backlog import Backlog, DrainMeter
+from admission.copy_time import CopyTime
 from admission.ledger import Ledger, work_of
 from admission.memory import FuturePeak, Gate
 from admission.observer import CoreObserver
@@ -77,6 +78,7 @@ class Controller:
         scheduler: Scheduler,
         ordering: Ordering,
         ledger: Ledger,
+        copy_time: CopyTime,
         lengths: OutputLengths,
         backlog: Backlog,
         drain: DrainMeter,
@@ -93,6 +95,7 @@ class Controller:
         self.observer_failed: Callable[[Exception], object] = _raise
         self._ordering = ordering
         self._ledger = ledger
+        self._copy_time = copy_time
         self._pipeline = pipeline
         self._expiry = expiry
         self.given_up: list[Sequence] = []  # by the core itself, and not taken yet
@@ -170,6 +173,7 @@ class Controller:
         if self._expiry.next_due < now:
             self._expire(now)
         self._ordering.at(now)
+        self._copy_time.at(now)
         batch = scheduler.schedule(now)
         if scheduler.ended:
             for sequence in scheduler.take_ended():

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from admission.aging import Aging
 from admission.backlog import Backlog, DrainMeter
 from admission.controller import Controller, TenantHooks
+from admission.copy_time import CopyTime
 from admission.estimate import Estimator
 from admission.ledger import EngineTimeTariff, Ledger, Tariff, TokenTariff
 from admission.memory import RISK, FuturePeak, Gate, MinimumFree, Optimistic
@@ -137,20 +138,22 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
         EngineTimeTariff(model) if config.unit is Unit.ENGINE_TIME else TokenTariff(config.charges_recompute)
     )
     ordering = _ORDERINGS[config.order](config, _estimate(tariff, lengths))
-    ledger = Ledger(ordering, tariff, model, engine.block_copy_seconds)
-    sizer = PrefillSizer(engine, model, config.prefill_share)
+    pipeline = Pipeline()
+    copy_time = CopyTime(engine, pipeline)
+    ledger = Ledger(ordering, tariff, model, copy_time)
+    sizer = PrefillSizer(engine, model, copy_time, config.prefill_share)
     forecast = FuturePeak(engine, lengths, config.memory_risk)
     swap_choice = SwapChoice(config.swap, engine, model)
     hooks = TenantHooks(ordering, ledger, sizer, _gate(config, forecast), forecast, lengths, swap_choice)
     waiting = ordering if isinstance(ordering, FairQueue) else HoldingQueue(ordering)
     scheduler = Scheduler(engine, waiting, hooks)
     clock = tariff if isinstance(tariff, EngineTimeTariff) else EngineTimeTariff(model)
-    backlog, drain, pipeline = Backlog(clock.estimate), DrainMeter(), Pipeline()
+    backlog, drain = Backlog(clock.estimate), DrainMeter()
     aging = Aging(config.seconds_per_class)
     estimator = Estimator(scheduler, backlog, pipeline, model, lengths, aging, ledger.prepaid)
     control = AdmissionControl(_overload_config(config), scheduler, backlog, drain, lengths, estimator)
     expiry = _expiry(config, estimator)
-    return Controller(scheduler, ordering, ledger, lengths, backlog, drain, pipeline, control, expiry, model)
+    return Controller(scheduler, ordering, ledger, copy_time, lengths, backlog, drain, pipeline, control, expiry, model)
 
 
 def _overload_config(config: CoreConfig) -> OverloadConfig:

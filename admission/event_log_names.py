@@ -64,12 +64,14 @@ ENGINE_FIELDS = Names(
         "prefix_cache": "prefix_cache",
         "num_host_blocks": "num_host_blocks",
         "block_copy_seconds": "block_copy_seconds",
+        "copies_run_ahead": "copies_run_ahead",
     }
 )
 SINCE: Mapping[str, tuple[int, Any]] = {
     "prefix_cache": (13, False),
     "num_host_blocks": (13, 0),
     "block_copy_seconds": (13, 0.0),
+    "copies_run_ahead": (13, False),
     "swap": (13, "measured"),
     "memory_risk": (13, 1.28),
     "charges_recompute": (13, True),

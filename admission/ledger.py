@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from admission.copy_time import CopyTime
 from admission.orderings.ordering import Ordering
 from admission.step_time import StepTimeModel, StepWork, plain_sum, prefill_pairs
 from backend.scheduler.scheduled_step import ScheduledStep
@@ -115,19 +116,20 @@ def work_of(scheduled: ScheduledStep) -> StepWork:
     return StepWork(tokens, decodes, scheduled.decode_context, context, pairs)
 
 
-_Charge = tuple[ScheduledStep, StepWork, list[float], Mapping[str, float]]
-"""The charge for a step that is planned and not completed: the step, its work, the costs of its rows and of tenants."""
+_Charge = tuple[ScheduledStep, StepWork, float, list[float], Mapping[str, float]]
+"""The charge for a step that is planned and not completed: the step, its work, the seconds that its copies add, and the
+costs of its rows and of tenants.
+"""
 
 
 class Ledger:
     """Charges steps to an ordering's tenants, in the order in which they are planned and completed."""
 
-    def __init__(self, ordering: Ordering, tariff: Tariff, model: StepTimeModel, block_copy_seconds: float) -> None:
-        """`block_copy_seconds`: what a step takes longer for each block that it copies to the host or back."""
+    def __init__(self, ordering: Ordering, tariff: Tariff, model: StepTimeModel, copy_time: CopyTime) -> None:
         self._ordering = ordering
         self._tariff = tariff
         self._model = model
-        self._copy_seconds = block_copy_seconds
+        self._copy_time = copy_time
         self._open: deque[_Charge] = deque()
 
     def prepaid(self, prompt: int, output: float, cached: int = 0) -> float:
@@ -143,14 +145,15 @@ class Ledger:
     def planned(self, scheduled: ScheduledStep) -> float:
         """Charge a step that was planned; returns the seconds that it is predicted to take."""
         work = work_of(scheduled)
-        seconds = self._model.fitted.seconds(work) + scheduled.batch.num_copies * self._copy_seconds
+        copying = self._copy_time.planned(scheduled.batch.num_copies)
+        seconds = self._model.fitted.seconds(work) + copying
         costs = self._tariff.costs(scheduled, seconds)
-        self._open.append((scheduled, work, costs, self._ordering.charge(scheduled.sequences, costs)))
+        self._open.append((scheduled, work, copying, costs, self._ordering.charge(scheduled.sequences, costs)))
         return seconds
 
     def completed(self, elapsed: float) -> None:
         """Correct the charges of the oldest step that was planned, which took this many seconds."""
-        scheduled, work, costs, by_tenant = self._open.popleft()
+        scheduled, work, copying, costs, by_tenant = self._open.popleft()
         total = plain_sum(by_tenant.values())
         correction = self._tariff.correction(total, elapsed) / total if total else 0.0
         if correction:
@@ -158,13 +161,14 @@ class Ledger:
         factor = 1 + correction
         for sequence, cost in zip(scheduled.sequences, costs):  # noqa: B905 - as in `FairQueue.charge`
             sequence.charged += cost * factor
-        self._model.observe(work, elapsed - scheduled.batch.num_copies * self._copy_seconds)
+        self._model.observe(work, elapsed - copying)
 
     def lost(self) -> None:
         """Return the charges of all steps that were planned and not completed, none of which took place."""
         while self._open:
             *_, by_tenant = self._open.pop()
             self._ordering.correct((tenant, -cost) for tenant, cost in by_tenant.items())
+        self._copy_time.lost()
 
     def ended(self, sequence: Sequence) -> None:
         self._ordering.settle(sequence)

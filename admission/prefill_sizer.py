@@ -1,7 +1,9 @@
 """Sizes the prefill of a step so that those who decode in it get their tokens in time."""
 
+from bisect import bisect_right
 from math import inf, sqrt
 
+from admission.copy_time import CopyTime
 from admission.step_time import StepTime, StepTimeModel, StepWork
 from backend.config import EngineConfig
 from backend.scheduler.scheduled_step import FixedPrefillBudget, PrefillBudget
@@ -17,17 +19,22 @@ shared they vary by what others do: less prefill makes no step punctual there, a
 
 
 class TimedPrefillBudget:
-    """A budget of prefill for a step that is to last no longer than `seconds`, by what each token attends to.
+    """A budget of prefill for a step that is to last no longer than `seconds`, by what each token attends to and by the
+    copies of blocks that make room for them or bring them back.
 
     At least `least` tokens are granted even where the decodes alone take longer, so that prompts progress.
     """
 
-    def __init__(self, step: StepWork, seconds: float, times: StepTime, least: int, most: int) -> None:
+    def __init__(
+        self, step: StepWork, seconds: float, times: StepTime, least: int, most: int, copies: "_Copies"
+    ) -> None:
         self._step = step
         self._seconds = seconds
         self._times = times
         self._least = least
         self._most = most
+        self._copies = copies
+        self._block_size = copies.block_size
 
     def fits(self, start: int, length: int) -> int:
         """Where not all tokens fit, searches for how many do: more work is never predicted to take less time."""
@@ -47,6 +54,17 @@ class TimedPrefillBudget:
         self._least -= length
         self._most -= length
 
+    def copies(self, due: float, free: int, rate: float) -> None:
+        self._copies.due, self._copies.free, self._copies.rate = due, free, rate
+
+    def fits_back(self, start: int, blocks: int) -> int:
+        """Each block may take the place of another that is copied to the host, and a block behind them is computed."""
+        computed = self._step.with_prefill(start + blocks * self._block_size, max(0, self._least))
+        left, copies = self._seconds - self._times.seconds(computed), self._copies
+        if copies.seconds(blocks, blocks) <= left:
+            return blocks
+        return max(0, bisect_right(range(1, blocks), left, key=lambda count: copies.seconds(count, count)))
+
     def _narrowed(self, start: int, low: int, high: int, middle: int) -> tuple[int, int]:
         """Returns the range in which the number of tokens is that fit, once it is known of `middle` whether they do."""
         if not low < middle <= high:
@@ -54,7 +72,8 @@ class TimedPrefillBudget:
         return (middle, high) if self._lasts(start, middle) else (low, middle - 1)
 
     def _lasts(self, start: int, length: int) -> bool:
-        return self._times.seconds(self._step.with_prefill(start, length)) <= self._seconds
+        seconds = self._times.seconds(self._step.with_prefill(start, length))
+        return seconds + self._copies.for_tokens(length) <= self._seconds
 
     def _solution(self, start: int) -> float:
         """Returns how many tokens behind `start` take what time is left: seconds are quadratic in them on both sides
@@ -62,11 +81,28 @@ class TimedPrefillBudget:
         """
         times, step = self._times, self._step
         _, prefill, _, _, _, pairs, beyond = times.coefficients
-        left = self._seconds - times.seconds(step.with_prefill(start, 0))
+        left = self._seconds - times.seconds(step.with_prefill(start, 0)) - self._copies.for_tokens(0)
         each = prefill + pairs * (start + 0.5)
         below_knee = max(0, times.knee - step.prefill_tokens - step.decode_tokens)
         tokens = _root(pairs / 2, each, left)
         return tokens if tokens <= below_knee else _root(pairs / 2, each + beyond, left + beyond * below_knee)
+
+
+class _Copies:
+    """The copies of a step, as far as it is planned and as more blocks are allocated."""
+
+    def __init__(self, time: CopyTime, block_size: int) -> None:
+        self._time = time
+        self.block_size = block_size
+        self.due, self.free, self.rate = 0.0, 0, 0.0  # as `TimedPrefillBudget.copies` takes them
+
+    def seconds(self, blocks: int, back: int = 0) -> float:
+        """Returns what copies add to the step once so many blocks more are allocated, `back` of them copied back."""
+        return self._time.seconds(self.due + back + self.rate * max(0, blocks - self.free))
+
+    def for_tokens(self, length: int) -> float:
+        """Returns what copies add to it once so many tokens more are to be stored."""
+        return self.seconds(-(-length // self.block_size))
 
 
 def _root(a: float, b: float, c: float) -> float:
@@ -85,12 +121,15 @@ class PrefillSizer:
     prefill that certain times would allow.
     """
 
-    def __init__(self, config: EngineConfig, model: StepTimeModel, prefill_share: float = 1.0) -> None:
+    def __init__(
+        self, config: EngineConfig, model: StepTimeModel, copy_time: CopyTime, prefill_share: float = 1.0
+    ) -> None:
         if not 0 < prefill_share <= 1:
             raise ValueError(f"prefill_share must be above 0 and at most 1, got {prefill_share}")
         self._block = config.block_size
         self._share = max(config.block_size, int(prefill_share * config.max_num_batched_tokens))
         self._model = model
+        self._copy_time = copy_time
 
     def prefill_budget(
         self, num_decodes: int, decode_context: int, interval: float | None, tokens: int
@@ -101,4 +140,5 @@ class PrefillSizer:
         times = self._model.fitted
         cautious, alone = interval / (1 + CAUTION * self._model.relative_error), times.seconds(decodes)
         least = alone + LEFT_TO_PREFILL * (interval - alone)
-        return TimedPrefillBudget(decodes, max(cautious, least), times, self._block, tokens)
+        copies = _Copies(self._copy_time, self._block)
+        return TimedPrefillBudget(decodes, max(cautious, least), times, self._block, tokens, copies)

@@ -42,6 +42,7 @@ class EngineConfig:
     max_preemptions: int = 8  # of one sequence
     num_host_blocks: int = 0  # in the host's memory, to which blocks are swapped
     block_copy_seconds: float = 0.0  # that copying one block to the host, or back, takes
+    copies_run_ahead: bool = False  # beside the steps in flight, and not as a part of their own step
     prefix_cache: bool = True  # sequences that begin with the same tokens share blocks; not where it is contiguous
 
     def __post_init__(self) -> None:

@@ -86,7 +86,8 @@ class Loop:
         self._target = gateway.target if gateway else target  # by class
         self._gateway = gateway
         self._clients = clients or NoRetries()
-        self._copy_seconds = core.scheduler.config.block_copy_seconds  # of a block, to the host or back
+        self._engine = core.scheduler.config
+        self._copied_at = 0.0  # when the newest copies are done that run ahead of their steps
         self._names = SimulatedNames(core.scheduler.config.block_size)
         core.scheduler.name_blocks_by(self._names.name)
         self._due: list[tuple[float, int, Arrival]] = []  # heap of what is yet to arrive
@@ -288,11 +289,19 @@ class Loop:
 
     def _submit(self, batch: Batch, now: float) -> None:
         scheduled = self._core.scheduler.in_flight[-1]
-        elapsed = self._device.seconds(work_of(scheduled)) + batch.num_copies * self._copy_seconds
+        elapsed = self._device.seconds(work_of(scheduled)) + self._copy(batch.num_copies, now)
         self._done_at = max(self._done_at, now) + elapsed
         for sequence in scheduled.admitted:
             self._note_end(sequence)
         self._steps.append(_SimulatedStep(self._done_at, elapsed, batch, self._recorder.planned(scheduled, now)))
+
+    def _copy(self, copies: int, now: float) -> float:
+        """Let a step make so many copies that is planned now; returns by how many seconds they prolong it."""
+        seconds = copies * self._engine.block_copy_seconds
+        if not (copies and self._engine.copies_run_ahead):
+            return seconds
+        self._copied_at = max(self._copied_at, now) + seconds
+        return max(0.0, self._copied_at - max(self._done_at, now))
 
     def _note_end(self, sequence: Sequence) -> None:
         """Note where an answer ends that is shorter than it declared: there the device samples an end token."""

@@ -170,8 +170,7 @@ class BlockTables:
             cached = self.cache.named(names[position])
             if cached is None:
                 hit.swapped = self._find_swapped(names[position:most])
-                hit.is_cut = len(hit.swapped) > self._most_copied
-                del hit.swapped[self._most_copied :]
+                hit.cut(self._most_copied)
                 break
             if cached.step >= step:
                 hit.is_being_computed = True

@@ -12,7 +12,7 @@ from backend.config import EngineConfig
 from backend.scheduler.holdings import Cached
 from backend.scheduler.kv_manager import KVManager
 from backend.scheduler.prefix_hit import PrefixHit
-from backend.scheduler.scheduled_step import ScheduledStep
+from backend.scheduler.scheduled_step import PrefillBudget, ScheduledStep
 from backend.scheduler.sequence import Sequence, SequenceStatus
 
 
@@ -42,11 +42,19 @@ class Forking:
         self._blocks = kv_manager.blocks
         self._block_size = config.block_size
 
-    def find(self, sequence: Sequence, scheduled: ScheduledStep) -> PrefixHit:
-        """Return what need not be computed of the sequence's tokens: all, where it can be forked; else what is cached.
+    def find(self, sequence: Sequence, scheduled: ScheduledStep, budget: PrefillBudget) -> PrefixHit:
+        """Return what need not be computed of the sequence's tokens: all, where it can be forked; else what is cached,
+        as far as the step has time to copy it back from the host.
 
         Nothing behind that is computed for it either where its leader does that now.
         """
+        hit, swapping = self._find(sequence, scheduled), self._blocks.swapping
+        if swapping.host.num_blocks:
+            start = sequence.num_computed_tokens + len(hit.blocks) * self._block_size
+            swapping.fit(hit, start, self._blocks.pool.num_free, budget)
+        return hit
+
+    def _find(self, sequence: Sequence, scheduled: ScheduledStep) -> PrefixHit:
         leaders = scheduled.leaders
         row = leaders.get(sequence.prompt_group) if leaders and sequence.prompt_group is not None else None
         if row is None or not self._may_follow(sequence, leader := scheduled.sequences[row]):

@@ -23,5 +23,11 @@ class PrefixHit:
     def num_blocks(self) -> int:
         return len(self.blocks) + len(self.swapped)
 
+    def cut(self, swapped: int) -> None:
+        """Leave all but so many blocks on the host for another step."""
+        if swapped < len(self.swapped):
+            del self.swapped[swapped:]
+            self.is_cut = True
+
 
 NO_HIT = PrefixHit()

@@ -37,6 +37,16 @@ class PrefillBudget(Protocol):
         """Spend the budget on `length` tokens behind `start` computed ones."""
         ...
 
+    def copies(self, due: float, free: int, rate: float) -> None:
+        """Note that the step copies `due` blocks as far as it is planned. Each block that it allocates from now on
+        beyond `free` is expected to take `rate` more copies.
+        """
+        ...
+
+    def fits_back(self, start: int, blocks: int) -> int:
+        """Return how many of these blocks, which follow on `start` computed tokens, the step can copy back."""
+        ...
+
 
 class FixedPrefillBudget:
     """A budget of so many tokens, whatever they attend to."""
@@ -49,6 +59,12 @@ class FixedPrefillBudget:
 
     def take(self, start: int, length: int) -> None:
         self._tokens -= length
+
+    def copies(self, due: float, free: int, rate: float) -> None:
+        pass
+
+    def fits_back(self, start: int, blocks: int) -> int:
+        return blocks
 
 
 @dataclass(slots=True)

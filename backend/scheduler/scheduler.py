@@ -252,7 +252,7 @@ class Scheduler:
                 self._admit_waiting(scheduled, budget, sequence.priority_class)
             if sequence.status is not _RUNNING:
                 continue
-            hit = self._forking.find(sequence, scheduled)
+            hit = self._forking.find(sequence, scheduled, budget)
             length = self._chunk(sequence, hit, budget)
             if self._take(sequence, hit, scheduled) and length:
                 self._prefill(sequence, length, scheduled, budget)
@@ -300,7 +300,7 @@ class Scheduler:
         while (sequence := self._head()) is not None:
             if above is not None and sequence.priority_class >= above:
                 break
-            hit = self._forking.find(sequence, scheduled)
+            hit = self._forking.find(sequence, scheduled, budget)
             length = self._chunk(sequence, hit, budget)
             self.wait_reason = self._joining.why_wait(sequence, hit, length, scheduled, closed=closed)
             if self.wait_reason in _OWN_LIMITS:

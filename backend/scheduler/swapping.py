@@ -13,6 +13,8 @@ from backend.paged_kv.host_pool import UNPLANNED, HostBlock, HostPool
 from backend.paged_kv.prefix_cache import CachedBlock, PrefixCache
 from backend.scheduler.batch import Batch, Counters
 from backend.scheduler.pin import BlockHolder
+from backend.scheduler.prefix_hit import PrefixHit
+from backend.scheduler.scheduled_step import PrefillBudget
 
 LEARNING = 0.02  # share of a tenant's rate of return that each of its blocks replaces
 UNKNOWN = 0.5  # the rate of return before any block of a tenant was used again or lost
@@ -33,6 +35,7 @@ class Swapping:
         self._returns: dict[str, float] = {}  # by tenant, how many of its idle blocks were used again
         self._out: list[tuple[int, HostBlock]] = []  # copies that no step carries out yet
         self._in: list[tuple[HostBlock, int]] = []
+        self.out_rate = 1.0  # share of the blocks given up lately that are copied to the host
         if config.num_host_blocks:
             cache.evicted, cache.reused = self._evicted, self._reused
 
@@ -58,6 +61,11 @@ class Swapping:
         self.host.used(host_block)
         self._in.append((host_block, block))
         self._reused(host_block.tenant)
+
+    @property
+    def num_due(self) -> int:
+        """The copies that the next step has to make."""
+        return len(self._out) + len(self._in)
 
     @property
     def leaving(self) -> set[int]:
@@ -87,9 +95,21 @@ class Swapping:
             host_block.read = -1
         self._in = []
 
+    def fit(self, hit: PrefixHit, start: int, free: int, budget: PrefillBudget) -> None:
+        """Leave on the host what the step has no time to copy back behind `start` computed tokens, and tell its budget of
+        its copies; `free` blocks can be allocated without giving up others.
+        """
+        due, rate = self.num_due, self.out_rate
+        budget.copies(due, free, rate)
+        if hit.swapped:
+            hit.cut(budget.fits_back(start, len(hit.swapped)))
+            back = len(hit.swapped)
+            budget.copies(due + back + rate * max(0, back - free), max(0, free - back), rate)
+
     def _evicted(self, cached: CachedBlock[BlockHolder]) -> None:
         name = cached.name
         if name is None or self.host.named(name) is not None:
+            self.out_rate -= LEARNING * self.out_rate
             return
         probability = 1.0 if cached.is_wanted else self._returns.get(cached.tenant, UNKNOWN)
         host_block = None
@@ -97,6 +117,7 @@ class Swapping:
             host_block, given_up = self.host.store(name, cached.tenant, self._cache.completed_step)
             if given_up is not None:
                 self._learn(given_up.tenant, 0.0)
+        self.out_rate += LEARNING * ((host_block is not None) - self.out_rate)
         if host_block is None:
             self.declined += 1
             self._learn(cached.tenant, 0.0)

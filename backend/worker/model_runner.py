@@ -124,7 +124,8 @@ class ModelRunner:
     def measure_copies(self) -> None:
         """Measure what copying a block to the host takes, before anything runs: the planner decides by it."""
         if self._swapper is not None:
-            self.config = replace(self.config, block_copy_seconds=self._swapper.measure())
+            seconds = self._swapper.measure()
+            self.config = replace(self.config, block_copy_seconds=seconds, copies_run_ahead=self.runs_ahead)
 
     def warm_up(self) -> None:
         """Run every kind of step over block 0 and record the graphs, so that no request pays for what happens once.

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from admission.aging import Aging
+from admission.copy_time import CopyTime
 from admission.core import PRIOR, CoreConfig, MemoryGate, Order, Unit
 from admission.event_log import make_logged_core, replay
 from admission.ledger import EngineTimeTariff
@@ -18,7 +19,7 @@ from admission.orderings.fair_queue import FairQueue
 from admission.outcome import QueueFull
 from admission.prefill_sizer import PrefillSizer
 from admission.simulation.fairness_monitor import FairnessMonitor
-from admission.step_time import StepTimeModel, StepWork
+from admission.step_time import Pipeline, StepTimeModel, StepWork
 from backend.config import EngineConfig
 from backend.scheduler.batch import NO_TOKEN, Batch, StepOutput
 from backend.scheduler.scheduled_step import NewToken
@@ -339,7 +340,7 @@ def more_work_never_looks_shorter(model: StepTimeModel, engine: EngineConfig) ->
     fitted = model.fitted
     assert all(coefficient >= 0 for coefficient in fitted.coefficients)
     _check_steps(model, random)
-    tariff, sizer = EngineTimeTariff(model), PrefillSizer(engine, model)
+    tariff, sizer = EngineTimeTariff(model), PrefillSizer(engine, model, CopyTime(engine, Pipeline()))
     for _ in range(4):
         prompt, output, more = (random.randrange(1, 2000) for _ in range(3))
         least = tariff.estimate(prompt, output)

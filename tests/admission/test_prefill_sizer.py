@@ -2,11 +2,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from admission.copy_time import CopyTime
 from admission.prefill_sizer import CAUTION, LEFT_TO_PREFILL, PrefillSizer
-from admission.step_time import StepTime, StepTimeModel, StepWork, prefill_work
+from admission.step_time import Pipeline, StepTime, StepTimeModel, StepWork, prefill_work
 from backend.config import EngineConfig
 
 CONFIG = EngineConfig(num_blocks=1000, max_model_len=4096, max_num_batched_tokens=512)
+NO_COPIES = CopyTime(CONFIG, Pipeline())
 MODEL = StepTimeModel(StepTime((5e-3, 5e-5, 5e-5, 1e-7, 1e-7, 1e-9, 1e-6)))
 SLACK = 1 + CAUTION * MODEL.relative_error
 
@@ -18,11 +20,11 @@ def certain(decodes: StepWork, interval: float) -> float:
 
 
 def test_prefill_alone_fills_the_step() -> None:
-    assert PrefillSizer(CONFIG, MODEL).prefill_budget(0, 0, None, 512).fits(0, 4096) == 512
+    assert PrefillSizer(CONFIG, MODEL, NO_COPIES).prefill_budget(0, 0, None, 512).fits(0, 4096) == 512
 
 
 def test_where_nothing_is_promised_prefill_gets_its_share() -> None:
-    sizer = PrefillSizer(CONFIG, MODEL, prefill_share=0.25)
+    sizer = PrefillSizer(CONFIG, MODEL, NO_COPIES, prefill_share=0.25)
     assert sizer.prefill_budget(8, 800, None, 504).fits(0, 4096) == 128
     assert sizer.prefill_budget(8, 800, None, 100).fits(0, 4096) == 100
 
@@ -38,7 +40,7 @@ def test_the_step_keeps_the_promise_or_carries_one_block(
 ) -> None:
     step, taken = StepWork(decode_tokens=decodes, decode_context=decodes * 500), 0
     allowed = certain(step, interval)
-    budget = PrefillSizer(CONFIG, MODEL).prefill_budget(decodes, decodes * 500, interval, most)
+    budget = PrefillSizer(CONFIG, MODEL, NO_COPIES).prefill_budget(decodes, decodes * 500, interval, most)
     for start, length in chunks:
         fits = budget.fits(start, length)
         if fits:
@@ -51,7 +53,7 @@ def test_the_step_keeps_the_promise_or_carries_one_block(
 
 
 def test_a_chunk_that_attends_to_more_is_shorter() -> None:
-    sizer = PrefillSizer(CONFIG, MODEL)
+    sizer = PrefillSizer(CONFIG, MODEL, NO_COPIES)
     starts = (0, 1000, 10_000, 30_000)
     fits = [sizer.prefill_budget(8, 4000, 0.03, 504).fits(start, 4096) for start in starts]
     assert fits == sorted(fits, reverse=True) and fits[-1] < fits[0] / 1.4
@@ -59,7 +61,7 @@ def test_a_chunk_that_attends_to_more_is_shorter() -> None:
 
 
 def test_noise_alone_takes_no_more_than_half_of_the_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizer, tokens = PrefillSizer(CONFIG, MODEL), []
+    sizer, tokens = PrefillSizer(CONFIG, MODEL, NO_COPIES), []
     for error in (0.0, 0.1, 1.0, 10.0):
         monkeypatch.setattr(StepTimeModel, "relative_error", error)
         tokens.append(sizer.prefill_budget(64, 32_000, 0.03, 448).fits(0, 4096))
@@ -68,7 +70,7 @@ def test_noise_alone_takes_no_more_than_half_of_the_prefill(monkeypatch: pytest.
 
 
 def test_what_was_taken_counts_for_those_that_follow() -> None:
-    budget = PrefillSizer(CONFIG, MODEL).prefill_budget(8, 4000, 0.03, 504)
+    budget = PrefillSizer(CONFIG, MODEL, NO_COPIES).prefill_budget(8, 4000, 0.03, 504)
     whole = budget.fits(0, 4096)
     budget.take(0, 100)
     assert whole - 101 <= budget.fits(0, 4096) <= whole - 99
