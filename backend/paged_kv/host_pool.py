@@ -10,29 +10,42 @@ from sys import maxsize
 from backend.paged_kv.block_names import BlockName
 
 UNPLANNED = maxsize  # the step of a copy that no step carries out yet
+STALE = 8  # times that the pool was filled anew since a block was used: then it gives way, whoever else has more
 
 
 class HostBlock:
     """A block in host memory. What was copied to it is there for all copies that the same step or a later one makes."""
 
-    __slots__ = ("block", "name", "read", "tenant", "written")
+    __slots__ = ("block", "name", "read", "tenant", "used", "written")
 
-    def __init__(self, name: BlockName, block: int, tenant: str) -> None:
+    def __init__(self, name: BlockName, block: int, tenant: str, used: int) -> None:
         self.name = name
         self.block = block
         self.tenant = tenant
+        self.used = used  # blocks that the pool had taken by then
         self.written = UNPLANNED  # the step that copies to it
         self.read = -1  # the newest step that copies from it
 
 
 class HostPool:
-    """Host blocks by their names, the least recently used given up first."""
+    """Host blocks by their names. Whose tenant has the most of them beyond its floor gives way first, the least
+    recently used of its blocks; so a tenant's flood drives out its own. What nobody has asked for in a long time gives
+    way before, down to its tenant's floor: those who come no more would keep their share for ever.
+
+    Storing a block and asking for one are O(1), but where a tenant's last block goes: then tenants are looked at by how
+    many blocks they have.
+    """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.held: Counter[str] = Counter()  # by tenant
+        self._stored = 0  # blocks taken so far
         self._free = list(range(num_blocks - 1, -1, -1))
         self._by_name: OrderedDict[BlockName, HostBlock] = OrderedDict()  # the least recently used first
+        self._by_tenant: dict[str, OrderedDict[BlockName, HostBlock]] = {}  # the same of each tenant
+        self._floors: dict[str, int] = {}
+        self._by_excess: dict[int, dict[str, None]] = {}  # tenants by how many blocks they have beyond their floors
+        self._most = 0  # the largest excess of any
 
     @property
     def num_used(self) -> int:
@@ -42,9 +55,19 @@ class HostPool:
         """Return the block of that name."""
         return self._by_name.get(name)
 
+    def limit(self, tenant: str, floor: int) -> None:
+        """Let the tenant keep so many blocks whatever others need. All floors together fit the pool."""
+        self._leave_excess(tenant)
+        self._floors.pop(tenant, None)
+        if floor:
+            self._floors[tenant] = floor
+        self._join_excess(tenant)
+
     def used(self, host_block: HostBlock) -> None:
         """Note that a block was asked for."""
+        host_block.used = self._stored
         self._by_name.move_to_end(host_block.name)
+        self._by_tenant[host_block.tenant].move_to_end(host_block.name)
 
     def store(self, name: BlockName, tenant: str, completed_step: int) -> tuple[HostBlock | None, HostBlock | None]:
         """Return a place for a block of that name, and what was given up for it; None and None where every place is
@@ -52,12 +75,14 @@ class HostPool:
         """
         given_up = None
         if not self._free:
-            given_up = next(iter(self._by_name.values()), None)
+            given_up = self._next_to_go(tenant)
             if given_up is None or max(given_up.written, given_up.read) > completed_step:
                 return None, None
             self._drop(given_up)
-        host_block = self._by_name[name] = HostBlock(name, self._free.pop(), tenant)
-        self.held[tenant] += 1
+        self._stored += 1
+        host_block = self._by_name[name] = HostBlock(name, self._free.pop(), tenant, self._stored)
+        self._by_tenant.setdefault(tenant, OrderedDict())[name] = host_block
+        self._change(tenant, 1)
         return host_block, given_up
 
     def lost(self, step: int) -> None:
@@ -68,12 +93,54 @@ class HostPool:
             if step <= host_block.read < UNPLANNED:
                 host_block.read = -1
 
+    def _next_to_go(self, tenant: str) -> HostBlock | None:
+        """Return the block that gives way to one of the tenant's; None: there is none."""
+        oldest = next(iter(self._by_name.values()), None)
+        if oldest is None:
+            return None
+        is_stale = self._stored - oldest.used > STALE * self.num_blocks
+        if is_stale and (oldest.tenant == tenant or self._excess(oldest.tenant) > 0):
+            return oldest
+        largest = tenant if self._excess(tenant) >= self._most else next(iter(self._by_excess[self._most]))
+        return next(iter(self._by_tenant[largest].values()))
+
     def _drop(self, host_block: HostBlock) -> None:
-        del self._by_name[host_block.name]
+        name, tenant = host_block.name, host_block.tenant
+        del self._by_name[name]
+        own = self._by_tenant[tenant]
+        del own[name]
+        if not own:
+            del self._by_tenant[tenant]
         self._free.append(host_block.block)
-        self.held[host_block.tenant] -= 1
-        if not self.held[host_block.tenant]:
-            del self.held[host_block.tenant]
+        self._change(tenant, -1)
+
+    def _change(self, tenant: str, blocks: int) -> None:
+        """Count blocks that a tenant has got or lost, one at a time."""
+        self._leave_excess(tenant)
+        self.held[tenant] += blocks
+        if not self.held[tenant]:
+            del self.held[tenant]
+        self._join_excess(tenant)
+
+    def _excess(self, tenant: str) -> int:
+        return self.held[tenant] - self._floors.get(tenant, 0)
+
+    def _leave_excess(self, tenant: str) -> None:
+        excess = self._excess(tenant)
+        if tenant in self.held:
+            del self._by_excess[excess][tenant]
+            if not self._by_excess[excess]:
+                del self._by_excess[excess]
+
+    def _join_excess(self, tenant: str) -> None:
+        if tenant in self.held:
+            excess = self._excess(tenant)
+            self._by_excess.setdefault(excess, {})[tenant] = None
+            self._most = max(self._most, excess)
+        if self._most not in self._by_excess:  # mostly it is one less now
+            self._most -= 1
+            if self._most not in self._by_excess:
+                self._most = max(self._by_excess, default=0)
 
     def check_integrity(self) -> None:
         used = [host_block.block for host_block in self._by_name.values()]
@@ -82,3 +149,9 @@ class HostPool:
             "a tenant is miscounted"
         )
         assert all(one.name is name for name, one in self._by_name.items()), "a host block has another name"
+        for tenant in self._by_tenant.keys() | self.held.keys():
+            own = [one for one in self._by_name.values() if one.tenant == tenant]
+            assert own == list(self._by_tenant[tenant].values()), "a tenant's host blocks are out of order"
+            assert tenant in self._by_excess[self._excess(tenant)], "a tenant has another excess than is known"
+        assert sum(map(len, self._by_excess.values())) == len(self.held), "a tenant that has nothing is looked for"
+        assert self._most == max(self._by_excess, default=0), "nobody has the most"

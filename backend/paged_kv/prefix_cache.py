@@ -78,6 +78,7 @@ class PrefixCache(Generic[H]):
         self.num_floor_blocks = 0  # idle blocks that floors may come to keep
         self.evicted: Callable[[CachedBlock[H]], object] = lambda cached: None  # told of each that is given up
         self.reused: Callable[[str], object] = lambda tenant: None  # told of each of a tenant's that is idle no more
+        self.floor_set: Callable[[str, int], object] = lambda tenant, floor: None  # told of each floor
         self.evictions = 0  # idle blocks given up so far
 
     def __len__(self) -> int:
@@ -138,6 +139,7 @@ class PrefixCache(Generic[H]):
             self._ceilings[tenant] = ceiling
         self._keep_ceiling(tenant)
         self._offer(tenant)
+        self.floor_set(tenant, floor)
 
     # blocks come and go
 

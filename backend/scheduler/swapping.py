@@ -28,6 +28,7 @@ class Swapping:
 
     def __init__(self, config: EngineConfig, cache: PrefixCache[BlockHolder], counters: Counters) -> None:
         self.host = HostPool(config.num_host_blocks)
+        self._num_blocks = config.num_blocks
         self.swaps: Swaps = lambda probability: True  # whoever knows what computing takes sets it
         self.declined = 0  # blocks given up so far that the host did not take
         self._cache = cache
@@ -37,7 +38,7 @@ class Swapping:
         self._in: list[tuple[HostBlock, int]] = []
         self.out_rate = 1.0  # share of the blocks given up lately that are copied to the host
         if config.num_host_blocks:
-            cache.evicted, cache.reused = self._evicted, self._reused
+            cache.evicted, cache.reused, cache.floor_set = self._evicted, self._reused, self._keep
 
     def named(self, name: BlockName) -> HostBlock | None:
         """Return the host's block of that name."""
@@ -96,8 +97,8 @@ class Swapping:
         self._in = []
 
     def fit(self, hit: PrefixHit, start: int, free: int, budget: PrefillBudget) -> None:
-        """Leave on the host what the step has no time to copy back behind `start` computed tokens, and tell its budget of
-        its copies; `free` blocks can be allocated without giving up others.
+        """Leave on the host what the step has no time to copy back behind `start` computed tokens, and tell its budget
+        of its copies; `free` blocks can be allocated without giving up others.
         """
         due, rate = self.num_due, self.out_rate
         budget.copies(due, free, rate)
@@ -105,6 +106,10 @@ class Swapping:
             hit.cut(budget.fits_back(start, len(hit.swapped)))
             back = len(hit.swapped)
             budget.copies(due + back + rate * max(0, back - free), max(0, free - back), rate)
+
+    def _keep(self, tenant: str, floor: int) -> None:
+        """Keep as large a share of the host's blocks for the tenant as its floor is of the device's."""
+        self.host.limit(tenant, floor * self.host.num_blocks // self._num_blocks)
 
     def _evicted(self, cached: CachedBlock[BlockHolder]) -> None:
         name = cached.name
