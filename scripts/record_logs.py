@@ -100,7 +100,16 @@ RUNS: dict[str, Record] = {
         random_run, CoreConfig(), 19, losses=0.08, failures=0.03, rounds=110, is_shared=True, num_blocks=26
     ),
     "swap_always": partial(
-        random_run, CoreConfig(swap=Swap.ALWAYS), 21, rounds=50, is_shared=True, num_blocks=26, num_host_blocks=30
+        random_run,
+        CoreConfig(swap=Swap.ALWAYS),
+        21,
+        losses=0.03,
+        rounds=40,
+        is_shared=True,
+        num_blocks=26,
+        num_host_blocks=20,
+        block_copy_seconds=2e-3,
+        copies_run_ahead=True,
     ),
     "swap_never": partial(
         random_run, CoreConfig(swap=Swap.NEVER), 21, rounds=50, is_shared=True, num_blocks=26, num_host_blocks=30

@@ -4,6 +4,7 @@ What was preempted keeps its blocks in the prefix cache, so that swapping it out
 thing: a block leaves the device when its memory is needed, and goes to the host if that is worth two copies.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -34,6 +35,7 @@ class Swapping:
         self._cache = cache
         self._counters = counters
         self._returns: dict[str, float] = {}  # by tenant, how many of its idle blocks were used again
+        self._declined: OrderedDict[BlockName, str] = OrderedDict()  # blocks the host did not take, and whose they were
         self._out: list[tuple[int, HostBlock]] = []  # copies that no step carries out yet
         self._in: list[tuple[HostBlock, int]] = []
         self.out_rate = 1.0  # share of the blocks given up lately that are copied to the host
@@ -125,9 +127,22 @@ class Swapping:
         self.out_rate += LEARNING * ((host_block is not None) - self.out_rate)
         if host_block is None:
             self.declined += 1
-            self._learn(cached.tenant, 0.0)
+            self._remember(name, cached.tenant)
         else:
             self._out.append((cached.block, host_block))
+
+    def _remember(self, name: BlockName, tenant: str) -> None:
+        """Wait whether a block that the host did not take is asked for, while the pool would have kept it."""
+        self._declined[name] = tenant
+        self._declined.move_to_end(name)
+        if len(self._declined) > self.host.num_blocks:
+            self._learn(self._declined.popitem(last=False)[1], 0.0)
+
+    def computed(self, names: Iterable[BlockName]) -> None:
+        """Note that these are computed: those that the host did not take would have been of use there."""
+        for name in names if self._declined else ():
+            if (tenant := self._declined.pop(name, None)) is not None:
+                self._learn(tenant, 1.0)
 
     def _reused(self, tenant: str) -> None:
         self._learn(tenant, 1.0)

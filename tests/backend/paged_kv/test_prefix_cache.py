@@ -341,6 +341,18 @@ def test_without_memory_for_all_some_start_from_the_cache_later() -> None:
     assert 1 <= sum(len(batch.forks) for batch in bench.batches) < 3
 
 
+def test_what_the_host_did_not_take_and_is_asked_for_again_would_have_been_worth_it() -> None:
+    """Were it taken for lost at once, a tenant that was declined a few times would be for ever."""
+    bench = Bench(num_blocks=10, num_host_blocks=40)
+    asked: list[float] = []
+    bench.scheduler.kv_manager.blocks.swapping.swaps = lambda probability: bool(asked.append(probability))
+    for _ in range(4):
+        for n in range(3):
+            finish(bench, bench.say(list(range(300 + 40 * n, 330 + 40 * n)), 7))
+    assert bench.scheduler.counters.swapped_out == 0
+    assert asked == sorted(asked) and asked[-1] > 0.7
+
+
 @pytest.mark.parametrize("seed", range(examples(12)))
 def test_under_a_flood_leases_and_floors_hold_and_everybody_comes_to_an_end(seed: int) -> None:
     """Four tenants, three with a lease and two with a floor, ask for far more than there is."""
