@@ -9,7 +9,7 @@ from gateway.errors import RequestTooLarge
 from gateway.http.json_body import Wire
 from gateway.tenants.live_policy import MAX_CHANGES, Check, Edition, LivePolicy, check_policy
 from quotas.policy.policy import Policy, TenantPolicy
-from quotas.policy.policy_diff import policy_diff
+from quotas.policy.policy_diff import policy_diff, shortened
 from quotas.policy.policy_file import PolicyError, parse_policy
 from quotas.policy.policy_text import class_fields, policy_text, sharing_groups, tenant_fields
 from quotas.policy.problems import Problem
@@ -49,9 +49,12 @@ def effective(policy: Policy) -> Plain:
 
 
 def _tenant(fields: Plain) -> Plain:
-    keys = fields.get("keys", {})
+    """Return the fields of a tenant without the hashes of keys, and with no more than the beginnings of its prompts."""
+    keys, cache = fields.get("keys", {}), fields["prefix_cache"]
     shown = {name: {field: value for field, value in key.items() if field != "hmac"} for name, key in keys.items()}
-    return fields | ({"keys": shown} if keys else {})
+    if isinstance(cache["pinned"], list):
+        cache = cache | {"pinned": [shortened(prompt) for prompt in cache["pinned"]]}
+    return fields | {"prefix_cache": cache} | ({"keys": shown} if keys else {})
 
 
 MAX_POLICY_BYTES = 256 * 1024  # of a pasted policy; larger ones are for `sluice policy check`

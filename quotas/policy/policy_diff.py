@@ -90,10 +90,10 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 def _shown(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(_shown, value))
-    return f"{value['rate']} (burst {value['burst']})" if isinstance(value, dict) else _shortened(str(value))
+    return f"{value['rate']} (burst {value['burst']})" if isinstance(value, dict) else shortened(str(value))
 
 
-def _shortened(text: str) -> str:
+def shortened(text: str) -> str:
     """Return a long text, such as a system prompt, by its beginning and what tells it from others."""
     if len(text) <= LONGEST:
         return text

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.admin.policy import MAX_POLICY_BYTES, PastedPolicy, PolicyCheck, policy_report
+from gateway.admin.policy import MAX_POLICY_BYTES, PastedPolicy, PolicyCheck, effective, policy_report
 from gateway.errors import RequestTooLarge
 from gateway.tenants.live_policy import MAX_CHANGES, LivePolicy
 from quotas.policy.policy import Policy
@@ -27,6 +27,18 @@ async def test_what_a_valid_edit_would_change_is_told_as_the_diff_tells_it(check
     assert report["valid"]
     assert report["changes"] == ["tenant acme", "  weight: 3 -> 4"]
     assert (report["tenants"], report["truncated"]) == (1, 0)
+
+
+async def test_of_a_pinned_prompt_the_beginning_is_told_and_what_tells_it_from_others(check: PolicyCheck) -> None:
+    prompts = [f"You answer questions about {what}. {'Be brief. ' * 40}" for what in ("law", "tax")]
+    edits = [f"tenants: {{acme: {{prefix_cache: {{pinned: ['{prompt}']}}}}}}" for prompt in prompts]
+    before = parse_policy({"policy.yaml": edits[0].encode()})
+    (_, change) = (await check.of(PastedPolicy(text=edits[1]), before))["changes"]
+    beginning = prompts[0][:25]
+    assert change.startswith(f"  prefix_cache.pinned: {beginning}") and change.count("(432 characters, ") == 2
+    assert len(change) < 200 and len({*change.split(" -> ")}) == 2
+    (shown,) = effective(before)["tenants"]["acme"]["prefix_cache"]["pinned"]
+    assert shown.startswith(beginning) and len(shown) < 100
 
 
 async def test_what_is_wrong_is_told_with_its_line(check: PolicyCheck) -> None:
