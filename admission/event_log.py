@@ -146,7 +146,8 @@ class EventLog(CoreObserver):
 
     def prefixes_pinned(self, tenant: str, names: Collection[BlockName], now: float) -> None:
         if self._format.tells_blocks:
-            self._log("pin", now, tenant, runs_of(name.ordinal for name in names))
+            pinned = runs_of([name.ordinal for name in names])
+            self._write(f'["pin",{self._moment(now)},{_text(tenant)},{pinned}]')
 
     def extended(self, sequence: Sequence, tokens: int, now: float) -> None:
         self._log("extend", now, sequence.id, tokens)
@@ -199,15 +200,12 @@ class EventLog(CoreObserver):
         """
         if not self._format.tells_blocks:
             return ""
-        blocks = _encode(runs_of(name.ordinal for name in sequence.block_names)) if sequence.block_names else "[]"
-        return f",{blocks},{_text(sequence.prompt_group)}"
+        return f",{runs_of([name.ordinal for name in sequence.block_names])},{_text(sequence.prompt_group)}"
 
-    def _cached(self, said: dict[str, Any] | None = None) -> str:
+    def _cached(self, said: Iterable[str] = ()) -> str:
         """Returns how a line ends: with what there is to tell of the prefix cache, mostly nothing."""
-        blocks = self._newly_named.take()
-        if not (said or blocks) or not self._format.tells_blocks:
-            return ""
-        return f",{_encode((said or {}) | ({'blocks': blocks} if blocks else {}))}"
+        told = [*said, *self._newly_named.take()]
+        return f",{{{','.join(told)}}}" if told and self._format.tells_blocks else ""
 
     def _changed_holds(self) -> str:
         self._held = dict(self._scheduler.held_tenants)

@@ -6,7 +6,7 @@ runs of them: `[[7, 3], [20, 1]]` are the blocks 7, 8, 9 and 20.
 
 from collections.abc import Iterable, Mapping
 from itertools import chain
-from typing import Any
+from json.encoder import encode_basestring_ascii
 from weakref import WeakValueDictionary
 
 from backend.paged_kv.block_names import BlockName
@@ -17,20 +17,30 @@ from backend.scheduler.sequence import Sequence
 Runs = list[list[int]]  # [first ordinal, how many] each
 
 
-def runs_of(ordinals: Iterable[int]) -> Runs:
-    """Returns these ordinals, in their order, as runs."""
-    runs: Runs = []
+def runs_of(ordinals: Iterable[int]) -> str:
+    """Returns these ordinals, all above 0 and in their order, as runs in JSON."""
+    runs: list[str] = []
+    first = after = 0
     for ordinal in ordinals:
-        if runs and ordinal == sum(runs[-1]):
-            runs[-1][1] += 1
-        else:
-            runs.append([ordinal, 1])
-    return runs
+        if ordinal != after:
+            if first:
+                runs.append(f"[{first},{after - first}]")
+            first = ordinal
+        after = ordinal + 1
+    if first:
+        runs.append(f"[{first},{after - first}]")
+    return f"[{','.join(runs)}]"
 
 
 def ordinals_of(runs: Runs) -> list[int]:
     """Returns the ordinals of runs. Raises `ValueError` or `TypeError` where they are none."""
     return list(chain.from_iterable(range(first, first + count) for first, count in runs))
+
+
+def _member(name: str, values: Mapping[str, str]) -> str:
+    """Returns a member of a JSON object: another one, of values that are written already."""
+    said = ",".join([f"{encode_basestring_ascii(key)}:{value}" for key, value in values.items()])
+    return f'"{name}":{{{said}}}'
 
 
 class NewlyNamed:
@@ -45,17 +55,20 @@ class NewlyNamed:
         for sequence, first in self._blocks.newly_named:
             self._first.setdefault(sequence, first)
 
-    def take(self) -> dict[str, Runs]:
-        """Returns all that is new, by the ids of the sequences."""
+    def take(self) -> list[str]:
+        """Returns all that is new, by the ids of the sequences, as a member of a JSON object; none where there is
+        nothing.
+        """
         if self._blocks.newly_named:
             self.collect()
         if not self._first:
-            return {}
+            return []
         named, self._first = self._first, {}
-        return {
-            sequence.id: runs_of(name.ordinal for name in sequence.block_names[first:])
+        blocks = {
+            sequence.id: runs_of([name.ordinal for name in sequence.block_names[first:]])
             for sequence, first in named.items()
         }
+        return [_member("blocks", blocks)]
 
 
 class CacheFindings:
@@ -65,21 +78,22 @@ class CacheFindings:
         self._cache = blocks.cache
         self._evictions = 0
 
-    def take(self, step: ScheduledStep | None) -> dict[str, Any]:
+    def take(self, step: ScheduledStep | None) -> list[str]:
         """Returns the blocks that sequences found, by their ids; from whose prompts others were forked; how many blocks
-        were given up since the last plan that said so, and how many nobody holds now. What there is nothing of is left
-        out.
+        were given up since the last plan that said so, and how many nobody holds now: as members of a JSON object,
+        without those of which there is nothing.
         """
-        said: dict[str, Any] = {}
+        said: list[str] = []
         if step is not None and step.hits:
             found: dict[str, int] = {}
             for sequence, _, blocks in step.hits:
                 found[sequence.id] = found.get(sequence.id, 0) + len(blocks)
-            said["found"] = found
+            said.append(_member("found", {name: str(count) for name, count in found.items()}))
         if step is not None and step.forks:
-            said["forked"] = {sequence.id: leader.id for sequence, leader, _ in step.forks}
+            leaders = {sequence.id: encode_basestring_ascii(leader.id) for sequence, leader, _ in step.forks}
+            said.append(_member("forked", leaders))
         if self._cache.evictions != self._evictions:
-            said["evicted"], said["idle"] = self._cache.evictions - self._evictions, self._cache.num_idle
+            said.append(f'"evicted":{self._cache.evictions - self._evictions},"idle":{self._cache.num_idle}')
             self._evictions = self._cache.evictions
         return said
 
