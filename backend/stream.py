@@ -59,7 +59,7 @@ class TokenStream:
         The stream has ended when `finish_reason` is set. Raises `DeviceError` when the engine failed, and whatever the
         receiver raises.
         """
-        while not self._num_pending and self.finish_reason is None:
+        while len(self.sequence.output) == self._num_taken and self.finish_reason is None:
             if self._error is not None:
                 raise self._error
             self._waiter, self._receiver = asyncio.get_running_loop().create_future(), receiver
@@ -86,10 +86,6 @@ class TokenStream:
             return True
         self._find_due()
         return reason is not None or len(self.sequence.output) == 1
-
-    @property
-    def _num_pending(self) -> int:
-        return len(self.sequence.output) - self._num_taken
 
     def _find_due(self) -> None:
         """Find out which token is the next that anything depends on."""
@@ -118,7 +114,7 @@ class TokenStream:
     def deliver(self) -> None:
         """Hand over what is pending, unless the consumer is busy, and will look for itself, or is cancelled."""
         waiter = self._waiter
-        if waiter is None or waiter.done() or not self._num_pending:
+        if waiter is None or waiter.done() or len(self.sequence.output) == self._num_taken:
             return
         try:
             if self.finish_reason is not None or self._receiver is None or not self._receiver():

@@ -1,7 +1,7 @@
 """The detokenizer makes text of tokens as they come, exactly and in bounded work."""
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol, Self
 
 from backend.text.token_bytes import TokenBytes
@@ -143,9 +143,11 @@ class IncrementalDetokenizer:
         text = self._decoder.push(token_ids)
         return self._matcher.push(text) if self._matcher and text else text
 
-    def push_token(self, token_id: int) -> str:
-        """Return what `push` returns for a single id."""
-        return self._decoder.push_token(token_id) if self._matcher is None else self.push((token_id,))
+    def push_each(self, token_ids: Iterable[int]) -> list[str]:
+        """Return what `push` would for each id by itself, where that is any text."""
+        if self._matcher is None:
+            return [text for text in map(self._decoder.push_token, token_ids) if text]
+        return [text for token_id in token_ids if (text := self.push((token_id,)))]
 
     def finish(self) -> str:
         """Return the rest, when the ids have ended: held text and bytes of an unfinished character; "" after a stop."""

@@ -182,12 +182,14 @@ class TextStream:
     def push(self, tokens: list[int]) -> list[str]:
         """Return the text of these tokens, in pieces that are not empty. A stop string sets `finish_reason`."""
         self._note_delivery(len(tokens))
-        pieces, detokenizer = [], self._detokenizer
+        if not self.may_stop:
+            self.num_tokens += len(tokens)
+            return self._detokenizer.push_each(tokens)
+        pieces: list[str] = []
         for token_id in tokens:
             self.num_tokens += 1
-            if piece := detokenizer.push_token(token_id):
-                pieces.append(piece)
-            if self.may_stop and detokenizer.stopped is not None:
+            pieces += self._detokenizer.push_each((token_id,))
+            if self._detokenizer.stopped is not None:
                 self.finish_reason = FinishReason.STOP
                 self._generation.stop(self.tokens, self.num_tokens)
                 break

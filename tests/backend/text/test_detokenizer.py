@@ -78,7 +78,7 @@ def test_a_token_pushed_alone_has_the_text_that_it_has_in_a_run(
     in_runs, alone = (
         IncrementalDetokenizer(tokenizer, stop, prompt_tail=tail, min_tokens=min_tokens) for _ in range(2)
     )
-    assert [alone.push_token(token_id) for token_id in ids] == [in_runs.push([token_id]) for token_id in ids]
+    assert alone.push_each(ids) == [text for token_id in ids if (text := in_runs.push([token_id]))]
     assert alone.finish() == in_runs.finish()
     assert alone.stopped == in_runs.stopped
 
