@@ -20,6 +20,7 @@ lower class would give up for it, or than the free memory holds of typical reque
 from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
 from itertools import accumulate, count, islice
 from math import ceil, inf
@@ -127,10 +128,16 @@ class Estimate:
 
     first_token: float
     last_token: float
-    own_wait: float  # the part of it that its tenant's waiting work causes
+    wait: float  # until its own prefill
+    others_wait: Callable[[], float]  # how long it would be without its tenant's waiting work: for refusals, at once
     prefill: float  # its own
     typical_prefill: float  # what the typical prompt would take in its place
     age_bonus: float  # that it gets for having to start sooner, if it has a deadline
+
+    @property
+    def own_wait(self) -> float:
+        """The part of the wait that its tenant's waiting work causes, as long as nothing has changed."""
+        return self.wait - self.others_wait()
 
 
 @dataclass(slots=True)
@@ -209,11 +216,11 @@ class Estimator:
         age_bonus = AGE_BONUS * max(0.0, prompt - typical) if sequence.is_pressing else 0.0
         own, others = self._ahead(sequence, now, age_bonus) if self._backlog.total.count else (_NOTHING, _NOTHING)
         wait = self._wait(own, others, step)
-        own_wait = wait - self._wait(_NOTHING, others, step) if own.requests else 0.0
         first = self._pipeline.remaining(now) + wait + prompt + step.seconds / 2
         output = self._lengths.quantile(sequence.tenant, sequence.max_tokens, OUTPUT_QUANTILE)
         last = first + self._decoding(output - 1, sequence, step)
-        return Estimate(first, last, own_wait, prompt, typical, age_bonus)
+        others_wait = partial(self._wait, _NOTHING, others, step)
+        return Estimate(first, last, wait, others_wait, prompt, typical, age_bonus)
 
     def alone(self, sequence: Sequence) -> float:
         """Returns the seconds of prefill on a machine that does nothing else: no schedule is faster."""

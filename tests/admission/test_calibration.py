@@ -72,7 +72,7 @@ def test_a_confidence_that_is_none_is_refused() -> None:
 
 
 def estimate(first: float = 1.0, last: float = 10.0) -> Estimate:
-    return Estimate(first, last, 0.0, 0.5, 0.5, 0.0)
+    return Estimate(first, last, 0.0, lambda: 0.0, 0.5, 0.5, 0.0)
 
 
 def track(calibration: EstimateCalibration, waits: Sequence, guess: Estimate, level: int = 0) -> CalibratedEstimate:
