@@ -105,7 +105,7 @@ def test_nothing_is_kept_of_those_that_have_ended(run: Run) -> None:
     rng = random.Random(1)
     living: list[SequenceTimeline] = []
     for number in range(300):
-        living.append(run.arrive(str(number), rng.randrange(1, 20), rng.randrange(1, 20), rng.randrange(3)))
+        living.append(run.arrive(str(number), rng.randrange(1, 20), rng.randrange(1, 20), level=rng.randrange(3)))
         if rng.random() < 0.5:
             run.cancel(living.pop(rng.randrange(len(living))))
         run.step()
