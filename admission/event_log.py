@@ -6,7 +6,8 @@ they have a decimal point; all other times are in seconds. How earlier versions 
     ["log", version, engine settings, core settings, coefficients, knee, steps that these count as]   first
     ["gateway", t, Unix seconds, model, bytes of a KV block]     by whom it is recorded, and the time of day
     ["request", t, id, tenant, key, service tier, body bytes, seconds in which its client wants the first token, the
-     last, each further one, [[prompt tokens, most tokens, whether the client declared them] ...], refusal or null]
+     last, each further one, [[prompt tokens, most tokens, whether the client declared them, and `true` behind that
+     where another answer to the prompt before is wanted] ...], refusal or null]
                 what was asked of a tenant's limits, before it arrives or instead; refused: which limit, or why;
                 without prompts: refused before it was read, as nothing was left of the limit
     ["arrive", t, id, tenant, prompt tokens, max_tokens, allowed tokens, class, interval, body bytes,
@@ -111,9 +112,7 @@ class EventLog(CoreObserver):
         self._log("gateway", now, unix, model, block_bytes)
 
     def requested(self, asked: Asked, now: float) -> None:
-        prompts = [
-            f"[{one.prompt_tokens},{one.most},{'true' if one.is_declared else 'false'}]" for one in asked.prompts
-        ]
+        prompts = [_prompt(one) for one in asked.prompts]
         who = f"{_text(asked.id)},{_text(asked.tenant)},{_text(asked.key)},{_text(asked.service_tier)}"
         times = f"{_number(asked.first_token)},{_number(asked.last_token)},{_number(asked.interval)}"
         said = f"{who},{asked.body_bytes},{times},[{','.join(prompts)}],{_text(asked.refusal)}"
@@ -299,6 +298,11 @@ def asked_of(entry: Entry) -> Asked:
 
 def _text(text: str | None) -> str:
     return "null" if text is None else encode_basestring_ascii(text)
+
+
+def _prompt(prompt: AskedPrompt) -> str:
+    declared, repeated = "true" if prompt.is_declared else "false", ",true" if prompt.is_repeated else ""
+    return f"[{prompt.prompt_tokens},{prompt.most},{declared}{repeated}]"
 
 
 def _number(number: float | None) -> str:

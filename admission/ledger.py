@@ -96,7 +96,9 @@ class EngineTimeTariff:
         model = self._model.fitted
         fixed, _, decode, context, _, _, _ = model.coefficients
         each = decode + context * (prompt + output / 2)
-        own = model.of_prefill(cached, prompt - cached) + output * each
+        own = output * each
+        if cached < prompt:  # else it starts from a prompt that another answer has computed
+            own += model.of_prefill(cached, prompt - cached)
         shared = own * self._total / self._parts if self._parts else own
         return min(shared, own + (1 + output) * fixed)
 

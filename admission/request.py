@@ -19,6 +19,7 @@ class AskedPrompt:
     prompt_tokens: int
     most: int
     is_declared: bool  # the client said so; else it is what the context and the gateway's default leave
+    is_repeated: bool = False  # it is the prompt before it, to which another answer is wanted, and counts once
 
 
 @dataclass(slots=True)

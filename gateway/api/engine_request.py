@@ -6,6 +6,7 @@ from math import inf
 
 from admission.request import Asked, AskedPrompt
 from backend.sampling_params import SamplingParams
+from backend.scheduler.forking import group_by_prompt
 from backend.scheduler.sequence import Sequence
 from quotas.reservation import Ask
 
@@ -27,7 +28,7 @@ class EngineRequest:
     id: str  # of the response
     tenant: str
     key: str  # id of the API key
-    prompts: list[list[int]]  # token ids
+    prompts: list[list[int]]  # token ids; `num_answers` of them in a row are one list
     max_tokens: list[int]  # of the answer to each prompt
     sampling: SamplingParams  # whose `max_tokens` is None if the client declared no length
     service_tier: str | None
@@ -42,16 +43,17 @@ class EngineRequest:
     streams: bool = True  # tokens are of use as they come, and not only when the answer is complete
     may_stop: bool = False  # its text may end it, of which the engine does not know
     cache_salt: str | None = None  # who has another, or none, does not share its blocks
+    num_answers: int = 1  # to each prompt, which counts once
 
     def sequences(self, end_tokens: frozenset[int], draw_seed: Callable[[], int]) -> list[Sequence]:
         """Returns a sequence for each prompt. `end_tokens` are the model's; `draw_seed` gives the seed of a request
-        that brings none.
+        that brings none. Of several answers to a prompt, each has the seed after that of the one before it.
         """
-        sampling = self.sampling
+        sampling, num_answers = self.sampling, self.num_answers
         ends = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             ends |= end_tokens
-        return [
+        sequences = [
             Sequence(
                 id=f"{self.id}-{index}",
                 tenant=self.tenant,
@@ -59,7 +61,7 @@ class EngineRequest:
                 sampling=sampling,
                 max_tokens=max_tokens,
                 end_tokens=ends,
-                seed=draw_seed() if sampling.seed is None else sampling.seed,
+                seed=draw_seed() if sampling.seed is None else _later(sampling.seed, index % num_answers),
                 priority_class=self.priority_class,
                 token_interval=self.token_interval,
                 first_token_target=self.first_token_target,
@@ -69,6 +71,9 @@ class EngineRequest:
             )
             for index, (prompt, max_tokens) in enumerate(zip(self.prompts, self.max_tokens, strict=True))
         ]
+        if len(sequences) > 1:
+            group_by_prompt(sequences)
+        return sequences
 
     def as_recorded(self, refusal: str | None = None) -> Asked:
         """Returns the request as the event log records it, with what refused it, if anything did."""
@@ -84,18 +89,23 @@ class EngineRequest:
             _known(deadlines.interval),
             tuple(
                 [
-                    AskedPrompt(len(prompt), most, is_declared)
-                    for prompt, most in zip(self.prompts, self.max_tokens, strict=True)
+                    AskedPrompt(len(prompt), most, is_declared, index % self.num_answers > 0)
+                    for index, (prompt, most) in enumerate(zip(self.prompts, self.max_tokens, strict=True))
                 ]
             ),
             refusal,
         )
 
 
-def ask_of(sequences: list[Sequence]) -> Ask:
-    """Returns the most that these sequences of one request may use."""
-    num_prompt_tokens = sum([len(one.prompt) for one in sequences])
-    return Ask(1, num_prompt_tokens, sum([one.token_limit for one in sequences]) - num_prompt_tokens)
+def ask_of(sequences: list[Sequence], num_answers: int = 1) -> Ask:
+    """Returns the most that these sequences of one request may use, of which so many in a row answer one prompt."""
+    num_prompt_tokens = sum([len(one.prompt) for one in sequences[::num_answers]])
+    return Ask(1, num_prompt_tokens, sum([one.token_limit - len(one.prompt) for one in sequences]))
+
+
+def _later(seed: int, count: int) -> int:
+    """Returns the seed that comes so many after this one, in 64 bits with a sign."""
+    return (seed + count + 2**63) % 2**64 - 2**63
 
 
 def _known(seconds: float) -> float | None:

@@ -21,7 +21,7 @@ from gateway.http.responses import ResponseWriter
 from gateway.openai.replies import Choice, Chunks, Identity, TokenUsage
 from gateway.openai.requests import GenerationRequest
 from gateway.telemetry.metrics.delivery import DeliveryMetrics
-from gateway.telemetry.request_record import RequestRecord
+from gateway.telemetry.request_record import RequestRecord, num_cached_tokens
 from gateway.tenants.auth import Principal
 from gateway.tenants.effective_policy import EffectivePolicy
 
@@ -66,8 +66,9 @@ class GenerationEndpoint(Endpoint):
         async with scope:
             call.response.send, call.record.scope = scope.send, scope
             prompts = await dialect.prompts(request, policy.name, frontend)
-            policy.check_prompts(len(prompts))
-            await self._generate(call, scope, params, prompts)
+            policy.check_prompts(len(prompts) * request.num_answers)
+            each = [prompt for prompt in prompts for _ in range(request.num_answers)]
+            await self._generate(call, scope, params, each)
         if scope.error is not None:
             raise scope.error
         return scope.outcome or Outcome.COMPLETED
@@ -92,7 +93,7 @@ class GenerationEndpoint(Endpoint):
         frontend, record, request = self.frontend, call.record, params.request
         identity = self._dialect.identify(request.model)
         record.response_id, record.service_class = identity.id, params.service_class.name
-        record.num_choices = len(prompts)
+        record.num_choices, record.num_answers = len(prompts), request.num_answers
         detokenizers = [self._detokenizer(request, prompt) for prompt in prompts]
         asked = params.engine_request(identity.id, prompts, frontend.model)
         generation = await frontend.engine.generate(asked, params.policy, record, scope.fail)
@@ -128,12 +129,12 @@ class GenerationEndpoint(Endpoint):
                 await _gather([writer.write_all() for writer in writers])
                 end = b""
             await generation.settle()
-            usage = chunks[0].usage(_token_usage(texts)) if request.include_usage else b""
+            usage = chunks[0].usage(_token_usage(texts, request.num_answers)) if request.include_usage else b""
             await response.end_stream(end + usage + sse.DONE)
         else:
             choices = await _gather([text.choice() for text in texts])
             await generation.settle()
-            await response.reply(dialect.complete(identity, choices, _token_usage(texts)))
+            await response.reply(dialect.complete(identity, choices, _token_usage(texts, request.num_answers)))
 
     def _detokenizer(self, request: GenerationRequest, prompt: Prompt) -> IncrementalDetokenizer:
         return IncrementalDetokenizer(
@@ -248,13 +249,14 @@ def _check_complete(reason: FinishReason) -> None:
             raise DeadlineExceeded("The deadline of the request passed before it could be met.")
 
 
-def _token_usage(texts: list[TextStream]) -> TokenUsage:
-    usage = TokenUsage(0, 0)
-    for text in texts:
-        usage.prompt_tokens += len(text.sequence.prompt)
-        usage.completion_tokens += text.num_tokens
-        usage.cached_tokens += text.sequence.num_cached_tokens
-    return usage
+def _token_usage(texts: list[TextStream], num_answers: int) -> TokenUsage:
+    """Returns the usage of a request in which so many texts in a row answer one prompt, which counts once."""
+    sequences = [text.sequence for text in texts]
+    return TokenUsage(
+        prompt_tokens=sum(len(sequence.prompt) for sequence in sequences[::num_answers]),
+        completion_tokens=sum(text.num_tokens for text in texts),
+        cached_tokens=num_cached_tokens(sequences, num_answers),
+    )
 
 
 class ChoiceWriter:

@@ -157,7 +157,9 @@ class GenerationParams:
     num_bytes: int
 
     def engine_request(self, name: str, prompts: list[Prompt], model: ServedModel) -> EngineRequest:
-        """Returns what the engine is asked for under the response id `name`. Raises `Unsatisfiable`."""
+        """Returns what the engine is asked for under the response id `name`: an answer to each of `prompts`, of which
+        as many in a row are one as the request wants answers to each. Raises `Unsatisfiable`.
+        """
         return EngineRequest(
             id=name,
             tenant=self.policy.name,
@@ -177,6 +179,7 @@ class GenerationParams:
             streams=self.request.stream,
             may_stop=bool(self.request.sampling.stop),
             cache_salt=self.request.cache_salt,
+            num_answers=self.request.num_answers,
         )
 
     def _max_tokens(self, num_prompt_tokens: int, model: ServedModel) -> int:

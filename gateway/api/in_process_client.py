@@ -50,7 +50,8 @@ class InProcessGeneration:
 
     def begin(self, fail: Callable[[ApiError], object]) -> None:
         """Charge from now on what the sequences use, and reserve more for those that may need it."""
-        self._grant.measure = partial(_usage, self._client.service, self.streams, self._num_delivered)
+        answers = self._record.num_answers
+        self._grant.measure = partial(_usage, self._client.service, self.streams, self._num_delivered, answers)
         sequences = [stream.sequence for stream in self.streams]
         if any(one.token_limit < one.most_tokens for one in sequences):
             admission = self._client.service.admission
@@ -152,7 +153,9 @@ class InProcessClient:
         record.reserving = self.service.telemetry.clock()
         quotas, outage = self.service.quotas, policy.tenant.on_store_outage
         try:
-            return await quotas.reserve(policy.name, policy.key, policy.charged, ask_of(sequences), outage)
+            return await quotas.reserve(
+                policy.name, policy.key, policy.charged, ask_of(sequences, request.num_answers), outage
+            )
         except QuotaError as error:
             self.service.admission.requested(request.as_recorded(name_in_log(error)))
             raise _refusal(error, policy) from None
@@ -254,22 +257,28 @@ def readiness(service: Service) -> dict[str, object]:
     }
 
 
-def _usage(service: Service, streams: list[TokenStream], num_delivered: dict[TokenStream, int]) -> Usage:
+def _usage(
+    service: Service, streams: list[TokenStream], num_delivered: dict[TokenStream, int], num_answers: int
+) -> Usage:
     """Returns what a request has used so far: nothing, not even one request, before anything was computed for it.
 
     What a prompt has found in the prefix cache counts among its input tokens, once any of it was computed: the last
-    token always is. Of a stream that was stopped, its tenant pays for what was delivered; of any other, for what was
-    generated.
+    token always is, unless it is forked. A prompt of which so many streams in a row are answers counts once, as for the
+    one that came furthest. Of a stream that was stopped, its tenant pays for what was delivered; of any other, for what
+    was generated.
     """
     now = service.admission.clock()
     processed, cached, generated, block_seconds = 0, 0, 0, 0.0
-    for stream in streams:
-        sequence = stream.sequence
-        if sequence.num_billed_tokens:
-            processed += sequence.num_prefilled_tokens
-            cached += sequence.num_cached_tokens
-        generated += num_delivered.get(stream, len(sequence.output))
-        block_seconds += sequence.block_seconds(now)
+    for first in range(0, len(streams), num_answers):
+        prefilled, found = 0, None
+        for stream in streams[first : first + num_answers]:
+            sequence = stream.sequence
+            if sequence.num_billed_tokens or sequence.num_cached_tokens == len(sequence.prompt):
+                prefilled = max(prefilled, sequence.num_prefilled_tokens)
+                found = sequence.num_cached_tokens if found is None else min(found, sequence.num_cached_tokens)
+            generated += num_delivered.get(stream, len(sequence.output))
+            block_seconds += sequence.block_seconds(now)
+        processed, cached = processed + prefilled, cached + (found or 0)
     byte_seconds = block_seconds * service.kv_shape.block_bytes
     return Usage(processed, generated, cached, byte_seconds, requests=1 if processed else 0)
 

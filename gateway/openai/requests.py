@@ -21,7 +21,7 @@ from gateway.http.json_body import EXACT, MAX_FIELDS, BodyType, JsonBody, json_o
 
 MAX_MESSAGES = 2048
 MAX_CONTENT_PARTS = 64
-MAX_PROMPTS = 128
+MAX_PROMPTS = MAX_ANSWERS = 128  # in one request
 MAX_SALT = 256  # characters
 
 Tier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
@@ -81,6 +81,7 @@ class GenerationBody(TypedDict, total=False):
     stream: bool | None
     stream_options: Annotated[StreamOptions, json_object({"include_obfuscation": [False]})] | None
     max_tokens: _PositiveInt | None
+    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None
     temperature: float | None
     top_p: float | None
     presence_penalty: float | None
@@ -109,7 +110,7 @@ class GenerationBody(TypedDict, total=False):
 
 
 _NEUTRAL: Mapping[str, Sequence[Any]] = {
-    "n": [1], "best_of": [1], "logit_bias": [{}], "store": [False], "response_format": [{"type": "text"}],
+    "best_of": [1], "logit_bias": [{}], "store": [False], "response_format": [{"type": "text"}],
     "structured_outputs": (), "prompt_logprobs": (), "truncate_prompt_tokens": (), "use_beam_search": [False],
     "length_penalty": [1, 1.0], "spaces_between_special_tokens": [True], "priority": [0],
 }  # fmt: skip
@@ -193,6 +194,7 @@ class GenerationRequest:
     add_special_tokens: bool  # when the prompt is encoded
     service_tier: Tier | None
     user: str | None
+    num_answers: int = 1  # to each prompt
     cache_salt: str | None = None  # its blocks are shared only with requests that have the same
     length_field: str = "max_tokens"  # the one that bounds the answer
 
@@ -239,10 +241,17 @@ def parse_chat_request(raw: JsonBody, limits: Limits) -> ChatRequest:
 def parse_completion_request(raw: JsonBody, limits: Limits) -> CompletionRequest:
     """Parse a body. Raises `ApiError`, and nothing else, whatever it is."""
     body = _COMPLETION.read(raw)
-    return CompletionRequest(
+    request = CompletionRequest(
         **_shared(body, limits, None, add_special_tokens=True),
         prompts=_prompts(body["prompt"], limits),
     )
+    if request.num_answers * len(request.prompts) > MAX_ANSWERS:
+        raise BadRequest(
+            f"A request may have {MAX_ANSWERS} answers, got n = {request.num_answers} for each of "
+            f"{len(request.prompts)} prompts; lower n or send fewer prompts.",
+            "n",
+        )
+    return request
 
 
 def parse_tokenize_request(raw: JsonBody) -> TokenizeRequest:
@@ -287,6 +296,7 @@ def _shared(
         "add_special_tokens": _default(body.get("add_special_tokens"), add_special_tokens),
         "service_tier": body.get("service_tier"),
         "user": body.get("user"),
+        "num_answers": body.get("n") or 1,
         "cache_salt": body.get("cache_salt"),
         "length_field": "max_completion_tokens" if is_newer else "max_tokens",
     }

@@ -143,6 +143,7 @@ class RequestRecord:
     sampling: SamplingParams | None = None  # as the client asked
     streams: bool = False
     num_choices: int = 1
+    num_answers: int = 1  # to each prompt: so many choices in a row
     service_class: str | None = None
     policy_version: str | None = None
     asked: Asked | None = None  # what its tenant's limits were asked for
@@ -182,12 +183,12 @@ class RequestRecord:
 
     @property
     def num_prompt_tokens(self) -> int:
-        return sum([len(timeline.sequence.prompt) for timeline in self.timelines])
+        return sum([len(timeline.sequence.prompt) for timeline in self.timelines[:: self.num_answers]])
 
     @property
     def num_cached_tokens(self) -> int:
         """Returns how many of the prompt tokens were found in the prefix cache."""
-        return sum([timeline.sequence.num_cached_tokens for timeline in self.timelines])
+        return num_cached_tokens([timeline.sequence for timeline in self.timelines], self.num_answers)
 
     @property
     def num_output_tokens(self) -> int:
@@ -231,6 +232,16 @@ class RequestRecord:
             if timeline.first_token is not None and (earliest is None or timeline.first_token < earliest):
                 earliest = timeline.first_token
         return earliest
+
+
+def num_cached_tokens(sequences: list[Sequence], num_answers: int) -> int:
+    """Returns how many prompt tokens were found in the prefix cache, where so many sequences in a row have one prompt:
+    for the one of them that found the fewest, since the others may have them from it.
+    """
+    if num_answers == 1:
+        return sum([sequence.num_cached_tokens for sequence in sequences])
+    groups = [sequences[first : first + num_answers] for first in range(0, len(sequences), num_answers)]
+    return sum([min([sequence.num_cached_tokens for sequence in group]) for group in groups])
 
 
 current: ContextVar[RequestRecord | None] = ContextVar("current", default=None)

@@ -71,14 +71,16 @@ def request_message(request: EngineRequest) -> tuple[Message, bytes]:
     ]
     until = [_known(deadlines.first_token), _known(deadlines.last_token), _known(deadlines.interval)]
     token_ids = array("I")
-    for prompt in request.prompts:
+    prompts = request.prompts[:: request.num_answers]
+    for prompt in prompts:
         token_ids.extend(prompt)
     message = [
         *(request.id, request.tenant, request.key),
-        *([len(prompt) for prompt in request.prompts], request.max_tokens, drawn),
+        *([len(prompt) for prompt in prompts], request.max_tokens, drawn),
         *(request.service_tier, request.service_class, request.priority_class),
         *(request.token_interval, request.first_token_target, request.first_token_by, request.done_by),
         *(until, deadlines.is_relative, request.body_bytes, request.streams, request.may_stop, request.cache_salt),
+        request.num_answers,
     ]
     return message, token_ids.tobytes()
 
@@ -88,14 +90,14 @@ def request_of(message: Message, binary: memoryview) -> EngineRequest:
     name, tenant, key, lengths, max_tokens, drawn, tier, service_class, priority_class, *rest = message
     token_interval, first_token_target, first_token_by, done_by, until, is_relative, *others = rest
     token_ids, prompts, start = array("I", bytes(binary)).tolist(), [], 0
+    body_bytes, streams, may_stop, cache_salt, num_answers = others
     for length in lengths:
-        prompts.append(token_ids[start : start + length])
+        prompts += [token_ids[start : start + length]] * num_answers
         start += length
     *numbers, stop_token_ids, ignore_eos = drawn
     sampling = _sampling(*numbers, tuple(stop_token_ids), ignore_eos)
     first, last, interval = (inf if seconds is None else seconds for seconds in until)
     deadlines = ClientDeadlines(first, last, interval, is_relative)
-    body_bytes, streams, may_stop, cache_salt = others
     return EngineRequest(
         id=name,
         tenant=tenant,
@@ -115,6 +117,7 @@ def request_of(message: Message, binary: memoryview) -> EngineRequest:
         streams=streams,
         may_stop=may_stop,
         cache_salt=cache_salt,
+        num_answers=num_answers,
     )
 
 
@@ -158,6 +161,7 @@ def record_message(record: RequestRecord) -> Message:
         [f"{trace.trace_id:x}", trace.span_id, trace.parent_id, trace.client_samples, trace.state],
         *(record.began, record.began_ns, record.num_retries),
         *(record.tenant, record.key, record.model, record.operation, record.streams, record.num_choices),
+        record.num_answers,
         *(record.service_class, record.policy_version, record.response_id),
         *(record.body_bytes, record.authenticated, record.body_read),
     ]
@@ -169,8 +173,8 @@ def record_of(message: Message, sampling: SamplingParams | None = None) -> Reque
         request_id, method, path, TraceContext(int(trace[0], 16), *trace[1:]), began, began_ns, num_retries
     )
     record.tenant, record.key, record.model, record.operation, record.streams, record.num_choices = known[:6]
-    record.service_class, record.policy_version, record.response_id = known[6:9]
-    record.body_bytes, record.authenticated, record.body_read = known[9:]
+    record.num_answers, record.service_class, record.policy_version, record.response_id = known[6:10]
+    record.body_bytes, record.authenticated, record.body_read = known[10:]
     record.sampling = sampling
     return record
 

@@ -372,7 +372,7 @@ def requests() -> list[str]:
     """A gateway tells what it is, and what its limits said of each request."""
     stage = StagedCore(CoreConfig())
     stage.log.serves("embedded", 4096, 1.75e9, stage.now)
-    two = (AskedPrompt(6, 9, True), AskedPrompt(7, 9, True))
+    two = (AskedPrompt(6, 9, True), AskedPrompt(6, 9, True, is_repeated=True))
     open_end = (AskedPrompt(5, 59, False),)
     stage.core.requested(Asked("cmpl-1", "a", "key-1", "flex", 180, 1.5, 20.0, 0.1, two), stage.now)
     for n, prompt in enumerate(two):

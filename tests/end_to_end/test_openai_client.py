@@ -203,7 +203,7 @@ def test_an_unknown_url_is_not_found_and_has_a_request_id(client: openai.OpenAI)
 @pytest.mark.parametrize(
     ("param", "field"),
     [
-        ("n", {"n": 2}),
+        ("n", {"n": 0}),
         ("temperature", {"temperature": 3}),
         ("max_tokens", {"max_tokens": -1}),
         ("max_tokens", {"max_tokens": 10**9}),

@@ -60,6 +60,8 @@ class RequestLog:
             preemptions += sequence.num_preemptions
             engine_time += sequence.charged
             block_seconds += sequence.block_seconds(ended)
+        if request.num_answers > 1:
+            prompt_tokens, cached_tokens = request.num_prompt_tokens, request.num_cached_tokens
         queued, first_token = request.queued, request.first_token
         return {
             "operation": request.operation,

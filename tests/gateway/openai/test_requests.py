@@ -97,13 +97,13 @@ def test_null_means_absent() -> None:
 
 
 NEUTRAL = {
-    "n": 1, "best_of": 1, "logit_bias": {}, "store": False, "response_format": {"type": "text"}, "logprobs": False,
+    "best_of": 1, "logit_bias": {}, "store": False, "response_format": {"type": "text"}, "logprobs": False,
     "top_logprobs": 0, "tools": [], "tool_choice": "none", "parallel_tool_calls": True, "functions": [],
     "function_call": "auto", "modalities": ["text"], "reasoning_effort": "none", "chat_template_kwargs": {},
     "use_beam_search": False, "echo": False, "documents": [], "continue_final_message": False,
 }  # fmt: skip
 UNSUPPORTED: dict[str, list[Any]] = {
-    "n": [0, 2, True, 1.0, "1"], "best_of": [3], "logit_bias": [{"5": 1}], "store": [True], "logprobs": [True],
+    "best_of": [3], "logit_bias": [{"5": 1}], "store": [True], "logprobs": [True],
     "response_format": [{"type": "json_object"}, "text"], "top_logprobs": [5, False], "tools": [[{}], {}],
     "tool_choice": ["required", {}], "functions": [[{}]], "modalities": [["text", "audio"]], "audio": [{}],
     "prediction": [{}], "web_search_options": [{}], "reasoning_effort": ["high"], "chat_template": ["{{ x }}"],
@@ -126,6 +126,16 @@ def test_unsupported_fields_are_refused_by_name(field: str, value: Any) -> None:
 @pytest.mark.parametrize(("field", "value"), [("echo", True), ("suffix", "x"), ("logprobs", 0), ("best_of", 2)])
 def test_unsupported_completion_fields_are_refused_by_name(field: str, value: Any) -> None:
     assert refused(completion, **{field: value}).param == field
+
+
+@pytest.mark.parametrize("value", [0, -1, 129, True, 1.0, "1", []])
+def test_the_answers_to_a_prompt_are_1_to_128_in_a_request(value: Any) -> None:
+    for parse, fields in ((chat, {}), (completion, {"prompt": "1"})):
+        assert refused(parse, **fields, n=value).param == "n"
+        assert parse(**fields, n=128).num_answers == 128
+        assert parse(**fields).num_answers == parse(**fields, n=None).num_answers == 1
+    assert completion(prompt=["a", "b"], n=64).num_answers == 64
+    assert refused(completion, prompt=["a", "b"], n=65).param == "n"
 
 
 @pytest.mark.parametrize("value", ["", "x" * 257, 5, True, ["x"], {}])

@@ -87,6 +87,16 @@ def test_a_request_crosses_unchanged(request: EngineRequest) -> None:
     assert len(binary) == 4 * sum(map(len, request.prompts)) == array("I").itemsize * sum(map(len, request.prompts))
 
 
+@given(requests(), st.integers(2, 5))
+def test_a_prompt_with_several_answers_crosses_once(request: EngineRequest, num_answers: int) -> None:
+    prompts = [prompt for prompt in request.prompts for _ in range(num_answers)]
+    most = [tokens for tokens in request.max_tokens for _ in range(num_answers)]
+    several = replace(request, prompts=prompts, max_tokens=most, num_answers=num_answers)
+    message, binary = request_message(several)
+    assert request_of(crossed(message), memoryview(binary)) == several
+    assert len(binary) == 4 * sum(map(len, request.prompts))
+
+
 @given(requests())
 def test_stop_strings_stay_with_the_worker(request: EngineRequest) -> None:
     sampling = replace(request.sampling, stop=("a", "\ud800"))
