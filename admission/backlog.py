@@ -1,7 +1,7 @@
 """The sums of waiting work: in all, of each tenant, and of each tenant's classes."""
 
 from bisect import bisect_left, bisect_right, insort
-from collections import OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -162,12 +162,14 @@ class _Level:
 class Backlog:
     """The waiting work of all tenants, kept up by telling it of every sequence that begins or ceases to wait."""
 
-    def __init__(self, cost: Callable[[int, float, int], float]) -> None:
+    def __init__(self, cost: Callable[[int, float, int], float], shares_blocks: bool = False) -> None:
         """`cost` returns the seconds of engine time of a whole request, by the tokens of its prompt, of its output, and
-        those of its prompt that are cached.
+        those of its prompt that are cached. `shares_blocks`: answers to one prompt start from one prefill.
         """
         self.total = Load()
         self._cost = cost
+        self._shares_blocks = shares_blocks
+        self._groups: Counter[str] = Counter()  # those that wait, by the prompt that they have in common
         self._tenants = defaultdict[str, TenantBacklog](TenantBacklog)  # with work; who waited longest in front
         self._levels = defaultdict[int, _Level](_Level)
 
@@ -177,8 +179,18 @@ class Backlog:
 
     def load_of(self, sequence: Sequence, output: float) -> Load:
         """Returns the work that a sequence adds while it waits, whose output is expected to have so many tokens."""
-        seconds = self._cost(len(sequence.prompt), output, sequence.num_pinned_tokens)
-        return Load(1, sequence.num_tokens - sequence.num_pinned_tokens, sequence.body_bytes, seconds)
+        cached = self.num_cached_tokens(sequence)
+        seconds = self._cost(len(sequence.prompt), output, cached)
+        return Load(1, sequence.num_tokens - cached, sequence.body_bytes, seconds)
+
+    def num_cached_tokens(self, sequence: Sequence) -> int:
+        """Returns the prompt tokens that need not be computed for one that is about to wait: those that are kept for
+        it, or all but one where another answer to the same prompt waits before it, for which they are.
+        """
+        group = sequence.prompt_group
+        if group is None or not self._shares_blocks or not self._groups[group] or sequence.output:
+            return sequence.num_pinned_tokens
+        return len(sequence.prompt) - 1
 
     def add(self, sequence: Sequence, load: Load) -> None:
         """Count a sequence that waits from now on, and the work that it adds. A second time changes nothing."""
@@ -187,6 +199,8 @@ class Backlog:
         if sequence in waiting.sequences:
             return
         waiting.sequences[sequence] = load
+        if sequence.prompt_group is not None:
+            self._groups[sequence.prompt_group] += 1
         before = waiting.load.tokens
         for sums in (self.total, level.load, tenant.load, waiting.load):
             sums.add(load)
@@ -198,6 +212,10 @@ class Backlog:
         if waiting is None or sequence not in waiting.sequences:
             return None
         load = waiting.sequences.pop(sequence)
+        if (group := sequence.prompt_group) is not None:
+            self._groups[group] -= 1
+            if not self._groups[group]:
+                del self._groups[group]
         tenant, level = self._tenants[sequence.tenant], self._levels[sequence.priority_class]
         before = waiting.load.tokens
         for sums in (self.total, level.load, tenant.load, waiting.load):

@@ -148,7 +148,7 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
     waiting = ordering if isinstance(ordering, FairQueue) else HoldingQueue(ordering)
     scheduler = Scheduler(engine, waiting, hooks)
     clock = tariff if isinstance(tariff, EngineTimeTariff) else EngineTimeTariff(model)
-    backlog, drain = Backlog(clock.estimate), DrainMeter()
+    backlog, drain = Backlog(clock.estimate, engine.shares_blocks), DrainMeter()
     aging = Aging(config.seconds_per_class)
     estimator = Estimator(scheduler, backlog, pipeline, model, lengths, aging, ledger.prepaid)
     control = AdmissionControl(_overload_config(config), scheduler, backlog, drain, lengths, estimator)

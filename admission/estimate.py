@@ -203,16 +203,17 @@ class Estimator:
 
     def arrived(self, sequence: Sequence, output: float) -> None:
         """Learn from a newcomer, whose answer is expected to have so many tokens."""
-        prompt, cached = len(sequence.prompt), sequence.num_pinned_tokens
+        prompt, cached = len(sequence.prompt), self._backlog.num_cached_tokens(sequence)
         self.typical.observe(prompt - cached, prompt - cached + output, self._prepaid(prompt, output, cached))
         answer = self._answers.get(sequence.tenant, output)
         self._answers[sequence.tenant] = answer + _FORGET * (output - answer)
 
     def of(self, sequence: Sequence, now: float) -> Estimate:
         """Returns the estimate for a sequence that arrives now."""
-        step = self._step(sequence)
+        cached = self._backlog.num_cached_tokens(sequence)
+        step = self._step(sequence, cached)
         a_token = step.seconds / step.prefill_tokens
-        prompt, typical = (len(sequence.prompt) - sequence.num_pinned_tokens) * a_token, self.typical.prompt * a_token
+        prompt, typical = (len(sequence.prompt) - cached) * a_token, self.typical.prompt * a_token
         age_bonus = AGE_BONUS * max(0.0, prompt - typical) if sequence.is_pressing else 0.0
         own, others = self._ahead(sequence, now, age_bonus) if self._backlog.total.count else (_NOTHING, _NOTHING)
         wait = self._wait(own, others, step)
@@ -230,7 +231,7 @@ class Estimator:
         whole = model.seconds(StepWork(prefill_tokens=config.max_num_batched_tokens))
         return steps * whole + (model.seconds(StepWork(prefill_tokens=rest)) if rest else 0.0)
 
-    def _step(self, sequence: Sequence) -> _CurrentStep:
+    def _step(self, sequence: Sequence, cached: int) -> _CurrentStep:
         scheduler = self._scheduler
         scheduled = scheduler.in_flight[-1] if scheduler.in_flight else None
         decodes, context = (scheduled.batch.num_decodes, scheduled.decode_context) if scheduled else (0, 0)
@@ -240,7 +241,7 @@ class Estimator:
                 in_progress += prefilling.num_admitted_tokens - prefilling.num_computed_tokens
         interval = min([s.token_interval for s in running if s.token_interval is not None], default=None)
         budget = scheduler.token_budget - decodes
-        mean_context = (len(sequence.prompt) + sequence.num_pinned_tokens) // 2
+        mean_context = (len(sequence.prompt) + cached) // 2
         prefill = max(1, scheduler.prefill_budget(decodes, context, interval).fits(mean_context, budget))
         work = StepWork(prefill, decodes, context, mean_context, prefill * mean_context)
         seconds = self._model.fitted.seconds(work)

@@ -39,8 +39,13 @@ class Asked:
     first_token: float | None  # seconds in which the client wants it, from its headers; None: it does not say
     last_token: float | None
     interval: float | None
-    prompts: tuple[AskedPrompt, ...]  # none of a request that was refused before it was read
+    prompts: tuple[AskedPrompt, ...]  # one for each answer; none of a request that was refused before it was read
     refusal: str | None = None  # the limit that refused it, or why it could not be asked; None: it was let in
+
+    @property
+    def num_answers(self) -> int:
+        """Returns how many answers are wanted to each prompt: so many prompts in a row are one."""
+        return len(self.prompts) // max(1, sum([not prompt.is_repeated for prompt in self.prompts]))
 
     @staticmethod
     def unread(request_id: str, tenant: str, key: str | None, refusal: str) -> "Asked":

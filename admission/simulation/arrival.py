@@ -38,6 +38,8 @@ class Arrival(NamedTuple):
     more_prompts: tuple[tuple[int, int, int], ...] = ()  # of the same request: lengths, answers' lengths, max_tokens
     content: Content | None = None  # of its prompt and its answer; None: nobody knows, and it shares nothing
     more_contents: tuple[Content | None, ...] = ()  # of its other prompts
+    num_answers: int = 1  # to each prompt: so many in a row are one, which counts once
+    group: int | None = None  # of one prompt alone: which of the request's it is, where several answers are wanted
 
     @property
     def declared_tokens(self) -> int:
@@ -53,10 +55,19 @@ class Arrival(NamedTuple):
         """The prompts of the request, each as a request of its own."""
         if not self.more_prompts:
             return (self,)
-        alone = self._replace(more_prompts=(), more_contents=())
+        several = self.num_answers > 1
+        alone = self._replace(more_prompts=(), more_contents=(), group=0 if several else None)
         others = [
-            alone._replace(prompt_tokens=prompt, output_tokens=output, max_tokens=most, content=content)
-            for (prompt, output, most), content in zip_longest(self.more_prompts, self.more_contents)
+            alone._replace(
+                prompt_tokens=prompt,
+                output_tokens=output,
+                max_tokens=most,
+                content=content,
+                group=number // self.num_answers if several else None,
+            )
+            for number, ((prompt, output, most), content) in enumerate(
+                zip_longest(self.more_prompts, self.more_contents), 1
+            )
         ]
         return (alone, *others)
 

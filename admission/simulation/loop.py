@@ -6,7 +6,7 @@ the core accounts and plans at once; steps run one after another in the order of
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
@@ -51,7 +51,7 @@ class _RunningRequest:
 
     grant: SimulatedGrant
     running: set[Sequence]
-    prompt_tokens: int = 0  # of answers that have ended, cached ones too
+    prompts: dict[str, int] = field(default_factory=dict)  # tokens, cached ones too, of prompts with answers that ended
     output_tokens: int = 0
 
 
@@ -97,6 +97,7 @@ class Loop:
         self._number = count()
         self._ends: dict[int, int] = {}  # by slot: the position at which an answer ends that may be longer
         self._allowed: set[str] = set()  # tenants whose KV memory and cache have been bounded as the gateway says
+        self._num_arrived = 0
         self._requests: dict[Sequence, _RunningRequest] = {}  # of the requests that a gateway let in
         self._extensions: dict[Sequence, _Extension] = {}
 
@@ -156,6 +157,7 @@ class Loop:
         if self._gateway is not None:
             arrival = self._gateway.served(arrival)
         self._clients.sent(arrival)
+        self._num_arrived += 1
         prompts = arrival.prompts
         for prompt in prompts:
             self._recorder.offered(prompt)
@@ -206,6 +208,8 @@ class Loop:
         """Let a prompt arrive at the core, with `tokens` for its answer to begin with. Raises `AdmissionRefused`."""
         number = next(self._number)
         sequence = sequence_of(number, prompt, now, self._target(prompt.priority_class))
+        if prompt.group is not None:
+            sequence.prompt_group = f"{self._num_arrived}.{prompt.group}"
         sequence.limit_to(tokens)
         self._names.arrives(sequence, self._scope(prompt), prompt.content)
         try:
@@ -263,10 +267,11 @@ class Loop:
             return
         self._extensions.pop(sequence, None)
         request.running.remove(sequence)
-        request.prompt_tokens += sequence.num_prefilled_tokens
+        counted = request.prompts.get(sequence.prompt_group or sequence.id, 0)
+        request.prompts[sequence.prompt_group or sequence.id] = max(counted, sequence.num_prefilled_tokens)
         request.output_tokens += len(sequence.output)
         if not request.running:
-            request.grant.settle(request.prompt_tokens, request.output_tokens)
+            request.grant.settle(sum(request.prompts.values()), request.output_tokens)
 
     def _plan(self, now: float) -> None:
         while (batch := self._core.schedule(now)) is not None:

@@ -184,6 +184,8 @@ class Recorder:
             request.tenant.cached_tokens += cached
             request.tenant.prompt_tokens += max(0, computed - request.num_prefilled - cached)
             request.num_prefilled = max(request.num_prefilled, computed)
+        for sequence, _, _ in scheduled.forks:  # whose prompt counts for the answer that computes it
+            self._tracked[sequence].num_prefilled = len(sequence.prompt)
         return works
 
     def preempted(self, sequence: Sequence, now: float) -> None:

@@ -213,6 +213,7 @@ def _request(
         more_prompts=tuple(prompts[1:]),
         content=contents[0],
         more_contents=tuple(contents[1:]),
+        num_answers=asked.num_answers,
     )
 
 

@@ -102,4 +102,5 @@ def _arrival(number: int, request: RecentRequest, time: float, usual: int | None
         body_bytes=asked.body_bytes,
         refused_by=asked.refusal,
         more_prompts=tuple(prompts[1:]),
+        num_answers=asked.num_answers,
     )

@@ -93,7 +93,7 @@ class PolicyGateway:
         for prompt in prompts:
             self._check_kv(effective, prompt)
         tokens = tuple(_tokens_to_begin_with(effective, prompt, lengths) for prompt in prompts)
-        ask = Ask(1, sum(prompt.prompt_tokens for prompt in prompts), sum(tokens))
+        ask = Ask(1, sum(prompt.prompt_tokens for prompt in prompts[:: arrival.num_answers]), sum(tokens))
         if not effective.charged:
             return UncountedGrant(tokens)
         try:

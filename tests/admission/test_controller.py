@@ -5,6 +5,7 @@ from admission.core import SCALES, CoreConfig, MemoryGate, Unit, make_core
 from backend.config import EngineConfig
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from tests.admission.clocked_core import ClockedCore
+from tests.admission.staged_core import StagedCore
 from tests.backend.sequences import make_sequence
 
 CONFIG = CoreConfig(unit=Unit.TOKENS, memory=MemoryGate.OPTIMISTIC, **SCALES[Unit.TOKENS]._asdict())
@@ -58,3 +59,17 @@ def test_when_those_given_up_are_taken_changes_no_decision(monkeypatch: pytest.M
                 machine.complete()
         runs.append((batches, credits_))
     assert runs[0] == runs[1]
+
+
+def test_of_answers_to_one_prompt_the_first_alone_waits_with_its_prefill() -> None:
+    def told(**fields: str) -> tuple[list[float | None], int]:
+        stage = StagedCore(CoreConfig(), num_blocks=400, max_model_len=256, max_num_seqs=16)
+        arrived = [
+            stage.arrive(f"s{n}", [7] * 99 + [n * (not fields)], 4, first_token_target=9.0, **fields) for n in range(8)
+        ]
+        return [sequence.first_token_estimate for sequence in arrived], stage.core.backlog.total.tokens
+
+    (first, *_, last), waiting = told(prompt_group="s0")
+    (alone, *_, eighth), apart = told()
+    assert (waiting, apart) == (107, 800)
+    assert first == alone and first and last and eighth and last < 1.5 * first < 0.5 * eighth

@@ -124,6 +124,18 @@ def test_each_prompt_of_a_request_has_its_own_content() -> None:
     assert [prompt.content for prompt in request.prompts] == [one, two, None]
 
 
+def test_several_answers_to_a_prompt_are_simulated_from_one_prefill() -> None:
+    content = Content((1,), None)
+    request = Arrival(
+        0.0, 1003, 8, more_prompts=((1003, 9, 9),) * 3, content=content, more_contents=(content,) * 3, num_answers=4
+    )
+    again = request._replace(time=APART, content=Content((2,), None), more_contents=(Content((2,), None),) * 3)
+    recorder, core, _ = simulated("fair", [request, again])
+    tenant = recorder.tenants[""]
+    assert (tenant.prompt_tokens, tenant.cached_tokens, tenant.output_tokens) == (2006, 0, 2 * (8 + 27))
+    assert core.scheduler.counters.prompt_tokens == 2006
+
+
 def test_an_answer_of_which_the_trace_says_nothing_is_not_found() -> None:
     prompt = Arrival(0.0, 160, 64, content=Content((1,), UNIT, 160))
     longer = prompt._replace(time=APART, prompt_tokens=400, content=Content((1,), UNIT, 400))

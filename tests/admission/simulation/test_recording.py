@@ -75,6 +75,18 @@ def test_a_gateways_log_says_what_was_asked_and_what_limits_refused(tmp_path: Pa
     assert read.device is not None and read.device.kv_bytes_per_token == 2048 / 16
 
 
+def test_a_log_says_to_which_prompt_several_answers_were_wanted(tmp_path: Path) -> None:
+    lines: list[str] = []
+    core, event_log = make_logged_core(
+        CoreConfig(), EngineConfig(num_blocks=64, max_model_len=512), StepTimeModel(PRIOR), lines.append
+    )
+    event_log.serves("embedded", 2048, 1e9, 5.0)
+    prompts = tuple(AskedPrompt(20, 30, True, is_repeated) for is_repeated in (False, True, False, True))
+    core.requested(Asked("one", "acme", "k1", None, 99, None, None, None, prompts), 7.0)
+    (request,) = read_traffic(write(tmp_path / "log", *lines)).arrivals
+    assert request.num_answers == 2 and [prompt.group for prompt in request.prompts] == [0, 0, 1, 1]
+
+
 def test_a_recorded_device_takes_as_long_in_all_as_it_was_measured_to(tmp_path: Path) -> None:
     """Every tenth step stalls for half a second, which what is learned leaves out and clients do not."""
     steps = count()

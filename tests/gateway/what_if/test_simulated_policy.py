@@ -160,6 +160,12 @@ def test_several_prompts_are_one_request_to_its_limits_and_refused_together() ->
     assert served("tenants: {acme: {limits: {queued_requests: 2}}}", asks).refusals == {"queued_requests": 12}
 
 
+def test_a_prompt_with_several_answers_counts_once_for_its_limits() -> None:
+    one = Arrival(0.0, 100, 20, tenant="acme", more_prompts=((100, 20, 20),) * 3, num_answers=4)
+    asks = [one._replace(time=10.0 * n) for n in range(4)]
+    assert served("defaults: {limits: {input_tokens: 300/day}}", asks).completed == 3 * 4
+
+
 def test_prices_say_what_was_spent() -> None:
     text = "tenants: {acme: {price: {input: 1/1k, output: 10/1k, currency: EUR}}}"
     summary = served(text, [*every(1.0, 10), Arrival(20.0, 100, 20, tenant="free")])
