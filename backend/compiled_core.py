@@ -26,9 +26,9 @@ MODULES = (
     *(
         f"backend.scheduler.{name}"
         for name in (
-            *("accounting", "allowances", "batch", "block_tables", "holdings", "hooks", "joining", "kv_accounts"),
-            *("kv_manager", "lost_steps", "pin", "pinned_prefixes", "preemption", "prefix_hit", "scheduled_step"),
-            *("scheduler", "sequence", "swapping", "tenant_limits"),
+            *("accounting", "allowances", "batch", "block_tables", "forking", "holdings", "hooks", "joining"),
+            *("kv_accounts", "kv_manager", "lost_steps", "pin", "pinned_prefixes", "preemption", "prefix_hit"),
+            *("scheduled_step", "scheduler", "sequence", "swapping", "tenant_limits"),
         )
     ),
     "backend.step_loop",
