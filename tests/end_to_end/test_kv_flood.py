@@ -4,7 +4,6 @@ The steps are those of the server: its event log is decided again to the byte, b
 """
 
 import random
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -66,13 +65,14 @@ def flooded(site: Site) -> None:
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]:
-    """The log of a server after the flood, and the bytes of a block."""
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """The whole log of a server that has stopped after the flood, and the bytes of a block."""
     folder = tmp_path_factory.mktemp("flood")
     log = folder / "events.log"
     with tenant_site(Site, folder, POLICY, *FLAGS, f"--event-log={log}") as site:
         flooded(site)
-        yield log, site.server.admin("kv")["block_bytes"]
+        block_bytes = site.server.admin("kv")["block_bytes"]
+    return log, block_bytes
 
 
 @pytest.fixture
