@@ -19,6 +19,7 @@ from admission.step_time import Pipeline, StepTimeModel
 from admission.swap_choice import SwapChoice
 from backend.paged_kv.block_names import BlockName
 from backend.scheduler.batch import Batch, StepOutput
+from backend.scheduler.retention import Retention
 from backend.scheduler.scheduled_step import NewToken, ScheduledStep
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
@@ -38,9 +39,11 @@ class TenantHooks:
         forecast: FuturePeak,
         lengths: OutputLengths,
         swap_choice: SwapChoice,
+        retention: Retention,
     ) -> None:
         self.prefill_budget = sizer.prefill_budget
         self.swaps = swap_choice.swaps
+        self.retention = retention
         self._ordering = ordering
         self._ledger = ledger
         self._gate = gate

@@ -21,6 +21,7 @@ from admission.orderings.virtual_finish import VirtualFinishWithBoost
 from admission.output_length import OutputLengths
 from admission.overload import AdmissionControl, ControlledDelay, DeadlineExpiry, Expiry, NoExpiry, OverloadConfig
 from admission.prefill_sizer import PrefillSizer
+from admission.retention import Between, make_retention
 from admission.scheduling_policy import QueueBounds
 from admission.step_time import Pipeline, StepTime, StepTimeModel
 from admission.swap_choice import Swap, SwapChoice
@@ -105,6 +106,7 @@ class CoreConfig:
     memory_risk: float = RISK  # of the forecast
     charges_recompute: bool = False  # in tokens: whether tenants pay for what a preemption has computed again
     swap: Swap = Swap.MEASURED
+    between_turns: Between = Between.MEASURED
     prefill_share: float = 1.0  # of the token budget, where no decode was promised an interval
     deadline_debt_limit: float = 1.0  # the same, for work with a deadline to be served in the order of age
     overload: Overload = Overload.DEADLINE
@@ -144,7 +146,9 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
     sizer = PrefillSizer(engine, model, copy_time, config.prefill_share)
     forecast = FuturePeak(engine, lengths, config.memory_risk)
     swap_choice = SwapChoice(config.swap, engine, model)
-    hooks = TenantHooks(ordering, ledger, sizer, _gate(config, forecast), forecast, lengths, swap_choice)
+    retention = make_retention(config.between_turns)
+    gate = _gate(config, forecast)
+    hooks = TenantHooks(ordering, ledger, sizer, gate, forecast, lengths, swap_choice, retention)
     waiting = ordering if isinstance(ordering, FairQueue) else HoldingQueue(ordering)
     scheduler = Scheduler(engine, waiting, hooks)
     clock = tariff if isinstance(tariff, EngineTimeTariff) else EngineTimeTariff(model)

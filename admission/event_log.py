@@ -12,7 +12,8 @@ they have a decimal point; all other times are in seconds. How earlier versions 
                 without prompts: refused before it was read, as nothing was left of the limit
     ["arrive", t, id, tenant, prompt tokens, max_tokens, allowed tokens, class, interval, body bytes,
      first token by, done by, first token's target, first and last token as promised, refusal or null,
-     blocks of the prompt, the group of those with one prompt, or null]
+     blocks of the prompt, seconds after its answer in which its client says that it comes again, the group of those
+     with one prompt, or null]
     ["finish", t, id, reason]
     ["allow", t, tenant, blocks or null]
     ["cache", t, tenant, floor, ceiling or null]     of its cached blocks that nobody holds
@@ -126,7 +127,7 @@ class EventLog(CoreObserver):
         self._write(
             f'["arrive",{self._moment(now)},{_text(sequence.id)},{_text(sequence.tenant)},{tokens},'
             f"{sequence.priority_class},{_number(sequence.token_interval)},{sequence.body_bytes},"
-            f"{by},{promised},{_text(why)}{self._blocks_of(sequence)}]"
+            f"{by},{promised},{_text(why)}{self._kept_of(sequence)}]"
         )
 
     def finished(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
@@ -193,13 +194,14 @@ class EventLog(CoreObserver):
         checksum = self._format.checksum(batch.starts, self._slots_checksum)
         return f"{batch.step},{decodes},{checksum},[{chunks}]"
 
-    def _blocks_of(self, sequence: Sequence) -> str:
-        """Returns how the line of an arrival ends: with the blocks of the prompt, by which others may share them, and
-        the group of those with the same prompt.
+    def _kept_of(self, sequence: Sequence) -> str:
+        """Returns how the line of an arrival ends: with the blocks of the prompt, by which others may share them, when
+        the next turn of its conversation is expected, and the group of those with the same prompt.
         """
         if not self._format.tells_blocks:
             return ""
-        return f",{runs_of([name.ordinal for name in sequence.block_names])},{_text(sequence.prompt_group)}"
+        blocks = runs_of([name.ordinal for name in sequence.block_names])
+        return f",{blocks},{_number(sequence.expects_followup)},{_text(sequence.prompt_group)}"
 
     def _cached(self, said: Iterable[str] = ()) -> str:
         """Returns how a line ends: with what there is to tell of the prefix cache, mostly nothing."""
@@ -386,7 +388,7 @@ class _Replay:
         sequence.priority_class, sequence.token_interval, sequence.body_bytes = level, interval, size
         sequence.first_token_by, sequence.done_by, sequence.first_token_target = first_by, done_by, target
         if self._tells_blocks:
-            *_, blocks, sequence.prompt_group = rest
+            *_, blocks, sequence.expects_followup, sequence.prompt_group = rest
             sequence.block_names = self._names.of(blocks)
         sequence.limit_to(allowed)
         self._sequences[name] = sequence

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from admission.core import CoreConfig, MemoryGate, Order, Overload, Unit
 from admission.outcome import AdmissionRefused, DeadlineInfeasible, QueueFull, TenantQueueFull
+from admission.retention import Between
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
 from admission.swap_choice import Swap
 from backend.config import Batching, EngineConfig, KVAllocation
@@ -75,6 +76,7 @@ SINCE: Mapping[str, tuple[int, Any]] = {
     "swap": (13, "measured"),
     "memory_risk": (13, 1.28),
     "charges_recompute": (13, True),
+    "between_turns": (13, "lru"),
 }
 """By the field's name in the log, the version that was the first to say it, and what it was before."""
 CORE_FIELDS = Names(
@@ -88,6 +90,7 @@ CORE_FIELDS = Names(
         "memory": "memory",
         "min_free_blocks": "min_free_blocks",
         "swap": "swap",
+        "between_turns": "between_turns",
         "prefill_share": "prefill_share",
         "leeway": "deadline_debt_limit",
         "overload": "overload",
@@ -108,6 +111,9 @@ CHOICES: Mapping[str, Names[Any]] = {  # by the field's name in the log, the val
     "batching": Names({"continuous": Batching.CONTINUOUS, "static": Batching.STATIC}),
     "kv_allocation": Names({"paged": KVAllocation.PAGED, "contiguous": KVAllocation.CONTIGUOUS}),
     "swap": Names({"measured": Swap.MEASURED, "always": Swap.ALWAYS, "never": Swap.NEVER}),
+    "between_turns": Names(
+        {"measured": Between.MEASURED, "lru": Between.LRU, "hold": Between.HOLD, "drop": Between.DROP}
+    ),
     "order": Names(
         {
             "fair": Order.FAIR,

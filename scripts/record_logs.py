@@ -20,6 +20,7 @@ from pathlib import Path
 
 from admission.core import CoreConfig, MemoryGate, Order, Overload, Unit
 from admission.event_log import VERSION, replay
+from admission.retention import Between
 from admission.swap_choice import Swap
 from backend.config import Batching, KVAllocation
 from tests.admission import log_scenes
@@ -101,7 +102,7 @@ RUNS: dict[str, Record] = {
     ),
     "swap_always": partial(
         random_run,
-        CoreConfig(swap=Swap.ALWAYS),
+        CoreConfig(swap=Swap.ALWAYS, between_turns=Between.HOLD),
         21,
         losses=0.03,
         rounds=40,
@@ -112,7 +113,13 @@ RUNS: dict[str, Record] = {
         copies_run_ahead=True,
     ),
     "swap_never": partial(
-        random_run, CoreConfig(swap=Swap.NEVER), 21, rounds=50, is_shared=True, num_blocks=26, num_host_blocks=30
+        random_run,
+        CoreConfig(swap=Swap.NEVER, between_turns=Between.DROP),
+        21,
+        rounds=45,
+        is_shared=True,
+        num_blocks=26,
+        num_host_blocks=30,
     ),
     "swapping": partial(
         random_run,

@@ -14,6 +14,15 @@ _NEVER, _AT_END = frozenset[int](), frozenset((END,))
 _SAMPLING = SamplingParams()
 
 
+class Turn(NamedTuple):
+    """A request that a session sends once it has an answer: all that was said so far, and more."""
+
+    wait: float  # seconds after the end of the answer before it, as for a tool to return
+    more_tokens: int  # of its prompt
+    output_tokens: int
+    expects: float | None = None  # seconds after its own answer in which its client says that it comes again
+
+
 class Arrival(NamedTuple):
     """One request of a workload. Times are in seconds from the workload's start, lengths in tokens."""
 
@@ -40,6 +49,9 @@ class Arrival(NamedTuple):
     more_contents: tuple[Content | None, ...] = ()  # of its other prompts
     num_answers: int = 1  # to each prompt: so many in a row are one, which counts once
     group: int | None = None  # of one prompt alone: which of the request's it is, where several answers are wanted
+    expects: float | None = None  # seconds after its answer in which its client says that it comes again
+    turns: tuple[Turn, ...] = ()  # that its session goes on with, one after another, where it is answered
+    began: float | None = None  # when its session's first turn came, if this is not the first
 
     @property
     def declared_tokens(self) -> int:
@@ -70,6 +82,21 @@ class Arrival(NamedTuple):
             )
         ]
         return (alone, *others)
+
+    def next_turn(self, now: float) -> "Arrival | None":
+        """Returns the session's next request, where this one was answered just now; None if it was the last."""
+        if not self.turns:
+            return None
+        turn, *rest = self.turns
+        return self._replace(
+            time=now + turn.wait,
+            prompt_tokens=self.prompt_tokens + self.output_tokens + turn.more_tokens,
+            output_tokens=turn.output_tokens,
+            expects=turn.expects,
+            turns=tuple(rest),
+            began=self.time if self.began is None else self.began,
+            attempt=0,
+        )
 
     def repeated(self, repetition: int) -> "Arrival":
         """Returns the same request in a repetition of the trace, which shares nothing with the others."""
@@ -122,6 +149,7 @@ def sequence_of(number: int, arrival: Arrival, now: float, target: ClassTarget) 
         first_token_by=min(deadlines) if (deadlines := _deadlines(arrival, now, target)) else None,
         done_by=None if arrival.done_within is None else now + arrival.done_within,
         body_bytes=arrival.body_bytes,
+        expects_followup=arrival.expects,
     )
 
 

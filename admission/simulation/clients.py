@@ -5,11 +5,14 @@ retries are at most a tenth of the requests (Beyer et al., Site Reliability Engi
 `ImmediateRetries` try again at once, as often as they may.
 """
 
+from collections.abc import Iterable
 from random import Random
 from typing import Protocol
 
 from admission.outcome import AdmissionRefused
 from admission.simulation.arrival import Arrival
+from backend.scheduler.scheduled_step import NewToken
+from backend.scheduler.sequence import Sequence
 
 
 class Clients(Protocol):
@@ -69,3 +72,26 @@ class BudgetedRetries:
         self._saved -= 1
         wait = refusal.retry_after * self._random.uniform(1, 2)
         return arrival._replace(time=now + wait, attempt=arrival.attempt + 1)
+
+
+class Sessions:
+    """The requests that go on once they are answered: each turn comes its wait after the answer before it."""
+
+    def __init__(self) -> None:
+        self._turns: dict[Sequence, Arrival] = {}  # those under way of which there is a next one
+
+    def sent(self, sequence: Sequence, arrival: Arrival) -> None:
+        if arrival.turns:
+            self._turns[sequence] = arrival
+
+    def ended(self, sequence: Sequence) -> None:
+        """Note that a sequence has ended without an answer: its session does not go on."""
+        self._turns.pop(sequence, None)
+
+    def answered(self, new_tokens: Iterable[NewToken], now: float) -> list[Arrival]:
+        """Returns the turns that follow on those of these tokens that end an answer."""
+        if not self._turns:
+            return []
+        ended = [self._turns.pop(sequence, None) for sequence, _, reason in new_tokens if reason is not None]
+        following = [arrival.next_turn(now) for arrival in ended if arrival is not None]
+        return [arrival for arrival in following if arrival is not None]

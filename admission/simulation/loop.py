@@ -19,7 +19,7 @@ from admission.ledger import work_of
 from admission.outcome import AdmissionRefused
 from admission.request import EXTEND_MARGIN, EXTEND_STEP, EXTEND_TIMEOUT
 from admission.simulation.arrival import END, NO_TARGET, Arrival, ClassTarget, sequence_of
-from admission.simulation.clients import Clients, NoRetries
+from admission.simulation.clients import Clients, NoRetries, Sessions
 from admission.simulation.contents import SimulatedNames
 from admission.simulation.device import Device
 from admission.simulation.gateway_rules import (
@@ -100,6 +100,7 @@ class Loop:
         self._num_arrived = 0
         self._requests: dict[Sequence, _RunningRequest] = {}  # of the requests that a gateway let in
         self._extensions: dict[Sequence, _Extension] = {}
+        self._sessions = Sessions()
 
     def run(self, arrivals: Iterable[Arrival], until: float = inf) -> float:
         """Run all arrivals, in order of time, to their ends or to a time; returns when the last step ended, in
@@ -116,12 +117,12 @@ class Loop:
 
     def advance(self, until: float) -> None:
         """Let everything happen that is due before or at a time, which is not before that of the last call."""
+        self._settle_until(until)
         while self._due and (now := self._due[0][0]) <= until:
-            self._settle_until(now)
             while self._due and self._due[0][0] == now:
                 self._arrive(heappop(self._due)[2], now)
             self._plan(now)
-        self._settle_until(until)
+            self._settle_until(until)
 
     def end(self, until: float = inf) -> float:
         """End the run; returns when the last step ended, in seconds, and `until` at the latest."""
@@ -141,11 +142,14 @@ class Loop:
         return min(*heads, self._timers[0][0] if self._timers else inf)
 
     def _settle_until(self, until: float) -> None:
-        """Let everything but arrivals happen that is due before or at `until`."""
+        """Let everything but arrivals happen that is due before or at `until`, and not after the next arrival: what
+        ends may be followed by one.
+        """
         while True:
             step_at = self._steps[0].done_at if self._steps else inf
             timer_at = self._timers[0][0] if self._timers else inf
-            if min(step_at, timer_at) > until or step_at == timer_at == inf:
+            last = min(until, self._due[0][0]) if self._due else until
+            if min(step_at, timer_at) > last or step_at == timer_at == inf:
                 return
             if step_at <= timer_at:
                 self._complete(self._steps.popleft())
@@ -218,6 +222,7 @@ class Loop:
             self._names.forget(sequence)
             raise
         self._recorder.queued(sequence, prompt)
+        self._sessions.sent(sequence, prompt)
         if prompt.patience < inf:
             self._at(now + prompt.patience, partial(self._leave, sequence))
         return sequence
@@ -262,6 +267,7 @@ class Loop:
 
     def _ended(self, sequence: Sequence) -> None:
         """Note that an answer has ended, in whatever way; with the last of its request the request has."""
+        self._sessions.ended(sequence)
         request = self._requests.pop(sequence, None)
         if request is None:
             return
@@ -324,6 +330,8 @@ class Loop:
                     tokens[index] = END
         new_tokens = self._core.update_from_output(StepOutput(batch.step, tokens, step.elapsed), step.done_at)
         self._recorder.completed(step.works, step.elapsed, new_tokens, step.done_at)
+        for following in self._sessions.answered(new_tokens, step.done_at):
+            heappush(self._due, (following.time, -next(self._number), following))
         if self._requests:
             self._note_tokens(new_tokens, step.done_at)
         self._plan(step.done_at)

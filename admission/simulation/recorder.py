@@ -101,6 +101,7 @@ class Recorder:
         self.first_token_times = array("d")
         self.token_times = array("d")  # a request's mean time per output token after the first
         self.durations = array("d")
+        self.session_times = array("d")  # from a session's first request to the end of its last answer
         self.intervals = QuantileHistogram()  # between the tokens of a request
         self.depth, self.age = Timeline(), Timeline()
         self.gap_tokens, self.gap_seconds = ServiceGap(), ServiceGap()
@@ -300,6 +301,8 @@ class Recorder:
         self.durations.append(now - request.arrival.time)
         if later:
             self.token_times.append(per_token)
+        if request.arrival.began is not None and not request.arrival.turns:
+            self.session_times.append(now - request.arrival.began)
         tenant, level = request.tenant, self.classes[sequence.priority_class]
         tenant.first_token_times.append(first)
         level.first_token_times.append(first)

@@ -212,6 +212,7 @@ def _request(
         refused_by=asked.refusal,
         more_prompts=tuple(prompts[1:]),
         content=contents[0],
+        expects=_expected(sequences.get(names[0])),
         more_contents=tuple(contents[1:]),
         num_answers=asked.num_answers,
     )
@@ -247,6 +248,10 @@ def _content(sequence: Sequence | None, block_size: int) -> Content | None:
     return Content(tuple(name.ordinal for name in sequence.block_names), block_size, scope=AS_RECORDED)
 
 
+def _expected(sequence: Sequence | None) -> float | None:
+    return None if sequence is None else sequence.expects_followup
+
+
 def _arrival(line: int, entry: Entry, sequence: Sequence | None, block_size: int) -> Arrival:
     _, arrived, _, tenant, prompt, max_tokens, _, priority_class, _, size, first_by, done_by, target, *_ = entry
     time = in_seconds(arrived)
@@ -265,6 +270,7 @@ def _arrival(line: int, entry: Entry, sequence: Sequence | None, block_size: int
         asked_class=priority_class,
         body_bytes=size,
         content=_content(sequence, block_size),
+        expects=_expected(sequence),
     )
 
 

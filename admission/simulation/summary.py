@@ -94,6 +94,8 @@ class Summary:
     spend: dict[str, float]  # of all tenants, by currency
     hit_rate: float = 0.0  # share of the prompt tokens that were cached, and not computed
     evictions: int = 0  # cached blocks that were given up for memory
+    sessions: int = 0  # of several turns each, all of which were answered
+    session_seconds: float = 0.0  # from the first request of such a session to the end of its last answer, on average
 
 
 Cost = Callable[[str, int, int, int], tuple[float, str] | None]
@@ -150,6 +152,8 @@ def summarise(
         spend=_spend(tenants, cost),
         hit_rate=_hit_rate(tenants),
         evictions=evictions,
+        sessions=len(recorder.session_times),
+        session_seconds=sum(recorder.session_times) / max(1, len(recorder.session_times)),
     )
 
 

@@ -3,18 +3,19 @@ them.
 
 A block's name stands for its tokens, all tokens before them, and whatever else its keys and values depend on (the chain
 of hashes in `block_names`). A block that has a name is full, and nobody writes to it again. Those who hold it are
-counted; one that nobody holds is idle, and its memory is anybody's: idle blocks are given up the least recently used
-first, a leaf before what it follows on, and of no tenant as many as its floor keeps. Those that are pinned stay.
+counted; one that nobody holds is idle, and its memory is anybody's: the tenant whose idle blocks were used the longest
+ago gives way (by which of its own is said in `idle_blocks`), up to what its floor keeps. Those that are pinned stay.
 """
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from heapq import heappop, heappush, heapreplace
-from itertools import count, islice
+from itertools import count
 from typing import Generic, Protocol, TypeVar
 
 from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.block_pool import BlockPool
+from backend.paged_kv.idle_blocks import PLAIN, IdleBlocks, IdleChain, Worth
 from backend.paged_kv.kept_accounts import KeptAccounts
 
 
@@ -31,7 +32,9 @@ H = TypeVar("H", bound=Holder)
 class CachedBlock(Generic[H]):
     """A full block that has a name. Its contents are there once the step that computes them is done."""
 
-    __slots__ = ("block", "holders", "idle_since", "is_copied", "is_wanted", "name", "pinned_for", "step", "tenant")
+    __slots__ = (
+        *("block", "chain", "holders", "is_common", "is_copied", "is_wanted", "name", "pinned_for", "step", "tenant"),
+    )
 
     def __init__(self, name: BlockName, block: int, step: int, holder: H, is_copied: bool = False) -> None:
         self.name: BlockName | None = name  # None: what it holds cannot be trusted, and nobody finds it any more
@@ -41,8 +44,14 @@ class CachedBlock(Generic[H]):
         self.is_wanted = False  # idle, and its last holder was preempted: it will come back for it
         self.holders: dict[H, None] = {holder: None}  # in the order in which they came
         self.tenant = holder.tenant  # of the last holder, where it is idle
-        self.idle_since = 0  # by the cache's own count
         self.pinned_for: tuple[str, ...] = ()  # tenants on whose accounts it stays, where it is idle
+        self.chain: IdleChain | None = None  # in which it is idle, or was idle last
+        self.is_common = False  # several held it at a time, or one took it from others that follow on it
+
+    @property
+    def is_held_back(self) -> bool:
+        """True if it is, or was when it was idle last, in a chain that newcomers may not take."""
+        return self.chain is not None and self.chain.is_held
 
     def payer(self, tenant: str) -> H | None:
         """Return the holder on whose account the tenant is charged for the block: the first that it has."""
@@ -59,12 +68,14 @@ class PrefixCache(Generic[H]):
     """
 
     def __init__(self, pool: BlockPool) -> None:
+        self.worth: Worth | None = None  # of an idle chain beside others of its tenant; None: the oldest goes first
         self._pool = pool
+        self._chain = IdleChain("", PLAIN, None, 0.0, 0, is_held=False)  # that is being left
         self._by_name: dict[BlockName, CachedBlock[H]] = {}
         self._by_block: dict[int, CachedBlock[H]] = {}
         self.completed_step = -1  # the newest step that is no longer in flight
         self._uncomputed: list[CachedBlock[H]] = []  # those of steps in flight, the oldest first
-        self._idle: dict[str, OrderedDict[int, CachedBlock[H]]] = {}  # by tenant, the least recently used first
+        self._idle: dict[str, IdleBlocks[CachedBlock[H]]] = {}  # by tenant
         self._floors: dict[str, int] = {}  # idle blocks that are kept for a tenant
         self._ceilings: dict[str, int] = {}  # the most that it may have
         self._oldest: list[tuple[int, str]] = []  # heap of those offered, by when their first was used, or before
@@ -75,6 +86,7 @@ class PrefixCache(Generic[H]):
         self.num_pinned = 0  # idle blocks that are pinned
         self.is_pinned: Callable[[CachedBlock[H]], bool] | None = None  # asked of each that becomes idle
         self.taken: Callable[[CachedBlock[H]], object] = lambda cached: None  # told of each that was pinned and is held
+        self.num_held_back = 0  # idle blocks of chains that newcomers may not take
         self.num_floor_blocks = 0  # idle blocks that floors may come to keep
         self.evicted: Callable[[CachedBlock[H]], object] = lambda cached: None  # told of each that is given up
         self.reused: Callable[[str], object] = lambda tenant: None  # told of each of a tenant's that is idle no more
@@ -101,7 +113,7 @@ class PrefixCache(Generic[H]):
 
     def num_idle_of(self, tenant: str) -> int:
         """Return how many idle blocks the tenant used last, without those that are pinned."""
-        return len(self._idle_of(tenant))
+        return len(self._idle[tenant]) if tenant in self._idle else 0
 
     def idle_by_tenant(self) -> Counter[str]:
         """Return how many idle blocks each tenant used last, without those that are pinned."""
@@ -117,11 +129,15 @@ class PrefixCache(Generic[H]):
 
     def idle_blocks(self) -> Iterator[tuple[str, list[int]]]:
         """Yield the idle blocks of each tenant, without those that are pinned."""
-        return ((tenant, list(idle)) for tenant, idle in self._idle.items())
+        return ((tenant, [cached.block for cached in idle]) for tenant, idle in self._idle.items())
 
     def named(self, name: BlockName) -> CachedBlock[H] | None:
         """Return the block of that name."""
         return self._by_name.get(name)
+
+    def num_held_back_from(self, found: Iterable[CachedBlock[H]]) -> int:
+        """Return how many idle blocks are held back from a newcomer that has found these."""
+        return self.num_held_back and self.num_held_back - sum(not one.holders and one.is_held_back for one in found)
 
     def at(self, block: int) -> CachedBlock[H] | None:
         """Return what the pool's block is to the cache; None where it has no name."""
@@ -196,17 +212,26 @@ class PrefixCache(Generic[H]):
             self.reused(cached.tenant)
         cached.holders[holder] = None
 
+    def begin_chain(self, tenant: str, now: float, expects: float | None = None, is_held: bool = False) -> IdleChain:
+        """Begin with the blocks that one holder leaves together: what becomes idle of them is a chain."""
+        self._chain = IdleChain(tenant, PLAIN, expects, now, next(self._uses), is_held=is_held)
+        return self._chain
+
+    def change_kind(self, chain: IdleChain, kind: int, now: float) -> None:
+        """Take a chain, which has blocks, for one of another kind that was left just now."""
+        self._idle[chain.tenant].change_kind(chain, kind, now)
+
     def leave(self, cached: CachedBlock[H], holder: H) -> None:
         """Let one of several holders go."""
         del cached.holders[holder]
         assert cached.holders, "its last holder has left: it is idle"
 
     def retire(self, blocks: Iterable[CachedBlock[H]], tenant: str) -> None:
-        """Let the tenant's only holder of these blocks go. They are idle from now on, in this order: let those come
-        first that follow on others.
+        """Let the tenant's only holder of these blocks go. They are idle from now on, a chain: let those come first
+        that follow on others.
         """
-        idle = self._idle.setdefault(tenant, OrderedDict())
-        before, pinned, uses, is_pinned = len(idle), 0, self._uses, self.is_pinned
+        idle, chain = self._idle_of(tenant), self._chain
+        before, pinned, named, is_pinned = len(idle), 0, list[CachedBlock[H]](), self.is_pinned
         for cached in blocks:
             cached.holders.clear()
             if cached.name is None:
@@ -217,11 +242,12 @@ class PrefixCache(Generic[H]):
             if is_pinned is not None and is_pinned(cached):
                 pinned += 1
             else:
-                cached.idle_since = next(uses)
-                idle[cached.block] = cached
+                named.append(cached)
+        idle.add(named, chain)
         now, floor = len(idle), self._floors.get(tenant, 0)
         self._num_idle += now - before + pinned
         self.num_pinned += pinned
+        self.num_held_back += (now - before) * chain.is_held
         self._keep(tenant, min(now, floor) - min(before, floor))
         if not idle:
             del self._idle[tenant]
@@ -255,16 +281,26 @@ class PrefixCache(Generic[H]):
         for tenant, idle in list(self._idle.items()):
             self._evict_first(tenant, len(idle))
 
-    def _idle_of(self, tenant: str) -> Mapping[int, CachedBlock[H]]:
-        return self._idle.get(tenant) or {}
+    def drop_chain(self) -> None:
+        """Give up what became idle of the chain that was left last, and let nobody know."""
+        blocks: list[CachedBlock[H]] = list(self._chain.blocks.values())  # type: ignore[arg-type]
+        for cached in blocks:
+            self._no_longer_idle(cached)
+            del self._by_name[cached.name], self._by_block[cached.block]  # type: ignore[index]
+        self.evictions += len(blocks)
+        self._pool.release([cached.block for cached in blocks])
+
+    def _idle_of(self, tenant: str) -> IdleBlocks[CachedBlock[H]]:
+        if tenant not in self._idle:
+            self._idle[tenant] = IdleBlocks(self.worth)
+        return self._idle[tenant]
 
     def _least_recent(self) -> str | None:
         """Return the tenant above its floor whose first idle block was used the longest ago."""
         while self._oldest:
             since, tenant = self._oldest[0]
-            idle = self._idle_of(tenant)
-            if len(idle) > self._floors.get(tenant, 0):
-                first = next(iter(idle.values())).idle_since
+            if self.num_idle_of(tenant) > self._floors.get(tenant, 0):
+                first = self._idle[tenant].oldest
                 if first == since:
                     return tenant
                 heapreplace(self._oldest, (first, tenant))
@@ -275,10 +311,9 @@ class PrefixCache(Generic[H]):
 
     def _offer(self, tenant: str) -> None:
         """Put a tenant among those whose blocks may be given up, if it is above its floor and not there yet."""
-        idle = self._idle_of(tenant)
-        if tenant not in self._offered and len(idle) > self._floors.get(tenant, 0):
+        if tenant not in self._offered and self.num_idle_of(tenant) > self._floors.get(tenant, 0):
             self._offered.add(tenant)
-            heappush(self._oldest, (next(iter(idle.values())).idle_since, tenant))
+            heappush(self._oldest, (self._idle[tenant].oldest, tenant))
 
     def _keep_ceiling(self, tenant: str) -> None:
         ceiling = self._ceilings.get(tenant)
@@ -286,21 +321,20 @@ class PrefixCache(Generic[H]):
             self._evict_first(tenant, excess)
 
     def _evict_first(self, tenant: str, count: int, since: int = 0) -> int:
-        """Give up a tenant's first idle blocks, at least one and at most so many, of those used before `since`; 0: any.
-        Returns their number.
+        """Give up idle blocks of a tenant, at least one and at most so many, while some were used before `since`; 0:
+        any. Returns their number.
         """
-        idle, blocks = self._idle[tenant], list[int]()
-        for cached in islice(idle.values(), count):
-            if blocks and since and cached.idle_since > since:
-                break
+        idle = self._idle[tenant]
+        floor, before, blocks = self._floors.get(tenant, 0), len(idle), list[int]()
+        by_name, by_block, evicted = self._by_name, self._by_block, self.evicted
+        for cached in idle.give_up(count, since):
             assert cached.name is not None
             blocks.append(cached.block)
-            del self._by_name[cached.name], self._by_block[cached.block]
-            self.evicted(cached)
-        floor, left = self._floors.get(tenant, 0), len(idle) - len(blocks)
-        self._keep(tenant, min(floor, left) - min(floor, len(idle)))
-        for block in blocks:
-            del idle[block]
+            del by_name[cached.name], by_block[cached.block]
+            if self.num_held_back:
+                self.num_held_back -= cached.is_held_back
+            evicted(cached)
+        self._keep(tenant, min(floor, len(idle)) - min(floor, before))
         if not idle:
             del self._idle[tenant]
         self._num_idle -= len(blocks)
@@ -309,9 +343,9 @@ class PrefixCache(Generic[H]):
         return len(blocks)
 
     def _become_idle(self, cached: CachedBlock[H]) -> None:
-        tenant, cached.idle_since = cached.tenant, next(self._uses)
-        idle = self._idle.setdefault(tenant, OrderedDict())
-        idle[cached.block] = cached
+        tenant = cached.tenant
+        idle = self._idle_of(tenant)
+        idle.add([cached], IdleChain(tenant, PLAIN, None, self.kept.now, next(self._uses), is_held=False))
         self._keep(tenant, len(idle) <= self._floors.get(tenant, 0))
         self._keep_ceiling(tenant)
         self._offer(tenant)
@@ -326,7 +360,8 @@ class PrefixCache(Generic[H]):
 
     def _leave_idle(self, cached: CachedBlock[H]) -> None:
         idle = self._idle[cached.tenant]
-        del idle[cached.block]
+        idle.take(cached)
+        self.num_held_back -= cached.is_held_back
         self._keep(cached.tenant, -(len(idle) < self._floors.get(cached.tenant, 0)))
         if not idle:
             del self._idle[cached.tenant]
@@ -345,13 +380,14 @@ class PrefixCache(Generic[H]):
         holders: dict[int, set[H]] = {}
         for block, holder in held:
             holders.setdefault(block, set()).add(holder)
+        idle = {cached.block: cached for one in self._idle.values() for cached in one}
         for block, cached in self._by_block.items():
             assert cached.block == block, "a cached block is another than it was"
             assert cached.holders.keys() == holders.get(block, set()), "a cached block has other holders than it counts"
-            states = bool(cached.holders), bool(cached.pinned_for), self._idle_of(cached.tenant).get(block) is cached
+            states = bool(cached.holders), bool(cached.pinned_for), idle.get(block) is cached
             assert states.count(True) == 1, "a cached block is neither held nor pinned nor idle, or more than one"
         assert sum(map(len, self._idle.values())) + self.num_pinned == self._num_idle, "idle blocks were lost"
-        kept = sum(min(len(idle), self._floors.get(tenant, 0)) for tenant, idle in self._idle.items())
+        kept = sum(min(len(one), self._floors.get(tenant, 0)) for tenant, one in self._idle.items())
         assert kept == self._num_kept, "floors keep another number of blocks than is counted"
         pinned = [cached for cached in self._by_block.values() if cached.pinned_for]
         assert len(pinned) == self.num_pinned, "another number of blocks is pinned than is counted"
@@ -359,6 +395,6 @@ class PrefixCache(Generic[H]):
         assert self.kept.blocks() == self.kept_by_tenant() + pins, "a tenant is not charged for what is kept for it"
         assert self.num_evictable == 0 or self._least_recent() is not None, "no idle block can be given up"
         assert all(self._by_block.get(cached.block) is cached for cached in self._uncomputed), "a block was forgotten"
-        for tenant, idle in self._idle.items():
-            used = [cached.idle_since for cached in idle.values()]
-            assert used == sorted(used), f"idle blocks of {tenant} are out of order"
+        assert self.num_held_back == sum(cached.is_held_back for cached in idle.values()), "a chain is miscounted"
+        for one in self._idle.values():
+            one.check_integrity()

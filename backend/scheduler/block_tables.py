@@ -15,12 +15,13 @@ from backend.paged_kv.host_pool import HostBlock
 from backend.paged_kv.prefix_cache import PrefixCache
 from backend.scheduler.allowances import Allowances
 from backend.scheduler.batch import Counters
+from backend.scheduler.between_turns import BetweenTurns
 from backend.scheduler.holdings import Holdings
 from backend.scheduler.pin import BlockHolder, Pin
 from backend.scheduler.pinned_prefixes import PinnedPrefixes
 from backend.scheduler.prefix_hit import NO_HIT, PrefixHit
 from backend.scheduler.scheduled_step import Fork
-from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
+from backend.scheduler.sequence import FinishReason, Sequence
 from backend.scheduler.swapping import Swapping
 
 _POOLS: dict[KVAllocation, type[PagedPool] | type[ContiguousPool]] = {
@@ -66,6 +67,7 @@ class BlockTables:
         self._most_copied = max(1, COPIES * config.max_num_batched_tokens // config.block_size)
         self._found: list[tuple[int, Sequence, int, int]] = []  # in steps in flight: step, who, from where to where
         self._counters = counters
+        self.between_turns = BetweenTurns(self.cache, self.holdings, self.swapping, config.block_size)
 
     @property
     def num_available(self) -> int:
@@ -269,6 +271,7 @@ class BlockTables:
 
     def unpin(self, sequence: Sequence) -> None:
         """Keep nothing for the sequence any more: it has taken it, or has ended. What keeping it cost is its own."""
+        self.between_turns.settled(sequence)
         pin = self._pins.pop(sequence, None)
         if pin is None:
             return
@@ -276,6 +279,7 @@ class BlockTables:
         sequence.kv_block_seconds += pin.kv_block_seconds
         sequence.num_pinned_tokens = 0
         self._forget_pinned(pin.block_table)
+        self.cache.begin_chain(pin.tenant, self.holdings.now)
         self.holdings.leave(pin, pin.block_table)
         self.pinned_prefixes.settle()
 
@@ -324,6 +328,7 @@ class BlockTables:
             self.holdings.count_seconds(holder)
             if isinstance(holder, Pin):
                 self._forget_pinned(holder.block_table[index:])
+            self.cache.begin_chain(holder.tenant, self.holdings.now)
             self.holdings.leave(holder, holder.block_table[index:])
             del holder.block_table[index:]
             holder.num_computed_tokens = min(holder.num_computed_tokens, index * self._block_size)
@@ -336,9 +341,8 @@ class BlockTables:
                 sequence.num_prefilled_tokens -= undone
                 sequence.num_cached_tokens -= undone
         self._found = []
-        for cached in lost:
-            if cached.holders:
-                self.cache.forget(cached)
+        for cached in [one for one in lost if one.holders]:
+            self.cache.forget(cached)
 
     def name_known(self, sequence: Sequence) -> None:
         """Name blocks whose tokens are known by now: a few at a time, for there may be many in the end."""
@@ -364,13 +368,12 @@ class BlockTables:
         """
         if self._caches and sequence.finish_reason is not FinishReason.FAILED:
             self._publish_all(sequence)
-        if sequence.status is SequenceStatus.PREEMPTED:
-            for cached in [cached for block in sequence.block_table if (cached := self.cache.at(block))]:
-                cached.is_wanted = True
         self.holdings.count_seconds(sequence)
+        self.between_turns.leaves(sequence, is_named=self._caches)
         self.holdings.leave(sequence, sequence.block_table)
         self.pinned_prefixes.settle()
         sequence.block_table = []
+        self.between_turns.has_left(sequence)
 
     def distrust(self, sequence: Sequence) -> None:
         """Let nobody find what the sequence has computed."""

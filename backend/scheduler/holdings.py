@@ -29,8 +29,12 @@ class Holdings:
         holders = cached.holders
         if holders:
             if len(holders) == 1:
-                next(iter(holders)).num_shared_blocks += 1
+                first = next(iter(holders))
+                first.num_shared_blocks += 1
                 self.num_shared += 1
+                cached.is_common |= first.id != holder.id  # else it is kept for the holder, which has come for it
+            else:
+                cached.is_common = True
             holder.num_shared_blocks += 1
         if cached.payer(holder.tenant) is None:
             holder.num_charged_blocks += 1

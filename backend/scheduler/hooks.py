@@ -4,12 +4,15 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from backend.config import EngineConfig
+from backend.scheduler.retention import KeepRecent, Retention
 from backend.scheduler.scheduled_step import FixedPrefillBudget, PrefillBudget
 from backend.scheduler.sequence import Sequence
 
 
 class SchedulerHooks(Protocol):
     """The scheduler calls these while it plans a step or says what one would be; they answer at once."""
+
+    retention: Retention  # what is kept of those that have ended
 
     def prefill_budget(
         self, num_decodes: int, decode_context: int, interval: float | None, tokens: int
@@ -56,6 +59,7 @@ class DefaultHooks:
 
     def __init__(self, config: EngineConfig) -> None:
         self._blocks_for = config.blocks_for
+        self.retention: Retention = KeepRecent()
 
     def prefill_budget(
         self, num_decodes: int, decode_context: int, interval: float | None, tokens: int

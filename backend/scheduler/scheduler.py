@@ -56,6 +56,7 @@ class Scheduler:
         self.held_tenants = self._held_tenants.reasons  # those of which nobody is admitted, each with the limit it met
         self.kv_manager = KVManager(config, waiting, self._held_tenants, self.counters)
         self.kv_manager.blocks.swapping.swaps = self.hooks.swaps
+        self.kv_manager.blocks.between_turns.keep_by(self.hooks.retention)
         self.running: dict[str, Sequence] = self.kv_manager.running  # in the order of admission
         self._limits = TenantLimits(config, self.kv_manager, self.hooks)
         self._preemption = Preemption(config, self.kv_manager, self.hooks, self.counters)
@@ -82,6 +83,7 @@ class Scheduler:
     def pin(self, sequence: Sequence, now: float = 0.0) -> None:
         """Keep what is cached of its prompt until it has a slot or has ended, so that it can be counted on."""
         self.kv_manager.begin(now)
+        self.kv_manager.blocks.between_turns.arrived(sequence, now)
         self.kv_manager.blocks.pin(sequence, self._next_step)
 
     def num_cached_tokens(self, sequence: Sequence) -> int:

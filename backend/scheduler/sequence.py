@@ -51,6 +51,7 @@ class Sequence:
     done_by: float | None = None  # the same for its last token
     first_token_target: float | None = None  # seconds from its arrival that its class is meant to keep
     body_bytes: int = 0  # of the request, which are kept while it waits
+    expects_followup: float | None = None  # seconds after its end in which its client says it comes again; None: none
     cache_root: bytes = b""  # of the names of its blocks: who has the same may share them; empty: it shares none
     block_names: list[BlockName] = field(default_factory=list)  # of its full blocks; those of output are added later
     prompt_group: str | None = None  # those of a tenant that have the same have one prompt, and start from one prefill

@@ -23,6 +23,9 @@ UNKNOWN = 0.5  # the rate of return before any block of a tenant was used again 
 Swaps = Callable[[float], bool]
 """This says whether a block is worth being kept on the host, by how probable it is that it will be used again."""
 
+Forecast = Callable[[CachedBlock[BlockHolder]], float | None]
+"""This says how probable it is that a block will be used again; None where it is not known of this one."""
+
 
 class Swapping:
     """Keeps the host's level of the prefix cache, and the copies that the next step has to make."""
@@ -31,6 +34,7 @@ class Swapping:
         self.host = HostPool(config.num_host_blocks)
         self._num_blocks = config.num_blocks
         self.swaps: Swaps = lambda probability: True  # whoever knows what computing takes sets it
+        self.forecast: Forecast = lambda cached: None  # whoever knows when conversations go on sets it
         self.declined = 0  # blocks given up so far that the host did not take
         self._cache = cache
         self._counters = counters
@@ -118,7 +122,9 @@ class Swapping:
         if name is None or self.host.named(name) is not None:
             self.out_rate -= LEARNING * self.out_rate
             return
-        probability = 1.0 if cached.is_wanted else self._returns.get(cached.tenant, UNKNOWN)
+        probability = 1.0 if cached.is_wanted else self.forecast(cached)
+        if probability is None:
+            probability = self._returns.get(cached.tenant, UNKNOWN)
         host_block = None
         if self.swaps(probability):
             host_block, given_up = self.host.store(name, cached.tenant, self._cache.completed_step)

@@ -44,6 +44,7 @@ class EngineRequest:
     may_stop: bool = False  # its text may end it, of which the engine does not know
     cache_salt: str | None = None  # who has another, or none, does not share its blocks
     num_answers: int = 1  # to each prompt, which counts once
+    expects_followup: float | None = None  # seconds after the answer in which the client says that it comes again
 
     def sequences(self, end_tokens: frozenset[int], draw_seed: Callable[[], int]) -> list[Sequence]:
         """Returns a sequence for each prompt. `end_tokens` are the model's; `draw_seed` gives the seed of a request
@@ -68,6 +69,7 @@ class EngineRequest:
                 first_token_by=self.first_token_by,
                 done_by=self.done_by,
                 body_bytes=self.body_bytes,
+                expects_followup=self.expects_followup,
             )
             for index, (prompt, max_tokens) in enumerate(zip(self.prompts, self.max_tokens, strict=True))
         ]

@@ -14,7 +14,13 @@ from gateway import sse
 from gateway.api.endpoint import Call, Endpoint
 from gateway.api.engine_client import Generation
 from gateway.api.frontend import Frontend
-from gateway.api.generation_request import Dialect, GenerationParams, Prompt, read_deadlines
+from gateway.api.generation_request import (
+    Dialect,
+    GenerationParams,
+    Prompt,
+    read_deadlines,
+    read_expected_followup,
+)
 from gateway.errors import ApiError, DeadlineExceeded, ModelFailed, Preempted
 from gateway.http.request_scope import Exchange, RequestScope, has_come_whole
 from gateway.http.responses import ResponseWriter
@@ -57,11 +63,13 @@ class GenerationEndpoint(Endpoint):
         request = await self.read(call, policy, lambda body: dialect.parse(body, frontend.model.limits))
         self._record_request(call.record, request)
         policy = self._present_policy(call, principal, has_come)
-        deadlines = read_deadlines(call.scope["headers"], request.stream, time.time())
+        headers = call.scope["headers"]
+        deadlines, followup = read_deadlines(headers, request.stream, time.time()), read_expected_followup(headers)
         frontend.check_model(request.model)
         policy.check_model(request.model)
         service_class = policy.service_class(request.service_tier)
-        params = GenerationParams(request, dialect, policy, service_class, deadlines, arrived, call.record.body_bytes)
+        num_bytes = call.record.body_bytes
+        params = GenerationParams(request, dialect, policy, service_class, deadlines, followup, arrived, num_bytes)
         scope = frontend.active_requests.scope(call.scope, call.receive, call.send, frontend.telemetry.clock)
         async with scope:
             call.response.send, call.record.scope = scope.send, scope

@@ -10,6 +10,8 @@ x-llm-d-slo-ttft-ms          until the first token              llm-d
 x-llm-d-slo-tpot-ms          between two tokens                 llm-d
 x-stainless-read-timeout     the longest silence, in seconds    openai: an answer in one piece is silent until its last
                                                                 token, a stream until its first and between tokens
+
+x-sluice-expect-followup says in how many seconds after the answer the client comes with the next turn.
 """
 
 import asyncio
@@ -45,6 +47,7 @@ from gateway.tenants.effective_policy import EffectivePolicy
 from quotas.policy.policy import ClassPolicy
 
 PROMPT_TAIL = 8  # the last ids of a prompt, with which a completion may share a character
+FOLLOWUP, LATEST_FOLLOWUP = b"x-sluice-expect-followup", 3600.0  # seconds
 LONGEST = 30 * 86_400.0  # seconds; a longer wait is taken for no deadline
 FIRST, LAST, INTERVAL = "first", "last", "interval"
 Headers = Iterable[tuple[bytes, bytes]]
@@ -153,6 +156,7 @@ class GenerationParams:
     policy: EffectivePolicy
     service_class: ClassPolicy
     deadlines: ClientDeadlines
+    expects_followup: float | None  # seconds after the answer
     arrived: float
     num_bytes: int
 
@@ -180,6 +184,7 @@ class GenerationParams:
             may_stop=bool(self.request.sampling.stop),
             cache_salt=self.request.cache_salt,
             num_answers=self.request.num_answers,
+            expects_followup=self.expects_followup,
         )
 
     def _max_tokens(self, num_prompt_tokens: int, model: ServedModel) -> int:
@@ -243,6 +248,21 @@ def read_deadlines(headers: Headers, stream: bool, now: float) -> ClientDeadline
     """Returns the tightest deadlines of the headers; `now` is in Unix seconds. Raises `BadRequest` for a wrong one."""
     given = [(name, value) for name, value in headers if name in _NAMES]
     return _tightest(given, stream, now) if given else NONE
+
+
+def read_expected_followup(headers: Headers) -> float | None:
+    """Returns in how many seconds after its answer the client says that it comes again; None: it says nothing.
+
+    Raises `BadRequest` where that is no number of seconds, or one of more than an hour.
+    """
+    given = [value for name, value in headers if name == FOLLOWUP]
+    if not given:
+        return None
+    seconds = _number(given[-1])
+    if not 0 < seconds <= LATEST_FOLLOWUP:
+        most = f"{LATEST_FOLLOWUP:.0f}"
+        raise _wrong(FOLLOWUP, given[-1], f"seconds, a number above 0 and at most {most}; leave it out if none follows")
+    return seconds
 
 
 def _tightest(headers: Headers, stream: bool, now: float) -> ClientDeadlines:

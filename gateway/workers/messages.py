@@ -81,6 +81,7 @@ def request_message(request: EngineRequest) -> tuple[Message, bytes]:
         *(request.token_interval, request.first_token_target, request.first_token_by, request.done_by),
         *(until, deadlines.is_relative, request.body_bytes, request.streams, request.may_stop, request.cache_salt),
         request.num_answers,
+        request.expects_followup,
     ]
     return message, token_ids.tobytes()
 
@@ -90,7 +91,7 @@ def request_of(message: Message, binary: memoryview) -> EngineRequest:
     name, tenant, key, lengths, max_tokens, drawn, tier, service_class, priority_class, *rest = message
     token_interval, first_token_target, first_token_by, done_by, until, is_relative, *others = rest
     token_ids, prompts, start = array("I", bytes(binary)).tolist(), [], 0
-    body_bytes, streams, may_stop, cache_salt, num_answers = others
+    body_bytes, streams, may_stop, cache_salt, num_answers, expects_followup = others
     for length in lengths:
         prompts += [token_ids[start : start + length]] * num_answers
         start += length
@@ -118,6 +119,7 @@ def request_of(message: Message, binary: memoryview) -> EngineRequest:
         may_stop=may_stop,
         cache_salt=cache_salt,
         num_answers=num_answers,
+        expects_followup=expects_followup,
     )
 
 

@@ -135,6 +135,7 @@ class _RandomRun:
                 done_by=None if last is None else now + random.uniform(0.1, 1) * last,
                 body_bytes=asked.body_bytes // len(asked.prompts),
                 prompt_group=self._group,
+                expects_followup=self._expected(),
             )
         except AdmissionRefused:
             return
@@ -142,6 +143,9 @@ class _RandomRun:
 
     def _prompt(self, tenant: str, length: int) -> int | list[int]:
         return length
+
+    def _expected(self) -> float | None:
+        return None
 
     def _complete(self) -> None:
         stopped = {sequence.id for sequence in self._sequences if self._random.random() < 0.04}
@@ -188,6 +192,7 @@ class _SharingRun(_RandomRun):
 
     def __init__(self, stage: StagedCore, losses: float, failures: float) -> None:
         super().__init__(stage, losses, failures)
+        self._words = Random(0)  # of clients, which change nothing that happens
         self._events += [(0.1, self._limit_cache), (0.1, self._pin_prefixes)]
         self._repeated: list[int] = []  # the prompt of the group that arrives now, once it has begun to
 
@@ -211,6 +216,9 @@ class _SharingRun(_RandomRun):
         added = [random.randrange(10, 13)] * random.randint(1, 9)
         self._repeated = [*before, *added][: self._stage.engine.max_model_len - 2]
         return self._repeated
+
+    def _expected(self) -> float | None:
+        return self._words.choice((None, 0.05, 0.5, 5.0))
 
     def _limit_cache(self) -> None:
         floor, ceiling = self._random.choice(((0, None), (4, None), (2, 8), (0, 3)))

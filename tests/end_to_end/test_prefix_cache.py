@@ -1,20 +1,24 @@
 """What requests begin with is computed once for their tenant, and said to be: the official client at a live server."""
 
 import csv
+import json
 import random
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from gateway.telemetry.event_log_file import read_event_log
 from gateway.tenants.usage import EXACT
 from tests.gateway.server_process import eventually, sluice
 from tests.gateway.tenant_site import TenantSite, tenant_site
 
 MODEL = "embedded"
 BLOCK = 16
+LOG = "events"
 POLICY = """
 prefix_sharing: {family: [acme, acme-eu]}
 tenants:
@@ -29,6 +33,8 @@ tenants:
 
 
 class Site(TenantSite):
+    log: Path
+
     def ask(self, tenant: str, prompt: list[Any], **fields: Any) -> Any:
         """Four tokens that continue a prompt, or each of several."""
         extra = {"ignore_eos": True} | fields.pop("extra_body", {})
@@ -46,7 +52,9 @@ class Site(TenantSite):
 @pytest.fixture(scope="module", params=[0, 2], ids=["one process", "HTTP workers"])
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder, flags = tmp_path_factory.mktemp("cache"), ("--http-workers", str(request.param))
-    with tenant_site(Site, folder, POLICY, *flags, "--refused-per-second", "10000") as site:
+    log = f"--event-log={folder / LOG}"
+    with tenant_site(Site, folder, POLICY, *flags, "--refused-per-second", "10000", log) as site:
+        site.log = folder / LOG
         yield site
 
 
@@ -180,3 +188,26 @@ def test_a_server_may_do_without(tmp_path_factory: pytest.TempPathFactory) -> No
         prompt = a_prompt(100)
         assert [site.cached("beta", prompt, cache_salt="x") for _ in range(2)] == [0, 0]
         assert site.server.metric("sluice_tenant_tokens_total", 'kind="cached"') == 0
+
+
+@pytest.mark.parametrize("seconds", ["12.5", "3600", None])
+def test_when_a_client_comes_again_is_told_to_the_core(site: Site, seconds: str | None) -> None:
+    headers = {} if seconds is None else {"x-sluice-expect-followup": seconds}
+    prompt = a_prompt(40)
+    answer = site.ask("gamma", prompt, extra_headers=headers)
+    found = site.ask("gamma", [*prompt, *a_prompt(4)])
+    assert found.usage.prompt_tokens_details.cached_tokens == whole_blocks(40)
+
+    def told() -> list[float | None]:
+        entries = (json.loads(line) for line in read_event_log(site.log))
+        return [entry[17] for entry in entries if entry[0] == "arrive" and entry[2].startswith(answer.id)]
+
+    eventually(lambda: told() == [seconds and float(seconds)])
+
+
+@pytest.mark.parametrize("seconds", ["0", "3600.5", "soon", "-1", "1e2", ""])
+def test_what_is_no_time_to_come_again_in_is_refused_by_name(site: Site, seconds: str) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        site.ask("gamma", a_prompt(5), extra_headers={"x-sluice-expect-followup": seconds})
+    assert refused.value.param == "x-sluice-expect-followup"
+    assert "above 0 and at most 3600" in refused.value.message and "leave it out" in refused.value.message

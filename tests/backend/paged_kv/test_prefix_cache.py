@@ -7,12 +7,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
+from admission.retention import Between, make_retention
 from backend.scheduler.batch import NO_TOKEN, StepOutput
 from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from tests.backend.scheduler.bench import Bench, LossyMachine, expected
 from tests.examples import examples
 
+EXPECTED = st.sampled_from([None, 0.5, 10.0, 3600.0])  # seconds until the next turn, as a client says
 PROMPT = list(range(100, 113))  # three blocks of 4, and a token
 
 
@@ -469,9 +471,11 @@ class SharingMachine(LossyMachine):
         budget=st.integers(4, 12),
         chunk=st.sampled_from([None, 3, 4, 8]),
         host=st.sampled_from([0, 3, 12]),
+        rule=st.sampled_from(Between),
     )
-    def configure(self, num_blocks: int, depth: int, budget: int, chunk: int | None, host: int) -> None:
+    def configure(self, num_blocks: int, depth: int, budget: int, chunk: int | None, host: int, rule: Between) -> None:
         self.begin(
+            retention=make_retention(rule),
             num_host_blocks=host,
             num_blocks=num_blocks,
             max_model_len=24,
@@ -488,6 +492,7 @@ class SharingMachine(LossyMachine):
         salt=st.sampled_from([None, "group"]),
         priority_class=st.integers(0, 1),
         is_pinned=st.booleans(),
+        expects=EXPECTED,
     )
     def arrive(
         self,
@@ -498,9 +503,10 @@ class SharingMachine(LossyMachine):
         salt: str | None,
         priority_class: int,
         is_pinned: bool,
+        expects: float | None,
     ) -> None:
         prompt = [*PROMPT[:common], *own][: 24 - output]
-        fields = dict(priority_class=priority_class, is_pinned=is_pinned)
+        fields = dict(priority_class=priority_class, is_pinned=is_pinned, expects_followup=expects)
         self.sequences.append(self.bench.say(prompt, output, tenant, salt, **fields))
 
     @rule(
@@ -515,11 +521,16 @@ class SharingMachine(LossyMachine):
         self.sequences += [self.bench.say(PROMPT[:common], output, tenant, **fields) for output in outputs]
 
     @precondition(lambda self: self.sequences)
-    @rule(data=st.data(), output=st.integers(1, 6), new=st.integers(0, 3))
-    def follow_up(self, data: st.DataObject, output: int, new: int) -> None:
+    @rule(data=st.data(), output=st.integers(1, 6), new=st.integers(0, 3), expects=EXPECTED, is_pinned=st.booleans())
+    def follow_up(self, data: st.DataObject, output: int, new: int, expects: float | None, is_pinned: bool) -> None:
         turn = data.draw(st.sampled_from(self.sequences))
         prompt = [*turn.prompt, *turn.output, new][: 24 - output]
-        self.sequences.append(self.bench.say(prompt, output, turn.tenant))
+        fields = dict(is_pinned=is_pinned, expects_followup=expects)
+        self.sequences.append(self.bench.say(prompt, output, turn.tenant, **fields))
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 10.0, 600.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.bench.now += seconds
 
     @rule()
     def plan(self) -> None:
@@ -527,7 +538,7 @@ class SharingMachine(LossyMachine):
 
     @rule(tenant=st.sampled_from(["a", "b"]), blocks=st.one_of(st.none(), st.integers(6, 10)))
     def allow(self, tenant: str, blocks: int | None) -> None:
-        self.bench.scheduler.allow(tenant, blocks)
+        self.bench.scheduler.allow(tenant, blocks, self.bench.now)
 
     @rule(tenant=st.sampled_from(["a", "b"]), floor=st.integers(0, 1), more=st.one_of(st.none(), st.integers(0, 4)))
     def limit(self, tenant: str, floor: int, more: int | None) -> None:

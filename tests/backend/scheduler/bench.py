@@ -12,6 +12,8 @@ from backend.config import EngineConfig
 from backend.paged_kv.block_names import BlockName, BlockNames
 from backend.paged_kv.block_pool import PagedPool
 from backend.scheduler.batch import Batch
+from backend.scheduler.hooks import DefaultHooks
+from backend.scheduler.retention import Retention
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
@@ -36,9 +38,12 @@ def expected(sequence: Sequence) -> list[int]:
 class Bench:
     """Sequences arrive in the order in which they are added, and the device computes what it is told to."""
 
-    def __init__(self, **changes: object) -> None:
+    def __init__(self, retention: Retention | None = None, **changes: object) -> None:
         self.config = make_config(**changes)
-        self.scheduler = Scheduler(self.config, HoldingQueue(FirstComeFirstServed()))
+        hooks = DefaultHooks(self.config)
+        hooks.retention = retention or hooks.retention
+        self.scheduler = Scheduler(self.config, HoldingQueue(FirstComeFirstServed()), hooks)
+        self.now = 0.0
         self.names = BlockNames(b"secret", self.config.block_size)
         self.scheduler.name_blocks_by(self.names.name)
         self.device = PaperDevice(self.config.block_size)
@@ -64,40 +69,44 @@ class Bench:
         sequence = make_sequence(f"s{n}", tenant, prompt, max_tokens, [END], arrival=float(n), **fields)
         self.names.name(sequence, len(prompt) // self.config.block_size)
         if is_pinned:
-            self.scheduler.pin(sequence)
+            self.scheduler.pin(sequence, self.now)
         self.scheduler.add(sequence)
         return sequence
 
-    def pin_prefixes(self, tenant: str, *prompts: list[int], salt: str | None = None, now: float = 0.0) -> None:
+    def pin_prefixes(self, tenant: str, *prompts: list[int], salt: str | None = None, now: float | None = None) -> None:
         """What these prompts begin with stays cached for the tenant, in whole blocks."""
         names: dict[BlockName, None] = {}
         for prompt in prompts:
             one = make_sequence("", tenant, prompt, 1, [END], cache_root=self.names.root(salt or tenant))
             self.names.name(one, len(prompt) // self.config.block_size)
             names |= dict.fromkeys(one.block_names)
-        self.scheduler.kv_manager.pin_prefixes(tenant, names, now)
+        self.now = self.now if now is None else now
+        self.scheduler.kv_manager.pin_prefixes(tenant, names, self.now)
 
-    def plan(self, now: float = 0.0) -> Batch | None:
-        batch = self.scheduler.schedule(now)
+    def plan(self, now: float | None = None) -> Batch | None:
+        self.now = self.now if now is None else now
+        batch = self.scheduler.schedule(self.now)
         if batch is not None:
             self.in_flight.append(batch)
             self.batches.append(batch)
             self.device.launch(batch)
         return batch
 
-    def complete(self, now: float = 0.0) -> None:
-        self.scheduler.update_from_output(self.device.execute(self.in_flight.popleft()), now)
+    def complete(self, now: float | None = None) -> None:
+        self.now = self.now if now is None else now
+        self.scheduler.update_from_output(self.device.execute(self.in_flight.popleft()), self.now)
         self.scheduler.check_integrity()
         if isinstance(self.scheduler.pool, PagedPool):
             leaving = self.scheduler.kv_manager.blocks.swapping.leaving
             leaving |= {block for batch in self.in_flight for block, _ in batch.swap_out}
             self.device.poison(set(self.scheduler.pool.free_blocks) - leaving)
 
-    def lose(self, now: float = 0.0, copied: int = 0) -> None:
+    def lose(self, now: float | None = None, copied: int = 0) -> None:
         """Lose the steps in flight; `copied` of their copies were made."""
+        self.now = self.now if now is None else now
         self.in_flight.clear()
         self.device.lose(copied)
-        self.scheduler.rollback(now)
+        self.scheduler.rollback(self.now)
         self.scheduler.check_integrity()
 
     def step(self) -> None:
@@ -134,7 +143,7 @@ class BenchMachine(RuleBasedStateMachine):
         sequence = data.draw(st.sampled_from(self.sequences))
         if sequence.status is not SequenceStatus.FINISHED:
             self.cancelled[sequence] = len(sequence.output)
-        self.bench.scheduler.finish(sequence, FinishReason.CANCELLED)
+        self.bench.scheduler.finish(sequence, FinishReason.CANCELLED, self.bench.now)
 
     @invariant()
     def blocks_and_slots_are_conserved(self) -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.generation_request import ClientDeadlines, read_deadlines
+from gateway.api.generation_request import ClientDeadlines, read_deadlines, read_expected_followup
 from gateway.errors import ApiError, BadRequest
 
 NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
@@ -74,3 +74,15 @@ def test_no_value_does_worse_than_to_be_refused(headers: dict[str, str]) -> None
     with suppress(BadRequest):
         deadlines = read(**headers)
         assert deadlines.first_token >= 0 and 0 <= deadlines.last_token <= inf
+
+
+@given(st.binary(max_size=40))
+def test_a_client_comes_again_within_an_hour_or_is_refused(value: bytes) -> None:
+    with suppress(BadRequest):
+        seconds = read_expected_followup([(b"accept", b"*/*"), (b"x-sluice-expect-followup", value)])
+        assert seconds is not None and 0 < seconds <= 3600
+
+
+def test_a_client_that_says_nothing_is_not_expected() -> None:
+    assert read_expected_followup([(b"accept", b"*/*")]) is None
+    assert read_expected_followup([(b"x-sluice-expect-followup", b"12.5")]) == 12.5

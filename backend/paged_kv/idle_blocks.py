@@ -1,0 +1,204 @@
+"""The idle blocks of one tenant, in the order in which they are given up.
+
+What one holder left is a chain: it comes back whole, when the next turn of a conversation does, or not at all. Of a
+tenant's chains the one of least worth goes first, its last block before those that it follows on. What several
+conversations begin with lives as long as any that follows on it.
+
+Who gives way is not decided here, and not by any worth: blocks have stamps of when they were left, and giving one up
+takes the tenant's oldest stamp, whichever block it is. So a tenant has as many idle blocks, and as old ones, as if the
+least recently used had gone, and what is said of its own blocks is nothing to others.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from itertools import islice
+from sys import maxsize
+from typing import Generic, Protocol, TypeVar
+
+PLAIN, WANTED, COMMON = 0, -1, -2
+"""The kinds of chains of which nothing was said, of what was preempted and comes back for certain, and of what several
+share. Those above 0 are for whoever knows more, who gives chains that are expected back at like times one kind."""
+
+
+class Block(Protocol):
+    """A cached block, as far as this module knows it."""
+
+    block: int
+    chain: "IdleChain | None"  # that it is in, or was in when it was idle last
+    is_common: bool
+
+
+class IdleChain:
+    """The blocks that one holder left at a time, those that nobody has taken since."""
+
+    __slots__ = ("blocks", "expects", "is_held", "kind", "left_at", "num_stamps", "since", "tenant")
+
+    def __init__(
+        self, tenant: str, kind: int, expects: float | None, left_at: float, since: int, *, is_held: bool
+    ) -> None:
+        self.blocks: dict[int, Block] = {}  # each follows on the next
+        self.tenant = tenant
+        self.kind, self.expects = kind, expects  # seconds after which it is said to be back; None: nothing was said
+        self.left_at = left_at  # seconds of the engine's clock
+        self.since = since  # by the cache's own count
+        self.is_held = is_held  # not for newcomers to take
+        self.num_stamps = 0  # of this time that its tenant's idle blocks have
+
+
+B = TypeVar("B", bound=Block)
+
+Worth = Callable[[int, IdleChain], float]
+"""This says what keeping a block of a chain is worth as long as it lasts, if the chain were of this kind: the larger,
+the later it is given up."""
+
+
+class IdleBlocks(Generic[B]):
+    """One tenant's. Adding and taking a block is O(1), choosing the chain that gives way O(kinds of chains)."""
+
+    def __init__(self, worth: Worth | None) -> None:
+        """Without `worth` the least recently used goes first."""
+        self._worth = worth
+        self._num = 0
+        self._chains: dict[int, OrderedDict[IdleChain, None]] = {}  # by kind, which they have in this order
+        self._left: OrderedDict[IdleChain, None] = OrderedDict()  # all chains, the first that was left first
+        self._common: OrderedDict[int, B] = OrderedDict()  # that several chains follow on, the first left first
+        self._stamps: deque[IdleChain] = deque()  # those with stamps, the oldest first
+        self._giving_way: IdleChain | None = None  # what was begun is given up to its end
+
+    def __len__(self) -> int:
+        return self._num
+
+    def __iter__(self) -> Iterator[B]:
+        for chain in self._left:
+            yield from chain.blocks.values()  # type: ignore[misc]
+        yield from self._common.values()
+
+    @property
+    def oldest(self) -> int:
+        """The oldest stamp; there is at least one block."""
+        return self._stamps[0].since
+
+    def add(self, blocks: list[B], chain: IdleChain) -> None:
+        """Let the blocks that were just left be idle: a chain, without those that other chains follow on too."""
+        own, common, keeps_common = chain.blocks, self._common, self._worth is not None
+        was_empty = not own
+        for cached in blocks:
+            before = cached.chain
+            if keeps_common and (cached.is_common or (before is not None and before.blocks and before is not chain)):
+                cached.is_common = True  # others follow on it, which its holder did not take
+                common[cached.block] = cached
+            else:
+                own[cached.block] = cached
+            cached.chain = chain
+        if own and was_empty:
+            self._chains.setdefault(chain.kind, OrderedDict())[chain] = None
+            self._left[chain] = None
+        if blocks and not chain.num_stamps:
+            self._stamps.append(chain)
+        chain.num_stamps += len(blocks)
+        self._num += len(blocks)
+
+    def take(self, cached: B) -> None:
+        """Let a block be idle no more."""
+        chain = cached.chain
+        assert chain is not None
+        if chain.blocks.pop(cached.block, None) is None:
+            del self._common[cached.block]
+        elif not chain.blocks:
+            self._forget(chain)
+        self._num -= 1
+        self._unstamp(chain if chain.num_stamps else self._stamps[0], 1)
+
+    def change_kind(self, chain: IdleChain, kind: int, now: float) -> None:
+        """Take a chain that has blocks for one of another kind, which was left just now."""
+        self._leave_kind(chain)
+        chain.kind, chain.left_at = kind, now
+        self._chains.setdefault(kind, OrderedDict())[chain] = None
+
+    def give_up(self, most: int, since: int) -> list[B]:
+        """Take out the blocks of least worth: at least one and at most so many, and none for a stamp younger than
+        `since`; 0: any.
+        """
+        left = most
+        while left and self._stamps and (left == most or not since or self.oldest <= since):
+            left -= self._unstamp(self._stamps[0], left)
+        count, given_up = most - left, list[B]()
+        while count:
+            blocks = self._next(count)
+            given_up += blocks
+            count -= len(blocks)
+        return given_up
+
+    def _next(self, count: int) -> list[B]:
+        chain = self._giving_way or self._choose()
+        if chain is None:
+            first = next(iter(self._left)).since if self._left else maxsize
+            blocks = [one for one in islice(self._common.values(), count) if _since(one) < first]
+            for one in blocks:
+                del self._common[one.block]
+        elif count < len(chain.blocks):
+            blocks = list(islice(chain.blocks.values(), count))  # type: ignore[arg-type]
+            for one in blocks:
+                del chain.blocks[one.block]
+            self._giving_way = chain
+        else:
+            blocks = list(chain.blocks.values())  # type: ignore[arg-type]
+            chain.blocks.clear()
+            self._forget(chain)
+        self._num -= len(blocks)
+        return blocks
+
+    def _choose(self) -> IdleChain | None:
+        """Return the chain of least worth; None where that is what several share. Those of a kind are worth more and
+        more as they wait, or less and less, or first the one and then the other: the first or the last is worth least.
+        """
+        chosen, least = None, 0.0
+        for kind, chains in self._chains.items():
+            first = next(iter(chains))
+            for chain in (first, next(reversed(chains))) if self._worth else (first,):
+                worth = self._worth(kind, chain) if self._worth else float(chain.since)
+                if chosen is None or (worth, chain.since) < (least, chosen.since):
+                    chosen, least = chain, worth
+        if self._common:
+            shared = next(iter(self._common.values())).chain
+            assert shared is not None and self._worth is not None
+            oldest = next(iter(self._left), None)
+            if oldest is None or (shared.since < oldest.since and self._worth(COMMON, shared) < least):
+                return None  # nobody follows on it: whoever does was left with it, or before
+        return chosen
+
+    def _forget(self, chain: IdleChain) -> None:
+        del self._left[chain]
+        self._leave_kind(chain)
+
+    def _leave_kind(self, chain: IdleChain) -> None:
+        chains = self._chains[chain.kind]
+        del chains[chain]
+        if not chains:
+            del self._chains[chain.kind]
+        if self._giving_way is chain:
+            self._giving_way = None
+
+    def _unstamp(self, chain: IdleChain, most: int) -> int:
+        """Take stamps of a chain, at most so many; returns their number."""
+        count = min(most, chain.num_stamps)
+        chain.num_stamps -= count
+        while self._stamps and not self._stamps[0].num_stamps:
+            self._stamps.popleft()
+        return count
+
+    def check_integrity(self) -> None:
+        """Assert that chains, blocks and stamps agree."""
+        blocks = list(self)
+        assert len(blocks) == self._num == sum(chain.num_stamps for chain in set(self._stamps)), "blocks were lost"
+        assert all(chain.blocks for chain in self._left), "a chain without blocks"
+        assert self._left.keys() == {one for kind in self._chains.values() for one in kind}, "a chain of no kind"
+        for chains in self._chains.values():
+            assert [chain.left_at for chain in chains] == sorted(chain.left_at for chain in chains), "out of order"
+        common = [_since(one) for one in self._common.values()]
+        assert common == sorted(common), "what several share is out of order"
+
+
+def _since(cached: Block) -> int:
+    assert cached.chain is not None
+    return cached.chain.since

@@ -1,0 +1,74 @@
+"""Between the turns of a conversation its blocks are a chain, of which it is said here when the next turn comes."""
+
+from backend.paged_kv.idle_blocks import PLAIN, WANTED, IdleChain
+from backend.paged_kv.prefix_cache import PrefixCache
+from backend.scheduler.holdings import Cached, Holdings
+from backend.scheduler.pin import BlockHolder
+from backend.scheduler.retention import Keep, KeepRecent, Retention
+from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
+from backend.scheduler.swapping import Swapping
+
+
+class BetweenTurns:
+    """Tells retention what sequences leave and which turns come, and the cache what retention makes of it.
+
+    What somebody has come for, and waits to be given a slot for, goes last of all.
+    """
+
+    def __init__(
+        self, cache: PrefixCache[BlockHolder], holdings: Holdings, swapping: Swapping, block_size: int
+    ) -> None:
+        self._cache, self._holdings, self._swapping = cache, holdings, swapping
+        self._block_size = block_size
+        self._retention: Retention = KeepRecent()
+        self._came: dict[Sequence, tuple[IdleChain, int]] = {}  # for what those who wait came, and its kind before
+
+    def keep_by(self, retention: Retention) -> None:
+        """Let this say what is kept."""
+        self._retention = retention
+        if retention.keep is Keep.WHILE_WORTH:
+            self._cache.worth, self._swapping.forecast = self._worth, self._probability
+
+    def arrived(self, sequence: Sequence, now: float) -> None:
+        """Keep the chain for which a sequence comes until it has a slot or has ended."""
+        chain = self._retention.arrived(sequence.block_names, now)
+        if chain is not None and chain.blocks and chain.kind != WANTED:
+            self._came[sequence] = chain, chain.kind
+            self._cache.change_kind(chain, WANTED, now)
+
+    def settled(self, sequence: Sequence) -> None:
+        """Note that a sequence has taken what it came for, or does not come to take it: that may be tried again."""
+        chain, kind = self._came.pop(sequence, (None, PLAIN))
+        if chain is not None and chain.blocks:
+            self._cache.change_kind(chain, kind, self._holdings.now)
+
+    def leaves(self, sequence: Sequence, *, is_named: bool) -> None:
+        """Begin the chain that a sequence leaves, which ended or was preempted."""
+        keep, now = self._retention.keep, self._holdings.now
+        names = sequence.block_names[: sequence.num_computed_tokens // self._block_size] if is_named else []
+        if sequence.status is SequenceStatus.PREEMPTED:
+            for cached in [cached for block in sequence.block_table if (cached := self._cache.at(block))]:
+                cached.is_wanted = True
+            chain = self._cache.begin_chain(sequence.tenant, now)
+            chain.kind = WANTED if keep is Keep.WHILE_WORTH else PLAIN
+        elif not names or sequence.finish_reason is FinishReason.FAILED:
+            self._cache.begin_chain(sequence.tenant, now)
+        else:
+            expects = sequence.expects_followup
+            is_held = keep is Keep.HELD and expects is not None
+            chain = self._cache.begin_chain(sequence.tenant, now, expects, is_held)
+            self._retention.left(chain, names[-1])
+
+    def has_left(self, sequence: Sequence) -> None:
+        """Drop what a sequence has left, where nothing is kept."""
+        if self._retention.keep is Keep.DROPPED and sequence.status is SequenceStatus.FINISHED:
+            self._cache.drop_chain()
+
+    def _worth(self, kind: int, chain: IdleChain) -> float:
+        return self._retention.worth(kind, chain, self._holdings.now - chain.left_at)
+
+    def _probability(self, cached: Cached) -> float | None:
+        chain = cached.chain
+        if chain is None or cached.is_common:
+            return None
+        return self._retention.probability(chain, self._holdings.now - chain.left_at)
