@@ -115,11 +115,12 @@ class GraphShapes:
         num_seqs, num_tokens = len(batch.slots), sum(batch.lengths)
         if batch.num_decodes == num_seqs:
             return self._decodes_alone(_at_least(num_seqs, self._decodes))
+        num_places = batch.num_decodes
+        if (lacking := len(batch.sampled) - self._num_prompts) > num_places:  # with forks more sample than have rows
+            num_places, num_tokens = lacking, max(num_tokens, lacking + 1)
         if num_seqs - batch.num_decodes > self._num_prompts or num_tokens > self._tokens[-1]:
             return None
-        num_places = max(batch.num_decodes, len(batch.sampled) - self._num_prompts)  # with forks more sample than rows
-        shape = self._with_prompts(_at_least(num_places, self._places), _at_least(num_tokens, self._tokens))
-        return shape if len(batch.sampled) <= shape.num_seqs else None
+        return self._with_prompts(_at_least(num_places, self._places), _at_least(num_tokens, self._tokens))
 
     def _decodes_alone(self, size: int) -> StepShape:
         return StepShape(size, 0, size, 1, self._max_context_len)

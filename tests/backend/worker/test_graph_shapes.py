@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from backend.config import EngineConfig
@@ -56,6 +56,7 @@ def test_a_batch_runs_in_a_shape_that_holds_it_and_is_little_larger(step: tuple[
 
 
 @given(steps(), st.integers(0, 600))
+@example((config(144, 144), batch(0, [1])), 143)  # one token, and more answers than its smallest shape has places
 def test_a_batch_with_forks_runs_in_a_shape_with_logits_for_each_or_in_none(
     step: tuple[EngineConfig, Batch], num_forks: int
 ) -> None:
