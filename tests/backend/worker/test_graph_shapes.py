@@ -67,7 +67,8 @@ def test_a_batch_with_forks_runs_in_a_shape_with_logits_for_each_or_in_none(
     found.sampled = [*range(num_seqs), *[num_seqs - 1] * min(num_forks, limits.max_num_seqs - num_seqs)]
     shape = GraphShapes(limits).holding(found)
     if shape is None:
-        assert num_seqs - found.num_decodes > MAX_PROMPTS or sum(found.lengths) > min(MAX_TOKENS, len(found.sampled))
+        num_prompts, num_tokens = num_seqs - found.num_decodes, sum(found.lengths)
+        assert num_prompts > MAX_PROMPTS or num_tokens > MAX_TOKENS or len(found.sampled) > num_tokens
     else:
         assert shape in list(GraphShapes(limits)) and len(found.sampled) <= shape.num_seqs
 
