@@ -139,11 +139,13 @@ def test_no_compiler_is_no_obstacle(machine: Machine) -> None:
     assert "the core is not compiled" in served.stderr
 
 
-def test_the_core_is_compiled_for_whoever_serves_and_not_for_whoever_edits_it(machine: Machine) -> None:
+def test_the_core_is_compiled_at_each_installation(machine: Machine) -> None:
     machine.run("scripts/serve")
     assert len(machine.calls("compile_core")) == 1
     machine.run("scripts/install", "dev")
-    assert len(machine.calls("compile_core")) == 1
+    assert len(machine.calls("compile_core")) == 2
+    machine.run("scripts/install", "dev")
+    assert len(machine.calls("compile_core")) == 2, "and not for every edit: what was edited is interpreted"
 
 
 @pytest.mark.parametrize(

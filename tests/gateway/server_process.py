@@ -100,7 +100,7 @@ class ServerProcess:
 
 
 @contextmanager
-def running_server(directory: Path, *flags: str, program: str = "gateway.cli.main") -> Iterator[ServerProcess]:
+def running_server(directory: Path, *flags: str, program: str = "sluice") -> Iterator[ServerProcess]:
     """Start one with its state and its output in `directory`; it is stopped, and must stop, at the end.
 
     `program` is a module that runs as `sluice` does.
@@ -155,7 +155,7 @@ def in_threads(*calls: Callable[[], object]) -> Iterator[None]:
 
 
 def sluice(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "gateway.cli.main", *map(str, arguments)]
+    command = [sys.executable, "-m", "sluice", *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 

@@ -1,4 +1,7 @@
-"""The compiled core decides what the interpreted one does, to the byte. It is compiled here, without optimization."""
+"""The compiled core decides what the interpreted one does, to the byte.
+
+It is what the installation has compiled; where the sources are others by now, it is compiled here, not optimized.
+"""
 
 import subprocess
 import sys
@@ -60,6 +63,8 @@ Run = Callable[..., str]
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the core was compiled to."""
+    if compiled_core.compiled() is not None:
+        return compiled_core.home()
     directory = tmp_path_factory.mktemp("compiled")
     with pytest.MonkeyPatch.context() as patch:
         for module in (compile_core, compiled_core):
