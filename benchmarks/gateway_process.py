@@ -32,7 +32,7 @@ def gateway_process(state_dir: Path, core: int | None = None, **settings: object
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
     with nullcontext() if core is None else on_core(core):
         process = subprocess.Popen(
-            [sys.executable, "-m", "gateway.cli.main", "serve", *arguments],
+            [sys.executable, "-m", "sluice", "serve", *arguments],
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
