@@ -22,13 +22,17 @@ FOLDERS = ("backend", "backend/paged_kv", "backend/scheduler", "admission", "adm
 """Where the sources are that are compiled, and those whose types are compiled in."""
 
 MODULES = (
-    *(f"backend.paged_kv.{name}" for name in ("block_pool", "host_pool", "kept_accounts", "prefix_cache")),
+    *(
+        f"backend.paged_kv.{name}"
+        for name in ("block_pool", "host_pool", "idle_blocks", "kept_accounts", "prefix_cache")
+    ),
     *(
         f"backend.scheduler.{name}"
         for name in (
-            *("accounting", "allowances", "batch", "block_tables", "forking", "holdings", "hooks", "joining"),
+            *("accounting", "allowances", "batch", "between_turns", "block_tables", "forking", "holdings"),
+            *("hooks", "joining"),
             *("kv_accounts", "kv_manager", "lost_steps", "pin", "pinned_prefixes", "preemption", "prefix_hit"),
-            *("scheduled_step", "scheduler", "sequence", "swapping", "tenant_limits"),
+            *("retention", "scheduled_step", "scheduler", "sequence", "swapping", "tenant_limits"),
         )
     ),
     "backend.step_loop",
@@ -36,7 +40,8 @@ MODULES = (
         f"admission.{name}"
         for name in (
             *("aging", "backlog", "calibration", "controller", "estimate", "event_log", "event_log_blocks"),
-            *("event_log_names", "ledger", "memory", "output_length", "overload", "prefill_sizer", "step_time"),
+            *("event_log_names", "ledger", "memory", "output_length", "overload", "prefill_sizer", "retention"),
+            *("return_time", "step_time"),
             "swap_choice",
         )
     ),
