@@ -27,6 +27,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
+from importlib import import_module
 from importlib.metadata import entry_points
 from itertools import chain
 from pathlib import Path
@@ -189,6 +190,7 @@ def _serve(trips: Trips, requests: int, *flags: str) -> Paths:
     for name in [name for name in os.environ if name.startswith(("SLUICE_", "OTEL_"))]:  # they would change a default
         del os.environ[name]
     os.environ["SLUICE_DEMO_KEY"] = KEY
+    import_module("admission.controller")  # what is there before the command is not compiled, and can be listened to
     (command,) = entry_points(group="console_scripts", name="sluice")
     with TemporaryDirectory() as state, ThreadPoolExecutor(1) as threads:
         said = Announcement(trips, client, threads)

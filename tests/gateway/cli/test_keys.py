@@ -196,14 +196,20 @@ def test_keys_stored_before_there_were_scopes_have_all_of_them(store: KeyStore, 
     assert opened(store, key) == Principal("acme", id_of(key), ("inference", "limits"))
 
 
-def test_a_file_that_somebody_else_wrote_cannot_steer_the_terminal(store: KeyStore, made: Printed) -> None:
+def test_a_file_that_somebody_else_wrote_cannot_steer_the_terminal(
+    store: KeyStore, made: Printed, sluice: Sluice
+) -> None:
     made("create", "acme")
     content = json.loads(store.path.read_text())
-    content["keys"][0] |= {"name": "\x1b]0;x\x07\u202eevil\nsk-sluice-", "tenant": "a\rb"}
+    content["keys"][0]["name"] = "\x1b]0;x\x07\u202eevil\nsk-sluice-"
     store.path.write_text(json.dumps(content))
     listed = made("list")
     assert len(listed.splitlines()) == 2
-    assert all(character.isprintable() or character == "\n" for character in listed)
+    content["keys"][0]["tenant"] = "a\r\x1b]0;x\x07b"
+    store.path.write_text(json.dumps(content))
+    refused = sluice("keys", "list")
+    assert refused.status == 1 and "is no name of a tenant" in refused.err
+    assert all(character.isprintable() or character == "\n" for character in listed + refused.err)
 
 
 @pytest.mark.parametrize(
