@@ -328,4 +328,4 @@ def _number(value: bytes) -> float:
 
 def _wrong(name: bytes, value: bytes, expected: str) -> BadRequest:
     header = name.decode()
-    return BadRequest(f"The header {header} must be {expected}, got {value[:64]!r}.", header)
+    return BadRequest(f"The header {header} must be {expected}, got {value[:64].decode('latin-1')!r}.", header)

@@ -379,6 +379,7 @@ _EXPECTED = {
     "none_required": "null",
     "literal_error": "{expected}",
     "greater_than_equal": "at least {ge}",
+    "less_than_equal": "at most {le}",
     "too_long": "at most {max_length} items long",
     "too_short": "at least {min_length} item long",
 }

@@ -86,3 +86,8 @@ def test_a_client_comes_again_within_an_hour_or_is_refused(value: bytes) -> None
 def test_a_client_that_says_nothing_is_not_expected() -> None:
     assert read_expected_followup([(b"accept", b"*/*")]) is None
     assert read_expected_followup([(b"x-sluice-expect-followup", b"12.5")]) == 12.5
+
+
+def test_a_header_is_quoted_as_it_was_sent() -> None:
+    with pytest.raises(BadRequest, match=r"at most 3600; .*, got 'soon\\né'"):
+        read_expected_followup([(b"x-sluice-expect-followup", b"soon\n\xe9")])

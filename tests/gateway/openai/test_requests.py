@@ -136,6 +136,7 @@ def test_the_answers_to_a_prompt_are_1_to_128_in_a_request(value: Any) -> None:
         assert parse(**fields).num_answers == parse(**fields, n=None).num_answers == 1
     assert completion(prompt=["a", "b"], n=64).num_answers == 64
     assert refused(completion, prompt=["a", "b"], n=65).param == "n"
+    assert refused(chat, n=129).message == "n must be at most 128, got 129."
 
 
 @pytest.mark.parametrize("value", ["", "x" * 257, 5, True, ["x"], {}])
