@@ -4,9 +4,10 @@ from collections.abc import Callable, Collection, Iterable
 
 from admission.aging import Aging
 from admission.backlog import Backlog, DrainMeter
-from admission.copy_time import CopyTime
+from admission.kv.copy_time import CopyTime
+from admission.kv.memory import FuturePeak, Gate
+from admission.kv.swap_choice import SwapChoice
 from admission.ledger import Ledger, work_of
-from admission.memory import FuturePeak, Gate
 from admission.observer import CoreObserver
 from admission.orderings.ordering import Ordering
 from admission.outcome import AdmissionRefused
@@ -16,7 +17,6 @@ from admission.prefill_sizer import PrefillSizer
 from admission.request import Asked
 from admission.scheduling_policy import SchedulingPolicy
 from admission.step_time import Pipeline, StepTimeModel
-from admission.swap_choice import SwapChoice
 from backend.paged_kv.block_names import BlockName
 from backend.scheduler.batch import Batch, StepOutput
 from backend.scheduler.retention import Retention

@@ -8,10 +8,12 @@ from typing import NamedTuple
 from admission.aging import Aging
 from admission.backlog import Backlog, DrainMeter
 from admission.controller import Controller, TenantHooks
-from admission.copy_time import CopyTime
 from admission.estimate import Estimator
+from admission.kv.copy_time import CopyTime
+from admission.kv.memory import RISK, FuturePeak, Gate, MinimumFree, Optimistic
+from admission.kv.retention import Between, make_retention
+from admission.kv.swap_choice import Swap, SwapChoice
 from admission.ledger import EngineTimeTariff, Ledger, Tariff, TokenTariff
-from admission.memory import RISK, FuturePeak, Gate, MinimumFree, Optimistic
 from admission.orderings.adaptive_lifo import AdaptiveLifo
 from admission.orderings.by_key import EarliestDeadlineFirst, ShortestPredictedFirst
 from admission.orderings.by_tenant import RequestRoundRobin, VirtualTokenCounter
@@ -21,10 +23,8 @@ from admission.orderings.virtual_finish import VirtualFinishWithBoost
 from admission.output_length import OutputLengths
 from admission.overload import AdmissionControl, ControlledDelay, DeadlineExpiry, Expiry, NoExpiry, OverloadConfig
 from admission.prefill_sizer import PrefillSizer
-from admission.retention import Between, make_retention
 from admission.scheduling_policy import QueueBounds
 from admission.step_time import Pipeline, StepTime, StepTimeModel
-from admission.swap_choice import Swap, SwapChoice
 from backend.config import EngineConfig
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence

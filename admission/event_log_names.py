@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from admission.core import CoreConfig, MemoryGate, Order, Overload, Unit
+from admission.kv.retention import Between
+from admission.kv.swap_choice import Swap
 from admission.outcome import AdmissionRefused, DeadlineInfeasible, QueueFull, TenantQueueFull
-from admission.retention import Between
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
-from admission.swap_choice import Swap
 from backend.config import Batching, EngineConfig, KVAllocation
 from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import FinishReason

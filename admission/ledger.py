@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from admission.copy_time import CopyTime
+from admission.kv.copy_time import CopyTime
 from admission.orderings.ordering import Ordering
 from admission.step_time import StepTimeModel, StepWork, plain_sum, prefill_pairs
 from backend.scheduler.scheduled_step import ScheduledStep

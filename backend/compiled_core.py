@@ -18,7 +18,7 @@ from types import ModuleType
 log = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("backend", "backend/paged_kv", "backend/scheduler", "admission", "admission/orderings")
+FOLDERS = ("backend", "backend/paged_kv", "backend/scheduler", "admission", "admission/kv", "admission/orderings")
 """Where the sources are that are compiled, and those whose types are compiled in."""
 
 MODULES = (
@@ -40,11 +40,10 @@ MODULES = (
         f"admission.{name}"
         for name in (
             *("aging", "backlog", "calibration", "controller", "estimate", "event_log", "event_log_blocks"),
-            *("event_log_names", "ledger", "memory", "output_length", "overload", "prefill_sizer", "retention"),
-            *("return_time", "step_time"),
-            "swap_choice",
+            *("event_log_names", "ledger", "output_length", "overload", "prefill_sizer", "step_time"),
         )
     ),
+    *(f"admission.kv.{name}" for name in ("memory", "retention", "return_time", "swap_choice")),
     "admission.orderings.fair_queue",
 )
 """What is compiled. Left out is what others derive classes from, refer to weakly, or pickle: compiled, it cannot be. So

@@ -38,7 +38,7 @@ from backend.worker.model_runner import ModelRunner
 from backend.worker.simulated import SimulatedExecutor
 from benchmarks.machine import num_writes
 from benchmarks.parts import PartSampler
-from gateway.app import SWITCH_INTERVAL, TenantSources, open_store, serve, serve_engine
+from gateway.app import SWITCH_INTERVAL, TenantSources, serve, serve_engine
 from gateway.http.server import open_ports
 from gateway.settings.machine import GC_THRESHOLDS
 from gateway.settings.settings import Settings
@@ -46,6 +46,7 @@ from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.request_record import Chunk, SequenceTimeline
 from gateway.tenants.key_source import KeySource
 from gateway.tenants.live_policy import LivePolicy
+from gateway.tenants.quota_store import open_store
 
 TEXT = " the quick brown fox jumps over the lazy dog"
 KEY = "sk-benchmark"

@@ -16,7 +16,7 @@ from random import Random
 import torch
 
 from admission.core import CoreConfig, MemoryGate, Order, Overload, make_core
-from admission.swap_choice import Swap
+from admission.kv.swap_choice import Swap
 from backend.errors import MemoryExhausted
 from backend.loader import LoadedModel, load_model
 from backend.sampling_params import SamplingParams

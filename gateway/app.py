@@ -11,8 +11,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -63,15 +63,12 @@ from gateway.tenants.key_store import KeyStore
 from gateway.tenants.kv_leases import KvLeases
 from gateway.tenants.live_policy import LivePolicy
 from gateway.tenants.pinned_prompts import PinnedPrompts, pinned_problems
+from gateway.tenants.quota_store import open_quotas, open_store
 from gateway.watchdog import Watchdog
 from gateway.workers.messages import Setup, Update
 from gateway.workers.pool import WorkerPool
 from gateway.workers.stats import PoolStats
-from quotas.embedded.embedded_store import EmbeddedStore
-from quotas.errors import StoreUnavailable
 from quotas.policy.policy import Policy
-from quotas.quotas import Quotas
-from quotas.store.redis_store import RedisStore
 
 log = logging.getLogger(__name__)
 
@@ -157,38 +154,6 @@ def served_model(settings: Settings, model: LoadedModel, service: Service) -> Se
     """Returns what the API's clients see of a model."""
     limits = Limits(model.config.vocab_size, model.engine_config.max_model_len, model.sampling_defaults)
     return ServedModel(service.model, service.created, limits, settings.default_max_tokens, service.kv_shape)
-
-
-HEARTBEATS = 6  # within the time of a lease
-
-
-@contextmanager
-def open_store(settings: Settings) -> Iterator[str]:
-    """Yield the URL of the quota store, the embedded one where settings name none. Raises `EmbeddedStoreError`."""
-    if settings.redis_url is not None:
-        yield settings.redis_url.get_secret_value()
-        return
-    with EmbeddedStore(settings.state_dir) as url:
-        yield url
-
-
-@asynccontextmanager
-async def open_quotas(settings: Settings, url: str) -> AsyncIterator[Quotas]:
-    """Connect to the store and renew this replica's leases while the block runs. Raises `StoreUnsuitable`.
-
-    A store that does not answer yet is an outage like any other.
-    """
-    store = RedisStore.at(url, settings.redis_timeout, settings.quota_lease)
-    try:
-        await store.connect()
-    except StoreUnavailable as error:
-        log.error("serving without the quota store, as each tenant's policy says: %s", error)
-    quotas = Quotas(store, settings.quota_lease / HEARTBEATS)
-    try:
-        async with beside(quotas.run()):
-            yield quotas
-    finally:
-        await quotas.close()
 
 
 EXIT_SECONDS = 10.0  # in which the rest is closed after a failure of the device

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from admission.core import CoreConfig, MemoryGate, Order, Overload, Unit
 from admission.event_log import VERSION, replay
-from admission.retention import Between
-from admission.swap_choice import Swap
+from admission.kv.retention import Between
+from admission.kv.swap_choice import Swap
 from backend.config import Batching, KVAllocation
 from tests.admission import log_scenes
 from tests.admission.log_runs import flood, many_answers, random_run

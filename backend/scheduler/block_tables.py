@@ -308,8 +308,9 @@ class BlockTables:
         size = self._block_size
         first, last = start // size, min(sequence.num_told_names, sequence.num_computed_tokens // size)
         if first < last:
-            self.cache.publish_all(names[first:last], table[first:last], step, sequence)
-            self.swapping.computed(names[first:last])
+            filled = names[first:last]
+            self.cache.publish_all(filled, table[first:last], step, sequence)
+            self.swapping.computed(filled)
 
     def lost(self, step: int, forks: Iterable[Fork]) -> None:
         """Undo what depended on this step and those behind it, which were not computed: the rows are undone already.

@@ -11,7 +11,7 @@ BLOCKS_AT_ONCE, TOKENS_AT_ONCE = 128, 2048  # what takes a quarter of a millisec
 MOST_ROOTS = 1024  # that are remembered, of a tenant or of a salt of its clients
 
 
-class Prompt(Tokens, Protocol):
+class NameablePrompt(Tokens, Protocol):
     """A sequence that has not arrived yet, or the beginning of some that will."""
 
     prompt: list[int]
@@ -26,7 +26,7 @@ class PromptNames:
         self._at_once = max(1, min(BLOCKS_AT_ONCE, TOKENS_AT_ONCE // block_size))
         self._root = lru_cache(MOST_ROOTS)(names.root)
 
-    def begin(self, sequences: Iterable[Prompt], scope: str, salt: str | None) -> None:
+    def begin(self, sequences: Iterable[NameablePrompt], scope: str, salt: str | None) -> None:
         """Say who may share the blocks of these sequences: all of the scope; with a salt, those of the scope that have
         the same.
         """
@@ -34,14 +34,14 @@ class PromptNames:
         for sequence in sequences:
             sequence.cache_root = root
 
-    async def name(self, sequences: Sequence[Prompt]) -> None:
+    async def name(self, sequences: Sequence[NameablePrompt]) -> None:
         """Name the blocks of their prompts: of short ones at once, of others between what else the event loop does."""
         have_names = self.name_some(sequences)
         while not have_names:
             await asyncio.sleep(0)
             have_names = self.name_some(sequences)
 
-    def name_some(self, sequences: Iterable[Prompt]) -> bool:
+    def name_some(self, sequences: Iterable[NameablePrompt]) -> bool:
         """Name the next full blocks of their prompts, up to `BLOCKS_AT_ONCE` and `TOKENS_AT_ONCE`; returns whether all
         have names now.
         """

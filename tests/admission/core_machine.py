@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from admission.aging import Aging
-from admission.copy_time import CopyTime
 from admission.core import PRIOR, CoreConfig, MemoryGate, Order, Unit
 from admission.event_log import make_logged_core, replay
+from admission.kv.copy_time import CopyTime
 from admission.ledger import EngineTimeTariff
 from admission.orderings.fair_queue import FairQueue
 from admission.outcome import QueueFull

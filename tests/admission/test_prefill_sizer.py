@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admission.copy_time import CopyTime
+from admission.kv.copy_time import CopyTime
 from admission.prefill_sizer import CAUTION, LEFT_TO_PREFILL, PrefillSizer
 from admission.step_time import Pipeline, StepTime, StepTimeModel, StepWork, prefill_work
 from backend.config import EngineConfig

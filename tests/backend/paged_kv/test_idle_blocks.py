@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admission.retention import Between, make_retention
+from admission.kv.retention import Between, make_retention
 from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.block_pool import PagedPool
 from backend.paged_kv.idle_blocks import PLAIN, IdleBlocks, IdleChain

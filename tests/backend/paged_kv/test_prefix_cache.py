@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from admission.retention import Between, make_retention
+from admission.kv.retention import Between, make_retention
 from backend.scheduler.batch import NO_TOKEN, StepOutput
 from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus

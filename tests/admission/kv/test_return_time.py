@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admission.return_time import ANY_TIME, AS_SAID, EDGES, HISTORY, LAST, Curve, ReturnTimes
+from admission.kv.return_time import ANY_TIME, AS_SAID, EDGES, HISTORY, LAST, Curve, ReturnTimes
 from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.idle_blocks import PLAIN, IdleChain
 

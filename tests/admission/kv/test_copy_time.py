@@ -2,7 +2,7 @@
 
 import pytest
 
-from admission.copy_time import CopyTime
+from admission.kv.copy_time import CopyTime
 from admission.simulation.arrival import Arrival, ClassTarget
 from admission.simulation.contents import Content
 from admission.simulation.loop import Loop

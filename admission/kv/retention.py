@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from enum import StrEnum
 
-from admission.return_time import EDGES, ReturnTimes
+from admission.kv.return_time import EDGES, ReturnTimes
 from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.idle_blocks import COMMON, PLAIN, WANTED, IdleChain
 from backend.scheduler.retention import Keep, KeepRecent, Retention

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admission.memory import FuturePeak
+from admission.kv.memory import FuturePeak
 from admission.output_length import OutputLengths
 from backend.config import EngineConfig
 from backend.scheduler.sequence import Sequence
