@@ -23,14 +23,14 @@ of the interval: its service exceeds that of one which was not by no more.
 
 from collections import abc
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import cache
-from heapq import heapify, heappop, heappush
+from dataclasses import dataclass
+from heapq import heappop, heappush
 from itertools import count
 from math import floor, inf
 
 from admission.aging import Aging
 from admission.orderings.ordering import weight_of
+from admission.orderings.tenant_queue import OrderInTenant, Place, TenantQueue
 from backend.scheduler.sequence import Sequence
 
 URGENT = 0  # the class that may overtake a lower one on credit
@@ -50,18 +50,20 @@ class DeficitAccount:
 
     tenant: str
     weight: float  # relative to the heaviest tenant's
+    waiting: TenantQueue
     credit: float = 0.0  # negative when in debt; grants of the rounds after `round` are not in it yet
     round: int = 0
     charged: float = 0.0  # all it ever used
     backlog_id: int = 0  # changes whenever work begins to wait
     turn: int = 0  # its place in the ring: behind everyone when work begins to wait, and after each admission
-    waiting: list[tuple[float, int, Sequence]] = field(default_factory=list)  # heap; cancelled ones leave it lazily
-    num_waiting: int = 0
     held: str | None = None  # a limit of its own that keeps it out of the ring
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting)
 
 
 _Turn = tuple[int, int]  # a round, and a place among the tenants that have their turns in it
-_Age = tuple[float, int]  # a waiting sequence's key by class and arrival, and its number
 
 
 class _Ring:
@@ -123,13 +125,13 @@ class FairQueue:
             raise ValueError(f"quantum must be above 0 and limits on debt at least 0, got {given}")
         self.round = 1
         self.accounts: dict[str, DeficitAccount] = {}
-        self._quantum, self._offset = quantum, cache(aging.offset)  # in seconds, by class
+        self._quantum, self._order = quantum, OrderInTenant(aging)
         self._debt_limit, self.deadline_debt_limit = debt_limit, deadline_debt_limit
         self._set_weights(weights or {})
-        self._waiting: set[Sequence] = set()
+        self._num_waiting, self._now = 0, 0.0
         self.prepaid: dict[Sequence, float] = {}  # and not used yet, by sequences that were admitted and have not ended
         self._ring, self._urgent = _Ring(), _Ring()
-        self._by_age: list[tuple[_Age, str]] = []  # heap; an entry that is no tenant's first leaves when it surfaces
+        self._by_age: list[tuple[Place, str]] = []  # heap; an entry that is no tenant's first leaves when it surfaces
         self._debtors: list[tuple[int, str]] = []  # heap of tenants too far in debt, by the round in which that ends
         self._debtor_until: dict[str, int] = {}  # the valid entry of each of them
         self._counter = count(1)
@@ -137,16 +139,14 @@ class FairQueue:
     # waiting
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return self._num_waiting
 
     def add(self, sequence: Sequence) -> None:
         account = self._account(sequence.tenant)
         if account.num_waiting == 0:
             self._activate(account)
-        account.num_waiting += 1
-        self._waiting.add(sequence)
-        key = sequence.arrival - sequence.age_bonus + self._offset(sequence.priority_class)  # as `Aging.key`
-        heappush(account.waiting, (key, next(self._counter), sequence))
+        account.waiting.add(sequence, next(self._counter))
+        self._num_waiting += 1
         self._list(account)
         self._list_by_age(account)
 
@@ -155,15 +155,11 @@ class FairQueue:
         self.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        self._waiting.remove(sequence)
         account = self.accounts[sequence.tenant]
         if account.num_waiting == 1:
-            account.waiting.clear()
             self._leave_ring(account)
-        account.num_waiting -= 1
-        if len(account.waiting) > 2 * account.num_waiting + 64:
-            account.waiting = [entry for entry in account.waiting if entry[2] in self._waiting]
-            heapify(account.waiting)
+        account.waiting.remove(sequence)
+        self._num_waiting -= 1
         if account.num_waiting:
             if self._debt_limit:
                 self._list(account)  # urgent work may be first now
@@ -207,11 +203,11 @@ class FairQueue:
             self._list_by_age(account)
 
     def at(self, now: float) -> None:
-        pass
+        self._now = now
 
     def policy_changed(self, weights: Mapping[str, float], aging: Aging) -> None:
         """Weigh and age so from now on. Rounds that are over were granted by the old weights; places are kept."""
-        self._offset = cache(aging.offset)
+        self._order.age(aging)
         self._set_weights(weights)
         self._debtors, self._debtor_until = [], {}
         for account in self.accounts.values():
@@ -282,7 +278,7 @@ class FairQueue:
     def _account(self, tenant: str) -> DeficitAccount:
         account = self.accounts.get(tenant)
         if account is None:
-            account = self.accounts[tenant] = DeficitAccount(tenant, self._weight(tenant))
+            account = self.accounts[tenant] = DeficitAccount(tenant, self._weight(tenant), TenantQueue(self._order))
         return account
 
     def _set_weights(self, weights: Mapping[str, float]) -> None:
@@ -347,29 +343,28 @@ class FairQueue:
         return self._next_turn(account, self._debt_limit)
 
     def _first_of(self, account: DeficitAccount) -> Sequence:
-        """Returns the first of the tenant's that is still waiting."""
-        while account.waiting[0][2] not in self._waiting:
-            heappop(account.waiting)
-        return account.waiting[0][2]
+        """Returns the first of the tenant's, which has some waiting."""
+        first = account.waiting.first(self._now)
+        assert first is not None, "it has work waiting"
+        return first
 
     # the order of age
 
-    def _first_age(self, account: DeficitAccount) -> _Age | None:
+    def _first_age(self, account: DeficitAccount) -> Place | None:
         """Returns the place of the tenant's first sequence; None when it has none that may be admitted."""
         if not account.num_waiting or account.held is not None:
             return None
-        self._first_of(account)
-        return account.waiting[0][:2]
+        return account.waiting.first_place(self._now)
 
     def _list_by_age(self, account: DeficitAccount) -> None:
         """List the tenant's first sequence, unless it has no pressing deadline or its tenant is too far in debt."""
         if not self.deadline_debt_limit or account.tenant in self._debtor_until:
             return
         age = self._first_age(account)
-        if age is not None and account.waiting[0][2].is_pressing:
+        if age is not None and self._first_of(account).is_pressing:
             heappush(self._by_age, (age, account.tenant))
 
-    def _oldest(self) -> tuple[_Age, Sequence] | None:
+    def _oldest(self) -> tuple[Place, Sequence] | None:
         """Returns the oldest with a pressing deadline, of tenants whose debt is within the limit, and its place."""
         while self._by_age:
             age, tenant = self._by_age[0]
