@@ -55,6 +55,7 @@ class AdmissionControl:
     ) -> None:
         self.calibration = EstimateCalibration(config.confidence)
         self.deferred = 0  # admitted without a deadline, later than their class is meant to be
+        self.refuses_late = True  # False: what would be late is let in, as a replay of what became of it does
         self._config, self._scheduler, self._backlog = config, scheduler, backlog
         self._drain, self._lengths, self._estimator = drain, lengths, estimator
         self._policy = SchedulingPolicy()
@@ -104,7 +105,7 @@ class AdmissionControl:
     def _check_deadline(self, sequence: Sequence, now: float) -> None:
         estimate = self._estimator.of(sequence, now)
         calibrated = self.calibration.calibrate(sequence.priority_class, estimate, now)
-        if self._scheduler.has_work:  # an idle machine refuses nobody
+        if self.refuses_late and self._scheduler.has_work:  # an idle machine refuses nobody
             self._refuse_late(sequence, estimate, calibrated, now)
         self.calibration.track(sequence, calibrated)
         sequence.first_token_estimate = calibrated.first_token.reported

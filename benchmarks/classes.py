@@ -21,7 +21,7 @@ from admission.simulation.recorder import Objective, Recorder, TrackedRequest
 from admission.simulation.study import capacity
 from admission.simulation.workload import Workload
 from backend.scheduler.sequence import Sequence
-from benchmarks.overload import DEVICE, MAX_TOKENS, drawn_trace
+from benchmarks.overload_loads import DEVICE, MAX_TOKENS, drawn_trace
 from benchmarks.report import Report, Spread, quantile, scenario_parser
 from quotas.policy.policy import CLASSES
 

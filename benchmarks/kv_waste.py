@@ -34,7 +34,7 @@ from admission.simulation.recorder import Objective, Recorder
 from admission.simulation.traces import read_trace
 from backend.scheduler.kv_accounts import KVAccounts
 from backend.scheduler.sequence import Sequence, SequenceStatus
-from benchmarks.overload import drawn_trace
+from benchmarks.overload_loads import drawn_trace
 from benchmarks.prefix_cache import conversations
 from benchmarks.prefix_tenants import with_tenants
 from benchmarks.report import Report, quantile, scenario_parser

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from admission.simulation.arrival import Arrival
 from benchmarks import machine
 from benchmarks.load import OK, post
-from benchmarks.overload import drawn_trace
+from benchmarks.overload_loads import drawn_trace
 from benchmarks.report import Report, Spread, quantile, scenario_parser
 from benchmarks.served import Served, served
 from benchmarks.traffic import ClosedLoop, Due, Exchange, Heard, Traffic

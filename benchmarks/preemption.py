@@ -32,7 +32,7 @@ from admission.simulation.policy import parse_simulated_policy
 from admission.simulation.recorder import AttemptOutcome, Objective, Recorder
 from admission.simulation.study import simulate_run
 from admission.simulation.summary import Summary
-from benchmarks.overload import drawn_trace
+from benchmarks.overload_loads import drawn_trace
 from benchmarks.preemption_live import CONVERSATIONS, LiveEngine, LiveRun, same_tokens
 from benchmarks.report import Report, Spread, scenario_parser
 

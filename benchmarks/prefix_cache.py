@@ -41,7 +41,7 @@ from backend.scheduler.batch import Batch, StepOutput
 from backend.scheduler.sequence import FinishReason
 from backend.scheduler.sequence import Sequence as EngineSequence
 from backend.sizing import EngineOptions
-from benchmarks.overload import OUTPUTS, drawn_trace
+from benchmarks.overload_loads import OUTPUTS, drawn_trace
 from benchmarks.report import Report, Spread, quantile, scenario_parser
 from gateway.api.prompt_names import PromptNames
 

@@ -99,6 +99,16 @@ def test_an_idle_machine_refuses_nobody() -> None:
     assert len(core.scheduler.waiting) == 1
 
 
+def test_a_replay_may_let_in_what_would_be_late_with_its_deadline() -> None:
+    core = busy(200)
+    core.control.refuses_late = False
+    late = sequence("late", "b", first_token_by=0.01)
+    core.arrive(late, 0.0)
+    assert late.first_token_estimate is not None and late.first_token_estimate > 0.01
+    assert core.schedule(0.02) is not None
+    assert core.take_ended() == [late]
+
+
 def test_a_refusal_tells_the_estimate_and_when_to_come_back() -> None:
     core = busy(200)
     with pytest.raises(DeadlineInfeasible) as refusal:

@@ -5,16 +5,19 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 from admission.simulation.arrival import Arrival
-from benchmarks.overload import simulate
+from benchmarks.overload_runs import simulate
 
-Found = tuple[list[str], int, int]
-"""Fates in the order in which they were known, refusals that were looked into, and those that would have been good."""
+Found = tuple[list[str], list[bool], list[int]]
+"""The outcomes by session; of each refusal that was looked into, whether the request would have been good itself, and
+how many more would have been in all.
+"""
 
 
 def look_into(policy: str, arrivals: list[Arrival], every: int) -> Found:
     numbered = [arrival._replace(session=number) for number, arrival in enumerate(arrivals)]
     run = simulate(policy, numbered, look_into=every)
-    return [f"{arrival.session} {outcome}" for arrival, outcome in run.outcomes], run.regrets.looked, run.regrets.good
+    outcomes = [f"{arrival.session} {outcome}" for arrival, outcome in run.outcomes]
+    return outcomes, [replay.was_good for replay in run.regrets.replays], run.regrets.gains
 
 
 def apart(function: Callable[..., Found], *arguments: object) -> Found:
