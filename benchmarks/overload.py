@@ -71,6 +71,7 @@ FRONTIER: dict[str, Callable[[Run], float]] = FIGURES | {
     "worst 30 s": lambda run: run.worst_window,
     "wrongly refused": lambda run: run.wrongly_refused,
     "refused though good": lambda run: run.refused_though_good,
+    "good, had one been let in": lambda run: run.regrets.mean_gain,
 }
 PROMISES: dict[str, Callable[[Run], float]] = {
     "covered windows": lambda run: run.covered(),

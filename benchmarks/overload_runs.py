@@ -107,7 +107,7 @@ class Run:
     @property
     def missed(self) -> float:
         """The share of the offered requests that were admitted, and not good."""
-        return 1.0 - self.good - self.refused
+        return self.share(*(outcome for outcome in AttemptOutcome if outcome not in (GOOD, REFUSED)))
 
     @property
     def good_tokens(self) -> float:

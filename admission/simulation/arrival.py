@@ -32,7 +32,7 @@ class Arrival(NamedTuple):
     session: int = 0  # requests that belong together share it; what tenants by hash go by
     tenant: str = ""  # empty: not assigned yet
     priority_class: int = 0
-    max_tokens: int = 0  # what it declares; 0: its output length, known exactly
+    max_tokens: int = 0  # what it declares; 0: nobody says, and where a `Workload` does not either, its output length
     patience: float = inf  # it leaves when it has no token after this long
     deadline: float | None = None  # seconds in which it wants its first token, and says so
     done_within: float | None = None  # the same for its last token

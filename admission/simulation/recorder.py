@@ -2,7 +2,7 @@
 
 from array import array
 from collections import Counter, abc, defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import heappop, heappush
@@ -55,7 +55,6 @@ class TenantRecord:
 
     name: str
     weight: float
-    place: int  # among those whose gaps are followed, or -1
     offered: int = 0
     completed: int = 0
     good: int = 0
@@ -93,8 +92,17 @@ class TrackedRequest:
 class Recorder:
     """Keeps the figures of a run. The loop notifies it of all that happens, in order of time; it changes nothing."""
 
-    def __init__(self, device: Device, objective: Objective | None, weights: Mapping[str, float]) -> None:
-        """Without an `objective` a request is good when it keeps the targets of its own class."""
+    def __init__(
+        self,
+        device: Device,
+        objective: Objective | None,
+        weights: Mapping[str, float],
+        followed: Collection[str] | None = None,
+    ) -> None:
+        """Without an `objective` a request is good when it keeps the targets of its own class. Gaps are those between
+        the tenants `followed`, of which there are `MOST_TENANTS` at most; None: the first that come.
+        """
+        assert followed is None or len(followed) <= MOST_TENANTS
         self.tenants: dict[str, TenantRecord] = {}
         self.classes: defaultdict[int, ClassRecord] = defaultdict(ClassRecord)
         self.refusals: Counter[str] = Counter()
@@ -116,6 +124,7 @@ class Recorder:
         self._tracked: dict[Sequence, TrackedRequest] = {}
         self._waiting: set[Sequence] = set()
         self._oldest: list[tuple[float, int, Sequence]] = []  # heap; those that wait no more leave it lazily
+        self._to_follow = followed
         self._followed: list[TenantRecord] = []
         self._last_completion = -inf
         self._decodes: list[Sequence] = []
@@ -212,9 +221,8 @@ class Recorder:
     # inside
 
     def _new_tenant(self, name: str) -> TenantRecord:
-        place = len(self._followed) if len(self._followed) < MOST_TENANTS else -1
-        tenant = self.tenants[name] = TenantRecord(name, weight_of(name, self._weights), place)
-        if place >= 0:
+        tenant = self.tenants[name] = TenantRecord(name, weight_of(name, self._weights))
+        if len(self._followed) < MOST_TENANTS if self._to_follow is None else name in self._to_follow:
             self._followed.append(tenant)
         return tenant
 

@@ -1,7 +1,8 @@
 """Compares policies on one workload over several seeds."""
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +14,8 @@ from admission.simulation.arrival import Arrival
 from admission.simulation.device import Device
 from admission.simulation.loop import Loop
 from admission.simulation.policy import SimulatedPolicy
-from admission.simulation.recorder import Objective, Recorder
+from admission.simulation.recorder import OUTPUT, PROMPT, Objective, Recorder
+from admission.simulation.statistics import MOST_TENANTS
 from admission.simulation.summary import FREE, Summary, summarise
 from admission.simulation.workload import Workload
 
@@ -89,7 +91,7 @@ class SimulatedRun:
         self, policy: SimulatedPolicy, arrivals: Sequence[Arrival], device: Device, objective: Objective | None
     ) -> None:
         self._policy = policy
-        self._recorder = Recorder(device, objective, policy.weights)
+        self._recorder = Recorder(device, objective, policy.weights, busiest(arrivals))
         self._core = policy.make_core()
         gateway = policy.rules.gateway() if policy.rules else None
         longest = policy.engine.max_model_len
@@ -107,6 +109,15 @@ class SimulatedRun:
         counters, evictions = scheduler.counters, scheduler.kv_manager.cache.evictions
         cost = self._policy.rules and self._policy.rules.price
         return summarise(self._recorder, seed, seconds, counters, evictions, self._policy.class_names, cost or FREE)
+
+
+def busiest(arrivals: Iterable[Arrival]) -> frozenset[str]:
+    """Returns the tenants that ask for most service, in weighted tokens: as many as gaps are followed of."""
+    asked = Counter[str]()
+    for arrival in arrivals:
+        prompts = ((arrival.prompt_tokens, arrival.output_tokens, 0), *arrival.more_prompts)
+        asked[arrival.tenant] += sum(round(PROMPT * prompt + OUTPUT * output) for prompt, output, _ in prompts)
+    return frozenset(sorted(asked, key=lambda name: (-asked[name], name))[:MOST_TENANTS])
 
 
 def simulate_run(

@@ -15,6 +15,7 @@ from admission.simulation.errors import OptionError
 Rule = Callable[[Arrival, Random], str]
 
 NO_TIER = "none"
+DECLARED = 1024  # tokens, the fewest that a request is taken to declare of which nobody knows what it declared
 
 _FLOOD = re.compile(r"(?P<tenant>.+):(?P<rate>[\d.]+)@(?P<start>[\d.]+)\+(?P<seconds>[\d.]+)")
 
@@ -134,8 +135,9 @@ class Workload:
     classes: str = "trace"
     service_tiers: str = "trace"
     floods: tuple[Flood, ...] = ()
-    max_tokens: int = 0  # what every request declares at least; 0: its output length
+    max_tokens: int = 0  # what every request declares at least; 0: what is `assumed`, where the trace does not say
     patience: float = inf  # seconds
+    context: int | None = None  # tokens that a prompt and what is `assumed` of its answer have room in; None: any
 
     def __post_init__(self) -> None:
         if self.requests is not None and self.requests < 1:
@@ -148,6 +150,25 @@ class Workload:
     @property
     def size(self) -> int:
         return self.requests or len(self.trace)
+
+    @property
+    def assumed(self) -> int | None:
+        """The tokens that requests are taken to declare where neither the trace nor `max_tokens` says; None: there is
+        no such request.
+
+        It is a power of two that no answer of the trace exceeds, the same for all: a length that a scheduler could
+        not have known is never shown to it.
+        """
+        return self._power if not self.max_tokens and any(not arrival.max_tokens for arrival in self._used) else None
+
+    @property
+    def _used(self) -> tuple[Arrival, ...]:
+        return self.trace[: self.size]
+
+    @property
+    def _power(self) -> int:
+        longest = max(max(a.output_tokens, *(turn.output_tokens for turn in a.turns), DECLARED) for a in self._used)
+        return 1 << (longest - 1).bit_length()
 
     def arrivals(self, seed: int) -> list[Arrival]:
         """Returns the arrivals in order of time; the same for the same seed."""
@@ -163,13 +184,13 @@ class Workload:
     def _assignment(self, random: Random) -> Callable[[Arrival], Arrival]:
         """Returns a function that gives a request its tenant and what it asks for, by the rules."""
         tenant, tier = tenant_rule(self.tenants), tier_rule(self.service_tiers)
-        priority_class = class_rule(self.classes)
+        priority_class, declared = class_rule(self.classes), self._declaration()
 
         def assigned(arrival: Arrival) -> Arrival:
             changed = arrival._replace(
                 tenant=tenant(arrival, random),
                 priority_class=priority_class(arrival, random),
-                max_tokens=max(self.max_tokens, arrival.max_tokens),
+                max_tokens=declared(arrival),
                 patience=self.patience,
             )
             if self.classes != "trace":
@@ -179,6 +200,23 @@ class Workload:
             return changed if self.tenants == "trace" else changed.in_no_scope._replace(key=None, refused_by=None)
 
         return assigned
+
+    def _declaration(self) -> Callable[[Arrival], int]:
+        """Returns a function that says how many tokens a request declares, which is never its own answer's length
+        unless that is all that the context leaves.
+        """
+        longest = self._power
+        usual = self.max_tokens or longest
+
+        def declared(arrival: Arrival) -> int:
+            if arrival.max_tokens:
+                return max(self.max_tokens, arrival.max_tokens)
+            most = usual if arrival.output_tokens <= usual else longest
+            if self.context is None:
+                return most
+            return max(arrival.output_tokens, min(most, self.context - arrival.prompt_tokens))
+
+        return declared
 
     def _poisson(self, random: Random) -> Iterator[Arrival]:
         assert self.rate is not None

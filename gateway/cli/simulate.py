@@ -98,7 +98,12 @@ def _add_traffic(group: Any) -> None:
         help="add requests of one tenant: TENANT:RATE@START+SECONDS; may be repeated",
     )
     group.add_argument(
-        "--max-tokens", metavar="N", type=_count, default=0, help="tokens that each request declares at least"
+        "--max-tokens",
+        metavar="N",
+        type=_count,
+        default=0,
+        help="tokens that each request declares at least (default: as the trace says, or else a power of two "
+        "that no answer exceeds)",
     )
     group.add_argument(
         "--patience", metavar="S", type=_positive, default=inf, help="clients that have no token after S seconds leave"
@@ -203,7 +208,8 @@ def _study(namespace: Namespace, traffic: Traffic) -> tuple[Study, list[PolicyFi
         raise OptionError("--compare", texts, f"at most {NUM_COLOURS} policies fit one comparison")
     pairs = [_first_policy(namespace.policy, traffic), *(_policy(text, traffic, "--compare") for text in texts)]
     policies = _told_apart([policy for policy, _ in pairs], [namespace.policy, *texts])
-    workload, most = _at_load(namespace.load, _workload(namespace, traffic.arrivals), policies[0], device)
+    context = min(policy.engine.max_model_len for policy in policies)
+    workload, most = _at_load(namespace.load, _workload(namespace, traffic.arrivals, context), policies[0], device)
     study = Study(policies, workload, device, _objective(namespace), namespace.seeds, namespace.jobs)
     return study, [file for _, file in pairs], most
 
@@ -234,7 +240,7 @@ def _device(name: str | None, recorded: Device | None) -> Device:
     return recorded if name is None and recorded is not None else find_device(name or DEFAULT_DEVICE)
 
 
-def _workload(namespace: Namespace, arrivals: Sequence[Arrival]) -> Workload:
+def _workload(namespace: Namespace, arrivals: Sequence[Arrival], context: int) -> Workload:
     return Workload(
         trace=tuple(arrivals),
         requests=namespace.requests,
@@ -246,6 +252,7 @@ def _workload(namespace: Namespace, arrivals: Sequence[Arrival]) -> Workload:
         floods=tuple(namespace.flood),
         max_tokens=namespace.max_tokens,
         patience=namespace.patience,
+        context=context,
     )
 
 
@@ -296,6 +303,8 @@ def _facts(namespace: Namespace, study: Study) -> str:
         f"flood of {flood.tenant}, {flood.rate:g} a second for {format_duration(flood.seconds)}"
         for flood in workload.floods
     ]
+    if workload.assumed is not None:
+        parts.append(f"max_tokens {format_number(workload.assumed)}, of which the trace says nothing")
     parts.append(f"{study.seeds} seeds" if study.seeds > 1 else "1 seed")
     return escape_controls(" · ".join(parts))
 

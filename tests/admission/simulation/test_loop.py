@@ -11,7 +11,7 @@ TIGHT = "kv_tokens=1024,max_model_len=512,max_num_seqs=16"
 
 @pytest.mark.parametrize("order", list(Order))
 def test_every_request_gets_its_tokens_and_its_share_of_the_busy_time_is_someones(order: Order) -> None:
-    arrivals = Workload(TRACE, speedup=4.0, tenants="3", classes="0:1,1:1").arrivals(1)
+    arrivals = Workload(TRACE, speedup=4.0, tenants="3", classes="0:1,1:1", context=512).arrivals(1)
     recorder, core, end = simulated(f"order={order},{TIGHT}", arrivals)
     tenants = recorder.tenants.values()
     assert sum(t.completed for t in tenants) == len(arrivals)

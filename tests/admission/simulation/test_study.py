@@ -3,7 +3,7 @@ import pytest
 from admission.simulation.arrival import Arrival
 from admission.simulation.policy import parse_simulated_policy
 from admission.simulation.recorder import Objective
-from admission.simulation.study import Study, capacity, simulate_run
+from admission.simulation.study import Study, busiest, capacity, simulate_run
 from admission.simulation.workload import Workload
 from tests.admission.simulation.runs import DEVICE, TRACE, compared
 
@@ -25,6 +25,16 @@ def test_policies_meet_the_same_arrivals() -> None:
     fair, fcfs = compared("fair", "fcfs").runs
     assert [s.offered for s in fair] == [s.offered for s in fcfs]
     assert [t.offered for t in fair[0].tenants] == [t.offered for t in fcfs[0].tenants]
+
+
+def test_gaps_are_those_of_the_busiest_tenants_whenever_they_come() -> None:
+    """Eight tenants send one request each before the two come that have work waiting for minutes."""
+    arrivals = [Arrival(0.1 * n, 20, 2, tenant=f"early-{n}") for n in range(8)]
+    arrivals += [Arrival(1.0 + n / 1000, 400, 50, tenant=f"busy-{n // 60}") for n in range(120)]
+    policy = parse_simulated_policy("fcfs,max_num_seqs=4,overload=unbounded", DEVICE)
+    summary = simulate_run(policy, arrivals, DEVICE, Objective())
+    assert summary.gap_tokens > 50 * (400 + 2 * 50)
+    assert busiest(arrivals) == {"busy-0", "busy-1", *(f"early-{n}" for n in range(6))}
 
 
 def test_capacity_is_what_a_full_machine_completes() -> None:

@@ -62,3 +62,28 @@ def test_a_rule_that_makes_no_sense_is_refused_by_name(rule: str) -> None:
 def test_a_flood_that_makes_no_sense_is_refused(text: str) -> None:
     with pytest.raises(OptionError, match="--flood"):
         Flood.parse(text)
+
+
+def test_a_scheduler_is_never_told_the_length_of_an_answer_as_what_was_declared() -> None:
+    trace = tuple(Arrival(float(n), 10, 1 + n % 900) for n in range(1000))
+    assert {arrival.max_tokens for arrival in Workload(trace).arrivals(1)} == {1024}
+    longer = (*trace, Arrival(1000.0, 10, 1025))
+    assert {arrival.max_tokens for arrival in Workload(longer).arrivals(1)} == {2048}
+    assert Workload(longer).assumed == 2048
+
+
+def test_what_the_trace_or_the_command_line_says_is_declared() -> None:
+    trace = (Arrival(0.0, 10, 5, max_tokens=7), Arrival(1.0, 10, 5), Arrival(2.0, 10, 600))
+    assert [a.max_tokens for a in Workload(trace).arrivals(1)] == [7, 1024, 1024]
+    assert [a.max_tokens for a in Workload(trace, max_tokens=50).arrivals(1)] == [50, 50, 1024]
+    assert Workload(trace, max_tokens=50).assumed is None and Workload(trace[:1]).assumed is None
+
+
+def test_what_nobody_declared_leaves_room_for_the_prompt() -> None:
+    trace = (Arrival(0.0, 100, 5), Arrival(1.0, 1000, 100))
+    assert [a.max_tokens for a in Workload(trace, context=1100).arrivals(1)] == [1000, 100]
+
+
+def test_a_flood_declares_as_those_do_whom_it_resembles() -> None:
+    arrivals = Workload(TRACE, tenants="app:1", floods=(Flood.parse("noisy:20@60+30"),)).arrivals(1)
+    assert {a.max_tokens for a in arrivals if a.tenant == "noisy"} == {1024}

@@ -69,6 +69,13 @@ def test_it_prints_the_comparison_and_writes_the_files(trace: Path, tmp_path: Pa
     assert "<svg" in (tmp_path / "report.html").read_text()
 
 
+def test_what_requests_are_taken_to_declare_is_said(trace: Path, simulate: Simulate) -> None:
+    assert "max_tokens 1,024, of which the trace says nothing" in simulate(trace).out
+    assert "of which the trace says nothing" not in simulate(trace, "--max-tokens", 64).out
+    small = simulate(trace, "--policy", "fair,max_model_len=128,kv_tokens=2048")
+    assert small.runs[0]["completed"] == 60
+
+
 def test_a_cache_that_is_off_or_larger_is_compared(tmp_path: Path, simulate: Simulate) -> None:
     path = tmp_path / "conversations.jsonl"
     told = [{"timestamp": 9000 * n, "hash_ids": [n % 5, 5 + n // 5, *([n + 100] * (n % 2))]} for n in range(30)]
