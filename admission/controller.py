@@ -1,9 +1,11 @@
 """The core: every decision between a request's arrival and its last token, made of timed events alone."""
 
 from collections.abc import Callable, Collection, Iterable
+from collections.abc import Sequence as Listed
 
 from admission.aging import Aging
 from admission.backlog import Backlog, DrainMeter
+from admission.idle_calibration import IdleCalibration, work_of_shape
 from admission.kv.copy_time import CopyTime
 from admission.kv.memory import FuturePeak, Gate
 from admission.kv.swap_choice import SwapChoice
@@ -17,6 +19,7 @@ from admission.prefill_sizer import PrefillSizer
 from admission.request import Asked
 from admission.scheduling_policy import SchedulingPolicy
 from admission.step_time import Pipeline, StepTimeModel
+from backend.calibration_steps import CalibrationStep
 from backend.paged_kv.block_names import BlockName
 from backend.scheduler.batch import Batch, StepOutput
 from backend.scheduler.retention import Retention
@@ -89,8 +92,12 @@ class Controller:
         control: AdmissionControl,
         expiry: Expiry,
         step_time: StepTimeModel,
+        calibrates: bool = False,
     ) -> None:
+        """`calibrates`: whether whoever owns the device is to run calibration steps."""
         self.scheduler = scheduler
+        self.calibrates = calibrates
+        self.idle_calibration = IdleCalibration(scheduler.config, step_time)
         self.in_flight = scheduler.in_flight  # planned and not yet accounted for, the oldest first
         self.lengths, self.step_time = lengths, step_time
         self.backlog, self.drain, self.control = backlog, drain, control
@@ -160,6 +167,25 @@ class Controller:
         self.control.policy_changed(policy, aging)
         self._tell(lambda observer: observer.policy_changed(policy, now))
 
+    def calibrate(self, now: float) -> CalibrationStep | None:
+        """Returns the calibration step to run next, if one is due and there is nothing else to do; no step is planned
+        until it is `calibrated`.
+        """
+        if not self.calibrates or self.scheduler.has_work:
+            return None
+        step = self.idle_calibration.begin(now)
+        if step is not None:
+            self._tell(lambda observer: observer.calibrating(step, now))
+        return step
+
+    def calibrated(self, measured: Listed[tuple[CalibrationStep, float]], now: float) -> None:
+        """Learn what calibration steps took, in seconds: all those of the start, or the one that ran while idle, which
+        may have been lost.
+        """
+        self.idle_calibration.end(measured, now)
+        self.step_time.calibrate([(work_of_shape(step), seconds) for step, seconds in measured])
+        self._tell(lambda observer: observer.calibrated(measured, now))
+
     def credit(self, tenant: str) -> float:
         """Returns the tenant's credit, in the unit of account; below 0 it is in debt."""
         return self._ordering.credit(tenant)
@@ -171,7 +197,7 @@ class Controller:
     def schedule(self, now: float) -> Batch | None:
         """Plan the next step; returns None when there is nothing to compute, or as many are in flight as may be."""
         scheduler = self.scheduler
-        if scheduler.is_full:
+        if scheduler.is_full or self.idle_calibration.is_running:
             return None
         if self._expiry.next_due < now:
             self._expire(now)

@@ -104,6 +104,7 @@ class CoreConfig:
     memory: MemoryGate = MemoryGate.FORECAST
     min_free_blocks: int = 0
     memory_risk: float = RISK  # of the forecast
+    calibration: bool = True  # whether steps are run for what they take, before the first and while there are none
     charges_recompute: bool = False  # in tokens: whether tenants pay for what a preemption has computed again
     swap: Swap = Swap.MEASURED
     between_turns: Between = Between.MEASURED
@@ -157,7 +158,10 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
     estimator = Estimator(scheduler, backlog, pipeline, model, lengths, aging, ledger.prepaid)
     control = AdmissionControl(_overload_config(config), scheduler, backlog, drain, lengths, estimator)
     expiry = _expiry(config, estimator)
-    return Controller(scheduler, ordering, ledger, copy_time, lengths, backlog, drain, pipeline, control, expiry, model)
+    return Controller(
+        *(scheduler, ordering, ledger, copy_time, lengths, backlog, drain, pipeline, control, expiry, model),
+        calibrates=config.calibration,
+    )
 
 
 def _overload_config(config: CoreConfig) -> OverloadConfig:

@@ -20,6 +20,9 @@ they have a decimal point; all other times are in seconds. How earlier versions 
     ["pin", t, tenant, blocks]       of its prompts, which stay cached for it and on its account; no others do any more
     ["extend", t, id, tokens]
     ["policy", t, [weights, offsets, bounds, may_wait]]
+    ["calibrate", t, decodes, context of each, prefills, computed tokens before each, tokens of each]
+                the device is idle, and runs a step of this shape for what it takes
+    ["calibrated", t, [[a shape as in `calibrate`, elapsed] ...]]    what such steps took, or those before the first
     ["plan", t, step or null, decodes, checksum, [[id, tokens of prefill] ...], [preempted ...], [why, head] | null,
      {tenant: limit of its own that it is passed over for} or null for the same as before,
      [[each that was given up since the last plan, why] ...]]
@@ -43,6 +46,7 @@ that decides anything else shows at the first step that differs.
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Sequence as Listed
 from contextlib import contextmanager, suppress
 from itertools import chain
 from json.encoder import encode_basestring_ascii
@@ -57,6 +61,7 @@ from admission.event_log_names import (
     OBSTACLES,
     REFUSALS,
     VERSION,
+    asked_of,
     core_entry,
     engine_entry,
     policy_entry,
@@ -69,6 +74,7 @@ from admission.outcome import AdmissionRefused
 from admission.request import Asked, AskedPrompt
 from admission.scheduling_policy import SchedulingPolicy
 from admission.step_time import StepTime, StepTimeModel
+from backend.calibration_steps import CalibrationStep
 from backend.config import EngineConfig
 from backend.errors import ConfigError
 from backend.paged_kv.block_names import BlockName
@@ -154,6 +160,13 @@ class EventLog(CoreObserver):
 
     def policy_changed(self, policy: SchedulingPolicy, now: float) -> None:
         self._log("policy", now, policy_entry(policy))
+
+    def calibrating(self, step: CalibrationStep, now: float) -> None:
+        self._log("calibrate", now, *step)
+
+    def calibrated(self, measured: Listed[tuple[CalibrationStep, float]], now: float) -> None:
+        said = [f"[{','.join(map(str, step))},{self._moment(seconds)}]" for step, seconds in measured]
+        self._write(f'["calibrated",{self._moment(now)},[{",".join(said)}]]')
 
     def scheduled(self, step: ScheduledStep | None, now: float) -> None:
         """Write a plan. Lines of each step and of each request are put together by hand: the encoder takes twice as
@@ -284,20 +297,6 @@ def check_version(entry: Entry) -> None:
         raise LogError(1, f"a log of version {entry[1]}; this is version {VERSION}")
 
 
-def asked_of(entry: Entry) -> Asked:
-    """Reads a `request` entry. Raises `ValueError` or `TypeError` where it is none."""
-    _, _, name, tenant, key, tier, size, first, last, interval, prompts, refusal = entry
-    each = tuple(AskedPrompt(*prompt) for prompt in prompts)
-    asked = Asked(name, tenant, key, tier, size, first, last, interval, each, refusal)
-    texts, numbers = (name, tenant, key or "", tier or "", refusal or ""), (size, first or 0, last or 0, interval or 0)
-    lengths = [length for prompt in each for length in (prompt.prompt_tokens, prompt.most)]
-    if not (each or refusal) or not all(isinstance(length, int) and length > 0 for length in lengths):
-        raise ValueError("a request has prompts and answers of at least one token")
-    if not all(isinstance(text, str) for text in texts) or not all(isinstance(n, int | float) for n in numbers):
-        raise ValueError("a request has names, and seconds")
-    return asked
-
-
 def _text(text: str | None) -> str:
     return "null" if text is None else encode_basestring_ascii(text)
 
@@ -372,6 +371,11 @@ class _Replay:
         elif kind == "pin":
             tenant, runs = said
             self._core.pin_prefixes(tenant, self._names.of(runs), now)
+        elif kind == "calibrate":
+            self._core.calibrate(now)
+        elif kind == "calibrated":
+            measured = [(CalibrationStep(*shape), in_seconds(elapsed)) for *shape, elapsed in said[0]]
+            self._core.calibrated(measured, now)
         elif kind == "policy":
             self._core.policy_changed(read_scheduling_policy(said[0]), now)
         elif kind == "gateway":

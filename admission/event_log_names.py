@@ -17,6 +17,7 @@ from admission.core import CoreConfig, MemoryGate, Order, Overload, Unit
 from admission.kv.retention import Between
 from admission.kv.swap_choice import Swap
 from admission.outcome import AdmissionRefused, DeadlineInfeasible, QueueFull, TenantQueueFull
+from admission.request import Asked, AskedPrompt
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
 from backend.config import Batching, EngineConfig, KVAllocation
 from backend.scheduler.scheduled_step import WaitReason
@@ -77,6 +78,7 @@ SINCE: Mapping[str, tuple[int, Any]] = {
     "memory_risk": (13, 1.28),
     "charges_recompute": (13, True),
     "between_turns": (13, "lru"),
+    "calibration": (13, False),
 }
 """By the field's name in the log, the version that was the first to say it, and what it was before."""
 CORE_FIELDS = Names(
@@ -105,6 +107,7 @@ CORE_FIELDS = Names(
         "tenant_max_waiting_seconds": "tenant_max_waiting_seconds",
         "memory_risk": "memory_risk",
         "charges_recompute": "charges_recompute",
+        "calibration": "calibration",
     }
 )
 CHOICES: Mapping[str, Names[Any]] = {  # by the field's name in the log, the values that it may have
@@ -219,3 +222,17 @@ def read_scheduling_policy(entry: list[Any]) -> SchedulingPolicy:
     weights, offsets, bounds, may_wait = entry
     each = tuple(QueueBounds(**dict(zip(BOUNDS, one, strict=True))) for one in bounds)
     return SchedulingPolicy(**dict(zip(POLICY_FIELDS, (weights, tuple(offsets), each, may_wait), strict=True)))
+
+
+def asked_of(entry: list[Any]) -> Asked:
+    """Reads a `request` entry. Raises `ValueError` or `TypeError` where it is none."""
+    _, _, name, tenant, key, tier, size, first, last, interval, prompts, refusal = entry
+    each = tuple(AskedPrompt(*prompt) for prompt in prompts)
+    asked = Asked(name, tenant, key, tier, size, first, last, interval, each, refusal)
+    texts, numbers = (name, tenant, key or "", tier or "", refusal or ""), (size, first or 0, last or 0, interval or 0)
+    lengths = [length for prompt in each for length in (prompt.prompt_tokens, prompt.most)]
+    if not (each or refusal) or not all(isinstance(length, int) and length > 0 for length in lengths):
+        raise ValueError("a request has prompts and answers of at least one token")
+    if not all(isinstance(text, str) for text in texts) or not all(isinstance(n, int | float) for n in numbers):
+        raise ValueError("a request has names, and seconds")
+    return asked

@@ -1,10 +1,12 @@
 """The events of the core, as it tells them to its observers: the event log, telemetry, a monitor of fairness."""
 
 from collections.abc import Collection
+from collections.abc import Sequence as Sequenced
 
 from admission.outcome import AdmissionRefused
 from admission.request import Asked
 from admission.scheduling_policy import SchedulingPolicy
+from backend.calibration_steps import CalibrationStep
 from backend.paged_kv.block_names import BlockName
 from backend.scheduler.batch import StepOutput
 from backend.scheduler.scheduled_step import ScheduledStep
@@ -44,6 +46,12 @@ class CoreObserver:
 
     def policy_changed(self, policy: SchedulingPolicy, now: float) -> None:
         """These weights, classes and bounds hold from now on."""
+
+    def calibrating(self, step: CalibrationStep, now: float) -> None:
+        """The device is idle, and is to run this step for what it takes."""
+
+    def calibrated(self, measured: Sequenced[tuple[CalibrationStep, float]], now: float) -> None:
+        """Calibration steps took these times, in seconds."""
 
     def scheduled(self, step: ScheduledStep | None, now: float) -> None:
         """A step was planned, or none could be. Nothing is told where as many steps are in flight as may be."""

@@ -8,6 +8,7 @@ from admission.step_time import StepTime, StepTimeModel, StepWork
 from backend.config import EngineConfig
 from backend.scheduler.scheduled_step import FixedPrefillBudget, PrefillBudget
 
+LEAST_ERROR = 0.02  # relative, of a step: what it copies is not known before it is planned, and no device is exact
 CAUTION = 2.9
 """The number of mean errors by which a step is predicted to be done early. Of errors that are normal, with a mean
 magnitude of 0.80 sigma, 99 % are below it: 2.33 sigma.
@@ -138,7 +139,8 @@ class PrefillSizer:
             return FixedPrefillBudget(min(self._share, tokens))
         decodes = StepWork(decode_tokens=num_decodes, decode_context=decode_context)
         times = self._model.fitted
-        cautious, alone = interval / (1 + CAUTION * self._model.relative_error), times.seconds(decodes)
+        error = max(self._model.relative_error, LEAST_ERROR)
+        cautious, alone = interval / (1 + CAUTION * error), times.seconds(decodes)
         least = alone + LEFT_TO_PREFILL * (interval - alone)
         copies = _Copies(self._copy_time, self._block)
         return TimedPrefillBudget(decodes, max(cautious, least), times, self._block, tokens, copies)

@@ -13,10 +13,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import isfinite, sqrt
-from operator import add, mul
+from operator import add
 from typing import Any
 
-NUM_COEFFICIENTS = 7
+from admission.least_squares import NUM_COEFFICIENTS, Evidence, non_negative_least_squares
+from admission.step_calibration import Amounts, CalibratedFit, StepCalibration, typical_features
+
 FAR_OFF = 2.0  # a prediction further off than this factor, as the first are, says little about a step's weight
 RECENT = 64  # steps whose errors are remembered
 UNMEASURED = 0.2  # the relative error that is expected before any step was measured
@@ -54,6 +56,12 @@ class StepWork:
             self.prefill_context + other.prefill_context,
             self.prefill_pairs + other.prefill_pairs,
         )
+
+    @property
+    def amounts(self) -> Amounts:
+        """The counts, in the order of the fields."""
+        decodes = self.decode_tokens, self.decode_context
+        return self.prefill_tokens, *decodes, self.prefill_context, self.prefill_pairs
 
     def with_prefill(self, start: int, length: int) -> "StepWork":
         """Returns this and the work of a chunk of `length` tokens behind `start` computed ones."""
@@ -127,44 +135,6 @@ class StepTime:
         )
 
 
-class _Evidence:
-    """The sums that a least-squares fit is solved from."""
-
-    def __init__(self) -> None:
-        self.gram = [[0.0] * NUM_COEFFICIENTS for _ in range(NUM_COEFFICIENTS)]
-        self.moment = [0.0] * NUM_COEFFICIENTS
-
-    def add(
-        self, features: Mapping[int, Sequence[float]], seconds: Sequence[float], weights: Sequence[float], keep: float
-    ) -> None:
-        """Add steps, the oldest first: the values of each feature that any step had so far, what they took, and their
-        weights. The sums so far keep this share of their weight whenever a step is added.
-        """
-        for i, values in features.items():
-            row, weighted = self.gram[i], [weight * x for weight, x in zip(weights, values, strict=True)]
-            for j, others in features.items():
-                row[j] = _faded_sum(row[j], weighted, others, keep)
-            self.moment[i] = _faded_sum(self.moment[i], weighted, seconds, keep)
-
-    def and_newer(self, newer: "_Evidence", keep: float, factor: float) -> "_Evidence":
-        """Returns both together: these keep a share of their weight, as if each step had taken `factor` times
-        as long.
-        """
-        both = _Evidence()
-        share, squared = keep / factor, keep / factor**2
-        for row, older, added in zip(both.gram, self.gram, newer.gram, strict=True):
-            row[:] = [squared * old + new for old, new in zip(older, added, strict=True)]
-        both.moment = [share * old + new for old, new in zip(self.moment, newer.moment, strict=True)]
-        return both
-
-
-def _faded_sum(total: float, xs: Sequence[float], ys: Sequence[float], keep: float) -> float:
-    """Returns the total and the products added to it, before each of which the sum so far is multiplied by `keep`."""
-    for product in map(mul, xs, ys):
-        total = keep * total + product
-    return total
-
-
 class _ErrorSizes:
     """Magnitudes of the relative errors of recent steps, by a running mean that no stall moves by much: what is beyond
     several times the median of the last `RECENT` counts as that (winsorised), and is forgotten as fast as it came.
@@ -205,12 +175,14 @@ class StepTimeModel:
         self.num_steps = 0
         self.observed: Callable[[StepWork, float], object] | None = None  # told of every step first
         self._keep = 1 - 1 / memory
-        self._scale = _typical_features(prior.knee)
-        self._evidence, self._newer = _Evidence(), _Evidence()  # before and since the last fit
+        self._scale = typical_features(prior.knee)
+        self._evidence, self._newer = Evidence(), Evidence()  # before and since the last fit
         self._steps: list[tuple[StepWork, float]] = []  # since the last fit
         self._weights: list[float] = []  # of the first of them, as far as they were asked for
         self._had_prefill = self._was_beyond = False  # whether any of them had prefill, or tokens beyond the knee
         self._sizes = _ErrorSizes(UNMEASURED)
+        self._calibration = StepCalibration(prior.coefficients)
+        self._calibrated: CalibratedFit | None = None
         self._take_prior(prior, prior_weight)
 
     @property
@@ -233,6 +205,24 @@ class StepTimeModel:
             self._learn(self._steps[-TOGETHER:])
             if self.num_steps % (TOGETHER if self.num_steps < 512 else 64) == 0:
                 self._refit()
+
+    def calibrate(self, steps: Iterable[tuple[StepWork, float]]) -> None:
+        """Learn from steps whose shapes were chosen to tell the coefficients apart, and what they took in seconds.
+
+        What they say does not fade: live steps decide what they can tell, and these the rest.
+        """
+        self._weigh()
+        calibration = self._calibration
+        for work, seconds in steps:
+            calibration.add(work.amounts, seconds)
+        if not len(calibration):
+            return
+        knee = self.fitted.knee
+        if not self.num_steps:
+            self._evidence, knee = Evidence(), calibration.knee(knee)
+            self._scale = typical_features(knee)
+        self._calibrated = calibration.fit(knee)
+        self.fitted = self._solved(self._calibrated.and_live(self._evidence), knee)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the state that a later start needs to begin where this one ended."""
@@ -301,16 +291,22 @@ class StepTimeModel:
             fitted, evidence = self._fit(factor)
             self._sizes = _ErrorSizes(_median([abs(error) for error in self._errors(fitted)]))
         self.fitted, self._evidence = fitted, evidence
-        self._newer, self._steps, self._weights = _Evidence(), [], []
+        self._newer, self._steps, self._weights = Evidence(), [], []
         self._had_prefill = self._was_beyond = False
 
-    def _fit(self, factor: float) -> tuple[StepTime, _Evidence]:
+    def _fit(self, factor: float) -> tuple[StepTime, Evidence]:
         """Returns a fit in which each step before the last fit counts as `factor` times as long, and its evidence."""
         evidence = self._evidence.and_newer(self._newer, self._keep ** len(self._steps), factor)
+        if self._calibrated is not None:
+            solution = self._calibrated.and_live(evidence)
+            return self._solved(solution, self.fitted.knee), evidence
         start = [factor * c * s for c, s in zip(self.fitted.coefficients, self._scale, strict=True)]
         solution = non_negative_least_squares(evidence.gram, evidence.moment, start)
+        return self._solved(solution, self.fitted.knee), evidence
+
+    def _solved(self, solution: Sequence[float], knee: int) -> StepTime:
         a, b, c, d, e, f, g = (value / scale for value, scale in zip(solution, self._scale, strict=True))
-        return StepTime((a, b, c, d, e, f, g), self.fitted.knee), evidence
+        return StepTime((a, b, c, d, e, f, g), knee)
 
     def _has_drifted(self, fitted: StepTime) -> bool:
         """Returns whether the newest steps are off in common by more than chance might explain."""
@@ -330,39 +326,6 @@ class StepTimeModel:
 
 def _median(values: Collection[float]) -> float:
     return sorted(values)[len(values) // 2]
-
-
-def non_negative_least_squares(
-    gram: Sequence[Sequence[float]], moment: Sequence[float], start: Sequence[float], sweeps: int = 20
-) -> list[float]:
-    """Minimises x·G·x / 2 - m·x over x >= 0 by coordinate descent from `start` (Franc, Hlaváč and Navara, 2005)."""
-    x = list(start)
-    for _ in range(sweeps):
-        has_moved = False
-        for i, row in enumerate(gram):
-            if row[i] <= 0.0:
-                continue
-            slope = moment[i] - _dot_product(row, x)
-            before = x[i]
-            value = before + slope / row[i]
-            x[i] = value = value if value > 0 else 0.0
-            if abs(value - before) >= 1e-12:
-                has_moved = True
-        if not has_moved:
-            break
-    return x
-
-
-def _dot_product(a: Sequence[float], b: Sequence[float]) -> float:
-    """Returns the sum of the products, in their order. It is written out because a fit takes 140 of them."""
-    a0, a1, a2, a3, a4, a5, a6 = a
-    b0, b1, b2, b3, b4, b5, b6 = b
-    return a0 * b0 + a1 * b1 + a2 * b2 + a3 * b3 + a4 * b4 + a5 * b5 + a6 * b6
-
-
-def _typical_features(knee: int) -> Coefficients:
-    """Returns scales that bring all features near 1, for the conditioning of the fit."""
-    return (1.0, knee / 2, knee / 16, 64.0 * knee, 4.0 * knee, 256.0 * knee, float(knee))
 
 
 _FORGET = 1 / 64  # share of the mean step that each replaces

@@ -40,7 +40,8 @@ MODULES = (
         f"admission.{name}"
         for name in (
             *("aging", "backlog", "calibration", "controller", "estimate", "event_log", "event_log_blocks"),
-            *("event_log_names", "ledger", "output_length", "overload", "prefill_sizer", "step_time"),
+            *("event_log_names", "idle_calibration", "least_squares", "ledger", "output_length", "overload"),
+            *("prefill_sizer", "step_calibration", "step_time"),
         )
     ),
     *(f"admission.kv.{name}" for name in ("memory", "retention", "return_time", "swap_choice")),

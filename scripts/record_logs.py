@@ -79,6 +79,7 @@ SCENES: dict[str, Record] = {
     "give_ups": log_scenes.give_ups,
     "controlled_delay": log_scenes.controlled_delay,
     "requests": log_scenes.requests,
+    "calibration": log_scenes.calibration,
 }
 RUNS: dict[str, Record] = {
     "fair": partial(random_run, CoreConfig(weights={"acme": 2.0, "beta": 0.5}), 1, learned=True, num_blocks=24),
@@ -132,7 +133,9 @@ RUNS: dict[str, Record] = {
         num_host_blocks=40,
         block_copy_seconds=1e-5,
     ),
-    "cache_off": partial(random_run, CoreConfig(memory_risk=1.28), 15, rounds=50, is_shared=True, prefix_cache=False),
+    "cache_off": partial(
+        random_run, CoreConfig(memory_risk=1.28, calibration=False), 15, rounds=50, is_shared=True, prefix_cache=False
+    ),
     "many_answers": many_answers,
     "flood": flood,
 }

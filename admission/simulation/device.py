@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from admission.core import CoreConfig
+from admission.idle_calibration import work_of_shape
 from admission.scheduling_policy import SchedulingPolicy
 from admission.simulation.arrival import ClassTarget
 from admission.simulation.errors import OptionError
 from admission.step_time import StepTime, StepWork
+from backend.calibration_steps import CalibrationStep, calibration_series
 from backend.config import EngineConfig
 
 Seconds = Callable[[StepWork], float]
@@ -73,6 +75,11 @@ class Device:
     kv_tokens: int  # what its memory holds beside the model
     kv_bytes_per_token: float | None = None  # None: nobody says
     served: Served | None = None  # what was recorded on it
+
+    def calibration(self, engine: EngineConfig) -> list[tuple[CalibrationStep, float]]:
+        """Returns what the calibration steps of an engine take on it, in seconds."""
+        steps = [step for series in calibration_series(engine) for step in series]
+        return [(step, self.seconds(work_of_shape(step))) for step in steps]
 
 
 # Llama-3-8B on an A100 of 80 GB: microsoft/sarathi-serve, the profile of Agrawal et al. (2024); 128 KiB of KV a token.

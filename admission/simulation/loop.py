@@ -101,6 +101,8 @@ class Loop:
         self._requests: dict[Sequence, _RunningRequest] = {}  # of the requests that a gateway let in
         self._extensions: dict[Sequence, _Extension] = {}
         self._sessions = Sessions()
+        if core.calibrates:
+            core.calibrated(device.calibration(self._engine), 0.0)
 
     def run(self, arrivals: Iterable[Arrival], until: float = inf) -> float:
         """Run all arrivals, in order of time, to their ends or to a time; returns when the last step ended, in

@@ -16,9 +16,9 @@ from pathlib import Path
 from statistics import median_low
 from typing import NamedTuple
 
-from admission.event_log import Entry, LogError, ReplayMismatch, asked_of, make_configs, replay
+from admission.event_log import Entry, LogError, ReplayMismatch, make_configs, replay
 from admission.event_log_format import in_seconds
-from admission.event_log_names import read_scheduling_policy
+from admission.event_log_names import asked_of, read_scheduling_policy
 from admission.request import AsIfRead, Asked, AskedPrompt
 from admission.simulation.arrival import NO_TARGET, Arrival, ClassTarget
 from admission.simulation.contents import Content

@@ -20,6 +20,7 @@ from admission.outcome import QueueFull
 from admission.prefill_sizer import PrefillSizer
 from admission.simulation.fairness_monitor import FairnessMonitor
 from admission.step_time import Pipeline, StepTimeModel, StepWork
+from backend.calibration_steps import CalibrationStep
 from backend.config import EngineConfig
 from backend.scheduler.batch import NO_TOKEN, Batch, StepOutput
 from backend.scheduler.scheduled_step import NewToken
@@ -86,6 +87,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.ends: Counter[Sequence] = Counter()
         self.tokens: Counter[Sequence] = Counter()
         self.now = self.busy = 0.0
+        self.calibrating: CalibrationStep | None = None
         self.names = count()
         self.totals = astuple(self.scheduler.counters)
 
@@ -132,9 +134,10 @@ class CoreMachine(RuleBasedStateMachine):
         batch = self.core.schedule(self.now)
         assert self.twin.plan(self.now) == batch, "other names, times or weights changed a plan"
         if batch is not None:
+            assert self.calibrating is None, "a step beside one of calibration"
             self.check_step(batch, waited)
             self.flying.append(batch)
-        elif may_plan and len(self.scheduler.waiting):
+        elif may_plan and not self.calibrating and len(self.scheduler.waiting):
             assert self.scheduler.wait_reason is not None or self.scheduler.preempted, "somebody waits for no reason"
         ended = self.core.take_ended()
         assert self.twin.take_ended() == [sequence.id for sequence in ended]
@@ -143,6 +146,25 @@ class CoreMachine(RuleBasedStateMachine):
             self.end_early(sequence)
         if self.monitor:
             self.monitor.update()
+
+    @rule()
+    def calibrate(self) -> None:
+        """The device runs a step for what it takes, if it has nothing else to do."""
+        step = self.core.calibrate(self.now)
+        assert self.twin.calibrate(self.now) == step
+        if step is not None:
+            assert self.calibrating is None, "one at a time"
+            assert not self.flying and all(s.status is SequenceStatus.FINISHED for s in self.sequences)
+            self.calibrating = step
+
+    @precondition(lambda self: self.calibrating)
+    @rule(seconds=st.floats(0.0001, 2), is_lost=st.booleans())
+    def calibrated(self, seconds: float, is_lost: bool) -> None:
+        assert self.calibrating is not None
+        measured = [] if is_lost else [(self.calibrating, seconds)]
+        self.calibrating = None
+        self.core.calibrated(measured, self.now)
+        self.twin.calibrated(measured, self.now)
 
     @precondition(lambda self: self.flying)
     @rule(elapsed=st.floats(0.001, 2), failed=st.sampled_from((0, 0, 0, 1, 2)))
@@ -259,6 +281,8 @@ class CoreMachine(RuleBasedStateMachine):
         assert len(list(replay(self.log))) == len(self.log)
 
     def drain(self) -> None:
+        if self.calibrating:
+            self.calibrated(0.001, is_lost=False)
         while self.scheduler.has_work:
             while True:
                 before = len(self.flying)
@@ -322,6 +346,12 @@ class Twin:
 
     def plan(self, now: float) -> Batch | None:
         return self._core.schedule(now + SHIFT)
+
+    def calibrate(self, now: float) -> CalibrationStep | None:
+        return self._core.calibrate(now + SHIFT)
+
+    def calibrated(self, measured: list[tuple[CalibrationStep, float]], now: float) -> None:
+        self._core.calibrated(measured, now + SHIFT)
 
     def take_ended(self) -> list[str]:
         return [sequence.id for sequence in self._core.take_ended()]

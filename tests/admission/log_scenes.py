@@ -8,6 +8,7 @@ from admission.core import CoreConfig, MemoryGate, Order, Overload
 from admission.outcome import AdmissionRefused, DeadlineInfeasible, QueueFull, TenantQueueFull
 from admission.request import Asked, AskedPrompt
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
+from backend.calibration_steps import calibration_series
 from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from tests.admission.staged_core import StagedCore
@@ -385,4 +386,23 @@ def requests() -> list[str]:
     stage.core.requested(
         Asked("cmpl-5", "b", "key-2", None, 80, None, None, None, open_end, "StoreUnavailable"), stage.now
     )
+    return stage.run()
+
+
+def calibration() -> list[str]:
+    """Steps are run for what they take before the first request and between two; one of them is lost."""
+    stage = StagedCore(CoreConfig())
+    steps = [step for series in calibration_series(stage.engine) for step in series]
+    stage.core.calibrated([(step, stage.took(step)) for step in steps], stage.now)
+    for n in range(6):
+        stage.arrive(f"runs-{n}")
+        stage.run()
+        stage.now += 5.0
+        step = stage.core.calibrate(stage.now)
+        assert step is not None and stage.core.calibrate(stage.now) is None
+        stage.arrive(f"waits-for-calibration-{n}")
+        assert not stage.plan() and not stage.launched
+        stage.now += stage.took(step)
+        stage.core.calibrated([(step, stage.took(step))] if n != 3 else [], stage.now)
+        stage.run()
     return stage.run()

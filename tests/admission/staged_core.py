@@ -5,9 +5,11 @@ from typing import Any
 
 from admission.core import PRIOR, CoreConfig
 from admission.event_log import make_logged_core
+from admission.idle_calibration import work_of_shape
 from admission.ledger import work_of
 from admission.outcome import AdmissionRefused
 from admission.step_time import StepTime, StepTimeModel
+from backend.calibration_steps import CalibrationStep
 from backend.config import EngineConfig
 from backend.paged_kv.block_names import BlockName, BlockNames
 from backend.scheduler.scheduled_step import ScheduledStep
@@ -98,6 +100,10 @@ class StagedCore(ClockedCore):
         """Serve until nothing can run any more; returns the lines of the log."""
         self.drain()
         return self.lines
+
+    def took(self, step: CalibrationStep) -> float:
+        """Returns how long a calibration step takes."""
+        return TRUE.seconds(work_of_shape(step)) * self.random.uniform(0.8, 1.25)
 
     def _took(self, step: ScheduledStep) -> float:
         return true_seconds(step, self.random)

@@ -159,9 +159,12 @@ def stalled_run() -> tuple[Watch, Controller]:
     simulated = parse_simulated_policy(
         "order=fair,max_num_batched_tokens=512,max_num_seqs=192,prefill_chunk=512", DEVICE
     )
-    device = replace(DEVICE, seconds=StallingDevice().seconds)
+    stalling = StallingDevice()
+    device = replace(DEVICE, seconds=stalling.seconds)
     core, watch = simulated.make_core(), Watch(device)
-    Loop(core, device, watch, simulated.engine.max_model_len).run(arrivals)
+    loop = Loop(core, device, watch, simulated.engine.max_model_len)
+    stalling.time = 0.0  # calibration is over
+    loop.run(arrivals)
     return watch, core
 
 

@@ -1,0 +1,69 @@
+"""Calibration steps have shapes that tell apart what the steps of a busy engine cannot.
+
+An engine with much to do fills every step: prefill and decode tokens add up to the budget, and contexts grow with the
+number of decodes. What each costs is not to be seen in such steps, only what they cost together. So an engine computes
+steps of few and many tokens over short and long contexts, before it serves, and one at a time while it is idle.
+"""
+
+from typing import NamedTuple
+
+from backend.config import EngineConfig
+
+SHORT = 16  # tokens of context
+LONG = 8192  # tokens of context, at most
+MOST_TOGETHER = 32  # chunks in one step
+APART = 4  # times as large as the one before it in its series
+
+
+class CalibrationStep(NamedTuple):
+    """The shape of a step: so many decodes, each over `context` tokens, and chunks of `length` tokens behind `start`
+    computed ones.
+    """
+
+    num_decodes: int = 0
+    context: int = 0
+    num_prefills: int = 0
+    start: int = 0
+    length: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_decodes + self.num_prefills * self.length
+
+
+Series = list[CalibrationStep]
+"""Shapes of one kind, each of at most `APART` times the work of the one before."""
+
+
+def calibration_series(config: EngineConfig) -> list[Series]:
+    """Return the shapes that this engine can compute, in series of growing work."""
+    budget, most = config.max_num_batched_tokens, config.max_num_seqs
+    tokens = config.num_blocks * config.block_size
+    longest = max(1, min(config.max_model_len - 1, LONG))
+    decodes = _growing(1, most)
+    lengths = _growing(min(16, budget, longest), min(budget, longest), 2)
+    series = [
+        [CalibrationStep(num_prefills=1, length=length) for length in lengths],
+        [CalibrationStep(count, min(SHORT, longest)) for count in decodes],
+    ]
+    for count in decodes:
+        contexts = _growing(min(SHORT, longest), min(longest, max(SHORT, tokens // count)))
+        series.append([CalibrationStep(count, context) for context in contexts[1:]])
+    for length in {lengths[0]: 0, lengths[len(lengths) // 2]: 0, lengths[-1]: 0}:
+        starts = _growing(min(SHORT, longest), longest - length) if longest - length >= SHORT else []
+        series.append([CalibrationStep(num_prefills=1, start=start, length=length) for start in starts[1:]])
+    together = min(MOST_TOGETHER, most, budget // lengths[0])
+    if longest - lengths[0] >= SHORT and together > 1:
+        starts = _growing(SHORT, min(longest - lengths[0], max(SHORT, tokens // together)))
+        series.append([CalibrationStep(0, 0, together, start, lengths[0]) for start in starts[1:]])
+    rooms = [(count, min(lengths[-1], budget - count)) for count in decodes[1:] if budget > count]
+    series.append([CalibrationStep(count, min(SHORT, longest), 1, 0, room) for count, room in rooms])
+    return [each for each in series if each]
+
+
+def _growing(first: int, last: int, apart: int = APART) -> list[int]:
+    """Return whole numbers from the first to the last, each at most `apart` times the one before."""
+    found = [first]
+    while found[-1] < last:
+        found.append(min(last, found[-1] * apart))
+    return found
