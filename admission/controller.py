@@ -18,7 +18,7 @@ from admission.overload import AdmissionControl, Expiry
 from admission.prefill_sizer import PrefillSizer
 from admission.request import Asked
 from admission.scheduling_policy import SchedulingPolicy
-from admission.step_time import Pipeline, StepTimeModel
+from admission.step_time import Pipeline, StepTimeModel, StepWork
 from backend.calibration_steps import CalibrationStep
 from backend.paged_kv.block_names import BlockName
 from backend.scheduler.batch import Batch, StepOutput
@@ -26,6 +26,11 @@ from backend.scheduler.retention import Retention
 from backend.scheduler.scheduled_step import NewToken, ScheduledStep
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
+
+RESERVE = 1 / 3
+"""Of the time that a deadline leaves for a first token, the last share, in which a prompt waits for nobody that comes
+later: where the queue is as long as deadlines allow, all are as late, and what comes too late was computed for nothing.
+"""
 
 
 class TenantHooks:
@@ -43,6 +48,8 @@ class TenantHooks:
         lengths: OutputLengths,
         swap_choice: SwapChoice,
         retention: Retention,
+        model: StepTimeModel,
+        pipeline: Pipeline,
     ) -> None:
         self.prefill_budget = sizer.prefill_budget
         self.swaps = swap_choice.swaps
@@ -52,6 +59,13 @@ class TenantHooks:
         self._gate = gate
         self._forecast = forecast
         self._lengths = lengths
+        self._model, self._pipeline = model, pipeline
+
+    def prefill_in_time(self, sequence: Sequence, due: float, scheduled: ScheduledStep, room: int) -> float:
+        """As many as such steps can compute behind those in flight, with `RESERVE` of its time left."""
+        seconds = self._model.fitted.seconds(StepWork(room, scheduled.batch.num_decodes, scheduled.decode_context))
+        now = scheduled.planned_at + self._pipeline.remaining(scheduled.planned_at)
+        return (due - RESERVE * (due - sequence.arrival) - now) / seconds * room
 
     def admits(
         self, sequence: Sequence, running: Iterable[Sequence], num_free: int, num_held: int, num_kept: int

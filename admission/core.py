@@ -149,7 +149,7 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
     swap_choice = SwapChoice(config.swap, engine, model)
     retention = make_retention(config.between_turns)
     gate = _gate(config, forecast)
-    hooks = TenantHooks(ordering, ledger, sizer, gate, forecast, lengths, swap_choice, retention)
+    hooks = TenantHooks(ordering, ledger, sizer, gate, forecast, lengths, swap_choice, retention, model, pipeline)
     waiting = ordering if isinstance(ordering, FairQueue) else HoldingQueue(ordering)
     scheduler = Scheduler(engine, waiting, hooks)
     clock = tariff if isinstance(tariff, EngineTimeTariff) else EngineTimeTariff(model)

@@ -67,6 +67,7 @@ ENGINE_FIELDS = Names(
         "num_host_blocks": "num_host_blocks",
         "block_copy_seconds": "block_copy_seconds",
         "copies_run_ahead": "copies_run_ahead",
+        "prefill_overtaking": "prefill_overtaking",
     }
 )
 SINCE: Mapping[str, tuple[int, Any]] = {
@@ -74,6 +75,7 @@ SINCE: Mapping[str, tuple[int, Any]] = {
     "num_host_blocks": (13, 0),
     "block_copy_seconds": (13, 0.0),
     "copies_run_ahead": (13, False),
+    "prefill_overtaking": (13, 0.0),
     "swap": (13, "measured"),
     "memory_risk": (13, 1.28),
     "charges_recompute": (13, True),

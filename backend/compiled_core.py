@@ -31,7 +31,8 @@ MODULES = (
         for name in (
             *("accounting", "allowances", "batch", "between_turns", "block_tables", "forking", "holdings"),
             *("hooks", "joining"),
-            *("kv_accounts", "kv_manager", "lost_steps", "pin", "pinned_prefixes", "preemption", "prefix_hit"),
+            *("kv_accounts", "kv_manager", "lost_steps", "pin", "pinned_prefixes", "preemption"),
+            *("prefill_order", "prefix_hit"),
             *("retention", "scheduled_step", "scheduler", "sequence", "swapping", "tenant_limits"),
         )
     ),

@@ -36,6 +36,7 @@ class EngineConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     prefill_chunk: int | None = 256  # tokens of one prompt a step computes at most; None: whole prompts only
+    prefill_overtaking: float = 0.5  # of a running prompt's tokens, those of shorter ones that may go first; 0: none
     batching: Batching = Batching.CONTINUOUS
     kv_allocation: KVAllocation = KVAllocation.PAGED
     steps_in_flight: int = 2
@@ -54,6 +55,7 @@ class EngineConfig:
             f"max_num_seqs {self.max_num_seqs} exceeds max_num_batched_tokens {self.max_num_batched_tokens}: "
             "every running sequence takes one token of each step; raise the budget or lower max_num_seqs",
         )
+        _require(self.prefill_overtaking >= 0, f"prefill_overtaking must be at least 0, got {self.prefill_overtaking}")
         self._check_chunk()
         capacity = self.num_blocks * self.block_size
         _require(

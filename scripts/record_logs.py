@@ -85,7 +85,7 @@ RUNS: dict[str, Record] = {
     "fair": partial(random_run, CoreConfig(weights={"acme": 2.0, "beta": 0.5}), 1, learned=True, num_blocks=24),
     "fair_tokens": partial(random_run, BOUNDED, 2, losses=0.02, steps_in_flight=1),
     "fair_crowded": partial(random_run, CROWDED, 3, num_blocks=16, max_preemptions=1),
-    "fcfs": partial(random_run, FCFS, 4, num_blocks=20),
+    "fcfs": partial(random_run, FCFS, 4, num_blocks=20, prefill_overtaking=0.0),
     "round_robin": partial(random_run, CoreConfig(order=Order.ROUND_ROBIN, unit=Unit.TOKENS, confidence=0.8), 5),
     "shortest_first": partial(random_run, CoreConfig(order=Order.SHORTEST_FIRST, memory=MemoryGate.MINIMUM_FREE), 6),
     "vtc": partial(random_run, VTC, 7, num_blocks=20),

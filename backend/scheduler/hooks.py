@@ -1,11 +1,12 @@
 """Scheduler hooks make the choices that the scheduler leaves to whoever knows about tenants, classes and time."""
 
 from collections.abc import Iterable
+from math import inf
 from typing import Protocol
 
 from backend.config import EngineConfig
 from backend.scheduler.retention import KeepRecent, Retention
-from backend.scheduler.scheduled_step import FixedPrefillBudget, PrefillBudget
+from backend.scheduler.scheduled_step import FixedPrefillBudget, PrefillBudget, ScheduledStep
 from backend.scheduler.sequence import Sequence
 
 
@@ -21,6 +22,12 @@ class SchedulerHooks(Protocol):
 
         There is at least one decode. The prefill is at most `tokens`. `interval` is the tightest time between tokens
         promised to any of those running, in seconds.
+        """
+        ...
+
+    def prefill_in_time(self, sequence: Sequence, due: float, scheduled: ScheduledStep, room: int) -> float:
+        """Return how many tokens of prefill may be computed, its own among them, for the first token of `sequence` to
+        be safely in time, which is of no use after `due`: steps from `scheduled` on have its decodes and `room`.
         """
         ...
 
@@ -65,6 +72,9 @@ class DefaultHooks:
         self, num_decodes: int, decode_context: int, interval: float | None, tokens: int
     ) -> PrefillBudget:
         return FixedPrefillBudget(tokens)
+
+    def prefill_in_time(self, sequence: Sequence, due: float, scheduled: ScheduledStep, room: int) -> float:
+        return inf
 
     def admits(
         self, sequence: Sequence, running: Iterable[Sequence], num_free: int, num_held: int, num_kept: int

@@ -5,7 +5,6 @@ Iteration-level scheduling is Orca's (Yu et al., 2022), paged memory with preemp
 """
 
 from collections import deque
-from operator import attrgetter
 
 from backend.config import Batching, EngineConfig
 from backend.paged_kv.block_pool import BlockPool
@@ -19,13 +18,13 @@ from backend.scheduler.joining import Joining
 from backend.scheduler.kv_manager import KVManager
 from backend.scheduler.lost_steps import DeviceResync, TokenBudget
 from backend.scheduler.preemption import Preemption
+from backend.scheduler.prefill_order import PrefillOrder
 from backend.scheduler.prefix_hit import PrefixHit
 from backend.scheduler.scheduled_step import FixedPrefillBudget, NewToken, PrefillBudget, ScheduledStep, WaitReason
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from backend.scheduler.tenant_limits import TenantLimits
 from backend.scheduler.waiting_queue import WaitingQueue
 
-_BY_CLASS = attrgetter("priority_class")
 _RUNNING, _FINISHED = SequenceStatus.RUNNING, SequenceStatus.FINISHED  # see `kv_manager`: looking them up takes time
 _OWN_LIMITS = (WaitReason.TOKENS, WaitReason.ALLOWANCE)
 _LACKS = (WaitReason.SLOTS, WaitReason.MEMORY)
@@ -64,6 +63,7 @@ class Scheduler:
         self.ended: list[Sequence] = []  # by planning, and not taken yet
         self._joining = Joining(config, self.kv_manager, self._limits, self._preemption, self.hooks)
         self._forking = Forking(config, self.kv_manager)
+        self._prefill_order = PrefillOrder(config, self.hooks)
         self._accounting = Accounting(self.kv_manager, self.counters)
         self._is_static = config.batching is Batching.STATIC
         self._next_step = 0
@@ -168,7 +168,7 @@ class Scheduler:
         self.kv_manager.begin(now)
         self.wait_reason, self.waiting_head = None, None
         self.preempted.clear()
-        while not (scheduled := self._plan_step()).sequences:
+        while not (scheduled := self._plan_step(now)).sequences:
             assert not scheduled.admitted, "a sequence was admitted to a step that does not take place"
             self._resync.untold += scheduled.hits
             if scheduled.paused and self._preemption.yield_to_oldest(scheduled):
@@ -183,19 +183,19 @@ class Scheduler:
         if scheduled.paused:
             self._preemption.yield_to_oldest(scheduled)
         self._next_step += 1
-        scheduled.planned_at = now
         self.in_flight.append(scheduled)
         self.kv_manager.blocks.swapping.plan(scheduled.batch)
         if self._resync.out_of_sync:
             self._resync.add_to(scheduled)
         return scheduled.batch
 
-    def _plan_step(self) -> ScheduledStep:
+    def _plan_step(self, now: float) -> ScheduledStep:
         """Plan decodes before prefills: each costs one token and makes the whole step worth its reading of the weights.
 
         A decode that is left out delays a token that a client waits for; a prefill goes on in the next step.
         """
         scheduled = ScheduledStep.empty(self._next_step)
+        scheduled.planned_at = now
         if self._resync.untold:
             self._resync.tell_hits(scheduled)
         prefilling = self._plan_decodes(scheduled)
@@ -241,40 +241,23 @@ class Scheduler:
         return prefilling
 
     def _plan_prefills(self, prefilling: list[Sequence], scheduled: ScheduledStep) -> None:
-        """Plan chunks by class, then by admission; those who wait come before those of a lower class who run.
+        """Plan chunks by class, then as `PrefillOrder` says; those who wait come before those who run where that lets
+        them.
 
-        Otherwise a long prompt of a low class, once it runs, would keep urgent newcomers waiting for all its chunks. A
-        decode is not overtaken so: it takes one token of a step, a prefill takes all that is left.
+        Otherwise a long prompt, once it runs, would keep newcomers waiting for all its chunks, be they more urgent or
+        much shorter. A decode is not overtaken so: it takes one token of a step, a prefill takes all that is left.
         """
         interval = min([s.token_interval for s in scheduled.sequences if s.token_interval is not None], default=None)
         budget = self.prefill_budget(scheduled.batch.num_decodes, scheduled.decode_context, interval)
-        prefilling.sort(key=_BY_CLASS)
-        for sequence in prefilling:
-            if sequence.priority_class:
-                self._admit_waiting(scheduled, budget, sequence.priority_class)
+        for sequence in self._prefill_order.begin(prefilling):
+            self._admit_waiting(scheduled, budget, sequence)
             if sequence.status is not _RUNNING:
                 continue
             hit = self._forking.find(sequence, scheduled, budget)
-            length = self._chunk(sequence, hit, budget)
+            length = self._prefill_order.chunk(sequence, hit, budget)
             if self._take(sequence, hit, scheduled) and length:
                 self._prefill(sequence, length, scheduled, budget)
         self._admit_waiting(scheduled, budget, None)
-
-    def _chunk(self, sequence: Sequence, hit: PrefixHit, budget: PrefillBudget) -> int:
-        """Return how many tokens of a prefill this step can compute beside what was found; 0 when it does not fit.
-
-        What another sequence computes in this very step is not computed twice, but found in the next; nor is what the
-        host has, beyond a block that keeps the step from having no row.
-        """
-        if hit.is_being_computed:
-            return 0
-        found = hit.num_blocks * self.config.block_size
-        start, uncomputed = sequence.num_computed_tokens + found, sequence.num_uncomputed_tokens - found
-        if hit.is_cut:
-            return budget.fits(start, self.config.block_size)
-        if self.config.prefill_chunk is None:
-            return uncomputed if budget.fits(start, uncomputed) == uncomputed else 0
-        return budget.fits(start, min(uncomputed, self.config.prefill_chunk))
 
     def _prefill(self, sequence: Sequence, length: int, scheduled: ScheduledStep, budget: PrefillBudget) -> None:
         start = sequence.num_computed_tokens
@@ -292,18 +275,22 @@ class Scheduler:
         self._forking.take(sequence, hit, scheduled)
         return True
 
-    def _admit_waiting(self, scheduled: ScheduledStep, budget: PrefillBudget, above: int | None) -> None:
-        """Admit heads of the queue, all or those of a class more urgent than `above`.
+    def _admit_waiting(self, scheduled: ScheduledStep, budget: PrefillBudget, before: Sequence | None) -> None:
+        """Admit heads of the queue, all or those that may go before one that runs.
 
         A head that does not fit stops admission: if others overtook it while they fit, a large one would starve. Only a
         limit of its own tenant lets it be overtaken, since it would delay other tenants for a matter of its own.
         """
-        closed = self._is_static and bool(self.running or self.in_flight)
+        closed, order = self._is_static and bool(self.running or self.in_flight), self._prefill_order
         while (sequence := self._head()) is not None:
-            if above is not None and sequence.priority_class >= above:
+            if before is not None and sequence.priority_class > before.priority_class:
                 break
             hit = self._forking.find(sequence, scheduled, budget)
-            length = self._chunk(sequence, hit, budget)
+            if before is not None:
+                left = sequence.num_uncomputed_tokens - hit.num_blocks * self.config.block_size
+                if not order.goes_before(sequence, left, before, scheduled, budget):
+                    break
+            length = order.chunk(sequence, hit, budget)
             self.wait_reason = self._joining.why_wait(sequence, hit, length, scheduled, closed=closed)
             if self.wait_reason in _OWN_LIMITS:
                 self._held_tenants.hold(sequence.tenant, self.wait_reason)
@@ -316,6 +303,7 @@ class Scheduler:
                 break
             self.waiting.remove(sequence)
             self._start(sequence, hit, scheduled)
+            order.admitted(sequence, before)
             if length:
                 self._prefill(sequence, length, scheduled, budget)
 

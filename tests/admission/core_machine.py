@@ -33,14 +33,21 @@ MAX_WAITING = 12
 NAMES = {"a": "c", "b": "a", "c": "b"}  # of the twin's tenants
 
 
-def small_engine(num_blocks: int, depth: int, chunk: int | None, most: int) -> EngineConfig:
+def small_engine(num_blocks: int, depth: int, chunk: int | None, most: int, overtaking: float) -> EngineConfig:
     """One that runs out of memory; `most`: preemptions of one sequence."""
     tokens, budget = min(20, num_blocks * 4), 20 if chunk is None else 8
-    return EngineConfig(num_blocks, tokens, 4, 4, budget, chunk, steps_in_flight=depth, max_preemptions=most)
+    return EngineConfig(
+        num_blocks, tokens, 4, 4, budget, chunk, overtaking, steps_in_flight=depth, max_preemptions=most
+    )
 
 
 ENGINES = st.builds(
-    small_engine, st.integers(5, 16), st.integers(1, 2), st.sampled_from([None, 1, 5]), st.sampled_from([1, 3])
+    small_engine,
+    st.integers(5, 16),
+    st.integers(1, 2),
+    st.sampled_from([None, 1, 5]),
+    st.sampled_from([1, 3]),
+    st.sampled_from([0.0, 0.5, 2.0]),
 )
 CONFIGS = st.builds(
     CoreConfig,

@@ -90,6 +90,7 @@ def _engine(random: Random) -> EngineConfig:
         prefill_chunk=random.choice((5, 16)),
         steps_in_flight=random.randint(1, 2),
         max_preemptions=random.choice((1, 8)),
+        prefill_overtaking=random.choice((0.0, 0.5, 2.0)),
     )
 
 

@@ -58,13 +58,14 @@ def test_a_long_prompt_pauses_in_mid_prefill_for_shorter_urgent_ones_and_loses_n
     assert all(map(as_if_alone, [long, *urgent]))
 
 
-def test_a_long_prompt_of_the_same_class_does_not_pause() -> None:
+@pytest.mark.parametrize(("length", "shorter_first"), [(110, False), (60, False), (12, True)])
+def test_a_long_prompt_pauses_for_those_of_its_class_that_are_much_shorter(length: int, shorter_first: bool) -> None:
     bench = Bench()
     long = bench.arrive(prompt=110, output=4, level=0)
     bench.step()
-    shorter = bench.arrive(prompt=12, output=4, level=0, tenant="a")
+    other = bench.arrive(prompt=length, output=4, level=0, tenant="a")
     bench.drain()
-    assert bench.order == [long, shorter]
+    assert bench.order == ([other, long] if shorter_first else [long, other])
 
 
 def test_a_long_prompt_in_mid_prefill_gives_its_memory_to_urgent_ones_and_starts_again() -> None:

@@ -1,0 +1,140 @@
+"""The order in which prompts are computed that hold slots, and which of those that wait may go before them.
+
+A prompt of many steps would keep all of its class waiting that come after it, and taking turns in equal shares would
+keep everyone waiting for everyone. So of one class, who has fewer tokens left goes first (shortest remaining processing
+time: Schrage, 1968), and only where it costs the other no promise (least slack: SLAI, 2025). It goes before one that
+was admitted earlier
+
+- while the other is still expected to have its first token in time, with all that goes before it, and
+- while all that went before the other since it was admitted is at most `prefill_overtaking` of its own prefill.
+
+Bound. A sequence that is admitted with n tokens to compute waits, of its class, for those that were admitted earlier
+and for at most `prefill_overtaking` * n tokens of those that come later, whatever arrives. So each of them progresses.
+"""
+
+from operator import attrgetter
+
+from backend.config import Batching, EngineConfig
+from backend.scheduler.hooks import SchedulerHooks
+from backend.scheduler.prefix_hit import PrefixHit
+from backend.scheduler.scheduled_step import PrefillBudget, ScheduledStep
+from backend.scheduler.sequence import Sequence
+
+_BY_CLASS = attrgetter("sequence.priority_class")
+
+
+class _Prefill:
+    """A sequence that holds a slot and has tokens of its prompt left to compute, and those that may go before it."""
+
+    __slots__ = ("may_wait_for", "sequence")
+
+    def __init__(self, sequence: Sequence, may_wait_for: int) -> None:
+        self.sequence = sequence
+        self.may_wait_for = may_wait_for  # tokens
+
+
+class PrefillOrder:
+    """Keeps those that prefill in the order in which steps serve them: by class, then as the module says.
+
+    A place is found when a sequence is admitted, at O(prefills); later ones move it back by no more than they may.
+    Static batches, in which all are admitted together, are served in the order of admission.
+    """
+
+    def __init__(self, config: EngineConfig, hooks: SchedulerHooks) -> None:
+        self._config, self._hooks = config, hooks
+        self._share = config.prefill_overtaking if config.batching is Batching.CONTINUOUS else 0.0
+        self._line: list[_Prefill] = []
+        self._room = 0  # tokens of prefill that the step has room for, once somebody asks
+
+    def begin(self, prefilling: list[Sequence]) -> list[Sequence]:
+        """Return those that prefill as this step is planned, given in the order of admission, as it serves them.
+
+        Those that were done, and are not because a step was lost, come first in their class.
+        """
+        self._room = 0
+        if self._share:
+            places = {prefill.sequence: prefill for prefill in self._line}
+            known = set(prefilling)
+            line = [_Prefill(s, 0) for s in prefilling if s not in places]
+            line += [prefill for prefill in self._line if prefill.sequence in known]
+        else:
+            line = [_Prefill(sequence, 0) for sequence in prefilling]
+        line.sort(key=_BY_CLASS)
+        self._line = line
+        return [prefill.sequence for prefill in line]
+
+    def goes_before(
+        self, head: Sequence, left: int, running: Sequence, scheduled: ScheduledStep, budget: PrefillBudget
+    ) -> bool:
+        """Return True if a sequence that waits, with `left` tokens to compute, may go before one of those that prefill,
+        and so before all behind that one.
+        """
+        ahead = left + sum([_left(prefill.sequence) for prefill in self._line])
+        for prefill in reversed(self._line):
+            if not self._yields(prefill, head, left, ahead, scheduled, budget):
+                return False
+            if prefill.sequence is running:
+                return True
+            ahead -= _left(prefill.sequence)
+        return False
+
+    def admitted(self, sequence: Sequence, before: Sequence | None) -> None:
+        """Give an admitted sequence its place, before one that `goes_before` allowed it to overtake, or behind all of
+        its class.
+        """
+        left, level = sequence.num_uncomputed_tokens, sequence.priority_class
+        line = [prefill for prefill in self._line if prefill.sequence is not sequence]  # it may have given way just now
+        place = len(line)
+        if before is None:
+            while place and line[place - 1].sequence.priority_class > level:
+                place -= 1
+        else:
+            while place and line[place - 1].sequence is not before:
+                place -= 1
+            place = max(0, place - 1)
+            for prefill in line[place:]:
+                if prefill.sequence.priority_class == level:
+                    prefill.may_wait_for -= left
+        line.insert(place, _Prefill(sequence, int(self._share * left)))
+        self._line = line
+
+    def _yields(
+        self,
+        prefill: _Prefill,
+        head: Sequence,
+        left: int,
+        ahead: int,
+        scheduled: ScheduledStep,
+        budget: PrefillBudget,
+    ) -> bool:
+        """Return True if it may wait for the head, and is in time where it is done after `ahead` tokens."""
+        running = prefill.sequence
+        if head.priority_class != running.priority_class:
+            return head.priority_class < running.priority_class
+        if left > prefill.may_wait_for or left >= _left(running):
+            return False
+        if running.first_token_by is None:
+            return True
+        if not self._room:
+            self._room = max(1, budget.fits(0, self._config.max_num_batched_tokens))
+        return ahead <= self._hooks.prefill_in_time(running, running.first_token_by, scheduled, self._room)
+
+    def chunk(self, sequence: Sequence, hit: PrefixHit, budget: PrefillBudget) -> int:
+        """Return how many tokens of a prefill this step can compute beside what was found; 0 when it does not fit.
+
+        What another sequence computes in this very step is not computed twice, but found in the next; nor is what the
+        host has, beyond a block that keeps the step from having no row.
+        """
+        if hit.is_being_computed:
+            return 0
+        found = hit.num_blocks * self._config.block_size
+        start, uncomputed = sequence.num_computed_tokens + found, sequence.num_uncomputed_tokens - found
+        if hit.is_cut:
+            return budget.fits(start, self._config.block_size)
+        if self._config.prefill_chunk is None:
+            return uncomputed if budget.fits(start, uncomputed) == uncomputed else 0
+        return budget.fits(start, min(uncomputed, self._config.prefill_chunk))
+
+
+def _left(sequence: Sequence) -> int:
+    return max(0, sequence.num_admitted_tokens - sequence.num_computed_tokens)
