@@ -148,7 +148,7 @@ class _CurrentStep:
     seconds: float
     decodes: int
     decode_context: int
-    in_progress: int  # prefill tokens of those running, of classes as urgent
+    in_progress: int  # prefill tokens of those running that go before it
     priority_class: int  # of whose estimate it is
     giving_way: int | None = None  # those running that would give their slots to its class; counted when asked for
 
@@ -235,16 +235,15 @@ class Estimator:
         scheduler = self._scheduler
         scheduled = scheduler.in_flight[-1] if scheduler.in_flight else None
         decodes, context = (scheduled.batch.num_decodes, scheduled.decode_context) if scheduled else (0, 0)
-        running, in_progress = scheduler.running.values(), 0
-        for prefilling in [s for s in running if s.num_computed_tokens < s.num_admitted_tokens]:
-            if prefilling.priority_class <= sequence.priority_class:
-                in_progress += prefilling.num_admitted_tokens - prefilling.num_computed_tokens
+        running = scheduler.running.values()
         interval = min([s.token_interval for s in running if s.token_interval is not None], default=None)
         budget = scheduler.token_budget - decodes
         mean_context = (len(sequence.prompt) + cached) // 2
         prefill = max(1, scheduler.prefill_budget(decodes, context, interval).fits(mean_context, budget))
         work = StepWork(prefill, decodes, context, mean_context, prefill * mean_context)
         seconds = self._model.fitted.seconds(work)
+        left = self._backlog.total.tokens + len(sequence.prompt) - cached
+        in_progress = scheduler.num_prefill_tokens_before(sequence, left, prefill)
         return _CurrentStep(prefill, seconds, decodes, context, in_progress, sequence.priority_class)
 
     def _decoding(self, tokens: float, sequence: Sequence, step: _CurrentStep) -> float:

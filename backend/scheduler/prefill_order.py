@@ -2,7 +2,7 @@
 
 A prompt of many steps would keep all of its class waiting that come after it, and taking turns in equal shares would
 keep everyone waiting for everyone. So of one class, who has fewer tokens left goes first (shortest remaining processing
-time: Schrage, 1968), and only where it costs the other no promise (least slack: SLAI, 2025). It goes before one that
+time: Schrage, 1968), and so does whose first token is due earlier (least slack: SLAI, 2025). It goes before one that
 was admitted earlier
 
 - while the other is still expected to have its first token in time, with all that goes before it, and
@@ -12,6 +12,7 @@ Bound. A sequence that is admitted with n tokens to compute waits, of its class,
 and for at most `prefill_overtaking` * n tokens of those that come later, whatever arrives. So each of them progresses.
 """
 
+from math import inf
 from operator import attrgetter
 
 from backend.config import Batching, EngineConfig
@@ -69,14 +70,22 @@ class PrefillOrder:
         """Return True if a sequence that waits, with `left` tokens to compute, may go before one of those that prefill,
         and so before all behind that one.
         """
+        if not self._room:
+            self._room = max(1, budget.fits(0, self._config.max_num_batched_tokens))
+        return running in self.yielding(head, left, scheduled, self._room)
+
+    def yielding(self, sequence: Sequence, left: int, scheduled: ScheduledStep, room: int) -> list[Sequence]:
+        """Return those that prefill which would let one go first that waits, with `left` tokens to compute, the last in
+        the order first: steps from `scheduled` on have `room` for prefill.
+        """
+        found = []
         ahead = left + sum([_left(prefill.sequence) for prefill in self._line])
         for prefill in reversed(self._line):
-            if not self._yields(prefill, head, left, ahead, scheduled, budget):
-                return False
-            if prefill.sequence is running:
-                return True
+            if not self._yields(prefill, sequence, left, ahead, scheduled, room):
+                break
+            found.append(prefill.sequence)
             ahead -= _left(prefill.sequence)
-        return False
+        return found
 
     def admitted(self, sequence: Sequence, before: Sequence | None) -> None:
         """Give an admitted sequence its place, before one that `goes_before` allowed it to overtake, or behind all of
@@ -99,25 +108,16 @@ class PrefillOrder:
         self._line = line
 
     def _yields(
-        self,
-        prefill: _Prefill,
-        head: Sequence,
-        left: int,
-        ahead: int,
-        scheduled: ScheduledStep,
-        budget: PrefillBudget,
+        self, prefill: _Prefill, head: Sequence, left: int, ahead: int, scheduled: ScheduledStep, room: int
     ) -> bool:
         """Return True if it may wait for the head, and is in time where it is done after `ahead` tokens."""
         running = prefill.sequence
         if head.priority_class != running.priority_class:
             return head.priority_class < running.priority_class
-        if left > prefill.may_wait_for or left >= _left(running):
+        if left > prefill.may_wait_for or (left >= _left(running) and _due(head) >= _due(running)):
             return False
-        if running.first_token_by is None:
-            return True
-        if not self._room:
-            self._room = max(1, budget.fits(0, self._config.max_num_batched_tokens))
-        return ahead <= self._hooks.prefill_in_time(running, running.first_token_by, scheduled, self._room)
+        due = running.first_token_by
+        return due is None or ahead <= self._hooks.prefill_in_time(running, due, scheduled, room)
 
     def chunk(self, sequence: Sequence, hit: PrefixHit, budget: PrefillBudget) -> int:
         """Return how many tokens of a prefill this step can compute beside what was found; 0 when it does not fit.
@@ -138,3 +138,7 @@ class PrefillOrder:
 
 def _left(sequence: Sequence) -> int:
     return max(0, sequence.num_admitted_tokens - sequence.num_computed_tokens)
+
+
+def _due(sequence: Sequence) -> float:
+    return inf if sequence.first_token_by is None else sequence.first_token_by

@@ -135,6 +135,28 @@ def test_a_prompt_waits_for_none_that_would_make_it_late(
     bench.drain()
 
 
+@pytest.mark.parametrize(("due", "goes_first"), [(4.0, True), (5.0, False), (None, False)])
+def test_a_prompt_with_less_time_goes_before_a_longer_one_that_can_wait(due: float | None, goes_first: bool) -> None:
+    bench = roomy(prefill_overtaking=1.0)
+    running = begun(bench, 64, first_token_by=5.0)
+    head = bench.add(60, 2)
+    head.first_token_by = due
+    bench.plan()
+    assert list(prefilled(bench)) == [head.id if goes_first else running.id]
+    bench.drain()
+
+
+def test_the_tokens_before_a_newcomer_are_those_of_prompts_that_do_not_wait_for_it() -> None:
+    bench = roomy(prefill_overtaking=0.25)
+    begun(bench, 100, priority_class=1), begun(bench, 128)
+    bench.plan()
+    newcomer, before = bench.add(4, 2), bench.scheduler.num_prefill_tokens_before
+    assert [before(newcomer, left, BUDGET) for left in (4, 32, 33)] == [0, 0, 128 - 2 * BUDGET]
+    newcomer.priority_class = 1
+    assert before(newcomer, 4, BUDGET) == 128 - 2 * BUDGET, "and the one of its own class waits"
+    bench.drain()
+
+
 def test_a_step_that_was_lost_leaves_everyone_a_place() -> None:
     bench = roomy(steps_in_flight=2)
     begun(bench, 40)
