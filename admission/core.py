@@ -100,7 +100,7 @@ class CoreConfig:
     quantum: float = 0.05  # in the unit, for a tenant of weight 1: seconds of engine time, or tokens
     debt_limit: float = 0.25  # what a tenant may be in debt and still have urgent work admitted, in the unit
     weights: Mapping[str, float] = field(default_factory=dict)  # by tenant; 1 where it says nothing
-    seconds_per_class: float = 2.0  # of waiting, that make up for one class
+    seconds_per_class: float = 20.0  # of waiting, that make up for one class
     memory: MemoryGate = MemoryGate.FORECAST
     min_free_blocks: int = 0
     memory_risk: float = RISK  # of the forecast

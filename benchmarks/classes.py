@@ -5,7 +5,7 @@ conversations of 2023 (`benchmarks.overload`). Interactive requests are 40 % of 
 batch requests come at 120 % of it for three minutes: of the same tenant, or of another one that weighs as much. Times
 to the first token, in seconds, of what arrives in those three minutes; medians over seeds, with the extremes.
 
-Classes age as in the default policy (`batch` 20 s behind the first class), and 4 s behind it.
+Classes age as in the default policy (`batch` 40 s behind the first class), and 4 s behind it.
 """
 
 import sys

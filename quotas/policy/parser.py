@@ -9,7 +9,6 @@ from quotas.policy.limit import TENANT_ONLY, Budget, Limit, Rate, Resource
 from quotas.policy.policy import (
     AGING_STEP,
     ALL_MODELS,
-    BATCH_AGING,
     CLASSES,
     DEFAULTS,
     SCOPES,
@@ -68,20 +67,12 @@ def _read_lateness(section: Section) -> Lateness:
 
 
 def _read_aging(section: Section, above: list[ClassPolicy]) -> float:
-    aging = section.value("aging", units.duration, _default_aging(section, above))
+    aging = section.value("aging", units.duration, above[-1].aging + AGING_STEP if above else 0.0)
     if not above and aging:
         section.wrong("aging", "the first class is overtaken by none: leave it out")
     if above and aging < above[-1].aging:
         section.wrong("aging", f"is shorter than that of {above[-1].name}, which is more urgent")
     return aging
-
-
-def _default_aging(section: Section, above: list[ClassPolicy]) -> float:
-    """Return the aging of a class that says nothing: one without targets is for batch work."""
-    if not above:
-        return 0.0
-    step = above[-1].aging + AGING_STEP
-    return step if {"ttft", "time_per_output_token"} & set(section.names) else max(step, BATCH_AGING)
 
 
 def _read_queue(section: Section | None) -> QueueLimits:

@@ -200,8 +200,7 @@ def _version(
     return sha256(json.dumps(content, default=str, sort_keys=True).encode()).hexdigest()[:12]
 
 
-AGING_STEP = 2.0  # seconds, from one class to the next
-BATCH_AGING = 20.0  # seconds, of a class without targets at least: it yields to those that have any
+AGING_STEP = 20.0  # seconds, from one class to the next: what it is worth is in docs/policies.md
 
 CLASSES = (
     ClassPolicy(
@@ -224,7 +223,7 @@ CLASSES = (
         name="batch",
         level=2,
         service_tiers=("flex",),
-        aging=BATCH_AGING,
+        aging=2 * AGING_STEP,
         queue=QueueLimits(requests=4096, seconds=3600.0),
     ),
 )

@@ -43,9 +43,9 @@ def test_a_class_is_read_with_all_its_fields() -> None:
     assert second == ClassPolicy("b", 1, ("fast", "priority"), 0.5, 0.05, 3.0, QueueLimits(256, 10**6, 2**26, 30.0))
 
 
-def test_classes_age_by_two_seconds_each_unless_they_say() -> None:
+def test_classes_age_by_twenty_seconds_each_unless_they_say() -> None:
     found = parsed("classes: {a: {}, b: {ttft: 1s}, c: {}, d: {aging: 1min}, e: {}}").classes
-    assert [entry.aging for entry in found] == [0.0, 2.0, 20.0, 60.0, 62.0]
+    assert [entry.aging for entry in found] == [0.0, 20.0, 40.0, 60.0, 80.0]
 
 
 def test_a_tenant_is_read_with_all_its_fields() -> None:
