@@ -82,8 +82,9 @@ def show_shares(report: Report, seeds: Sequence[int], moments: Sequence[float]) 
     every = [run for runs in found.values() for run in runs]
     worst = max(abs(share * len(true) - 1) for _, true, _ in every for share in true.values())
     report.at_most("true share of an equal tenant, off a fair one by, worst tenant and seed", worst, 0.02)
-    growth = max((gaps[-1] - gaps[0]) / (moments[-1] - moments[0]) for _, _, gaps in every)
-    report.at_most("growth of the gap in true engine time, share of the time, worst seed", growth, 0.01)
+    since, until = moments[-2:]  # a gap within its bound builds up for as long as the longest answers take
+    growth = max((gaps[-1] - gaps[-2]) / (until - since) for _, _, gaps in every)
+    report.at_most(f"growth of the gap in true engine time after {since:g} s, share of the time", growth, 0.01)
 
 
 Row = dict[str, object]

@@ -14,10 +14,10 @@ def test_each_strategy_has_a_name_of_its_own() -> None:
 def test_honesty_gains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.strategies.STRATEGIES", (Strategy("honest"), Strategy("early", first_by=2.0)))
     report = Report("strategies")
-    show_strategies(report, (1,), 10.0)
-    (rows,) = report.tables.values()
-    assert [row["gain"] for row in rows] == [Spread(0.0, 0.0, 0.0, 1)] * 2
-    assert report.targets[0].met
+    show_strategies(report, (1,), 60.0)
+    ((honest, early),) = report.tables.values()
+    assert isinstance(honest["gain"], Spread) and abs(honest["gain"].median) < 0.03
+    assert early["gain"] == Spread(0.0, 0.0, 0.0, 1)
 
 
 def test_the_strategist_asks_as_it_does_and_the_others_honestly() -> None:
