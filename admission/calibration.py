@@ -1,89 +1,41 @@
 """Turns estimates of first and last tokens into bounds that hold as often as they say.
 
 Each estimate of a waiting sequence is compared with what is measured once the token comes; the errors of the past, by
-class, are what the next bounds are made of (conformal prediction).
+class, tenant and length of the prompt, are what the next bounds are made of. A bound that passes without its token is
+known to be missed then, and not when the token comes: in a burst, all that is told until then is told the less.
 """
 
-from bisect import bisect_left, bisect_right, insort
-from collections import defaultdict, deque
-from math import ceil
+from collections import defaultdict
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import count
 from typing import NamedTuple
 
+from admission.conformal import ConformalBound, Groups
 from admission.estimate import Estimate
 from backend.scheduler.sequence import Sequence
 
-WINDOW = 300  # residuals remembered
-ENOUGH = 20  # residuals before they are believed
-COLD_MARGIN = 0.25  # of the estimate: the margin before that
-ADAPTATION_RATE = 0.01
-
-
-class ConformalBound:
-    """Upper bounds that hold with probability `confidence`, learned from estimates and what was measured then."""
-
-    def __init__(self, confidence: float, rate: float = ADAPTATION_RATE, relative_from: float | None = None) -> None:
-        """`rate`: by how much of a miss the miss rate adapts; small where residuals come in long after their bounds.
-        `relative_from`: the shortest estimate of which residuals are multiples; None: they are differences.
-        """
-        if not 0 < confidence < 1:
-            raise ValueError(f"confidence must be between 0 and 1, got {confidence}")
-        self._target = self._miss_rate = 1 - confidence
-        self._rate = rate
-        self._relative_from = relative_from
-        self._recent: deque[float] = deque()
-        self._sorted: list[float] = []
-        self._margin: float | None = None  # the residual that bounds allow for; None: to be found
-
-    def bound(self, estimate: float) -> float:
-        """Returns the bound, which is at least 0 and monotone in the estimate."""
-        if self._margin is None:
-            count = len(self._sorted)
-            if count < ENOUGH:
-                return estimate * (1 + COLD_MARGIN)
-            rank = min(count, ceil((count + 1) * (1 - self._miss_rate)))
-            self._margin = self._sorted[max(rank, 1) - 1]
-        bound = estimate + self._unit(estimate) * self._margin
-        return bound if bound > 0 else 0.0
-
-    def beyond(self, estimate: float, least: float) -> float:
-        """Returns a value in place of a measurement of which only the least is known: the median of those with a larger
-        residual (Efron's redistribution to the right, 1967, in one piece).
-        """
-        unit = self._unit(estimate)
-        first = bisect_right(self._sorted, (least - estimate) / unit)
-        larger = len(self._sorted) - first
-        return estimate + unit * self._sorted[first + larger // 2] if larger else least
-
-    def observe(self, estimate: float, measured: float, missed: bool) -> None:
-        """Learns from one measurement; `missed` says that it was above the bound that was given."""
-        residual = (measured - estimate) / self._unit(estimate)
-        if len(self._recent) == WINDOW:
-            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
-        self._recent.append(residual)
-        insort(self._sorted, residual)
-        moved = self._miss_rate + self._rate * (self._target - missed)
-        self._miss_rate = min(max(moved, self._target / 10), 1 - (1 - self._target) / 10)
-        self._margin = None
-
-    def _unit(self, estimate: float) -> float:
-        return 1.0 if self._relative_from is None else max(estimate, self._relative_from)
-
-
 CONFIDENCE = 0.9  # of the bounds that are reported to clients
 DONE_CONFIDENCE = 0.5  # that one admitted is done by its deadline: an answer that is cut short was computed in vain
-LAST_RATE = 0.003  # of adaptation; a third of what first tokens have
-FIRST_RELATIVE_FROM, LAST_RELATIVE_FROM = 0.5, 1e-3  # seconds; no error is taken relative to a shorter estimate
+FIRST_RATE = 0.03  # of adaptation: some 30 promises, as many as are open at a time, move the miss rate by its target
+LAST_RATE = 0.003  # of what an admission is decided by: last tokens are known late
+FIRST_RELATIVE_FROM, LAST_RELATIVE_FROM = 0.1, 1e-3  # seconds; no error is taken relative to a shorter estimate
 
 
 class LatencyBounds(NamedTuple):
     """Bounds on when a token comes, in seconds from the arrival.
 
-    `reported` goes to the client; `likely`, which holds less often, is what its admission was decided by.
+    `reported` goes to the client; `likely` is what its admission was decided by.
     """
 
     estimate: float
     reported: float
     likely: float
+
+    @property
+    def most(self) -> float:
+        """The later of the two: what a refusal is explained by."""
+        return max(self.reported, self.likely)
 
 
 AT_ONCE = LatencyBounds(0.0, 0.0, 0.0)
@@ -101,9 +53,10 @@ class CalibratedEstimate(NamedTuple):
 class TokenCalibration:
     """Learns the bounds of first tokens, or of last tokens, of one class.
 
-    Errors grow with what is estimated. Only a first token's deadline is held against errors in seconds: in proportion
-    they would be held against long prompts, whose estimates are long. Last tokens come in late, so that what adapts to
-    them has to be slow.
+    Errors grow with what is estimated. Only a first token's deadline is held against errors in seconds, and against
+    those of the whole class: in proportion, or by length, they would be held against long prompts, whose estimates are
+    long. What is reported of last tokens does not adapt to misses, which are known too late for that: hundreds of
+    promises later, adapting to them sways.
     """
 
     def __init__(self, reported: ConformalBound, likely: ConformalBound) -> None:
@@ -113,83 +66,127 @@ class TokenCalibration:
 
     @classmethod
     def of_first_tokens(cls, confidence: float) -> "TokenCalibration":
-        return cls(ConformalBound(CONFIDENCE, relative_from=FIRST_RELATIVE_FROM), ConformalBound(confidence))
+        reported = ConformalBound(CONFIDENCE, FIRST_RATE, FIRST_RELATIVE_FROM, extrapolates=True)
+        return cls(reported, ConformalBound(confidence))
 
     @classmethod
     def of_last_tokens(cls) -> "TokenCalibration":
-        reported, likely = (ConformalBound(c, LAST_RATE, LAST_RELATIVE_FROM) for c in (CONFIDENCE, DONE_CONFIDENCE))
-        return cls(reported, likely)
+        reported = ConformalBound(CONFIDENCE, 0.0, LAST_RELATIVE_FROM)
+        return cls(reported, ConformalBound(DONE_CONFIDENCE, LAST_RATE, LAST_RELATIVE_FROM))
 
-    def bounds(self, estimate: float, least: LatencyBounds = AT_ONCE) -> LatencyBounds:
+    def bounds(self, estimate: float, groups: Groups, least: LatencyBounds = AT_ONCE) -> LatencyBounds:
         """Returns the bounds for an estimate; `least` are those of a token that comes before, or with it."""
         likely = max(self._likely.bound(estimate), least.likely)
-        return LatencyBounds(estimate, max(self._reported.bound(estimate), likely, least.reported), likely)
+        return LatencyBounds(estimate, max(self._reported.bound(estimate, groups), least.reported), likely)
 
-    def came(self, given: LatencyBounds, seconds: float) -> None:
-        """Learns that the token came after so many seconds."""
-        late = seconds > given.reported
+    def passed(self) -> None:
+        """Learns that a token which was reported to have come by now has not."""
+        self._is_known(True)
+
+    def came(self, given: LatencyBounds, groups: Groups, seconds: float, has_passed: bool) -> None:
+        """Learns that the token came after so many seconds; `has_passed` says that its bound is known as missed."""
+        if not has_passed:
+            self._is_known(seconds > given.reported)
+        self._learn(given, groups, seconds, seconds > given.likely)
+
+    def never_came(self, given: LatencyBounds, groups: Groups, least: float, has_passed: bool) -> None:
+        """Learns that the token was given up, which would have come after so many seconds at the least: a miss of any
+        bound.
+        """
+        if not has_passed:
+            self._is_known(True)
+        self._reported.observe(given.estimate, self._reported.beyond(given.estimate, least), groups)
+        self._likely.observe(given.estimate, least)
+        self._likely.adapt(True)
+
+    def gave_up(self, given: LatencyBounds, groups: Groups, least: float) -> None:
+        """Learns that nobody waited any more after so many seconds; whether the bound would have held may be open."""
+        measured = self._reported.beyond(given.estimate, least)
+        self._learn(given, groups, measured, measured > given.likely)
+
+    def _is_known(self, late: bool) -> None:
         self.broken += late
         self.kept += not late
-        self._learn(given, seconds)
+        self._reported.adapt(late)
 
-    def would_have_come(self, given: LatencyBounds, seconds: float) -> None:
-        """Learns that the token would have come after so many seconds at the least, later than any bound."""
-        self.broken += 1
-        self._learn(given, seconds, is_miss=True)
+    def _learn(self, given: LatencyBounds, groups: Groups, seconds: float, is_unlikely: bool) -> None:
+        self._reported.observe(given.estimate, seconds, groups)
+        self._likely.observe(given.estimate, seconds)
+        self._likely.adapt(is_unlikely)
 
-    def gave_up(self, given: LatencyBounds, seconds: float) -> None:
-        """Learns that nobody waited any more after so many seconds; whether the bound would have held may be open."""
-        self.broken += seconds > given.reported
-        self._learn(given, self._reported.beyond(given.estimate, seconds))
 
-    def _learn(self, given: LatencyBounds, seconds: float, *, is_miss: bool = False) -> None:
-        self._reported.observe(given.estimate, seconds, is_miss or seconds > given.reported)
-        self._likely.observe(given.estimate, seconds, is_miss or seconds > given.likely)
+@dataclass(slots=True)
+class _Promise:
+    """What a sequence was told, and which of it is known by now."""
+
+    given: CalibratedEstimate
+    has_first: bool = False  # whether its first token has come
+    first_passed: bool = False  # whether what was reported of it has passed before
+    last_passed: bool = False
 
 
 class EstimateCalibration:
     """Calibrates the estimates of first and of last tokens, each class by its own. Sequences not tracked are ignored.
 
     A sequence that expires before its first token counts as a miss of that bound: the token would have come later
-    still, by the time of its own prefill.
+    still, by the time of its own prefill. O(log open) for each event, and what is kept of groups is bounded.
     """
 
     def __init__(self, decisive: float) -> None:
         """`decisive` is the confidence with which a first token is held against its deadline."""
         self._first = defaultdict[int, TokenCalibration](lambda: TokenCalibration.of_first_tokens(decisive))
         self._last = defaultdict[int, TokenCalibration](TokenCalibration.of_last_tokens)
-        self._open: dict[Sequence, CalibratedEstimate] = {}
+        self._open: dict[Sequence, _Promise] = {}
+        self._due: list[tuple[float, int, bool, Sequence]] = []  # heap of both bounds; what is known leaves it lazily
+        self._numbers = count()
+        self._tolerated = 64  # entries, before those that are known are cleared out
 
-    def calibrate(self, priority_class: int, estimate: Estimate, now: float) -> CalibratedEstimate:
+    def calibrate(self, sequence: Sequence, estimate: Estimate, now: float) -> CalibratedEstimate:
         """Returns the estimate with the bounds that its class has at present."""
-        first = self._first[priority_class].bounds(estimate.first_token)
-        last = self._last[priority_class].bounds(estimate.last_token, first)
+        self._pass(now)
+        first = self._first[sequence.priority_class].bounds(estimate.first_token, _first_groups(sequence))
+        last = self._last[sequence.priority_class].bounds(estimate.last_token, _last_groups(sequence), first)
         return CalibratedEstimate(now, estimate.prefill, first, last)
 
-    def track(self, sequence: Sequence, calibrated: CalibratedEstimate) -> None:
+    def track(self, sequence: Sequence, given: CalibratedEstimate) -> None:
         """Hold the sequence's tokens against these bounds when they come."""
-        self._open[sequence] = calibrated
+        self._open[sequence] = _Promise(given)
+        for is_first, bounds in ((True, given.first_token), (False, given.last_token)):
+            heappush(self._due, (given.arrival + bounds.reported, next(self._numbers), is_first, sequence))
+        if len(self._due) > self._tolerated:
+            self._due = [entry for entry in self._due if self._is_open(entry[3], entry[2])]
+            heapify(self._due)
+            self._tolerated = 2 * len(self._due) + 64
 
     def first_token(self, sequence: Sequence, now: float) -> None:
-        if (calibrated := self._open.get(sequence)) is not None:
-            self._first[sequence.priority_class].came(calibrated.first_token, now - calibrated.arrival)
+        self._pass(now)
+        if (promise := self._open.get(sequence)) is not None:
+            promise.has_first = True
+            given, calibration = promise.given, self._first[sequence.priority_class]
+            calibration.came(given.first_token, _first_groups(sequence), now - given.arrival, promise.first_passed)
 
     def last_token(self, sequence: Sequence, now: float) -> None:
-        if (calibrated := self._open.pop(sequence, None)) is not None:
-            self._last[sequence.priority_class].came(calibrated.last_token, now - calibrated.arrival)
+        self._pass(now)
+        if (promise := self._open.pop(sequence, None)) is not None:
+            given, calibration = promise.given, self._last[sequence.priority_class]
+            calibration.came(given.last_token, _last_groups(sequence), now - given.arrival, promise.last_passed)
 
     def expired(self, sequence: Sequence, now: float) -> None:
-        if (calibrated := self._open.pop(sequence, None)) is None:
+        self._pass(now)
+        if (promise := self._open.pop(sequence, None)) is None:
             return
-        waited = now - calibrated.arrival
+        given, groups = promise.given, _first_groups(sequence)
+        waited = now - given.arrival
         if not sequence.output:
-            least = max(waited, calibrated.first_token.reported) + calibrated.prefill
-            self._first[sequence.priority_class].would_have_come(calibrated.first_token, least)
-        self._last[sequence.priority_class].gave_up(calibrated.last_token, waited)
+            first = self._first[sequence.priority_class]
+            first.never_came(given.first_token, groups, waited + given.prefill, promise.first_passed)
+        self._last[sequence.priority_class].gave_up(given.last_token, _last_groups(sequence), waited)
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: Sequence, now: float) -> None:
         """Stop tracking a sequence that was cancelled: when its tokens would have come stays unknown."""
-        self._open.pop(sequence, None)
+        if sequence in self._open:
+            self._pass(now)
+            del self._open[sequence]
 
     @property
     def coverage(self) -> float:
@@ -200,6 +197,38 @@ class EstimateCalibration:
     def completion_coverage(self) -> float:
         """The share of the bounds on last tokens that held, of those of which it is known."""
         return _coverage(self._last)
+
+    def _pass(self, now: float) -> None:
+        """Learn from the bounds that have passed without their tokens."""
+        while self._due and self._due[0][0] < now:
+            _, _, is_first, sequence = heappop(self._due)
+            if not self._is_open(sequence, is_first):
+                continue
+            if is_first:
+                self._open[sequence].first_passed = True
+                self._first[sequence.priority_class].passed()
+            else:
+                self._open[sequence].last_passed = True
+                self._last[sequence.priority_class].passed()
+
+    def _is_open(self, sequence: Sequence, is_first: bool) -> bool:
+        promise = self._open.get(sequence)
+        return promise is not None and not (is_first and promise.has_first)
+
+
+def _length_class(sequence: Sequence) -> int:
+    """Returns the power of four that is next above the length of the prompt."""
+    return (len(sequence.prompt).bit_length() + 1) // 2
+
+
+def _first_groups(sequence: Sequence) -> Groups:
+    length = _length_class(sequence)
+    return (sequence.tenant, length), length
+
+
+def _last_groups(sequence: Sequence) -> Groups:
+    """By the tenant, answers are told apart already (`OutputLengths`)."""
+    return (_length_class(sequence),)
 
 
 def _coverage(calibrations: dict[int, TokenCalibration]) -> float:

@@ -306,7 +306,7 @@ class Controller:
         answered.
         """
         self._ledger.ended(sequence)
-        self.control.calibration.forget(sequence)
+        self.control.calibration.forget(sequence, now)
         self._leave_queue(sequence, now)
 
     def _queue_preempted(self, now: float) -> None:

@@ -104,7 +104,7 @@ class AdmissionControl:
 
     def _check_deadline(self, sequence: Sequence, now: float) -> None:
         estimate = self._estimator.of(sequence, now)
-        calibrated = self.calibration.calibrate(sequence.priority_class, estimate, now)
+        calibrated = self.calibration.calibrate(sequence, estimate, now)
         if self.refuses_late and self._scheduler.has_work:  # an idle machine refuses nobody
             self._refuse_late(sequence, estimate, calibrated, now)
         self.calibration.track(sequence, calibrated)
@@ -137,7 +137,7 @@ class AdmissionControl:
             return None
         own_doing = estimate.own_wait >= excess
         until = self._until_possible(estimate, slack)
-        return DeadlineInfeasible("first", calibrated.first_token.reported, slack, own_doing, until)
+        return DeadlineInfeasible("first", calibrated.first_token.most, slack, own_doing, until)
 
     def _last_token_late(
         self, sequence: Sequence, estimate: Estimate, calibrated: CalibratedEstimate, now: float
@@ -150,7 +150,7 @@ class AdmissionControl:
             return None
         own_doing = estimate.own_wait >= excess
         until = self._until_possible(estimate, slack - (estimate.last_token - estimate.first_token))
-        return DeadlineInfeasible("last", calibrated.last_token.reported, slack, own_doing, until)
+        return DeadlineInfeasible("last", calibrated.last_token.most, slack, own_doing, until)
 
     def _is_probe(self, late: DeadlineInfeasible) -> bool:
         if late.estimate > BORDERLINE * late.slack:

@@ -40,9 +40,9 @@ MODULES = (
     *(
         f"admission.{name}"
         for name in (
-            *("aging", "backlog", "calibration", "controller", "estimate", "event_log", "event_log_blocks"),
-            *("event_log_names", "idle_calibration", "least_squares", "ledger", "output_length", "overload"),
-            *("prefill_sizer", "step_calibration", "step_time"),
+            *("aging", "backlog", "calibration", "conformal", "controller", "estimate", "event_log"),
+            *("event_log_blocks", "event_log_names", "idle_calibration", "least_squares", "ledger", "output_length"),
+            *("overload", "prefill_sizer", "step_calibration", "step_time"),
         )
     ),
     *(f"admission.kv.{name}" for name in ("memory", "retention", "return_time", "swap_choice")),
