@@ -113,7 +113,7 @@ def test_a_cancelled_one_says_nothing() -> None:
 
 
 def test_a_promise_that_has_passed_is_a_miss_before_its_token_comes() -> None:
-    """As many are open in a burst as were told the same: the next are told more, as soon as these have waited longer."""
+    """The next are told more, as soon as those who were told the same have waited longer."""
     calibration = EstimateCalibration(0.4)
     for n in range(100):
         answered(calibration, estimate(), first=1 + n / 100, last=10.0)
