@@ -14,6 +14,7 @@ from typing import Protocol
 from admission.kv.copy_time import CopyTime
 from admission.orderings.ordering import Ordering
 from admission.step_time import StepTimeModel, StepWork, plain_sum, prefill_pairs
+from backend.scheduler.batch import Batch
 from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence
 
@@ -74,15 +75,22 @@ class EngineTimeTariff:
     def __init__(self, model: StepTimeModel) -> None:
         self._model = model
         self._total = self._parts = 0.0  # running means of a step's time, and of the sum of its marginal parts
+        self._beyond = 0.0  # the same of the share of a step's tokens that is beyond the knee
 
     def costs(self, scheduled: ScheduledStep, seconds: float) -> list[float]:
         batch, decodes = scheduled.batch, scheduled.batch.num_decodes
         model = self._model.fitted
-        _, _, decode, context, _, _, _ = model.coefficients
-        marginal = [decode + context * (start + 1) for start in batch.starts[:decodes]]
-        if decodes < len(batch.starts):
-            chunks = zip(batch.starts[decodes:], batch.lengths[decodes:], strict=True)
-            marginal += [model.of_prefill(start, length) for start, length in chunks]
+        _, _, decode, context, _, _, beyond = model.coefficients
+        if beyond and self._model.is_calibrated:
+            tokens = sum(batch.lengths)
+            share = (tokens - model.knee) / tokens if tokens > model.knee else 0.0
+            self._beyond += (0.02 if self._parts else 1.0) * (share - self._beyond)
+            marginal = self._with_hinge(batch, beyond * share)
+        else:
+            marginal = [decode + context * (start + 1) for start in batch.starts[:decodes]]
+            if decodes < len(batch.starts):
+                chunks = zip(batch.starts[decodes:], batch.lengths[decodes:], strict=True)
+                marginal += [model.of_prefill(start, length) for start, length in chunks]
         parts = plain_sum(marginal)
         if parts <= 0:
             return [seconds / len(marginal)] * len(marginal)
@@ -91,14 +99,29 @@ class EngineTimeTariff:
         self._parts += weight * (parts - self._parts)
         return [part * seconds / parts for part in marginal]
 
+    def _with_hinge(self, batch: Batch, each: float) -> list[float]:
+        """Returns the marginal parts of the rows where what a step takes beyond the knee is `each` for every token of
+        it: growing from nothing to its size, all rows alike, a step passes the knee with all of them (Aumann and
+        Shapley, 1974).
+        """
+        _, prefill, decode, context, prefill_context, pairs, _ = self._model.fitted.coefficients
+        decodes, decode, prefill = batch.num_decodes, decode + each, prefill + each
+        marginal = [decode + context * (start + 1) for start in batch.starts[:decodes]]
+        for start, length in zip(batch.starts[decodes:], batch.lengths[decodes:], strict=True):
+            marginal.append(prefill * length + prefill_context * start + pairs * prefill_pairs(start, length))
+        return marginal
+
     def estimate(self, prompt: int, output: float, cached: int = 0) -> float:
         """Returns the cost with a share of the fixed part of steps; no more than in steps of its own."""
         model = self._model.fitted
-        fixed, _, decode, context, _, _, _ = model.coefficients
-        each = decode + context * (prompt + output / 2)
-        own = output * each
-        if cached < prompt:  # else it starts from a prompt that another answer has computed
-            own += model.of_prefill(cached, prompt - cached)
+        fixed, prefill, decode, context, prefill_context, pairs, beyond = model.coefficients
+        own = output * (decode + context * (prompt + output / 2))
+        computed = max(0, prompt - cached)  # 0: it starts from a prompt that another answer has computed
+        if beyond and self._model.is_calibrated:
+            own += (output + computed) * beyond * self._beyond + prefill * computed
+            own += (prefill_context * cached if computed else 0.0) + pairs * prefill_pairs(cached, computed)
+        elif computed > 0:
+            own += model.of_prefill(cached, computed)
         shared = own * self._total / self._parts if self._parts else own
         return min(shared, own + (1 + output) * fixed)
 

@@ -1,6 +1,6 @@
 """Fits a step's time to steps of known shapes, and keeps what they say beside what the steps of live traffic say.
 
-Errors are relative. Each shape counts by the median of its times, so that one step that stalled changes nothing, and by
+Errors are relative. Each shape counts by a low one of its times, so that steps which stalled change nothing, and by
 less the further it is off the others (Huber, 1964).
 """
 
@@ -12,6 +12,7 @@ from admission.least_squares import NUM_COEFFICIENTS, Evidence, solve_non_negati
 
 REPEATS = 5  # times of one shape that are remembered
 EXACT = 0.01  # a relative error that is held against no shape
+HINGED = 0.75  # of the squared errors with the usual knee: what another has to have less than
 ROUNDS = 3  # in which shapes are weighed by their errors
 FAINT = 1e-6  # the weight of a first guess, which decides what no shape shows
 WORTH = 2.0  # live steps that one shape counts as
@@ -41,7 +42,7 @@ class StepCalibration:
         """Returns the number of tokens at which a hinge fits the steps best, unless the usual one does nearly as
         well.
         """
-        best, least = usual, 0.9 * self.fit(usual).cost - FAINT * len(self._times)
+        best, least = usual, HINGED * self.fit(usual).cost - FAINT * len(self._times)
         for knee in [32 << power for power in range(8)]:
             if (cost := self.fit(knee).cost) < least:
                 least, best = cost, knee
@@ -55,7 +56,7 @@ class StepCalibration:
         """Returns the coefficients of scaled features (`scaled_features`) that fit the steps best."""
         rows = []
         for amounts, times in self._times.items():
-            seconds = _median(times)
+            seconds = _quartile(times)
             rows.append([value / seconds for value in scaled_features(amounts, knee)])
         weights = [1.0] * len(rows)
         for _ in range(ROUNDS):
@@ -124,6 +125,12 @@ def _dot(a: Sequence[float], b: Sequence[float]) -> float:
     for x, y in zip(a, b, strict=True):
         total += x * y
     return total
+
+
+def _quartile(values: Iterable[float]) -> float:
+    """Returns a low value: a machine that does other work too makes a step longer, never shorter."""
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 4]
 
 
 def _median(values: Iterable[float]) -> float:

@@ -186,6 +186,11 @@ class StepTimeModel:
         self._take_prior(prior, prior_weight)
 
     @property
+    def is_calibrated(self) -> bool:
+        """True once steps of chosen shapes have told the coefficients apart."""
+        return self._calibrated is not None
+
+    @property
     def relative_error(self) -> float:
         """The mean of |measured - predicted| / predicted of recent steps, each predicted before it was measured; stalls
         are cut.

@@ -11,7 +11,7 @@ from backend.config import EngineConfig
 
 SHORT = 16  # tokens of context
 LONG = 8192  # tokens of context, at most
-MOST_TOGETHER = 32  # chunks in one step
+MOST_TOGETHER = 16  # chunks in one step
 APART = 4  # times as large as the one before it in its series
 
 
@@ -41,7 +41,7 @@ def calibration_series(config: EngineConfig) -> list[Series]:
     tokens = config.num_blocks * config.block_size
     longest = max(1, min(config.max_model_len - 1, LONG))
     decodes = _growing(1, most)
-    lengths = _growing(min(16, budget, longest), min(budget, longest), 2)
+    lengths = _growing(min(16, budget, longest), min(budget, longest), 1.5)  # on both sides of a knee
     series = [
         [CalibrationStep(num_prefills=1, length=length) for length in lengths],
         [CalibrationStep(count, min(SHORT, longest)) for count in decodes],
@@ -56,14 +56,15 @@ def calibration_series(config: EngineConfig) -> list[Series]:
     if longest - lengths[0] >= SHORT and together > 1:
         starts = _growing(SHORT, min(longest - lengths[0], max(SHORT, tokens // together)))
         series.append([CalibrationStep(0, 0, together, start, lengths[0]) for start in starts[1:]])
-    rooms = [(count, min(lengths[-1], budget - count)) for count in decodes[1:] if budget > count]
+    beside = {min(count, most - 1) for count in decodes[1:]}  # a prompt
+    rooms = [(count, min(lengths[-1], budget - count)) for count in sorted(beside) if 0 < count < budget]
     series.append([CalibrationStep(count, min(SHORT, longest), 1, 0, room) for count, room in rooms])
     return [each for each in series if each]
 
 
-def _growing(first: int, last: int, apart: int = APART) -> list[int]:
-    """Return whole numbers from the first to the last, each at most `apart` times the one before."""
+def _growing(first: int, last: int, apart: float = APART) -> list[int]:
+    """Return whole numbers from the first to the last, each about `apart` times the one before."""
     found = [first]
     while found[-1] < last:
-        found.append(min(last, found[-1] * apart))
+        found.append(min(last, max(found[-1] + 1, int(found[-1] * apart))))
     return found

@@ -4,10 +4,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Listed
 from typing import Protocol
 
+from backend.calibration_steps import CalibrationStep
 from backend.errors import DeviceError, MemoryExhausted
-from backend.scheduler.batch import NO_TOKEN, StepOutput
+from backend.scheduler.batch import NO_TOKEN, Batch, StepOutput
 from backend.scheduler.scheduled_step import NewToken
 from backend.scheduler.sequence import FinishReason, Sequence
 from backend.step_loop import Core, StepLoop
@@ -18,6 +20,7 @@ from backend.worker.executor import Executor
 log = logging.getLogger(__name__)
 
 STOP_SECONDS = 10.0  # for the steps in flight of an engine that is stopped
+CALIBRATION_CHECK = 1.0  # seconds between two looks whether a calibration step is due
 ABANDON_SECONDS = 1.0  # the same, after a failure: they may never end
 _STEP_RESULTS = (StepOutput, MemoryExhausted)
 CORE_FAILED = "the core failed"  # a step that is half accounted for cannot be gone back to
@@ -34,6 +37,14 @@ class ServingCore(Core, Protocol):
         """Return the sequences that the core has ended itself since the last call."""
         ...
 
+    def calibrate(self, now: float) -> CalibrationStep | None:
+        """Return a step to run for its time, if there is nothing else to do; none is planned until `calibrated`."""
+        ...
+
+    def calibrated(self, measured: Listed[tuple[CalibrationStep, float]], now: float) -> None:
+        """Learn what calibration steps took, in seconds; what is not among them was lost."""
+        ...
+
 
 class Engine:
     """Runs a core's plans on an executor, up to two steps ahead.
@@ -41,6 +52,8 @@ class Engine:
     Owned by one event loop: every method is called there. On a completed step it accounts, plans and submits before any
     token is delivered. A step for which the device has no memory is planned again with less. After any other failure of
     the device or of the core every stream raises `DeviceError`, and so does `submit`; `failed` is set.
+
+    While nobody has a request, calibration steps run now and then, one at a time: who comes waits for that one at most.
     """
 
     def __init__(
@@ -49,7 +62,9 @@ class Engine:
         executor: Executor,
         steps_in_flight: int = 2,
         clock: Callable[[], float] = time.monotonic,
+        calibration_batch: Callable[[CalibrationStep], Batch] | None = None,
     ) -> None:
+        """`calibration_batch`: makes the batch of a calibration step; without it none is run."""
         self.core = core
         self.clock = clock
         self._loop = asyncio.get_running_loop()
@@ -59,9 +74,14 @@ class Engine:
         self._device = DeviceThread(executor, self._post, steps_in_flight)
         self._steps = StepLoop(core, self._device.submit, clock)
         self._is_scheduling = False
+        self._calibration_batch = calibration_batch
+        self.calibrating: CalibrationStep | None = None  # in flight
+        self._is_awake = False  # the device, from a step just before
 
     def start(self) -> None:
         self._device.start()
+        if self._calibration_batch is not None:
+            self._loop.call_later(CALIBRATION_CHECK, self._calibrate_now_and_then)
 
     async def stop(self) -> None:
         """Finish the steps in flight and end the device thread. Streams still open end with `DeviceError`."""
@@ -127,7 +147,10 @@ class Engine:
         if not isinstance(result, _STEP_RESULTS):
             self._device_failed(result)
         elif not self.failed.done():
-            self._step(result)
+            if self.calibrating is None:
+                self._step(result)
+            else:
+                self._calibrated(self.calibrating, result)
 
     def _step(self, output: StepOutput | MemoryExhausted | None) -> None:
         """Account for a step's output, if there is one, launch what may follow, deliver its tokens, and end the streams
@@ -146,6 +169,34 @@ class Engine:
         except Exception as error:
             log.critical(CORE_FAILED, exc_info=error)
             self.fail(DeviceError(CORE_FAILED))
+
+    def _calibrate_now_and_then(self) -> None:
+        if not self.failed.done():
+            self.calibrate()
+            self._loop.call_later(CALIBRATION_CHECK, self._calibrate_now_and_then)
+
+    def calibrate(self) -> None:
+        """Run a calibration step, if one is due and nobody has a request."""
+        if not self._streams and (step := self.core.calibrate(self.clock())) is not None:
+            self._is_awake = False
+            self._launch_calibration(step)
+
+    def _launch_calibration(self, step: CalibrationStep) -> None:
+        assert self._calibration_batch is not None
+        self.calibrating = step
+        self._device.submit(self._calibration_batch(step))
+
+    def _calibrated(self, step: CalibrationStep, result: StepOutput | MemoryExhausted) -> None:
+        """Run the step again if the first run has but woken the device, and nobody has come; else tell the core."""
+        self.calibrating = None
+        is_measured = isinstance(result, StepOutput)
+        if is_measured and not (self._is_awake or self._streams):
+            self._is_awake = True
+            self._launch_calibration(step)
+            return
+        measured = [(step, result.elapsed)] if isinstance(result, StepOutput) and self._is_awake else []
+        self.core.calibrated(measured, self.clock())
+        self._step(None)
 
     def _device_failed(self, error: BaseException) -> None:
         log.error("device failure", exc_info=error)

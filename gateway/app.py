@@ -156,6 +156,7 @@ def served_model(settings: Settings, model: LoadedModel, service: Service) -> Se
     return ServedModel(service.model, service.created, limits, settings.default_max_tokens, service.kv_shape)
 
 
+CALIBRATION_SECONDS = 1.0  # before the first request
 EXIT_SECONDS = 10.0  # in which the rest is closed after a failure of the device
 SWITCH_INTERVAL = 1e-4  # seconds; torch on a CPU re-takes the interpreter lock at every op
 
@@ -212,7 +213,11 @@ async def serve(
 ) -> int:
     """Run one engine and its gateway on this loop. Returns the exit status: 1 if the device failed."""
     with open_core(settings, model) as core:
-        engine = Engine(core, executor, model.engine_config.steps_in_flight)
+        is_real = executor is model.runner and core.calibrates
+        make_batch = model.runner.calibration_batch if is_real else None
+        engine = Engine(core, executor, model.engine_config.steps_in_flight, calibration_batch=make_batch)
+        if is_real:
+            core.calibrated(model.runner.calibrate(CALIBRATION_SECONDS), engine.clock())
         try:
             core_telemetry = CoreTelemetry(core)
             return await serve_engine(settings, model, engine, core_telemetry, tenants, socks, on_started, admin)

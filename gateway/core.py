@@ -73,6 +73,7 @@ def core_config(settings: Settings) -> CoreConfig:
         memory=MemoryGate(settings.admit),
         min_free_blocks=settings.min_free_blocks,
         prefill_share=settings.prefill_share,
+        calibration=settings.calibration == "on",
         overload=Overload(settings.overload),
         max_waiting=settings.max_waiting,
     )

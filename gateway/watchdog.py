@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 
 from admission.controller import Controller
+from backend.calibration_steps import CalibrationStep
 from backend.engine import Engine
 from backend.errors import DeviceError
 from backend.scheduler.scheduled_step import ScheduledStep
@@ -27,7 +28,7 @@ class Watchdog:
         self._core = core
         self._timeout = timeout
         self._clock = clock
-        self._oldest: ScheduledStep | None = None  # in flight, at the last check
+        self._oldest: ScheduledStep | CalibrationStep | None = None  # in flight, at the last check
         self._waited = 0.0  # seconds, for it
 
     async def run(self) -> None:
@@ -45,21 +46,24 @@ class Watchdog:
 
     def _check_device(self, elapsed: float) -> None:
         in_flight = self._core.in_flight
-        oldest = in_flight[0] if in_flight else None
+        oldest = in_flight[0] if in_flight else self._engine.calibrating
         if oldest is None or oldest is not self._oldest:
             self._oldest, self._waited = oldest, 0.0
             return
         self._waited += elapsed
-        if self._waited >= max(self._timeout, PATIENCE * self._core.predicted(oldest)):
+        predicted = self._core.predicted(oldest) if isinstance(oldest, ScheduledStep) else 0.0
+        if self._waited >= max(self._timeout, PATIENCE * predicted):
             self._report(oldest)
 
-    def _report(self, scheduled: ScheduledStep) -> None:
+    def _report(self, step: ScheduledStep | CalibrationStep) -> None:
         if self._engine.failed.done():
             return
+        what = f"a step of {step.num_tokens} tokens, for its time,"
+        if isinstance(step, ScheduledStep):
+            what = f"step {step.batch.step} of {len(step.batch.slots)} sequences"
         log.critical(
-            "the device is wedged: step %d of %d sequences has not come back for %.0f s\n%s",
-            scheduled.batch.step,
-            len(scheduled.batch.slots),
+            "the device is wedged: %s has not come back for %.0f s\n%s",
+            what,
             self._waited,
             self._engine.device_stacks(),
         )

@@ -50,6 +50,7 @@ class Batch:
     swap_in: list[tuple[int, int]] = field(default_factory=list)  # host block, block; then, the last to a block counts
     forks: list[tuple[int, int]] = field(default_factory=list)  # index in `sampled`, slot
     block_copies: list[tuple[int, int]] = field(default_factory=list)  # block, block that is made like it, last of all
+    stores: bool = True  # False: keys and values are computed and stored nowhere, as it is done for the time it takes
 
     @property
     def sampled_slots(self) -> list[int]:

@@ -10,13 +10,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from backend.calibration_steps import CalibrationStep, calibration_series
 from backend.config import EngineConfig
 from backend.errors import DeviceError, MemoryExhausted
 from backend.kernels.ops import StepInputs
 from backend.model.decoder import Decoder
 from backend.paged_kv.kv_cache import KVCache
 from backend.scheduler.batch import NO_TOKEN, Batch, NewSequence, StepOutput
-from backend.worker import warm_up
+from backend.worker import calibration, warm_up
 from backend.worker.cuda_graphs import StepGraphs
 from backend.worker.device_errors import explained, is_device_error, is_out_of_memory
 from backend.worker.device_sampler import DeviceSampler
@@ -138,6 +139,33 @@ class ModelRunner:
             return
         with ThreadPoolExecutor(1) as thread:
             thread.submit(self._warm_device).result()
+
+    def calibrate(self, seconds: float) -> calibration.Measured:
+        """Run steps of many shapes for about so many seconds, before anything else runs; returns what each took."""
+        if self._device_stream.captures:
+            with ThreadPoolExecutor(1) as thread:  # as in `warm_up`
+                return thread.submit(self._calibrate, seconds).result()
+        return self._calibrate(seconds)
+
+    def calibration_batch(self, step: CalibrationStep) -> Batch:
+        """Return the batch of a step that is run while no sequence has a slot."""
+        return calibration.batch_of(step, self.config, self._num_calibration_blocks)
+
+    @property
+    def _num_calibration_blocks(self) -> int:
+        """The blocks that calibration steps read: of a pool in the host's memory, as few as do not fit its caches."""
+        if self.device.type != "cpu":
+            return self.config.num_blocks
+        return min(self.config.num_blocks, max(1, calibration.READ_BYTES // self.kv.blocks[0].nbytes))
+
+    def _calibrate(self, seconds: float) -> calibration.Measured:
+        if self.device.type == "cpu":
+            self.kv.blocks[: self._num_calibration_blocks].zero_()  # else all pages were one that was never written
+
+        def run(step: CalibrationStep) -> float:
+            return self.launch(self.calibration_batch(step)).wait().elapsed
+
+        return calibration.measure(calibration_series(self.config), run, seconds)
 
     def _make_sampler(self) -> StepSampler:
         model, seqs = self.decoder.config, self.config.max_num_seqs

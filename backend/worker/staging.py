@@ -157,7 +157,7 @@ class Stager:
         piece = self._free.popleft()
         rows = _Rows.of(batch)
         num_changes = self._change_tables(batch, piece.numbers)
-        self._place_tokens(piece.numbers, rows)
+        self._place_tokens(piece.numbers, rows, batch.stores)
         self._place_token_ids(piece.numbers, batch)
         self._pad_tokens(piece.numbers, int(rows.ends[-1]), shape)
         self._place_sequences(piece.numbers, batch.num_decodes, rows, shape)
@@ -191,13 +191,15 @@ class Stager:
         numbers.table_blocks[: len(places)] = self._tables.reshape(-1)[places]
         return len(places)
 
-    def _place_tokens(self, numbers: Numbers, rows: _Rows) -> None:
+    def _place_tokens(self, numbers: Numbers, rows: _Rows, stores: bool) -> None:
         num_tokens = int(rows.ends[-1])
         slot_of = np.repeat(rows.slots, rows.lengths)  # [tokens]
         positions = np.arange(num_tokens) + np.repeat(rows.contexts - rows.ends, rows.lengths)
         blocks = self._tables[slot_of, positions // self._block_size].astype(np.int64)
         numbers.positions[:num_tokens] = positions
         numbers.slot_mapping[:num_tokens] = blocks * self._block_size + positions % self._block_size
+        if not stores:
+            numbers.slot_mapping[:num_tokens] = -1
 
     @staticmethod
     def _place_token_ids(numbers: Numbers, batch: Batch) -> None:

@@ -59,6 +59,13 @@ class EngineFields(BaseSettings):
         None,
         "most prompt tokens of one sequence in one step; auto: the token budget; off: every prompt whole",
     )
+    calibration: Literal["on", "off"] = setting(
+        "engine",
+        "on|off",
+        "on",
+        "on: steps of many shapes are run for what they take, for a second before the first request and then for less "
+        "than 1 % of the time in which there is none; tenants are charged by the prices that they show",
+    )
     prefill_share: float = setting(
         "engine",
         "SHARE",

@@ -14,6 +14,7 @@ from backend.errors import MemoryExhausted
 from backend.scheduler.batch import NO_TOKEN, Batch, StepOutput
 from backend.scheduler.sequence import Sequence
 from backend.stream import TokenStream
+from backend.worker.calibration import batch_of
 from tests.backend.paper_device import PaperDevice
 from tests.backend.scheduler.bench import END, make_config
 from tests.backend.sequences import make_sequence
@@ -59,6 +60,8 @@ class SteppedExecutor:
         if error is not None:
             raise error
         self._launched -= 1
+        if not batch.stores:
+            return StepOutput(batch.step, [], 0.001)
         output = self._device.execute(batch)
         if batch.step in self.broken_steps:
             return replace(output, token_ids=[NO_TOKEN, *output.token_ids[1:]])
@@ -71,7 +74,10 @@ class Bench:
         self.executor = SteppedExecutor(config.block_size)
         core = make_core(CoreConfig(max_waiting=max_waiting), config)
         self.scheduler = core.scheduler
-        self.engine = Engine(core, self.executor)
+        self.core = core
+        self.engine = Engine(
+            core, self.executor, calibration_batch=lambda step: batch_of(step, config, config.num_blocks)
+        )
         self.admission = Admission(self.engine, core)
 
     def request(self, name: str = "r", prompt: tuple[int, ...] = (5, 6, 7), max_tokens: int = 8) -> Sequence:

@@ -155,3 +155,60 @@ async def test_a_core_that_fails_ends_every_stream_and_refuses_new_ones(
         pass
     (record,) = [record for record in caplog.records if record.levelname == "CRITICAL"]
     assert "the books are wrong" in str(record.exc_info)
+
+
+# calibration
+
+
+async def test_an_idle_engine_learns_from_a_step_behind_one_that_wakes_the_device(bench: Bench) -> None:
+    bench.engine.calibrate()
+    assert bench.engine.calibrating is not None
+    bench.executor.free()
+    while bench.engine.calibrating:
+        await asyncio.sleep(0.001)
+    assert bench.core.idle_calibration.num_steps == 1 and bench.core.step_time.is_calibrated
+    assert not bench.scheduler.in_flight
+
+
+async def test_who_comes_during_a_calibration_step_waits_for_that_one_alone(bench: Bench) -> None:
+    bench.engine.calibrate()
+    with bench.admitted(bench.request()) as stream:
+        await bench.settle()
+        assert not bench.scheduler.in_flight
+        bench.executor.allow()
+        while not bench.scheduler.in_flight:
+            await asyncio.sleep(0.001)
+        assert bench.engine.calibrating is None and bench.core.idle_calibration.num_steps == 0
+        bench.executor.free()
+        assert await drain(stream) == continuation([5, 6, 7], 8, END)
+
+
+async def test_none_runs_while_somebody_has_a_request_or_where_none_is_to_run(bench: Bench) -> None:
+    with bench.admitted(bench.request()):
+        bench.engine.calibrate()
+        assert bench.engine.calibrating is None
+        await bench.settle()
+        bench.executor.free()
+    bench.core.calibrates = False
+    while bench.scheduler.has_work:
+        await asyncio.sleep(0.001)
+    bench.engine.calibrate()
+    assert bench.engine.calibrating is None
+
+
+async def test_a_calibration_step_without_memory_is_forgotten(bench: Bench) -> None:
+    bench.engine.calibrate()
+    bench.executor.allow(MemoryExhausted("no memory"))
+    while bench.engine.calibrating:
+        await asyncio.sleep(0.001)
+    bench.executor.free()
+    with bench.admitted(bench.request()) as stream:
+        assert await drain(stream) == continuation([5, 6, 7], 8, END)
+    assert not bench.core.step_time.is_calibrated
+
+
+async def test_a_device_that_fails_in_a_calibration_step_has_failed(bench: Bench) -> None:
+    bench.engine.calibrate()
+    bench.executor.allow(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    with pytest.raises(DeviceError, match="illegal memory access"):
+        raise await bench.engine.failed

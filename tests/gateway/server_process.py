@@ -109,6 +109,7 @@ def running_server(directory: Path, *flags: str, program: str = "sluice") -> Ite
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
     command = [sys.executable, "-m", program, "serve", "--port", "0", "--admin-port", "0"]
     command += ["--state-dir", str(directory / "state"), "--http-workers", "0"]  # whatever cores there are
+    command += ["--calibration", "off"]  # it takes a second
     with stdout.open("wb") as out, stderr.open("wb") as err:
         process = subprocess.Popen([*command, *flags], cwd=ROOT, env=environment, stdout=out, stderr=err)
     try:

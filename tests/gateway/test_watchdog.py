@@ -7,6 +7,7 @@ import pytest
 
 from admission.core import PRIOR, CoreConfig, make_core
 from admission.step_time import StepTime, StepTimeModel
+from backend.calibration_steps import CalibrationStep
 from backend.engine import Engine
 from backend.errors import DeviceError
 from backend.sampling_params import SamplingParams
@@ -101,3 +102,15 @@ async def test_time_in_which_the_machine_stood_still_does_not_count(caplog: pyte
         await bench.complete_a_step()
         assert not bench.look(LOOKS)
     assert "the event loop was late by 3599.8 s" in caplog.text
+
+
+async def test_a_calibration_step_that_does_not_come_back_fails_the_engine(caplog: pytest.LogCaptureFixture) -> None:
+    async with watched() as bench:
+        bench.executor.free()
+        while bench.core.in_flight or bench.stream.finish_reason is None:
+            bench.stream.rest()
+            await asyncio.sleep(0.001)
+        bench.engine.calibrating = CalibrationStep(num_decodes=4, context=16)
+        assert not bench.look(LOOKS)
+        assert bench.look(1)
+    assert "a step of 4 tokens, for its time, has not come back" in caplog.text

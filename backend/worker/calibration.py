@@ -1,0 +1,65 @@
+"""Calibration steps as batches: the rows, slots and blocks of steps that only their time is wanted of.
+
+They run while no sequence has a slot. They read blocks, whatever these hold, and store nothing; slots are told anew who
+has them when they are given to sequences.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+
+from backend.calibration_steps import APART, CalibrationStep, Series
+from backend.config import EngineConfig
+from backend.sampling_params import SamplingParams
+from backend.scheduler.batch import Batch, NewSequence
+
+REPEATS = 5  # of each shape, where there is time
+READ_BYTES = 64 * 2**20  # of keys and values on a CPU, more than its caches hold: other pages stay untouched
+
+Measured = list[tuple[CalibrationStep, float]]
+"""Calibration steps and what each took, in seconds."""
+
+
+def batch_of(step: CalibrationStep, config: EngineConfig, num_blocks: int) -> Batch:
+    """Return the step's batch, with step number 0; it reads the first `num_blocks` blocks, each once while there are
+    enough. Decodes sample, from all that the model says.
+    """
+    decodes, rows = step.num_decodes, step.num_decodes + step.num_prefills
+    starts = [step.context - 1] * decodes + [step.start] * step.num_prefills
+    lengths = [1] * decodes + [step.length] * step.num_prefills
+    tables, first = [], 0
+    for slot, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+        width = config.blocks_for(start + length)
+        tables.append((slot, 0, [(first + index) % num_blocks for index in range(width)]))
+        first += width
+    admitted = [NewSequence(slot, SamplingParams(), 0, [0], 1) for slot in range(decodes)]
+    sampled, token_ids = list(range(decodes)), [0] * (step.num_prefills * step.length)
+    return Batch(*(0, decodes, list(range(rows)), starts, lengths, token_ids, sampled, tables, admitted), stores=False)
+
+
+def measure(
+    series: Sequence[Series],
+    run: Callable[[CalibrationStep], float],
+    seconds: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Measured:
+    """Run calibration steps for about so many seconds; returns what each took, which `run` returns.
+
+    Series are gone on with in turn, so that a slow device has some steps of each kind, and left where their next step
+    might not end in time. What time is left goes to repeats, of the shortest first.
+    """
+    until = clock() + seconds
+    measured: Measured = []
+    begun = deque((iter(steps), 0.0) for steps in series)
+    while begun:
+        steps, before = begun.popleft()
+        step = next(steps, None)
+        if step is not None and clock() + APART * before < until:
+            took = run(step)
+            measured.append((step, took))
+            begun.append((steps, took))
+    for step, took in sorted(measured, key=itemgetter(1)) * (REPEATS - 1):
+        if clock() + took < until:
+            measured.append((step, run(step)))
+    return measured
