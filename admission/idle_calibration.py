@@ -10,6 +10,7 @@ from backend.config import EngineConfig
 SHARE = 0.005  # of the time, that calibration takes of an idle engine
 INTERVAL = 2.0  # seconds between two steps, at least
 LONGEST = 0.02  # seconds that a step may be predicted to take: a request that comes may have to wait for it
+ENOUGH = 8  # steps, until their errors say anything of all prices
 RECENT = 32  # steps whose errors are remembered
 
 
@@ -39,9 +40,9 @@ class IdleCalibration:
     @property
     def drift(self) -> float:
         """The median of how far recent idle steps were off their predictions, each before it was learned from, as a
-        share of what they took; 0 before the first.
+        share of what they took; 0 before there were enough.
         """
-        return sorted(self._errors)[len(self._errors) // 2] if self._errors else 0.0
+        return sorted(self._errors)[len(self._errors) // 2] if len(self._errors) >= ENOUGH else 0.0
 
     def begin(self, now: float) -> CalibrationStep | None:
         """Returns the step that is to run now, if one is due and short enough."""

@@ -15,7 +15,7 @@ EXACT = 0.01  # a relative error that is held against no shape
 HINGED = 0.75  # of the squared errors with the usual knee: what another has to have less than
 ROUNDS = 3  # in which shapes are weighed by their errors
 FAINT = 1e-6  # the weight of a first guess, which decides what no shape shows
-WORTH = 2.0  # live steps that one shape counts as
+WORTH = 16.0  # live steps that one shape counts as
 SLOWEST = 100.0  # times as long as live steps, that calibration steps may have taken
 
 Amounts = tuple[int, int, int, int, int]

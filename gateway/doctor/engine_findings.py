@@ -14,6 +14,7 @@ SLOWER = 3.0  # a step with a prompt in it, than one of decodes alone: less is n
 FELT = 0.1  # seconds between two tokens that a reader notices, for classes without a target
 LATE_TOKENS = 0.1  # of the requests that end: targets are meant for nine in ten
 PLANNING = 0.05  # of a step: what the design allows the event loop
+MISPRICED = 0.5  # of a step's time: a machine that others use too is off by less in half of the steps
 LEAST_STEPS = 20.0  # from which means say something
 STALLED_SECONDS = 2.0  # without a step: longer than any but a step of very many tokens on a CPU
 
@@ -135,6 +136,19 @@ def slow_planning(window: Window) -> Finding | None:
         "planning a step takes too much of it",
         f"{planning * 1e6:.0f} us of the event loop for a step of {step * 1e3:.2f} ms",
         "give the process a faster or less busy core; if it has one, report it",
+    )
+
+
+def prices_off(window: Window) -> Finding | None:
+    drift = window.throughout("sluice_price_drift_ratio")
+    if drift < MISPRICED:
+        return None
+    return Finding(
+        "prices_off",
+        "tenants are charged by prices that are not the device's",
+        f"half of the steps that ran while the engine was idle were off their predicted times by {drift:.0%} or more",
+        "prices are learned again from each of them, within minutes of idleness; if it stays, something else uses the "
+        "device or its cores by fits and starts: give the engine its own, or fewer --threads",
     )
 
 

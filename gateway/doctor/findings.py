@@ -20,6 +20,7 @@ _JUDGES: tuple[Callable[[Window], Finding | None], ...] = (
     engine_findings.long_prefills,
     engine_findings.slow_answers,
     engine_findings.slow_planning,
+    engine_findings.prices_off,
     kv_findings.cache_never_hits,
     kv_findings.starving_floor,
     kv_findings.pin_never_hits,

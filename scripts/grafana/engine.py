@@ -40,6 +40,18 @@ ENGINE = (
         quantiles("sluice_planning_duration_seconds", "", 0.5, 0.99),
     ),
     Panel(
+        "Prices off",
+        "Median share by which idle steps were off their predictions: how far charges are from the device's costs.",
+        "percentunit",
+        (("max by (instance) (sluice_price_drift_ratio{@})", "{{instance}}"),),
+    ),
+    Panel(
+        "Calibration steps",
+        "Steps that idle engines ran for what they take.",
+        "ops",
+        total("sluice_calibration_steps_total", "steps"),
+    ),
+    Panel(
         "Joining and leaving the batch",
         "Sequences by second, after a preemption again.",
         "ops",

@@ -111,7 +111,7 @@ def test_live_steps_decide_where_they_can_tell() -> None:
         if rng.random() < 0.5:
             work += prefill_work(rng.randrange(500), rng.randrange(1, 300))
         model.observe(work, after.seconds(work) * rng.gauss(1, 0.02))
-    assert model.fitted.coefficients[2] == pytest.approx(1.5e-4, rel=0.12)
+    assert 1.25e-4 < model.fitted.coefficients[2] < 1.55e-4
 
 
 def test_a_machine_that_is_slower_while_it_serves_keeps_its_proportions() -> None:

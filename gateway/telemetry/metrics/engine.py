@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping
 
+from admission.controller import Controller
 from admission.outcome import Outcome
-from backend.scheduler.scheduler import Scheduler
 from gateway.telemetry.core_observer import CompletedStep
 from gateway.telemetry.metrics.registry import Family, Kind, Point, Registry
 from gateway.telemetry.request_record import RequestRecord, SequenceTimeline
@@ -19,14 +19,17 @@ DISCONNECT = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 
 class EngineMetrics:
     """Counts steps and batches; `memory` returns the bytes of the device's memory by their use."""
 
-    def __init__(self, registry: Registry, scheduler: Scheduler, memory: Callable[[], Mapping[str, float]]) -> None:
-        self._scheduler = scheduler
+    def __init__(self, registry: Registry, core: Controller, memory: Callable[[], Mapping[str, float]]) -> None:
+        self._scheduler = core.scheduler
         self._busy = 0.0
         self._completed, self._decodes = 0.0, 0  # of the last step
         self._gap = 0.0  # between the last two tokens of rows that decoded in both of the last steps; 0: none did
         self._count_steps(registry)
         self._count_batches(registry)
         self._count_memory(registry, memory)
+        idle = core.idle_calibration
+        registry.total("sluice.calibration.steps", "Steps run for their time while idle.", lambda: idle.num_steps)
+        registry.gauge("sluice.price.drift", "How far recent ones were off their predictions.", lambda: idle.drift, "1")
 
     def _count_steps(self, registry: Registry) -> None:
         durations = registry.histogram("sluice.step.duration", "Device time of a step.", STEP_DURATION, ("kind",))

@@ -58,7 +58,7 @@ class Metrics:
         self._requests = RequestMetrics(registry, sources.model, classes)
         self._disconnects = DisconnectMetrics(registry, self._num_orphans)
         self._queue = QueueMetrics(registry, core, classes, clock)
-        self._engine = EngineMetrics(registry, scheduler, sources.memory)
+        self._engine = EngineMetrics(registry, core, sources.memory)
         KVMetrics(registry, scheduler)
         self._tenants = TenantMetrics(registry, core, live, policies, sources.block_bytes, clock)
         self._store = StoreMetrics(registry, sources.store)

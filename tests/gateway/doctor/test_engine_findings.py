@@ -89,3 +89,11 @@ def test_answers_slower_than_promised() -> None:
 def test_planning_that_takes_too_long() -> None:
     slow = {"sluice_planning_duration_seconds_sum": BEFORE["sluice_planning_duration_seconds_sum"] + 0.5}
     assert "510 us" in found(slow)["slow_planning"].evidence
+
+
+def test_prices_that_are_not_the_devices() -> None:
+    off = {"sluice_price_drift_ratio": 0.6}
+    finding = found(off, off)["prices_off"]
+    assert "off their predicted times by 60% or more" in finding.evidence
+    assert "prices_off" not in found(off), "it was not at the first look"
+    assert "prices_off" not in found({"sluice_price_drift_ratio": 0.1}, {"sluice_price_drift_ratio": 0.1})
