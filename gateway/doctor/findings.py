@@ -30,6 +30,7 @@ _JUDGES: tuple[Callable[[Window], Finding | None], ...] = (
     queue_findings.refusing,
     queue_findings.early_retries,
     queue_findings.estimates_off,
+    queue_findings.promises_broken,
     service_findings.store_slow,
     service_findings.store_fails,
     service_findings.slow_clients,

@@ -173,6 +173,24 @@ def estimates_off(window: Window) -> Finding | None:
     )
 
 
+def promises_broken(window: Window) -> Finding | None:
+    """Find tenants whose newest estimates of first tokens did not hold, at both ends of the window."""
+    metric, newest = "sluice_tenant_estimate_coverage_ratio", {"token": "first", "window": "100"}
+    before, after = (samples.by_label(metric, "tenant", **newest) for samples in window.both_samples)
+    broken = {name: share for name, share in after.items() if max(share, before.get(name, share)) < HELD}
+    if not broken:
+        return None
+    worst = sorted(broken, key=broken.__getitem__)[:TENANTS_NAMED]
+    names = ", ".join(f"{name} ({broken[name]:.0%})" for name in worst)
+    return Finding(
+        "promises_broken",
+        "first tokens come later than these tenants are told",
+        f"of their last 100 estimates held: {names}; nine in ten are meant to. {len(broken)} of {len(after)} tenants",
+        "if they are few, their prompts or bursts are not what they were: bound those by rate or queued_requests; if "
+        "they are most, something outside the engine takes its time: other processes on its cores, a throttled device",
+    )
+
+
 def _throughout(window: Window) -> list[Json]:
     """Return the rows that have waited for all of the window."""
     return [row for row in window.after.waiting if row["waited"] >= window.seconds]

@@ -35,6 +35,10 @@ class Samples:
         """Return the sum of the samples that carry the labels; 0 where there are none."""
         return sum(value for _, value in self._matching(name, labels))
 
+    def by_label(self, name: str, label: str, **labels: str) -> dict[str, float]:
+        """Return a metric's samples that carry `labels`, by the value of another label."""
+        return {found[label]: value for found, value in self._matching(name, labels) if label in found}
+
     def buckets(self, name: str, **labels: str) -> dict[float, float]:
         """Return a histogram's cumulative counts by upper bound, +inf last."""
         counts: dict[float, float] = {}
@@ -131,6 +135,10 @@ class Window:
     def both(self, name: str) -> float:
         """Return the lesser of the engine's two figures: what held all the time, as far as can be known."""
         return float(min(self.before.engine[name], self.after.engine[name]))
+
+    @property
+    def both_samples(self) -> tuple[Samples, Samples]:
+        return self.before.samples, self.after.samples
 
     def throughout(self, gauge: str) -> float:
         """Return the lesser of a gauge's two values: what held all the time, as far as can be known."""

@@ -12,6 +12,30 @@ ESTIMATES = (
         most=1,
     ),
     Panel(
+        "Newest that held, worst tenants",
+        "Of the last 100 estimates of a first token. Nearly always within 0.82 and 0.97.",
+        "percentunit",
+        (
+            (
+                'bottomk(5, min by (tenant) (sluice_tenant_estimate_coverage_ratio{@,token="first",window="100"}))',
+                "{{tenant}}",
+            ),
+        ),
+        most=1,
+    ),
+    Panel(
+        "Newest that held, by class",
+        "Of the last 300 estimates of the first and of the last token.",
+        "percentunit",
+        (
+            (
+                'min by (class, token) (sluice_estimate_recent_coverage_ratio{@,window="300"})',
+                "{{class}} {{token}}",
+            ),
+        ),
+        most=1,
+    ),
+    Panel(
         "How far off, early and late",
         "p90 of the time between what the client was told and what came.",
         "s",

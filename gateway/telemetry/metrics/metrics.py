@@ -10,6 +10,7 @@ from gateway.http.connection_table import ConnectionCounts
 from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.metrics.delivery import DeliveryMetrics
 from gateway.telemetry.metrics.engine import DisconnectMetrics, EngineMetrics
+from gateway.telemetry.metrics.estimates import EstimateMetrics
 from gateway.telemetry.metrics.kv_memory import KVMetrics
 from gateway.telemetry.metrics.labels import ClassNames
 from gateway.telemetry.metrics.process import ProcessMetrics, StoreMetrics, show_connections
@@ -58,6 +59,7 @@ class Metrics:
         self._requests = RequestMetrics(registry, sources.model, classes)
         self._disconnects = DisconnectMetrics(registry, self._num_orphans)
         self._queue = QueueMetrics(registry, core, classes, clock)
+        self._estimates = EstimateMetrics(registry, core, classes)
         self._engine = EngineMetrics(registry, core, sources.memory)
         KVMetrics(registry, scheduler)
         self._tenants = TenantMetrics(registry, core, live, policies, sources.block_bytes, clock)
@@ -90,6 +92,7 @@ class Metrics:
         self._requests.ended(record)
         self._disconnects.ended(record)
         self._queue.ended(record)
+        self._estimates.ended(record)
         self._tenants.ended(record)
         self._vllm.ended(record)
 

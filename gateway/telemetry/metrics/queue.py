@@ -1,18 +1,14 @@
-"""Metrics of the queue for the engine: what waits, for how long, and how well the estimates held."""
+"""Metrics of the queue for the engine: what waits, and for how long."""
 
 from collections.abc import Callable
 
 from admission.controller import Controller
-from backend.scheduler.sequence import FinishReason
 from gateway.telemetry.metrics.labels import ClassNames
 from gateway.telemetry.metrics.registry import Family, Kind, Point, Registry
 from gateway.telemetry.request_record import RequestRecord, SequenceTimeline
 
-_ANSWERED = (FinishReason.STOP, FinishReason.LENGTH)
-
 # upper bounds of buckets, in seconds
 QUEUE_TIME = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-ESTIMATE_ERROR = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class QueueMetrics:
@@ -33,17 +29,6 @@ class QueueMetrics:
         registry.total(
             "sluice.deferrals", "Sequences let wait longer than their class is meant to.", lambda: core.control.deferred
         )
-        errors = registry.histogram(
-            "sluice.estimate.error",
-            "How far tokens came before or after what the client was told.",
-            ESTIMATE_ERROR,
-            ("token", "side"),
-        )
-        self._first_errors, self._last_errors = (  # early, late
-            (errors.at(token, "early"), errors.at(token, "late")) for token in ("first", "last")
-        )
-        coverage = Family("sluice.estimate.coverage", Kind.GAUGE, "1", "Share of the estimates that held.", ("token",))
-        registry.read(coverage, self._coverages)
         self._begin()
         self._admitted: list[SequenceTimeline] = []  # and not counted yet: that has time until somebody looks
         self.admitted = self._admitted.append
@@ -59,17 +44,9 @@ class QueueMetrics:
         self._admitted.clear()
 
     def ended(self, record: RequestRecord) -> None:
-        """Compare the estimates that the client was sent with when its tokens came."""
+        """Count those that were admitted, before there are many of them."""
         if self._admitted:
             self._count_admissions()
-        for timeline in record.timelines:
-            sequence, first, last = timeline.sequence, timeline.first_token, timeline.ended
-            if sequence.first_token_estimate is not None and first is not None:
-                late = first - timeline.queued - sequence.first_token_estimate
-                self._first_errors[late > 0].observe(abs(late))
-            if sequence.last_token_estimate is not None and last is not None and sequence.finish_reason in _ANSWERED:
-                late = last - timeline.queued - sequence.last_token_estimate
-                self._last_errors[late > 0].observe(abs(late))
 
     def _begin(self) -> None:
         """Make all series, so that they are there from the start."""
@@ -86,7 +63,3 @@ class QueueMetrics:
         now, backlog = self._clock(), self._core.backlog
         arrivals = [(name, backlog.oldest(level)) for level, name in enumerate(self._classes.all())]
         return [((name,), 0.0 if arrival is None else max(0.0, now - arrival)) for name, arrival in arrivals]
-
-    def _coverages(self) -> list[Point]:
-        calibration = self._core.control.calibration
-        return [(("first",), calibration.coverage), (("last",), calibration.completion_coverage)]

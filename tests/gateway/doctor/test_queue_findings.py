@@ -63,6 +63,18 @@ def test_estimates_that_do_not_hold() -> None:
     assert "estimates_off" not in found(few)
 
 
+def test_a_tenant_whose_newest_estimates_do_not_hold() -> None:
+    def share(tenant: str, value: float, window: str = "100", token: str = "first") -> dict[str, float]:
+        return {f'sluice_tenant_estimate_coverage_ratio{{tenant="{tenant}",token="{token}",window="{window}"}}': value}
+
+    off = share("acme", 0.6) | share("bolt", 0.9) | share("other", 1.0) | share("bolt", 0.5, "300")
+    finding = found(off, share("acme", 0.7))["promises_broken"]
+    assert finding.evidence.startswith("of their last 100 estimates held: acme (60%); ")
+    assert finding.evidence.endswith("1 of 3 tenants") and "queued_requests" in finding.remedy
+    assert "promises_broken" not in found(off, share("acme", 0.9)), "it was well at the one end"
+    assert "promises_broken" not in found(share("acme", 0.8) | share("acme", 0.5, token="last"))
+
+
 def test_a_tenant_that_floods() -> None:
     noisy = tenant("noisy", waiting=40, running=6, share=0.5, requests=10)
     quiet = tenant("quiet", waiting=1, running=2, requests=5)

@@ -2,7 +2,6 @@ import pytest
 
 from admission.core import CoreConfig
 from tests.gateway.telemetry.metrics_rig import Rig, rig_after_preemptions
-from tests.gateway.telemetry.records import a_record, a_sequence, a_timeline
 
 
 def rig_with_aging(seconds: float) -> Rig:
@@ -52,14 +51,3 @@ def promotions(rig: Rig) -> tuple[float, float]:
 def test_promotions_count_those_whose_age_made_up_for_their_class() -> None:
     assert promotions(rig_with_aging(1.0)) == (2, 2)
     assert promotions(rig_with_aging(60.0)) == (0, 0)
-
-
-def test_estimates_are_held_against_what_came(rig: Rig) -> None:
-    sequence = a_sequence()
-    sequence.first_token_estimate, sequence.last_token_estimate = 0.016, 0.076  # came after 0.026 and 0.066
-    rig.tell(a_record(timelines=[a_timeline(sequence=sequence), a_timeline()]))
-    page = rig.page()
-    assert page.value("sluice_estimate_error_seconds_sum", token="first", side="late") == pytest.approx(0.01)
-    assert page.value("sluice_estimate_error_seconds_sum", token="last", side="early") == pytest.approx(0.01)
-    assert page.value("sluice_estimate_error_seconds_count") == 2
-    assert page.labels("sluice_estimate_coverage_ratio", "token") == {"first", "last"}

@@ -1,0 +1,108 @@
+"""Metrics of what clients were told about their tokens, and whether it held."""
+
+from collections import deque
+from collections.abc import Iterator
+
+from admission.controller import Controller
+from backend.scheduler.sequence import FinishReason
+from gateway.telemetry.metrics.labels import OTHER, ClassNames, TenantLabels
+from gateway.telemetry.metrics.registry import Family, Kind, Point, Registry
+from gateway.telemetry.request_record import RequestRecord, SequenceTimeline
+
+ESTIMATE_ERROR = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
+WINDOWS = (100, 300)  # of the newest estimates
+LEAST = 50  # estimates of a window; of fewer, no share is told
+TOKENS = ("first", "last")
+_ANSWERED = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+class HeldWindows:
+    """The newest estimates, and the share of them that held."""
+
+    def __init__(self) -> None:
+        self._held: deque[bool] = deque(maxlen=max(WINDOWS))
+        self._counts = dict.fromkeys(WINDOWS, 0)  # of those that held
+
+    def add(self, held: bool) -> None:
+        known = len(self._held)
+        for size in WINDOWS:
+            self._counts[size] += held - (self._held[known - size] if known >= size else 0)
+        self._held.append(held)
+
+    def share(self, size: int) -> float:
+        """Returns the share of the newest `size` that held; 1 until `LEAST` are known."""
+        known = min(size, len(self._held))
+        return self._counts[size] / known if known >= LEAST else 1.0
+
+
+class EstimateMetrics:
+    """Holds each request that has ended against what it was told, in all, by class and by tenant."""
+
+    def __init__(self, registry: Registry, core: Controller, classes: ClassNames) -> None:
+        self._core, self._classes, self._tenants = core, classes, TenantLabels()
+        errors = registry.histogram(
+            "sluice.estimate.error",
+            "How far tokens came before or after what the client was told.",
+            ESTIMATE_ERROR,
+            ("token", "side"),
+        )
+        self._errors = {token: [errors.at(token, side) for side in ("early", "late")] for token in TOKENS}
+        coverage = Family("sluice.estimate.coverage", Kind.GAUGE, "1", "Share of the estimates that held.", ("token",))
+        registry.read(coverage, self._coverages)
+        self._of_classes: dict[tuple[str, str], HeldWindows] = {}  # by class and token
+        self._of_tenants = {(OTHER, token): HeldWindows() for token in TOKENS}
+        by_class = ("class", "token", "window")
+        recent = Family("sluice.estimate.recent_coverage", Kind.GAUGE, "1", "Of the newest, those that held.", by_class)
+        registry.read(recent, self._shares_of_classes)
+        by_tenant = ("tenant", "token", "window")
+        of_tenants = Family("sluice.tenant.estimate.coverage", Kind.GAUGE, "1", "Those of a tenant.", by_tenant)
+        registry.read(of_tenants, lambda: _shares(self._of_tenants))
+
+    def ended(self, record: RequestRecord) -> None:
+        """Compare the estimates that the client was sent with when its tokens came, or until when they had not."""
+        for timeline in record.timelines:
+            for token, told, came in _told(timeline):
+                if came is not None:
+                    late = came - timeline.queued - told
+                    self._errors[token][late > 0].observe(abs(late))
+                held = _held(timeline, told, came)
+                if held is not None:
+                    self._note(timeline, token, held)
+
+    def _note(self, timeline: SequenceTimeline, token: str, held: bool) -> None:
+        sequence = timeline.sequence
+        name, tenant = self._classes.of(sequence.priority_class), self._tenants.of(sequence.tenant)
+        for windows, label in ((self._of_classes, name), (self._of_tenants, tenant)):
+            if (label, token) not in windows:
+                windows[label, token] = HeldWindows()
+            windows[label, token].add(held)
+
+    def _coverages(self) -> list[Point]:
+        calibration = self._core.control.calibration
+        return [(("first",), calibration.coverage), (("last",), calibration.completion_coverage)]
+
+    def _shares_of_classes(self) -> list[Point]:
+        every = {(name, token): HeldWindows() for name in self._classes.all() for token in TOKENS}
+        return _shares(every | self._of_classes)
+
+
+def _told(timeline: SequenceTimeline) -> Iterator[tuple[str, float, float | None]]:
+    """Yields each token of which the client was told, the seconds from its arrival, and when it came, if it has."""
+    sequence = timeline.sequence
+    if sequence.first_token_estimate is not None:
+        yield "first", sequence.first_token_estimate, timeline.first_token
+    if sequence.last_token_estimate is not None:
+        yield "last", sequence.last_token_estimate, timeline.ended if sequence.finish_reason in _ANSWERED else None
+
+
+def _held(timeline: SequenceTimeline, told: float, came: float | None) -> bool | None:
+    """Returns whether what was told held; None where the request ended before that was known."""
+    if came is not None:
+        return came - timeline.queued <= told
+    waited = (timeline.ended or timeline.queued) - timeline.queued
+    is_given_up = timeline.sequence.finish_reason is FinishReason.EXPIRED and timeline.first_token is None
+    return False if waited > told or is_given_up else None
+
+
+def _shares(windows: dict[tuple[str, str], HeldWindows]) -> list[Point]:
+    return [((*key, str(size)), held.share(size)) for key, held in windows.items() for size in WINDOWS]
