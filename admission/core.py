@@ -19,6 +19,7 @@ from admission.orderings.by_key import EarliestDeadlineFirst, ShortestPredictedF
 from admission.orderings.by_tenant import RequestRoundRobin, VirtualTokenCounter
 from admission.orderings.fair_queue import FairQueue
 from admission.orderings.ordering import ArrivalOrder, Ordering
+from admission.orderings.tenant_queue import OrderInTenant
 from admission.orderings.virtual_finish import VirtualFinishWithBoost
 from admission.output_length import OutputLengths
 from admission.overload import AdmissionControl, ControlledDelay, DeadlineExpiry, Expiry, NoExpiry, OverloadConfig
@@ -110,6 +111,7 @@ class CoreConfig:
     between_turns: Between = Between.MEASURED
     prefill_share: float = 1.0  # of the token budget, where no decode was promised an interval
     deadline_debt_limit: float = 1.0  # the same, for work with a deadline to be served in the order of age
+    overtaking_seconds: float = 22.0  # in which shorter requests of a tenant may freely overtake; 0: never
     overload: Overload = Overload.DEADLINE
     confidence: float = 0.4  # that what is admitted meets its deadline
     max_waiting: int | None = 1024  # requests
@@ -126,6 +128,8 @@ class CoreConfig:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be above 0, got {value}")
+        if not self.overtaking_seconds >= 0:
+            raise ValueError(f"overtaking_seconds must be at least 0, got {self.overtaking_seconds}")
         if not 0 < self.confidence < 1:
             raise ValueError(f"confidence must be between 0 and 1, got {self.confidence}")
         for tenant, weight in self.weights.items():
@@ -201,9 +205,10 @@ def _deadline(config: CoreConfig) -> Callable[[Sequence], float]:
     return deadline
 
 
-def _fair(config: CoreConfig, _: Estimate) -> Ordering:
+def _fair(config: CoreConfig, estimate: Estimate) -> Ordering:
     aging = Aging(config.seconds_per_class)
-    return FairQueue(config.quantum, aging, config.weights, config.debt_limit, config.deadline_debt_limit)
+    order = OrderInTenant(aging, config.overtaking_seconds, estimate)
+    return FairQueue(config.quantum, aging, config.weights, config.debt_limit, config.deadline_debt_limit, order)
 
 
 _ORDERINGS: dict[Order, Callable[[CoreConfig, Estimate], Ordering]] = {

@@ -81,6 +81,7 @@ SINCE: Mapping[str, tuple[int, Any]] = {
     "charges_recompute": (13, True),
     "between_turns": (13, "lru"),
     "calibration": (13, False),
+    "overtaking_seconds": (13, 0.0),
 }
 """By the field's name in the log, the version that was the first to say it, and what it was before."""
 CORE_FIELDS = Names(
@@ -110,6 +111,7 @@ CORE_FIELDS = Names(
         "memory_risk": "memory_risk",
         "charges_recompute": "charges_recompute",
         "calibration": "calibration",
+        "overtaking_seconds": "overtaking_seconds",
     }
 )
 CHOICES: Mapping[str, Names[Any]] = {  # by the field's name in the log, the values that it may have

@@ -39,6 +39,7 @@ BOUNDED = CoreConfig(
     memory=MemoryGate.MINIMUM_FREE,
     min_free_blocks=4,
     prefill_share=0.5,
+    overtaking_seconds=0.2,
     overload=Overload.BOUNDED,
     max_waiting=12,
     max_waiting_tokens=160,

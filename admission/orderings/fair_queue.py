@@ -118,14 +118,17 @@ class FairQueue:
         weights: Mapping[str, float] | None = None,
         debt_limit: float = 0.0,
         deadline_debt_limit: float = 0.0,
+        order: OrderInTenant | None = None,
     ) -> None:
-        """The quantum and the limits are in the unit of account. Raises `ValueError`."""
+        """The quantum and the limits are in the unit of account; `order` is that of each tenant's sequences, by class
+        and age unless it is given. Raises `ValueError`.
+        """
         if not (quantum > 0 and debt_limit >= 0 and deadline_debt_limit >= 0):
             given = f"{quantum}, {debt_limit} and {deadline_debt_limit}"
             raise ValueError(f"quantum must be above 0 and limits on debt at least 0, got {given}")
         self.round = 1
         self.accounts: dict[str, DeficitAccount] = {}
-        self._quantum, self._order = quantum, OrderInTenant(aging)
+        self._quantum, self._order = quantum, order or OrderInTenant(aging)
         self._debt_limit, self.deadline_debt_limit = debt_limit, deadline_debt_limit
         self._set_weights(weights or {})
         self._num_waiting, self._now = 0, 0.0
@@ -158,7 +161,7 @@ class FairQueue:
         account = self.accounts[sequence.tenant]
         if account.num_waiting == 1:
             self._leave_ring(account)
-        account.waiting.remove(sequence)
+        account.waiting.remove(sequence, self._now)
         self._num_waiting -= 1
         if account.num_waiting:
             if self._debt_limit:

@@ -57,6 +57,7 @@ CONFIGS = st.builds(
     quantum=st.just(3.0),
     debt_limit=st.sampled_from([0.0, 5.0]),
     prefill_share=st.sampled_from([0.3, 1.0]),
+    overtaking_seconds=st.sampled_from([0.0, 0.5, 22.0]),
     max_waiting=st.just(MAX_WAITING),
     weights=st.fixed_dictionaries(dict.fromkeys(NAMES, st.sampled_from([1.0, 2.0]))),
 )
@@ -243,10 +244,15 @@ class CoreMachine(RuleBasedStateMachine):
             assert not (decoding and has_memory and not done) or sequence.last_step == batch.step
 
     def check_overtaking(self, admitted: list[Sequence], passed_over: list[Sequence]) -> None:
-        """Within a tenant, a newcomer goes first only if it comes within the window of its class."""
+        """Within a tenant, a newcomer goes first only if it comes within the window of its class, or is shorter: never
+        before a higher class.
+        """
         aging = Aging(self.config.seconds_per_class)
+        by_size = self.config.overtaking_seconds > 0
         for first in admitted:
             for other in passed_over:
+                if by_size and first.priority_class <= other.priority_class:
+                    continue
                 window = aging.overtaking_window(other.priority_class, first.priority_class)
                 assert other.tenant != first.tenant or first.arrival - other.arrival <= window
 

@@ -39,7 +39,9 @@ def test_in_tokens_a_sequence_is_charged_its_prompt_once_and_each_generated_toke
 def test_in_tokens_nobody_is_charged_for_what_a_preemption_has_computed_again(prefill_chunk: int) -> None:
     """However often: also those who are preempted again before they have come as far as they had been."""
     engine = EngineConfig(12, 48, 4, 4, 16, prefill_chunk=prefill_chunk)
-    core = make_core(CoreConfig(unit=Unit.TOKENS, quantum=512, memory=MemoryGate.OPTIMISTIC), engine)
+    core = make_core(
+        CoreConfig(unit=Unit.TOKENS, quantum=512, memory=MemoryGate.OPTIMISTIC, overtaking_seconds=0), engine
+    )
     machine = ClockedCore(core, lambda step: 0.01)
     sequences = [machine.add(make_sequence(f"{n}", f"t{n % 2}", 9 + n, 30)) for n in range(8)]
     machine.drain()

@@ -194,7 +194,8 @@ def test_nine_in_ten_first_and_last_tokens_come_by_when_clients_were_told(rate: 
 
 def test_what_cannot_be_done_in_time_is_refused_before_it_costs_anything() -> None:
     arrivals = [arrival._replace(deadline=None, done_within=15.0) for arrival in poisson(9.0, 90)]
-    found = {overload: outcomes(f"order=fair,overload={overload}", arrivals) for overload in ("deadline", "unbounded")}
+    by_age = "order=fair,overtaking_seconds=0"
+    found = {overload: outcomes(f"{by_age},overload={overload}", arrivals) for overload in ("deadline", "unbounded")}
     done = {name: share(each, AttemptOutcome.GOOD) for name, each in found.items()}
     assert done["deadline"] > 2 * done["unbounded"]
     assert share(found["deadline"], AttemptOutcome.EXPIRED) < 0.3

@@ -103,5 +103,6 @@ def _config(random: Random, unit: Unit) -> CoreConfig:
         deadline_debt_limit=scale * random.choice((0, 40)),
         weights={f"t{n}": random.choice((0.5, 1.0, 2.0)) for n in range(random.randint(2, 4))},
         seconds_per_class=random.choice((0.02, 2.0)),
+        overtaking_seconds=random.choice((0.0, 0.1, 22.0)),
         memory=random.choice(list(MemoryGate)),
     )
