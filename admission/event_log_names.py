@@ -79,6 +79,7 @@ SINCE: Mapping[str, tuple[int, Any]] = {
     "swap": (13, "measured"),
     "memory_risk": (13, 1.28),
     "charges_recompute": (13, True),
+    "prepays_declared": (13, True),
     "between_turns": (13, "lru"),
     "calibration": (13, False),
     "overtaking_seconds": (13, 0.0),
@@ -110,6 +111,7 @@ CORE_FIELDS = Names(
         "tenant_max_waiting_seconds": "tenant_max_waiting_seconds",
         "memory_risk": "memory_risk",
         "charges_recompute": "charges_recompute",
+        "prepays_declared": "prepays_declared",
         "calibration": "calibration",
         "overtaking_seconds": "overtaking_seconds",
     }

@@ -29,6 +29,10 @@ class OutputLengths:
         """Returns the expected length in all, at least `generated` and at most `max_tokens`."""
         return _mean(self._lengths(tenant, max_tokens), max_tokens, generated)
 
+    def knows(self, tenant: str, max_tokens: int) -> bool:
+        """Returns whether any answer of the kind, or of that bound, has shown its length."""
+        return self._lengths(tenant, max_tokens) is not None
+
     def quantile(self, tenant: str, max_tokens: int, share: float, generated: int = 0) -> int:
         """Returns the length that `share` of the answers which got past `generated` tokens did not exceed."""
         lengths = self._lengths(tenant, max_tokens)

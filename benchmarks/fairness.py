@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
     _compare_throughput(report, seeds, seconds / 5)
     judged = range(UNSEEN, UNSEEN + min(runs, 3))
     show_shares(report, judged, [moment * seconds / STANDARD for moment in MOMENTS])
-    show_strategies(report, judged, seconds)
+    show_strategies(report, judged, 2 * seconds)
     return report.finish(options.results)
 
 

@@ -30,7 +30,7 @@ USUAL = Mix("chat", 600, 120)
 CLASS = 1  # of all who do not ask for another
 ASKED = 0.5  # of the machine by each, so that all of them have work waiting
 FIRST_BY = 2.0  # seconds
-PRESSING = 8.0  # times as many requests where most of them leave or are refused
+PRESSING = 4.0  # times as many requests where most of them leave or are refused
 
 
 def _as_it_is(arrival: Arrival) -> Arrival:

@@ -59,7 +59,9 @@ CROWDED = CoreConfig(
     max_waiting=None,
 )
 FCFS = CoreConfig(order=Order.FCFS, memory=MemoryGate.OPTIMISTIC, overload=Overload.BOUNDED, max_waiting=6)
-VTC = CoreConfig(order=Order.VTC, unit=Unit.TOKENS, weights={"acme": 3.0}, charges_recompute=True)
+VTC = CoreConfig(
+    order=Order.VTC, unit=Unit.TOKENS, weights={"acme": 3.0}, charges_recompute=True, prepays_declared=True
+)
 STATIC = {"batching": Batching.STATIC}
 CONTIGUOUS = {"kv_allocation": KVAllocation.CONTIGUOUS}
 
